@@ -1,0 +1,89 @@
+"""The one cost format: every source of timing compiles to these few tables.
+
+``T`` is the tokens of a step, ``B`` its sequences. All entries are seconds. Beyond the last
+entry of a one-dimensional table the last slope goes on.
+
+Two rules for attention:
+
+* ``PER_REQUEST`` (ours): a step's prefill attention is the sum over its prompts of
+  ``prefill_s`` at (chunk, context before the chunk), its decode attention is ``decode_s`` at
+  (sequences, KV tokens over all of them); both tables stand on the axis of ``grid_value``
+  and are read bilinearly.
+* ``MERGED`` (Vidur's): all prompts are one of sqrt(sum chunk^2) tokens over the sum of their
+  contexts, all decodes have the mean context; contexts are rounded up to ``step_tokens`` and
+  the tables are read without interpolation: ``prefill_s[chunk, context / step_tokens]``,
+  ``decode_s[sequences, mean context / step_tokens]``. ``merge_factor`` multiplies either
+  when it merges more than one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PER_REQUEST, MERGED = 0, 1
+GRID_PER_OCTAVE = 16
+
+
+def grid_value(index: int) -> int:
+    """The ``index``-th point of the attention axes: 0..31 by ones, then 16 points an octave."""
+    if index < 2 * GRID_PER_OCTAVE:
+        return index
+    octave, step = divmod(index, GRID_PER_OCTAVE)
+    return (GRID_PER_OCTAVE + step) << (octave - 1)
+
+
+def grid_axis(largest: int) -> Ints:
+    """The attention axis from 0 up to the first point at or above ``largest``."""
+    values = [0]
+    while values[-1] < largest or len(values) < 2:
+        values.append(grid_value(len(values)))
+    return np.array(values, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class CostTables:
+    """Seconds of one step of one replica, by part.
+
+    A stage of L layers takes ``L * (layer_s[T] + comm_s[T] + attention)`` and, on the first
+    stage, ``first_s[T]`` and ``host_s[B]``; on the last one ``head_s[B]``; on all but the
+    last one ``send_s[T]``.
+
+    Attributes:
+        layer_s: [T+1] one layer's GEMMs, norms, activations, rotary embedding, cache write.
+        comm_s: [T+1] one layer's tensor-parallel collectives.
+        first_s: [T+1] token embedding.
+        send_s: [T+1] handing activations to the next pipeline stage.
+        head_s: [B+1] final norm, LM head, sampling.
+        host_s: [B+1] host overhead of a step (scheduling, input preparation, detokenising).
+        prefill_s: [chunk, context] one layer's prefill attention, see the rules above.
+        decode_s: [sequences, KV tokens] one layer's decode attention.
+        stage_layers: [PP] layers of each pipeline stage.
+        rule: How the attention tables are read.
+    """
+
+    layer_s: Floats
+    comm_s: Floats
+    first_s: Floats
+    send_s: Floats
+    head_s: Floats
+    host_s: Floats
+    prefill_s: Floats
+    decode_s: Floats
+    stage_layers: Ints
+    rule: AttentionRule = field(default_factory=lambda: AttentionRule())
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """How the attention tables are read; see the module's first lines."""
+
+    kind: int = PER_REQUEST
+    step_tokens: int = 64
+    merge_factor: float = 1.0

@@ -1,0 +1,97 @@
+"""What runs: a model on GPUs, cut, scheduled and priced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.hardware import GpuSpec, NodeSpec
+from lengthwise.schema.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Tensor-parallel degree, pipeline stages, and independent replicas."""
+
+    tp: int = 1
+    pp: int = 1
+    replicas: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole deployment."""
+        return self.tp * self.pp * self.replicas
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """The engine's knobs under their vLLM names.
+
+    ``max_num_seqs`` bounds the sequences resident on a replica, ``max_step_seqs`` those of
+    one step (None: the same). ``max_model_len`` None takes the model's own, cut to what the
+    KV cache holds. ``timeout_s`` is when a client gives up.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    max_model_len: int | None = None
+    max_step_seqs: int | None = None
+    watermark: float = 0.01
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    timeout_s: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A point on the axes of a scheduler; every field is a name or a policy object.
+
+    ``rank`` orders the waiting requests (smallest first), ``leave`` the running ones when
+    memory runs out (largest leaves first), ``batching`` forms a step, ``memory`` admits,
+    ``preempt`` is "recompute" or "swap", ``router`` picks a replica.
+    """
+
+    rank: Any = "fcfs"
+    leave: Any = "latest_admitted"
+    batching: Any = "unified"
+    memory: Any = "paged"
+    preempt: str = "recompute"
+    router: Any = "round_robin"
+
+
+@dataclass(frozen=True)
+class KvPlan:
+    """What one replica's memory holds. Bytes are of the fullest GPU of the replica."""
+
+    num_blocks: int
+    block_size: int
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes_per_block: float
+    usable_bytes: float
+    swap_s_per_block: float = 0.0
+    planner: str = "lengthwise"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Everything the engine needs, resolved: no names to look up, no files to read."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    node: NodeSpec
+    parallel: Parallelism
+    limits: EngineLimits
+    scheduler: Scheduler
+    cost: CostTables
+    kv: KvPlan
+    max_model_len: int
+    name: str = field(default="")
+
+    @property
+    def price_per_hour_usd(self) -> float:
+        """What all GPUs cost for an hour."""
+        return self.parallel.gpus * self.gpu.price_per_hour_usd

@@ -1,0 +1,136 @@
+"""What happened: a row a request, a row a step, sums a replica. Columns, no live objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Status(IntEnum):
+    """The bucket in which a request ended; every request is in exactly one."""
+
+    FINISHED = 0
+    REJECTED = 1
+    TIMED_OUT = 2
+    UNFINISHED = 3
+
+
+@dataclass(frozen=True)
+class RequestRecords:
+    """[n] columns in the order of the workload; a time that never came is NaN.
+
+    ``output_tokens`` counts what was produced (0 when rejected); ``replica`` is -1 for a
+    request that no replica took. ``scheduled_s`` is when it was first put into a step.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    status: npt.NDArray[np.int8]
+    replica: npt.NDArray[np.int32]
+    scheduled_s: Floats
+    first_token_s: Floats
+    finished_s: Floats
+    preemptions: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StepRecords:
+    """[m] columns, a row a step in the order in which steps were formed.
+
+    ``start_s`` is when the step was formed, ``end_s`` when its last stage ended.
+    ``prefill_tokens`` of ``prefill_seqs`` prompts and one token for each of ``decode_seqs``
+    were computed; ``kv_blocks`` were held and ``waiting`` requests waited when it was formed.
+    """
+
+    start_s: Floats
+    end_s: Floats
+    replica: Ints
+    decode_seqs: Ints
+    prefill_seqs: Ints
+    prefill_tokens: Ints
+    kv_blocks: Ints
+    waiting: Ints
+
+
+@dataclass(frozen=True)
+class TokenGaps:
+    """Times between consecutive tokens of a request (TBT, also called ITL), all requests pooled.
+
+    ``histogram[k]`` counts gaps in (``smallest_s * ratio**(k-1)``, ``smallest_s * ratio**k``],
+    so that a quantile read at a bin's geometric middle is within ``sqrt(ratio) - 1`` of the
+    true one; bin 0 also holds smaller gaps, the last one also larger ones. Small runs also
+    keep every gap: ``gap_s`` with ``count`` (how many tokens shared it), else both are None.
+    """
+
+    histogram: Ints
+    smallest_s: float
+    ratio: float
+    total: int
+    sum_s: float
+    max_s: float
+    gap_s: Floats | None
+    count: Ints | None
+
+
+@dataclass(frozen=True)
+class ReplicaTotals:
+    """[replicas] sums over all steps. The ``*_s`` columns are stage-seconds: over all PP stages.
+
+    ``layer_s`` to ``send_s`` split the stages' busy time by where it went; ``busy_s`` is the
+    time in which at least one step was in flight; ``tokens`` counts computed tokens,
+    recomputed ones included; ``attention_pairs`` counts (query, key) pairs; ``kv_read_tokens``
+    counts cached tokens read by decodes.
+    """
+
+    steps: Ints
+    tokens: Ints
+    attention_pairs: Floats
+    kv_read_tokens: Floats
+    busy_s: Floats
+    layer_s: Floats
+    comm_s: Floats
+    prefill_attention_s: Floats
+    decode_attention_s: Floats
+    host_s: Floats
+    head_s: Floats
+    first_s: Floats
+    send_s: Floats
+    swap_s: Floats
+    kv_block_s: Floats
+
+
+@dataclass(frozen=True)
+class TimeSeries:
+    """Sums over all replicas by time bin of ``bin_s`` seconds; a step counts where it ends.
+
+    ``step_s`` is time in steps; dividing the ``*_s`` products by it gives means over steps.
+    """
+
+    bin_s: float
+    step_s: Floats
+    seqs_s: Floats
+    waiting_s: Floats
+    kv_blocks_s: Floats
+    prefill_tokens: Floats
+    output_tokens: Floats
+
+
+@dataclass(frozen=True)
+class Records:
+    """All that a run left behind. ``end_s`` is the time of the last event."""
+
+    requests: RequestRecords
+    steps: StepRecords | None
+    gaps: TokenGaps
+    totals: ReplicaTotals
+    series: TimeSeries
+    end_s: float
+    seed: int
+    name: str = ""

@@ -1,0 +1,89 @@
+"""What arrives: requests as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in order of arrival.
+
+    ``output_tokens`` is the secret: only the engine reads it. A policy sees
+    ``predicted_tokens``, which is None where nobody predicted anything.
+
+    Attributes:
+        arrival_s: [n] float64, not decreasing, from 0. In a closed loop: all 0, the engine
+            releases the next request when one ends.
+        prompt_tokens: [n] int64, at least 1.
+        output_tokens: [n] int64, at least 1.
+        predicted_tokens: [n] float64 or None.
+        priority: [n] int64 or None; smaller goes first.
+        extra: More columns of length n: "session", "class", "prompt", "block_ids" (object).
+        concurrency: None for an open loop, else requests in the system at a time.
+        name: For tables and reports.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    predicted_tokens: Floats | None = None
+    priority: Ints | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    concurrency: int | None = None
+    name: str = ""
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __post_init__(self) -> None:
+        for column, dtype in _COLUMNS.items():
+            value = getattr(self, column)
+            if value is not None:
+                object.__setattr__(self, column, np.ascontiguousarray(value, dtype=dtype))
+        self._check()
+
+    def _check(self) -> None:
+        n = len(self.arrival_s)
+        if n == 0:
+            raise InputError("a workload must hold at least one request; this one is empty")
+        for column in _COLUMNS:
+            value = getattr(self, column)
+            if value is not None and value.shape != (n,):
+                raise InputError(f"{column} must have one value a request ({n}); it has shape {value.shape}")
+        _require(np.isfinite(self.arrival_s), self.arrival_s, "arrival_s must be finite")
+        _require(self.arrival_s >= 0, self.arrival_s, "arrival_s must not be negative")
+        step = np.diff(self.arrival_s, prepend=self.arrival_s[0])
+        _require(step >= 0, self.arrival_s, "arrival_s must not decrease; sort the requests")
+        for column in ("prompt_tokens", "output_tokens"):
+            value = getattr(self, column)
+            _require(value >= 1, value, f"{column} must be at least 1")
+        if self.predicted_tokens is not None:
+            good = np.isfinite(self.predicted_tokens) & (self.predicted_tokens >= 0)
+            _require(good, self.predicted_tokens, "predicted_tokens must be finite and not negative")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")
+
+
+_COLUMNS: dict[str, type] = {
+    "arrival_s": np.float64,
+    "prompt_tokens": np.int64,
+    "output_tokens": np.int64,
+    "predicted_tokens": np.float64,
+    "priority": np.int64,
+}
+
+
+def _require(good: npt.NDArray[np.bool_], values: npt.NDArray[Any], message: str) -> None:
+    if not good.all():
+        row = int(np.argmin(good))
+        raise InputError(f"{message}; request {row} has {values[row]}")

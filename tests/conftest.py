@@ -1,0 +1,26 @@
+"""Fixtures of all rooms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Callable[[str], Path]:
+    """A path of the recorded data that is not part of the repository; skips where it is absent.
+
+    ``LENGTHWISE_SHARED`` names the folder; by default it stands beside the checkout.
+    """
+    root = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
+
+    def find(relative: str) -> Path:
+        path = root / relative
+        if not path.exists():
+            pytest.skip(f"recorded data {relative} is not here (set LENGTHWISE_SHARED to its folder)")
+        return path
+
+    return find
