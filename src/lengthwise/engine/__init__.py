@@ -1,0 +1,1 @@
+"""Time passes: a workload on a deployment becomes records."""

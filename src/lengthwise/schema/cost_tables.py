@@ -18,7 +18,7 @@ Two rules for attention:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,15 @@ def grid_axis(largest: int) -> Ints:
     while values[-1] < largest or len(values) < 2:
         values.append(grid_value(len(values)))
     return np.array(values, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """How the attention tables are read; see the module's first lines."""
+
+    kind: int = PER_REQUEST
+    step_tokens: int = 64
+    merge_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,14 +85,5 @@ class CostTables:
     prefill_s: Floats
     decode_s: Floats
     stage_layers: Ints
-    rule: AttentionRule = field(default_factory=lambda: AttentionRule())
+    rule: AttentionRule = AttentionRule()
     source: str = ""
-
-
-@dataclass(frozen=True)
-class AttentionRule:
-    """How the attention tables are read; see the module's first lines."""
-
-    kind: int = PER_REQUEST
-    step_tokens: int = 64
-    merge_factor: float = 1.0

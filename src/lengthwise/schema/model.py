@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,22 @@ class FfnSpec:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model beside its shapes.
+
+    ``learned_positions`` counts rows of a learned position table (OPT, GPT-3; 0: none);
+    ``norm_bias`` says that norms are LayerNorms with a bias rather than RMSNorms.
+    """
+
+    dtype: str = "bfloat16"
+    learned_positions: int = 0
+    norm_bias: bool = False
+    published_params: float | None = None
+    source: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A transformer by its shapes; no weights.
 
@@ -71,25 +87,9 @@ class ModelSpec:
     max_model_len: int
     tied_embeddings: bool = False
     encoder_layers: int = 0
-    facts: ModelFacts = field(default_factory=lambda: ModelFacts())
+    facts: ModelFacts = ModelFacts()
 
     @property
     def dtype(self) -> str:
         """The published weights' dtype."""
         return self.facts.dtype
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What is known of a model beside its shapes.
-
-    ``learned_positions`` counts rows of a learned position table (OPT, GPT-3; 0: none);
-    ``norm_bias`` says that norms are LayerNorms with a bias rather than RMSNorms.
-    """
-
-    dtype: str = "bfloat16"
-    learned_positions: int = 0
-    norm_bias: bool = False
-    published_params: float | None = None
-    source: str = ""
-    aliases: tuple[str, ...] = ()
