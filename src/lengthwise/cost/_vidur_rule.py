@@ -1,0 +1,92 @@
+"""Vidur's rule: from its operators' milliseconds a layer to cost tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lengthwise.schema.cost_tables import MERGED, AttentionRule, CostTables, Floats, Ints
+from lengthwise.schema.errors import ProfileError
+from lengthwise.schema.model import ModelSpec
+
+ROUND_TOKENS = 8
+CONTEXT_STEP_TOKENS = 64
+ALL_REDUCE_LAUNCH_MS = 0.02
+MERGE_OVERHEAD = 0.1
+HIGHEST_BATCH = 128
+
+ONCE_A_LAYER = (
+    "attn_pre_proj",
+    "attn_rope",
+    "attn_post_proj",
+    "input_layernorm",
+    "mlp_up_proj",
+    "mlp_act",
+    "mlp_down_proj",
+    "add",
+)
+CACHE_SAVE = "attn_kv_cache_save"
+SECOND_NORM = "post_attention_layernorm"
+ALL_REDUCE, SEND_RECV = "all_reduce", "send_recv"
+PREFILL, DECODE = "attn_prefill", "attn_decode"
+
+
+def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, source: str) -> CostTables:
+    """Cost tables that, read by the MERGED rule, give Vidur's stage times.
+
+    All operators but the cache write are read at the step's tokens rounded up to 8; the
+    all-reduce gets 0.02 ms of launch and is paid twice a layer; embedding, final norm, LM head,
+    sampling and host are free, since Vidur counts none of them.
+
+    Args:
+        ops: Milliseconds by operator: [T+1] by tokens for the one-dimensional ones,
+            ``attn_prefill`` [context / 64, chunk] and ``attn_decode`` [sequences, context / 64].
+            Entry 0 of a tokens axis means nothing and is taken as 0.
+        model: Tells whether several queries share a KV head (merging then costs 10 % more).
+        stage_layers: [PP] layers of each stage; more than one needs ``send_recv``.
+        source: Where the numbers come from, for people.
+
+    Raises:
+        ProfileError: An operator that the deployment needs is missing.
+    """
+    needed = [*ONCE_A_LAYER, PREFILL, DECODE] + [SEND_RECV] * (len(stage_layers) > 1)
+    missing = [name for name in needed if name not in ops]
+    if missing:
+        raise ProfileError(f"{source} must hold {', '.join(missing)}; it holds {', '.join(sorted(ops))}")
+    tokens = np.arange(len(ops[ONCE_A_LAYER[0]]))
+    rounded = np.minimum(-(-tokens // ROUND_TOKENS) * ROUND_TOKENS, tokens[-1])
+    names = [*ONCE_A_LAYER] + [SECOND_NORM] * (SECOND_NORM in ops)
+    layer_ms = np.sum([ops[name][rounded] for name in names], axis=0)
+    layer_ms += ops.get(CACHE_SAVE, np.zeros(len(tokens)))
+    return CostTables(
+        layer_s=_seconds(layer_ms),
+        comm_s=_seconds(_comm_ms(ops, rounded)),
+        first_s=np.zeros(len(tokens)),
+        send_s=_seconds(ops[SEND_RECV][rounded] if SEND_RECV in ops else np.zeros(len(tokens))),
+        head_s=np.zeros(HIGHEST_BATCH + 1),
+        host_s=np.zeros(HIGHEST_BATCH + 1),
+        prefill_s=_seconds(np.ascontiguousarray(ops[PREFILL].T)),
+        decode_s=_seconds(ops[DECODE]),
+        stage_layers=stage_layers,
+        rule=AttentionRule(MERGED, CONTEXT_STEP_TOKENS, merge_factor(model)),
+        source=source,
+    )
+
+
+def merge_factor(model: ModelSpec) -> float:
+    """What merging several requests into one multiplies attention by: 1.1 with GQA, else 1."""
+    return 1.0 + MERGE_OVERHEAD if model.attention.is_gqa else 1.0
+
+
+def _comm_ms(ops: Mapping[str, Floats], rounded: Ints) -> Floats:
+    if ALL_REDUCE not in ops:
+        return np.zeros(len(rounded))
+    return 2.0 * (ops[ALL_REDUCE][rounded] + ALL_REDUCE_LAUNCH_MS)
+
+
+def _seconds(milliseconds: Floats) -> Floats:
+    """[n, ...] seconds, with 0 for no tokens."""
+    seconds = np.asarray(milliseconds, dtype=np.float64) / 1000.0
+    seconds[0] = 0.0
+    return seconds
