@@ -1,0 +1,116 @@
+"""The only place that says njit.
+
+Compiled code is cached in the user's cache folder under a stamp of *all* jitted sources, the
+Numba version and the flags that change code. Numba's own stamp covers only the file of the
+function itself, so that a helper edited in another file, or a bounds check asked for with a
+warm cache, would silently run stale code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import platformdirs
+from numba import types
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+
+Function = Callable[..., Any]
+
+f8, i8 = types.float64, types.int64
+f8_1d, i8_1d = types.float64[::1], types.int64[::1]
+triple_of_ints = types.UniTuple(types.int64, 3)
+DISABLED = bool(numba.config.DISABLE_JIT)
+
+
+@cache
+def source_stamp() -> str:
+    """A digest of every jitted source of this package and of what else changes its machine code."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256(f"{numba.__version__} bounds={numba.config.BOUNDSCHECK}".encode())
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        if b"lengthwise._jit" in text or path == Path(__file__):
+            digest.update(path.relative_to(root).as_posix().encode() + text)
+    return digest.hexdigest()[:20]
+
+
+def cache_folder() -> Path:
+    """Where compiled code of this version of the sources lies (LENGTHWISE_CACHE_DIR overrides)."""
+    root = os.environ.get("LENGTHWISE_CACHE_DIR") or platformdirs.user_cache_dir("lengthwise")
+    return Path(root) / "compiled" / source_stamp()
+
+
+class _Locator(_CacheLocator):  # type: ignore[misc]
+    def __init__(self, py_func: Function) -> None:
+        self._name = f"{py_func.__module__}.{py_func.__qualname__}"
+
+    def get_cache_path(self) -> str:
+        return str(cache_folder())
+
+    def get_source_stamp(self) -> str:
+        return source_stamp()
+
+    def get_disambiguator(self) -> str:
+        return hashlib.sha256(self._name.encode()).hexdigest()[:10]
+
+    @classmethod
+    def from_function(cls, py_func: Function, py_file: str) -> _Locator:
+        del py_file
+        return cls(py_func)
+
+
+class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Locator,)
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    _impl_class = _CacheImpl
+
+
+def jit(function: Function) -> Any:
+    """A compiled function for other compiled functions to call; never cached by itself."""
+    return numba.njit(nogil=True, error_model="python")(function)
+
+
+def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
+    """A function compiled for exactly one signature, from the disk cache where ``cached``.
+
+    Raises:
+        numba.core.errors.NumbaError: The function cannot be compiled.
+    """
+    dispatcher = numba.njit(nogil=True, error_model="python")(function)
+    if DISABLED:
+        return dispatcher
+    if cached:
+        _cache_writable_or_off(dispatcher, function)
+    dispatcher.compile(signature)
+    dispatcher.disable_compile()
+    return dispatcher
+
+
+def _cache_writable_or_off(dispatcher: Any, function: Function) -> None:
+    try:
+        dispatcher._cache = _Cache(function)  # noqa: SLF001
+    except (OSError, RuntimeError):
+        return  # a read-only home: compile every time rather than fail
+
+
+def is_cached(name: str) -> bool:
+    """Whether a compiled function whose name holds ``name`` lies in the cache."""
+    return any(name in path.name for path in cache_folder().glob("*.nbi"))
+
+
+def function_type(signature: Any) -> Any:
+    """The type of a function argument of this signature."""
+    return types.FunctionType(signature)
+
+
+def type_of(value: Any) -> Any:
+    """The compiled type of a value."""
+    return numba.typeof(value)

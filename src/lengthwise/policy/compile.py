@@ -1,0 +1,72 @@
+"""From a policy to the function that the kernel or the reference calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from lengthwise.policy.contracts import ARGUMENTS, Policy
+from lengthwise.schema.errors import PolicyError
+
+Function = Callable[..., Any]
+
+_RESULT = {
+    "rank": "float({call})",
+    "batching": "{call}",
+    "memory": "int({call})",
+    "router": "int({call})",
+}
+
+
+def _adapter(policy: Policy, function: Function) -> Function:
+    """A function of all arguments of the axis that calls the policy with those it takes."""
+    call = f"function({', '.join(policy.arguments)})"
+    source = f"lambda {', '.join(ARGUMENTS[policy.axis])}: {_RESULT[policy.axis].format(call=call)}"
+    adapter: Function = eval(source, {"function": function})  # noqa: S307  built from fixed names alone
+    adapter.__name__ = adapter.__qualname__ = f"{policy.axis}_{policy.name}"
+    adapter.__module__ = policy.function.__module__
+    return adapter
+
+
+def signatures() -> dict[str, Any]:
+    """The compiled signature of each axis' full argument list."""
+    from lengthwise import _jit as j
+
+    return {
+        "rank": j.f8(j.f8, j.f8, j.i8, j.i8, j.f8, j.i8, j.i8, j.i8),
+        "batching": j.triple_of_ints(*[j.i8] * 7),
+        "memory": j.i8(j.i8, j.i8, j.f8, *[j.i8] * 7),
+        "router": j.i8(j.i8, j.f8, j.f8, j.i8_1d, j.i8_1d, j.i8_1d),
+    }
+
+
+def interpreted(policy: Policy) -> Function:
+    """The policy as plain Python, under the full argument list of its axis."""
+    return _adapter(policy, policy.function)
+
+
+@lru_cache(maxsize=256)
+def compiled(policy: Policy) -> Any:
+    """The policy compiled for the kernel; built-in ones come from the disk cache.
+
+    Raises:
+        PolicyError: It cannot be compiled; the message says where.
+    """
+    from numba.core.errors import NumbaError
+
+    from lengthwise import _jit
+
+    adapter = _adapter(policy, _jit.jit(policy.function))
+    try:
+        return _jit.compile_now(adapter, signatures()[policy.axis], cached=policy.builtin)
+    except NumbaError as error:
+        raise PolicyError(
+            f"{policy.axis} policy {policy.name!r} cannot be compiled: {_reason(error)}; use numbers and plain "
+            "arithmetic, or run it interpreted with simulate(..., engine='reference')"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:300]

@@ -1,0 +1,168 @@
+"""What a policy is: one small pure function on one axis.
+
+A policy function takes any of its axis' arguments *by name* and returns a number (or, for
+batching, three). The same function runs compiled inside the engine's kernel and interpreted
+in the reference; none of the arguments tells the true output length.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, overload
+
+from lengthwise.schema.errors import PolicyError
+
+Function = Callable[..., Any]
+
+RANK_ARGUMENTS = (
+    "now_s",
+    "arrival_s",
+    "prompt_tokens",
+    "generated_tokens",
+    "predicted_tokens",
+    "priority",
+    "admission",
+    "eviction",
+)
+BATCHING_ARGUMENTS = (
+    "decodes",
+    "prefills",
+    "waiting",
+    "resident",
+    "in_flight",
+    "token_budget",
+    "max_num_seqs",
+)
+MEMORY_ARGUMENTS = (
+    "context_tokens",
+    "chunk_tokens",
+    "predicted_tokens",
+    "max_model_len",
+    "block_size",
+    "free_blocks",
+    "total_blocks",
+    "watermark_blocks",
+    "resident",
+    "peak_tokens",
+)
+ROUTER_ARGUMENTS = ("sequence", "draw_a", "draw_b", "waiting", "running", "tokens")
+
+ARGUMENTS = {
+    "rank": RANK_ARGUMENTS,
+    "batching": BATCHING_ARGUMENTS,
+    "memory": MEMORY_ARGUMENTS,
+    "router": ROUTER_ARGUMENTS,
+}
+
+CHUNKED = 1
+"""A prompt may be cut to what is left of the step's prompt tokens."""
+PADDED = 2
+"""Prompts count as a padded batch: (prompts) x (longest prompt)."""
+DECODES_WAIT = 4
+"""Decodes run only in steps without prompts."""
+SPARE_BLOCK = 8
+"""A decode runs only while a block is free, whether it needs one or not (vLLM v0, Vidur)."""
+ADMIT_AFTER_EVICTION = 16
+"""A step that evicted may still admit (Vidur's Sarathi)."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy function with what the engine must know of it.
+
+    Attributes:
+        axis: "rank" (also used for who leaves), "batching", "memory" or "router".
+        name: For tables and scenario files.
+        function: The plain Python function.
+        arguments: The names it takes, a subset of its axis'.
+        every_step: For ranks: keys change with time, so the queue is re-keyed at every step.
+        builtin: Whether it ships with the package (its machine code is then cached on disk).
+    """
+
+    axis: str
+    name: str
+    function: Function
+    arguments: tuple[str, ...]
+    every_step: bool = False
+    builtin: bool = False
+
+    @property
+    def doc(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    def uses(self, argument: str) -> bool:
+        """Whether the function looks at this argument."""
+        return argument in self.arguments
+
+
+def _arguments_of(axis: str, function: Function) -> tuple[str, ...]:
+    known = ARGUMENTS[axis]
+    try:
+        names = tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        raise PolicyError(f"a {axis} policy must be a Python function; got {function!r}") from None
+    wrong = [name for name in names if name not in known]
+    if wrong:
+        raise PolicyError(
+            f"{axis} policy {getattr(function, '__name__', function)!r} takes {', '.join(map(repr, wrong))}, "
+            f"which no {axis} policy is given; it may take, by name: {', '.join(known)}"
+        )
+    return names
+
+
+def make(axis: str, function: Function, *, every_step: bool = False) -> Policy:
+    """A policy from a plain function; raises PolicyError for arguments its axis does not have."""
+    names = _arguments_of(axis, function)
+    builtin = function.__module__.startswith("lengthwise.policy.")
+    return Policy(axis, function.__name__, function, names, every_step, builtin)
+
+
+@overload
+def rank(function: Function) -> Policy: ...
+@overload
+def rank(*, every_step: bool) -> Callable[[Function], Policy]: ...
+def rank(function: Function | None = None, *, every_step: bool = False) -> Any:
+    """Decorator: a function of RANK_ARGUMENTS that returns a key; the smallest key goes first.
+
+    Keys are taken when a request joins the queue, or at every step with ``every_step=True``;
+    equal keys keep the order of arrival. ``generated_tokens`` counts tokens so far (an evicted
+    request keeps them), ``predicted_tokens`` is the predicted output length, ``admission`` the
+    sequence number of the last admission (-1: never), ``eviction`` that of the last eviction
+    (0: never). As ``leave`` the same function says who is evicted: the largest key.
+    """
+    if function is None:
+        return lambda f: make("rank", f, every_step=every_step)
+    return make("rank", function)
+
+
+def batching(function: Function) -> Policy:
+    """Decorator: a function of BATCHING_ARGUMENTS that forms a step.
+
+    It returns three whole numbers: how many waiting requests may be admitted, how many prompt
+    tokens the step may hold, and flags (CHUNKED, PADDED, DECODES_WAIT, SPARE_BLOCK,
+    ADMIT_AFTER_EVICTION, added up). ``decodes`` and ``prefills`` count the resident sequences
+    that are free to run; ``in_flight`` the steps still in the pipeline.
+    """
+    return make("batching", function)
+
+
+def memory(function: Function) -> Policy:
+    """Decorator: a function of MEMORY_ARGUMENTS that returns the blocks to take at admission, or -1 to wait.
+
+    ``context_tokens`` are to be computed, ``chunk_tokens`` of them in this step; ``peak_tokens``
+    is the most KV tokens the replica would ever hold with this request if all predictions held
+    (Past-Future). A running sequence that outgrows its blocks takes one more at a time.
+    """
+    return make("memory", function)
+
+
+def router(function: Function) -> Policy:
+    """Decorator: a function of ROUTER_ARGUMENTS that returns the replica of an arriving request.
+
+    ``waiting``, ``running`` (requests) and ``tokens`` (prompt and predicted tokens outstanding)
+    have one entry a replica; ``draw_a`` and ``draw_b`` are uniform on [0, 1).
+    """
+    return make("router", function)

@@ -1,0 +1,61 @@
+"""Which replica an arriving request goes to."""
+
+from __future__ import annotations
+
+from lengthwise.policy.contracts import router
+
+
+@router
+def round_robin(sequence, waiting):  # type: ignore[no-untyped-def]
+    """Replicas in turn."""
+    return sequence % len(waiting)
+
+
+@router
+def random(draw_a, waiting):  # type: ignore[no-untyped-def]
+    """A replica at random."""
+    return int(draw_a * len(waiting))
+
+
+@router
+def least_outstanding(waiting, running):  # type: ignore[no-untyped-def]
+    """The fewest requests waiting or running, the lowest number among equals."""
+    best = 0
+    for replica in range(1, len(waiting)):
+        if waiting[replica] + running[replica] < waiting[best] + running[best]:
+            best = replica
+    return best
+
+
+@router
+def least_waiting(waiting):  # type: ignore[no-untyped-def]
+    """Vidur's "lor": the fewest requests waiting; running ones do not count."""
+    best = 0
+    for replica in range(1, len(waiting)):
+        if waiting[replica] < waiting[best]:
+            best = replica
+    return best
+
+
+@router
+def least_tokens(tokens):  # type: ignore[no-untyped-def]
+    """The fewest prompt and predicted output tokens outstanding."""
+    best = 0
+    for replica in range(1, len(tokens)):
+        if tokens[replica] < tokens[best]:
+            best = replica
+    return best
+
+
+@router
+def power_of_two(draw_a, draw_b, waiting, running):  # type: ignore[no-untyped-def]
+    """The less loaded of two replicas drawn at random."""
+    a = int(draw_a * len(waiting))
+    b = int(draw_b * len(waiting))
+    return a if waiting[a] + running[a] <= waiting[b] + running[b] else b
+
+
+@router
+def central():  # type: ignore[no-untyped-def]
+    """No replica: one queue for all, a replica takes from it when it forms a step."""
+    return -1
