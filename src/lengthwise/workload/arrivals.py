@@ -1,0 +1,260 @@
+"""When requests arrive: frozen models that draw sorted times.
+
+Each model's ``sample(n, rng)`` gives ``n`` float64 seconds, not decreasing, on a clock that starts at
+0. The renewal models (Poisson, Gamma, Weibull) wait one gap before the first request; the others start
+at 0. All draws are of unit mean and then divided by the rate, so that two rates under one seed differ
+by a stretch of time and nothing else (common random numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, isfinite, lgamma, sqrt
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+
+ELIS_SHAPE = 0.73
+"""Shape of the Gamma gaps measured by ELIS (FabriX trace)."""
+ELIS_SCALE_S = 10.41
+"""Their scale, seconds."""
+
+
+class Arrivals(Protocol):
+    """Anything that draws arrival times."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+        """Times of ``n`` arrivals, [n] seconds, not decreasing, from 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllAtOnce:
+    """Every request is there at time 0: the offline case."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
+        """[n] zeros."""
+        return np.zeros(n)
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """``concurrency`` requests in the system at a time; the next one comes when one ends.
+
+    The times are all 0: the engine releases the requests, told by ``Workload.concurrency``.
+    """
+
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise InputError(f"a closed loop needs a concurrency of at least 1; it is {self.concurrency}")
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
+        """[n] zeros."""
+        return np.zeros(n)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Equal gaps of ``1 / rate_rps``; the first request comes at 0."""
+
+    rate_rps: float
+
+    def __post_init__(self) -> None:
+        _require_positive("rate_rps", self.rate_rps)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
+        """[n] seconds: 0, 1 / rate, 2 / rate, ..."""
+        return np.arange(n) / self.rate_rps
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Exponential gaps of mean ``1 / rate_rps``; no gap is cut (Vidur cuts them at three means)."""
+
+    rate_rps: float
+
+    def __post_init__(self) -> None:
+        _require_positive("rate_rps", self.rate_rps)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+        """[n] seconds."""
+        return _times(rng.standard_exponential(n), 1 / self.rate_rps)
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma gaps of mean ``1 / rate_rps`` and coefficient of variation ``cv`` (shape ``1 / cv**2``)."""
+
+    rate_rps: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        _require_positive("rate_rps", self.rate_rps)
+        _require_positive("cv", self.cv)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+        """[n] seconds."""
+        return _times(rng.standard_gamma(self.cv**-2, n), self.cv**2 / self.rate_rps)
+
+
+@dataclass(frozen=True)
+class Weibull:
+    """Weibull gaps of mean ``1 / rate_rps`` and coefficient of variation ``cv``."""
+
+    rate_rps: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        _require_positive("rate_rps", self.rate_rps)
+        _require_positive("cv", self.cv)
+        weibull_shape(self.cv)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+        """[n] seconds."""
+        shape = weibull_shape(self.cv)
+        return _times(rng.weibull(shape, n), exp(-lgamma(1 + 1 / shape)) / self.rate_rps)
+
+
+def elis_gamma(rate_rps: float = 1 / (ELIS_SHAPE * ELIS_SCALE_S)) -> Gamma:
+    """Gamma arrivals with the burstiness that ELIS measured: shape 0.73, so cv = 0.73**-0.5 = 1.17.
+
+    Args:
+        rate_rps: Their scale of 10.41 s gives 0.13 requests a second, the default.
+    """
+    return Gamma(rate_rps, 1 / sqrt(ELIS_SHAPE))
+
+
+@dataclass(frozen=True, eq=False)
+class RateProfile:
+    """Poisson arrivals whose rate changes over time.
+
+    The rate is ``rates_rps[i]`` from ``times_s[i]`` on; with ``linear`` it moves in straight lines
+    from point to point. After the last point the last rate holds: for ever, or with ``period_s``
+    until that time, when the profile starts again (a day, a week).
+
+    Attributes:
+        times_s: Where the rate is given; the first is 0, each larger than the one before.
+        rates_rps: The rates there, none negative, at least one of them positive.
+        linear: Straight lines between the points instead of steps.
+        period_s: Length of the profile, at least the last of ``times_s``; None does not repeat.
+    """
+
+    times_s: Sequence[float]
+    rates_rps: Sequence[float]
+    linear: bool = False
+    period_s: float | None = None
+
+    def __post_init__(self) -> None:
+        times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
+        if times.ndim != 1 or times.shape != rates.shape or len(times) == 0:
+            raise InputError(f"a rate needs a time each; got {times.size} times and {rates.size} rates")
+        if times[0] != 0 or not (np.diff(times) > 0).all() or not np.isfinite(times).all():
+            raise InputError(f"times_s must start at 0 and increase; they are {_brief(times)}")
+        if not np.isfinite(rates).all() or (rates < 0).any():
+            raise InputError(f"rates_rps must be finite and not negative; they are {_brief(rates)}")
+        if self.period_s is not None and not times[-1] <= self.period_s < np.inf:
+            raise InputError(f"period_s must be at least the last time, {times[-1]}; it is {self.period_s}")
+        if (rates[-1] if self.period_s is None else self._expected()[1][-1]) <= 0:
+            raise InputError("the rate ends at 0 for ever: give a last rate above 0, or a period_s")
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+        """[n] seconds: unit-rate Poisson times through the inverse of the cumulative rate."""
+        due = np.cumsum(rng.standard_exponential(n))
+        edges, expected, starts, ends = self._expected()
+        round_start = np.zeros(n)
+        if self.period_s is not None:
+            rounds, due = np.divmod(due, expected[-1])
+            round_start = rounds * self.period_s
+        piece = np.clip(np.searchsorted(expected, due, side="right") - 1, 0, len(starts) - 1)
+        rest, slope = due - expected[piece], (ends - starts)[piece] / np.diff(edges)[piece]
+        # The root of start * t + slope / 2 * t**2 = rest that stays exact where the slope is 0.
+        root = starts[piece] + np.sqrt(np.maximum(starts[piece] ** 2 + 2 * slope * rest, 0))
+        inside = np.divide(2 * rest, root, out=np.zeros(n), where=root > 0)
+        times: Floats = np.maximum.accumulate(round_start + edges[piece] + inside)
+        return times
+
+    def _expected(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Edges of the pieces, arrivals expected up to each edge, rate at each piece's start and end."""
+        times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
+        if self.period_s is None or self.period_s > times[-1]:
+            # Without a period the last piece is open; one second of it carries its rate.
+            times = np.append(times, times[-1] + 1 if self.period_s is None else self.period_s)
+            rates = np.append(rates, rates[-1])
+        starts, ends = rates[:-1], rates[1:] if self.linear else rates[:-1]
+        expected = np.concatenate(([0.0], np.cumsum((starts + ends) / 2 * np.diff(times))))
+        return times, expected, starts, ends
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Times taken from elsewhere, such as another workload's ``arrival_s``.
+
+    Attributes:
+        arrival_s: [m] seconds, not decreasing. They are moved so that the first is 0.
+        time_scale: Factor on every time; 0.5 doubles the rate.
+    """
+
+    arrival_s: Sequence[float] | Floats
+    time_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        times = np.asarray(self.arrival_s, float)
+        _require_positive("time_scale", self.time_scale)
+        if times.ndim != 1 or not np.isfinite(times).all() or (np.diff(times) < 0).any():
+            raise InputError("times to replay must be finite and must not decrease; sort them first")
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
+        """[n] seconds: the first ``n`` of the times.
+
+        Raises:
+            InputError: More requests are asked for than there are times.
+        """
+        times = np.asarray(self.arrival_s, float)
+        if n > len(times):
+            raise InputError(f"{n} requests are asked for, but only {len(times)} times can be replayed")
+        moved: Floats = (times[:n] - times[:1]) * self.time_scale
+        return moved
+
+
+@lru_cache(maxsize=64)
+def weibull_shape(cv: float) -> float:
+    """The shape k whose gaps have this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2.
+
+    Raises:
+        InputError: The cv lies outside 0.0013 to 1e5, where the shape cannot be solved.
+    """
+    from scipy.optimize import brentq  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    def excess(log_shape: float) -> float:
+        inverse = exp(-log_shape)
+        return lgamma(1 + 2 * inverse) - 2 * lgamma(1 + inverse) - float(np.log1p(cv * cv))
+
+    low, high = np.log(0.05), np.log(1000.0)
+    if not excess(low) > 0 > excess(high):
+        raise InputError(f"Weibull arrivals need a cv between 0.0013 and 1e5; it is {cv}")
+    return exp(float(brentq(excess, low, high, xtol=1e-13)))
+
+
+def _times(gaps: Floats, scale: float) -> Floats:
+    """Cumulative sum times a factor, in place: ten million requests take no second array."""
+    np.cumsum(gaps, out=gaps)
+    gaps *= scale
+    return gaps
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise InputError(f"{name} must be a finite number above 0; it is {value}")
+
+
+def _brief(values: Floats) -> str:
+    return ", ".join(f"{value:g}" for value in values[:8]) + (", ..." if len(values) > 8 else "")

@@ -1,0 +1,78 @@
+"""Synthetic workloads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Workload
+from lengthwise.workload.arrivals import Arrivals, ClosedLoop
+from lengthwise.workload.lengths import Lengths
+
+Predicted = Literal["none", "oracle", "mean"]
+
+
+def generate(
+    num_requests: int,
+    lengths: Lengths,
+    arrivals: Arrivals,
+    seed: int = 0,
+    *,
+    predicted: Predicted = "none",
+    priority: npt.ArrayLike | None = None,
+    name: str = "",
+) -> Workload:
+    """A workload of ``num_requests`` requests drawn from the models.
+
+    Arrivals and lengths have a random stream each: with one seed, a change of the rate or of the kind
+    of arrivals leaves every length as it is, and a change of the rate only stretches time.
+
+    Args:
+        num_requests: How many, at least 1.
+        lengths: Draws prompt and output lengths.
+        arrivals: Draws arrival times. A ``ClosedLoop`` also sets the workload's concurrency.
+        seed: Any integer from 0; the same seed gives the same bytes.
+        predicted: Column of predicted lengths: "none"; "oracle", the true ones; "mean", the mean of
+            the drawn outputs for every request.
+        priority: One integer a request, or one for all; smaller goes first.
+        name: For tables and reports.
+
+    Raises:
+        InputError: A number is out of range, or a model cannot draw that many.
+    """
+    if num_requests < 1:
+        raise InputError(f"num_requests must be at least 1; it is {num_requests}")
+    if seed < 0:
+        raise InputError(f"seed must not be negative; it is {seed}")
+    for_arrivals, for_lengths = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
+    arrival_s = arrivals.sample(num_requests, for_arrivals)
+    prompt, output = lengths.sample(num_requests, for_lengths)
+    return Workload(
+        arrival_s=arrival_s,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        predicted_tokens=_predict(output, predicted),
+        priority=None if priority is None else _broadcast(priority, num_requests),
+        concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
+        name=name,
+    )
+
+
+def _predict(output: npt.NDArray[np.int64], predicted: str) -> npt.NDArray[np.float64] | None:
+    if predicted == "none":
+        return None
+    if predicted == "oracle":
+        return output.astype(np.float64)
+    if predicted == "mean":
+        return np.full(len(output), output.mean())
+    raise InputError(f"predicted must be none, oracle or mean; it is {predicted!r}")
+
+
+def _broadcast(priority: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
+    values = np.asarray(priority)
+    if values.shape not in ((), (n,)) or values.dtype.kind not in "iub":
+        raise InputError(f"priority must be one integer, or {n} of them; got {values.dtype} {values.shape}")
+    return np.broadcast_to(values.astype(np.int64), (n,))
