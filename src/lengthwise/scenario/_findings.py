@@ -1,0 +1,123 @@
+"""From pydantic's findings to our words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from lengthwise.scenario._arrivals import ARRIVALS
+from lengthwise.scenario._lengths import LENGTHS
+from lengthwise.scenario._problems import Problem
+
+_KINDS: dict[str, Mapping[str, type[BaseModel]]] = {
+    "prompt": LENGTHS,
+    "output": LENGTHS,
+    "arrivals": ARRIVALS,
+}
+_MUST: dict[str, str] = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be a text",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "model_attributes_type": "must be a table",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "union_tag_invalid": "kind must be one of {expected_tags}",
+    "value_error": "{error}",
+}
+
+
+def findings(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
+    """The problems of a failed validation of ``root``, in the order of its fields."""
+    return [_problem(found, root) for found in error.errors(include_url=False)]  # type: ignore[arg-type]
+
+
+def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
+    path = _path(found["loc"])
+    match found["type"]:
+        case "extra_forbidden":
+            return Problem(path, f"there is no such key{_nearest(found['loc'], root)}")
+        case "missing":
+            return Problem(path, "is missing")
+        case "string_too_short":
+            return Problem(path, "must not be empty")
+        case "union_tag_not_found":
+            return Problem((*path, "kind"), f"is missing; it is one of {', '.join(_KINDS[path[-1]])}")
+    template = _MUST.get(found["type"], found["msg"])
+    context = {key: _plain(value) for key, value in found.get("ctx", {}).items()}
+    return Problem(path, template.format(**context) + _came(found))
+
+
+def _came(found: Mapping[str, Any]) -> str:
+    value = found["input"]
+    if found["type"] == "union_tag_invalid":
+        value = value.get("kind")
+    if isinstance(value, dict):
+        return "" if found["type"] == "value_error" else "; it is a table"
+    shown = repr(value) if not isinstance(value, bool) else str(value).lower()
+    return f"; it is {shown if len(shown) <= 60 else shown[:57] + '...'}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _path(loc: tuple[Any, ...]) -> tuple[str, ...]:
+    """The keys as the file has them: pydantic puts the kind of a union into the path."""
+    path: list[str] = []
+    for at, key in enumerate(loc):
+        is_kind = at > 0 and loc[at - 1] in _KINDS and key in _KINDS[loc[at - 1]]
+        if not is_kind:
+            path.append(str(key))
+    return tuple(path)
+
+
+def _nearest(loc: tuple[Any, ...], root: type[BaseModel]) -> str:
+    *tables, wrong = (str(key) for key in loc)
+    here = _keys_at(loc[:-1], root)
+    prefix = ".".join(_path(loc[:-1]))
+    near = difflib.get_close_matches(wrong, here, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {prefix}{'.' if prefix else ''}{near[0]}?"
+    elsewhere = _leaves(root)
+    near = difflib.get_close_matches(wrong, elsewhere, n=1, cutoff=0.8)
+    if near:
+        return f"; did you mean {elsewhere[near[0]]}?"
+    return f"; known {f'in {prefix} ' if tables else ''}are {', '.join(here)}"
+
+
+def _keys_at(loc: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
+    model = root
+    for at, key in enumerate(loc):
+        if at > 0 and loc[at - 1] in _KINDS:
+            model = _KINDS[loc[at - 1]][key]
+        elif key in root.model_fields and at == 0:
+            model = _section(root, key) or model
+        elif isinstance(key, int):
+            continue
+    return list(model.model_fields)
+
+
+def _leaves(root: type[BaseModel]) -> dict[str, str]:
+    """Every key of every section with its dotted path."""
+    sections = {name: _section(root, name) for name in root.model_fields}
+    return {
+        key: f"{name}.{key}" for name, model in sections.items() if model for key in model.model_fields
+    } | {name: name for name in sections}
+
+
+def _section(root: type[BaseModel], name: str) -> type[BaseModel] | None:
+    annotation: Any = root.model_fields[name].annotation
+    inner: Any = (getattr(annotation, "__args__", None) or [annotation])[0]
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None

@@ -1,0 +1,109 @@
+"""Reads, checks and lays over: from a file and ``--set`` to a scenario, or one error that says it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lengthwise.scenario._canonical import canonical
+from lengthwise.scenario._findings import findings
+from lengthwise.scenario._merge import merged
+from lengthwise.scenario._problems import Problem, raise_if_any
+from lengthwise.scenario._text import Table, assignment, parse, read
+from lengthwise.scenario.scenario import Scenario
+
+Path_ = tuple[str, ...]
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of a TOML or YAML file, every key and value checked.
+
+    Args:
+        path: The file. Relative paths inside it start at its folder.
+        overrides: Assignments such as ``"deployment.tp=8"``, later ones winning; they change the
+            base that the variants differ from.
+
+    Raises:
+        ScenarioError: A key or a value cannot be used; the message lists all of them.
+    """
+    path = Path(path)
+    return checked(read(path), source=str(path), folder=path.parent, overrides=overrides)
+
+
+def loads(
+    text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()
+) -> Scenario:
+    """The scenario of a text; ``folder`` is where relative paths start. Raises as ``load`` does."""
+    return checked(
+        parse(text, suffix, "scenario"), source="scenario", folder=Path(folder), overrides=overrides
+    )
+
+
+def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of plain tables; raises as ``load`` does."""
+    settings, problems = canonical(raw)
+    settings, overridden = _overridden(settings, overrides, problems)
+    variants = settings.get("variants", [])
+    scenario, found = _validated(settings)
+    problems += found
+    if isinstance(variants, list):
+        base = {key: value for key, value in settings.items() if key != "variants"}
+        known = {(p.path, p.text) for p in found}
+        problems += [p for p in _variants(base, variants) if (p.path[2:], p.text) not in known]
+    raise_if_any(problems, source, overridden)
+    assert scenario is not None  # no problems, so it was built
+    return scenario.from_file(source, folder)
+
+
+def _overridden(
+    settings: Table, overrides: Iterable[str], problems: list[Problem]
+) -> tuple[Table, list[Path_]]:
+    paths: list[Path_] = []
+    for text in overrides:
+        keys, value = assignment(text)
+        for key in reversed(keys):
+            value = {key: value}
+        over, found = canonical(value)
+        problems += found
+        paths.append(_leaf(over, len(keys)))
+        settings = merged(settings, over)
+    return settings, paths
+
+
+def _leaf(table: Any, depth: int) -> Path_:
+    keys: list[str] = []
+    while depth and isinstance(table, dict):
+        key = next(iter(table))
+        keys.append(key)
+        table, depth = table[key], depth - 1
+    return tuple(keys)
+
+
+def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
+    try:
+        return Scenario.model_validate(settings), []
+    except ValidationError as error:
+        return None, findings(error, Scenario)
+
+
+def _variants(base: Table, variants: list[Any]) -> list[Problem]:
+    """Problems of the whole questions that the variants ask, each under the variant's name."""
+    problems: list[Problem] = []
+    names: set[Any] = set()
+    for index, variant in enumerate(variants):
+        if not isinstance(variant, dict):
+            continue  # the validation of the list itself has said so
+        name = variant.get("name", index)
+        here = ("variants", str(name))
+        if name in names:
+            problems.append(Problem((*here, "name"), "two variants have this name; give each its own"))
+        names.add(name)
+        over = {key: value for key, value in variant.items() if key in _VARIED}
+        problems += [Problem((*here, *p.path), p.text) for p in _validated(merged(base, over))[1]]
+    return problems
+
+
+_VARIED = ("workload", "deployment", "engine", "scheduler")

@@ -1,0 +1,47 @@
+"""Settings laid over settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Table = dict[str, Any]
+
+_RIVALS = (
+    (("preset",), ("trace", "format", "time_scale"), ("prompt", "output", "correlation")),
+    (("concurrency",), ("request_rate", "arrivals")),
+)
+_RATELESS = ("all_at_once", "rate_profile")
+
+
+def merged(base: Table, over: Table) -> Table:
+    """``base`` with what ``over`` says. Tables are merged key by key; the rest is replaced.
+
+    A table with a ``kind`` replaces the other whole, and a workload's new source or load drops the
+    old one: over ``preset = "chat-1m"``, ``trace = "x.csv"`` leaves the trace alone.
+    """
+    out = {key: value for key, value in base.items() if key not in over}
+    for key, value in over.items():
+        old = base.get(key)
+        if isinstance(value, dict) and isinstance(old, dict) and "kind" not in value:
+            out[key] = merged(_without_rivals(old, value) if key == "workload" else old, value)
+        else:
+            out[key] = value
+    return out
+
+
+def _without_rivals(base: Table, over: Table) -> Table:
+    dropped: set[str] = set()
+    for family in _RIVALS:
+        for group in family:
+            if any(key in over for key in group):
+                dropped.update(key for rival in family if rival is not group for key in rival)
+    if _kind(over) in _RATELESS:
+        dropped.add("request_rate")
+    if "request_rate" in over and _kind(base) in _RATELESS:
+        dropped.add("arrivals")
+    return {key: value for key, value in base.items() if key not in dropped}
+
+
+def _kind(table: Table) -> Any:
+    arrivals = table.get("arrivals")
+    return arrivals.get("kind") if isinstance(arrivals, dict) else None

@@ -1,0 +1,72 @@
+"""A scenario: one whole question, checked, as the file asks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, PrivateAttr
+
+from lengthwise.scenario._merge import merged
+from lengthwise.scenario._toml import toml
+from lengthwise.scenario._values import Section
+from lengthwise.scenario.sections import (
+    DeploymentSection,
+    EngineSection,
+    RunSection,
+    SchedulerSection,
+    SloSection,
+    VariantSection,
+    WorkloadSection,
+)
+
+
+class Scenario(Section):
+    """A workload, a deployment and how to look at them; with variants, several side by side."""
+
+    name: str = ""
+    description: str = ""
+    workload: WorkloadSection
+    deployment: DeploymentSection
+    engine: EngineSection = EngineSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    slo: SloSection = SloSection()
+    run: RunSection = RunSection()
+    variants: list[VariantSection] = Field(default_factory=list)
+    _source: str = PrivateAttr("scenario")
+    _folder: Path = PrivateAttr(Path())
+
+    @property
+    def source(self) -> str:
+        """The file it came from, for messages."""
+        return self._source
+
+    @property
+    def folder(self) -> Path:
+        """Where its relative paths start."""
+        return self._folder
+
+    def from_file(self, source: str, folder: Path) -> Self:
+        """The same scenario, told where it came from; a nameless one takes the file's name."""
+        named = self.model_copy(update={} if self.name else {"name": Path(source).stem})
+        named._source, named._folder = source, folder  # noqa: SLF001 - its own
+        return named
+
+    def effective(self) -> list[Self]:
+        """One scenario without variants for each variant, named as it; just this one without any."""
+        if not self.variants:
+            return [self]
+        base = self.model_dump(exclude={"variants"}, exclude_unset=True, exclude_none=True)
+        return [self._with(base, variant) for variant in self.variants]
+
+    def _with(self, base: dict[str, Any], variant: VariantSection) -> Self:
+        whole = type(self).model_validate(merged(base, variant.overrides | {"name": variant.name}))
+        return whole.from_file(self.source, self.folder)
+
+    def with_run(self, **changes: Any) -> Self:
+        """The same scenario with other settings of ``[run]``, such as ``seeds=5``; they are checked."""
+        return self.model_copy(update={"run": RunSection.model_validate(self.run.model_dump() | changes)})
+
+    def to_toml(self) -> str:
+        """The effective settings, defaults included, as a TOML file that loads to an equal scenario."""
+        return toml(self.model_dump(exclude_none=True))

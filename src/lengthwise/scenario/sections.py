@@ -1,0 +1,170 @@
+"""The tables of a scenario file, one class each."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lengthwise.scenario._arrivals import Arrivals
+from lengthwise.scenario._lengths import Length
+from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Share, Text, Wait
+
+Rate = Annotated[NotNan, Field(gt=0)]
+_SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
+_LOADS = 'say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"'
+
+
+class WorkloadSection(Section):
+    """Where requests come from: lengths of a preset, a trace or distributions, and arrivals.
+
+    A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``,
+    ``concurrency`` or ``arrivals`` its lengths are drawn instead. ``request_rate = inf`` sends all
+    requests at once. Limits cut as ``cut`` says. ``num_requests`` None: 1,000, or all of a trace.
+    """
+
+    preset: Text | None = None
+    trace: Text | None = None
+    format: Text | None = None
+    prompt: Length | None = None
+    output: Length | None = None
+    correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    request_rate: Rate | None = None
+    concurrency: Count | None = None
+    arrivals: Arrivals | None = None
+    time_scale: Rate = 1.0
+    predicted: Literal["none", "oracle", "mean"] = "none"
+    max_prompt_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
+    cut: Literal["output", "prompt", "proportional", "redraw"] = "output"
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether a trace's own arrivals are used."""
+        return self.trace is not None and not self._loads()
+
+    def _loads(self) -> list[str]:
+        return [
+            name for name in ("request_rate", "concurrency", "arrivals") if getattr(self, name) is not None
+        ]
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sides = (self.prompt is not None) + (self.output is not None)
+        sources = (self.preset is not None) + (self.trace is not None) + (sides > 0)
+        if sources != 1 or sides == 1:
+            raise ValueError(_SOURCES)
+        return self
+
+    @model_validator(mode="after")
+    def _one_load(self) -> Self:
+        loads = self._loads()
+        if not loads and self.trace is None:
+            raise ValueError(_LOADS)
+        if "concurrency" in loads and len(loads) > 1:
+            raise ValueError(f"concurrency (a closed loop) excludes {loads[0]} (an open one); keep one")
+        if self.arrivals is not None and self.arrivals.needs_rate != (self.request_rate is not None):
+            verb = "needs" if self.arrivals.needs_rate else "excludes"
+            raise ValueError(f"arrivals of kind {self.arrivals.kind} {verb} request_rate")
+        return self
+
+    @model_validator(mode="after")
+    def _replay_keys(self) -> Self:
+        if self.time_scale != 1.0 and not self.is_replay:
+            raise ValueError(
+                "time_scale stretches the arrivals of a replayed trace; here nothing is replayed"
+            )
+        if self.format is not None and self.trace is None:
+            raise ValueError("format says how to read trace, and there is no trace")
+        if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
+            raise ValueError("request_rate = inf sends all requests at once and takes no arrivals")
+        return self
+
+
+class DeploymentSection(Section):
+    """What runs. ``model`` is a catalog name or a Hugging Face config.json.
+
+    ``cost`` is "roofline", "vidur:FOLDER" or "tables:FILE"; ``num_blocks`` overrides what the
+    memory planner finds for the KV cache of a replica.
+    """
+
+    model: Text
+    gpu: Text
+    node: Text | None = None
+    tp: Count = 1
+    pp: Count = 1
+    replicas: Count = 1
+    cost: Text = "roofline"
+    memory_planner: Text = "lengthwise"
+    weight_dtype: Text | None = None
+    kv_dtype: Text | None = None
+    num_blocks: Count | None = None
+
+
+class EngineSection(Section):
+    """The engine's limits under their vLLM names; ``timeout_s`` is when a client gives up."""
+
+    max_num_seqs: Count = 256
+    max_num_batched_tokens: Count = 2048
+    block_size: Count = 16
+    gpu_memory_utilization: Share = 0.9
+    max_model_len: Count | None = None
+    max_step_seqs: Count | None = None
+    watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
+    timeout_s: Seconds = math.inf
+
+
+class SchedulerSection(Section):
+    """A named scheduler, single axes that differ from it, or a user's own policies.
+
+    A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object.
+    """
+
+    policy: Text = "vllm_v1"
+    rank: Text | None = None
+    leave: Text | None = None
+    batching: Text | None = None
+    memory: Text | None = None
+    preempt: Literal["recompute", "swap"] | None = None
+    router: Text | None = None
+
+
+class SloSection(Section):
+    """What a request must meet to count as good: seconds, or texts such as "200ms".
+
+    ``ttft``: time to first token. ``tpot``: mean time between a request's tokens. ``tbt`` (ITL):
+    every single gap between its tokens. ``jct``: arrival to last token.
+    """
+
+    ttft: Seconds | None = None
+    tpot: Seconds | None = None
+    tbt: Seconds | None = None
+    jct: Seconds | None = None
+
+
+class RunSection(Section):
+    """How it is simulated: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers."""
+
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
+    warmup_s: Wait = 0.0
+    time_limit_s: Seconds = math.inf
+    strict: bool = False
+
+
+class VariantSection(Section):
+    """One of several settings compared side by side: what differs from the rest of the file."""
+
+    name: Text
+    workload: dict[str, Any] = Field(default_factory=dict)
+    deployment: dict[str, Any] = Field(default_factory=dict)
+    engine: dict[str, Any] = Field(default_factory=dict)
+    scheduler: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """The tables that differ."""
+        return self.model_dump(exclude={"name"}, exclude_defaults=True)
