@@ -1,0 +1,184 @@
+"""From a Hugging Face ``config.json`` to a model's shapes, by keys rather than by architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lengthwise.catalog._config_dtype import weight_dtype
+from lengthwise.catalog._config_keys import ConfigKeys
+from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelFacts, ModelSpec
+
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_DECODER_LAYERS = ("num_decoder_layers", "decoder_layers", *_LAYERS)
+_ENCODER_LAYERS = ("encoder_layers", "num_layers", "num_hidden_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+_HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
+_FFN = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+)
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k")
+_ACTIVATION = ("feed_forward_proj", "hidden_act", "activation_function", "hidden_activation", "activation")
+
+_FOUR_TIMES_HIDDEN = ("n_inner", "n_embd", "n_embed", "alibi", "new_decoder_architecture")
+"""Keys of families (GPT-2, BLOOM, Falcon) that leave the MLP's width to be 4 x hidden."""
+
+_BIASED_ATTENTION = {"qwen", "qwen2", "qwen2_moe", "qwen2_vl"}
+_BIASED = {"bart", "bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi"}
+
+
+def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
+    """The shapes that a config describes; ``where`` names it in errors.
+
+    Raises:
+        InputError: Needed keys are missing or hold something else than they should.
+    """
+    keys = ConfigKeys(config, where)
+    hidden = keys.need("the hidden size", *_HIDDEN)
+    layers = keys.need("the number of layers", *_DECODER_LAYERS)
+    spec = ModelSpec(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        vocab=keys.need("the vocabulary", "vocab_size", "padded_vocab_size"),
+        attention=_attention(keys, hidden, layers),
+        ffn=_ffn(keys, hidden, layers),
+        max_model_len=_max_model_len(keys),
+        tied_embeddings=keys.is_tied(),
+        encoder_layers=keys.count(*_ENCODER_LAYERS) if _has_encoder(keys) else 0,
+        facts=_facts(keys, where),
+    )
+    keys.check()
+    return spec
+
+
+def _has_encoder(keys: ConfigKeys) -> bool:
+    return bool(keys.find("is_encoder_decoder", default=keys.has("num_decoder_layers")))
+
+
+def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
+    heads = keys.need("the attention heads", *_HEADS)
+    window, windowed = _window(keys, layers)
+    bias = keys.find("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias", "enable_bias", "bias")
+    latent = keys.count("kv_lora_rank")
+    head_dim = keys.count("qk_nope_head_dim") if latent else keys.count(*_HEAD_DIM)
+    return AttentionSpec(
+        heads=heads,
+        kv_heads=_kv_heads(keys, heads),
+        head_dim=head_dim or hidden // heads,
+        window_tokens=window,
+        windowed_layers=windowed,
+        v_head_dim=keys.count("v_head_dim") or None if latent else None,
+        q_lora_rank=keys.count("q_lora_rank") if latent else 0,
+        kv_lora_rank=latent,
+        rope_head_dim=keys.count("qk_rope_head_dim") if latent else 0,
+        bias=bool(bias) if bias is not None else keys.model_type in _BIASED_ATTENTION | _BIASED,
+    )
+
+
+def _kv_heads(keys: ConfigKeys, heads: int) -> int:
+    # Falcon-7B lists all heads as num_kv_heads although it shares one.
+    if keys.find("multi_query") and not keys.find("new_decoder_architecture"):
+        return 1
+    return keys.count(*_KV_HEADS, default=heads)
+
+
+def _window(keys: ConfigKeys, layers: int) -> tuple[int | None, int]:
+    """The sliding window and how many layers have it; a window no shorter than the model is none."""
+    window = keys.count("sliding_window")
+    if not window or keys.find("use_sliding_window") is False:
+        return None, 0
+    if window >= keys.count(*_POSITIONS, default=window + 1):
+        return None, 0
+    windowed = _windowed_layers(keys, layers)
+    return (window, windowed) if windowed else (None, 0)
+
+
+def _windowed_layers(keys: ConfigKeys, layers: int) -> int:
+    if types := keys.find("layer_types"):
+        return sum(kind == "sliding_attention" for kind in types)
+    if period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
+        return layers - layers // period
+    return max(0, layers - keys.count("max_window_layers"))
+
+
+def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
+    experts = keys.count(*_EXPERTS)
+    intermediate = _intermediate(keys, hidden)
+    expert_width = keys.count("moe_intermediate_size", default=intermediate)
+    bias = keys.find("mlp_bias", "use_bias", "enable_bias", "bias")
+    shared = keys.count("n_shared_experts", "num_shared_experts") * expert_width
+    sparse = experts > 1
+    return FfnSpec(
+        intermediate=intermediate,
+        gated=_is_gated(keys),
+        experts=experts if sparse else 0,
+        experts_per_token=keys.need("the experts a token visits", *_EXPERTS_PER_TOKEN) if sparse else 0,
+        expert_intermediate=expert_width if sparse else 0,
+        shared_intermediate=keys.count("shared_expert_intermediate_size", default=shared) if sparse else 0,
+        dense_layers=_dense_layers(keys, layers) if sparse else 0,
+        bias=bool(bias) if bias is not None else keys.model_type in _BIASED,
+    )
+
+
+def _intermediate(keys: ConfigKeys, hidden: int) -> int:
+    if not keys.find(*_FFN) and keys.has(*_FOUR_TIMES_HIDDEN):
+        return 4 * hidden
+    width = keys.need("the MLP's width", *_FFN)
+    # Qwen (1) writes the width of gate and up projection together.
+    return width // 2 if keys.model_type == "qwen" else width
+
+
+def _dense_layers(keys: ConfigKeys, layers: int) -> int:
+    """How many layers of an MoE model are dense; of dense ones further back only the number is kept."""
+    listed = len(keys.find("mlp_only_layers", default=[]))
+    step = keys.count("decoder_sparse_step", "moe_layer_freq", default=1) or 1
+    return max(keys.count("first_k_dense_replace"), listed, layers - layers // step)
+
+
+def _is_gated(keys: ConfigKeys) -> bool:
+    """SwiGLU and the like have three matrices; silu, Gemma's GELU and "gated-..." say so."""
+    activation = str(keys.find(*_ACTIVATION, default="")).lower()
+    gated = ("silu", "swish", "swiglu", "geglu", "gegelu", "gated", "xielu")
+    return keys.model_type.startswith("gemma") or activation.startswith(gated)
+
+
+def _max_model_len(keys: ConfigKeys) -> int:
+    longest = keys.need("the longest context", *_POSITIONS)
+    # Relative positions have no end (T5): the trained length holds for each side.
+    return 2 * longest if keys.has("relative_attention_num_buckets") else longest
+
+
+def _facts(keys: ConfigKeys, where: str) -> ModelFacts:
+    return ModelFacts(
+        dtype=weight_dtype(keys),
+        learned_positions=_learned_positions(keys),
+        norm_bias=_has_layer_norm(keys),
+        source=where,
+    )
+
+
+def _learned_positions(keys: ConfigKeys) -> int:
+    if keys.has("word_embed_proj_dim", "do_layer_norm_before"):
+        return keys.count("max_position_embeddings") + 2  # OPT's table starts at 2
+    if keys.has("rotary_dim", "relative_attention_num_buckets", "rotary_pct"):
+        return 0
+    return keys.count("n_positions")
+
+
+def _has_layer_norm(keys: ConfigKeys) -> bool:
+    """LayerNorm with a bias, as its epsilon's name tells; T5 and Qwen use that name for an RMSNorm."""
+    if keys.has("rms_norm_eps", "relative_attention_num_buckets") or keys.model_type == "qwen":
+        return False
+    return keys.has("layer_norm_eps", "layer_norm_epsilon", "layer_norm_elementwise_affine") or (
+        keys.has("do_layer_norm_before", "norm_epsilon")
+    )
