@@ -119,7 +119,7 @@ Arrivals = Annotated[
     | RateProfile,
     Field(discriminator="kind"),
 ]
-ARRIVALS = {
+ARRIVALS: dict[str, type[Section]] = {
     "poisson": PoissonArrivals,
     "constant": ConstantArrivals,
     "gamma": GammaArrivals,

@@ -38,12 +38,14 @@ _MUST: dict[str, str] = {
 
 def findings(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     """The problems of a failed validation of ``root``, in the order of its fields."""
-    return [_problem(found, root) for found in error.errors(include_url=False)]  # type: ignore[arg-type]
+    return [_problem(found, root) for found in error.errors(include_url=False)]
 
 
 def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
     path = _path(found["loc"])
     match found["type"]:
+        case "extra_forbidden" if path[0] == "variants" and path[-1] in ("run", "slo"):
+            return Problem(path, f"variants are compared under one [{path[-1]}]; set it outside of them")
         case "extra_forbidden":
             return Problem(path, f"there is no such key{_nearest(found['loc'], root)}")
         case "missing":

@@ -170,7 +170,7 @@ Length = Annotated[
     | EmpiricalLength,
     Field(discriminator="kind"),
 ]
-LENGTHS = {
+LENGTHS: dict[str, type[Section]] = {
     "fixed": FixedLength,
     "uniform": UniformLength,
     "zipf": ZipfLength,

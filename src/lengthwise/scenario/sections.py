@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lengthwise.scenario._arrivals import Arrivals
 from lengthwise.scenario._lengths import Length
@@ -20,8 +20,8 @@ class WorkloadSection(Section):
     """Where requests come from: lengths of a preset, a trace or distributions, and arrivals.
 
     A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``,
-    ``concurrency`` or ``arrivals`` its lengths are drawn instead. ``request_rate = inf`` sends all
-    requests at once. Limits cut as ``cut`` says. ``num_requests`` None: 1,000, or all of a trace.
+    ``concurrency`` or ``arrivals`` its lengths are drawn instead. A preset has arrivals of its own,
+    too, which these replace. ``request_rate = inf`` sends all requests at once. Limits cut as ``cut`` says. ``num_requests`` None: 1,000, or all of a trace.
     """
 
     preset: Text | None = None
@@ -62,7 +62,7 @@ class WorkloadSection(Section):
     @model_validator(mode="after")
     def _one_load(self) -> Self:
         loads = self._loads()
-        if not loads and self.trace is None:
+        if not loads and self.prompt is not None:
             raise ValueError(_LOADS)
         if "concurrency" in loads and len(loads) > 1:
             raise ValueError(f"concurrency (a closed loop) excludes {loads[0]} (an open one); keep one")
@@ -102,6 +102,14 @@ class DeploymentSection(Section):
     weight_dtype: Text | None = None
     kv_dtype: Text | None = None
     num_blocks: Count | None = None
+
+    @field_validator("cost")
+    @classmethod
+    def _known_cost(cls, cost: str) -> str:
+        source, _, place = cost.partition(":")
+        if cost != "roofline" and (source not in ("vidur", "tables") or not place):
+            raise ValueError('must be "roofline", "vidur:FOLDER" or "tables:FILE"')
+        return cost
 
 
 class EngineSection(Section):

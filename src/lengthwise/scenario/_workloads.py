@@ -1,0 +1,112 @@
+"""From the section [workload] to requests, one workload a seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise import workload as w
+from lengthwise.scenario._places import resolved
+from lengthwise.scenario.sections import WorkloadSection
+from lengthwise.schema.workload import Workload
+
+Ints = npt.NDArray[np.int64]
+PerSeed = Callable[[int], Workload]
+
+DEFAULT_REQUESTS = 1000
+
+
+def per_seed(section: WorkloadSection, folder: Path) -> PerSeed:
+    """The workload of each seed; a trace is read now, so that a bad one is known before anything runs.
+
+    Equal seeds give equal requests whatever is deployed: variants are compared on common random
+    numbers. The last workload is kept, since variants ask for the same seed one after the other.
+
+    Raises:
+        InputError: No preset of that name, or a trace that cannot be read.
+    """
+    trace = _trace(section, folder)
+    if section.is_replay and trace is not None:
+        replayed = _replayed(section, trace)
+        return lambda seed: replayed  # noqa: ARG005 - a trace has no chance in it
+    lengths = _capped(section, _lengths(section, trace))
+    arrivals = _arrivals(section)
+    name = section.preset or (trace.name if trace else "")
+
+    @lru_cache(maxsize=2)
+    def generated(seed: int) -> Workload:
+        return w.generate(
+            section.num_requests or DEFAULT_REQUESTS,
+            lengths,
+            arrivals,
+            seed,
+            predicted=section.predicted,
+            name=name,
+        )
+
+    return generated
+
+
+def _trace(section: WorkloadSection, folder: Path) -> Workload | None:
+    if section.trace is None:
+        return None
+    return w.read(resolved(section.trace, folder), format=section.format, time_scale=section.time_scale)
+
+
+def _lengths(section: WorkloadSection, trace: Workload | None) -> w.Lengths:
+    if section.preset is not None:
+        return w.preset(section.preset).lengths
+    if trace is not None:
+        return w.Samples.of(trace)
+    assert section.prompt is not None  # the section has checked it
+    assert section.output is not None
+    return w.Joint(section.prompt.build(), section.output.build(), section.correlation)
+
+
+def _arrivals(section: WorkloadSection) -> w.Arrivals:
+    rate = section.request_rate
+    if section.concurrency is not None:
+        return w.ClosedLoop(section.concurrency)
+    if rate is not None and math.isinf(rate):
+        return w.AllAtOnce()
+    if section.arrivals is not None:
+        return section.arrivals.build(rate or 1.0)
+    if rate is not None:
+        return w.Poisson(rate)
+    assert section.preset is not None  # the section has checked it
+    return w.preset(section.preset).arrivals
+
+
+def _capped(section: WorkloadSection, lengths: w.Lengths) -> w.Lengths:
+    limits = (section.max_total_tokens, section.max_prompt_tokens, section.max_output_tokens)
+    return lengths if limits == (None, None, None) else w.Capped(lengths, *limits, cut=section.cut)
+
+
+@dataclass(frozen=True, eq=False)
+class _AsRead:
+    """Lengths of a trace in its own order."""
+
+    trace: Workload
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:  # noqa: ARG002 - the contract
+        return self.trace.prompt_tokens[:n].copy(), self.trace.output_tokens[:n].copy()
+
+
+def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
+    n = min(section.num_requests or len(trace), len(trace))
+    lengths = _capped(section, _AsRead(trace))
+    drawn = w.generate(n, lengths, w.Replay(trace.arrival_s), predicted=section.predicted, name=trace.name)
+    own = None if trace.predicted_tokens is None else trace.predicted_tokens[:n]
+    return replace(
+        drawn,
+        predicted_tokens=own if section.predicted == "none" else drawn.predicted_tokens,
+        priority=None if trace.priority is None else trace.priority[:n],
+        extra={key: column[:n] for key, column in trace.extra.items()},
+        concurrency=trace.concurrency,
+    )

@@ -1,0 +1,148 @@
+"""From a checked scenario to the nouns that the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from lengthwise import catalog, engine, policy
+from lengthwise.scenario._places import python_object, resolved
+from lengthwise.scenario._workloads import PerSeed, per_seed
+from lengthwise.scenario.scenario import Scenario
+from lengthwise.scenario.sections import DeploymentSection, EngineSection, SchedulerSection
+from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.workload import Workload
+
+_AXES = ("rank", "leave", "batching", "memory", "preempt", "router")
+_KEY_OF_KIND = {
+    "model": "deployment.model",
+    "GPU": "deployment.gpu",
+    "node": "deployment.node",
+    "workload": "workload.preset",
+    "scheduler": "scheduler.policy",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of a comparison: what runs, and the requests of each seed.
+
+    Attributes:
+        name: From the file, or the scenario's own name where it has no variants.
+        scenario: The variant's whole settings.
+        deployment: What runs.
+        workload: From a seed to its requests; variants with equal [workload] share them.
+    """
+
+    name: str
+    scenario: Scenario
+    deployment: Deployment
+    workload: Callable[[int], Workload]
+
+
+def build(scenario: Scenario) -> list[Variant]:
+    """What a scenario asks to be simulated, one entry a variant.
+
+    Raises:
+        InputError: A name, a file or a size does not work out; a note says in which variant.
+    """
+    sources: dict[str, PerSeed] = {}
+    variants = []
+    for whole in scenario.effective():
+        with _located(scenario, whole):
+            variants.append(Variant(whole.name, whole, deployment(whole), _source(whole, sources)))
+    return variants
+
+
+def deployment(scenario: Scenario) -> Deployment:
+    """The deployment of a scenario without its variants; raises InputError as ``build`` does."""
+    section = scenario.deployment
+    deployed = engine.deploy(
+        model=_model(section, scenario),
+        gpu=_spec(section.gpu, scenario),
+        node=_spec(section.node, scenario) if section.node else None,
+        tp=section.tp,
+        pp=section.pp,
+        replicas=section.replicas,
+        limits=_limits(scenario.engine, section),
+        scheduler=scheduler(scenario),
+        cost=_cost(section, scenario),
+        memory_planner=section.memory_planner,
+        num_blocks=section.num_blocks,
+    )
+    return replace(deployed, name=scenario.name)
+
+
+def scheduler(scenario: Scenario) -> Scheduler:
+    """The scheduler of a scenario: the named one, with the axes that the file sets itself."""
+    section = scenario.scheduler
+    axes = {axis: getattr(section, axis) for axis in _AXES if getattr(section, axis) is not None}
+    own = {axis: _named_or_object(value, scenario) for axis, value in axes.items()}
+    return replace(_whole_scheduler(section, scenario), **own)
+
+
+def _whole_scheduler(section: SchedulerSection, scenario: Scenario) -> Scheduler:
+    if ":" not in section.policy:
+        return policy.scheduler(section.policy)
+    given = python_object(section.policy, scenario.folder)
+    if isinstance(given, policy.Policy):
+        return replace(Scheduler(), **{given.axis: given})
+    if isinstance(given, Scheduler):
+        return given
+    raise PolicyError(
+        f"scheduler.policy {section.policy!r} must be a Scheduler or a function decorated with "
+        f"lengthwise.policy.rank, batching, memory or router; it is a {type(given).__name__}"
+    )
+
+
+def _named_or_object(value: str, scenario: Scenario) -> object:
+    return python_object(value, scenario.folder) if ":" in value else value
+
+
+def _model(section: DeploymentSection, scenario: Scenario) -> ModelSpec:
+    """A catalog name wins over a path; a path starts at the scenario's folder."""
+    path = resolved(section.model, scenario.folder)
+    if section.model.endswith(".json"):
+        return catalog.model(path)
+    try:
+        return catalog.model(section.model)
+    except UnknownNameError:
+        if path.exists():
+            return catalog.model(path)
+        raise
+
+
+def _spec(name: str, scenario: Scenario) -> str:
+    """A GPU's or node's name, or the path of the file that describes it."""
+    return str(resolved(name, scenario.folder)) if name.endswith(".toml") else name
+
+
+def _cost(section: DeploymentSection, scenario: Scenario) -> str:
+    source, colon, place = section.cost.partition(":")
+    return f"{source}:{resolved(place, scenario.folder)}" if colon else source
+
+
+def _limits(section: EngineSection, on: DeploymentSection) -> EngineLimits:
+    return EngineLimits(**section.model_dump(), weight_dtype=on.weight_dtype, kv_dtype=on.kv_dtype)
+
+
+def _source(scenario: Scenario, known: dict[str, PerSeed]) -> PerSeed:
+    key = scenario.workload.model_dump_json()
+    if key not in known:
+        known[key] = per_seed(scenario.workload, scenario.folder)
+    return known[key]
+
+
+@contextmanager
+def _located(scenario: Scenario, whole: Scenario) -> Iterator[None]:
+    """Tells an error where in the file its cause stands."""
+    try:
+        yield
+    except InputError as error:
+        key = _KEY_OF_KIND.get(error.kind, "") if isinstance(error, UnknownNameError) else ""
+        variant = f"variant {whole.name!r} of " if scenario.variants else ""
+        error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
+        raise
