@@ -37,6 +37,7 @@ slot_t = np.dtype(
         ("due", "i8"),
         ("grow_at", "i8"),
         ("growing", "i8"),
+        ("decoding", "i8"),
         ("swapped", "i8"),
     ],
     align=True,
@@ -89,8 +90,7 @@ replica_t = np.dtype(
 
 flight_t = np.dtype([("end_s", "f8"), ("group", "i8"), ("prompts", "i8")], align=True)
 
-queue_t = np.dtype([("offset", "i8"), ("room", "i8"), ("size", "i8"), ("deadline_s", "f8")], align=True)
-entry_t = np.dtype([("key", "f8"), ("index", "i8"), ("slot", "i8")], align=True)
+queue_t = np.dtype([("offset", "i8"), ("room", "i8"), ("length", "i8"), ("deadline_s", "f8")], align=True)
 
 step_t = np.dtype(
     [
@@ -132,10 +132,10 @@ counter_t = np.dtype(
         ("step_rows", "i8"),
         ("gap_rows", "i8"),
         ("pool_top", "i8"),
-        ("heap", "i8"),
+        ("events", "i8"),
         ("problem", "i8"),
         ("problem_request", "i8"),
-        ("now_s", "f8"),
+        ("last_s", "f8"),
     ],
     align=True,
 )
@@ -158,9 +158,26 @@ param_t = np.dtype(
         ("rekey", "i8"),
         ("needs_peak", "i8"),
         ("bins", "i8"),
+        ("empty_tokens", "i8"),
+        ("empty_flags", "i8"),
         ("timeout_s", "f8"),
         ("limit_s", "f8"),
         ("swap_s_per_block", "f8"),
     ],
     align=True,
 )
+
+work_t = np.dtype(
+    [
+        ("flight", "i8"),
+        ("seqs", "i8"),
+        ("decodes", "i8"),
+        ("prompts", "i8"),
+        ("prompt_tokens", "i8"),
+        ("longest", "i8"),
+        ("evicted", "i8"),
+        ("swap_s", "f8"),
+    ],
+    align=True,
+)
+"""The step being formed."""

@@ -1,0 +1,170 @@
+"""When memory runs out: who is evicted, and in which order decodes claim their blocks."""
+
+from __future__ import annotations
+
+from lengthwise._jit import jit
+from lengthwise.engine import _layout as layout
+from lengthwise.engine._groups import drop_partial, join, leave, member, settle
+from lengthwise.engine._queue import queue_push
+
+BAD_RANK = layout.BAD_RANK
+
+
+@jit
+def enqueue(S, q, now_s, slot, rank):  # type: ignore[no-untyped-def]
+    """Puts a request into a queue under its rank; a NaN key is noted as a problem."""
+    request = S.slots[slot]
+    key = _key(rank, now_s, request)
+    if key != key:  # noqa: PLR0124  NaN
+        S.ctr[0].problem = BAD_RANK
+        S.ctr[0].problem_request = request.index
+        key = 0.0
+    queue_push(S, q, key, request.index, slot)
+    deadline_s = request.arrival_s + S.par[0].timeout_s
+    S.queues[q].deadline_s = min(S.queues[q].deadline_s, deadline_s)
+
+
+@jit
+def _key(function, now_s, request):  # type: ignore[no-untyped-def]
+    return function(
+        now_s,
+        request.arrival_s,
+        request.prompt,
+        request.generated,
+        request.predicted,
+        request.priority,
+        request.admission,
+        request.eviction,
+    )
+
+
+@jit
+def rekey(S, q, now_s, rank):  # type: ignore[no-untyped-def]
+    """Ranks a whole queue anew."""
+    queue = S.queues[q]
+    for at in range(queue.offset, queue.offset + queue.length):
+        request = S.slots[S.pool_slot[at]]
+        key = _key(rank, now_s, request)
+        if key != key:  # noqa: PLR0124  NaN
+            S.ctr[0].problem = BAD_RANK
+            S.ctr[0].problem_request = request.index
+            key = 0.0
+        S.pool_key[at] = key
+
+
+@jit
+def evict(S, r, slot, now_s, rank):  # type: ignore[no-untyped-def]
+    """Sends an idle resident back to the queue, its blocks freed, to be recomputed or swapped in."""
+    rep, q, w, par = S.replicas[r], S.slots[slot], S.work[0], S.par[0]
+    if q.decoding == 1:
+        leave(S, rep.idle, slot)
+    else:
+        drop_partial(S, r, slot)
+    rep.free_blocks += q.blocks
+    w.evicted = 1
+    if par.swap == 1 and q.decoding == 1:
+        q.swapped = 1
+        w.swap_s += q.blocks * par.swap_s_per_block
+    else:
+        q.decoding = 0
+        q.prefilled = 0
+    q.blocks = 0
+    S.running[r] -= 1
+    S.waiting[rep.queue] += 1
+    S.ctr[0].evictions += 1
+    q.eviction = S.ctr[0].evictions
+    S.results[q.index].preemptions += 1
+    enqueue(S, rep.queue, now_s, slot, rank)
+
+
+@jit
+def order_to_leave(S, r, now_s, leave_rank):  # type: ignore[no-untyped-def]
+    """Idle residents in ``scratch``, those who leave first last; returns how many."""
+    rep = S.replicas[r]
+    count = 0
+    for i in range(S.groups[rep.idle].members):
+        slot = member(S, rep.idle, i)
+        settle(S, rep.idle, slot)
+        count = _insert(S, count, slot, now_s, leave_rank)
+    for i in range(rep.partials):
+        count = _insert(S, count, S.partials[r, i], now_s, leave_rank)
+    return count
+
+
+@jit
+def _insert(S, count, slot, now_s, leave_rank):  # type: ignore[no-untyped-def]
+    """Insertion by (key, admission): rare, and nearly sorted where it is not."""
+    q = S.slots[slot]
+    key = _key(leave_rank, now_s, q)
+    if key != key:  # noqa: PLR0124  NaN
+        S.ctr[0].problem = BAD_RANK
+        S.ctr[0].problem_request = q.index
+        key = 0.0
+    i = count
+    while i > 0 and (
+        S.scratch_key[i - 1] > key or (S.scratch_key[i - 1] == key and S.scratch_tie[i - 1] > q.admission)
+    ):
+        S.scratch_key[i] = S.scratch_key[i - 1]
+        S.scratch_tie[i] = S.scratch_tie[i - 1]
+        S.scratch_slot[i] = S.scratch_slot[i - 1]
+        i -= 1
+    S.scratch_key[i] = key
+    S.scratch_tie[i] = q.admission
+    S.scratch_slot[i] = slot
+    return count + 1
+
+
+@jit
+def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):  # type: ignore[no-untyped-def]
+    """Decodes claim their next blocks in order, the last in order are evicted for them.
+
+    Those who claimed stand first in ``scratch`` (half-computed prompts left out); returns how many.
+    """
+    rep = S.replicas[r]
+    count = order_to_leave(S, r, now_s, leave_rank)
+    last, claimed, i = count - 1, 0, 0
+    while i <= last and claimed < limit:
+        slot = S.scratch_slot[i]
+        i += 1
+        if S.slots[slot].decoding == 0:
+            continue
+        need = blocks_needed(S, slot)
+        while rep.free_blocks < max(need, spare) and last >= i:
+            evict(S, r, S.scratch_slot[last], now_s, rank)
+            last -= 1
+        if rep.free_blocks < max(need, spare):
+            evict(S, r, slot, now_s, rank)
+            break
+        rep.free_blocks -= need
+        S.scratch_slot[claimed] = slot
+        claimed += 1
+    return claimed
+
+
+@jit
+def blocks_needed(S, slot):  # type: ignore[no-untyped-def]
+    """Blocks that a settled decode lacks for its next token: 0 or 1."""
+    q, block_size = S.slots[slot], S.par[0].block_size
+    return max(0, (q.prompt + q.generated + block_size - 1) // block_size - q.blocks)
+
+
+@jit
+def split_off(S, source, target, count):  # type: ignore[no-untyped-def]
+    """Moves the first ``count`` slots of ``scratch`` from one group into another."""
+    for i in range(count):
+        slot = S.scratch_slot[i]
+        leave(S, source, slot)
+        join(S, target, slot)
+
+
+@jit
+def free_partial_room(S, r, need, slot, now_s, rank, leave_rank):  # type: ignore[no-untyped-def]
+    """Evicts until ``need`` blocks are free; False when the asking prompt itself had to leave."""
+    rep = S.replicas[r]
+    while rep.free_blocks < need:
+        count = order_to_leave(S, r, now_s, leave_rank)
+        victim = S.scratch_slot[count - 1]
+        evict(S, r, victim, now_s, rank)
+        if victim == slot:
+            return False
+    return True

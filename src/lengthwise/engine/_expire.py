@@ -1,0 +1,125 @@
+"""Clients who give up, and the end of a request."""
+
+from __future__ import annotations
+
+from lengthwise._jit import jit
+from lengthwise.engine import _layout as layout
+from lengthwise.engine._groups import drop_partial, leave, member
+from lengthwise.engine._queue import queue_rebuild
+from lengthwise.schema.records import Status
+
+TIMED_OUT = int(Status.TIMED_OUT)
+
+
+@jit
+def end_request(S, r, slot, status, now_s):  # type: ignore[no-untyped-def]
+    """Books the end of a request, frees its slot, and lets the next one of a closed loop in."""
+    q = S.slots[slot]
+    result = S.results[q.index]
+    result.status = status
+    result.output_tokens = q.generated
+    if S.par[0].central == 0:
+        S.tokens[r] -= outstanding(q.prompt, q.predicted)
+    S.free_slots[S.ctr[0].free_slots] = slot
+    S.ctr[0].free_slots += 1
+    release(S, now_s)
+
+
+@jit
+def outstanding(prompt, predicted):  # type: ignore[no-untyped-def]
+    """Tokens that a router counts for a request: its prompt and its predicted output, rounded up."""
+    whole = int(predicted)
+    if whole < predicted:
+        whole += 1
+    return prompt + whole
+
+
+@jit
+def release(S, now_s):  # type: ignore[no-untyped-def]
+    """In a closed loop the next request arrives when one ends."""
+    if S.par[0].closed == 1 and S.ctr[0].released < len(S.arrival_s):
+        S.arrival_s[S.ctr[0].released] = now_s
+        S.ctr[0].released += 1
+
+
+@jit
+def expire(S, r, now_s):  # type: ignore[no-untyped-def]
+    """Ends idle and waiting requests whose client has given up."""
+    rep = S.replicas[r]
+    if rep.deadline_s <= now_s:
+        _expire_idle(S, r, now_s)
+    if S.queues[rep.queue].deadline_s <= now_s:
+        _expire_waiting(S, r, now_s)
+
+
+@jit
+def _expire_idle(S, r, now_s):  # type: ignore[no-untyped-def]
+    rep, timeout_s = S.replicas[r], S.par[0].timeout_s
+    i = 0
+    while i < S.groups[rep.idle].members:
+        slot = member(S, rep.idle, i)
+        if S.slots[slot].arrival_s + timeout_s <= now_s:
+            leave(S, rep.idle, slot)
+            _free(S, r, slot, now_s)
+            i = 0
+        else:
+            i += 1
+    for i in range(rep.partials - 1, -1, -1):
+        slot = S.partials[r, i]
+        if S.slots[slot].arrival_s + timeout_s <= now_s:
+            drop_partial(S, r, slot)
+            _free(S, r, slot, now_s)
+    rep.deadline_s = _next_deadline(S, r)
+
+
+@jit
+def _free(S, r, slot, now_s):  # type: ignore[no-untyped-def]
+    S.replicas[r].free_blocks += S.slots[slot].blocks
+    S.running[r] -= 1
+    end_request(S, r, slot, TIMED_OUT, now_s)
+
+
+@jit
+def _next_deadline(S, r):  # type: ignore[no-untyped-def]
+    """When the first of the replica's residents will give up."""
+    rep, par = S.replicas[r], S.par[0]
+    earliest = _first_arrival(S, rep.idle)
+    for i in range(rep.partials):
+        earliest = min(earliest, S.slots[S.partials[r, i]].arrival_s)
+    for k in range(rep.in_flight):
+        f = r * par.pp + (rep.first_flight + k) % par.pp
+        earliest = min(earliest, _first_arrival(S, S.flights[f].group))
+        for i in range(S.flights[f].prompts):
+            earliest = min(earliest, S.slots[S.prompt_slot[f, i]].arrival_s)
+    return earliest + par.timeout_s
+
+
+@jit
+def _first_arrival(S, g):  # type: ignore[no-untyped-def]
+    earliest = float("inf")
+    for i in range(S.groups[g].members):
+        earliest = min(earliest, S.slots[member(S, g, i)].arrival_s)
+    return earliest
+
+
+@jit
+def _expire_waiting(S, r, now_s):  # type: ignore[no-untyped-def]
+    rep, timeout_s = S.replicas[r], S.par[0].timeout_s
+    queue = S.queues[rep.queue]
+    kept, earliest = 0, float("inf")
+    for i in range(queue.length):
+        at = queue.offset + i
+        slot = S.pool_slot[at]
+        if S.slots[slot].arrival_s + timeout_s <= now_s:
+            S.waiting[rep.queue] -= 1
+            end_request(S, r, slot, TIMED_OUT, now_s)
+            continue
+        earliest = min(earliest, S.slots[slot].arrival_s)
+        to = queue.offset + kept
+        S.pool_key[to] = S.pool_key[at]
+        S.pool_index[to] = S.pool_index[at]
+        S.pool_slot[to] = slot
+        kept += 1
+    queue.length = kept
+    queue.deadline_s = earliest + timeout_s
+    queue_rebuild(S, rep.queue)

@@ -1,0 +1,268 @@
+"""Forms the next step of a replica: decodes, prompts under way, new requests."""
+
+from __future__ import annotations
+
+from lengthwise._jit import jit
+from lengthwise.engine import _layout as layout
+from lengthwise.engine._evict import (
+    claim_blocks,
+    free_partial_room,
+    rekey,
+    split_off,
+)
+from lengthwise.engine._expire import expire
+from lengthwise.engine._groups import drop_partial, join, member, settle
+from lengthwise.engine._queue import queue_pop, queue_rebuild
+from lengthwise.policy import contracts
+
+BAD_MEMORY = layout.BAD_MEMORY
+CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
+SPARE_BLOCK, ADMIT_AFTER_EVICTION = contracts.SPARE_BLOCK, contracts.ADMIT_AFTER_EVICTION
+
+
+@jit
+def form(S, r, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-untyped-def]
+    """Fills ``work`` with the next step of a replica; False: there is nothing to run."""
+    rep, par, w = S.replicas[r], S.par[0], S.work[0]
+    _blank(S, r)
+    expire(S, r, now_s)
+    decodes, waiting = S.groups[rep.idle].members, S.queues[rep.queue].length
+    if decodes + rep.partials + waiting == 0:
+        return False
+    admit, prompt_tokens, flags = batching(
+        decodes, rep.partials, waiting, S.running[r], rep.in_flight, par.token_budget, par.max_num_seqs
+    )
+    if flags & DECODES_WAIT == 0:
+        _take_decodes(S, r, now_s, flags, rank, leave_rank)
+    if rep.partials > 0:
+        _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank)
+    if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
+        if par.rekey == 1 and S.queues[rep.queue].length > 0:
+            rekey(S, rep.queue, now_s, rank)
+            queue_rebuild(S, rep.queue)
+        _admit(S, r, now_s, admit, prompt_tokens, flags, memory)
+    if w.seqs == 0:
+        _take_decodes(S, r, now_s, flags, rank, leave_rank)
+    return w.seqs > 0
+
+
+@jit
+def _blank(S, r):  # type: ignore[no-untyped-def]
+    rep, w, pp = S.replicas[r], S.work[0], S.par[0].pp
+    w.flight = r * pp + (rep.first_flight + rep.in_flight) % pp
+    w.seqs = 0
+    w.decodes = 0
+    w.prompts = 0
+    w.prompt_tokens = 0
+    w.longest = 0
+    w.evicted = 0
+    w.swap_s = 0.0
+
+
+@jit
+def _take_decodes(S, r, now_s, flags, rank, leave_rank):  # type: ignore[no-untyped-def]
+    """Puts the idle group into the step; block by block in order only where memory is short."""
+    rep, w = S.replicas[r], S.work[0]
+    group = S.groups[rep.idle]
+    if group.members == 0:
+        return
+    limit = S.par[0].max_step_seqs - w.seqs
+    spare = 1 if flags & SPARE_BLOCK != 0 else 0
+    need = S.phases[rep.idle, group.steps % S.par[0].block_size]
+    flight = S.flights[w.flight]
+    if group.members <= limit and rep.free_blocks - need >= spare:
+        rep.free_blocks -= need
+        taken = group.members
+    else:
+        taken = claim_blocks(S, r, now_s, limit, spare, rank, leave_rank)
+        if taken < group.members:
+            split_off(S, rep.idle, flight.group, taken)
+            w.decodes = taken
+            w.seqs += taken
+            return
+    rep.idle, flight.group = flight.group, rep.idle
+    w.decodes = taken
+    w.seqs += taken
+
+
+@jit
+def _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank):  # type: ignore[no-untyped-def]
+    """Half-computed prompts go on in the order of their admission."""
+    rep, w, par = S.replicas[r], S.work[0], S.par[0]
+    while rep.partials > 0 and w.seqs < par.max_step_seqs:
+        slot = S.partials[r, 0]
+        q = S.slots[slot]
+        chunk = min(q.context - q.prefilled, prompt_tokens - w.prompt_tokens)
+        if chunk <= 0:
+            return
+        need = max(0, (q.prefilled + chunk + par.block_size - 1) // par.block_size - q.blocks)
+        if rep.free_blocks < need and not free_partial_room(S, r, need, slot, now_s, rank, leave_rank):
+            continue
+        rep.free_blocks -= need
+        q.blocks += need
+        drop_partial(S, r, slot)
+        _add_prompt(S, slot, chunk)
+
+
+@jit
+def _add_prompt(S, slot, chunk):  # type: ignore[no-untyped-def]
+    w = S.work[0]
+    S.prompt_slot[w.flight, w.prompts] = slot
+    S.prompt_chunk[w.flight, w.prompts] = chunk
+    w.prompts += 1
+    w.seqs += 1
+    w.prompt_tokens += chunk
+    w.longest = max(w.longest, chunk)
+
+
+@jit
+def chunk_for(S, context, evicted_before, prompt_tokens, flags):  # type: ignore[no-untyped-def]
+    """How much of a prompt the step may take; 0: it must wait."""
+    w = S.work[0]
+    left = prompt_tokens - w.prompt_tokens
+    if flags & CHUNKED != 0:
+        return max(0, min(context, left))
+    if w.prompts == 0 and evicted_before:
+        return context
+    if flags & PADDED != 0:
+        fits = (w.prompts + 1) * max(w.longest, context) <= prompt_tokens
+    else:
+        fits = context <= left
+    return context if fits else 0
+
+
+@jit
+def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):  # type: ignore[no-untyped-def]
+    """Lets waiting requests in, in the order of their rank, until one has to wait."""
+    rep, w, par = S.replicas[r], S.work[0], S.par[0]
+    queue = S.queues[rep.queue]
+    admitted = 0
+    while (
+        queue.length > 0
+        and admitted < admit
+        and S.running[r] < par.max_num_seqs
+        and w.seqs < par.max_step_seqs
+    ):
+        slot = S.pool_slot[queue.offset]
+        q = S.slots[slot]
+        q.context = q.prompt + q.generated
+        chunk = 1
+        if q.swapped == 0:
+            chunk = chunk_for(S, q.context, q.eviction > 0, prompt_tokens, flags)
+        if chunk <= 0:
+            return
+        blocks = _ask_memory(S, r, slot, chunk, memory)
+        if blocks < 0:
+            return
+        queue_pop(S, rep.queue)
+        rep.free_blocks -= blocks
+        q.blocks = blocks
+        S.ctr[0].admissions += 1
+        admitted += 1
+        q.admission = S.ctr[0].admissions
+        _place(S, r, slot, now_s, chunk)
+
+
+@jit
+def _place(S, r, slot, now_s, chunk):  # type: ignore[no-untyped-def]
+    rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
+    result = S.results[q.index]
+    if result.scheduled_s != result.scheduled_s:  # noqa: PLR0124  NaN: never before
+        result.scheduled_s = now_s
+    result.replica = r
+    S.running[r] += 1
+    S.waiting[rep.queue] -= 1
+    rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.par[0].timeout_s)
+    if q.swapped == 1:
+        q.swapped = 0
+        w.swap_s += q.blocks * S.par[0].swap_s_per_block
+        join(S, rep.idle, slot)
+    else:
+        _add_prompt(S, slot, chunk)
+
+
+@jit
+def _ask_memory(S, r, slot, chunk, memory):  # type: ignore[no-untyped-def]
+    """Blocks for a request that asks to be admitted, -1 to wait."""
+    rep, q, par = S.replicas[r], S.slots[slot], S.par[0]
+    peak = peak_tokens(S, r, slot) if par.needs_peak == 1 else 0
+    blocks = memory(
+        q.context,
+        chunk,
+        q.predicted,
+        par.max_model_len,
+        par.block_size,
+        rep.free_blocks,
+        par.total_blocks,
+        par.watermark_blocks,
+        S.running[r],
+        peak,
+    )
+    if blocks < 0:
+        return -1
+    least = q.context if q.swapped == 1 else chunk
+    blocks = max(blocks, (least + par.block_size - 1) // par.block_size)
+    if blocks > rep.free_blocks:
+        S.ctr[0].problem = BAD_MEMORY
+        S.ctr[0].problem_request = blocks
+        return -1
+    return blocks
+
+
+@jit
+def peak_tokens(S, r, candidate):  # type: ignore[no-untyped-def]
+    """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
+    rep, par, w = S.replicas[r], S.par[0], S.work[0]
+    count = _note_remaining(S, 0, candidate)
+    count = _note_group(S, count, rep.idle)
+    for i in range(rep.partials):
+        count = _note_remaining(S, count, S.partials[r, i])
+    for k in range(rep.in_flight):
+        f = r * par.pp + (rep.first_flight + k) % par.pp
+        count = _note_group(S, count, S.flights[f].group)
+        for i in range(S.flights[f].prompts):
+            count = _note_remaining(S, count, S.prompt_slot[f, i])
+    if w.decodes > 0:
+        count = _note_group(S, count, S.flights[w.flight].group)
+    for i in range(w.prompts):
+        count = _note_remaining(S, count, S.prompt_slot[w.flight, i])
+    held, peak = 0, 0
+    for i in range(count):
+        held += S.scratch_tie[i]
+        peak = max(peak, held + S.scratch_slot[i] * (i + 1))
+    return peak
+
+
+@jit
+def _note_group(S, count, g):  # type: ignore[no-untyped-def]
+    for i in range(S.groups[g].members):
+        slot = member(S, g, i)
+        settle(S, g, slot)
+        count = _note_remaining(S, count, slot)
+    return count
+
+
+@jit
+def _note_remaining(S, count, slot):  # type: ignore[no-untyped-def]
+    """Inserts (tokens held, predicted remaining) into ``scratch``, the longest remaining first."""
+    q = S.slots[slot]
+    remaining = remaining_tokens(q.predicted, q.generated)
+    i = count
+    while i > 0 and S.scratch_slot[i - 1] < remaining:
+        S.scratch_slot[i] = S.scratch_slot[i - 1]
+        S.scratch_tie[i] = S.scratch_tie[i - 1]
+        i -= 1
+    S.scratch_slot[i] = remaining
+    S.scratch_tie[i] = q.prompt + q.generated
+    return count + 1
+
+
+@jit
+def remaining_tokens(predicted, generated):  # type: ignore[no-untyped-def]
+    """Predicted tokens still to come, at least 1."""
+    whole = int(predicted)
+    if whole < predicted:
+        whole += 1
+    return max(1, whole - generated)
+
+

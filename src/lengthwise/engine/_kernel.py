@@ -1,0 +1,258 @@
+"""The event loop: arrivals, ends of steps, schedulers, in one total order.
+
+At one instant: arrivals, then the steps that end (by replica), then the schedulers of the
+replicas they touched (by number; over a central queue the emptiest first).
+"""
+
+from __future__ import annotations
+
+from lengthwise._jit import jit
+from lengthwise.engine import _layout as layout
+from lengthwise.engine._coast import coast
+from lengthwise.engine._evict import enqueue
+from lengthwise.engine._expire import outstanding, release
+from lengthwise.engine._form import chunk_for, form, remaining_tokens
+from lengthwise.engine._launch import end_step, launch
+from lengthwise.schema.records import Status
+
+OK, BAD_ROUTE, STUCK = layout.OK, layout.BAD_ROUTE, layout.STUCK
+REJECTED = int(Status.REJECTED)
+INFINITY = float("inf")
+
+
+def run(S, rank, leave_rank, batching, memory, router):  # type: ignore[no-untyped-def]
+    """Runs until nothing is left or the time limit; returns a problem's code."""
+    par, ctr = S.par[0], S.ctr[0]
+    while True:
+        arrival_s = S.arrival_s[ctr.next] if ctr.next < ctr.released else INFINITY
+        end_s = S.event_s[0] if ctr.events > 0 else INFINITY
+        now_s = min(arrival_s, end_s)
+        if now_s == INFINITY:
+            return _somebody_waits(S)
+        if now_s > par.limit_s:
+            return OK
+        ctr.last_s = max(ctr.last_s, now_s)
+        if arrival_s == now_s:
+            _arrivals(S, now_s, rank, memory, router)
+        while ctr.events > 0 and S.event_s[0] == now_s:
+            r = _pop_event(S)
+            end_step(S, r, now_s)
+            S.touched[r] = 1
+            if S.replicas[r].in_flight > 0:
+                _push_event(S, S.flights[r * par.pp + S.replicas[r].first_flight].end_s, r)
+            if par.closed == 1:
+                _arrivals(S, now_s, rank, memory, router)
+        if par.central == 1:
+            _schedule_central(S, now_s, rank, leave_rank, batching, memory)
+        else:
+            for r in range(par.replicas):
+                if S.touched[r] == 1:
+                    S.touched[r] = 0
+                    _schedule(S, r, now_s, rank, leave_rank, batching, memory)
+        if ctr.problem != OK:
+            return ctr.problem
+
+
+@jit
+def _somebody_waits(S):  # type: ignore[no-untyped-def]
+    for q in range(len(S.queues)):
+        if S.queues[q].length > 0:
+            S.ctr[0].problem_request = S.pool_index[S.queues[q].offset]
+            return STUCK
+    return OK
+
+
+@jit
+def _arrivals(S, now_s, rank, memory, router):  # type: ignore[no-untyped-def]
+    """Takes in all requests that arrive now."""
+    ctr = S.ctr[0]
+    while ctr.next < ctr.released and S.arrival_s[ctr.next] == now_s:
+        i = ctr.next
+        ctr.next += 1
+        if _never_fits(S, i, memory):
+            S.results[i].status = REJECTED
+            release(S, now_s)
+            continue
+        slot = _new_slot(S, i, now_s)
+        r = _route(S, i, router)
+        if r < 0:
+            return
+        enqueue(S, S.replicas[r].queue, now_s, slot, rank)
+
+
+@jit
+def _never_fits(S, i, memory):  # type: ignore[no-untyped-def]
+    """Whether not even an idle replica could take the request."""
+    par, prompt, predicted = S.par[0], S.prompt[i], S.predicted[i]
+    if prompt >= par.max_model_len:
+        return True
+    S.work[0].prompts = 0
+    S.work[0].prompt_tokens = 0
+    S.work[0].longest = 0
+    chunk = chunk_for(S, prompt, False, par.empty_tokens, par.empty_flags)  # noqa: FBT003
+    if chunk <= 0:
+        return True
+    peak = prompt + remaining_tokens(predicted, 0) if par.needs_peak == 1 else 0
+    blocks = memory(
+        prompt,
+        chunk,
+        predicted,
+        par.max_model_len,
+        par.block_size,
+        par.total_blocks,
+        par.total_blocks,
+        par.watermark_blocks,
+        0,
+        peak,
+    )
+    return blocks < 0
+
+
+@jit
+def _new_slot(S, i, now_s):  # type: ignore[no-untyped-def]
+    ctr = S.ctr[0]
+    if ctr.free_slots > 0:
+        ctr.free_slots -= 1
+        slot = S.free_slots[ctr.free_slots]
+    else:
+        slot = ctr.slots
+        ctr.slots += 1
+    q = S.slots[slot]
+    q.index = i
+    q.arrival_s = now_s
+    q.prompt = S.prompt[i]
+    q.output = S.output[i]
+    q.predicted = S.predicted[i]
+    q.priority = S.priority[i]
+    q.generated = 0
+    q.context = 0
+    q.prefilled = 0
+    q.blocks = 0
+    q.admission = -1
+    q.eviction = 0
+    q.last_token_s = 0.0
+    q.join_step = 0
+    q.growing = 0
+    q.decoding = 0
+    q.swapped = 0
+    return slot
+
+
+@jit
+def _route(S, i, router):  # type: ignore[no-untyped-def]
+    """The replica of a request; -1 after a problem."""
+    if S.par[0].central == 1:
+        S.waiting[0] += 1
+        return 0
+    r = router(i, S.draws[i, 0], S.draws[i, 1], S.waiting, S.running, S.tokens)
+    if r < 0 or r >= S.par[0].replicas:
+        S.ctr[0].problem = BAD_ROUTE
+        S.ctr[0].problem_request = r
+        return -1
+    S.waiting[r] += 1
+    S.tokens[r] += outstanding(S.prompt[i], S.predicted[i])
+    S.touched[r] = 1
+    return r
+
+
+@jit
+def _schedule(S, r, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-untyped-def]
+    """Fills a replica's pipeline with steps."""
+    rep, par = S.replicas[r], S.par[0]
+    while rep.in_flight < par.pp:
+        runs = form(S, r, now_s, rank, leave_rank, batching, memory)
+        if not runs and S.work[0].evicted == 1:
+            swap_s = S.work[0].swap_s
+            runs = form(S, r, now_s, rank, leave_rank, batching, memory)
+            S.work[0].swap_s += swap_s
+        if not runs:
+            return
+        end_s = launch(S, r, now_s)
+        if par.pp == 1 and S.work[0].prompts == 0:
+            end_s = coast(S, r, end_s, _horizon(S))
+        if rep.in_flight == 1:
+            _push_event(S, end_s, r)
+
+
+@jit
+def _horizon(S):  # type: ignore[no-untyped-def]
+    """Before this time nobody else can change what a replica does."""
+    ctr, par = S.ctr[0], S.par[0]
+    horizon_s = S.arrival_s[ctr.next] if ctr.next < ctr.released else INFINITY
+    if (par.closed == 1 or par.central == 1) and ctr.events > 0:
+        horizon_s = min(horizon_s, S.event_s[0])
+    return horizon_s
+
+
+@jit
+def _schedule_central(S, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-untyped-def]
+    """The touched replicas; all of them, the emptiest first, while somebody waits."""
+    replicas, queue = S.par[0].replicas, S.queues[0]
+    while True:
+        evictions = S.ctr[0].evictions
+        everyone = queue.length > 0
+        if everyone:
+            _by_load(S)
+        for k in range(replicas):
+            r = S.scratch_order[k] if everyone else k
+            if everyone or S.touched[r] == 1:
+                S.touched[r] = 0
+                _schedule(S, r, now_s, rank, leave_rank, batching, memory)
+        if S.ctr[0].evictions == evictions or S.ctr[0].problem != OK:
+            return
+
+
+@jit
+def _by_load(S):  # type: ignore[no-untyped-def]
+    """Replica numbers in ``scratch_order``, the fewest residents first."""
+    for r in range(S.par[0].replicas):
+        i = r
+        while i > 0 and S.running[S.scratch_order[i - 1]] > S.running[r]:
+            S.scratch_order[i] = S.scratch_order[i - 1]
+            i -= 1
+        S.scratch_order[i] = r
+
+
+@jit
+def _push_event(S, end_s, r):  # type: ignore[no-untyped-def]
+    i = S.ctr[0].events
+    S.ctr[0].events += 1
+    while i > 0:
+        parent = (i - 1) >> 1
+        if not _sooner(end_s, r, S.event_s[parent], S.event_replica[parent]):
+            break
+        S.event_s[i] = S.event_s[parent]
+        S.event_replica[i] = S.event_replica[parent]
+        i = parent
+    S.event_s[i] = end_s
+    S.event_replica[i] = r
+
+
+@jit
+def _pop_event(S):  # type: ignore[no-untyped-def]
+    """The replica whose step ends first."""
+    first = S.event_replica[0]
+    S.ctr[0].events -= 1
+    length = S.ctr[0].events
+    end_s, r, i = S.event_s[length], S.event_replica[length], 0
+    while True:
+        child = 2 * i + 1
+        if child >= length:
+            break
+        if child + 1 < length and _sooner(
+            S.event_s[child + 1], S.event_replica[child + 1], S.event_s[child], S.event_replica[child]
+        ):
+            child += 1
+        if not _sooner(S.event_s[child], S.event_replica[child], end_s, r):
+            break
+        S.event_s[i] = S.event_s[child]
+        S.event_replica[i] = S.event_replica[child]
+        i = child
+    S.event_s[i] = end_s
+    S.event_replica[i] = r
+    return first
+
+
+@jit
+def _sooner(s_a, r_a, s_b, r_b):  # type: ignore[no-untyped-def]
+    return s_a < s_b or (s_a == s_b and r_a < r_b)

@@ -1,0 +1,301 @@
+"""What a run needs, resolved once for both engines: numbers, columns, policy functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.engine._layout import GAP_BINS, replica_t, result_t
+from lengthwise.policy import CHUNKED, PREEMPTIONS, Policy, known, resolve
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.records import Status
+from lengthwise.schema.workload import Workload
+
+Array = npt.NDArray[Any]
+Function = Callable[..., Any]
+_SERIES_BINS = 2048
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The five policies of a run."""
+
+    rank: Policy
+    leave: Policy
+    batching: Policy
+    memory: Policy
+    router: Policy
+
+    def each(self) -> tuple[Policy, ...]:
+        """In the order in which the kernel takes them."""
+        return self.rank, self.leave, self.batching, self.memory, self.router
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run before it starts. The policy functions take their axis' full argument list."""
+
+    deployment: Deployment
+    policies: Policies
+    rank: Function
+    leave: Function
+    batching: Function
+    memory: Function
+    router: Function
+    arrival_s: Array
+    prompt: Array
+    output: Array
+    predicted: Array
+    priority: Array
+    draws: Array
+    results: Array
+    replica_rows: Array
+    histogram: Array
+    empty_plan: tuple[int, int, int]
+    limit_s: float
+    concurrency: int
+
+    @property
+    def replicas(self) -> int:
+        return self.deployment.parallel.replicas
+
+    @property
+    def pp(self) -> int:
+        return len(self.deployment.cost.stage_layers)
+
+    @property
+    def total_blocks(self) -> int:
+        return self.deployment.kv.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self.deployment.kv.block_size
+
+    @property
+    def watermark_blocks(self) -> int:
+        return int(self.deployment.limits.watermark * self.total_blocks)
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.deployment.limits.max_num_seqs
+
+    @property
+    def max_step_seqs(self) -> int:
+        return self.deployment.limits.max_step_seqs or self.max_num_seqs
+
+    @property
+    def token_budget(self) -> int:
+        return self.deployment.limits.max_num_batched_tokens
+
+    @property
+    def max_model_len(self) -> int:
+        return self.deployment.max_model_len
+
+    @property
+    def timeout_s(self) -> float:
+        return self.deployment.limits.timeout_s
+
+    @property
+    def swap(self) -> bool:
+        return self.deployment.scheduler.preempt == "swap"
+
+    @property
+    def swap_s_per_block(self) -> float:
+        return self.deployment.kv.swap_s_per_block
+
+    @property
+    def closed(self) -> bool:
+        return self.concurrency > 0
+
+    @property
+    def central(self) -> bool:
+        return self.policies.router == known("router")["central"]
+
+    @property
+    def rekey(self) -> bool:
+        return self.policies.rank.every_step
+
+    @property
+    def needs_peak(self) -> bool:
+        return self.policies.memory.uses("peak_tokens")
+
+    @property
+    def bins(self) -> int:
+        """Bins of the time series a replica: a power of two, fewer where replicas are many."""
+        return max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(self.replicas)) - 3))
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_size)
+
+    def request(self, kind: Callable[..., Any], i: int, arrival_s: float) -> Any:
+        """Request ``i`` as an object of the reference."""
+        return kind(
+            i,
+            arrival_s,
+            int(self.prompt[i]),
+            int(self.output[i]),
+            float(self.predicted[i]),
+            int(self.priority[i]),
+        )
+
+    def key(self, function: Function, now_s: float, q: Any) -> float:
+        """A rank or leave key; raises PolicyError when it is NaN."""
+        key: float = function(
+            now_s, q.arrival_s, q.prompt, q.generated, q.predicted, q.priority, q.admission, q.eviction
+        )
+        if math.isnan(key):
+            raise self.bad_rank(q.index)
+        return key
+
+    def ask_memory(self, context: int, chunk: int, predicted: float, free: int, resident: int, peak: int) -> int:
+        """What the memory policy says to a request."""
+        blocks: int = self.memory(
+            context,
+            chunk,
+            predicted,
+            self.max_model_len,
+            self.block_size,
+            free,
+            self.total_blocks,
+            self.watermark_blocks,
+            resident,
+            peak,
+        )
+        return blocks
+
+    def outstanding(self, q: Any) -> int:
+        """Tokens that a router counts for a request: its prompt and its predicted output."""
+        return int(q.prompt) + math.ceil(q.predicted)
+
+    def bad_rank(self, request: int) -> PolicyError:
+        p = self.policies
+        return PolicyError(
+            f"rank policy {p.rank.name!r} or leave policy {p.leave.name!r} returned NaN for request {request}; "
+            "a key must be a number"
+        )
+
+    def bad_memory(self, blocks: int) -> PolicyError:
+        return PolicyError(
+            f"memory policy {self.policies.memory.name!r} let a request in that needs {blocks} blocks when fewer "
+            "are free; return -1 to make it wait"
+        )
+
+    def bad_route(self, replica: int) -> PolicyError:
+        return PolicyError(
+            f"router {self.policies.router.name!r} chose replica {replica}; there are {self.replicas}, from 0"
+        )
+
+    def stuck(self, request: int) -> str:
+        p = self.policies
+        return (
+            f"request {request} waits for ever: nothing runs, nothing will arrive, and batching policy "
+            f"{p.batching.name!r} with memory policy {p.memory.name!r} does not admit it "
+            f"({int(self.prompt[request])} prompt tokens, {self.total_blocks} blocks of {self.block_size})"
+        )
+
+
+def prepare(
+    workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool
+) -> Setup:
+    """Everything resolved and checked; raises InputError or PolicyError before any time passes."""
+    from lengthwise import policy as room
+
+    policies = _policies(deployment)
+    _check(workload, deployment, policies)
+    make = room.compiled if compiled else room.interpreted
+    functions = [make(p) for p in policies.each()]
+    n, replicas = len(workload), deployment.parallel.replicas
+    limit = deployment.max_model_len - workload.prompt_tokens
+    router = policies.router
+    draws = np.random.default_rng(seed).random((n, 2)) if router.uses("draw_a") else np.zeros((n, 2))
+    rows = np.zeros(replicas, dtype=replica_t)
+    rows["bin_s"] = 2.0**-6
+    return Setup(
+        deployment,
+        policies,
+        *functions,
+        arrival_s=np.array(workload.arrival_s),
+        prompt=_column(workload.prompt_tokens),
+        output=np.minimum(workload.output_tokens, np.maximum(limit, 1)),
+        predicted=_or_zeros(workload.predicted_tokens, n, np.float64),
+        priority=_or_zeros(workload.priority, n, np.int64),
+        draws=draws,
+        results=_blank_results(n),
+        replica_rows=rows,
+        histogram=np.zeros(GAP_BINS, dtype=np.int64),
+        empty_plan=_empty_plan(policies.batching, deployment),
+        limit_s=limit_s,
+        concurrency=workload.concurrency or 0,
+    )
+
+
+def _policies(deployment: Deployment) -> Policies:
+    s = deployment.scheduler
+    if s.preempt not in PREEMPTIONS:
+        raise UnknownNameError("preemption", s.preempt, PREEMPTIONS)
+    axes = ("rank", "leave", "batching", "memory", "router")
+    return Policies(*(resolve(axis, getattr(s, axis)) for axis in axes))
+
+
+def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
+    for policy in policies.each():
+        needs = policy.uses("predicted_tokens") or policy.uses("peak_tokens")
+        if needs and workload.predicted_tokens is None:
+            raise PolicyError(
+                f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
+                "none; give predicted_tokens (predicted = \"oracle\" in a scenario predicts the truth)"
+            )
+    limits, kv = deployment.limits, deployment.kv
+    if kv.num_blocks * kv.block_size < deployment.max_model_len:
+        raise InputError(
+            f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
+            f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
+        )
+    steps = limits.max_step_seqs or limits.max_num_seqs
+    if min(limits.max_num_seqs, steps, limits.max_num_batched_tokens) < 1:
+        raise InputError("max_num_seqs, max_step_seqs and max_num_batched_tokens must be at least 1")
+
+
+def _empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
+    """What the batching policy says to one request before an idle replica: it must let it in."""
+    from lengthwise.policy import interpreted
+
+    limits = deployment.limits
+    try:
+        plan = interpreted(batching)(0, 0, 1, 0, 0, limits.max_num_batched_tokens, limits.max_num_seqs)
+        admit, tokens, flags = (int(x) for x in plan)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise PolicyError(
+            f"batching policy {batching.name!r} must return three whole numbers (admit, prompt tokens, flags); "
+            f"on an idle replica with one request waiting it failed: {error}"
+        ) from error
+    if admit < 1 or (flags & CHUNKED and tokens < 1):
+        raise PolicyError(
+            f"batching policy {batching.name!r} admits nothing on an idle replica with one request waiting "
+            f"(admit {admit}, prompt tokens {tokens}); no request would ever run"
+        )
+    return admit, tokens, flags
+
+
+def _column(values: Array) -> Array:
+    return np.require(values, requirements=["C", "A", "W"])
+
+
+def _or_zeros(values: Array | None, n: int, dtype: type) -> Array:
+    return np.zeros(n, dtype) if values is None else _column(values)
+
+
+def _blank_results(n: int) -> Array:
+    results = np.zeros(n, dtype=result_t)
+    for field in ("scheduled_s", "first_token_s", "finished_s"):
+        results[field] = np.nan
+    results["status"] = Status.UNFINISHED
+    results["replica"] = -1
+    return results

@@ -1,0 +1,167 @@
+"""The kernel's state: arrays, named."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise._jit import DISABLED
+from lengthwise.cost._lookup import PackedCost, pack
+from lengthwise.engine import _layout as layout
+from lengthwise.engine._setup import Setup
+
+Array = npt.NDArray[Any]
+
+
+class State(NamedTuple):
+    """Everything a run touches. Shapes: n requests, R replicas, P stages, G = R (P + 1) groups."""
+
+    par: Array
+    ctr: Array
+    work: Array
+    cost: PackedCost
+    slots: Array
+    free_slots: Array
+    replicas: Array
+    groups: Array
+    heaps: Array
+    phases: Array
+    cohort_s: Array
+    cohort_n: Array
+    stage_free: Array
+    flights: Array
+    prompt_slot: Array
+    prompt_chunk: Array
+    partials: Array
+    queues: Array
+    pool_key: Array
+    pool_index: Array
+    pool_slot: Array
+    event_s: Array
+    event_replica: Array
+    touched: Array
+    waiting: Array
+    running: Array
+    tokens: Array
+    arrival_s: Array
+    prompt: Array
+    output: Array
+    predicted: Array
+    priority: Array
+    draws: Array
+    results: Array
+    series: Array
+    histogram: Array
+    step_log: Array
+    gap_log: Array
+    scratch_key: Array
+    scratch_tie: Array
+    scratch_slot: Array
+    scratch_order: Array
+
+
+def new_state(setup: Setup, log_rows: int) -> State:
+    """State before the first event; ``log_rows`` bounds the step and the gap log (0: keep none)."""
+    n, r, p = len(setup.arrival_s), setup.replicas, setup.pp
+    seqs, groups = setup.max_num_seqs, setup.replicas * (setup.pp + 1)
+    queues = 1 if setup.central else r
+    pool = n if queues == 1 else 4 * n + 128 * r
+    return State(
+        par=_record(layout.param_t, _params(setup)),
+        ctr=_record(layout.counter_t, {"released": _released(setup), "pool_top": n if queues == 1 else 0}),
+        work=_records(layout.work_t, 1),
+        cost=pack(setup.deployment.cost),
+        slots=_empty(layout.slot_t, n),
+        free_slots=np.empty(n, np.int64),
+        replicas=_replicas(setup),
+        groups=_records(layout.group_t, groups),
+        heaps=np.empty((groups, seqs), np.int64),
+        phases=np.zeros((groups, setup.block_size), np.int64),
+        cohort_s=np.empty((groups, seqs), np.float64),
+        cohort_n=np.empty((groups, seqs), np.int64),
+        stage_free=np.zeros((r, p)),
+        flights=_flights(r, p),
+        prompt_slot=np.empty((r * p, seqs), np.int64),
+        prompt_chunk=np.empty((r * p, seqs), np.int64),
+        partials=np.empty((r, seqs), np.int64),
+        queues=_queues(queues, n),
+        pool_key=np.empty(pool, np.float64),
+        pool_index=np.empty(pool, np.int64),
+        pool_slot=np.empty(pool, np.int64),
+        event_s=np.empty(r, np.float64),
+        event_replica=np.empty(r, np.int64),
+        touched=np.zeros(r, np.int64),
+        waiting=np.zeros(r, np.int64),
+        running=np.zeros(r, np.int64),
+        tokens=np.zeros(r, np.int64),
+        arrival_s=setup.arrival_s.copy(),
+        prompt=setup.prompt,
+        output=setup.output,
+        predicted=setup.predicted,
+        priority=setup.priority,
+        draws=setup.draws,
+        results=_view(setup.results.copy()),
+        series=np.zeros((r, setup.bins, len(layout.SERIES_COLUMNS))),
+        histogram=setup.histogram.copy(),
+        step_log=_empty(layout.step_t, log_rows),
+        gap_log=_empty(layout.gap_t, 2 * log_rows),
+        scratch_key=np.empty(max(seqs, r), np.float64),
+        scratch_tie=np.empty(max(seqs, r), np.int64),
+        scratch_slot=np.empty(max(seqs, r), np.int64),
+        scratch_order=np.empty(r, np.int64),
+    )
+
+
+def _released(setup: Setup) -> int:
+    n = len(setup.arrival_s)
+    return min(setup.concurrency, n) if setup.closed else n
+
+
+def _params(setup: Setup) -> dict[str, Any]:
+    own = {name: getattr(setup, name) for name in layout.param_t.names or () if hasattr(setup, name)}
+    return own | {"empty_tokens": setup.empty_plan[1], "empty_flags": setup.empty_plan[2]}
+
+
+def _replicas(setup: Setup) -> Array:
+    rows = setup.replica_rows.copy()
+    rows["free_blocks"] = setup.total_blocks
+    rows["idle"] = np.arange(setup.replicas) * (setup.pp + 1)
+    rows["queue"] = 0 if setup.central else np.arange(setup.replicas)
+    rows["deadline_s"] = np.inf
+    return _view(rows)
+
+
+def _flights(replicas: int, pp: int) -> Array:
+    rows = np.zeros(replicas * pp, layout.flight_t)
+    rows["group"] = (np.arange(replicas)[:, None] * (pp + 1) + 1 + np.arange(pp)).ravel()
+    return _view(rows)
+
+
+def _queues(count: int, n: int) -> Array:
+    rows = np.zeros(count, layout.queue_t)
+    rows["deadline_s"] = np.inf
+    if count == 1:
+        rows["room"] = n
+    return _view(rows)
+
+
+def _record(dtype: np.dtype[Any], values: dict[str, Any]) -> Array:
+    row = np.zeros(1, dtype)
+    for name, value in values.items():
+        row[name] = value
+    return _view(row)
+
+
+def _records(dtype: np.dtype[Any], count: int) -> Array:
+    return _view(np.zeros(count, dtype))
+
+
+def _empty(dtype: np.dtype[Any], count: int) -> Array:
+    return _view(np.empty(count, dtype))
+
+
+def _view(rows: Array) -> Array:
+    """Without the compiler, records need attribute access of their own."""
+    return rows.view(np.recarray) if DISABLED else rows

@@ -1,0 +1,87 @@
+"""A workload on a deployment becomes records."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.records import Records, Status
+from lengthwise.schema.workload import Workload
+
+LOG_ROWS = 200_000
+ENGINES = ("kernel", "reference")
+
+
+def simulate(
+    workload: Workload,
+    deployment: Deployment,
+    *,
+    seed: int = 0,
+    time_limit_s: float = math.inf,
+    strict: bool = False,
+    keep_steps: int = LOG_ROWS,
+    engine: str = "kernel",
+) -> Records:
+    """What happens when a workload meets a deployment.
+
+    Args:
+        workload: The requests; their true output lengths are for the engine alone.
+        deployment: What serves them.
+        seed: Of the routers that draw; equal inputs give equal bytes.
+        time_limit_s: Simulated seconds after which the run stops; what is not finished then is
+            UNFINISHED. A step under way at the limit counts whole in the sums over steps.
+        strict: Raise when a request can never fit instead of rejecting it.
+        keep_steps: Keep the step log and every token gap of runs up to so many steps.
+        engine: "kernel" (compiled) or "reference" (plain Python, the same answer, slow).
+
+    Raises:
+        InputError: The workload and the deployment cannot be simulated together.
+        PolicyError: A policy misbehaved.
+    """
+    from lengthwise.engine._outcome import to_records
+    from lengthwise.engine._setup import prepare
+
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    if not time_limit_s > 0:
+        raise InputError(f"time_limit_s must be above 0; it is {time_limit_s}")
+    setup = prepare(workload, deployment, seed=seed, limit_s=time_limit_s, compiled=engine == "kernel")
+    if engine == "kernel":
+        from lengthwise.engine._compiled import run_kernel
+
+        outcome = run_kernel(setup, keep_steps)
+    else:
+        outcome = _run_reference(setup)
+    records = to_records(workload, outcome, seed, deployment.name)
+    if strict:
+        _require_no_rejects(records)
+    return records
+
+
+def _run_reference(setup: object) -> object:
+    from lengthwise.engine.reference import simulate_reference
+
+    try:
+        return simulate_reference(setup)  # type: ignore[arg-type]
+    except (ArithmeticError, ValueError, TypeError, LookupError) as error:
+        raise PolicyError(f"a policy of this run raised {type(error).__name__}: {error}") from error
+
+
+def _require_no_rejects(records: Records) -> None:
+    rejected = np.flatnonzero(records.requests.status == Status.REJECTED)
+    if len(rejected):
+        i = int(rejected[0])
+        raise InputError(
+            f"{len(rejected)} of {len(records.requests.status)} requests can never fit, the first is request {i} with "
+            f"{records.requests.prompt_tokens[i]} prompt tokens; raise max_model_len or the KV memory, or allow rejects"
+        )
+
+
+def ready() -> bool:
+    """Whether a run starts at once; else the first one compiles the kernel and caches it."""
+    from lengthwise.engine._compiled import ready as compiled_ready
+
+    return compiled_ready()
