@@ -12,6 +12,7 @@ from lengthwise.workload.arrivals import (
     Weibull,
     elis_gamma,
 )
+from lengthwise.workload.describe import Description, Histogram, LengthSummary, describe
 from lengthwise.workload.generate import generate
 from lengthwise.workload.lengths import Capped, Conditional, Joint, Lengths, Samples
 from lengthwise.workload.marginals import (
@@ -26,18 +27,25 @@ from lengthwise.workload.marginals import (
     Zipf,
 )
 from lengthwise.workload.presets import Preset, preset, presets
+from lengthwise.workload.read import READABLE, read
+from lengthwise.workload.write import WRITABLE, write
 
 __all__ = [
+    "READABLE",
+    "WRITABLE",
     "AllAtOnce",
     "Arrivals",
     "Capped",
     "ClosedLoop",
     "Conditional",
     "Constant",
+    "Description",
     "Empirical",
     "Fixed",
     "Gamma",
+    "Histogram",
     "Joint",
+    "LengthSummary",
     "Lengths",
     "LogNormal",
     "Marginal",
@@ -52,8 +60,11 @@ __all__ = [
     "Uniform",
     "Weibull",
     "Zipf",
+    "describe",
     "elis_gamma",
     "generate",
     "preset",
     "presets",
+    "read",
+    "write",
 ]

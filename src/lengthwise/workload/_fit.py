@@ -1,68 +1,17 @@
-"""Distributions solved from the statistics that papers print."""
+"""Distributions solved from moments; this file needs scipy and is imported where it is used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import exp, log, pi, sqrt
+from math import exp, isinf, pi, sqrt
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq, least_squares
 from scipy.special import log_ndtr, ndtr, owens_t
 
 from lengthwise.schema.errors import InputError
+from lengthwise.workload._root import root
 
 Floats = npt.NDArray[np.float64]
-
-_Z90 = 1.2815515655446004
-
-
-def two_slope_table(mean: float, median: float, p90: float, low: float, high: float) -> tuple[Floats, Floats]:
-    """Levels and tokens of the two-slope normal within ``low`` to ``high`` with these statistics."""
-    if not low < median < p90 < high:
-        raise InputError(
-            f"low < median < p90 < high must hold; they are {low:g}, {median:g}, {p90:g}, {high:g}"
-        )
-    z = np.sort(np.concatenate((np.linspace(-5, 5, 401), [_Z90])))
-    levels = ndtr(z)
-    levels[[0, -1]] = 0.0, 1.0
-    levels[np.searchsorted(z, _Z90)] = 0.9  # exact, so that the table holds the published p90
-    reach = []
-    for logarithmic in (True, False):
-        shape = _TwoSlope(z, median, p90, low, high, logarithmic)
-        reach += [float(np.trapezoid(shape.tokens(tail), levels)) for tail in (0.0, 1e6)]
-        if reach[-2] < mean < reach[-1]:
-            return levels, shape.tokens(_solve_tail(shape, levels, mean))
-    raise InputError(
-        f"with median {median:g}, p90 {p90:g} and bounds {low:g} to {high:g} the mean can be "
-        f"{min(reach):.0f} to {max(reach):.0f} tokens; {mean:g} was asked for"
-    )
-
-
-def _solve_tail(shape: _TwoSlope, levels: Floats, mean: float) -> float:
-    return float(brentq(lambda t: float(np.trapezoid(shape.tokens(t), levels)) - mean, 0.0, 1e6, xtol=1e-12))
-
-
-@dataclass(frozen=True, eq=False)
-class _TwoSlope:
-    """A normal through median and p90, of tokens or of their logarithm, with a tail of another slope."""
-
-    z: Floats
-    median: float
-    p90: float
-    low: float
-    high: float
-    logarithmic: bool
-
-    def tokens(self, tail: float) -> Floats:
-        """Tokens at ``z``; above p90 the slope is ``tail`` times that below."""
-        at = log if self.logarithmic else float
-        slope = (at(self.p90) - at(self.median)) / _Z90
-        bent = at(self.median) + slope * (np.minimum(self.z, _Z90) + tail * np.maximum(self.z - _Z90, 0))
-        bent = np.clip(bent, at(self.low), at(self.high))
-        tokens: Floats = np.exp(bent) if self.logarithmic else bent
-        tokens[np.searchsorted(self.z, [0.0, _Z90])] = self.median, self.p90
-        return np.clip(tokens, self.low, self.high)
 
 
 def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
@@ -70,19 +19,21 @@ def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[f
     if not (low < mean < high and sd > 0):
         raise InputError(f"low < mean < high and sd > 0 must hold; they are {low}, {mean}, {high}, {sd}")
 
-    def miss(at: Floats) -> Floats:
-        got = _cut_moments(float(at[0]), exp(float(at[1])), low, high)
-        return np.array([(got[0] - mean) / sd, (got[1] - sd) / sd])
+    def centre(spread: float) -> float:
+        reach = 10 * spread + 20 * spread**2 / sd
+        return root(lambda at: _cut_moments(at, spread, low, high)[0] - mean, mean - reach, mean + reach)
 
-    found = least_squares(
-        miss, np.array([mean, log(sd)]), x_scale=np.array([sd, 1.0]), xtol=1e-14, ftol=1e-14
-    )
-    if float(np.abs(miss(found.x)).max()) > 1e-6:
+    def excess(spread: float) -> float:
+        return _cut_moments(centre(spread), spread, low, high)[1] - sd
+
+    widest = 30 * max(sd, (mean - low) if isinf(high) else high - low)
+    if excess(widest) < 0:
         raise InputError(
-            f"no normal cut to {low}..{high} has mean {mean} and sd {sd}; "
-            f"the uniform there has sd {(high - low) / sqrt(12):.1f}"
+            f"no normal cut to {low:g}..{high:g} has mean {mean:g} and sd {sd:g}: its sd would be at most "
+            f"{excess(widest) + sd:.1f}; give a smaller sd, or mean and sd of the normal before the cut"
         )
-    return float(found.x[0]), exp(float(found.x[1]))
+    spread = root(excess, sd, widest)  # a cut only narrows, so the normal is at least as wide
+    return centre(spread), spread
 
 
 def _cut_moments(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.workload._root import root
 
 Floats = npt.NDArray[np.float64]
 
@@ -232,7 +233,6 @@ def weibull_shape(cv: float) -> float:
     Raises:
         InputError: The cv lies outside 0.0013 to 1e5, where the shape cannot be solved.
     """
-    from scipy.optimize import brentq  # noqa: PLC0415 - keeps the import of lengthwise fast
 
     def excess(log_shape: float) -> float:
         inverse = exp(-log_shape)
@@ -241,7 +241,7 @@ def weibull_shape(cv: float) -> float:
     low, high = np.log(0.05), np.log(1000.0)
     if not excess(low) > 0 > excess(high):
         raise InputError(f"Weibull arrivals need a cv between 0.0013 and 1e5; it is {cv}")
-    return exp(float(brentq(excess, low, high, xtol=1e-13)))
+    return exp(root(excess, low, high))
 
 
 def _times(gaps: Floats, scale: float) -> Floats:

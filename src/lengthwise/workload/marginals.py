@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.workload._two_slope import two_slope_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -159,8 +160,10 @@ class TruncatedNormal:
         """[n] tokens within the bounds."""
         from scipy.special import ndtr, ndtri  # noqa: PLC0415 - keeps the import of lengthwise fast
 
-        below, above = ndtr((np.array([self.low, self.high]) - self.mean) / self.sd)
-        tokens: Floats = self.mean + self.sd * ndtri(below + u * (above - below))
+        # From the upper tail where the range lies in it: 1 - tiny has no digits left to tell lengths apart.
+        side = -1.0 if self.mean < self.low else 1.0
+        first, last = ndtr(side * (np.array([self.low, self.high]) - self.mean) / self.sd)
+        tokens: Floats = self.mean + side * self.sd * ndtri(first + u * (last - first))
         return np.clip(tokens, self.low, self.high)
 
 
@@ -240,8 +243,6 @@ class Quantiles:
         Raises:
             InputError: No such distribution has this mean.
         """
-        from lengthwise.workload._fit import two_slope_table  # noqa: PLC0415 - needs scipy
-
         return cls(*two_slope_table(mean, median, p90, low, high))
 
     def quantile(self, u: Floats) -> Floats:

@@ -1,0 +1,99 @@
+"""Our own format: every column of a workload, and what is not a column, in one Parquet file."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError, OutputError, TraceError
+from lengthwise.schema.workload import Workload
+from lengthwise.workload._source import Source
+
+_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+_OPTIONAL = ("predicted_tokens", "priority")
+_EXTRA = "extra."
+_KEY = "lengthwise.workload"
+
+
+def write_parquet(workload: Workload, path: Path) -> None:
+    """A Parquet file with all there is of the workload."""
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    columns = {name: getattr(workload, name) for name in (*_COLUMNS, *_OPTIONAL)}
+    columns = {name: values for name, values in columns.items() if values is not None}
+    columns |= {_EXTRA + name: _storable(name, values) for name, values in workload.extra.items()}
+    rest = {"version": 1, "name": workload.name, "concurrency": workload.concurrency}
+    pl.DataFrame(columns).write_parquet(path, metadata={_KEY: json.dumps(rest)})
+
+
+def read_parquet(source: Source) -> Workload:
+    """The workload of a file that ``write_parquet`` wrote, or of one with its three main columns.
+
+    Raises:
+        TraceError: The file is cut off or damaged, lacks a column, or holds a value that cannot be used.
+    """
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    from polars.exceptions import PolarsError  # noqa: PLC0415
+
+    try:
+        frame = pl.read_parquet(io.BytesIO(source.data))
+        rest = json.loads(pl.read_parquet_metadata(io.BytesIO(source.data)).get(_KEY, "{}"))
+    except (PolarsError, OSError, ValueError) as error:
+        raise source.fault(None, f"the Parquet file is cut off or damaged ({_first_line(error)})") from error
+    missing = [name for name in _COLUMNS if name not in frame.columns]
+    if missing:
+        raise source.fault(None, f"lacks the columns {', '.join(missing)}; it has {', '.join(frame.columns)}")
+    try:
+        return Workload(
+            **{n: _numbers(source, frame[n]) for n in (*_COLUMNS, *_OPTIONAL) if n in frame.columns},
+            extra={n.removeprefix(_EXTRA): _column(frame[n]) for n in frame.columns if n.startswith(_EXTRA)},
+            concurrency=rest.get("concurrency"),
+            name=rest.get("name", source.name),
+        )
+    except TraceError:
+        raise
+    except InputError as error:
+        raise source.fault(None, str(error)) from error
+
+
+def _storable(name: str, values: Any) -> Any:
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    array = np.asarray(values)
+    try:
+        if array.dtype != object:
+            return pl.Series(array)
+        plain = [item.tolist() if isinstance(item, np.ndarray) else item for item in array]
+        return pl.Series(plain, strict=True)
+    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        raise OutputError(f"the column {name} cannot be stored: {_first_line(error)}") from error
+
+
+def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
+    if not series.dtype.is_numeric() or series.null_count():
+        raise source.fault(None, f"{series.name} must hold a number in every row")
+    array: npt.NDArray[Any] = series.to_numpy()
+    if series.name in ("prompt_tokens", "output_tokens", "priority") and not series.dtype.is_integer():
+        raise source.fault(None, f"{series.name} must hold whole numbers; it holds {series.dtype}")
+    return array
+
+
+def _column(series: Any) -> npt.NDArray[Any]:
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    if isinstance(series.dtype, pl.List):
+        lists = np.empty(len(series), object)
+        for row, item in enumerate(series):
+            lists[row] = None if item is None else item.to_numpy()
+        return lists
+    array: npt.NDArray[Any] = series.to_numpy()
+    return array
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,253 @@
+"""Traces with one row a request: CSV and JSON lines, described by a table of formats.
+
+Good files go through polars. Only when something is wrong are they read again line by line, to say where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import TraceError
+from lengthwise.workload._dates import parse_dates
+from lengthwise.workload._source import Source
+from lengthwise.workload._trace import Trace
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Which columns of a file mean what.
+
+    Attributes:
+        name: What ``read(format=)`` calls it.
+        kind: How rows are written.
+        arrival: Column of arrival times.
+        unit_s: Seconds in one unit of that column; None where it holds dates or 100-ns ticks.
+        prompt: Column of prompt tokens.
+        output: Column of output tokens.
+        extra: Further columns that are kept where they are present: column -> name in the workload.
+        arrival_optional: Without the arrival column all requests come at 0.
+        drops_empty: Rows of 0 prompt or output tokens are failed requests, and are left out.
+    """
+
+    name: str
+    kind: Literal["csv", "jsonl"]
+    arrival: str
+    unit_s: float | None
+    prompt: str
+    output: str
+    extra: Mapping[str, str] = field(default_factory=dict)
+    arrival_optional: bool = False
+    drops_empty: bool = False
+
+    @property
+    def needed(self) -> list[str]:
+        """Columns that must be there."""
+        return [*([] if self.arrival_optional else [self.arrival]), self.prompt, self.output]
+
+    def matches(self, columns: list[str]) -> bool:
+        """Whether a file with these columns can be of this format."""
+        return set(self.needed) <= set(columns)
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        RowFormat("azure", "csv", "TIMESTAMP", None, "ContextTokens", "GeneratedTokens"),
+        RowFormat(
+            "burstgpt",
+            "csv",
+            "Timestamp",
+            1.0,
+            "Request tokens",
+            "Response tokens",
+            {"Model": "class", "Session ID": "session"},
+            drops_empty=True,
+        ),
+        RowFormat(
+            "vidur",
+            "csv",
+            "arrived_at",
+            1.0,
+            "num_prefill_tokens",
+            "num_decode_tokens",
+            arrival_optional=True,
+        ),
+        RowFormat("splitwise", "csv", "arrival_timestamp", 1.0, "prompt_size", "token_size"),
+        RowFormat(
+            "mooncake",
+            "jsonl",
+            "timestamp",
+            1e-3,
+            "input_length",
+            "output_length",
+            {"hash_ids": "block_ids", "session_id": "session", "priority": "priority"},
+        ),
+        RowFormat(
+            "aibrix",
+            "jsonl",
+            "timestamp_ms",
+            1e-3,
+            "prompt_length",
+            "output_length",
+            {"prompt": "prompt"},
+            drops_empty=True,
+        ),
+        RowFormat("llmservingsim", "jsonl", "arrival_time_ns", 1e-9, "input_toks", "output_toks"),
+    )
+}
+
+
+def read_rows(source: Source, form: RowFormat) -> Trace:
+    """The trace in a file of this format, in the order of the file.
+
+    Raises:
+        TraceError: A column is missing, or a row cannot be used; the message names file and line.
+    """
+    from polars.exceptions import PolarsError  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    columns = _columns(source, form)
+    if not form.matches(columns):
+        raise source.fault(
+            1, f"the format {form.name} needs {', '.join(form.needed)}; there are {', '.join(columns[:12])}"
+        )
+    try:
+        frame = _frame(source, form, columns)
+        trace = _trace(source, form, frame)
+    except (PolarsError, OverflowError) as error:
+        raise _first_fault(source, form, columns, str(error)) from error
+    if trace is None:
+        raise _first_fault(source, form, columns, "a value is missing or out of range")
+    return trace
+
+
+def line_of(source: Source, form: RowFormat, row: int) -> int:
+    """The line of a row counted from 0."""
+    return next(islice(_lines(source, form), row, None))[0]
+
+
+def _columns(source: Source, form: RowFormat) -> list[str]:
+    return source.header if form.kind == "csv" else list(source.first_object or {})
+
+
+def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any]]]:
+    return source.csv_rows() if form.kind == "csv" else source.json_rows()
+
+
+def _frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
+    if form.arrival in columns:
+        types[form.arrival] = pl.String if form.unit_s is None else pl.Float64
+    if form.kind == "csv":
+        types |= {name: pl.String for name in form.extra if name in columns}
+        return pl.read_csv(source.data.rstrip(), columns=list(types), schema_overrides=types)
+    kinds = {int: pl.Int64, str: pl.String, list: pl.List(pl.Int64)}
+    values = source.first_object or {}
+    types |= {name: kinds[type(values[name])] for name in form.extra if type(values.get(name)) in kinds}
+    return pl.read_ndjson(source.data, schema=types)
+
+
+def _trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | None:
+    """The columns as a trace; None where a value is missing or out of range."""
+    least = 0 if form.drops_empty else 1
+    prompt, output = (_tokens(frame[name], least) for name in (form.prompt, form.output))
+    arrival_s = _seconds(form, frame) if form.arrival in frame.columns else np.zeros(len(frame))
+    if prompt is None or output is None or arrival_s is None:
+        return None
+    name = source.name
+    if form.arrival not in frame.columns:
+        name += " (lengths only: all at once)"
+    extra = {form.extra[c]: _column(frame[c], form.extra[c]) for c in frame.columns if c in form.extra}
+    return Trace(arrival_s, prompt, output, extra, name)
+
+
+def _tokens(series: pl.Series, least: int) -> npt.NDArray[np.int64] | None:
+    if series.null_count():
+        return None
+    values = series.to_numpy()
+    with np.errstate(invalid="ignore"):
+        good = (values >= least) & (values < 2**53) & (values == np.floor(values))
+    return values.astype(np.int64) if good.all() else None
+
+
+def _seconds(form: RowFormat, frame: pl.DataFrame) -> Floats | None:
+    series = frame[form.arrival]
+    if series.null_count():
+        return None
+    if form.unit_s is None:
+        return parse_dates(series)
+    values: Floats = series.to_numpy()
+    return (values - values[:1]) * form.unit_s if np.isfinite(values).all() and (values >= 0).all() else None
+
+
+def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
+    """A further column as the workload holds it: numbers, codes, texts, or lists of ids."""
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    if isinstance(series.dtype, pl.List):
+        ends = np.cumsum(series.list.len().fill_null(0).to_numpy())
+        flat = series.explode(empty_as_null=False, keep_nulls=False).to_numpy()
+        lists = np.empty(len(series), object)
+        for row, ids in enumerate(np.split(flat, ends[:-1])):
+            lists[row] = ids
+        return lists
+    if series.dtype != pl.String or name == "prompt":
+        return series.to_numpy()
+    # Few names, many rows: codes in order of appearance take less room than a text each; -1 is none.
+    names = series.drop_nulls().unique(maintain_order=True)
+    codes = series.replace_strict(names, range(len(names)), default=-1, return_dtype=pl.Int64).to_numpy()
+    return codes if name == "session" else np.array([*names, ""])[codes]
+
+
+def _first_fault(source: Source, form: RowFormat, columns: list[str], otherwise: str) -> TraceError:
+    """The error of the first row that cannot be used."""
+    try:
+        for line, cells in _lines(source, form):
+            message = _complaint(form, columns, cells)
+            if message:
+                return source.fault(line, message)
+    except TraceError as error:
+        return error
+    return source.fault(None, f"cannot be read as {form.name}: {otherwise.splitlines()[0]}")
+
+
+def _complaint(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
+    least = 0 if form.drops_empty else 1
+    for name in (form.prompt, form.output):
+        value = _number(cells.get(name), form.kind)
+        if value is None or not (least <= value < 2**53 and value == int(value)):
+            return f"{name} must be a whole number of tokens from {least} up; it is {_shown(cells, name)}"
+    if form.arrival not in columns:
+        return None
+    if form.unit_s is None:
+        good = parse_dates([cells.get(form.arrival)]) is not None
+        return None if good else f"{form.arrival} must be a date; it is {_shown(cells, form.arrival)}"
+    value = _number(cells.get(form.arrival), form.kind)
+    if value is None or not 0 <= value < np.inf:
+        return f"{form.arrival} must be a time from 0 up; it is {_shown(cells, form.arrival)}"
+    return None
+
+
+def _number(value: Any, kind: str) -> float | None:
+    if kind == "jsonl":
+        return float(value) if type(value) in (int, float) else None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _shown(cells: Mapping[str, Any], name: str) -> str:
+    return f"{cells[name]!r:.60}" if cells.get(name) not in (None, "") else "missing"

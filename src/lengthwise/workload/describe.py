@@ -1,0 +1,151 @@
+"""A workload in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.workload import Workload
+
+LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+"""The quantiles that a description holds."""
+
+_LENGTH_BINS, _TIME_BINS, _RANKED = 24, 48, 200_000
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many values lie in each bin.
+
+    Attributes:
+        edges: k + 1 edges; the last bin includes its upper one.
+        counts: k counts.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    """The lengths on one side, tokens.
+
+    Attributes:
+        mean: Tokens a request.
+        sd: Standard deviation.
+        min: The shortest.
+        max: The longest.
+        total: All tokens.
+        quantiles: "p1" to "p99" -> tokens.
+        histogram: In bins of equal width on a logarithmic scale.
+    """
+
+    mean: float
+    sd: float
+    min: int
+    max: int
+    total: int
+    quantiles: Mapping[str, float]
+    histogram: Histogram
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a workload looks like.
+
+    Attributes:
+        name: The workload's.
+        requests: How many.
+        concurrency: None for an open loop.
+        duration_s: From the first arrival to the last.
+        rate_rps: Requests a second in between; None where all come at once.
+        interarrival_cv: Standard deviation of the gaps over their mean (Poisson: 1); None likewise.
+        prompt: Prompt lengths.
+        output: Output lengths.
+        pd_ratio: Prompt tokens over output tokens, of all together.
+        pd_ratio_median: The median of that ratio over requests.
+        rank_correlation: Spearman's, of prompt with output; None where one of them is constant. Of at
+            most 200,000 requests, evenly spaced.
+        arrivals: Arrivals over time, in bins of equal length.
+    """
+
+    name: str
+    requests: int
+    concurrency: int | None
+    duration_s: float
+    rate_rps: float | None
+    interarrival_cv: float | None
+    prompt: LengthSummary
+    output: LengthSummary
+    pd_ratio: float
+    pd_ratio_median: float
+    rank_correlation: float | None
+    arrivals: Histogram
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output tokens of all requests."""
+        return self.prompt.total + self.output.total
+
+
+def describe(workload: Workload) -> Description:
+    """Counts, rates, quantiles and histograms of a workload, as plain numbers."""
+    prompt, output = _summarise(workload.prompt_tokens), _summarise(workload.output_tokens)
+    duration_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
+    counts, edges = np.histogram(workload.arrival_s, bins=_TIME_BINS)
+    return Description(
+        name=workload.name,
+        requests=len(workload),
+        concurrency=workload.concurrency,
+        duration_s=duration_s,
+        rate_rps=(len(workload) - 1) / duration_s if duration_s > 0 else None,
+        interarrival_cv=_interarrival_cv(workload.arrival_s),
+        prompt=prompt,
+        output=output,
+        pd_ratio=prompt.total / output.total,
+        pd_ratio_median=float(np.median(workload.prompt_tokens / workload.output_tokens)),
+        rank_correlation=_rank_correlation(workload.prompt_tokens, workload.output_tokens),
+        arrivals=Histogram(tuple(edges.tolist()), tuple(counts.tolist())),
+    )
+
+
+def _summarise(tokens: npt.NDArray[np.int64]) -> LengthSummary:
+    low, high = int(tokens.min()), int(tokens.max())
+    edges = np.unique(np.geomspace(low, high + 1, _LENGTH_BINS + 1).round())
+    counts, _ = np.histogram(tokens, bins=edges)
+    values = np.quantile(tokens, LEVELS)
+    return LengthSummary(
+        mean=float(tokens.mean()),
+        sd=float(tokens.std()),
+        min=low,
+        max=high,
+        total=int(tokens.sum()),
+        quantiles={f"p{level * 100:g}": float(v) for level, v in zip(LEVELS, values, strict=True)},
+        histogram=Histogram(tuple(edges.tolist()), tuple(counts.tolist())),
+    )
+
+
+def _interarrival_cv(arrival_s: npt.NDArray[np.float64]) -> float | None:
+    gaps = np.diff(arrival_s)
+    if len(gaps) == 0 or gaps.mean() == 0:
+        return None
+    return float(gaps.std() / gaps.mean())
+
+
+def _rank_correlation(prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]) -> float | None:
+    every = -(-len(prompt) // _RANKED)
+    first, second = (_ranks(tokens[::every]) for tokens in (prompt, output))
+    if len(first) < 2 or first.std() == 0 or second.std() == 0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Ranks from 0, ties sharing the mean of theirs."""
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(sizes)
+    middle: npt.NDArray[np.float64] = last - (sizes + 1) / 2
+    return middle[group]

@@ -1,0 +1,96 @@
+"""Workloads to files, in our own format or in one that other tools read."""
+
+from __future__ import annotations
+
+import gzip
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lengthwise.schema.errors import OutputError, UnknownNameError
+from lengthwise.schema.files import write_whole
+from lengthwise.schema.workload import Workload
+from lengthwise.workload._parquet import write_parquet
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_BY_SUFFIX = {".parquet": "parquet", ".csv": "vidur", ".jsonl": "mooncake"}
+WRITABLE = ("azure", "mooncake", "parquet", "vidur")
+"""What ``write(format=)`` may name."""
+
+
+def write(workload: Workload, path: Path | str, format: str | None = None) -> None:  # noqa: A002
+    """The workload in a file, which is written whole or not at all.
+
+    Only Parquet keeps everything. The others keep arrivals and lengths, Mooncake's also "block_ids"
+    and "session", and Azure's rounds times to 100 ns and starts them at 1970-01-01. None of them has a
+    place for a concurrency, so that a closed loop must go to Parquet. A name that ends in .gz is packed.
+
+    Args:
+        workload: What to write.
+        path: Its ending tells the format: .parquet (our own), .csv (Vidur's), .jsonl (Mooncake's).
+        format: "azure", "mooncake", "parquet" or "vidur", whatever the name.
+
+    Raises:
+        OutputError: The format is not clear, cannot hold the workload, or the file cannot be written.
+        UnknownNameError: There is no such format.
+    """
+    path = Path(path)
+    packed = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if packed else path).suffix.lower()
+    chosen = format or _BY_SUFFIX.get(suffix)
+    if chosen is None:
+        raise OutputError(f"{path}: the name must end in {', '.join(_BY_SUFFIX)}, or a format be given")
+    if chosen not in WRITABLE:
+        raise UnknownNameError("format to write", chosen, WRITABLE)
+    if chosen != "parquet" and workload.concurrency is not None:
+        raise OutputError(f"{path}: the format {chosen} cannot hold a closed loop; write a .parquet file")
+    writer = partial(_WRITERS[chosen], workload)
+    write_whole(path, partial(_packed, writer) if packed else writer)
+
+
+def _packed(writer: partial[None], path: Path) -> None:
+    writer(path)
+    # No time in the header: the same workload gives the same bytes.
+    path.write_bytes(gzip.compress(path.read_bytes(), compresslevel=6, mtime=0))
+
+
+def _vidur(workload: Workload, path: Path) -> None:
+    _lengths(workload, "arrived_at", workload.arrival_s, "num_prefill_tokens", "num_decode_tokens").write_csv(
+        path
+    )
+
+
+def _azure(workload: Workload, path: Path) -> None:
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    ns = pl.Series(np.rint(workload.arrival_s * 1e7).astype(np.int64) * 100)
+    dates = ns.cast(pl.Datetime("ns")).dt.strftime("%Y-%m-%d %H:%M:%S%.9f").str.head(-2)
+    _lengths(workload, "TIMESTAMP", dates, "ContextTokens", "GeneratedTokens").write_csv(path)
+
+
+def _mooncake(workload: Workload, path: Path) -> None:
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    arrival_ms = workload.arrival_s * 1e3
+    if (arrival_ms == np.rint(arrival_ms)).all():  # as Mooncake writes them
+        arrival_ms = arrival_ms.astype(np.int64)
+    frame = _lengths(workload, "timestamp", arrival_ms, "input_length", "output_length")
+    if "block_ids" in workload.extra:
+        ids = [np.asarray(row).tolist() for row in workload.extra["block_ids"]]
+        frame = frame.with_columns(pl.Series("hash_ids", ids, dtype=pl.List(pl.Int64)))
+    if "session" in workload.extra:
+        frame = frame.with_columns(pl.Series("session_id", workload.extra["session"]))
+    frame.write_ndjson(path)
+
+
+def _lengths(workload: Workload, arrival: str, times: object, prompt: str, output: str) -> pl.DataFrame:
+    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+
+    return pl.DataFrame({arrival: times, prompt: workload.prompt_tokens, output: workload.output_tokens})
+
+
+_WRITERS = {"azure": _azure, "mooncake": _mooncake, "parquet": write_parquet, "vidur": _vidur}
