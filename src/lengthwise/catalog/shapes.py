@@ -6,8 +6,6 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.model import FfnSpec, ModelSpec
 from lengthwise.schema.units import dtype_bytes, dtype_name
 
-_BYTES_16_BIT = 2.0
-
 _SCALE_BYTES = {"int4": 2.5 / 128, "fp4": 1 / 16}
 """Scales a weight: GPTQ and AWQ keep an fp16 scale and a 4-bit zero for 128, NVFP4 an fp8 scale for 16."""
 
@@ -70,8 +68,8 @@ def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
         UnknownNameError: There is no such dtype.
     """
     tables = embedding_parameters(spec) + head_parameters(spec)
-    wide, narrow = _table_bytes(spec, dtype), _layer_bytes(spec, dtype)
-    return tables * wide + (parameters(spec) - tables) * narrow
+    layers = parameters(spec) - tables
+    return tables * _at_least_16_bit(dtype or spec.dtype) + layers * _layer_bytes(spec, dtype)
 
 
 def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
@@ -99,7 +97,7 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
         elements = attention.kv_lora_rank + attention.rope_head_dim
     else:
         elements = attention.kv_heads * (attention.head_dim + _v_head_dim(spec))
-    return spec.layers * elements * _table_bytes(spec, dtype or spec.dtype, narrow=dtype is not None)
+    return spec.layers * elements * (dtype_bytes(dtype) if dtype else _at_least_16_bit(spec.dtype))
 
 
 def cross_kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
@@ -181,6 +179,5 @@ def _layer_bytes(spec: ModelSpec, dtype: str | None) -> float:
     return dtype_bytes(name) + _SCALE_BYTES.get(name, 0.0)
 
 
-def _table_bytes(spec: ModelSpec, dtype: str | None, *, narrow: bool = False) -> float:
-    size = dtype_bytes(dtype or spec.dtype)
-    return size if narrow else max(size, _BYTES_16_BIT)
+def _at_least_16_bit(dtype: str) -> float:
+    return max(dtype_bytes(dtype), 2.0)

@@ -1,0 +1,243 @@
+"""Every entry loads, is sourced and is sane; names, aliases and files of the user find theirs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from lengthwise import catalog
+from lengthwise.catalog import _store
+from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.units import DTYPE_BYTES, GIB
+
+MODELS, GPUS, NODES, LINKS = catalog.models(), catalog.gpus(), catalog.nodes(), _store.load_links()
+
+ASKED_FOR_MODELS = (
+    *("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-8b"),
+    *("llama-3.1-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.3-70b"),
+    *("codellama-34b", "qwen-72b", "qwen2.5-0.5b", "qwen2.5-72b", "qwen3-0.6b", "qwen3-30b-a3b"),
+    *("qwen3-235b-a22b", "mistral-7b", "mixtral-8x7b", "deepseek-v3", "gemma-2b", "gemma-2-27b"),
+    *("gemma-3-12b", "phi-2", "phi-3.5-mini", "internlm-20b", "opt-6.7b", "opt-13b", "vicuna-13b"),
+    *("gpt-3-39b", "gpt-3-101b", "gpt-3-175b", "gpt-3-341b", "t5-11b"),
+)
+
+
+@pytest.mark.parametrize("name", ASKED_FOR_MODELS)
+def test_a_model_that_papers_and_people_use_is_here(name):
+    assert catalog.model(name).name == name
+
+
+@pytest.mark.parametrize("entries", [MODELS, GPUS, NODES], ids=["models", "gpus", "nodes"])
+def test_entries_are_sorted_and_know_their_names(entries):
+    assert list(entries) == sorted(entries)
+    assert all(entry.name == name for name, entry in entries.items())
+
+
+@pytest.mark.parametrize("entries", [MODELS, GPUS, NODES], ids=["models", "gpus", "nodes"])
+def test_no_two_entries_answer_to_one_name(entries):
+    def spellings(entry):
+        names = (entry.name, *_store._aliases(entry))
+        return {_store._folded(name) for name in names}
+
+    spelt = Counter(spelling for entry in entries.values() for spelling in spellings(entry))
+    assert [spelling for spelling, times in spelt.items() if times > 1] == []
+
+
+def test_every_entry_says_where_it_is_from():
+    sources = [spec.facts.source for spec in MODELS.values()]
+    sources += [entry.source for entries in (GPUS, NODES, LINKS) for entry in entries.values()]
+    assert all(len(source) > 10 for source in sources)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_price_has_a_date_or_is_called_an_estimate(name):
+    gpu = GPUS[name]
+    assert 0.1 < gpu.price_per_hour_usd < 20
+    assert re.search(r"20\d\d-\d\d-\d\d", gpu.price_source)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_gpu_is_no_slower_in_narrower_formats(name):
+    gpu = GPUS[name]
+    by_width = sorted(gpu.peak_flops, key=lambda dtype: -DTYPE_BYTES[dtype])
+    peaks = [gpu.peak_flops[dtype] for dtype in by_width]
+    assert peaks == sorted(peaks)
+    assert gpu.flops("bfloat16") == gpu.flops("int4"), "AWQ and GPTQ multiply in 16 bits"
+    assert gpu.idle_w < gpu.tdp_w / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "advertised_gb"),
+    [
+        *(("A100-40GB", 40), ("A100-80GB", 80), ("H100", 80), ("H200", 141), ("B200", 180), ("L4", 24)),
+        *(("L40S", 48), ("A40", 48), ("RTX-4090", 24), ("RTX-PRO-6000", 96), ("MI300X", 192)),
+    ],
+)
+def test_memory_is_what_the_driver_offers(name, advertised_gb):
+    """Vendors print GB for GiB on most parts; the driver keeps up to 7 % (ECC on GDDR) for itself."""
+    assert 0.93 * advertised_gb <= GPUS[name].memory_bytes / GIB <= advertised_gb
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_is_no_faster_outside_than_inside(name):
+    node = NODES[name]
+    assert node.gpus % node.link_group == 0
+    assert node.link.bandwidth_bytes_per_s >= node.fallback_link.bandwidth_bytes_per_s
+    assert node.link.latency_s <= node.fallback_link.latency_s <= node.network.latency_s
+
+
+def test_pairs_fall_back_to_pcie():
+    node = catalog.node("a100_pairwise_nvlink")
+    assert [node.link_for(gpus).name for gpus in (2, 4, 8)] == ["nvlink3-bridge", "pcie4", "ethernet-100"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "node"),
+    [
+        ("A100-80GB", 1, "dgx-a100"),
+        ("A100-80GB", 8, "dgx-a100"),
+        ("A100-80GB", 16, "dgx-a100"),
+        ("H100", 4, "dgx-h100"),
+        ("L40S", 4, "pcie4-4"),
+        ("L40S", 5, "pcie4-8"),
+        ("RTX-PRO-6000", 2, "pcie5-4"),
+        ("RTX-4090", 2, "geforce-4"),
+    ],
+)
+def test_the_default_node_is_the_smallest_usual_one(gpu, gpus, node):
+    assert catalog.default_node(catalog.gpu(gpu), gpus).name == node
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_has_a_default_node(name):
+    assert catalog.default_node(GPUS[name], 1).gpus >= 1
+
+
+def test_a_node_of_no_gpus_is_refused():
+    with pytest.raises(InputError, match="at least 1 GPU; it should hold 0"):
+        catalog.default_node(GPUS["H100"], 0)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [
+        ("meta-llama/Llama-2-70b-hf", "llama-2-70b"),
+        ("llama2-70b", "llama-2-70b"),
+        ("LLAMA_2_70B", "llama-2-70b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("gpt3", "gpt-3-175b"),
+    ],
+)
+def test_a_model_answers_to_what_people_type(spelt, name):
+    assert catalog.model(spelt).name == name
+
+
+def test_gpus_and_nodes_answer_to_what_people_type():
+    assert catalog.gpu("a100").name == "A100-80GB"
+    assert catalog.gpu("NVIDIA H100 80GB HBM3").name == "H100"
+    assert catalog.gpu("rtx_4090").name == "RTX-4090"
+    assert catalog.node("h100_dgx").name == "dgx-h100"
+
+
+@pytest.mark.parametrize(
+    ("find", "typed", "message"),
+    [
+        (catalog.model, "lama-2-70", r"no model named 'lama-2-70'. Did you mean: llama-2-70b"),
+        (catalog.gpu, "H20", r"no GPU named 'H20'. Did you mean: H200"),
+        (catalog.node, "dgx-h10", r"no node named 'dgx-h10'. Did you mean: dgx-h100"),
+    ],
+)
+def test_an_unknown_name_lists_the_nearest(find, typed, message):
+    with pytest.raises(UnknownNameError, match=message):
+        find(typed)
+
+
+def test_the_door_gives_copies():
+    catalog.models().clear()
+    assert catalog.models() == MODELS
+
+
+MY_GPU = """
+[Mine]
+peak_flops = { bf16 = 100e12, fp8 = 2e14 }
+memory_bytes = 48_000_000_000
+bandwidth_bytes_per_s = 1e12
+tdp_w = 300
+idle_w = 20
+price_per_hour_usd = 1
+price_source = "mine"
+source = "measured"
+"""
+MY_NODE = """
+[box]
+gpus = 2
+link = "pcie5"
+link_group = 2
+fallback_link = { name = "wire", bandwidth_bytes_per_s = 1e9, latency_s = 1e-3, source = "measured" }
+network = "ethernet-100"
+source = "mine"
+"""
+
+
+def test_a_gpu_of_the_users_own_comes_from_a_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(MY_GPU)
+    gpu = catalog.gpu(tmp_path / "mine.toml")
+    assert (gpu.name, gpu.flops("bfloat16"), gpu.flops("fp8")) == ("Mine", 100e12, 2e14)
+    assert catalog.default_node(gpu, 8).name == "pcie4-8"
+
+
+def test_a_node_of_the_users_own_mixes_known_and_own_links(tmp_path):
+    (tmp_path / "box.toml").write_text(MY_NODE)
+    node = catalog.node(str(tmp_path / "box.toml"))
+    assert node.link == LINKS["pcie5"]
+    assert (node.fallback_link.name, node.fallback_link.latency_s) == ("wire", 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("tdp_w = 300\nidle_w = 20\n", ""), r"GPU Mine must give tdp_w, idle_w; it gives name, peak_flops"),
+        (("tdp_w", "tpd_w"), r"must give tdp_w"),
+        (("[Mine]", "[Mine]\ncolour = 'red'"), r"has no key colour; its keys are name, peak_flops"),
+        (("tdp_w = 300", "tdp_w = '300'"), r"tdp_w must be a number that is not negative; it is '300'"),
+        (("tdp_w = 300", "tdp_w = -1"), r"tdp_w must be a number that is not negative; it is -1"),
+        (("bf16 =", "bf17 ="), r"no dtype named 'bf17'"),
+        (
+            ("bf16 = 100e12, fp8", "fp8"),
+            r"peak_flops must hold bfloat16, float16 or float32; it holds \['fp8'\]",
+        ),
+        (("'measured'", "'measured'\n[Yours]"), None),
+        (("[Mine]", "[Mine"), r"must be TOML"),
+    ],
+)
+def test_a_gpu_file_that_cannot_be_used_says_why(tmp_path, change, message):
+    file = tmp_path / "mine.toml"
+    file.write_text(MY_GPU.replace('"', "'").replace(*change))
+    with pytest.raises(InputError, match=message or r"must hold one GPU as one table.*it holds Mine, Yours"):
+        catalog.gpu(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("link_group = 2", "link_group = 3"), r"link_group must be in 1\.\.2 \(its gpus\); it is 3"),
+        (('"pcie5"', '"pcie55"'), r"no link named 'pcie55'. Did you mean: pcie5"),
+        (('"pcie5"', "5"), r"link must be the name of a link or a table; it is 5"),
+        ((", latency_s = 1e-3", ""), r"fallback_link must give latency_s"),
+        (("gpus = 2", "gpus = 2.5"), r"gpus must be a whole number that is not negative; it is 2.5"),
+    ],
+)
+def test_a_node_file_that_cannot_be_used_says_why(tmp_path, change, message):
+    file = tmp_path / "box.toml"
+    file.write_text(MY_NODE.replace(*change))
+    with pytest.raises(InputError, match=message):
+        catalog.node(file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read .*none.toml: No such file"):
+        catalog.gpu(tmp_path / "none.toml")
+    with pytest.raises(InputError, match=r"cannot read .*none.json: No such file"):
+        catalog.model(tmp_path / "none.json")
