@@ -1,0 +1,5 @@
+"""The command line: one file a command; each parses, calls and prints."""
+
+from lengthwise.cli._main import main
+
+__all__ = ["main"]

@@ -46,7 +46,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "timeout": "timeout_s",
     },
     "scheduler": {"name": "policy", "scheduling_policy": "rank", "routing": "router"},
-    "slo": {"itl": "tbt", "e2e": "jct", "e2el": "jct", "e2e_latency": "jct", "request_latency": "jct"},
+    "slo": {"itl": "tpot", "e2e": "jct", "e2el": "jct", "e2e_latency": "jct", "request_latency": "jct"},
     "run": {"num_seeds": "seeds", "warmup": "warmup_s", "time_limit": "time_limit_s"},
     "length": {"min": "low", "max": "high", "std": "sd", "stddev": "sd"},
 }
@@ -127,9 +127,14 @@ def _kind(key: str, value: Any, here: tuple[str, ...], problems: list[Problem]) 
 
 def _slo(table: Table, here: tuple[str, ...], problems: list[Problem]) -> Table:
     """``ttft_ms = 200`` as ``ttft = "200ms"``."""
+    if "tbt" in table:
+        text = "gaps are pooled over requests and judge none of them; limit tpot, and read TBT in the table"
+        problems.append(Problem((*here, "tbt"), text))
     spelled = {}
     names = {}
     for key, value in table.items():
+        if key == "tbt":
+            continue
         stem, _, unit = key.rpartition("_")
         if unit in ("ms", "s") and isinstance(value, int | float):
             names[key] = _KEYS["slo"].get(stem, stem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lengthwise import catalog, engine, policy
 from lengthwise.scenario._places import python_object, resolved
@@ -79,8 +80,10 @@ def deployment(scenario: Scenario) -> Deployment:
 def scheduler(scenario: Scenario) -> Scheduler:
     """The scheduler of a scenario: the named one, with the axes that the file sets itself."""
     section = scenario.scheduler
-    axes = {axis: getattr(section, axis) for axis in _AXES if getattr(section, axis) is not None}
-    own = {axis: _named_or_object(value, scenario) for axis, value in axes.items()}
+    axes: dict[str, Any] = {
+        axis: getattr(section, axis) for axis in _AXES if getattr(section, axis) is not None
+    }
+    own: dict[str, Any] = {axis: _named_or_object(value, scenario) for axis, value in axes.items()}
     return replace(_whole_scheduler(section, scenario), **own)
 
 
@@ -89,7 +92,8 @@ def _whole_scheduler(section: SchedulerSection, scenario: Scenario) -> Scheduler
         return policy.scheduler(section.policy)
     given = python_object(section.policy, scenario.folder)
     if isinstance(given, policy.Policy):
-        return replace(Scheduler(), **{given.axis: given})
+        axis: dict[str, Any] = {given.axis: given}
+        return replace(policy.scheduler("vllm_v1"), **axis)
     if isinstance(given, Scheduler):
         return given
     raise PolicyError(

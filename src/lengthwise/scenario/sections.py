@@ -21,7 +21,8 @@ class WorkloadSection(Section):
 
     A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``,
     ``concurrency`` or ``arrivals`` its lengths are drawn instead. A preset has arrivals of its own,
-    too, which these replace. ``request_rate = inf`` sends all requests at once. Limits cut as ``cut`` says. ``num_requests`` None: 1,000, or all of a trace.
+    too, which these replace. ``request_rate = inf`` sends all requests at once. The limits cut as
+    ``cut`` says. ``num_requests`` None: 1,000, or all of a replayed trace.
     """
 
     preset: Text | None = None
@@ -143,13 +144,12 @@ class SchedulerSection(Section):
 class SloSection(Section):
     """What a request must meet to count as good: seconds, or texts such as "200ms".
 
-    ``ttft``: time to first token. ``tpot``: mean time between a request's tokens. ``tbt`` (ITL):
-    every single gap between its tokens. ``jct``: arrival to last token.
+    ``ttft``: time to first token. ``tpot`` (or itl): mean time between the request's tokens.
+    ``jct`` (or e2e): arrival to last token.
     """
 
     ttft: Seconds | None = None
     tpot: Seconds | None = None
-    tbt: Seconds | None = None
     jct: Seconds | None = None
 
 

@@ -1,0 +1,77 @@
+"""The program: its commands, and how it ends.
+
+Exit codes: 0 done, 1 our bug, 2 an input that cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from lengthwise.cli import catalog, explain, simulate, workload
+from lengthwise.schema.errors import InputError
+
+EXAMPLES = """\b
+Example:
+  lengthwise simulate examples/chat-70b.toml --seeds 5 --report report.html
+"""
+
+app = typer.Typer(
+    rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True, epilog=EXAMPLES
+)
+app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
+app.command("explain", epilog=explain.EXAMPLES)(explain.run)
+app.command("catalog", epilog=catalog.EXAMPLES)(catalog.run)
+app.add_typer(workload.app, name="workload")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 - slow, and rarely asked for
+
+        typer.echo(f"lengthwise {version('lengthwise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Plan, simulate and schedule LLM inference by output length."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: the process's own) and returns its exit code."""
+    try:
+        app(args=argv, prog_name="lengthwise")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except InputError as error:
+        return _input_error(error)
+    except BrokenPipeError:
+        # Whoever read our output has closed it (``| head``); the interpreter must not flush into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception:  # noqa: BLE001 - the last line of defence
+        return _our_bug()
+    return 0
+
+
+def _input_error(error: InputError) -> int:
+    typer.echo(f"error: {error}", err=True)
+    for note in getattr(error, "__notes__", []):
+        typer.echo(f"  ({note})", err=True)
+    return 2
+
+
+def _our_bug() -> int:
+    traceback.print_exc()
+    typer.echo("\nThis is a bug of lengthwise, not of your input: please report the lines above.", err=True)
+    return 1

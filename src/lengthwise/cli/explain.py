@@ -1,0 +1,24 @@
+"""``lengthwise explain``: what fits, and where a step's time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Example:
+  lengthwise explain examples/chat-70b.toml --set deployment.tp=2
+"""
+
+
+def run(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
+    *,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=2; repeatable."),
+    ] = None,
+) -> None:
+    """Show what fits, what a step costs by operator, and what binds; nothing is simulated."""

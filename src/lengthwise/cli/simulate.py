@@ -1,0 +1,36 @@
+"""``lengthwise simulate``: the main question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Examples:
+  lengthwise simulate examples/chat-70b.toml
+  lengthwise simulate examples/chat-70b.toml --set deployment.tp=8 --seeds 5
+  lengthwise simulate examples/chat-70b.toml --report report.html --timeline trace.json
+"""
+
+
+def run(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
+    *,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=8; repeatable."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions; the table shows their spread.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a core.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all numbers to this file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
+    ] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
+) -> None:
+    """Simulate a scenario: what users will see, and why."""
