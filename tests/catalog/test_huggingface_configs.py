@@ -150,9 +150,14 @@ def test_a_window_holds_where_it_is_used_and_shorter_than_the_context(changes, e
 def test_dense_layers_of_a_moe_are_counted_where_a_config_lists_them():
     read = [
         catalog.model_from_config(config_of("qwen3-30b-a3b", **changes), "moe").ffn.dense_layers
-        for changes in ({"mlp_only_layers": [0, 1, 5]}, {"decoder_sparse_step": 2}, {})
+        for changes in (
+            {"mlp_only_layers": [0, 1, 5]},
+            {"decoder_sparse_step": 2},
+            {"moe_layer_freq": [0] + [1] * 47},
+            {},
+        )
     ]
-    assert read == [3, 24, 0]
+    assert read == [3, 24, 1, 0]
 
 
 def test_a_tie_that_is_not_said_follows_the_class():
@@ -214,9 +219,20 @@ def test_all_missing_keys_are_reported_at_once_with_what_was_looked_for():
     assert message.endswith("Its keys are d_model, model_type, n_layer")
 
 
-def test_a_wrong_value_is_named_by_its_key():
-    config = config_of("llama-3.1-8b", num_key_value_heads="eight")
-    with pytest.raises(InputError, match="num_key_value_heads must be a whole number; it is 'eight'"):
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("num_key_value_heads", "eight", "a whole number"),
+        ("num_key_value_heads", True, "a whole number"),
+        ("head_dim", 128.5, "a whole number"),
+        ("head_dim", float("nan"), "a whole number"),
+        ("vocab_size", -1, "a whole number"),
+        ("mlp_only_layers", 3, "a list"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_key(key, value, kind):
+    config = config_of("qwen3-30b-a3b", **{key: value})
+    with pytest.raises(InputError, match=f"the config of odd: {key} must be {kind}; it is {value!r}"):
         catalog.model_from_config(config, "odd")
 
 

@@ -53,7 +53,7 @@ def _kind_and_bits(table: Mapping[str, Any]) -> tuple[str, int]:
     """What a weight is ("int" or "float") and its bits (0: not said)."""
     if groups := table.get("config_groups"):
         weights = next(iter(groups.values())).get("weights") or {}
-        return str(weights.get("type", "int")), int(weights.get("num_bits", 0))
+        return str(weights.get("type", "int")), weights.get("num_bits") or 0
     if table.get("load_in_4bit") or table.get("load_in_8bit"):
         return "int", 4 if table.get("load_in_4bit") else 8
-    return "int", int(table.get("bits", table.get("w_bit", 0)))
+    return "int", table.get("bits") or table.get("w_bit") or 0

@@ -66,10 +66,21 @@ class ConfigKeys:
             InputError: It holds something else.
         """
         value = self.find(*names, default=default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
-            key = next(name for name in names if self._table.get(name) is not None)
-            raise InputError(f"{self.where}: {key} must be a whole number; it is {value!r}")
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole or value < 0:
+            raise InputError(f"{self.where}: {self._first(names)} must be a whole number; it is {value!r}")
         return int(value)
+
+    def listed(self, *names: str) -> list[Any]:
+        """The first of these keys as a list, else an empty one.
+
+        Raises:
+            InputError: It holds something else.
+        """
+        value = self.find(*names, default=[])
+        if not isinstance(value, list):
+            raise InputError(f"{self.where}: {self._first(names)} must be a list; it is {value!r}")
+        return value
 
     def need(self, what: str, *names: str) -> int:
         """Like ``count``, of at least 1; when absent 1, which ``check`` reports as missing."""
@@ -93,3 +104,6 @@ class ConfigKeys:
                 f"{self.where} must give the shapes of a model; it lacks {'; '.join(self._missing)}. "
                 f"Its keys are {', '.join(sorted(self._table)) or 'none'}",
             )
+
+    def _first(self, names: tuple[str, ...]) -> str:
+        return next(name for name in names if self._table.get(name) is not None)

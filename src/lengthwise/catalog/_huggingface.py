@@ -104,7 +104,7 @@ def _window(keys: ConfigKeys, layers: int) -> tuple[int | None, int]:
 
 
 def _windowed_layers(keys: ConfigKeys, layers: int) -> int:
-    if types := keys.find("layer_types"):
+    if types := keys.listed("layer_types"):
         return sum(kind == "sliding_attention" for kind in types)
     if period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
         return layers - layers // period
@@ -140,7 +140,9 @@ def _intermediate(keys: ConfigKeys, hidden: int) -> int:
 
 def _dense_layers(keys: ConfigKeys, layers: int) -> int:
     """How many layers of an MoE model are dense; of dense ones further back only the number is kept."""
-    listed = len(keys.find("mlp_only_layers", default=[]))
+    if isinstance(keys.find("moe_layer_freq"), list):
+        return sum(not is_sparse for is_sparse in keys.listed("moe_layer_freq"))
+    listed = len(keys.listed("mlp_only_layers"))
     step = keys.count("decoder_sparse_step", "moe_layer_freq", default=1) or 1
     return max(keys.count("first_k_dense_replace"), listed, layers - layers // step)
 
