@@ -1,5 +1,19 @@
 """What an iteration costs and what fits: every source of timing compiles to the same tables."""
 
+from lengthwise.cost.memory import largest_model_len, plan_memory
+from lengthwise.cost.roofline import HostOverhead, OperatorTime, operators, roofline
+from lengthwise.cost.tables import from_tables, load, save
 from lengthwise.cost.vidur import vidur_tables
 
-__all__ = ["vidur_tables"]
+__all__ = [
+    "HostOverhead",
+    "OperatorTime",
+    "from_tables",
+    "largest_model_len",
+    "load",
+    "operators",
+    "plan_memory",
+    "roofline",
+    "save",
+    "vidur_tables",
+]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lengthwise.cost._npz import read_npz
 from lengthwise.cost._vidur_rule import compose
 from lengthwise.schema.cost_tables import CostTables, Ints
 from lengthwise.schema.errors import ProfileError
@@ -25,11 +26,7 @@ def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTab
     Raises:
         ProfileError: The file cannot be read, lacks an operator, or ``pp`` does not divide the layers.
     """
-    try:
-        with np.load(npz_path, allow_pickle=False) as arrays:
-            ops = {name: arrays[name].astype(np.float64) for name in arrays.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise ProfileError(f"{npz_path} must be a readable npz file: {error}") from error
+    ops = {name: array.astype(np.float64) for name, array in read_npz(npz_path).items()}
     return compose(ops, model, equal_stages(model, pp), f"vidur tables {Path(npz_path).name}")
 
 

@@ -1,0 +1,181 @@
+"""How near a GPU comes to its data sheet: one family of curves for every GPU.
+
+Time is ``(compute**4 + memory**4) ** (1/4) + network + latency``: the roofline (Williams et al.,
+2009) with a rounded ridge. Padding a matrix dimension by a constant makes small shapes
+inefficient, keeps time affine in each dimension, and hence never decreasing.
+
+The constants are least-squares fits of log time, shared by all GPUs so that an unmeasured GPU is
+no worse than a measured one. Data: AIConfigurator's tables of vLLM 0.14-0.24 kernels (Apache-2.0,
+github.com/ai-dynamo/aiconfigurator), Vidur's operator profiles (MIT, github.com/microsoft/vidur),
+and LLMServingSim's profile of vLLM 0.19 (MIT, github.com/casys-kaist/LLMServingSim). Median
+(95th percentile) relative error:
+
+====================  =================================================================
+16-bit GEMM           A100 10 (28) %, H100 11 (27) %, H200 10 (28) %, B200 9 (41) %;
+                      Vidur A100 7 (19) %, H100 11 (31) %, A40 5 (22) %
+FP8, NVFP4 GEMM       H100 13 (40) %, H200 16 (44) %, B200 12 (47) %, NVFP4 12 (38) %
+prefill attention     A100 13 (82) %, H100 12 (51) %, H200 12 (51) %, B200 16 (54) %
+decode attention      A100 24 (53) %, H100 9 (38) %, H200 8 (38) %, B200 25 (76) %;
+                      Vidur A100 9 (32) %
+grouped MoE GEMM      A100 20 (47, 90th) %, H100 24 (64, 90th) %
+====================  =================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lengthwise.schema.cost_tables import Floats
+from lengthwise.schema.hardware import GpuSpec
+from lengthwise.schema.units import DTYPE_BYTES, dtype_name
+
+RIDGE = 4
+MEMORY_EFFICIENCY = 0.8
+
+STREAM_EFFICIENCY, STREAM_LATENCY_S = 0.6, 2.4e-6
+"""Element-wise kernels: 0.4-0.9 of the bandwidth and 1.2-2.8 us on Vidur's A100, H100 and A40."""
+
+PREFILL_EFFICIENCY, PREFILL_PAD_TOKENS, PREFILL_LATENCY_S = 0.54, 190, 12e-6
+PREFILL_SERIAL_S = 2e-8
+"""One block of threads walks all keys of its queries: so many seconds a key, however short the chunk."""
+
+DECODE_LATENCY_S, DECODE_SEQUENCE_S = 11.7e-6, 3e-8
+DECODE_EFFICIENCY, DECODE_TILE_ROWS = 0.7, 64
+"""A tile holds 64 query rows; a group of g query heads fills g of them, and 64 of g + 64 in general.
+
+0.7 of the peak is what FlashMLA reports for groups of 128 (660 of 989 TFLOP/s,
+github.com/deepseek-ai/FlashMLA)."""
+
+
+@dataclass(frozen=True)
+class GemmCurve:
+    """Share of peak FLOP/s of a large GEMM, padding of m, n, k, and seconds of a launch."""
+
+    efficiency: float
+    pad_m: float
+    pad_n: float
+    pad_k: float
+    latency_s: float
+    memory_efficiency: float = MEMORY_EFFICIENCY
+
+
+WIDE = GemmCurve(0.82, 80, 80, 96, 4e-6)
+NARROW = GemmCurve(0.72, 120, 2400, 400, 6e-6)
+GROUPED = GemmCurve(0.6, 40, 80, 96, 10e-6, 0.7)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one operator does; every field but the name is a number or an array of one shape."""
+
+    name: str
+    flops: Any = 0.0
+    bytes: Any = 0.0
+    compute_s: Any = 0.0
+    memory_s: Any = 0.0
+    network_s: Any = 0.0
+    latency_s: Any = 0.0
+
+    @property
+    def seconds(self) -> Floats:
+        """Compute and memory overlap, network and launch do not."""
+        ridge = (np.asarray(self.compute_s) ** RIDGE + np.asarray(self.memory_s) ** RIDGE) ** (1 / RIDGE)
+        return np.asarray(ridge + self.network_s + self.latency_s, dtype=np.float64)
+
+    def times(self, factor: Any) -> Work:
+        """The same operator ``factor`` times; also a share of a layer."""
+        names = ("flops", "bytes", "compute_s", "memory_s", "network_s", "latency_s")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A GPU as the time of its kernels, for one dtype of weights.
+
+    Weights in a format that the GPU has no units for are read in that format and multiplied at
+    16 bits, as are int4 weights everywhere (W4A16). Activations have ``wide_bytes``.
+    """
+
+    gpu: GpuSpec
+    weight_dtype: str
+    wide_bytes: float = 2.0
+
+    def gemm(self, name: str, m: Any, n: float, k: float, *, wide: bool = False) -> Work:
+        """An [m, k] by [k, n] product; ``wide`` keeps 16-bit weights (embedding, head)."""
+        return self._gemm(name, (m, 1.0), n, k, self._curve(wide), wide=wide)
+
+    def grouped_gemm(self, name: str, m: Any, groups: Any, n: float, k: float) -> Work:
+        """``groups`` products over m rows in all, each with its own [k, n] weights (fused MoE)."""
+        return self._gemm(name, (m, groups), n, k, GROUPED, wide=False)
+
+    def _gemm(
+        self, name: str, rows: tuple[Any, Any], n: float, k: float, curve: GemmCurve, *, wide: bool
+    ) -> Work:
+        m, groups = rows
+        moved = groups * n * k * self._weight_bytes(wide) + self.wide_bytes * m * (n + k)
+        padded = 2.0 * (m + curve.pad_m * groups) * (n + curve.pad_n) * (k + curve.pad_k)
+        return Work(
+            name,
+            flops=2.0 * m * n * k,
+            bytes=moved,
+            compute_s=padded / (self._peak(wide) * curve.efficiency),
+            memory_s=moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
+            latency_s=curve.latency_s,
+        )
+
+    def stream(
+        self, name: str, moved_bytes: Any, *, kernels: int = 1, latency_s: Any = STREAM_LATENCY_S
+    ) -> Work:
+        """``kernels`` element-wise kernels that read and write so many bytes in all."""
+        bandwidth = self.gpu.bandwidth_bytes_per_s * STREAM_EFFICIENCY
+        return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * latency_s)
+
+    def prefill(
+        self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: float, moved: Any
+    ) -> Work:
+        """FlashAttention over ``pairs`` of (query, key), each of ``head_flops`` FLOPs over all heads.
+
+        Padding the queries adds ``mean_keys`` pairs each: the keys that a query sees on average.
+        """
+        padded = pairs + PREFILL_PAD_TOKENS * (mean_keys + PREFILL_PAD_TOKENS / 2)
+        memory_s = moved / (self.gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY)
+        return Work(
+            name,
+            flops=head_flops * pairs,
+            bytes=moved,
+            compute_s=head_flops * padded / (self._peak(wide=True) * PREFILL_EFFICIENCY),
+            memory_s=(memory_s**RIDGE + (PREFILL_SERIAL_S * keys) ** RIDGE) ** (1 / RIDGE),
+            latency_s=PREFILL_LATENCY_S,
+        )
+
+    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, moved: Any, group: float) -> Work:
+        """One query a sequence over ``keys`` cached tokens in all; ``group`` heads share a KV head."""
+        tile = group / (group + DECODE_TILE_ROWS)
+        return Work(
+            name,
+            flops=head_flops * keys,
+            bytes=moved,
+            compute_s=head_flops * keys / (self._peak(wide=True) * DECODE_EFFICIENCY * tile),
+            memory_s=moved / (self.gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY),
+            latency_s=DECODE_LATENCY_S + DECODE_SEQUENCE_S * seqs,
+        )
+
+    def _curve(self, wide: bool) -> GemmCurve:
+        return NARROW if self._peak(wide) > self._peak(wide=True) else WIDE
+
+    def _peak(self, wide: bool) -> float:
+        if wide or self.weight_dtype == "int4":
+            return self.gpu.flops("float32" if self.wide_bytes > DTYPE_BYTES["bfloat16"] else "bfloat16")
+        return self.gpu.flops(self.weight_dtype)
+
+    def _weight_bytes(self, wide: bool) -> float:
+        return self.wide_bytes if wide else DTYPE_BYTES[self.weight_dtype]
+
+
+def kernels_of(gpu: GpuSpec, weight_dtype: str) -> Kernels:
+    """The kernels of a GPU for weights of a dtype, in any of its spellings."""
+    name = dtype_name(weight_dtype)
+    return Kernels(gpu, name, max(2.0, DTYPE_BYTES[name]))

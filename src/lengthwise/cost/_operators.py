@@ -1,0 +1,262 @@
+"""The operators of a step: what each multiplies, reads and sends on one GPU of one stage.
+
+Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and gives Work of that
+shape; the tables and the breakdown are sums of the very same Work.
+
+An encoder-decoder's prompt passes the encoder and is projected to cross-attention keys and values: per
+token as many multiplications as a decoder token's self-attention, cross-attention and MLP, when both
+stacks are equally deep. So one ``layer`` stands for both, what an encoder is deeper is added to the
+prefill, and the KV tokens of a decode are cross keys plus own keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lengthwise.cost._efficiency import Kernels, Work
+from lengthwise.cost._shard import Shard
+from lengthwise.schema.hardware import LinkSpec
+
+SAMPLER_PASSES = 4
+"""fp32 passes over the logits; with 12 us of launches 0.8-1.5 times what vLLM 0.19 takes on an
+RTX PRO 6000 and a 4090 (25 us for 1 sequence, 160-310 us for 256; LLMServingSim, MIT)."""
+
+SAMPLER_LATENCY_S = 12e-6
+P2P_LATENCY_S = 8e-6
+"""Vidur's send_recv between NVLink pairs and inside a DGX: 8 to 14 us for the smallest messages."""
+
+
+class Operators:
+    """The operators of one deployment.
+
+    Args:
+        shard: The model's share of a GPU.
+        kernels: The GPU.
+        tp_link: Joins the GPUs of a stage.
+        pp_link: Joins the stages.
+    """
+
+    def __init__(self, shard: Shard, kernels: Kernels, tp_link: LinkSpec, pp_link: LinkSpec) -> None:
+        self.shard, self.kernels = shard, kernels
+        self.tp_link, self.pp_link = tp_link, pp_link
+        self.model, self.tp = shard.model, shard.parallel.tp
+        self.wide = kernels.wide_bytes
+
+    def layer(self, tokens: Any) -> list[Work]:
+        """One layer's work that grows with tokens: GEMMs, norms, rotary embedding, cache write."""
+        hidden = self.model.hidden
+        norms = 3 if self.model.encoder_layers else 2
+        works = [
+            self.kernels.stream("norms", norms * 4 * hidden * self.wide * tokens, kernels=norms),
+            *(self._latent_projections(tokens) if self._is_mla else self._projections(tokens)),
+            self.kernels.stream("kv write", tokens * self.shard.kv_bytes * 2),
+        ]
+        ffn = self.model.ffn
+        dense = ffn.dense_layers / self.model.layers if ffn.experts else 1.0
+        works += [work.times(dense) for work in self._mlp(tokens, ffn.intermediate)] if dense else []
+        works += [work.times(1 - dense) for work in self._moe(tokens)] if ffn.experts else []
+        return works
+
+    def all_reduces(self, tokens: Any) -> list[Work]:
+        """One layer's tensor-parallel sums: after attention, after the MLP, after cross-attention."""
+        if self.tp == 1:
+            return []
+        times = 3 if self.model.encoder_layers else 2
+        return [self._all_reduce("all-reduce", self.model.hidden * tokens).times(times)]
+
+    def first(self, tokens: Any) -> list[Work]:
+        """Token embedding."""
+        works = [self.kernels.stream("embedding", 2 * self.model.hidden * self.wide * tokens)]
+        if self.tp > 1:
+            works.append(self._all_reduce("embedding all-reduce", self.model.hidden * tokens))
+        return works
+
+    def send(self, tokens: Any) -> list[Work]:
+        """Activations to the next stage: hidden state and residual, a 1/tp slice from each GPU."""
+        sent = 2 * self.model.hidden * self.wide * tokens / self.tp
+        link = self.pp_link
+        moved_s = sent / link.bandwidth_bytes_per_s
+        return [Work("send", bytes=sent, network_s=moved_s + link.latency_s, latency_s=P2P_LATENCY_S)]
+
+    def head(self, seqs: Any) -> list[Work]:
+        """Final norm, LM head and sampler for one token of each sequence."""
+        vocab, hidden = self.model.vocab, self.model.hidden
+        works = [
+            self.kernels.stream("final norm", 4 * hidden * self.wide * seqs),
+            self.kernels.gemm("lm head", seqs, vocab / self.tp, hidden, wide=True),
+            self.kernels.stream("sampler", SAMPLER_PASSES * 4 * vocab * seqs, latency_s=SAMPLER_LATENCY_S),
+        ]
+        if self.tp > 1:
+            gathered = self.wide * vocab * seqs * (self.tp - 1) / self.tp
+            works.append(self._network("logits gather", gathered))
+        return works
+
+    def prefill(self, chunk: Any, context: Any) -> list[Work]:
+        """One layer's attention of ``chunk`` new tokens of a prompt after ``context`` cached ones."""
+        full, windowed = self._layer_shares
+        works = [self._prefill("prefill attention", chunk, context, None).times(full)] if full else []
+        if windowed:
+            window = self.model.attention.window_tokens
+            works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
+        if self._is_mla:
+            works.append(self._expand_context(context))
+        deeper = self.model.encoder_layers / self.model.layers - 1
+        if deeper > 0:
+            works += [work.times(deeper) for work in self.layer(chunk)]
+        return works
+
+    def decode(self, seqs: Any, kv_tokens: Any) -> list[Work]:
+        """One layer's attention of one new token of each sequence over all their cached tokens.
+
+        A window is costed at the mean context, since only the sum is known.
+        """
+        full, windowed = self._layer_shares
+        works = [self._decode("decode attention", seqs, kv_tokens).times(full)] if full else []
+        if windowed:
+            seen = np.minimum(kv_tokens, seqs * (self.model.attention.window_tokens or 0))
+            works.append(self._decode("decode window attention", seqs, seen).times(windowed))
+        return works
+
+    @property
+    def _is_mla(self) -> bool:
+        return self.model.attention.is_mla
+
+    @property
+    def _layer_shares(self) -> tuple[float, float]:
+        attention = self.model.attention
+        windowed = attention.windowed_layers / self.model.layers if attention.window_tokens else 0.0
+        return 1.0 - windowed, windowed
+
+    def _projections(self, tokens: Any) -> list[Work]:
+        attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
+        query, key = shard.heads * attention.head_dim, shard.kv_heads * attention.head_dim
+        value, out = shard.kv_heads * shard.v_dim, shard.heads * shard.v_dim
+        works = [
+            self.kernels.gemm("qkv projection", tokens, query + key + value, hidden),
+            self.kernels.gemm("output projection", tokens, hidden, out),
+        ]
+        if self.model.encoder_layers:
+            works += [
+                self.kernels.gemm("cross projection in", tokens, query, hidden),
+                self.kernels.gemm("cross projection out", tokens, hidden, out),
+            ]
+        if not self.model.facts.learned_positions:
+            works.insert(1, self.kernels.stream("rope", 2 * (query + key) * self.wide * tokens))
+        return works
+
+    def _latent_projections(self, tokens: Any) -> list[Work]:
+        """MLA (arXiv:2405.04434): absorbed into query and output, the up-projection costs the same."""
+        attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
+        width = attention.head_dim + attention.rope_head_dim
+        latent = attention.kv_lora_rank + attention.rope_head_dim
+        rank = attention.q_lora_rank
+        down = self.kernels.gemm("latent projection", tokens, rank + latent, hidden)
+        query = self.kernels.gemm("query projection", tokens, shard.heads * width, rank or hidden)
+        return [
+            down,
+            query,
+            self.kernels.stream("rope", 2 * (shard.heads + 1) * attention.rope_head_dim * self.wide * tokens),
+            self._up_projection("kv up-projection", tokens),
+            self.kernels.gemm("output projection", tokens, hidden, shard.heads * shard.v_dim),
+        ]
+
+    def _up_projection(self, name: str, tokens: Any) -> Work:
+        attention, shard = self.model.attention, self.shard
+        width = shard.heads * (attention.head_dim + shard.v_dim)
+        return self.kernels.gemm(name, tokens, width, attention.kv_lora_rank)
+
+    def _expand_context(self, context: Any) -> Work:
+        """A later chunk expands the latents of its context again; a first one has none."""
+        return self._up_projection("context up-projection", context).times(np.asarray(context) > 0)
+
+    def _mlp(self, tokens: Any, intermediate: int) -> list[Work]:
+        hidden, width = self.model.hidden, intermediate / self.tp
+        into = 2 if self.model.ffn.gated else 1
+        return [
+            self.kernels.gemm("mlp up", tokens, into * width, hidden),
+            self.kernels.stream("activation", (into + 1) * width * self.wide * tokens),
+            self.kernels.gemm("mlp down", tokens, hidden, width),
+        ]
+
+    def _moe(self, tokens: Any) -> list[Work]:
+        """Routed experts: with T tokens choosing k of E evenly, E (1 - (1 - k/E)^T) experts are read."""
+        ffn, hidden = self.model.ffn, self.model.hidden
+        into = 2 if ffn.gated else 1
+        width = ffn.expert_intermediate / self.tp
+        share = ffn.experts_per_token / ffn.experts
+        hit = ffn.experts * -np.expm1(np.asarray(tokens) * math.log1p(-share)) if share < 1 else ffn.experts
+        rows = tokens * ffn.experts_per_token
+        works = [
+            self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
+            self.kernels.grouped_gemm("experts up", rows, hit, into * width, hidden),
+            self.kernels.stream("expert activation", (into + 1) * width * self.wide * rows),
+            self.kernels.grouped_gemm("experts down", rows, hit, hidden, width),
+        ]
+        if ffn.shared_intermediate:
+            works += [self._rename(work, "shared ") for work in self._mlp(tokens, ffn.shared_intermediate)]
+        return works
+
+    def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
+        if self.model.encoder_layers:
+            pairs = chunk * (context + chunk)
+            keys = context + chunk
+        else:
+            pairs, keys = _causal_pairs(chunk, context, window)
+        attention, shard = self.model.attention, self.shard
+        width = attention.head_dim + attention.rope_head_dim
+        read = keys * (shard.heads * (width + shard.v_dim) * self.wide if self._is_mla else shard.kv_bytes)
+        return self.kernels.prefill(
+            name,
+            pairs=pairs,
+            mean_keys=pairs / np.maximum(chunk, 1),
+            keys=keys,
+            head_flops=2.0 * shard.heads * (width + shard.v_dim),
+            moved=read + shard.heads * (width + shard.v_dim) * self.wide * chunk,
+        )
+
+    def _decode(self, name: str, seqs: Any, keys: Any) -> Work:
+        attention, shard = self.model.attention, self.shard
+        if self._is_mla:
+            width = 2 * attention.kv_lora_rank + attention.rope_head_dim
+            group = shard.heads
+        else:
+            width = attention.head_dim + shard.v_dim
+            group = shard.heads / shard.kv_heads
+        return self.kernels.decode(
+            name,
+            seqs=seqs,
+            keys=keys,
+            head_flops=2.0 * shard.heads * width,
+            moved=keys * shard.kv_bytes + shard.heads * width * self.wide * seqs,
+            group=group,
+        )
+
+    def _all_reduce(self, name: str, elements: Any) -> Work:
+        """A ring's bytes at the link's bus bandwidth, a tree's messages at its latency."""
+        return self._network(name, 2 * (self.tp - 1) / self.tp * elements * self.wide)
+
+    def _network(self, name: str, sent_bytes: Any) -> Work:
+        link = self.tp_link
+        latency_s = 2 * math.log2(self.tp) * link.latency_s
+        return Work(
+            name, bytes=sent_bytes, network_s=sent_bytes / link.bandwidth_bytes_per_s, latency_s=latency_s
+        )
+
+    @staticmethod
+    def _rename(work: Work, prefix: str) -> Work:
+        return Work(**{**vars(work), "name": prefix + work.name})
+
+
+def _causal_pairs(chunk: Any, context: Any, window: int | None) -> tuple[Any, Any]:
+    """(query, key) pairs of a causal chunk, and keys that any of its queries sees.
+
+    A query at position p sees ``min(p + 1, window)`` keys.
+    """
+    if window is None:
+        return chunk * (context + (chunk + 1) / 2), context + chunk
+    growing = np.clip(window - context, 0, chunk)
+    pairs = growing * (context + (growing + 1) / 2) + (chunk - growing) * float(window)
+    return pairs, chunk + np.minimum(context, window)

@@ -1,0 +1,136 @@
+"""Cost tables to a file and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lengthwise.cost._npz import read_npz
+from lengthwise.cost._vidur_rule import ONCE_A_LAYER
+from lengthwise.cost.vidur import vidur_tables
+from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Floats
+from lengthwise.schema.errors import ProfileError
+from lengthwise.schema.files import write_whole
+from lengthwise.schema.model import ModelSpec
+
+FORMAT = "lengthwise-cost-tables"
+VERSION = 1
+
+_BY_TOKENS = ("layer_s", "comm_s", "first_s", "send_s")
+_BY_SEQS = ("head_s", "host_s")
+_ATTENTION = ("prefill_s", "decode_s")
+_SECONDS = (*_BY_TOKENS, *_BY_SEQS, *_ATTENTION)
+_RULE = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
+
+
+def save(tables: CostTables, path: Path | str) -> None:
+    """An npz at ``path`` that ``load`` reads back bit for bit; written whole or not at all.
+
+    Raises:
+        ProfileError: The tables break a law of ``check``.
+        OutputError: The file cannot be written.
+    """
+    check(tables, "the tables to save")
+    arrays: dict[str, Any] = {name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")}
+    rule = tables.rule
+    arrays |= {"rule_kind": rule.kind, "rule_step_tokens": rule.step_tokens}
+    arrays |= {"rule_merge_factor": rule.merge_factor, "source": tables.source}
+    arrays |= {"format": FORMAT, "version": VERSION}
+
+    def write(whole: Path) -> None:
+        with whole.open("wb") as file:
+            np.savez(file, **arrays)
+
+    write_whole(path, write)
+
+
+def load(path: Path | str) -> CostTables:
+    """The tables that ``save`` wrote.
+
+    Raises:
+        ProfileError: The file is missing, is no npz of ours, is of a newer version, or its tables
+            break a law of ``check``.
+    """
+    return _from_arrays(read_npz(path), path)
+
+
+def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
+    """Cost tables from an npz of ours or of Vidur's prediction tables, told apart by their keys.
+
+    ``model`` and ``pp`` cut Vidur's tables into stages; ours know their stages, and must match.
+
+    Raises:
+        ProfileError: The file is neither, cannot be read, or is for other stages.
+    """
+    arrays = read_npz(path)
+    if "format" in arrays:
+        tables = _from_arrays(arrays, path)
+        stages = tables.stage_layers.tolist()
+        if len(stages) != pp or sum(stages) != model.layers:
+            raise ProfileError(
+                f"{path} is for stages of {stages} layers; {model.name} with pp={pp} needs {pp} "
+                f"that add up to {model.layers}. Save tables for this deployment."
+            )
+        return tables
+    if ONCE_A_LAYER[0] in arrays:
+        return vidur_tables(path, model, pp)
+    raise ProfileError(
+        f"{path} must hold saved cost tables (key 'format') or Vidur's prediction tables "
+        f"(key {ONCE_A_LAYER[0]!r}); its keys are {', '.join(sorted(arrays)) or 'none'}"
+    )
+
+
+def check(tables: CostTables, where: str) -> None:
+    """Nothing, if every entry is finite and not negative and the tables have the shapes they must.
+
+    Raises:
+        ProfileError: Names the table and the first bad entry.
+    """
+    for name in _SECONDS:
+        _check_seconds(getattr(tables, name), 2 if name in _ATTENTION else 1, f"{where}: {name}")
+    for group in (_BY_TOKENS, _BY_SEQS):
+        lengths = {name: len(getattr(tables, name)) for name in group}
+        if len(set(lengths.values())) > 1:
+            raise ProfileError(f"{where}: {', '.join(group)} must be of one length; they are {lengths}")
+    stages, rule = tables.stage_layers, tables.rule
+    if stages.ndim != 1 or len(stages) < 1 or (stages < 1).any():
+        raise ProfileError(f"{where}: stage_layers must be a layer or more a stage; it is {stages}")
+    if rule.kind not in (PER_REQUEST, MERGED) or rule.step_tokens < 1 or not rule.merge_factor >= 1:
+        raise ProfileError(f"{where}: the attention rule must be one of ours; it is {rule}")
+
+
+def _check_seconds(table: Floats, dimensions: int, where: str) -> None:
+    if table.ndim != dimensions or min(table.shape) < 2:
+        raise ProfileError(
+            f"{where} must have {dimensions} axes of 2 entries or more; its shape is {table.shape}"
+        )
+    bad = np.argwhere(~np.isfinite(table) | (table < 0))
+    if len(bad):
+        index = tuple(bad[0].tolist())
+        raise ProfileError(f"{where} must be finite and not negative; entry {index} is {table[index]}")
+
+
+def _from_arrays(arrays: Mapping[str, Any], path: Path | str) -> CostTables:
+    missing = {*_SECONDS, *_RULE, "stage_layers", "source", "format", "version"} - set(arrays)
+    if missing or str(arrays["format"]) != FORMAT:
+        raise ProfileError(
+            f"{path} must hold saved cost tables; it lacks {', '.join(sorted(missing)) or FORMAT}"
+        )
+    if int(arrays["version"]) != VERSION:
+        raise ProfileError(
+            f"{path} must be of version {VERSION}; it is of {int(arrays['version'])}. "
+            "Save the tables again with this release."
+        )
+    tables = CostTables(
+        **{name: np.ascontiguousarray(arrays[name], dtype=np.float64) for name in _SECONDS},
+        stage_layers=np.ascontiguousarray(arrays["stage_layers"], dtype=np.int64),
+        rule=AttentionRule(
+            int(arrays["rule_kind"]), int(arrays["rule_step_tokens"]), float(arrays["rule_merge_factor"])
+        ),
+        source=str(arrays["source"]),
+    )
+    check(tables, str(path))
+    return tables
