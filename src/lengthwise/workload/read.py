@@ -151,10 +151,8 @@ def _workload(path: Path, trace: Trace, time_scale: float, max_requests: int | N
 def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> Workload:
     if time_scale == 1 and max_requests is None:
         return workload
-    columns: dict[str, Any] = {name: getattr(workload, name) for name in _COLUMNS}
-    return replace(
-        workload,
-        arrival_s=workload.arrival_s[:max_requests] * time_scale,
-        extra={name: values[:max_requests] for name, values in workload.extra.items()},
-        **{name: None if values is None else values[:max_requests] for name, values in columns.items()},
-    )
+    given = {name: getattr(workload, name) for name in _COLUMNS}
+    kept: dict[str, Any] = {n: None if v is None else v[:max_requests] for n, v in given.items()}
+    kept["arrival_s"] = workload.arrival_s[:max_requests] * time_scale
+    kept["extra"] = {name: values[:max_requests] for name, values in workload.extra.items()}
+    return replace(workload, **kept)
