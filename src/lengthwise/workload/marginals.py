@@ -142,6 +142,8 @@ class TruncatedNormal:
         _require_range(self.low, self.high)
         _require(isfinite(self.mean), f"mean must be finite; it is {self.mean}")
         _require(self.sd > 0 and isfinite(self.sd), f"sd must be above 0; it is {self.sd}")
+        away = max(self.low - self.mean, self.mean - self.high) / self.sd
+        _require(away < 35, f"next to nothing of the normal lies in {self.low:g}..{self.high:g}")
 
     @classmethod
     def from_moments(
