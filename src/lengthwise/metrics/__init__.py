@@ -1,0 +1,33 @@
+"""From records to numbers: latencies, goodput, utilisation, cost, each with its interval."""
+
+from lengthwise.metrics.columns import frame, request_column, request_columns
+from lengthwise.metrics.combine import combine, difference
+from lengthwise.metrics.estimate import QUANTILES, STATISTICS, Distribution, Estimate
+from lengthwise.metrics.hardware import SHARES, Cost, Hardware, gpu_power_w, model_flops, moved_bytes
+from lengthwise.metrics.slo import Slo
+from lengthwise.metrics.summarize import summarize
+from lengthwise.metrics.summary import Counts, Goodput, Rates, Summary
+
+__all__ = [
+    "QUANTILES",
+    "SHARES",
+    "STATISTICS",
+    "Cost",
+    "Counts",
+    "Distribution",
+    "Estimate",
+    "Goodput",
+    "Hardware",
+    "Rates",
+    "Slo",
+    "Summary",
+    "combine",
+    "difference",
+    "frame",
+    "gpu_power_w",
+    "model_flops",
+    "moved_bytes",
+    "request_column",
+    "request_columns",
+    "summarize",
+]

@@ -1,0 +1,129 @@
+"""A request's times as columns, and columns as data frames."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
+from lengthwise.schema.records import Records, RequestRecords
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Kind = Literal["polars", "pandas", "arrow"]
+Table = Literal["requests", "steps"]
+
+
+def _tpot_s(r: RequestRecords) -> Floats:
+    out = np.full(len(r.output_tokens), np.nan)
+    np.divide(r.finished_s - r.first_token_s, r.output_tokens - 1, out=out, where=r.output_tokens > 1)
+    return out
+
+
+def _normalized_latency_s(r: RequestRecords) -> Floats:
+    out = np.full(len(r.output_tokens), np.nan)
+    np.divide(r.finished_s - r.arrival_s, r.output_tokens, out=out, where=r.output_tokens > 0)
+    return out
+
+
+_DERIVED: dict[str, Callable[[RequestRecords], Floats]] = {
+    "queueing_delay_s": lambda r: r.scheduled_s - r.arrival_s,
+    "ttft_s": lambda r: r.first_token_s - r.arrival_s,
+    "tpot_s": _tpot_s,
+    "jct_s": lambda r: r.finished_s - r.arrival_s,
+    "normalized_latency_s": _normalized_latency_s,
+}
+_COLUMNS = (
+    "arrival_s",
+    "prompt_tokens",
+    "output_tokens",
+    "status",
+    "replica",
+    *_DERIVED,
+    "preemptions",
+)
+
+
+def request_column(requests: RequestRecords, name: str) -> Array:
+    """[n] one column of :func:`request_columns`; raises UnknownNameError."""
+    if name in _DERIVED:
+        return _DERIVED[name](requests)
+    if name not in _COLUMNS:
+        raise UnknownNameError("request column", name, _COLUMNS)
+    column: Array = getattr(requests, name)
+    return column
+
+
+def request_columns(records: Records) -> dict[str, Array]:
+    """What happened to every request, as [n] columns in the order of the workload.
+
+    Recorded columns are the records' own arrays; derived ones are new. NaN stands where
+    something never came.
+
+    * ``queueing_delay_s``: arrival until first put into a step.
+    * ``ttft_s``: arrival until the first token.
+    * ``tpot_s``: (finished - first token) / (output tokens - 1); NaN for one token.
+    * ``jct_s``: arrival until the last token (end-to-end latency).
+    * ``normalized_latency_s``: ``jct_s`` a token of output, as in Orca and vLLM.
+    """
+    return {name: request_column(records.requests, name) for name in _COLUMNS}
+
+
+def frame(records: Records, kind: Kind = "polars", table: Table = "requests") -> Any:
+    """A data frame of the requests (:func:`request_columns`) or of the steps (StepRecords).
+
+    The frame looks at the records' own memory: nothing is copied, so do not write into it.
+
+    Args:
+        records: What a run left behind.
+        kind: "polars" (DataFrame), "pandas" (DataFrame) or "arrow" (pyarrow.Table).
+        table: "requests" or "steps".
+
+    Raises:
+        InputError: Steps are asked for and the run did not keep them.
+        MissingExtraError: pandas or pyarrow is not installed.
+        UnknownNameError: There is no such kind or table.
+    """
+    if kind not in _FRAMES:
+        raise UnknownNameError("kind of frame", kind, _FRAMES)
+    if table == "requests":
+        return _FRAMES[kind](request_columns(records))
+    if table != "steps":
+        raise UnknownNameError("table", table, ["requests", "steps"])
+    if records.steps is None:
+        raise InputError(
+            "a frame of steps needs records that keep them; this run did not: simulate fewer requests"
+        )
+    return _FRAMES[kind]({f.name: getattr(records.steps, f.name) for f in dataclasses.fields(records.steps)})
+
+
+def _polars(columns: dict[str, Array]) -> Any:
+    return import_module("polars").DataFrame(columns)
+
+
+def _pandas(columns: dict[str, Array]) -> Any:
+    return _extra("pandas", "pandas").DataFrame(columns, copy=False)
+
+
+def _arrow(columns: dict[str, Array]) -> Any:
+    pa = _extra("pyarrow", "arrow")
+    return pa.table({name: pa.array(column) for name, column in columns.items()})
+
+
+def _extra(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"a frame of {module}", extra) from error
+
+
+_FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {
+    "polars": _polars,
+    "pandas": _pandas,
+    "arrow": _arrow,
+}

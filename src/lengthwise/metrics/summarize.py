@@ -1,0 +1,179 @@
+"""Records in, Summary out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.metrics import _describe
+from lengthwise.metrics._intervals import BATCHES, MIN_VALUES, over_batches
+from lengthwise.metrics.columns import request_column
+from lengthwise.metrics.estimate import Distribution, Estimate
+from lengthwise.metrics.hardware import hardware_of
+from lengthwise.metrics.slo import Slo
+from lengthwise.metrics.summary import Counts, Goodput, Rates, Summary
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.records import Records, RequestRecords, Status
+
+Floats = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
+
+
+def summarize(
+    records: Records,
+    deployment: Deployment | None = None,
+    *,
+    slo: Slo | None = None,
+    warmup_s: float = 0.0,
+    warmup_requests: int = 0,
+    level: float = 0.95,
+) -> Summary:
+    """The numbers of one run, each with a confidence interval where one run can tell it.
+
+    Intervals come from 10 batches of consecutive requests (in order of arrival; of equal
+    spans of time for rates). They assume that the run is stationary after the warm-up and
+    that a batch outlives the queue's memory; what correlation is left between neighbours
+    widens them. Measured on an M/M/1 queue at load 0.8, 95 % intervals hold the truth in
+    93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and 82 % (p90)
+    of runs of 2,000; at higher loads in fewer. They are NaN below 400 values, for minima and
+    maxima, for quantiles beyond which a batch expects fewer than 5 values, for quantiles of
+    TBT, and for the hardware. Several seeds and :func:`combine` have none of these limits.
+
+    Args:
+        records: What the run left behind.
+        deployment: What ran; without it nothing is said of the hardware.
+        slo: Limits for goodput.
+        warmup_s: Requests that arrived before are left out.
+        warmup_requests: So many of the first requests are left out; the later of both counts.
+        level: Confidence level.
+
+    Raises:
+        InputError: The warm-up leaves no request, or ``level`` is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
+    window = _window(records, warmup_s, warmup_requests)
+    r = _rows(records.requests, window)
+    start_s = max(warmup_s, float(r.arrival_s[0]))
+    span_s = float(records.end_s) - start_s
+    counts = _counts(r)
+    return Summary(
+        name=records.name,
+        seeds=(records.seed,),
+        intervals="batch means",
+        level=level,
+        window_s=Estimate(span_s),
+        counts=counts,
+        rates=_rates(records, start_s, level),
+        tbt_s=_describe.of_gaps(records.gaps, _mean_gap_half_width(r, level)),
+        **{f"{name}_s": _latency(r, f"{name}_s", level) for name in _LATENCIES},
+        goodput=None if slo is None else _goodput(r, slo, span_s, level),
+        hardware=None if deployment is None else hardware_of(records, deployment),
+    )
+
+
+_LATENCIES = ("ttft", "tpot", "jct", "queueing_delay", "normalized_latency")
+
+
+def _latency(r: RequestRecords, name: str, level: float) -> Distribution:
+    return _describe.of_column(request_column(r, name), level)
+
+
+def _window(records: Records, warmup_s: float, warmup_requests: int) -> slice:
+    """The requests that count: a run of rows, so that nothing is copied.
+
+    Rows stand in order of arrival; a closed loop's requests that were never released stand
+    after a step back in time, those of an open loop after ``end_s``.
+    """
+    arrival_s = records.requests.arrival_s
+    back = arrival_s[1:] < arrival_s[:-1]
+    stop = int(back.argmax()) + 1 if back.any() else len(arrival_s)
+    stop = int(np.searchsorted(arrival_s[:stop], records.end_s, side="right"))
+    start = max(int(np.searchsorted(arrival_s[:stop], warmup_s)), warmup_requests)
+    if start >= stop:
+        raise InputError(
+            f"the warm-up must leave requests to count; of {stop} that arrived it takes all "
+            f"(warmup_s {warmup_s:g}, warmup_requests {warmup_requests}): shorten it or run longer"
+        )
+    return slice(start, stop)
+
+
+def _rows(r: RequestRecords, rows: slice) -> RequestRecords:
+    views = {f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)}
+    return RequestRecords(**views)
+
+
+def _counts(r: RequestRecords) -> Counts:
+    by_status = np.bincount(r.status, minlength=len(Status))
+    counts = Counts(
+        arrived=len(r.status),
+        finished=int(by_status[Status.FINISHED]),
+        rejected=int(by_status[Status.REJECTED]),
+        timed_out=int(by_status[Status.TIMED_OUT]),
+        unfinished=int(by_status[Status.UNFINISHED]),
+        preemptions=int(r.preemptions.sum(dtype=np.int64)),
+    )
+    buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
+    assert buckets == counts.arrived, f"the buckets hold {buckets} requests, {counts.arrived} arrived"
+    return counts
+
+
+def _rates(records: Records, start_s: float, level: float) -> Rates:
+    """Completions in the window over its length, whenever those requests arrived."""
+    r, span_s = records.requests, records.end_s - start_s
+    inside = r.finished_s >= start_s
+    finished_s = r.finished_s[inside]
+    weights: dict[str, Array | None] = {
+        "requests_per_s": None,
+        "prompt_tokens_per_s": r.prompt_tokens[inside],
+        "output_tokens_per_s": r.output_tokens[inside],
+    }
+    if span_s <= 0:
+        return Rates(**{name: Estimate(math.nan) for name in weights})
+    edges = np.linspace(start_s, records.end_s, BATCHES + 1)
+    rates = {}
+    for name, weight in weights.items():
+        batches = np.histogram(finished_s, edges, weights=weight)[0][:, None] * BATCHES / span_s
+        half = (
+            over_batches(batches, batches.mean(axis=0), level)
+            if len(finished_s) >= MIN_VALUES
+            else [math.nan]
+        )
+        rates[name] = Estimate(float(batches.mean()), float(half[0]))
+    return Rates(**rates)
+
+
+def _goodput(r: RequestRecords, slo: Slo, span_s: float, level: float) -> Goodput:
+    """The rate's interval is the share's, taken at the arrivals that came."""
+    shares = {name: _share(good, level) for name, good in slo.met(r).items()}
+    share = shares.pop("all")
+    per_s = len(r.status) / span_s if span_s > 0 else math.nan
+    return Goodput(slo, share, Estimate(share.value * per_s, share.half_width * per_s), shares)
+
+
+def _share(good: npt.NDArray[np.bool_], level: float) -> Estimate:
+    value = float(good.mean())
+    if len(good) < MIN_VALUES:
+        return Estimate(value)
+    batches = np.array([[b.mean()] for b in np.array_split(good, BATCHES)])
+    return Estimate(value, float(over_batches(batches, np.array([value]), level)[0]))
+
+
+def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
+    """Half-width of the mean time between tokens: a ratio of sums over requests, by batches."""
+    several = (r.status == Status.FINISHED) & (r.output_tokens > 1)
+    if int(several.sum()) < MIN_VALUES:
+        return math.nan
+    spent_s = (r.finished_s - r.first_token_s)[several]
+    gaps = r.output_tokens[several] - 1
+    sums = [
+        (s.sum(), g.sum())
+        for s, g in zip(*(np.array_split(x, BATCHES) for x in (spent_s, gaps)), strict=True)
+    ]
+    batches = np.array([[s / g] for s, g in sums])
+    return float(over_batches(batches, np.array([spent_s.sum() / gaps.sum()]), level)[0])
