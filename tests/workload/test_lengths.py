@@ -36,8 +36,8 @@ marginals = st.one_of(
     st.builds(LogNormal, st.floats(0.5, 2000), st.floats(0, 2)),
     st.builds(
         lambda mean, sd, span: TruncatedNormal(mean, sd, 1, 1 + span),
-        st.floats(-200, 2000),
-        st.floats(10, 500),
+        st.floats(-200, 1000),
+        st.floats(30, 500),
         st.floats(50, 5000),
     ),
     st.builds(
@@ -134,9 +134,7 @@ def test_mean_median_and_p90_are_met(median, ratio, where):
     got = table.quantile(np.array([0.5, 0.9]))
     assert np.trapezoid(table.tokens, table.levels) == pytest.approx(mean, rel=1e-9)
     assert got.tolist() == pytest.approx([median, p90])
-    assert table.quantile(np.array([0.0, 1.0])) == pytest.approx(
-        np.clip(table.quantile(np.array([0.0, 1.0])), 1, high)
-    )
+    assert 1 <= table.tokens[0] <= table.tokens[-1] <= high
 
 
 @given(st.floats(5, 2000), st.floats(0, 3))
@@ -152,7 +150,7 @@ def test_log_normal_by_median_and_p90():
     assert got.tolist() == pytest.approx([417, 1678])
 
 
-@given(st.floats(-300, 900), st.floats(20, 400), st.floats(1, 100), st.floats(50, 900))
+@given(st.floats(-300, 900), st.floats(30, 400), st.floats(1, 100), st.floats(50, 900))
 def test_truncated_normal_matches_scipy(mean, sd, low, span):
     ours = TruncatedNormal(mean, sd, low, low + span).quantile(np.array([0.01, 0.5, 0.99]))
     theirs = stats.truncnorm((low - mean) / sd, (low + span - mean) / sd, mean, sd).ppf([0.01, 0.5, 0.99])
@@ -224,8 +222,8 @@ def test_no_cut_exceeds_a_limit_or_touches_what_fits(pairs, limit, cut):
             return tuple(np.array(side) for side in zip(*pairs, strict=True))
 
     prompt, output = Capped(Given(), limit, max_prompt_tokens=400, cut=cut).sample(len(pairs), None)
+    pairs = [(min(p, 400), o) for p, o in pairs]
     for (p, o), new_p, new_o in zip(pairs, prompt, output, strict=True):
-        p = min(p, 400)
         assert 1 <= new_p <= p
         assert 1 <= new_o <= o
         assert new_p + new_o <= limit
@@ -263,6 +261,7 @@ def test_redraw_is_the_distribution_below_the_limit():
         (lambda: LogNormal(5, -1), "sigma"),
         (lambda: LogNormal.from_mean_sd(-1, 1), "mean must be above 0"),
         (lambda: LogNormal.from_median_p90(5, 4), "p90 must not be below"),
+        (lambda: TruncatedNormal(805, 20, 1, 50), "next to nothing of the normal"),
         (lambda: TruncatedNormal(5, 0), "sd must be above 0"),
         (lambda: TruncatedNormal.from_moments(256, 252, 1, 512), "at most 147"),
         (lambda: TruncatedNormal.from_moments(600, 5, 1, 512), "low < mean < high"),
