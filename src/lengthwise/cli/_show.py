@@ -68,8 +68,8 @@ def gib(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that reads well."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+    """Seconds in the unit that reads well: 0.0125 gives "12.5 ms"."""
+    for factor, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= factor:
             return f"{_digits(seconds / factor)} {unit}"
     return "0" if seconds == 0 else f"{seconds:.2g} s"

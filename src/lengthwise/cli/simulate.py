@@ -34,3 +34,16 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
 ) -> None:
     """Simulate a scenario: what users will see, and why."""
+    from lengthwise import scenario as scenarios  # noqa: PLC0415 - not before it is needed
+    from lengthwise.cli import _outputs, _progress, _results  # noqa: PLC0415
+
+    _outputs.require_writable({"--json": json, "--report": report, "--timeline": timeline})
+    asked = scenarios.load(scenario, set_ or ())
+    if seeds is not None:
+        asked = asked.with_run(seeds=seeds)
+    variants = scenarios.build(asked)
+    with _progress.shown(quiet=quiet) as progress:
+        outcomes = scenarios.run(asked, variants=variants, jobs=jobs, progress=progress)
+    _results.write(asked, outcomes, json=json, html=report, timeline=timeline)
+    if not quiet:
+        _results.show(asked, outcomes, written=(json, report, timeline))

@@ -2,6 +2,22 @@
 
 from lengthwise.scenario._load import load, loads
 from lengthwise.scenario.build import Variant, build, deployment, scheduler
+from lengthwise.scenario.explain import Explanation, Fit, Step, explain
+from lengthwise.scenario.run import Outcome, run
 from lengthwise.scenario.scenario import Scenario
 
-__all__ = ["Scenario", "Variant", "build", "deployment", "load", "loads", "scheduler"]
+__all__ = [
+    "Explanation",
+    "Fit",
+    "Outcome",
+    "Scenario",
+    "Step",
+    "Variant",
+    "build",
+    "deployment",
+    "explain",
+    "load",
+    "loads",
+    "run",
+    "scheduler",
+]

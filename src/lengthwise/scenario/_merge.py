@@ -7,7 +7,7 @@ from typing import Any
 Table = dict[str, Any]
 
 _RIVALS = (
-    (("preset",), ("trace", "format", "time_scale"), ("prompt", "output", "correlation")),
+    (("preset",), ("trace", "format", "time_scale", "sort"), ("prompt", "output", "correlation")),
     (("concurrency",), ("request_rate", "arrivals")),
 )
 _RATELESS = ("all_at_once", "rate_profile")

@@ -56,7 +56,8 @@ def per_seed(section: WorkloadSection, folder: Path) -> PerSeed:
 def _trace(section: WorkloadSection, folder: Path) -> Workload | None:
     if section.trace is None:
         return None
-    return w.read(resolved(section.trace, folder), format=section.format, time_scale=section.time_scale)
+    path = resolved(section.trace, folder)
+    return w.read(path, section.format, time_scale=section.time_scale, sort=section.sort)
 
 
 def _lengths(section: WorkloadSection, trace: Workload | None) -> w.Lengths:

@@ -22,7 +22,8 @@ class WorkloadSection(Section):
     A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``,
     ``concurrency`` or ``arrivals`` its lengths are drawn instead. A preset has arrivals of its own,
     too, which these replace. ``request_rate = inf`` sends all requests at once. The limits cut as
-    ``cut`` says. ``num_requests`` None: 1,000, or all of a replayed trace.
+    ``cut`` says. ``num_requests`` None: 1,000, or all of a replayed trace. ``sort`` puts
+    a trace's rows in order of arrival.
     """
 
     preset: Text | None = None
@@ -36,6 +37,7 @@ class WorkloadSection(Section):
     concurrency: Count | None = None
     arrivals: Arrivals | None = None
     time_scale: Rate = 1.0
+    sort: bool = False
     predicted: Literal["none", "oracle", "mean"] = "none"
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
@@ -78,8 +80,8 @@ class WorkloadSection(Section):
             raise ValueError(
                 "time_scale stretches the arrivals of a replayed trace; here nothing is replayed"
             )
-        if self.format is not None and self.trace is None:
-            raise ValueError("format says how to read trace, and there is no trace")
+        if self.trace is None and (self.format is not None or self.sort):
+            raise ValueError("format and sort say how to read a trace, and there is no trace")
         if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
             raise ValueError("request_rate = inf sends all requests at once and takes no arrivals")
         return self
@@ -95,9 +97,9 @@ class DeploymentSection(Section):
     model: Text
     gpu: Text
     node: Text | None = None
-    tp: Count = 1
-    pp: Count = 1
-    replicas: Count = 1
+    tp: Annotated[int, Field(ge=1, le=1024)] = 1
+    pp: Annotated[int, Field(ge=1, le=1024)] = 1
+    replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     cost: Text = "roofline"
     memory_planner: Text = "lengthwise"
     weight_dtype: Text | None = None
@@ -114,14 +116,17 @@ class DeploymentSection(Section):
 
 
 class EngineSection(Section):
-    """The engine's limits under their vLLM names; ``timeout_s`` is when a client gives up."""
+    """The engine's limits under their vLLM names; ``timeout_s`` is when a client gives up.
 
-    max_num_seqs: Count = 256
-    max_num_batched_tokens: Count = 2048
-    block_size: Count = 16
+    The upper bounds are far above any engine's and keep a slip from asking for terabytes of tables.
+    """
+
+    max_num_seqs: Annotated[int, Field(ge=1, le=2**17)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
+    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Share = 0.9
-    max_model_len: Count | None = None
-    max_step_seqs: Count | None = None
+    max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
+    max_step_seqs: Annotated[int, Field(ge=1, le=2**17)] | None = None
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
     timeout_s: Seconds = math.inf
 

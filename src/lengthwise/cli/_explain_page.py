@@ -1,0 +1,81 @@
+"""The page of ``lengthwise explain``."""
+
+from __future__ import annotations
+
+from lengthwise.cli._show import duration, gib, print_facts, print_table
+from lengthwise.scenario import Explanation, Fit, Step, Variant
+
+_BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
+
+
+def show(variant: Variant, found: Explanation) -> None:
+    """Prints what fits, what a step costs, and what binds."""
+    print_facts(variant.name, _deployment_facts(variant))
+    print_table(("one replica's fullest GPU", "", ""), _memory_rows(variant))
+    print_table(
+        ("requests that hold", "fit at once", "limited by"), [_fit_row(variant, f) for f in found.fits]
+    )
+    print_table(
+        ("operator", *(step.name for step in found.steps)),
+        _operator_rows(found.steps),
+        title=f"one step of a replica, {found.context_tokens:,} tokens cached a sequence "
+        "(bound by: c compute, m memory, n network, l latency)",
+    )
+
+
+def _deployment_facts(variant: Variant) -> list[tuple[str, str]]:
+    d = variant.deployment
+    p = d.parallel
+    return [
+        ("model", f"{d.model.name}, {d.limits.weight_dtype or d.model.dtype} weights"),
+        ("hardware", f"{p.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
+        ("cut", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
+        ("scheduler", variant.scenario.scheduler.policy),
+        ("costs", d.cost.source + _roofline_note(d.cost.source)),
+        ("longest request", f"{d.max_model_len:,} tokens"),
+    ]
+
+
+def _roofline_note(source: str) -> str:
+    return "" if source.startswith("roofline") else "; the operators below are the roofline's"
+
+
+def _memory_rows(variant: Variant) -> list[tuple[str, str, str]]:
+    d, kv = variant.deployment, variant.deployment.kv
+    cache = kv.num_blocks * kv.kv_bytes_per_block
+    tokens = kv.num_blocks * kv.block_size
+    return [
+        ("memory", gib(d.gpu.memory_bytes), ""),
+        ("usable", gib(kv.usable_bytes), f"at {d.limits.gpu_memory_utilization:.0%}, less the framework's"),
+        ("weights", gib(kv.weight_bytes), f"{kv.weight_bytes / kv.usable_bytes:.0%} of it"),
+        ("activations", gib(kv.activation_bytes), f"of {d.limits.max_num_batched_tokens:,} tokens a step"),
+        ("KV cache", gib(cache), f"{kv.num_blocks:,} blocks of {kv.block_size}: {tokens:,} tokens"),
+    ]
+
+
+def _fit_row(variant: Variant, fit: Fit) -> tuple[str, str, str]:
+    by = "KV cache" if fit.by_memory < variant.deployment.limits.max_num_seqs else "max_num_seqs"
+    spare = f" (memory would hold {fit.by_memory:,})" if fit.by_memory > fit.seqs else ""
+    return f"{fit.context_tokens:,} tokens", f"{fit.seqs:,}", by + spare
+
+
+def _operator_rows(steps: list[Step]) -> list[list[str]]:
+    names = list(dict.fromkeys(o.name for step in steps for o in step.operators))
+    rows = [[name, *(_operator_cell(step, name) for step in steps)] for name in names]
+    shares = [step.bound_shares for step in steps]
+    return [
+        *rows,
+        ["", *("" for _ in steps)],
+        ["step", *(duration(step.seconds) for step in steps)],
+        ["tokens a second", *(f"{step.tokens / step.seconds:,.0f}" for step in steps)],
+        ["data sheet's floor", *(f"{duration(s.floor_s)} {s.floor_s / s.seconds:4.0%}" for s in steps)],
+        *([f"bound by {bound}", *(f"{share[bound]:.0%}" for share in shares)] for bound in _BOUND),
+    ]
+
+
+def _operator_cell(step: Step, name: str) -> str:
+    for operator in step.operators:
+        if operator.name == name:
+            share = operator.seconds / step.seconds
+            return f"{duration(operator.seconds)} {share:4.0%} {_BOUND[operator.bound]}"
+    return "-"

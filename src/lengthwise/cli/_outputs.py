@@ -1,0 +1,37 @@
+"""Files that a command shall write are known to be writable before it starts to work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from lengthwise.schema.errors import OutputError
+
+
+def require_writable(outputs: Mapping[str, Path | None]) -> None:
+    """Raises OutputError if one of the files (by the option that names it) cannot be written."""
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        target = path.resolve()
+        if target in seen:
+            raise OutputError(f"{seen[target]} and {option} name the same file {path}; give each its own")
+        seen[target] = option
+        reason = _why_not(target)
+        if reason:
+            raise OutputError(f"cannot write {path} ({option}): {reason}")
+
+
+def _why_not(target: Path) -> str:
+    folder = target.parent
+    if target.is_dir():
+        return "it is a folder; give the name of a file"
+    if folder.exists() and not folder.is_dir():
+        return f"{folder} is a file, not a folder; choose another place"
+    if not folder.is_dir():
+        return f"its folder {folder} does not exist; create it first"
+    if not os.access(folder if not target.exists() else target, os.W_OK):
+        return f"no permission to write in {folder}; choose another place"
+    return ""

@@ -1,0 +1,36 @@
+"""What a user sees while runs are under way: on standard error, and a bar only on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import typer
+
+from lengthwise import engine
+
+COMPILE_S = 30
+
+
+@contextmanager
+def shown(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A callable for runs done and runs in all."""
+    if not quiet and not engine.ready():
+        typer.echo(f"compiling the engine (first run only, about {COMPILE_S} s)", err=True)
+    if quiet or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    with _bar() as advance:
+        yield advance
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    from rich.console import Console  # noqa: PLC0415 - a pipe needs no bar
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("runs", total=None)
+        yield lambda done, of: progress.update(task, completed=done, total=of)

@@ -1,0 +1,124 @@
+"""What fits and what a step costs, without simulating anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lengthwise import cost
+from lengthwise.cost import OperatorTime
+from lengthwise.scenario.build import Variant
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.workload import Workload
+
+BOUNDS = ("compute", "memory", "network", "latency")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest batch of requests that all hold so many tokens.
+
+    ``seqs`` is what a replica takes at once, ``by_memory`` what the KV cache alone would hold.
+    """
+
+    context_tokens: int
+    seqs: int
+    by_memory: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a replica: its shape, and each operator's time.
+
+    Attributes:
+        name: What the step is, in a word or two.
+        tokens: Tokens it computes.
+        operators: In the order of the step; over all layers and stages.
+        floor_s: What the data sheet's peaks would allow: the larger of all FLOPs at the peak and
+            all bytes at the bandwidth, no launches, no communication.
+    """
+
+    name: str
+    tokens: int
+    operators: list[OperatorTime]
+    floor_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The step's time by the roofline: all operators."""
+        return sum(operator.seconds for operator in self.operators)
+
+    @property
+    def bound_shares(self) -> dict[str, float]:
+        """Which resource binds: the share of the time in operators bound by each."""
+        whole = self.seconds
+        return {b: sum(o.seconds for o in self.operators if o.bound == b) / whole for b in BOUNDS}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found; ``context_tokens`` is what a request holds half-way through its output."""
+
+    deployment: Deployment
+    context_tokens: int
+    fits: list[Fit]
+    steps: list[Step]
+
+
+def explain(variant: Variant, seed: int = 0) -> Explanation:
+    """What fits, and steps of typical shapes for the variant's own workload.
+
+    The shapes: one sequence decoding; as many as fit half-way through their outputs; one prompt
+    of mean length alone; and decodes sharing the step with as much of a prompt as the budget leaves.
+    """
+    deployed, requests = variant.deployment, variant.workload(seed)
+    context = _typical_context(deployed, requests)
+    lengths = sorted({context, max(1, deployed.max_model_len // 2), deployed.max_model_len})
+    return Explanation(
+        deployed, context, [_fit(deployed, length) for length in lengths], _steps(deployed, requests, context)
+    )
+
+
+def _typical_context(deployed: Deployment, requests: Workload) -> int:
+    mean = requests.prompt_tokens.mean() + requests.output_tokens.mean() / 2
+    return max(1, min(round(float(mean)), deployed.max_model_len))
+
+
+def _fit(deployed: Deployment, context_tokens: int) -> Fit:
+    blocks = -(-context_tokens // deployed.kv.block_size)
+    by_memory = deployed.kv.num_blocks // blocks
+    return Fit(context_tokens, min(by_memory, deployed.limits.max_num_seqs), by_memory)
+
+
+def _steps(deployed: Deployment, requests: Workload, context: int) -> list[Step]:
+    most = max(1, _fit(deployed, context).seqs)
+    budget = deployed.limits.max_num_batched_tokens
+    prompt = max(1, min(round(float(requests.prompt_tokens.mean())), deployed.max_model_len))
+    steps = [_step(deployed, "decode 1", 1, context, 0)]
+    if most > 1:
+        steps.append(_step(deployed, f"decode {most:,}", most, context, 0))
+    steps.append(_step(deployed, f"prompt {prompt:,}", 0, context, prompt))
+    if budget > most:
+        chunk = min(budget - most, deployed.max_model_len)
+        steps.append(_step(deployed, f"{most:,} + {chunk:,}", most, context, chunk))
+    return steps
+
+
+def _step(deployed: Deployment, name: str, decodes: int, context: int, chunk: int) -> Step:
+    operators = cost.operators(
+        deployed.model,
+        deployed.gpu,
+        deployed.node,
+        deployed.parallel,
+        deployed.limits,
+        decode_seqs=decodes,
+        kv_tokens=decodes * context,
+        prefill=[(chunk, 0)] if chunk else [],
+    )
+    return Step(name, decodes + chunk, operators, _floor_s(deployed, operators))
+
+
+def _floor_s(deployed: Deployment, operators: list[OperatorTime]) -> float:
+    local = [operator for operator in operators if operator.bound != "network"]
+    peak = deployed.gpu.flops(deployed.limits.weight_dtype or deployed.model.dtype)
+    flops, moved = sum(o.flops for o in local), sum(o.bytes for o in local)
+    return max(flops / peak, moved / deployed.gpu.bandwidth_bytes_per_s)
