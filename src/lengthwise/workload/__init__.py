@@ -16,11 +16,9 @@ from lengthwise.workload.describe import Description, Histogram, LengthSummary, 
 from lengthwise.workload.generate import generate
 from lengthwise.workload.lengths import Capped, Conditional, Joint, Lengths, Samples
 from lengthwise.workload.marginals import (
-    Empirical,
     Fixed,
     LogNormal,
     Marginal,
-    Quantiles,
     SkewNormal,
     TruncatedNormal,
     Uniform,
@@ -28,6 +26,7 @@ from lengthwise.workload.marginals import (
 )
 from lengthwise.workload.presets import Preset, preset, presets
 from lengthwise.workload.read import READABLE, read
+from lengthwise.workload.tables import Empirical, Quantiles
 from lengthwise.workload.write import WRITABLE, write
 
 __all__ = [

@@ -48,6 +48,8 @@ def read_parquet(source: Source) -> Workload:
     missing = [name for name in _COLUMNS if name not in frame.columns]
     if missing:
         raise source.fault(None, f"lacks the columns {', '.join(missing)}; it has {', '.join(frame.columns)}")
+    if frame.is_empty():
+        raise source.fault(None, "holds no request; a trace must hold at least one")
     try:
         return Workload(
             **{n: _numbers(source, frame[n]) for n in (*_COLUMNS, *_OPTIONAL) if n in frame.columns},

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import TraceError
-from lengthwise.workload._dates import parse_dates
+from lengthwise.workload._dates import is_date, parse_dates
 from lengthwise.workload._source import Source
 from lengthwise.workload._trace import Trace
 
@@ -197,13 +197,16 @@ def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
     import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
 
     if isinstance(series.dtype, pl.List):
-        ends = np.cumsum(series.list.len().fill_null(0).to_numpy())
-        flat = series.explode(empty_as_null=False, keep_nulls=False).to_numpy()
+        lengths = series.list.len().fill_null(0)
+        ends = np.cumsum(lengths.to_numpy())
+        flat = series.filter(lengths > 0).explode().to_numpy()
         lists = np.empty(len(series), object)
         for row, ids in enumerate(np.split(flat, ends[:-1])):
             lists[row] = ids
         return lists
-    if series.dtype != pl.String or name == "prompt":
+    if series.dtype == pl.Int64:
+        return series.fill_null(-1 if name == "session" else 0).to_numpy()
+    if name == "prompt":
         return series.to_numpy()
     # Few names, many rows: codes in order of appearance take less room than a text each; -1 is none.
     names = series.drop_nulls().unique(maintain_order=True)
@@ -232,7 +235,7 @@ def _complaint(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) ->
     if form.arrival not in columns:
         return None
     if form.unit_s is None:
-        good = parse_dates([cells.get(form.arrival)]) is not None
+        good = is_date(cells.get(form.arrival))
         return None if good else f"{form.arrival} must be a date; it is {_shown(cells, form.arrival)}"
     value = _number(cells.get(form.arrival), form.kind)
     if value is None or not 0 <= value < np.inf:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from lengthwise.schema.errors import InputError, TraceError
 from lengthwise.workload._source import Source
 from lengthwise.workload._trace import Trace
-from lengthwise.workload.marginals import Empirical
+from lengthwise.workload.tables import Empirical
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from lengthwise.schema.errors import TraceError
 
-_SUFFIXES = {".gz", ".csv", ".json", ".jsonl", ".ndjson", ".parquet"}
+_SUFFIXES = {".gz", ".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".txt"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +63,14 @@ class Source:
     @cached_property
     def first_object(self) -> dict[str, Any] | None:
         """The first line as a JSON object; None where it is something else."""
+        line = self.data.lstrip().split(b"\n", 1)[0]
+        if not line.startswith(b"{"):
+            return None
         try:
-            value = json.loads(self.data.lstrip().split(b"\n", 1)[0])
+            value: dict[str, Any] = json.loads(line)
         except ValueError:
             return None
-        return value if isinstance(value, dict) else None
+        return value
 
     def fault(self, line: int | None, message: str) -> TraceError:
         """An error that names the file and, where there is one, the line (1-based, the header counted)."""

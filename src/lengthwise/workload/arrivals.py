@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, isfinite, lgamma, sqrt
+from math import exp, lgamma, sqrt
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.workload._checks import require_positive
 from lengthwise.workload._root import root
 
 Floats = npt.NDArray[np.float64]
@@ -70,7 +71,7 @@ class Constant:
     rate_rps: float
 
     def __post_init__(self) -> None:
-        _require_positive("rate_rps", self.rate_rps)
+        require_positive("rate_rps", self.rate_rps)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
         """[n] seconds: 0, 1 / rate, 2 / rate, ..."""
@@ -84,7 +85,7 @@ class Poisson:
     rate_rps: float
 
     def __post_init__(self) -> None:
-        _require_positive("rate_rps", self.rate_rps)
+        require_positive("rate_rps", self.rate_rps)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
         """[n] seconds."""
@@ -99,8 +100,8 @@ class Gamma:
     cv: float
 
     def __post_init__(self) -> None:
-        _require_positive("rate_rps", self.rate_rps)
-        _require_positive("cv", self.cv)
+        require_positive("rate_rps", self.rate_rps)
+        require_positive("cv", self.cv)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
         """[n] seconds."""
@@ -115,8 +116,8 @@ class Weibull:
     cv: float
 
     def __post_init__(self) -> None:
-        _require_positive("rate_rps", self.rate_rps)
-        _require_positive("cv", self.cv)
+        require_positive("rate_rps", self.rate_rps)
+        require_positive("cv", self.cv)
         weibull_shape(self.cv)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
@@ -209,7 +210,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         times = np.asarray(self.arrival_s, float)
-        _require_positive("time_scale", self.time_scale)
+        require_positive("time_scale", self.time_scale)
         if times.ndim != 1 or not np.isfinite(times).all() or (np.diff(times) < 0).any():
             raise InputError("times to replay must be finite and must not decrease; sort them first")
 
@@ -249,11 +250,6 @@ def _times(gaps: Floats, scale: float) -> Floats:
     np.cumsum(gaps, out=gaps)
     gaps *= scale
     return gaps
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not (isfinite(value) and value > 0):
-        raise InputError(f"{name} must be a finite number above 0; it is {value}")
 
 
 def _brief(values: Floats) -> str:

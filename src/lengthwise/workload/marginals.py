@@ -7,7 +7,6 @@ runs follow. Rounding to whole tokens of at least 1 happens where pairs are draw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, log, sqrt
@@ -16,8 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schema.errors import InputError
-from lengthwise.workload._two_slope import two_slope_table
+from lengthwise.workload._checks import require, require_range
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +38,7 @@ class Fixed:
     tokens: float
 
     def __post_init__(self) -> None:
-        _require(self.tokens >= 1, f"a length must be at least 1 token; it is {self.tokens}")
+        require(self.tokens >= 1, f"a length must be at least 1 token; it is {self.tokens}")
 
     def quantile(self, u: Floats) -> Floats:
         """[n] times ``tokens``."""
@@ -55,7 +53,7 @@ class Uniform:
     high: int
 
     def __post_init__(self) -> None:
-        _require_range(self.low, self.high)
+        require_range(self.low, self.high)
 
     def quantile(self, u: Floats) -> Floats:
         """[n] whole tokens."""
@@ -74,8 +72,8 @@ class Zipf:
     theta: float = 0.6
 
     def __post_init__(self) -> None:
-        _require_range(self.low, self.high)
-        _require(isfinite(self.theta) and self.theta >= 0, f"theta must not be negative; it is {self.theta}")
+        require_range(self.low, self.high)
+        require(isfinite(self.theta) and self.theta >= 0, f"theta must not be negative; it is {self.theta}")
 
     def quantile(self, u: Floats) -> Floats:
         """[n] whole tokens."""
@@ -97,25 +95,25 @@ class LogNormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        _require(self.median > 0 and isfinite(self.median), f"median must be above 0; it is {self.median}")
-        _require(self.sigma >= 0 and isfinite(self.sigma), f"sigma must not be negative; it is {self.sigma}")
+        require(self.median > 0 and isfinite(self.median), f"median must be above 0; it is {self.median}")
+        require(self.sigma >= 0 and isfinite(self.sigma), f"sigma must not be negative; it is {self.sigma}")
 
     @classmethod
     def from_mean_cv(cls, mean: float, cv: float) -> LogNormal:
         """The one with this mean (tokens) and coefficient of variation."""
-        _require(cv >= 0 and mean > 0, f"mean must be above 0 and cv not negative; they are {mean} and {cv}")
+        require(cv >= 0 and mean > 0, f"mean must be above 0 and cv not negative; they are {mean} and {cv}")
         return cls(mean / sqrt(1 + cv * cv), sqrt(log(1 + cv * cv)))
 
     @classmethod
     def from_mean_sd(cls, mean: float, sd: float) -> LogNormal:
         """The one with this mean and standard deviation, tokens."""
-        _require(mean > 0, f"mean must be above 0; it is {mean}")
+        require(mean > 0, f"mean must be above 0; it is {mean}")
         return cls.from_mean_cv(mean, sd / mean)
 
     @classmethod
     def from_median_p90(cls, median: float, p90: float) -> LogNormal:
         """The one with this median and 90th percentile, tokens."""
-        _require(0 < median <= p90, f"p90 must not be below the median; they are {p90} and {median}")
+        require(0 < median <= p90, f"p90 must not be below the median; they are {p90} and {median}")
         return cls(median, log(p90 / median) / Z90)
 
     def quantile(self, u: Floats) -> Floats:
@@ -139,11 +137,11 @@ class TruncatedNormal:
     high: float = float("inf")
 
     def __post_init__(self) -> None:
-        _require_range(self.low, self.high)
-        _require(isfinite(self.mean), f"mean must be finite; it is {self.mean}")
-        _require(self.sd > 0 and isfinite(self.sd), f"sd must be above 0; it is {self.sd}")
+        require_range(self.low, self.high)
+        require(isfinite(self.mean), f"mean must be finite; it is {self.mean}")
+        require(self.sd > 0 and isfinite(self.sd), f"sd must be above 0; it is {self.sd}")
         away = max(self.low - self.mean, self.mean - self.high) / self.sd
-        _require(away < 35, f"next to nothing of the normal lies in {self.low:g}..{self.high:g}")
+        require(away < 35, f"next to nothing of the normal lies in {self.low:g}..{self.high:g}")
 
     @classmethod
     def from_moments(
@@ -184,12 +182,12 @@ class SkewNormal:
     high: float = float("inf")
 
     def __post_init__(self) -> None:
-        _require_range(self.low, self.high)
-        _require(self.sd > 0, f"sd must be above 0; it is {self.sd}")
-        _require(
+        require_range(self.low, self.high)
+        require(self.sd > 0, f"sd must be above 0; it is {self.sd}")
+        require(
             abs(self.skewness) < 0.995, f"a skew normal's skewness is within 0.995; it is {self.skewness}"
         )
-        _require(len(self._table[0]) > 1, f"nothing of the distribution lies in {self.low}..{self.high}")
+        require(len(self._table[0]) > 1, f"nothing of the distribution lies in {self.low}..{self.high}")
 
     def quantile(self, u: Floats) -> Floats:
         """[n] tokens within the bounds."""
@@ -206,98 +204,3 @@ class SkewNormal:
         levels, first = np.unique(levels, return_index=True)
         span = levels[-1] - levels[0]
         return (levels - levels[0]) / span if span > 0 else levels[:1], grid[first]
-
-
-@dataclass(frozen=True, eq=False)
-class Quantiles:
-    """A quantile table with straight lines between its points.
-
-    Attributes:
-        levels: Shares of requests, from 0 to 1, increasing.
-        tokens: The length at each level, not decreasing; the first is the shortest, the last the longest.
-    """
-
-    levels: Sequence[float] | Floats
-    tokens: Sequence[float] | Floats
-
-    def __post_init__(self) -> None:
-        levels, tokens = np.asarray(self.levels, float), np.asarray(self.tokens, float)
-        _require(levels.shape == tokens.shape and levels.ndim == 1, "a quantile table needs a length a level")
-        _require(
-            len(levels) > 1 and levels[0] == 0 and levels[-1] == 1 and bool((np.diff(levels) > 0).all()),
-            f"levels must increase from 0 to 1; they are {list(self.levels)[:8]}",
-        )
-        _require(
-            bool(np.isfinite(tokens).all()) and bool((np.diff(tokens) >= 0).all()) and tokens[0] >= 0,
-            f"the lengths of a quantile table must not decrease; they are {list(self.tokens)[:8]}",
-        )
-
-    @classmethod
-    def from_mean_median_p90(
-        cls, mean: float, median: float, p90: float, *, low: float = 1.0, high: float
-    ) -> Quantiles:
-        """A smooth table that has these three statistics, tokens, within ``low`` to ``high``.
-
-        It is a log-normal through median and p90 whose tail above p90 is stretched or shortened until
-        the mean is right; where even no tail leaves the mean too large, a normal treated in the same
-        way. The bounds cut it.
-
-        Raises:
-            InputError: No such distribution has this mean.
-        """
-        return cls(*two_slope_table(mean, median, p90, low, high))
-
-    def quantile(self, u: Floats) -> Floats:
-        """[n] tokens."""
-        tokens: Floats = np.interp(u, np.asarray(self.levels, float), np.asarray(self.tokens, float))
-        return tokens
-
-
-@dataclass(frozen=True, eq=False)
-class Empirical:
-    """The empirical distribution of lengths seen, each drawn as often as it was seen.
-
-    Attributes:
-        tokens: [m] lengths in any order.
-        weights: [m] how often each was seen; None counts each once.
-    """
-
-    tokens: Sequence[float] | Floats | npt.NDArray[np.int64]
-    weights: Sequence[float] | Floats | None = None
-
-    def __post_init__(self) -> None:
-        tokens = np.asarray(self.tokens, float)
-        _require(tokens.ndim == 1 and tokens.size > 0, "an empirical distribution needs at least one length")
-        _require(
-            bool((tokens >= 0).all()) and bool(np.isfinite(tokens).all()), "lengths must not be negative"
-        )
-        if self.weights is not None:
-            weights = np.asarray(self.weights, float)
-            _require(weights.shape == tokens.shape, "weights must be one a length")
-            _require(bool((weights >= 0).all()) and 0 < weights.sum() < np.inf, "weights must sum above 0")
-
-    def quantile(self, u: Floats) -> Floats:
-        """[n] tokens, each one of those seen."""
-        tokens, cdf = self._steps
-        if cdf is None:
-            return tokens[np.minimum((u * len(tokens)).astype(np.int64), len(tokens) - 1)]
-        return tokens[np.minimum(np.searchsorted(cdf, u, side="right"), len(tokens) - 1)]
-
-    @cached_property
-    def _steps(self) -> tuple[Floats, Floats | None]:
-        tokens = np.asarray(self.tokens, float)
-        if self.weights is None:
-            return np.sort(tokens), None
-        order = np.argsort(tokens, kind="stable")
-        order = order[np.asarray(self.weights, float)[order] > 0]
-        cdf = np.cumsum(np.asarray(self.weights, float)[order])
-        return tokens[order], cdf / cdf[-1]
-
-
-def _require_range(low: float, high: float) -> None:
-    _require(0 <= low <= high, f"lengths must lie in a range from 0 up; it is {low} to {high}")
-
-
-def _require(good: bool, message: str) -> None:
-    if not good:
-        raise InputError(message)

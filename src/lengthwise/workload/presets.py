@@ -15,7 +15,8 @@ from lengthwise.schema.workload import Workload
 from lengthwise.workload.arrivals import AllAtOnce, Arrivals, Gamma, Poisson
 from lengthwise.workload.generate import Predicted, generate
 from lengthwise.workload.lengths import Capped, Conditional, Joint, Lengths
-from lengthwise.workload.marginals import Marginal, Quantiles, TruncatedNormal
+from lengthwise.workload.marginals import Marginal, TruncatedNormal
+from lengthwise.workload.tables import Quantiles
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,9 +59,9 @@ def _packed(writer: partial[None], path: Path) -> None:
 
 
 def _vidur(workload: Workload, path: Path) -> None:
-    _lengths(workload, "arrived_at", workload.arrival_s, "num_prefill_tokens", "num_decode_tokens").write_csv(
-        path
-    )
+    frame = _frame(workload, ("arrived_at", "num_prefill_tokens", "num_decode_tokens"), workload.arrival_s)
+    with path.open("wb") as file:  # by its name polars would guess a compression
+        frame.write_csv(file)
 
 
 def _azure(workload: Workload, path: Path) -> None:
@@ -69,7 +69,8 @@ def _azure(workload: Workload, path: Path) -> None:
 
     ns = pl.Series(np.rint(workload.arrival_s * 1e7).astype(np.int64) * 100)
     dates = ns.cast(pl.Datetime("ns")).dt.strftime("%Y-%m-%d %H:%M:%S%.9f").str.head(-2)
-    _lengths(workload, "TIMESTAMP", dates, "ContextTokens", "GeneratedTokens").write_csv(path)
+    with path.open("wb") as file:
+        _frame(workload, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), dates).write_csv(file)
 
 
 def _mooncake(workload: Workload, path: Path) -> None:
@@ -78,19 +79,22 @@ def _mooncake(workload: Workload, path: Path) -> None:
     arrival_ms = workload.arrival_s * 1e3
     if (arrival_ms == np.rint(arrival_ms)).all():  # as Mooncake writes them
         arrival_ms = arrival_ms.astype(np.int64)
-    frame = _lengths(workload, "timestamp", arrival_ms, "input_length", "output_length")
+    frame = _frame(workload, ("timestamp", "input_length", "output_length"), arrival_ms)
     if "block_ids" in workload.extra:
         ids = [np.asarray(row).tolist() for row in workload.extra["block_ids"]]
         frame = frame.with_columns(pl.Series("hash_ids", ids, dtype=pl.List(pl.Int64)))
     if "session" in workload.extra:
         frame = frame.with_columns(pl.Series("session_id", workload.extra["session"]))
-    frame.write_ndjson(path)
+    with path.open("wb") as file:
+        frame.write_ndjson(file)
 
 
-def _lengths(workload: Workload, arrival: str, times: object, prompt: str, output: str) -> pl.DataFrame:
+def _frame(workload: Workload, names: tuple[str, str, str], times: object) -> pl.DataFrame:
     import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
 
-    return pl.DataFrame({arrival: times, prompt: workload.prompt_tokens, output: workload.output_tokens})
+    return pl.DataFrame(
+        dict(zip(names, (times, workload.prompt_tokens, workload.output_tokens), strict=True))
+    )
 
 
 _WRITERS = {"azure": _azure, "mooncake": _mooncake, "parquet": write_parquet, "vidur": _vidur}

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
+from lengthwise.workload import Samples, read
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+def lines(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def mooncake(*rows: tuple) -> str:
+    return lines(*({"timestamp": t, "input_length": p, "output_length": o} for t, p, o in rows))
+
+
+def put(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    data = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+# Each of these is the same three requests: at 0, 1.5 and 2 s, of 10/1, 20/2 and 30/3 tokens.
+SAME = {
+    "azure.csv": AZURE + "2023-11-16 18:15:46.5000000,10,1\n2023-11-16 18:15:48.0000000,20,2\n"
+    "2023-11-16 18:15:48.5000000,30,3\n",
+    "azure_2024.csv": AZURE + "2024-05-10 00:00:00.500000+00:00,10,1\n2024-05-10 00:00:02+00:00,20,2\n"
+    "2024-05-10 00:00:02.500000+00:00,30,3\n",
+    "azure_iso.csv": AZURE + "2024-05-10T00:00:00.5Z,10,1\n2024-05-10T00:00:02Z,20,2\n"
+    "2024-05-10T00:00:02.5Z,30,3\n",
+    "azure_ticks.csv": AZURE + "638357553465000000,10,1\n638357553480000000,20,2\n638357553485000000,30,3\n",
+    "burst.csv": BURST + "7.5,ChatGPT,10,1,11,API log\n8,GPT-4,9,0,9,API log\n9,GPT-4,20,2,22,API log\n"
+    "9.5,ChatGPT,30,3,33,API log\n",
+    "vidur.csv": VIDUR + "3,10,1\r\n4.5,20,2\r\n5,30,3",
+    "vidur.csv.gz": "﻿" + VIDUR + "0,10,1\n1.5,20,2\n2,30,3\n",
+    "splitwise.csv": "request_id,request_type,application_id,arrival_timestamp,batch_size,"
+    "prompt_size,token_size\n"
+    "0,2,0,1.0,1,10,1\n1,2,0,2.5,1,20,2\n2,2,0,3.0,1,30,3\n",
+    "mooncake.jsonl": mooncake((500, 10, 1), (2000, 20, 2), (2500, 30, 3)),
+    "aibrix.jsonl.gz": lines(
+        {"timestamp_ms": 6, "prompt_length": 10, "output_length": 1, "prompt": "a"},
+        {"timestamp_ms": 7, "prompt_length": 9, "output_length": 0, "prompt": "b"},
+        {"timestamp_ms": 1506, "prompt_length": 20, "output_length": 2, "prompt": "c"},
+        {"timestamp_ms": 2006, "prompt_length": 30, "output_length": 3, "prompt": "d"},
+    ),
+    "sim.jsonl": lines(
+        {"input_toks": 10, "output_toks": 1, "arrival_time_ns": 10**9, "input_tok_ids": [1, 2]},
+        {"input_toks": 20, "output_toks": 2, "arrival_time_ns": 25 * 10**8, "input_tok_ids": []},
+        {"input_toks": 30, "output_toks": 3, "arrival_time_ns": 3 * 10**9, "input_tok_ids": [3]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_every_row_format_is_found_and_read(tmp_path, name):
+    got = read(put(tmp_path, name, SAME[name]))
+    np.testing.assert_allclose(got.arrival_s, [0, 1.5, 2], atol=1e-9)
+    assert got.prompt_tokens.tolist() == [10, 20, 30]
+    assert got.output_tokens.tolist() == [1, 2, 3]
+    assert got.name.startswith(name.split(".")[0])
+
+
+def test_what_a_format_knows_beyond_lengths_is_kept(tmp_path):
+    burst = read(put(tmp_path, "b.csv", SAME["burst.csv"]))
+    assert burst.extra["class"].tolist() == ["ChatGPT", "GPT-4", "ChatGPT"]
+    assert burst.name == "b (without 1 empty)"
+    aibrix = read(put(tmp_path, "a.jsonl", SAME["aibrix.jsonl.gz"]))
+    assert aibrix.extra["prompt"].tolist() == ["a", "c", "d"]
+    rows = [
+        {"timestamp": 0, "input_length": 900, "output_length": 1, "hash_ids": [4, 5], "priority": 2},
+        {"timestamp": 1, "input_length": 900, "output_length": 1, "hash_ids": [], "priority": 0},
+        {"timestamp": 2, "input_length": 900, "output_length": 1, "hash_ids": [4, 6], "priority": 1},
+    ]
+    moon = read(put(tmp_path, "m.jsonl", lines(*rows)))
+    assert [ids.tolist() for ids in moon.extra["block_ids"]] == [[4, 5], [], [4, 6]]
+    assert moon.priority.tolist() == [2, 0, 1]
+
+
+def test_sessions_become_codes(tmp_path):
+    text = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "1,x9,2,GPT-4,5,5,10,Conversation log\n2,,1,GPT-4,5,5,10,API log\n"
+        "3,b,1,GPT-4,5,5,10,Conversation log\n"
+        "4,x9,1,GPT-4,5,5,10,Conversation log\n"
+    )
+    assert read(put(tmp_path, "b.csv", text)).extra["session"].tolist() == [0, -1, 1, 0]
+
+
+def test_lengths_without_times_come_at_once_and_say_so(tmp_path):
+    got = read(put(tmp_path, "l.csv", "num_prefill_tokens,num_decode_tokens,pd_ratio\n5,6,0.8\n7,8,0.9\n"))
+    assert got.arrival_s.tolist() == [0, 0]
+    assert got.name == "l (lengths only: all at once)"
+    prompt, output = Samples.of(got).sample(40, np.random.default_rng(0))
+    assert set(zip(prompt, output, strict=True)) == {(5, 6), (7, 8)}
+
+
+def test_scale_limit_and_order(tmp_path):
+    path = put(tmp_path, "v.csv", VIDUR + "4,30,3\n3,10,1\n4,40,4\n3,20,2\n")
+    with pytest.raises(TraceError, match=r"v\.csv, line 3: arrives before the row above it.*sort=True"):
+        read(path)
+    got = read(path, sort=True, time_scale=0.5, max_requests=3)
+    assert got.arrival_s.tolist() == [0, 0, 0.5]
+    assert got.prompt_tokens.tolist() == [10, 20, 30]  # those of one time in the order of the file
+
+
+# name, content, what the message must say after the file's name.
+BAD = [
+    ("e.csv", "", "the file is empty"),
+    ("e.csv.gz", "\n", "the file is empty"),
+    ("h.csv", VIDUR, "holds no request"),
+    ("h.csv", "a,b\n1,2\n", "line 1: of no known format, with 'a, b'"),
+    ("h.json", '{"a": 1}\n', "line 1: of no known format, with 'a'"),
+    (
+        "n.csv",
+        VIDUR + "0,10,1\n1,NaN,1\n",
+        "line 3: num_prefill_tokens must be a whole number .* it is 'NaN'",
+    ),
+    ("n.csv", VIDUR + "0,10,1\nnan,5,1\n", "line 3: arrived_at must be a time from 0 up; it is 'nan'"),
+    ("n.csv", VIDUR + "0,10,1\ninf,5,1\n", "line 3: arrived_at must be a time from 0 up; it is 'inf'"),
+    ("n.csv", VIDUR + "-1,10,1\n0,5,1\n", "line 2: arrived_at must be a time from 0 up; it is '-1'"),
+    ("n.csv", VIDUR + "0,10,1\n1,-5,1\n", "line 3: num_prefill_tokens .* from 1 up; it is '-5'"),
+    ("n.csv", VIDUR + "0,10,1\n1,5,0\n", "line 3: num_decode_tokens .* from 1 up; it is '0'"),
+    ("n.csv", VIDUR + "0,10,1\n1,5,1.5\n", "line 3: num_decode_tokens .* it is '1.5'"),
+    ("n.csv", VIDUR + "0,10,1\n1,5,1e300\n", "line 3: num_decode_tokens .* it is '1e300'"),
+    ("n.csv", VIDUR + "0,10,1\n1,abc,1\n", "line 3: num_prefill_tokens .* it is 'abc'"),
+    ("n.csv", VIDUR + "0,10,1\n1,,1\n", "line 3: num_prefill_tokens .* it is missing"),
+    ("n.csv", VIDUR + "0,10,1\n1,5", r"line 3: a row must have 3 cells; this one has 2 \(cut off\?\)"),
+    ("n.csv", VIDUR + "0,10,1\n1,5,6,7\n", "line 3: a row must have 3 cells; this one has 4"),
+    ("n.csv", VIDUR + "0,10,1\n\n1,5,6\n", "line 3: a row must have 3 cells; this one has 0"),
+    ("a.csv", AZURE + "yesterday,5,6\n", "line 2: TIMESTAMP must be a date; it is 'yesterday'"),
+    ("a.csv", AZURE + "2023-11-16 18:15:46.5,5,6\n2023-13-16 18:15:46.5,5,6\n", "line 3: TIMESTAMP must"),
+    ("b.csv", BURST + "0,GPT-4,5,-1,4,API log\n", "line 2: Response tokens .* from 0 up; it is '-1'"),
+    ("b.csv", BURST + "0,GPT-4,5,0,5,API log\n", "holds no request"),
+    ("m.jsonl", mooncake((0, 5, 5)) + '{"timestamp": 1, "inp', "line 2: not a JSON object, or cut off"),
+    ("m.jsonl", mooncake((0, 5, 5)) + "\n[1]\n", r"line 3: must be a JSON object; it is \[1\]"),
+    ("m.jsonl", mooncake((0, 5, 5), (1, "7", 5)), "line 2: input_length .* it is '7'"),
+    ("m.jsonl", mooncake((0, 5, 5), (1, True, 5)), "line 2: input_length .* it is True"),
+    (
+        "m.jsonl",
+        mooncake((0, 5, 5), (None, 4, 5)),
+        "line 2: timestamp must be a time from 0 up; it is missing",
+    ),
+    ("m.jsonl", mooncake((0, 5, 5), (float("nan"), 4, 5)), "line 2: timestamp must .* it is nan"),
+    ("m.jsonl", mooncake((0, 5, 5), (9, 4, 5), (3, 4, 5)), "line 3: arrives before the row above it"),
+    ("s.json", '[{"conversations": [', "line 1: not JSON, or cut off"),
+    ("s.json", "[3]", "entry 1 must be an object; it is 3"),
+    ("s.json", '[{"conversations": []}]', "no conversation in it has an answered message"),
+    ("s.json", '[{"id": 3}]', "each entry must hold a list named conversations"),
+    ("p.parquet", b"PAR1 and not much more", "the Parquet file is cut off or damaged"),
+    ("p.parquet", "hello", "the Parquet file is cut off or damaged"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), BAD)
+def test_bad_files_name_file_line_and_value(tmp_path, name, text, message):
+    path = put(tmp_path, name, text)
+    with pytest.raises(TraceError, match=f"{name}.*{message}") as error:
+        read(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_gzip_file_that_is_cut_off_says_so(tmp_path):
+    whole = gzip.compress((VIDUR + "0,10,1\n" * 500).encode())
+    for keep in (-12, 30):
+        (tmp_path / "t.csv.gz").write_bytes(whole[:keep])
+        with pytest.raises(TraceError, match=r"t\.csv\.gz: the gzip file is cut off or damaged"):
+            read(tmp_path / "t.csv.gz")
+
+
+def test_a_missing_file_says_so(tmp_path):
+    with pytest.raises(TraceError, match=r"no\.csv: cannot be read \(No such file"):
+        read(tmp_path / "no.csv")
+
+
+def test_a_format_can_be_forced_and_must_fit(tmp_path):
+    path = put(tmp_path, "v.csv", SAME["vidur.csv"])
+    assert len(read(path, "vidur")) == 3
+    with pytest.raises(TraceError, match="line 1: the format azure needs TIMESTAMP, ContextTokens"):
+        read(path, "azure")
+    with pytest.raises(UnknownNameError, match=r"no trace format named 'vidurr'\. Did you mean: vidur"):
+        read(path, "vidurr")
+    with pytest.raises(InputError, match="time_scale"):
+        read(path, time_scale=0)
+    with pytest.raises(InputError, match="max_requests"):
+        read(path, max_requests=0)
+
+
+CHAT = [
+    {
+        "id": "x",
+        "conversations": [
+            {"from": "system", "value": "s" * 8},
+            {"from": "human", "value": "h" * 40},
+            {"from": "gpt", "value": "g" * 4},
+            {"from": "gpt", "value": "unasked "},
+            {"from": "human", "value": "i" * 8},
+            {"from": "gpt", "value": ""},
+            {"from": "human", "value": "again"},
+            {"from": "gpt", "value": "j" * 9},
+        ],
+    },
+    {"conversations": [{"role": "user", "content": "問い"}, {"role": "assistant", "content": "答え"}]},
+]
+
+
+@pytest.mark.parametrize("text", [json.dumps(CHAT), lines(*CHAT)])
+def test_sharegpt_counts_the_history_and_skips_what_nobody_asked(tmp_path, text):
+    got = read(put(tmp_path, "chat.json", text))
+    assert got.prompt_tokens.tolist() == [2 + 10, 2 + 10 + 1 + 2 + 2 + 0 + 2, 2]
+    assert got.output_tokens.tolist() == [1, 3, 2]
+    assert got.extra["session"].tolist() == [0, 0, 1]
+    assert got.extra["prompt"].tolist() == ["h" * 40, "again", "問い"]
+    assert got.name == "chat (tokens estimated)"
+    counted = read(tmp_path / "chat.json", count_tokens=len)
+    assert counted.output_tokens.tolist() == [4, 9, 2]
+    assert counted.name == "chat"
+
+
+RECORDED = {
+    # file: requests, seconds, mean prompt, mean output
+    "azure_llm_2023_conv.csv.gz": (19_366, 3501.7, 1154.7, 211.1),
+    "mooncake_conversation_trace.jsonl.gz": (12_031, 3537.0, 12035.1, 342.6),
+    "aibrix_sharegpt_8min_up_and_down.jsonl.gz": (2024, 455.9, 293.5, 73.4),
+    "llmservingsim_sharegpt-llama-3.1-8b-300-sps10.jsonl.gz": (300, 29.1, 857.5, 652.5),
+    "lengths_arxiv_summarization_llama2tok.csv.gz": (28_257, 0, 2588.1, 291.4),
+    "lengths_sharegpt_8k_llama2tok.csv.gz": (30_731, 0, 2340.0, 438.7),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_traces(shared, name):
+    got = read(shared(f"data/traces/{name}"))
+    requests, seconds, prompt, output = RECORDED[name]
+    assert len(got) == requests
+    assert got.arrival_s[-1] == pytest.approx(seconds, abs=0.1)
+    assert got.prompt_tokens.mean() == pytest.approx(prompt, abs=0.1)
+    assert got.output_tokens.mean() == pytest.approx(output, abs=0.1)
+
+
+def test_recorded_block_ids_cover_the_prompts(shared):
+    got = read(shared("data/traces/mooncake_conversation_trace.jsonl.gz"))
+    blocks = np.array([len(ids) for ids in got.extra["block_ids"]])
+    assert np.array_equal(blocks, -(-got.prompt_tokens // 512))
+
+
+def test_the_estimate_of_tokens_is_as_good_as_it_says(shared):
+    from lengthwise.workload._sharegpt import estimate_tokens
+
+    got = read(shared("data/traces/aibrix_sharegpt_8min_up_and_down.jsonl.gz"))
+    estimates = np.array([estimate_tokens(text) for text in got.extra["prompt"]])
+    assert estimates.sum() / got.prompt_tokens.sum() == pytest.approx(1, abs=0.15)
+    assert np.mean(np.abs(estimates / got.prompt_tokens - 1) < 0.25) > 0.5
