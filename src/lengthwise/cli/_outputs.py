@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from lengthwise.schema.errors import OutputError
 
 
-def require_writable(outputs: Mapping[str, Path | None]) -> None:
-    """Raises OutputError if one of the files (by the option that names it) cannot be written."""
-    seen: dict[Path, str] = {}
-    for option, path in outputs.items():
-        if path is None:
-            continue
+def require_writable(paths: Iterable[Path]) -> None:
+    """Raises OutputError if one of the files cannot be written, or is meant twice."""
+    seen = set()
+    for path in paths:
         target = path.resolve()
-        if target in seen:
-            raise OutputError(f"{seen[target]} and {option} name the same file {path}; give each its own")
-        seen[target] = option
         reason = _why_not(target)
         if reason:
-            raise OutputError(f"cannot write {path} ({option}): {reason}")
+            raise OutputError(f"cannot write {path}: {reason}")
+        if target in seen:
+            raise OutputError(f"cannot write two things to {path}; give each a file of its own")
+        seen.add(target)
 
 
 def _why_not(target: Path) -> str:

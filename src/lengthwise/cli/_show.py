@@ -20,7 +20,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", header_style="bold")
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    console().print(table)
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -31,12 +31,13 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     for key, value in facts:
         if value:
             table.add_row(key, value)
-    console = _console()
-    console.print(title, style="bold")
-    console.print(table)
+    out = console()
+    out.print(title, style="bold")
+    out.print(table)
 
 
-def _console() -> Console:
+def console() -> Console:
+    """Standard output; a pipe has no width, so that lines stay whole."""
     return Console(
         markup=False, highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDE
     )

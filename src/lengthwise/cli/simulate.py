@@ -37,13 +37,19 @@ def run(
     from lengthwise import scenario as scenarios  # noqa: PLC0415 - not before it is needed
     from lengthwise.cli import _outputs, _progress, _results  # noqa: PLC0415
 
-    _outputs.require_writable({"--json": json, "--report": report, "--timeline": timeline})
     asked = scenarios.load(scenario, set_ or ())
     if seeds is not None:
         asked = asked.with_run(seeds=seeds)
+    traces = _results.timelines(timeline, [whole.name for whole in asked.effective()])
+    _outputs.require_writable([*filter(None, (json, report)), *traces.values()])
     variants = scenarios.build(asked)
     with _progress.shown(quiet=quiet) as progress:
-        outcomes = scenarios.run(asked, variants=variants, jobs=jobs, progress=progress)
-    _results.write(asked, outcomes, json=json, html=report, timeline=timeline)
+        outcomes = scenarios.run(
+            asked, variants=variants, jobs=jobs, progress=progress, every_step=timeline is not None
+        )
+    results = _results.results_of(outcomes)
     if not quiet:
-        _results.show(asked, outcomes, written=(json, report, timeline))
+        _results.show(asked, results)
+    written = _results.write(results, json, report, traces)
+    if not quiet:
+        _results.tell(written)

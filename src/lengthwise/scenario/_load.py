@@ -48,7 +48,7 @@ def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] =
     settings, overridden = _overridden(settings, overrides, problems)
     variants = settings.get("variants", [])
     scenario, found = _validated(settings)
-    problems += found
+    problems += [_by_name(problem, variants) for problem in found]
     if isinstance(variants, list):
         base = {key: value for key, value in settings.items() if key != "variants"}
         known = {(p.path, p.text) for p in found}
@@ -87,6 +87,15 @@ def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
         return Scenario.model_validate(settings), []
     except ValidationError as error:
         return None, findings(error, Scenario)
+
+
+def _by_name(problem: Problem, variants: Any) -> Problem:
+    """A variant's problem under its name rather than its place in the list."""
+    if problem.path[:1] != ("variants",) or len(problem.path) < 2:
+        return problem
+    variant = variants[int(problem.path[1])]
+    name = variant.get("name") if isinstance(variant, dict) else None
+    return Problem(("variants", str(name or problem.path[1]), *problem.path[2:]), problem.text)
 
 
 def _variants(base: Table, variants: list[Any]) -> list[Problem]:

@@ -23,6 +23,8 @@ from lengthwise.schema.records import Records
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
+USUAL_STEPS, MANY_STEPS = 200_000, 4_000_000
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -47,6 +49,7 @@ def run(
     variants: Sequence[Variant] | None = None,
     jobs: int | None = None,
     progress: Progress = lambda *_: None,
+    every_step: bool = False,
 ) -> list[Outcome]:
     """The outcome of every variant of a scenario, each simulated at every seed.
 
@@ -58,6 +61,7 @@ def run(
         variants: What ``build`` made of it, where the caller has done so already.
         jobs: Runs at a time; None: one a core.
         progress: Called with the runs done and the runs in all, from this thread.
+        every_step: Keep the steps of larger runs than usual, as a timeline needs them.
 
     Raises:
         InputError: Something of the scenario cannot be used; a note names variant and seed.
@@ -65,12 +69,16 @@ def run(
     asked = scenario if isinstance(scenario, Scenario) else load(scenario)
     sides = list(build(asked) if variants is None else variants)
     seeds = range(asked.run.seed, asked.run.seed + asked.run.seeds)
-    tasks = [partial(_one, side, seed, keep=seed == seeds[0]) for seed in seeds for side in sides]
+    tasks = [
+        partial(_one, side, seed, keep=seed == seeds[0], every_step=every_step)
+        for seed in seeds
+        for side in sides
+    ]
     runs = _all(tasks, jobs or os.cpu_count() or 1, progress)
     return [_outcome(side, runs[at :: len(sides)]) for at, side in enumerate(sides)]
 
 
-def _one(variant: Variant, seed: int, *, keep: bool) -> tuple[Records | None, Summary]:
+def _one(variant: Variant, seed: int, *, keep: bool, every_step: bool) -> tuple[Records | None, Summary]:
     asked = variant.scenario
     with _located(variant, seed):
         records = engine.simulate(
@@ -79,6 +87,7 @@ def _one(variant: Variant, seed: int, *, keep: bool) -> tuple[Records | None, Su
             seed=seed,
             time_limit_s=asked.run.time_limit_s,
             strict=asked.run.strict,
+            keep_steps=MANY_STEPS if keep and every_step else USUAL_STEPS,
         )
         summary = metrics.summarize(records, variant.deployment, slo=_slo(asked), warmup_s=asked.run.warmup_s)
     return records if keep else None, summary

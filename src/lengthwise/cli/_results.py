@@ -1,0 +1,66 @@
+"""What ``lengthwise simulate`` leaves behind: a table, and files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+from lengthwise import report
+from lengthwise.cli._show import console
+from lengthwise.report import Result
+from lengthwise.scenario import Outcome, Scenario
+
+
+def show(asked: Scenario, results: list[Result]) -> None:
+    """Prints the question and the table of answers."""
+    out = console()
+    if asked.description:
+        out.print(asked.description, style="dim")
+    out.print(report.table(results))
+
+
+def results_of(outcomes: list[Outcome]) -> list[Result]:
+    """The outcomes as reports take them."""
+    return [
+        Result(o.variant.name, o.summary, o.records, o.variant.deployment, o.variant.scenario.to_toml())
+        for o in outcomes
+    ]
+
+
+def timelines(path: Path | None, names: list[str]) -> dict[str, Path]:
+    """Where the timeline of each variant goes: the first to ``path``, the others beside it.
+
+    A trace shows one run; ``out.json`` of variants "a" and "b" makes out.json and out-b.json.
+    """
+    if path is None:
+        return {}
+    first, *others = names
+    return {first: path} | {n: path.with_name(f"{path.stem}-{_slug(n)}{path.suffix}") for n in others}
+
+
+def write(results: list[Result], json: Path | None, html: Path | None, traces: dict[str, Path]) -> list[Path]:
+    """Writes the files that were asked for, each whole or not at all, and returns them."""
+    written = []
+    if json is not None:
+        report.write_json(json, results)
+        written.append(json)
+    if html is not None:
+        report.write_html(html, results)
+        written.append(html)
+    for result in results:
+        if result.name in traces:
+            report.write_timeline(traces[result.name], result.records)
+            written.append(traces[result.name])
+    return written
+
+
+def tell(written: list[Path]) -> None:
+    """Says where the files are."""
+    for path in written:
+        typer.echo(f"wrote {path}", err=True)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "variant"
