@@ -1,41 +1,39 @@
-"""Pure decoding between two changes: many steps in one tight loop.
+"""Pure decoding between two changes: many steps without going through the event loop.
 
 While nothing can be admitted, nobody finishes, no new block is short and no outside event
-comes before a step ends, the next step is the same group again. Its cost moves only with the
-KV tokens; this loop does exactly what form, launch and end would do, without asking.
+comes before a step ends, the next step is the same group again: its end and the forming of
+the next one are a few sums.
 """
 
 from __future__ import annotations
 
 from lengthwise._jit import jit
 from lengthwise.engine._groups import advance, next_event
-from lengthwise.engine._launch import count_cohorts, launch
-
-INFINITY = float("inf")
+from lengthwise.engine._launch import count_cohorts
 
 
 @jit
-def coast(S, r, end_s, horizon_s):  # type: ignore[no-untyped-def]
-    """Runs on from a decode-only step just launched; returns the end of the last one in flight."""
-    rep, par, w = S.replicas[r], S.par[0], S.work[0]
-    if rep.partials > 0 or S.groups[rep.idle].members > 0:
-        return end_s
-    if S.queues[rep.queue].length > 0 and S.running[r] < par.max_num_seqs:
-        return end_s
-    horizon_s = min(horizon_s, min(rep.deadline_s, S.queues[rep.queue].deadline_s))
-    flight = S.flights[w.flight]
-    g = flight.group
+def may_coast(S, r, end_s, horizon_s):  # type: ignore[no-untyped-def]
+    """Whether the decode-only step just launched can only be followed by the same group."""
+    rep, par, queue = S.replicas[r], S.par[0], S.queues[S.replicas[r].queue]
+    g = S.flights[S.work[0].flight].group
     group = S.groups[g]
-    w.evicted = 0
+    alone = rep.partials == 0 and S.groups[rep.idle].members == 0
+    closed = queue.length == 0 or S.running[r] >= par.max_num_seqs
+    before = end_s < min(horizon_s, min(rep.deadline_s, queue.deadline_s)) and end_s <= par.limit_s
+    if not (alone and closed and before) or next_event(S, g) <= group.steps + 1:
+        return False
+    return rep.free_blocks - S.phases[g, (group.steps + 1) % par.block_size] >= 1
+
+
+@jit
+def ride(S, r, end_s):  # type: ignore[no-untyped-def]
+    """Ends the step in place and claims the blocks of the next one, left in ``work``."""
+    rep, w = S.replicas[r], S.work[0]
+    g = S.flights[w.flight].group
+    S.ctr[0].last_s = max(S.ctr[0].last_s, end_s)
+    count_cohorts(S, r, g, end_s)
+    advance(S, g, end_s)
+    rep.free_blocks -= S.phases[g, S.groups[g].steps % S.par[0].block_size]
+    rep.in_flight -= 1
     w.swap_s = 0.0
-    while end_s < horizon_s and end_s <= par.limit_s and next_event(S, g) > group.steps + 1:
-        need = S.phases[g, (group.steps + 1) % par.block_size]
-        if rep.free_blocks - need < 1:
-            break
-        S.ctr[0].last_s = max(S.ctr[0].last_s, end_s)
-        count_cohorts(S, r, g, end_s)
-        advance(S, g, end_s)
-        rep.free_blocks -= need
-        rep.in_flight -= 1
-        end_s = launch(S, r, end_s)
-    return end_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise._jit import jit
+from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._groups import drop_partial, join, leave, member, settle
 from lengthwise.engine._queue import queue_push
@@ -38,7 +38,7 @@ def _key(function, now_s, request):  # type: ignore[no-untyped-def]
     )
 
 
-@jit
+@jit_cold
 def rekey(S, q, now_s, rank):  # type: ignore[no-untyped-def]
     """Ranks a whole queue anew."""
     queue = S.queues[q]
@@ -52,7 +52,7 @@ def rekey(S, q, now_s, rank):  # type: ignore[no-untyped-def]
         S.pool_key[at] = key
 
 
-@jit
+@jit_cold
 def evict(S, r, slot, now_s, rank):  # type: ignore[no-untyped-def]
     """Sends an idle resident back to the queue, its blocks freed, to be recomputed or swapped in."""
     rep, q, w, par = S.replicas[r], S.slots[slot], S.work[0], S.par[0]
@@ -77,7 +77,7 @@ def evict(S, r, slot, now_s, rank):  # type: ignore[no-untyped-def]
     enqueue(S, rep.queue, now_s, slot, rank)
 
 
-@jit
+@jit_cold
 def order_to_leave(S, r, now_s, leave_rank):  # type: ignore[no-untyped-def]
     """Idle residents in ``scratch``, those who leave first last; returns how many."""
     rep = S.replicas[r]
@@ -91,7 +91,7 @@ def order_to_leave(S, r, now_s, leave_rank):  # type: ignore[no-untyped-def]
     return count
 
 
-@jit
+@jit_cold
 def _insert(S, count, slot, now_s, leave_rank):  # type: ignore[no-untyped-def]
     """Insertion by (key, admission): rare, and nearly sorted where it is not."""
     q = S.slots[slot]
@@ -114,7 +114,7 @@ def _insert(S, count, slot, now_s, leave_rank):  # type: ignore[no-untyped-def]
     return count + 1
 
 
-@jit
+@jit_cold
 def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):  # type: ignore[no-untyped-def]
     """Decodes claim their next blocks in order, the last in order are evicted for them.
 
@@ -148,7 +148,7 @@ def blocks_needed(S, slot):  # type: ignore[no-untyped-def]
     return max(0, (q.prompt + q.generated + block_size - 1) // block_size - q.blocks)
 
 
-@jit
+@jit_cold
 def split_off(S, source, target, count):  # type: ignore[no-untyped-def]
     """Moves the first ``count`` slots of ``scratch`` from one group into another."""
     for i in range(count):
@@ -157,7 +157,7 @@ def split_off(S, source, target, count):  # type: ignore[no-untyped-def]
         join(S, target, slot)
 
 
-@jit
+@jit_cold
 def free_partial_room(S, r, need, slot, now_s, rank, leave_rank):  # type: ignore[no-untyped-def]
     """Evicts until ``need`` blocks are free; False when the asking prompt itself had to leave."""
     rep = S.replicas[r]

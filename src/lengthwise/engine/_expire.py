@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise._jit import jit
+from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._groups import drop_partial, leave, member
 from lengthwise.engine._queue import queue_rebuild
@@ -52,7 +52,7 @@ def expire(S, r, now_s):  # type: ignore[no-untyped-def]
         _expire_waiting(S, r, now_s)
 
 
-@jit
+@jit_cold
 def _expire_idle(S, r, now_s):  # type: ignore[no-untyped-def]
     rep, timeout_s = S.replicas[r], S.par[0].timeout_s
     i = 0
@@ -72,14 +72,14 @@ def _expire_idle(S, r, now_s):  # type: ignore[no-untyped-def]
     rep.deadline_s = _next_deadline(S, r)
 
 
-@jit
+@jit_cold
 def _free(S, r, slot, now_s):  # type: ignore[no-untyped-def]
     S.replicas[r].free_blocks += S.slots[slot].blocks
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
 
 
-@jit
+@jit_cold
 def _next_deadline(S, r):  # type: ignore[no-untyped-def]
     """When the first of the replica's residents will give up."""
     rep, par = S.replicas[r], S.par[0]
@@ -94,7 +94,7 @@ def _next_deadline(S, r):  # type: ignore[no-untyped-def]
     return earliest + par.timeout_s
 
 
-@jit
+@jit_cold
 def _first_arrival(S, g):  # type: ignore[no-untyped-def]
     earliest = float("inf")
     for i in range(S.groups[g].members):
@@ -102,7 +102,7 @@ def _first_arrival(S, g):  # type: ignore[no-untyped-def]
     return earliest
 
 
-@jit
+@jit_cold
 def _expire_waiting(S, r, now_s):  # type: ignore[no-untyped-def]
     rep, timeout_s = S.replicas[r], S.par[0].timeout_s
     queue = S.queues[rep.queue]

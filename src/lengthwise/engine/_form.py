@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise._jit import jit
+from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._evict import (
     claim_blocks,
@@ -209,7 +209,7 @@ def _ask_memory(S, r, slot, chunk, memory):  # type: ignore[no-untyped-def]
     return blocks
 
 
-@jit
+@jit_cold
 def peak_tokens(S, r, candidate):  # type: ignore[no-untyped-def]
     """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
     rep, par, w = S.replicas[r], S.par[0], S.work[0]
@@ -233,7 +233,7 @@ def peak_tokens(S, r, candidate):  # type: ignore[no-untyped-def]
     return peak
 
 
-@jit
+@jit_cold
 def _note_group(S, count, g):  # type: ignore[no-untyped-def]
     for i in range(S.groups[g].members):
         slot = member(S, g, i)
@@ -242,7 +242,7 @@ def _note_group(S, count, g):  # type: ignore[no-untyped-def]
     return count
 
 
-@jit
+@jit_cold
 def _note_remaining(S, count, slot):  # type: ignore[no-untyped-def]
     """Inserts (tokens held, predicted remaining) into ``scratch``, the longest remaining first."""
     q = S.slots[slot]

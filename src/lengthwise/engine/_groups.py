@@ -8,7 +8,7 @@ A *cohort* counts the members whose last token came at the same time.
 
 from __future__ import annotations
 
-from lengthwise._jit import jit
+from lengthwise._jit import jit, jit_cold
 
 _SHIFT = 32
 _MASK = (1 << _SHIFT) - 1
@@ -35,7 +35,7 @@ def join(S, g, slot):  # type: ignore[no-untyped-def]
     _add_to_cohort(S, g, q.last_token_s, 1)
 
 
-@jit
+@jit_cold
 def leave(S, g, slot):  # type: ignore[no-untyped-def]
     """Takes a sequence out of its group, its own counts brought up to date."""
     group, q = S.groups[g], S.slots[slot]
@@ -65,7 +65,7 @@ def settle(S, g, slot):  # type: ignore[no-untyped-def]
         q.join_step = group.steps
 
 
-@jit
+@jit_cold
 def merge(S, source, target):  # type: ignore[no-untyped-def]
     """Moves all members of one group into another."""
     group = S.groups[source]
@@ -150,7 +150,7 @@ def _add_to_cohort(S, g, last_token_s, count):  # type: ignore[no-untyped-def]
     group.cohorts += 1
 
 
-@jit
+@jit_cold
 def _drop_empty_cohorts(S, g, last_token_s):  # type: ignore[no-untyped-def]
     """Makes room; returns where a cohort of this time now belongs."""
     group = S.groups[g]
@@ -205,7 +205,7 @@ def _sift_down(heaps, g, length, i, key):  # type: ignore[no-untyped-def]
     heaps[g, i] = key
 
 
-@jit
+@jit_cold
 def drop_partial(S, r, slot):  # type: ignore[no-untyped-def]
     """Takes a request out of the half-computed prompts of a replica; their order stays."""
     rep = S.replicas[r]

@@ -6,9 +6,9 @@ replicas they touched (by number; over a central queue the emptiest first).
 
 from __future__ import annotations
 
-from lengthwise._jit import jit
+from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
-from lengthwise.engine._coast import coast
+from lengthwise.engine._coast import may_coast, ride
 from lengthwise.engine._evict import enqueue
 from lengthwise.engine._expire import outstanding, release
 from lengthwise.engine._form import chunk_for, form, remaining_tokens
@@ -32,28 +32,52 @@ def run(S, rank, leave_rank, batching, memory, router):  # type: ignore[no-untyp
         if now_s > par.limit_s:
             return OK
         ctr.last_s = max(ctr.last_s, now_s)
-        if arrival_s == now_s:
+        while True:
             _arrivals(S, now_s, rank, memory, router)
-        while ctr.events > 0 and S.event_s[0] == now_s:
-            r = _pop_event(S)
-            end_step(S, r, now_s)
-            S.touched[r] = 1
-            if S.replicas[r].in_flight > 0:
-                _push_event(S, S.flights[r * par.pp + S.replicas[r].first_flight].end_s, r)
-            if par.closed == 1:
-                _arrivals(S, now_s, rank, memory, router)
-        if par.central == 1:
-            _schedule_central(S, now_s, rank, leave_rank, batching, memory)
-        else:
-            for r in range(par.replicas):
-                if S.touched[r] == 1:
-                    S.touched[r] = 0
-                    _schedule(S, r, now_s, rank, leave_rank, batching, memory)
+            if ctr.events == 0 or S.event_s[0] != now_s:
+                break
+            _end_first(S, now_s)
+        again = True
+        while again:
+            evictions = ctr.evictions
+            for k in range(_order(S)):
+                _schedule(S, S.scratch_order[k], now_s, rank, leave_rank, batching, memory)
+            again = par.central == 1 and ctr.evictions != evictions and ctr.problem == OK
         if ctr.problem != OK:
             return ctr.problem
 
 
 @jit
+def _end_first(S, now_s):  # type: ignore[no-untyped-def]
+    """Ends the step that is due, of the lowest replica."""
+    r = _pop_event(S)
+    end_step(S, r, now_s)
+    S.touched[r] = 1
+    if S.replicas[r].in_flight > 0:
+        _push_event(S, S.flights[r * S.par[0].pp + S.replicas[r].first_flight].end_s, r)
+
+
+@jit
+def _order(S):  # type: ignore[no-untyped-def]
+    """Replicas to schedule, in ``scratch_order``; returns how many.
+
+    The touched ones by number; over a central queue all of them while somebody waits, the
+    emptiest first.
+    """
+    if S.par[0].central == 1 and S.queues[0].length > 0:
+        _by_load(S)
+        S.touched[:] = 0
+        return S.par[0].replicas
+    count = 0
+    for r in range(S.par[0].replicas):
+        if S.touched[r] == 1:
+            S.touched[r] = 0
+            S.scratch_order[count] = r
+            count += 1
+    return count
+
+
+@jit_cold
 def _somebody_waits(S):  # type: ignore[no-untyped-def]
     for q in range(len(S.queues)):
         if S.queues[q].length > 0:
@@ -157,20 +181,24 @@ def _route(S, i, router):  # type: ignore[no-untyped-def]
 
 @jit
 def _schedule(S, r, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-untyped-def]
-    """Fills a replica's pipeline with steps."""
-    rep, par = S.replicas[r], S.par[0]
-    while rep.in_flight < par.pp:
-        runs = form(S, r, now_s, rank, leave_rank, batching, memory)
-        if not runs and S.work[0].evicted == 1:
-            swap_s = S.work[0].swap_s
-            runs = form(S, r, now_s, rank, leave_rank, batching, memory)
-            S.work[0].swap_s += swap_s
-        if not runs:
-            return
+    """Fills a replica's pipeline with steps; pure decoding runs on in place."""
+    rep, par, w = S.replicas[r], S.par[0], S.work[0]
+    coasting, retried, swap_s = False, False, 0.0
+    while coasting or rep.in_flight < par.pp:
+        if not coasting and not form(S, r, now_s, rank, leave_rank, batching, memory):
+            if w.evicted == 0 or retried:
+                return
+            retried = True
+            swap_s = w.swap_s
+            continue
+        w.swap_s += swap_s
+        retried, swap_s = False, 0.0
         end_s = launch(S, r, now_s)
-        if par.pp == 1 and S.work[0].prompts == 0:
-            end_s = coast(S, r, end_s, _horizon(S))
-        if rep.in_flight == 1:
+        coasting = par.pp == 1 and w.prompts == 0 and may_coast(S, r, end_s, _horizon(S))
+        if coasting:
+            ride(S, r, end_s)
+            now_s = end_s
+        elif rep.in_flight == 1:
             _push_event(S, end_s, r)
 
 
@@ -184,25 +212,7 @@ def _horizon(S):  # type: ignore[no-untyped-def]
     return horizon_s
 
 
-@jit
-def _schedule_central(S, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-untyped-def]
-    """The touched replicas; all of them, the emptiest first, while somebody waits."""
-    replicas, queue = S.par[0].replicas, S.queues[0]
-    while True:
-        evictions = S.ctr[0].evictions
-        everyone = queue.length > 0
-        if everyone:
-            _by_load(S)
-        for k in range(replicas):
-            r = S.scratch_order[k] if everyone else k
-            if everyone or S.touched[r] == 1:
-                S.touched[r] = 0
-                _schedule(S, r, now_s, rank, leave_rank, batching, memory)
-        if S.ctr[0].evictions == evictions or S.ctr[0].problem != OK:
-            return
-
-
-@jit
+@jit_cold
 def _by_load(S):  # type: ignore[no-untyped-def]
     """Replica numbers in ``scratch_order``, the fewest residents first."""
     for r in range(S.par[0].replicas):

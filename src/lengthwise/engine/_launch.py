@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lengthwise._jit import jit
+from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import (
     decode_attention,
     merged_prefill_attention,
@@ -131,7 +131,7 @@ def book(S, r, now_s, end_s, outputs):  # type: ignore[no-untyped-def]
     S.ctr[0].step_rows += 1
 
 
-@jit
+@jit_cold
 def _fold(S, r):  # type: ignore[no-untyped-def]
     """Doubles the width of a replica's bins."""
     bins, columns = S.series.shape[1], S.series.shape[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise._jit import jit
+from lengthwise._jit import jit, jit_cold
 
 
 @jit
@@ -33,7 +33,7 @@ def queue_pop(S, q):  # type: ignore[no-untyped-def]
         _sift_down(S, queue.offset, queue.length, 0, S.pool_key[end], S.pool_index[end], S.pool_slot[end])
 
 
-@jit
+@jit_cold
 def queue_rebuild(S, q):  # type: ignore[no-untyped-def]
     """Restores the order after keys have changed in place."""
     queue = S.queues[q]
@@ -80,7 +80,7 @@ def _put(S, at, key, index, slot):  # type: ignore[no-untyped-def]
     S.pool_slot[at] = slot
 
 
-@jit
+@jit_cold
 def _move(S, queue):  # type: ignore[no-untyped-def]
     top = S.ctr[0].pool_top
     for i in range(queue.length):
