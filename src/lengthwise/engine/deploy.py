@@ -1,0 +1,138 @@
+"""From names and knobs to a Deployment with nothing left to look up."""
+
+from __future__ import annotations
+
+from lengthwise import catalog, policy
+from lengthwise import cost as costs
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism, Scheduler
+from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.hardware import GpuSpec, NodeSpec
+from lengthwise.schema.model import ModelSpec
+
+COST_SOURCES = ("roofline", "vidur:DIR", "vidur_forest:DIR", "tables:FILE")
+_ESTIMATORS = {"vidur": "monotone", "vidur_forest": "random_forest"}
+
+
+def deploy(
+    model: str | ModelSpec,
+    gpu: str | GpuSpec,
+    *,
+    node: str | NodeSpec | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    replicas: int = 1,
+    limits: EngineLimits = EngineLimits(),
+    scheduler: str | Scheduler = "vllm_v1",
+    cost: str | CostTables = "roofline",
+    memory_planner: str = "lengthwise",
+    num_blocks: int | None = None,
+) -> Deployment:
+    """A deployment from catalog names (or specs), its memory planned and its cost tables built.
+
+    Args:
+        model: A catalog name, a Hugging Face ``config.json``, or a spec.
+        gpu: A catalog name, a TOML file of one GPU, or a spec.
+        node: What joins the GPUs; None takes a usual machine for the GPU.
+        tp: Tensor-parallel degree.
+        pp: Pipeline stages.
+        replicas: Independent replicas behind a router.
+        limits: The engine's knobs.
+        scheduler: A named scheduler or a point on its axes.
+        cost: "roofline", "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (its
+            own random forest), "tables:FILE" (an npz), or tables.
+        memory_planner: "lengthwise" or "vidur".
+        num_blocks: KV blocks a replica; None plans them.
+
+    Raises:
+        InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks
+            what the deployment needs; the message says which and what to do.
+    """
+    parallel = _parallel(tp, pp, replicas)
+    model = catalog.model(model) if isinstance(model, str) else model
+    gpu = catalog.gpu(gpu) if isinstance(gpu, str) else gpu
+    node = _node(node, gpu, tp * pp)
+    max_len = _max_model_len(model, gpu, parallel, limits, memory_planner, num_blocks)
+    kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks)
+    return Deployment(
+        model=model,
+        gpu=gpu,
+        node=node,
+        parallel=parallel,
+        limits=limits,
+        scheduler=_scheduler(scheduler),
+        cost=_tables(cost, model, gpu, node, parallel, limits, max_len),
+        kv=kv,
+        max_model_len=max_len,
+        name=f"{model.name} on {parallel.gpus} x {gpu.name}",
+    )
+
+
+def _parallel(tp: int, pp: int, replicas: int) -> Parallelism:
+    for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas)):
+        if value < 1:
+            raise InputError(f"{name} must be at least 1; it is {value}")
+    return Parallelism(tp, pp, replicas)
+
+
+def _node(node: str | NodeSpec | None, gpu: GpuSpec, gpus: int) -> NodeSpec:
+    if node is None:
+        return catalog.default_node(gpu, gpus)
+    return catalog.node(node) if isinstance(node, str) else node
+
+
+def _scheduler(scheduler: str | Scheduler) -> Scheduler:
+    """The scheduler, its names and objects checked."""
+    scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
+    for axis in ("rank", "leave", "batching", "memory", "router"):
+        policy.resolve(axis, getattr(scheduler, axis))
+    if scheduler.preempt not in policy.PREEMPTIONS:
+        raise UnknownNameError("preemption", scheduler.preempt, policy.PREEMPTIONS)
+    return scheduler
+
+
+def _max_model_len(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    planner: str,
+    num_blocks: int | None,
+) -> int:
+    """What was asked for, checked against the cache; else the longest that model and cache take."""
+    room = costs.largest_model_len(model, gpu, parallel, limits, planner, num_blocks)
+    if limits.max_model_len is None:
+        return room
+    if limits.max_model_len < 2:
+        raise InputError(f"max_model_len must be at least 2 tokens; it is {limits.max_model_len}")
+    if limits.max_model_len > room:
+        raise InputError(
+            f"max_model_len must be at most {room} tokens, what {model.name} takes and the KV cache of a replica "
+            f"holds; it is {limits.max_model_len}. Lower it, or give the replica more memory or GPUs"
+        )
+    return limits.max_model_len
+
+
+def _tables(
+    source: str | CostTables,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    node: NodeSpec,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    max_model_len: int,
+) -> CostTables:
+    if isinstance(source, CostTables):
+        return source
+    kind, _, place = source.partition(":")
+    if kind == "roofline" and not place:
+        return costs.roofline(model, gpu, node, parallel, limits, max_model_len)
+    if kind == "tables" and place:
+        return costs.from_tables(place, model, parallel.pp)
+    if kind in _ESTIMATORS and place:
+        estimator = _ESTIMATORS[kind]
+        tables, _ = costs.vidur_profile(
+            place, model, gpu.name, parallel, limits, max_model_len, node=node, estimator=estimator
+        )
+        return tables
+    raise UnknownNameError("cost source", source, COST_SOURCES)

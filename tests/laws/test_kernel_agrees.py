@@ -1,0 +1,48 @@
+"""Law 1: the compiled kernel and the plain reference agree to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lengthwise.engine import simulate
+from lengthwise.schema.errors import PolicyError
+from lengthwise.schema.records import Records
+
+sys.path.insert(0, str(Path(__file__).parent))
+from worlds import deployments, workloads  # noqa: E402
+
+
+def outcome(engine: str, workload: Any, deployment: Any, **options: Any) -> Records | str:
+    """The records, or the message of the policy's error."""
+    try:
+        return simulate(workload, deployment, engine=engine, **options)
+    except PolicyError as error:
+        return str(error)
+
+
+def assert_same(a: Any, b: Any, where: str = "") -> None:
+    """Equal to the last bit, through all columns."""
+    if dataclasses.is_dataclass(a):
+        for field in dataclasses.fields(a):
+            assert_same(getattr(a, field.name), getattr(b, field.name), f"{where}.{field.name}")
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype, where
+        np.testing.assert_array_equal(a, b, err_msg=where)
+    else:
+        assert a == b, where
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(workloads(), deployments(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+def test_kernel_and_reference_agree(workload, deployment, time_limit_s, seed):
+    options = {"time_limit_s": time_limit_s, "seed": seed}
+    reference = outcome("reference", workload, deployment, **options)
+    kernel = outcome("kernel", workload, deployment, **options)
+    assert_same(kernel, reference)

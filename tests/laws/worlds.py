@@ -1,0 +1,126 @@
+"""Small random worlds for the laws: workloads, deployments, policies."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from lengthwise.policy import known, scheduler
+from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, grid_axis
+from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
+from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
+from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
+from lengthwise.schema.workload import Workload
+
+MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
+LINK = LinkSpec("link", 1e9, 1e-6, "made up")
+GPU = GpuSpec("gpu", {"bfloat16": 1e12}, 1e9, 1e11, 100.0, 10.0, 1.0, "made up", "made up")
+NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
+
+
+def cost_tables(stage_layers: list[int], rule: int = PER_REQUEST, scale: float = 1.0) -> CostTables:
+    """Plausible tables: a floor, a slope, an uneven bump, so that sums in another order show."""
+    t, b = np.arange(129) / 128, np.arange(33) / 32
+    bump = 1e-5 * np.sin(np.arange(129))
+    if rule == MERGED:
+        chunk, context = np.arange(513), np.arange(40)
+        prefill = 1e-8 * chunk[:, None] * (chunk[:, None] / 2 + 64 * context[None, :])
+        decode = 1e-6 * np.arange(33)[:, None] * (1 + context[None, :] / 7)
+    else:
+        chunk, context = grid_axis(512), grid_axis(1024)
+        prefill = 1e-8 * chunk[:, None] * (chunk[:, None] / 2 + context[None, :])
+        decode = 1e-6 * grid_axis(32)[:, None] + 3e-9 * grid_axis(4096)[None, :]
+    return CostTables(
+        layer_s=scale * (1e-3 + 2e-3 * t + bump),
+        comm_s=scale * (1e-4 + 1e-4 * t),
+        first_s=scale * 1e-5 * t,
+        send_s=scale * (1e-5 + 1e-5 * t),
+        head_s=scale * (1e-4 + 1e-4 * b),
+        host_s=scale * (2e-4 + 1e-4 * b),
+        prefill_s=scale * prefill,
+        decode_s=scale * decode,
+        stage_layers=np.array(stage_layers),
+        rule=AttentionRule(rule, 64, 1.1 if rule == MERGED else 1.0),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_requests: int = 40) -> Workload:
+    """Few short requests, often at equal times; closed loops too."""
+    n = draw(st.integers(1, max_requests))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    spread_s = draw(st.sampled_from([0.0, 0.02, 0.3, 3.0]))
+    arrival_s = np.sort(np.round(rng.uniform(0, 1, n) * spread_s, draw(st.sampled_from([2, 9]))))
+    concurrency = draw(st.none() | st.integers(1, 8))
+    output = rng.integers(1, draw(st.sampled_from([2, 20, 200])), n)
+    return Workload(
+        np.zeros(n) if concurrency else arrival_s,
+        rng.integers(1, draw(st.sampled_from([4, 80, 400])), n),
+        output,
+        predicted_tokens=np.round(output * rng.lognormal(0, draw(st.sampled_from([0.0, 0.7])), n), 1),
+        priority=rng.integers(0, 3, n),
+        concurrency=concurrency,
+    )
+
+
+@st.composite
+def schedulers(draw: st.DrawFn) -> Scheduler:
+    """Any point on the axes."""
+    ranks = sorted(known("rank"))
+    if draw(st.booleans()):
+        name = draw(
+            st.sampled_from(
+                "faster_transformer orca vllm_v0 sarathi lightllm vllm_v1 vidur_vllm vidur_sarathi".split()
+            )
+        )
+        chosen = scheduler(name)
+        return Scheduler(
+            chosen.rank,
+            chosen.leave,
+            chosen.batching,
+            chosen.memory,
+            draw(st.sampled_from(["recompute", "swap"])),
+            draw(st.sampled_from(sorted(known("router")))),
+        )
+    return Scheduler(
+        rank=draw(st.sampled_from(ranks)),
+        leave=draw(st.sampled_from(ranks)),
+        batching=draw(st.sampled_from(sorted(known("batching")))),
+        memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
+        preempt=draw(st.sampled_from(["recompute", "swap"])),
+        router=draw(st.sampled_from(sorted(known("router")))),
+    )
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> Deployment:
+    """Replicas whose memory is often short."""
+    pp = draw(st.sampled_from([1, 1, 2, 3]))
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    max_len = draw(st.sampled_from([64, 300, 700]))
+    least = -(-max_len // block_size)
+    blocks = least + draw(st.sampled_from([1, 2, 8, 200])) * draw(st.sampled_from([1, 16 // block_size]))
+    seqs = draw(st.integers(1, 12))
+    limits = EngineLimits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=draw(st.sampled_from([16, 64, 512])),
+        max_step_seqs=draw(st.none() | st.integers(1, seqs)),
+        block_size=block_size,
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
+        timeout_s=draw(st.sampled_from([float("inf"), float("inf"), 0.2])),
+    )
+    return Deployment(
+        MODEL,
+        GPU,
+        NODE,
+        Parallelism(1, pp, draw(st.sampled_from([1, 1, 2, 4]))),
+        limits,
+        draw(schedulers()),
+        cost_tables(
+            [2] * pp if draw(st.booleans()) else list(range(1, pp + 1)),
+            draw(st.sampled_from([PER_REQUEST, MERGED])),
+        ),
+        KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
+        max_model_len=max_len,
+    )
