@@ -1,0 +1,10 @@
+"""Numbers to people: terminal table, self-contained page, timeline, machine-readable file."""
+
+from lengthwise.report.binding import Binding, what_binds
+from lengthwise.report.html import write_html
+from lengthwise.report.json_file import write_json
+from lengthwise.report.result import Result
+from lengthwise.report.table import table
+from lengthwise.report.timeline import write_timeline
+
+__all__ = ["Binding", "Result", "table", "what_binds", "write_html", "write_json", "write_timeline"]

@@ -1,0 +1,123 @@
+"use strict";
+// Figures are data; how they look follows the page's colours, and the scheme when it changes.
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const names = [...document.querySelectorAll(".verdicts h3 span")].map((span) => span.textContent);
+  let tail = false; // latency curves show the share that was slower, on a logarithmic scale
+  const config = { responsive: true, displaylogo: false, displayModeBar: false };
+  const text = (s) => s.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const series = (variant) => colour(`--series-${variant % 8}`);
+  const dash = (variant) => ["solid", "dash", "dot", "dashdot"][Math.floor(variant / 8) % 4];
+
+  const axis = (extra) => ({
+    gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false, automargin: true,
+    tickfont: { color: colour("--soft"), size: 12 }, fixedrange: false, ...extra,
+  });
+  const label = (text) => ({ text, font: { color: colour("--soft"), size: 12 }, standoff: 8 });
+  const layout = (figure, extra) => ({
+    title: { text: `<b>${figure.title}</b>`, x: 0, xref: "container", xanchor: "left", y: 0.985, yanchor: "top",
+             pad: { l: 12, t: 6 }, font: { size: 14, color: colour("--ink") } },
+    font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink") },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: false,
+    margin: { l: 52, r: 16, t: 40, b: 44 },
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
+    ...extra,
+  });
+  const curve = (figure, data, extra) => ({
+    type: "scatter", mode: "lines", name: text(names[data.variant]), x: data.x, y: data.y,
+    line: { color: series(data.variant), width: 2, dash: dash(data.variant), ...extra.line }, ...extra.trace,
+  });
+
+  function cdf(figure) {
+    const traces = figure.curves.map((data) => curve(figure, data, {
+      trace: { hovertemplate: `%{x:.4~g} ${figure.unit}`, ...(tail && { y: data.y.map((y) => 1 - y || null) }) },
+    }));
+    const shapes = figure.limits.map((limit) => ({
+      type: "line", x0: limit, x1: limit, y0: 0, y1: 1, yref: "paper",
+      line: { color: colour("--limit"), width: 1.5, dash: "dash" },
+    }));
+    const annotations = figure.limits.map((limit) => ({
+      x: figure.log ? Math.log10(limit) : limit, y: 0.02, yref: "paper", text: `SLO ${+limit.toPrecision(4)} ${figure.unit}`, showarrow: false,
+      xanchor: "right", yanchor: "bottom", xshift: -3, font: { color: colour("--limit"), size: 12 },
+    }));
+    const x = { title: label({ s: "seconds", ms: "milliseconds" }[figure.unit]), type: figure.log ? "log" : "linear", hoverformat: ".4~g" };
+    if (figure.log) Object.assign(x, logTicks(figure));
+    else x.rangemode = "tozero";
+    return [traces, layout(figure, {
+      hovermode: "y unified", shapes, annotations, xaxis: axis(x),
+      yaxis: axis(tail ? { type: "log", range: [-4, 0.03], tickvals: [1, 0.1, 0.01, 0.001, 1e-4],
+                           ticktext: ["100%", "10%", "1%", "0.1%", "0.01%"], hoverformat: ".3~%" }
+                       : { range: [0, 1.01], tickvals: [0, 0.25, 0.5, 0.75, 0.9, 1], tickformat: ".0%", hoverformat: ".2~%" }),
+    })];
+  }
+
+  // 1, 2, 5 in every decade that is shown, fewer where decades are many.
+  function logTicks(figure) {
+    const xs = figure.curves.flatMap((c) => c.x).filter((x) => x > 0).concat(figure.limits);
+    const low = Math.min(...xs), high = Math.max(...xs);
+    const decades = Math.log10(high / low);
+    const steps = decades > 4 ? [1] : decades > 2.2 ? [1, 3] : [1, 2, 5];
+    const tickvals = [];
+    for (let d = Math.floor(Math.log10(low)); d <= Math.ceil(Math.log10(high)); d++)
+      for (const s of steps) tickvals.push(s * 10 ** d);
+    const ticktext = tickvals.map((v) => v.toLocaleString("en", { maximumSignificantDigits: 3 }));
+    return { tickvals, ticktext, range: [Math.log10(low) - 0.04, Math.log10(high) + 0.04] };
+  }
+
+  function time(figure) {
+    const traces = figure.curves.map((data) => curve(figure, data, {
+      line: { width: 1.6 }, trace: { hovertemplate: `%{y:${figure.format || ".4~g"}}` },
+    }));
+    return [traces, layout(figure, {
+      hovermode: "x unified",
+      title: { ...layout(figure, {}).title, text: `<b>${figure.title}</b>  <span style="color:${colour("--soft")}">${figure.unit}</span>` },
+      xaxis: axis({ title: label("seconds"), rangemode: "tozero", hoverformat: ".4~g", showgrid: false }),
+      yaxis: axis({ rangemode: "tozero", tickformat: figure.format || "~s" }),
+    })];
+  }
+
+  function shares(figure) {
+    const ys = figure.names.map((_, i) => i);
+    const narrow = document.getElementById(figure.id).clientWidth < 560;
+    const short = (name) => (name.length > 22 ? `${name.slice(0, 21)}…` : name);
+    const traces = figure.parts.map((part) => ({
+      type: "bar", orientation: "h", name: part.label, x: part.x, y: ys,
+      marker: { color: colour(`--part-${part.part}`), line: { color: colour("--card"), width: 1 } },
+      text: part.x.map((x) => (x >= (narrow ? 0.14 : 0.06) ? `${Math.round(100 * x)} %` : "")),
+      textposition: "inside", insidetextanchor: "middle", textangle: 0,
+      hovertemplate: `${part.label}: %{x:.1%}<extra></extra>`,
+    }));
+    const names = figure.names.map((name, i) => ({
+      x: 0, y: i, yshift: 24, xref: "x", text: text(short(name)), showarrow: false, xanchor: "left", yanchor: "middle",
+      font: { color: colour("--soft"), size: 13 },
+    }));
+    return [traces, layout(figure, {
+      barmode: "stack", bargap: 0.55, hovermode: "closest", height: 44 + 62 * ys.length, title: undefined,
+      annotations: names, margin: { l: 18, r: 24, t: 12, b: 30 },
+      xaxis: axis({ range: [0, 1], tickvals: [0, 0.25, 0.5, 0.75, 1], tickformat: ".0%", showgrid: false }),
+      yaxis: axis({ visible: false, range: [ys.length - 0.55, -0.75] }),
+    })];
+  }
+
+  const kinds = { cdf, time, shares };
+  function draw() {
+    for (const figure of figures) {
+      const [traces, look] = kinds[figure.kind](figure);
+      Plotly.react(figure.id, traces, look, config);
+    }
+  }
+  for (const figure of figures.filter((f) => f.kind === "shares")) {
+    const parts = new Set(figure.parts.map((part) => part.part));
+    for (const item of document.querySelectorAll("[data-part]")) item.hidden = !parts.has(item.dataset.part);
+  }
+  const button = document.getElementById("tail");
+  button?.addEventListener("click", () => {
+    tail = !tail;
+    button.setAttribute("aria-pressed", tail);
+    draw();
+  });
+  if (button) button.hidden = false;
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+})();

@@ -1,0 +1,66 @@
+"""Headline cards: a few metrics, each with every variant as a bar, its value and its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from lengthwise.report._marks import SERIES, half_width
+from lengthwise.report._rows import Cell, Row, rows
+from lengthwise.report.result import Result
+
+HEADLINE = ("ttft_s.p99", "tbt_s.p99", "jct_s.p50", "goodput.rate", "rates.output", "cost.output")
+TITLES = {
+    "ttft_s.p99": "TTFT, 99th percentile",
+    "tbt_s.p99": "Time between tokens, 99th percentile",
+    "jct_s.p50": "JCT, median",
+    "goodput.rate": "Goodput",
+    "rates.output": "Output tokens",
+    "cost.output": "Cost a million output tokens",
+}
+
+
+def cards(results: Sequence[Result]) -> str:
+    """The cards' HTML."""
+    shown = {row.metric.key: row for row in rows([r.summary for r in results])}
+    if "goodput.rate" not in shown and "rates.requests" in shown:
+        shown = {**shown, "goodput.rate": shown["rates.requests"]}
+    made = [_card(key, shown[key], results) for key in HEADLINE if key in shown]
+    return f'<div class="cards">{"".join(made)}</div>'
+
+
+def _card(key: str, row: Row, results: Sequence[Result]) -> str:
+    title = "Requests" if row.metric.key == "rates.requests" else TITLES[key]
+    hint = {1: "higher is better", -1: "lower is better", 0: ""}[row.metric.better]
+    top = max(_finite(c.estimate.high, _finite(c.estimate.value)) for c in row.cells)
+    lines = "".join(_line(i, r.name, c, top) for i, (r, c) in enumerate(zip(results, row.cells, strict=True)))
+    unit = {"/s": "a second", "%": "%", "$": "$"}.get(row.unit, row.unit)
+    return (
+        f'<article class="card"><h3>{escape(title)} <span class="unit">{unit}</span></h3>'
+        f'<p class="hint">{hint}</p><ul>{lines}</ul></article>'
+    )
+
+
+def _line(index: int, name: str, cell: Cell, top: float) -> str:
+    value, low, high = cell.estimate.value, cell.estimate.low, cell.estimate.high
+    whisker = ""
+    if cell.estimate.has_interval:
+        left = _share(low, top)
+        whisker = f'<i class="whisker" style="left:{left:.2f}%;width:{_share(high, top) - left:.2f}%"></i>'
+    leads = " leads" if cell.leads else ""
+    return (
+        f'<li class="bar{leads}" style="--c:var(--series-{index % SERIES})">'
+        f'<span class="name">{escape(name)}</span>'
+        f'<span class="value">{cell.text}{half_width(cell)}</span>'
+        f'<span class="track"><i class="fill" style="width:{_share(value, top):.2f}%"></i>{whisker}</span>'
+        "</li>"
+    )
+
+
+def _share(value: float, top: float) -> float:
+    return 100 * min(1.0, max(0.0, _finite(value) / top)) if top > 0 else 0.0
+
+
+def _finite(value: float, otherwise: float = 0.0) -> float:
+    return value if math.isfinite(value) else otherwise

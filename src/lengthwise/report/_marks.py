@@ -1,0 +1,36 @@
+"""Small pieces of HTML that several sections share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from lengthwise.report._rows import Cell
+from lengthwise.report.result import Result
+
+SERIES = 8
+"""Colours of variants; beyond so many they come again with another dash."""
+
+
+def swatch(index: int) -> str:
+    """A variant's colour."""
+    return f'<i class="swatch" style="--c:var(--series-{index % SERIES})"></i>'
+
+
+def variant_heads(results: Sequence[Result]) -> str:
+    """The head of a table with a column a variant."""
+    heads = "".join(f'<th scope="col">{swatch(i)}{escape(r.name)}</th>' for i, r in enumerate(results))
+    return f"<thead><tr><td></td>{heads}</tr></thead>"
+
+
+def scrolling(label: str, table: str, kind: str = "") -> str:
+    """A table that scrolls inside its box where it is wider than the screen, by keyboard too."""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f'<table class="{kind}">{table}</table></div>'
+    )
+
+
+def half_width(cell: Cell) -> str:
+    """The "± half-width" behind a value; nothing where it is not known."""
+    return f' <span class="half">± {cell.half_width}</span>' if cell.half_width else ""

@@ -1,0 +1,177 @@
+"""The page's HTML, section by section. Everything that users named is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from lengthwise.report._cards import cards
+from lengthwise.report._figures import PARTS
+from lengthwise.report._marks import half_width, scrolling, swatch, variant_heads
+from lengthwise.report._ran import what_ran
+from lengthwise.report._rows import Row, rows
+from lengthwise.report.binding import what_binds
+from lengthwise.report.result import Result
+from lengthwise.report.table import counts_note, intervals_note
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+LOGO = (
+    '<svg viewBox="0 0 24 16" aria-hidden="true"><rect width="10" height="3" rx="1.5"/>'
+    '<rect y="6.5" width="24" height="3" rx="1.5"/><rect y="13" width="16" height="3" rx="1.5"/></svg>'
+)
+
+LATENCY_NOTE = "Share of requests (for TBT, of tokens) that were at least this fast, in the first seed's run."
+TIME_NOTE = "Means over steps, in the first seed's run."
+HIGHLIGHT_NOTE = "Highlighted: better than every other variant, with intervals that do not overlap."
+TAIL_BUTTON = '<button id="tail" type="button" aria-pressed="false" hidden>Show the slow tail</button>'
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+NOTES = """<dl class="notes">
+<dt>TTFT</dt><dd>arrival until first token</dd>
+<dt>TPOT</dt><dd>time from first to last token over output tokens less one, a request each</dd>
+<dt>TBT</dt><dd>time between two tokens (also ITL), tokens of all requests pooled, warm-up included</dd>
+<dt>JCT</dt><dd>arrival until last token (also end-to-end latency);
+<em>latency/token</em> is JCT over output tokens</dd>
+<dt>Queueing</dt><dd>arrival until first put into a step</dd>
+<dt>MFU, MBU</dt><dd>FLOPs that the model needs, and bytes of weights and KV cache that steps must read,
+over the hardware's peak, idle time included</dd>
+<dt>Cost</dt><dd>price of all GPUs over the delivered tokens of that kind; each kind carries all of it</dd>
+<dt>Energy</dt><dd>estimated from MFU and MBU between the GPUs' idle and full power;
+hosts and cooling left out</dd>
+</dl>"""
+
+
+def page(
+    results: Sequence[Result],
+    *,
+    sections: dict[str, list[str]],
+    styles: str,
+    scripts: Sequence[str],
+    data: str,
+) -> str:
+    """The whole document; ``sections`` names the figures of each, ``data`` is their JSON."""
+    title = _title(results)
+    body = [
+        _header(results, title),
+        _section("At a glance", cards(results), f"{intervals_note(results[0].summary)}."),
+        _verdicts(results),
+        _figures("Latency", LATENCY_NOTE, results, sections["latency"], TAIL_BUTTON),
+        _figures("Over time", TIME_NOTE, results, sections["time"]),
+        _shares(sections["shares"]),
+        _section("All numbers", _table(results), HIGHLIGHT_NOTE),
+        _section("What ran", what_ran(results)),
+        _section("How to read it", NOTES),
+    ]
+    inline = "\n".join(f"<script>{script}</script>" for script in scripts)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)} · lengthwise</title>
+<link rel="icon" href="data:,">
+<style>
+{styles}</style>
+</head>
+<body>
+<main>
+{"".join(body)}</main>
+<noscript><p class="plain">The figures need JavaScript; the numbers do not.</p></noscript>
+<script type="application/json" id="figures">{data}</script>
+{inline}
+</body>
+</html>
+"""
+
+
+def _title(results: Sequence[Result]) -> str:
+    setups = {(d.model.name, d.parallel.gpus, d.gpu.name) for d in (r.deployment for r in results)}
+    if len(setups) == 1:
+        model, gpus, gpu = setups.pop()
+        return f"{model} on {gpus} {TIMES} {gpu}"
+    models = {model for model, _, _ in setups}
+    return (
+        f"{models.pop()}: {len(results)} deployments" if len(models) == 1 else f"{len(results)} deployments"
+    )
+
+
+def _header(results: Sequence[Result], title: str) -> str:
+    summary = results[0].summary
+    counts, seeds = summary.counts, len(summary.seeds)
+    variants = f"{len(results)} variants" if len(results) > 1 else escape(results[0].name)
+    runs = f"{seeds} seeds each" if seeds > 1 else "one run each" if len(results) > 1 else "one run"
+    requests = f"{counts.arrived // seeds:,} requests a run"
+    facts = "".join(f"<li>{fact}</li>" for fact in (variants, runs, requests))
+    return (
+        f'<header><p class="brand">{LOGO}lengthwise</p><h1>{escape(title)}</h1>'
+        f'<ul class="facts">{facts}</ul></header>\n'
+    )
+
+
+def _verdicts(results: Sequence[Result]) -> str:
+    items = []
+    for i, result in enumerate(results):
+        binds = what_binds(result.summary)
+        items.append(
+            f'<li><h3>{swatch(i)}<span>{escape(result.name)}</span></h3><p class="binds">'
+            f"{'Bound by' if binds.resource not in ('idle', 'unknown') else 'Bound by nothing:'} "
+            f"<b>{escape(binds.resource)}</b></p><p>{escape(binds.sentence)}</p>"
+            f'<p class="muted">{counts_note(result.summary.counts)}.</p></li>'
+        )
+    return f'<section><h2>What binds</h2><ul class="verdicts">{"".join(items)}</ul></section>\n'
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    lead = f'<p class="muted">{escape(note)}</p>' if note else ""
+    return f"<section><h2>{title}</h2>{lead}{body}</section>\n"
+
+
+def _legend(results: Sequence[Result]) -> str:
+    if len(results) == 1:
+        return ""
+    items = "".join(f"<li>{swatch(i)}{escape(r.name)}</li>" for i, r in enumerate(results))
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _figures(title: str, note: str, results: Sequence[Result], ids: Sequence[str], more: str = "") -> str:
+    if not ids:
+        return ""
+    boxes = "".join(f'<figure><div class="plot" id="{figure_id}"></div></figure>' for figure_id in ids)
+    return _section(title, f'{_legend(results)}{more}<div class="grid">{boxes}</div>', note)
+
+
+def _shares(ids: Sequence[str]) -> str:
+    if not ids:
+        return ""
+    items = "".join(
+        f'<li data-part="{p}"><i class="swatch" style="--c:var(--part-{p})"></i>{t}</li>'
+        for p, t in PARTS.items()
+    )
+    body = f'<ul class="legend">{items}</ul><figure><div class="plot" id="{ids[0]}"></div></figure>'
+    return _section(
+        "Where the time went", body, "Shares of the time of all GPUs (pipeline stages), idle time included."
+    )
+
+
+def _table(results: Sequence[Result]) -> str:
+    lines, group = [], ""
+    for row in rows([r.summary for r in results]):
+        if row.metric.group != group:
+            group = row.metric.group
+            lines.append(
+                f'<tr class="group"><th scope="rowgroup">{group}</th>{"<td></td>" * len(results)}</tr>'
+            )
+        lines.append(_line(row))
+    return scrolling("All numbers", f"{variant_heads(results)}<tbody>{''.join(lines)}</tbody>")
+
+
+def _line(row: Row) -> str:
+    cells = "".join(
+        f"<td{' class=leads' if cell.leads else ''}>{cell.text}{half_width(cell)}</td>" for cell in row.cells
+    )
+    unit = f'<span class="unit">{row.unit}</span>'
+    return f'<tr><th scope="row">{escape(row.metric.label)} {unit}</th>{cells}</tr>'

@@ -1,0 +1,89 @@
+"""What binds: the resource that a deployment runs out of first, from its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lengthwise.metrics import Hardware, Summary
+from lengthwise.report._numbers import percent, seconds
+
+IDLE_SHARE = 0.4
+WASTE_SHARE = 0.3
+KV_FULL = 0.9
+PREEMPTED = 0.05
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The ``resource`` that binds and, in one ``sentence``, why.
+
+    The resource is "idle", "KV memory", "host", "network", "pipeline", "memory bandwidth",
+    "compute" or "unknown".
+    """
+
+    resource: str
+    sentence: str
+
+
+def what_binds(summary: Summary) -> Binding:
+    """What keeps a deployment from serving more, told from its summary.
+
+    Asked in this order: are the GPUs idle, is the KV cache full, is the step's time spent on
+    the host, the network or pipeline bubbles; else the roof that is nearer while busy,
+    bandwidth (MBU) or compute (MFU).
+    """
+    h = summary.hardware
+    if h is None or not h.busy_share.value > 0:
+        return Binding("unknown", "Nothing is known of the hardware.")
+    resource, reason = _in_use(h, summary) or _roof(h)
+    if h.busy_share.value < 1 - IDLE_SHARE:
+        idle = percent(1 - h.busy_share.value)
+        reason = (
+            f"no step is in flight {idle} of the time, so there is room for more load; while busy, {reason}"
+        )
+        resource = "idle"
+    return Binding(resource, f"{reason[0].upper()}{reason[1:]}.{_queue(summary)}")
+
+
+def _in_use(h: Hardware, summary: Summary) -> tuple[str, str] | None:
+    busy = h.busy_share.value
+    share = {name: e.value / busy for name, e in h.time_shares.items()}
+    held = h.kv_utilization.value / busy
+    preempted = summary.counts.preemptions / max(1, summary.counts.arrived)
+    if held > KV_FULL or preempted > PREEMPTED:
+        return "KV memory", (
+            f"the KV cache is {percent(held)} full and {percent(preempted)} of the requests are preempted; "
+            "more KV memory or fewer sequences at a time would help"
+        )
+    wastes = {
+        "host": (share["host"], "of the time goes to the host (scheduling, input preparation)"),
+        "network": (share["communication"] + share["send"], "of the time goes to communication between GPUs"),
+        "pipeline": (
+            (h.time_shares["idle"].value - (1 - busy)) / busy,
+            "of the stages' time is lost in pipeline bubbles",
+        ),
+    }
+    resource, (waste, reason) = max(wastes.items(), key=lambda item: item[1][0])
+    return (resource, f"{percent(waste)} {reason}") if waste > WASTE_SHARE else None
+
+
+def _roof(h: Hardware) -> tuple[str, str]:
+    mfu, mbu = h.mfu.value / h.busy_share.value, h.mbu.value / h.busy_share.value
+    if mbu >= mfu:
+        return "memory bandwidth", (
+            f"steps read weights and KV cache at {percent(mbu)} of the memory's bandwidth "
+            f"and compute at {percent(mfu)} of the peak; larger batches would share the weights"
+        )
+    return "compute", (
+        f"steps compute at {percent(mfu)} of the peak and read memory at {percent(mbu)} of its bandwidth; "
+        "only faster or more GPUs would help"
+    )
+
+
+def _queue(summary: Summary) -> str:
+    """A word on the queue, where it makes more than half of the TTFT."""
+    wait, ttft = summary.queueing_delay_s.mean.value, summary.ttft_s.mean.value
+    if not wait > ttft / 2:
+        return ""
+    share = percent(wait / ttft)
+    return f" A request waits {seconds(wait)} on average before it is scheduled, {share} of its TTFT."

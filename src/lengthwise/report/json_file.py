@@ -1,0 +1,91 @@
+"""The machine-readable summary.
+
+Schema version 1::
+
+    {"format": "lengthwise.results", "version": 1, "results": [
+      {"name": str,
+       "binding": {"resource": str, "sentence": str},
+       "deployment": {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "leave", "batching",
+                      "memory", "preempt", "router", "max_num_seqs", "max_num_batched_tokens",
+                      "max_model_len", "kv_blocks", "block_size_tokens", "price_per_hour_usd", "cost_source"},
+       "summary": the fields of lengthwise.metrics.Summary by their names, units in the names;
+                  an estimate is {"value": number | null, "half_width": number | null},
+       "scenario": str}]}
+
+Keys are only ever added within a version. What is not known is null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from lengthwise.report.binding import what_binds
+from lengthwise.report.result import Result, check_results
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.files import write_whole
+
+VERSION = 1
+
+
+def write_json(path: Path | str, results: list[Result]) -> None:
+    """A JSON file with every number of every variant, under stable keys (see the module).
+
+    Raises:
+        InputError: There is no result, or two share a name.
+        OutputError: The file cannot be written.
+    """
+    check_results(results)
+    made = {"format": "lengthwise.results", "version": VERSION, "results": [_result(r) for r in results]}
+    text = json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(path, (text + "\n").encode())
+
+
+def deployment_facts(deployment: Deployment) -> dict[str, Any]:
+    """What ran, as plain values by name."""
+    parallel, scheduler, limits = deployment.parallel, deployment.scheduler, deployment.limits
+    axes = ("rank", "leave", "batching", "memory", "preempt", "router")
+    return {
+        "model": deployment.model.name,
+        "gpu": deployment.gpu.name,
+        "gpus": parallel.gpus,
+        "tp": parallel.tp,
+        "pp": parallel.pp,
+        "replicas": parallel.replicas,
+        **{axis: _policy_name(getattr(scheduler, axis)) for axis in axes},
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": deployment.max_model_len,
+        "kv_blocks": deployment.kv.num_blocks,
+        "block_size_tokens": deployment.kv.block_size,
+        "price_per_hour_usd": deployment.price_per_hour_usd,
+        "cost_source": deployment.cost.source,
+    }
+
+
+def _policy_name(policy: Any) -> str:
+    return policy if isinstance(policy, str) else str(getattr(policy, "name", type(policy).__name__))
+
+
+def _result(result: Result) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "binding": dataclasses.asdict(what_binds(result.summary)),
+        "deployment": deployment_facts(result.deployment),
+        "summary": _plain(dataclasses.asdict(result.summary)),
+        "scenario": result.scenario_text,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """The same tree of what JSON knows; numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value

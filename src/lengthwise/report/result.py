@@ -1,0 +1,39 @@
+"""What a report shows: one variant and all that is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lengthwise.metrics import Summary
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.records import Records
+
+
+@dataclass(frozen=True)
+class Result:
+    """One variant: its numbers, the records its curves are drawn from, and what ran.
+
+    Attributes:
+        name: Of the variant, unique in a report.
+        summary: Its numbers, over as many seeds as were run.
+        records: One run of it; curves and timelines show this one.
+        deployment: What ran.
+        scenario_text: The scenario it came from, shown as it is; may be empty.
+    """
+
+    name: str
+    summary: Summary
+    records: Records
+    deployment: Deployment
+    scenario_text: str = ""
+
+
+def check_results(results: list[Result]) -> None:
+    """Raises InputError when there is nothing to show or two variants share a name."""
+    if not results:
+        raise InputError("a report needs at least one result; the list is empty")
+    names = [r.name for r in results]
+    if len(set(names)) < len(names):
+        twice = sorted({n for n in names if names.count(n) > 1})
+        raise InputError(f"variants in a report must have names of their own; used twice: {', '.join(twice)}")

@@ -1,0 +1,84 @@
+"""The headline table for a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from lengthwise.metrics import Counts, Summary
+from lengthwise.report._rows import Cell, Row, rows
+from lengthwise.report.binding import what_binds
+from lengthwise.report.result import Result, check_results
+
+
+def table(results: list[Result]) -> Table:
+    """Variants side by side: metrics as rows, "value ± half-width" as cells, what binds below.
+
+    Bold green marks a variant whose interval overlaps with no other one's.
+
+    Raises:
+        InputError: There is no result, or two share a name.
+    """
+    check_results(results)
+    made = Table(
+        caption=_caption(results),
+        caption_justify="left",
+        caption_style="",
+        header_style="bold",
+        box=box.ROUNDED,
+        border_style="dim",
+    )
+    made.add_column("", no_wrap=True)
+    for result in results:
+        made.add_column(escape(result.name), justify="right", overflow="fold")
+    shown = rows([r.summary for r in results])
+    for row, following in zip(shown, [*shown[1:], None], strict=True):
+        last = following is None or following.metric.group != row.metric.group
+        made.add_row(_label(row), *(_cell(c) for c in row.cells), end_section=last)
+    return made
+
+
+def intervals_note(summary: Summary) -> str:
+    """Where the intervals come from, in a few words."""
+    level = f"{100 * summary.level:g} % intervals"
+    if summary.intervals == "seeds":
+        return f"± half-widths of {level} over {len(summary.seeds)} seeds"
+    return f"± half-widths of {level} within one run (batch means)"
+
+
+def counts_note(counts: Counts) -> str:
+    """Requests by bucket; buckets that are empty go without saying."""
+    others = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
+    parts = [f"{counts.finished:,} of {counts.arrived:,} requests finished"]
+    parts += [f"{count:,} {name}" for name, count in others.items() if count]
+    if counts.preemptions:
+        parts.append(f"{counts.preemptions:,} preemptions")
+    return ", ".join(parts)
+
+
+def _label(row: Row) -> Text:
+    return Text.assemble(row.metric.label, (f" {row.unit}", "dim"))
+
+
+def _cell(cell: Cell) -> Text:
+    text = Text(cell.text, style="bold green" if cell.leads else "")
+    if cell.half_width:
+        text.append(f" ± {cell.half_width}", style="dim")
+    return text
+
+
+def _caption(results: list[Result]) -> Text:
+    lines = [Text(f"{intervals_note(results[0].summary)}.")]
+    for result in results:
+        binds = what_binds(result.summary)
+        lines.append(
+            Text.assemble(
+                (result.name, "bold"),
+                f": {counts_note(result.summary.counts)}. Binds: ",
+                (binds.resource, "bold"),
+                f". {binds.sentence}",
+            )
+        )
+    return Text("\n").join(lines)
