@@ -222,7 +222,7 @@ def test_a_deployment_has_what_the_file_says(tmp_path):
         ('scheduler.rank="sjff"', UnknownNameError, "sjf", "scheduler.rank"),
         ('deployment.memory_planner="vidr"', UnknownNameError, "vidur", "deployment.memory_planner"),
         ('deployment.kv_dtype="fp7"', UnknownNameError, "fp8", ""),
-        ('deployment.model="llama-3-405b"', DoesNotFitError, "GiB", ""),
+        ('deployment.model="llama-3.1-405b"', DoesNotFitError, "GiB", ""),
         ("deployment.tp=3", InputError, "tp", ""),
         ('deployment.cost="vidur:nowhere"', InputError, "nowhere", ""),
         ('deployment.cost="tables:nowhere.npz"', InputError, "nowhere", ""),

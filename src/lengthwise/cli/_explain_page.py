@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import typer
+
 from lengthwise.cli._show import duration, gib, print_facts, print_table
-from lengthwise.scenario import Explanation, Fit, Step, Variant
+from lengthwise.scenario import Explanation, Fit, Step, Variant, explain
 
 _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
+
+
+def show_all(variants: list[Variant]) -> None:
+    """Prints a page a variant; one that differs in its scheduler alone is told in a line."""
+    shown: list[Variant] = []
+    for variant in variants:
+        alike = next((one for one in shown if _memory_and_costs(one) == _memory_and_costs(variant)), None)
+        if shown:
+            typer.echo()
+        if alike is None:
+            show(variant, explain(variant))
+            shown.append(variant)
+        else:
+            print_facts(variant.name, [("scheduler", _scheduler(variant)), ("the rest", f"as {alike.name}")])
 
 
 def show(variant: Variant, found: Explanation) -> None:
     """Prints what fits, what a step costs, and what binds."""
     print_facts(variant.name, _deployment_facts(variant))
-    print_table(("one replica's fullest GPU", "", ""), _memory_rows(variant))
+    typer.echo()
+    print_table(("the fullest GPU of a replica", "", ""), _memory_rows(variant))
+    typer.echo()
     print_table(
         ("requests that hold", "fit at once", "limited by"), [_fit_row(variant, f) for f in found.fits]
     )
-    print_table(
-        ("operator", *(step.name for step in found.steps)),
-        _operator_rows(found.steps),
-        title=f"one step of a replica, {found.context_tokens:,} tokens cached a sequence "
-        "(bound by: c compute, m memory, n network, l latency)",
+    typer.echo(
+        f"\nOne step of a replica; a sequence that decodes has {found.context_tokens:,} tokens cached."
+        "\nBound by: c compute, m memory, n network, l latency."
     )
+    print_table(("operator", *(step.name for step in found.steps)), _operator_rows(found.steps))
+
+
+def _memory_and_costs(variant: Variant) -> tuple[object, ...]:
+    whole = variant.scenario
+    return whole.deployment, whole.engine, whole.workload
+
+
+def _scheduler(variant: Variant) -> str:
+    section = variant.scenario.scheduler
+    axes = section.model_dump(exclude={"policy"}, exclude_none=True)
+    return ", ".join([section.policy, *(f"{axis} {value}" for axis, value in axes.items())])
 
 
 def _deployment_facts(variant: Variant) -> list[tuple[str, str]]:
@@ -30,7 +58,7 @@ def _deployment_facts(variant: Variant) -> list[tuple[str, str]]:
         ("model", f"{d.model.name}, {d.limits.weight_dtype or d.model.dtype} weights"),
         ("hardware", f"{p.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
         ("cut", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
-        ("scheduler", variant.scenario.scheduler.policy),
+        ("scheduler", _scheduler(variant)),
         ("costs", d.cost.source + _roofline_note(d.cost.source)),
         ("longest request", f"{d.max_model_len:,} tokens"),
     ]

@@ -5,8 +5,6 @@ Exit codes: 0 done, 1 our bug, 2 an input that cannot be used, 130 interrupted.
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from collections.abc import Sequence
 from typing import Annotated
@@ -55,10 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except InputError as error:
         return _input_error(error)
-    except BrokenPipeError:
-        # Whoever read our output has closed it (``| head``); the interpreter must not flush into it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except Exception:  # noqa: BLE001 - the last line of defence
         return _our_bug()
     return 0

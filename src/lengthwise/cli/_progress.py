@@ -10,7 +10,7 @@ import typer
 
 from lengthwise import engine
 
-COMPILE_S = 30
+COMPILE_S = 40
 
 
 @contextmanager

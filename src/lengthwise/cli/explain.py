@@ -25,5 +25,4 @@ def run(
     from lengthwise import scenario as scenarios  # noqa: PLC0415 - not before it is needed
     from lengthwise.cli import _explain_page as page  # noqa: PLC0415
 
-    for variant in scenarios.build(scenarios.load(scenario, set_ or ())):
-        page.show(variant, scenarios.explain(variant))
+    page.show_all(scenarios.build(scenarios.load(scenario, set_ or ())))

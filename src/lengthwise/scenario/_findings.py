@@ -87,14 +87,14 @@ def _path(loc: tuple[Any, ...]) -> tuple[str, ...]:
 
 def _nearest(loc: tuple[Any, ...], root: type[BaseModel]) -> str:
     *tables, wrong = (str(key) for key in loc)
-    here = _keys_at(loc[:-1], root)
     prefix = ".".join(_path(loc[:-1]))
-    near = difflib.get_close_matches(wrong, here, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {prefix}{'.' if prefix else ''}{near[0]}?"
+    here = _keys_at(loc[:-1], root)
     elsewhere = _leaves(root)
-    near = difflib.get_close_matches(wrong, elsewhere, n=1, cutoff=0.8)
-    if near:
+    if wrong in elsewhere:
+        return f"; did you mean {elsewhere[wrong]}?"
+    if near := difflib.get_close_matches(wrong, here, n=1, cutoff=0.6):
+        return f"; did you mean {prefix}{'.' if prefix else ''}{near[0]}?"
+    if near := difflib.get_close_matches(wrong, elsewhere, n=1, cutoff=0.8):
         return f"; did you mean {elsewhere[near[0]]}?"
     return f"; known {f'in {prefix} ' if tables else ''}are {', '.join(here)}"
 

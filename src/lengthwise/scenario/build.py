@@ -22,8 +22,11 @@ _KEY_OF_KIND = {
     "model": "deployment.model",
     "GPU": "deployment.gpu",
     "node": "deployment.node",
+    "memory planner": "deployment.memory_planner",
     "workload": "workload.preset",
+    "trace format": "workload.format",
     "scheduler": "scheduler.policy",
+    **{f"{axis} policy": f"scheduler.{axis}" for axis in _AXES},
 }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from lengthwise.engine import COST_SOURCES
 from lengthwise.scenario._arrivals import Arrivals
 from lengthwise.scenario._lengths import Length
 from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Share, Text, Wait
@@ -90,8 +91,8 @@ class WorkloadSection(Section):
 class DeploymentSection(Section):
     """What runs. ``model`` is a catalog name or a Hugging Face config.json.
 
-    ``cost`` is "roofline", "vidur:FOLDER" or "tables:FILE"; ``num_blocks`` overrides what the
-    memory planner finds for the KV cache of a replica.
+    ``cost`` is a source of ``engine.deploy``, such as "roofline" or "vidur:DIR"; ``num_blocks``
+    overrides what the memory planner finds for the KV cache of a replica.
     """
 
     model: Text
@@ -109,9 +110,10 @@ class DeploymentSection(Section):
     @field_validator("cost")
     @classmethod
     def _known_cost(cls, cost: str) -> str:
-        source, _, place = cost.partition(":")
-        if cost != "roofline" and (source not in ("vidur", "tables") or not place):
-            raise ValueError('must be "roofline", "vidur:FOLDER" or "tables:FILE"')
+        shapes = {(known.partition(":")[0], ":" in known) for known in COST_SOURCES}
+        source, colon, place = cost.partition(":")
+        if (source, bool(place)) not in shapes or (colon and not place):
+            raise ValueError(f"must be one of {', '.join(COST_SOURCES)}")
         return cost
 
 

@@ -1,0 +1,55 @@
+"""The command line as a user sees it: exit code, standard output, standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from lengthwise.cli import main
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys) -> Callable[..., Ended]:
+    """Runs a command line in this process."""
+
+    def run(*arguments: object) -> Ended:
+        code = main([str(argument) for argument in arguments])
+        caught = capsys.readouterr()
+        return Ended(code, caught.out, caught.err)
+
+    return run
+
+
+@pytest.fixture
+def scenario_file(tmp_path):
+    """A small scenario with two variants."""
+    path = tmp_path / "small.toml"
+    path.write_text(
+        """
+description = "Two schedulers"
+[workload]
+isl = { kind = "uniform", low = 20, high = 200 }
+osl = 20
+num_requests = 40
+request_rate = 20
+[deployment]
+model = "llama-3-8b"
+gpu = "H100"
+[slo]
+ttft = "1s"
+[[variants]]
+name = "one"
+[[variants]]
+name = "Two, too"
+scheduler.policy = "orca"
+"""
+    )
+    return path

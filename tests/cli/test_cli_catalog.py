@@ -1,0 +1,115 @@
+"""``lengthwise catalog`` and ``lengthwise workload``."""
+
+from __future__ import annotations
+
+import pytest
+
+from lengthwise import catalog, policy
+from lengthwise import workload as w
+from lengthwise.cli import _catalog_pages as pages
+
+
+def test_without_a_kind_it_counts_each(cli):
+    ended = cli("catalog")
+    assert ended.code == 0
+    counted = {line.split()[0]: line.split()[1] for line in ended.out.splitlines()[1:]}
+    assert counted["models"] == str(len(catalog.models()))
+    assert set(counted) == {"models", "gpus", "nodes", "policies", "workloads"}
+
+
+@pytest.mark.parametrize("kind", ["models", "gpus", "nodes", "policies", "workloads"])
+def test_a_kind_lists_every_entry_and_each_entry_has_a_page(cli, kind):
+    listed = cli("catalog", kind)
+    assert listed.code == 0
+    for name in pages.names(kind):
+        assert name in listed.out
+    for name in pages.names(kind)[:3]:
+        shown = cli("catalog", kind, name)
+        assert (shown.code, shown.err) == (0, "")
+        assert name in shown.out
+
+
+def test_the_singular_will_do(cli):
+    assert cli("catalog", "gpu") == cli("catalog", "gpus")
+    assert cli("catalog", "policy", "sjf") == cli("catalog", "policies", "sjf")
+
+
+def test_an_entry_has_its_numbers_and_where_they_come_from(cli):
+    out = cli("catalog", "gpus", "A100-80GB").out
+    spec = catalog.gpu("A100-80GB")
+    for fact in (spec.source, spec.price_source, "312 TFLOP/s", "80.00 GiB"):
+        assert fact in out
+    out = cli("catalog", "models", "llama-2-70b").out
+    for fact in ("68,976,648,192", "320.0 KiB", "GQA 64/8 x 128"):
+        assert fact in out
+    out = cli("catalog", "policies", "sjf").out
+    for fact in (policy.resolve("rank", "sjf").doc, "predicted_tokens", '[scheduler] rank = "sjf"'):
+        assert fact in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("cats",), "gpus, models, nodes, policies, workloads"),
+        (("models", "lama-2-70b"), "llama-2-70b"),
+        (("gpus", "H1000"), "H100"),
+        (("policies", "sjff"), "sjf"),
+        (("workloads", "chat-1"), "chat-1m"),
+    ],
+)
+def test_unknown_names_are_exit_2_and_name_the_nearest(cli, arguments, words):
+    ended = cli("catalog", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert words in ended.err
+
+
+def test_a_pipe_gets_whole_lines(cli):
+    widest = max(len(line) for line in cli("catalog", "policies").out.splitlines())
+    assert widest > 100
+
+
+def test_workload_show_tells_what_describe_tells(cli, tmp_path):
+    whole = w.generate(500, w.Joint(w.Fixed(100), w.Uniform(1, 99)), w.Poisson(2.0), seed=1)
+    w.write(whole, tmp_path / "t.csv", "vidur")
+    found = w.describe(w.read(tmp_path / "t.csv"))
+    ended = cli("workload", "show", tmp_path / "t.csv")
+    assert ended.code == 0
+    for fact in (
+        "500",
+        f"{found.total_tokens:,}",
+        f"{found.output.mean:,.1f}",
+        f"{found.interarrival_cv:.2f}",
+    ):
+        assert fact in ended.out
+    assert any(bar in ended.out for bar in "▁▂▃▄▅▆▇█")
+
+
+def test_workload_show_draws_from_a_preset(cli):
+    small = cli("workload", "show", "chat-1m", "--num-requests", "50", "--seed", "3")
+    assert small.code == 0
+    assert "chat-1m" in small.out
+    assert small.out == cli("workload", "show", "chat-1m", "--num-requests", "50", "--seed", "3").out
+    assert small.out != cli("workload", "show", "chat-1m", "--num-requests", "50", "--seed", "4").out
+
+
+def test_workload_show_takes_a_closed_loop_and_an_offline_batch(cli, tmp_path):
+    lengths = w.Joint(w.Fixed(5), w.Fixed(5))
+    w.write(w.generate(5, lengths, w.ClosedLoop(2)), tmp_path / "loop.parquet")
+    w.write(w.generate(1, lengths, w.AllAtOnce()), tmp_path / "one.parquet")
+    assert "2 (closed loop)" in cli("workload", "show", tmp_path / "loop.parquet").out
+    assert "all at once" in cli("workload", "show", tmp_path / "one.parquet").out
+
+
+@pytest.mark.parametrize("text", ["", "arrived_at,num_prefill_tokens,num_decode_tokens\n", "a,b\n1,2\n"])
+def test_a_bad_trace_is_exit_2_and_named(cli, tmp_path, text):
+    (tmp_path / "bad.csv").write_text(text)
+    ended = cli("workload", "show", tmp_path / "bad.csv")
+    assert (ended.code, ended.out) == (2, "")
+    assert "bad.csv" in ended.err
+
+
+def test_neither_a_file_nor_a_preset(cli):
+    ended = cli("workload", "show", "chat-1")
+    assert ended.code == 2
+    assert "there is no file chat-1" in ended.err
+    assert "chat-1m" in ended.err

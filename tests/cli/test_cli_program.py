@@ -1,0 +1,112 @@
+"""The program as a whole: help, version, exit codes, and how fast it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lengthwise.cli import _main, main
+from lengthwise.schema.errors import InputError, InternalError
+
+COMMANDS = [(), ("simulate",), ("explain",), ("catalog",), ("workload",), ("workload", "show")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example_that_is_a_command_line_of_its_own(cli, command):
+    ended = cli(*command, "--help")
+    assert ended.code == 0
+    after = ended.out.split("Example")[1].splitlines()
+    assert any(line.strip().startswith("lengthwise ") for line in after)
+
+
+def test_help_lists_the_commands(cli):
+    ended = cli("--help")
+    for command in ("simulate", "explain", "catalog", "workload"):
+        assert f"\n  {command}" in ended.out
+
+
+def test_version(cli):
+    ended = cli("--version")
+    assert (ended.code, ended.out.split()[0]) == (0, "lengthwise")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("no-such-command",), ("simulate",), ("simulate", "--seeds", "0", "x")]
+)
+def test_wrong_usage_is_exit_2_and_says_so_on_standard_error(cli, arguments):
+    ended = cli(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.strip()
+
+
+def _raises(error):
+    def command() -> None:
+        raise error
+
+    return command
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A program whose one command raises."""
+
+    def make(error):
+        app = _main.typer.Typer(pretty_exceptions_enable=False)
+        app.command()(_raises(error))
+        monkeypatch.setattr(_main, "app", app)
+
+    return make
+
+
+def test_your_errors_are_exit_2_with_their_notes_and_no_traceback(cli, broken):
+    error = InputError("x must be 1; it is 2")
+    error.add_note("in variant 'a' of s.toml")
+    broken(error)
+    assert cli() == (2, "", "error: x must be 1; it is 2\n  (in variant 'a' of s.toml)\n")
+
+
+@pytest.mark.parametrize("error", [InternalError("a law"), KeyError("k")], ids=["law", "slip"])
+def test_our_errors_are_exit_1_with_a_traceback_and_a_plea(cli, broken, error):
+    broken(error)
+    ended = cli()
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+    assert "please report" in ended.err
+
+
+def test_ctrl_c_is_exit_130(cli, broken):
+    broken(KeyboardInterrupt())
+    ended = cli()
+    assert (ended.code, ended.out) == (130, "")
+    assert "Traceback" not in ended.err
+
+
+def test_main_takes_the_command_line_of_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lengthwise", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom lengthwise.cli import main\nmain(['--help'])\nheavy = {'numpy', 'numba', 'polars', "
+        "'plotly', 'scipy', 'pydantic', 'rich'} & set(sys.modules)\nsys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_pipe_ends_quietly():
+    command = (
+        f"{sys.executable} -c 'from lengthwise.cli import main; raise SystemExit(main())' catalog models"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)

@@ -1,0 +1,172 @@
+"""``lengthwise simulate`` and ``lengthwise explain`` on good input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lengthwise import engine, scenario
+from lengthwise.cli import _outputs, _results
+from lengthwise.schema.errors import OutputError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_simulate_prints_both_variants_and_nothing_else(cli, scenario_file):
+    ended = cli("simulate", scenario_file)
+    assert ended.code == 0
+    for words in ("Two schedulers", "one", "Two, too", "TTFT", "40 of 40 requests finished"):
+        assert words in ended.out
+    assert "Traceback" not in ended.err
+
+
+def test_quiet_prints_nothing(cli, scenario_file):
+    assert cli("simulate", scenario_file, "--quiet") == (0, "", "")
+
+
+def test_files_are_written_where_asked_and_told(cli, scenario_file, tmp_path):
+    html, out, trace = tmp_path / "r.html", tmp_path / "r.json", tmp_path / "t.json"
+    ended = cli("simulate", scenario_file, "--report", html, "--json", out, "--timeline", trace)
+    assert ended.code == 0
+    for path in (html, out, trace, tmp_path / "t-two-too.json"):
+        assert f"wrote {path}" in ended.err
+    assert "<html" in html.read_text("utf-8").lower()
+    names = [result["name"] for result in json.loads(out.read_text("utf-8"))["results"]]
+    assert names == ["one", "Two, too"]
+    assert json.loads(trace.read_text("utf-8"))["traceEvents"]
+
+
+def test_the_scenario_in_the_json_gives_the_same_numbers_again(cli, scenario_file, tmp_path):
+    cli("simulate", scenario_file, "--json", tmp_path / "a.json", "--quiet")
+    first = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"][1]
+    (tmp_path / "again.toml").write_text(first["scenario"], "utf-8")
+    cli("simulate", tmp_path / "again.toml", "--json", tmp_path / "b.json", "--quiet")
+    second = json.loads((tmp_path / "b.json").read_text("utf-8"))["results"][0]
+    assert second == first
+
+
+def test_seeds_from_the_command_line_win_over_the_file(cli, scenario_file, tmp_path):
+    cli(
+        "simulate",
+        scenario_file,
+        "--seeds",
+        3,
+        "--set",
+        "run.seeds=2",
+        "--json",
+        tmp_path / "a.json",
+        "--quiet",
+    )
+    results = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"]
+    assert [result["summary"]["seeds"] for result in results] == [[0, 1, 2]] * 2
+
+
+def test_jobs_change_nothing_but_the_time(cli, scenario_file, tmp_path):
+    for jobs in (1, 4):
+        out = tmp_path / f"{jobs}.json"
+        assert (
+            cli("simulate", scenario_file, "--seeds", 4, "--jobs", jobs, "--json", out, "--quiet").code == 0
+        )
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "4.json").read_bytes()
+
+
+def test_run_gives_the_outcome_of_each_variant_and_counts_them(scenario_file):
+    calls = []
+    outcomes = scenario.run(scenario_file, progress=lambda done, of: calls.append((done, of)))
+    assert calls == [(0, 2), (1, 2), (2, 2)]
+    assert [outcome.variant.name for outcome in outcomes] == ["one", "Two, too"]
+    again = engine.simulate(outcomes[1].variant.workload(0), outcomes[1].variant.deployment, seed=0)
+    assert (again.requests.finished_s == outcomes[1].records.requests.finished_s).all()
+
+
+def test_variants_see_the_same_requests(scenario_file):
+    one, two = scenario.run(scenario_file)
+    assert (one.records.requests.arrival_s == two.records.requests.arrival_s).all()
+    assert (one.records.requests.prompt_tokens == two.records.requests.prompt_tokens).all()
+
+
+def test_a_users_policy_from_a_file_changes_the_answer(cli, scenario_file, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from lengthwise import policy\n"
+        "@policy.rank\ndef longest_prompt(prompt_tokens):\n    return -float(prompt_tokens)\n"
+    )
+    for name, rank in (("a", "fcfs"), ("b", "mine.py:longest_prompt")):
+        arguments = ["--set", f"scheduler.rank={rank}", "--set", "engine.max_num_seqs=2", "--quiet"]
+        assert cli("simulate", scenario_file, *arguments, "--json", tmp_path / f"{name}.json").code == 0
+    assert (tmp_path / "a.json").read_bytes() != (tmp_path / "b.json").read_bytes()
+
+
+def test_a_long_prompt_is_rejected_and_said(cli, scenario_file):
+    ended = cli("simulate", scenario_file, "--set", "engine.max_model_len=100")
+    assert ended.code == 0
+    assert "rejected" in ended.out
+
+
+def test_an_uncompiled_engine_is_announced(cli, scenario_file, monkeypatch):
+    monkeypatch.setattr(engine, "ready", lambda: False)
+    assert "compiling the engine (first run only" in cli("simulate", scenario_file).err
+    assert cli("simulate", scenario_file, "--quiet").err == ""
+
+
+@pytest.mark.parametrize("name", ["trace.toml", "config-json.toml", "closed-loop.yaml"])
+def test_examples_run(cli, name):
+    ended = cli("simulate", EXAMPLES / name, "--set", "workload.num_requests=50", "--seeds", 2)
+    assert ended.code == 0
+    assert "50 of 50 requests finished" in ended.out or "100 of 100 requests finished" in ended.out
+
+
+def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
+    ended = cli("explain", EXAMPLES / "chat-70b.toml")
+    assert (ended.code, ended.err) == (0, "")
+    for words in ("llama-2-70b", "weights", "KV cache", "fit at once", "decode attention", "bound by memory"):
+        assert words in ended.out
+    assert "as vLLM v1" in ended.out
+
+
+def test_explain_agrees_with_the_deployment(scenario_file):
+    variant = scenario.build(scenario.load(scenario_file))[0]
+    found = scenario.explain(variant)
+    kv = variant.deployment.kv
+    longest = found.fits[-1]
+    assert longest.context_tokens == variant.deployment.max_model_len
+    assert longest.by_memory * longest.context_tokens <= kv.num_blocks * kv.block_size
+    assert (longest.by_memory + 1) * longest.context_tokens > (
+        kv.num_blocks - longest.by_memory - 1
+    ) * kv.block_size
+    for step in found.steps:
+        assert 0 < step.floor_s < step.seconds
+        assert sum(step.bound_shares.values()) == pytest.approx(1)
+
+
+def test_one_page_for_variants_that_differ_in_more_than_the_scheduler(cli, scenario_file):
+    text = scenario_file.read_text() + '[[variants]]\nname = "wide"\ndeployment.tp = 2\n'
+    scenario_file.write_text(text)
+    out = cli("explain", scenario_file).out
+    assert out.count("fit at once") == 2
+    assert "as one" in out
+
+
+def test_names_of_timelines_do_not_meet(tmp_path):
+    found = _results.timelines(tmp_path / "t.json", ["a b", "C/D", "e"])
+    assert [path.name for path in found.values()] == ["t.json", "t-c-d.json", "t-e.json"]
+    assert _results.timelines(None, ["a"]) == {}
+    twice = _results.timelines(tmp_path / "t.json", ["a", "b!", "b?"])
+    with pytest.raises(OutputError, match="a file of its own"):
+        _outputs.require_writable(twice.values())
+
+
+@pytest.mark.slow
+def test_the_program_as_installed(scenario_file):
+    program = Path(sys.executable).with_name("lengthwise")
+    if not program.exists():
+        pytest.skip("the package is not installed with its program")
+    done = subprocess.run(
+        [program, "simulate", scenario_file], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.returncode == 0
+    assert "TTFT" in done.stdout
