@@ -10,12 +10,12 @@ from lengthwise.report._marks import SERIES, half_width
 from lengthwise.report._rows import Cell, Row, rows
 from lengthwise.report.result import Result
 
-HEADLINE = ("ttft_s.p99", "tbt_s.p99", "jct_s.p50", "goodput.rate", "rates.output", "cost.output")
+HEADLINE = ("ttft_s.p99", "tbt_s.p99", "jct_s.p50", "rates.goodput", "rates.output", "cost.output")
 TITLES = {
     "ttft_s.p99": "TTFT, 99th percentile",
     "tbt_s.p99": "Time between tokens, 99th percentile",
     "jct_s.p50": "JCT, median",
-    "goodput.rate": "Goodput",
+    "rates.goodput": "Goodput",
     "rates.output": "Output tokens",
     "cost.output": "Cost a million output tokens",
 }
@@ -23,9 +23,9 @@ TITLES = {
 
 def cards(results: Sequence[Result]) -> str:
     """The cards' HTML."""
-    shown = {row.metric.key: row for row in rows([r.summary for r in results])}
-    if "goodput.rate" not in shown and "rates.requests" in shown:
-        shown = {**shown, "goodput.rate": shown["rates.requests"]}
+    shown = {row.metric.key: row for row in rows(results)}
+    if "rates.goodput" not in shown and "rates.requests" in shown:
+        shown = {**shown, "rates.goodput": shown["rates.requests"]}
     made = [_card(key, shown[key], results) for key in HEADLINE if key in shown]
     return f'<div class="cards">{"".join(made)}</div>'
 

@@ -17,9 +17,10 @@ def swatch(index: int) -> str:
     return f'<i class="swatch" style="--c:var(--series-{index % SERIES})"></i>'
 
 
-def variant_heads(results: Sequence[Result]) -> str:
-    """The head of a table with a column a variant."""
-    heads = "".join(f'<th scope="col">{swatch(i)}{escape(r.name)}</th>' for i, r in enumerate(results))
+def variant_heads(results: Sequence[Result], skip: int = 0) -> str:
+    """The head of a table with a column a variant, all but the first ``skip``."""
+    shown = list(enumerate(results))[skip:]
+    heads = "".join(f'<th scope="col">{swatch(i)}{escape(r.name)}</th>' for i, r in shown)
     return f"<thead><tr><td></td>{heads}</tr></thead>"
 
 

@@ -8,15 +8,16 @@ UNKNOWN = "\N{EN DASH}"
 
 
 def rounded(value: float, half_width: float) -> tuple[str, str]:
-    """A value and its half-width as text: the latter with two digits, the former to match.
+    """A value and its half-width as text: two digits of the latter, at most four of the former.
 
-    Without a half-width the value has three digits and the second text is empty.
+    A half-width always shows a digit other than 0. Without one the value has three digits and
+    the second text is empty.
     """
     if not math.isfinite(value):
         return UNKNOWN, ""
     if not (math.isfinite(half_width) and half_width > 0):
         return _fixed(value, _decimals(value, 3)), "0" if half_width == 0 else ""
-    decimals = min(_decimals(half_width, 2), _decimals(value, 5))
+    decimals = max(_decimals(half_width, 1), min(_decimals(half_width, 2), _decimals(value, 4)))
     return _fixed(value, decimals), _fixed(half_width, decimals)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
+from lengthwise.metrics import Estimate, difference
 from lengthwise.report._cards import cards
 from lengthwise.report._figures import PARTS
 from lengthwise.report._marks import half_width, scrolling, swatch, variant_heads
+from lengthwise.report._metrics import METRICS
+from lengthwise.report._numbers import UNKNOWN, rounded
 from lengthwise.report._ran import what_ran
-from lengthwise.report._rows import Row, rows
-from lengthwise.report.binding import what_binds
+from lengthwise.report._rows import Row, paired, rows
+from lengthwise.report.binding import bound_by, what_binds
 from lengthwise.report.result import Result
 from lengthwise.report.table import counts_note, intervals_note
 
@@ -23,7 +27,7 @@ LOGO = (
 
 LATENCY_NOTE = "Share of requests (for TBT, of tokens) that were at least this fast, in the first seed's run."
 TIME_NOTE = "Means over steps, in the first seed's run."
-HIGHLIGHT_NOTE = "Highlighted: better than every other variant, with intervals that do not overlap."
+HIGHLIGHT_NOTE = "Highlighted: better than every other variant, beyond the intervals."
 TAIL_BUTTON = '<button id="tail" type="button" aria-pressed="false" hidden>Show the slow tail</button>'
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -61,6 +65,7 @@ def page(
         _figures("Over time", TIME_NOTE, results, sections["time"]),
         _shares(sections["shares"]),
         _section("All numbers", _table(results), HIGHLIGHT_NOTE),
+        _compared(results),
         _section("What ran", what_ran(results)),
         _section("How to read it", NOTES),
     ]
@@ -117,9 +122,9 @@ def _verdicts(results: Sequence[Result]) -> str:
     for i, result in enumerate(results):
         binds = what_binds(result.summary)
         items.append(
-            f'<li><h3>{swatch(i)}<span>{escape(result.name)}</span></h3><p class="binds">'
-            f"{'Bound by' if binds.resource not in ('idle', 'unknown') else 'Bound by nothing:'} "
-            f"<b>{escape(binds.resource)}</b></p><p>{escape(binds.sentence)}</p>"
+            f"<li><h3>{swatch(i)}<span>{escape(result.name)}</span></h3>"
+            f'<p class="binds">{bound_by(binds).capitalize()} <b>{escape(binds.resource)}</b></p>'
+            f"<p>{escape(binds.sentence)}</p>"
             f'<p class="muted">{counts_note(result.summary.counts)}.</p></li>'
         )
     return f'<section><h2>What binds</h2><ul class="verdicts">{"".join(items)}</ul></section>\n'
@@ -159,7 +164,7 @@ def _shares(ids: Sequence[str]) -> str:
 
 def _table(results: Sequence[Result]) -> str:
     lines, group = [], ""
-    for row in rows([r.summary for r in results]):
+    for row in rows(results):
         if row.metric.group != group:
             group = row.metric.group
             lines.append(
@@ -167,6 +172,35 @@ def _table(results: Sequence[Result]) -> str:
             )
         lines.append(_line(row))
     return scrolling("All numbers", f"{variant_heads(results)}<tbody>{''.join(lines)}</tbody>")
+
+
+def _compared(results: Sequence[Result]) -> str:
+    """Paired differences from the first variant, where the same seeds allow them."""
+    if not paired(results):
+        return ""
+    first, *others = results
+    gaps = [difference(r.summaries, first.summaries, relative=True) for r in others]
+    lines = []
+    for metric in METRICS:
+        cells = [_gap_cell(metric.read(gap), metric.better) for gap in gaps]
+        if metric.headline and any(cells):
+            lines.append(f'<tr><th scope="row">{escape(metric.label)}</th>{"".join(cells)}</tr>')
+    note = (
+        "Differences in percent, pair by pair: the same requests came to both. Coloured where the interval "
+        "leaves no doubt which one is better."
+    )
+    body = scrolling("Differences", f"{variant_heads(results, skip=1)}<tbody>{''.join(lines)}</tbody>")
+    return _section(f"Compared with {escape(first.name)}", body, note)
+
+
+def _gap_cell(gap: Estimate | None, better: int) -> str:
+    if gap is None or not math.isfinite(gap.value):
+        return f"<td>{UNKNOWN}</td>" if gap is not None else ""
+    text, half = rounded(100 * gap.value, 100 * gap.half_width)
+    sure = abs(gap.value) > gap.half_width and better != 0
+    verdict = ("better" if gap.value * better > 0 else "worse") if sure else ""
+    sign = "+" if gap.value > 0 else ""
+    return f'<td class="{verdict}">{sign}{text} % <span class="half">± {half}</span></td>'
 
 
 def _line(row: Row) -> str:

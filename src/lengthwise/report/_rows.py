@@ -1,36 +1,24 @@
-"""The headline table: which numbers, in which order and unit, for terminal and page alike."""
+"""Rows of the headline table: numbers in one unit a row, for terminal and page alike."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lengthwise.metrics import Estimate, Summary
+from lengthwise.metrics import Estimate, difference
+from lengthwise.report._metrics import METRICS, NEITHER, Metric
 from lengthwise.report._numbers import rounded
-
-Read = Callable[[Summary], Estimate | None]
-
-LESS, MORE, NEITHER = -1, 1, 0
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number of a summary; ``unit`` decides how it is scaled, ``better`` which way is good."""
-
-    key: str
-    group: str
-    label: str
-    unit: str
-    better: int
-    read: Read
+from lengthwise.report.result import Result
 
 
 @dataclass(frozen=True)
 class Cell:
     """One variant's number: texts in the row's unit, the estimate in SI, and whether it leads.
 
-    A variant leads where its interval overlaps with no other one.
+    A variant leads where it is better than every other one beyond doubt: where the paired
+    differences (same seeds) have intervals without 0, or, without summaries a seed, where
+    intervals do not overlap.
     """
 
     text: str
@@ -48,71 +36,6 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-def _quantile(field: str, name: str) -> Read:
-    return lambda s: getattr(getattr(s, field), name)
-
-
-def _hardware(name: str) -> Read:
-    return lambda s: None if s.hardware is None else getattr(s.hardware, name)
-
-
-def _latency(field: str, label: str, statistics: Sequence[str]) -> list[Metric]:
-    return [
-        Metric(f"{field}.{name}", "Latency", f"{label} {name}", "s", LESS, _quantile(field, name))
-        for name in statistics
-    ]
-
-
-METRICS: tuple[Metric, ...] = (
-    *_latency("ttft_s", "TTFT", ("mean", "p50", "p90", "p99")),
-    *_latency("tpot_s", "TPOT", ("p50", "p99")),
-    *_latency("tbt_s", "TBT", ("p50", "p99")),
-    *_latency("jct_s", "JCT", ("mean", "p50", "p99")),
-    *_latency("queueing_delay_s", "Queueing", ("mean", "p99")),
-    *_latency("normalized_latency_s", "Latency/token", ("mean",)),
-    Metric("rates.requests", "Throughput", "Requests", "1/s", MORE, lambda s: s.rates.requests_per_s),
-    Metric("rates.output", "Throughput", "Output tokens", "1/s", MORE, lambda s: s.rates.output_tokens_per_s),
-    Metric("rates.prompt", "Throughput", "Prompt tokens", "1/s", MORE, lambda s: s.rates.prompt_tokens_per_s),
-    Metric(
-        "goodput.share",
-        "Throughput",
-        "Within SLO",
-        "share",
-        MORE,
-        lambda s: None if s.goodput is None else s.goodput.share,
-    ),
-    Metric(
-        "goodput.rate",
-        "Throughput",
-        "Goodput",
-        "1/s",
-        MORE,
-        lambda s: None if s.goodput is None else s.goodput.requests_per_s,
-    ),
-    Metric("hardware.busy", "Hardware", "Busy", "share", NEITHER, _hardware("busy_share")),
-    Metric("hardware.batch", "Hardware", "Batch", "seqs", NEITHER, _hardware("batch_seqs")),
-    Metric("hardware.mfu", "Hardware", "MFU", "share", NEITHER, _hardware("mfu")),
-    Metric("hardware.mbu", "Hardware", "MBU", "share", NEITHER, _hardware("mbu")),
-    Metric("hardware.kv", "Hardware", "KV cache held", "share", NEITHER, _hardware("kv_utilization")),
-    Metric(
-        "cost.output",
-        "Cost",
-        "Per M output tokens",
-        "usd",
-        LESS,
-        lambda s: None if s.hardware is None else s.hardware.cost.usd_per_million_output_tokens,
-    ),
-    Metric(
-        "cost.total",
-        "Cost",
-        "Per M tokens, all",
-        "usd",
-        LESS,
-        lambda s: None if s.hardware is None else s.hardware.cost.usd_per_million_tokens,
-    ),
-    Metric("energy.output", "Cost", "Energy/output token", "J", LESS, _hardware("energy_j_per_output_token")),
-)
-
 _UNITS = {
     "1/s": (1.0, "/s"),
     "share": (100.0, "%"),
@@ -122,16 +45,22 @@ _UNITS = {
 }
 
 
-def rows(summaries: Sequence[Summary]) -> list[Row]:
-    """The headline rows; one that no variant can tell is left out."""
-    made = [_row(metric, summaries) for metric in METRICS]
+def rows(results: Sequence[Result]) -> list[Row]:
+    """All rows; one that no variant can tell is left out."""
+    made = [_row(metric, results) for metric in METRICS]
     return [row for row in made if any(math.isfinite(c.estimate.value) for c in row.cells)]
 
 
-def _row(metric: Metric, summaries: Sequence[Summary]) -> Row:
-    estimates = [metric.read(s) or Estimate(math.nan) for s in summaries]
+def paired(results: Sequence[Result]) -> bool:
+    """Whether all variants were run with the same seeds, at least two of them."""
+    seeds = [{s.seeds for s in r.summaries} for r in results]
+    return len(results) > 1 and len(seeds[0]) > 1 and all(s == seeds[0] for s in seeds)
+
+
+def _row(metric: Metric, results: Sequence[Result]) -> Row:
+    estimates = [metric.read(r.summary) or Estimate(math.nan) for r in results]
     scale, unit = _scale(metric.unit, [e.value for e in estimates])
-    leader = _leader(estimates, metric.better)
+    leader = _leader(metric, results, estimates)
     cells = (
         Cell(*rounded(e.value * scale, e.half_width * scale), e, i == leader) for i, e in enumerate(estimates)
     )
@@ -146,13 +75,21 @@ def _scale(unit: str, values: Sequence[float]) -> tuple[float, str]:
     return (1.0, "s") if largest >= 1 else (1e3, "ms")
 
 
-def _leader(estimates: Sequence[Estimate], better: int) -> int | None:
-    """The variant that is better than all others beyond its and their intervals."""
-    if better == NEITHER or len(estimates) < 2 or not all(e.has_interval for e in estimates):
+def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate]) -> int | None:
+    values = [e.value for e in estimates]
+    if metric.better == NEITHER or len(results) < 2 or not all(map(math.isfinite, values)):
         return None
-    best = max(range(len(estimates)), key=lambda i: better * estimates[i].value)
-    others = [e for i, e in enumerate(estimates) if i != best]
-    gaps = [
-        better * (estimates[best].value - e.value) - estimates[best].half_width - e.half_width for e in others
-    ]
-    return best if min(gaps) > 0 else None
+    best = max(range(len(values)), key=lambda i: metric.better * values[i])
+    others = [i for i in range(len(values)) if i != best]
+    return best if all(_beats(metric, results, estimates, best, i) for i in others) else None
+
+
+def _beats(
+    metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate], one: int, other: int
+) -> bool:
+    """Whether ``one`` is better than ``other`` beyond their intervals; never where one is unknown."""
+    if paired(results):
+        gap = metric.read(difference(results[one].summaries, results[other].summaries))
+        return gap is not None and metric.better * gap.value > gap.half_width
+    a, b = estimates[one], estimates[other]
+    return metric.better * (a.value - b.value) > a.half_width + b.half_width

@@ -25,6 +25,11 @@ class Binding:
     sentence: str
 
 
+def bound_by(binding: Binding) -> str:
+    """The words before the resource: "bound by", or that nothing binds."""
+    return "not bound," if binding.resource in {"idle", "unknown"} else "bound by"
+
+
 def what_binds(summary: Summary) -> Binding:
     """What keeps a deployment from serving more, told from its summary.
 
@@ -71,12 +76,12 @@ def _roof(h: Hardware) -> tuple[str, str]:
     mfu, mbu = h.mfu.value / h.busy_share.value, h.mbu.value / h.busy_share.value
     if mbu >= mfu:
         return "memory bandwidth", (
-            f"steps read weights and KV cache at {percent(mbu)} of the memory's bandwidth "
-            f"and compute at {percent(mfu)} of the peak; larger batches would share the weights"
+            f"steps use {percent(mbu)} of the memory bandwidth and {percent(mfu)} of the peak compute; "
+            "larger batches would share the reading of weights"
         )
     return "compute", (
-        f"steps compute at {percent(mfu)} of the peak and read memory at {percent(mbu)} of its bandwidth; "
-        "only faster or more GPUs would help"
+        f"steps use {percent(mfu)} of the peak compute and {percent(mbu)} of the memory bandwidth; "
+        "a narrower dtype or more GPUs would help"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lengthwise.metrics import Summary
@@ -20,6 +21,8 @@ class Result:
         records: One run of it; curves and timelines show this one.
         deployment: What ran.
         scenario_text: The scenario it came from, shown as it is; may be empty.
+        summaries: One a seed, where there are several; variants with the same seeds are then
+            compared pair by pair, which tells smaller differences apart.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Result:
     records: Records
     deployment: Deployment
     scenario_text: str = ""
+    summaries: Sequence[Summary] = ()
 
 
 def check_results(results: list[Result]) -> None:

@@ -9,14 +9,14 @@ from rich.text import Text
 
 from lengthwise.metrics import Counts, Summary
 from lengthwise.report._rows import Cell, Row, rows
-from lengthwise.report.binding import what_binds
+from lengthwise.report.binding import Binding, bound_by, what_binds
 from lengthwise.report.result import Result, check_results
 
 
 def table(results: list[Result]) -> Table:
     """Variants side by side: metrics as rows, "value ± half-width" as cells, what binds below.
 
-    Bold green marks a variant whose interval overlaps with no other one's.
+    Bold green marks a variant that is better than all others beyond their intervals.
 
     Raises:
         InputError: There is no result, or two share a name.
@@ -33,7 +33,7 @@ def table(results: list[Result]) -> Table:
     made.add_column("", no_wrap=True)
     for result in results:
         made.add_column(escape(result.name), justify="right", overflow="fold")
-    shown = rows([r.summary for r in results])
+    shown = [row for row in rows(results) if row.metric.headline]
     for row, following in zip(shown, [*shown[1:], None], strict=True):
         last = following is None or following.metric.group != row.metric.group
         made.add_row(_label(row), *(_cell(c) for c in row.cells), end_section=last)
@@ -70,15 +70,16 @@ def _cell(cell: Cell) -> Text:
 
 
 def _caption(results: list[Result]) -> Text:
+    """Where intervals come from, buckets that are not plain, and what binds, once a sentence."""
     lines = [Text(f"{intervals_note(results[0].summary)}.")]
+    if any(r.summary.counts.finished < r.summary.counts.arrived for r in results):
+        lines += [Text.assemble((r.name, "bold"), f": {counts_note(r.summary.counts)}.") for r in results]
+    else:
+        lines[0].append(" All requests finished.")
+    names: dict[Binding, list[str]] = {}
     for result in results:
-        binds = what_binds(result.summary)
-        lines.append(
-            Text.assemble(
-                (result.name, "bold"),
-                f": {counts_note(result.summary.counts)}. Binds: ",
-                (binds.resource, "bold"),
-                f". {binds.sentence}",
-            )
-        )
+        names.setdefault(what_binds(result.summary), []).append(result.name)
+    for binding, who in names.items():
+        head = (", ".join(who), "bold"), f": {bound_by(binding)} ", (binding.resource, "bold")
+        lines.append(Text.assemble(*head, f". {binding.sentence}"))
     return Text("\n").join(lines)
