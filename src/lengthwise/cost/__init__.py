@@ -1,12 +1,16 @@
 """What an iteration costs and what fits: every source of timing compiles to the same tables."""
 
+from lengthwise.cost._profile_report import FitReport, OperatorFit
+from lengthwise.cost._vidur_rule import vidur_tables
 from lengthwise.cost.memory import largest_model_len, plan_memory
 from lengthwise.cost.roofline import HostOverhead, OperatorTime, operators, roofline
 from lengthwise.cost.tables import from_tables, load, save
-from lengthwise.cost.vidur import vidur_tables
+from lengthwise.cost.vidur import vidur_profile
 
 __all__ = [
+    "FitReport",
     "HostOverhead",
+    "OperatorFit",
     "OperatorTime",
     "from_tables",
     "largest_model_len",
@@ -15,5 +19,6 @@ __all__ = [
     "plan_memory",
     "roofline",
     "save",
+    "vidur_profile",
     "vidur_tables",
 ]

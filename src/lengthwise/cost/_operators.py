@@ -18,13 +18,17 @@ import numpy as np
 
 from lengthwise.cost._efficiency import Kernels, Work
 from lengthwise.cost._shard import Shard
-from lengthwise.schema.hardware import LinkSpec
+from lengthwise.schema.hardware import NodeSpec
 
 SAMPLER_PASSES = 4
 """fp32 passes over the logits; with 12 us of launches 0.8-1.5 times what vLLM 0.19 takes on an
 RTX PRO 6000 and a 4090 (25 us for 1 sequence, 160-310 us for 256; LLMServingSim, MIT)."""
 
 SAMPLER_LATENCY_S = 12e-6
+DIRECT_HOP_S = 0.7e-6
+"""vLLM's custom all-reduce in a CUDA graph: 4.9, 5.2, 5.7 us over 2, 4, 8 A100s, 4.3, 4.6, 4.7 us over
+H100s for the smallest messages (AIConfigurator, Apache-2.0); NCCL takes 10, 14, 23 us."""
+
 P2P_LATENCY_S = 8e-6
 """Vidur's send_recv between NVLink pairs and inside a DGX: 8 to 14 us for the smallest messages."""
 
@@ -35,13 +39,11 @@ class Operators:
     Args:
         shard: The model's share of a GPU.
         kernels: The GPU.
-        tp_link: Joins the GPUs of a stage.
-        pp_link: Joins the stages.
+        node: What joins the GPUs.
     """
 
-    def __init__(self, shard: Shard, kernels: Kernels, tp_link: LinkSpec, pp_link: LinkSpec) -> None:
-        self.shard, self.kernels = shard, kernels
-        self.tp_link, self.pp_link = tp_link, pp_link
+    def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
+        self.shard, self.kernels, self.node = shard, kernels, node
         self.model, self.tp = shard.model, shard.parallel.tp
         self.wide = kernels.wide_bytes
 
@@ -77,7 +79,7 @@ class Operators:
     def send(self, tokens: Any) -> list[Work]:
         """Activations to the next stage: hidden state and residual, a 1/tp slice from each GPU."""
         sent = 2 * self.model.hidden * self.wide * tokens / self.tp
-        link = self.pp_link
+        link = self.node.link_for(self.tp * self.shard.parallel.pp)
         moved_s = sent / link.bandwidth_bytes_per_s
         return [Work("send", bytes=sent, network_s=moved_s + link.latency_s, latency_s=P2P_LATENCY_S)]
 
@@ -235,12 +237,18 @@ class Operators:
         )
 
     def _all_reduce(self, name: str, elements: Any) -> Work:
-        """A ring's bytes at the link's bus bandwidth, a tree's messages at its latency."""
+        """A sum over the GPUs of a stage: each sends ``2 (n - 1) / n`` of the data."""
         return self._network(name, 2 * (self.tp - 1) / self.tp * elements * self.wide)
 
     def _network(self, name: str, sent_bytes: Any) -> Work:
-        link = self.tp_link
-        latency_s = 2 * math.log2(self.tp) * link.latency_s
+        """A ring's bytes at the link's bus bandwidth after the latency of a small message.
+
+        Where one link joins all GPUs, engines write straight into each other's memory (vLLM's custom
+        all-reduce): one message and a little more a GPU. Elsewhere NCCL's tree goes up and down.
+        """
+        link, hops = self.node.link_for(self.tp), math.log2(self.tp)
+        direct = self.tp <= self.node.link_group
+        latency_s = link.latency_s + DIRECT_HOP_S * hops if direct else 2 * hops * link.latency_s
         return Work(
             name, bytes=sent_bytes, network_s=sent_bytes / link.bandwidth_bytes_per_s, latency_s=latency_s
         )

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.cost._npz import read_npz
-from lengthwise.cost._vidur_rule import ONCE_A_LAYER
-from lengthwise.cost.vidur import vidur_tables
+from lengthwise.cost._npz import read_npz, write_npz
+from lengthwise.cost._vidur_rule import ONCE_A_LAYER, vidur_tables
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Floats
 from lengthwise.schema.errors import ProfileError
-from lengthwise.schema.files import write_whole
 from lengthwise.schema.model import ModelSpec
 
 FORMAT = "lengthwise-cost-tables"
@@ -34,17 +32,7 @@ def save(tables: CostTables, path: Path | str) -> None:
         OutputError: The file cannot be written.
     """
     check(tables, "the tables to save")
-    arrays: dict[str, Any] = {name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")}
-    rule = tables.rule
-    arrays |= {"rule_kind": rule.kind, "rule_step_tokens": rule.step_tokens}
-    arrays |= {"rule_merge_factor": rule.merge_factor, "source": tables.source}
-    arrays |= {"format": FORMAT, "version": VERSION}
-
-    def write(whole: Path) -> None:
-        with whole.open("wb") as file:
-            np.savez(file, **arrays)
-
-    write_whole(path, write)
+    write_npz(path, to_arrays(tables))
 
 
 def load(path: Path | str) -> CostTables:
@@ -54,7 +42,7 @@ def load(path: Path | str) -> CostTables:
         ProfileError: The file is missing, is no npz of ours, is of a newer version, or its tables
             break a law of ``check``.
     """
-    return _from_arrays(read_npz(path), path)
+    return from_arrays(read_npz(path), str(path))
 
 
 def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
@@ -67,7 +55,7 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     """
     arrays = read_npz(path)
     if "format" in arrays:
-        tables = _from_arrays(arrays, path)
+        tables = from_arrays(arrays, str(path))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
             raise ProfileError(
@@ -113,7 +101,26 @@ def _check_seconds(table: Floats, dimensions: int, where: str) -> None:
         raise ProfileError(f"{where} must be finite and not negative; entry {index} is {table[index]}")
 
 
-def _from_arrays(arrays: Mapping[str, Any], path: Path | str) -> CostTables:
+def to_arrays(tables: CostTables) -> dict[str, Any]:
+    """The arrays of an npz that holds the tables."""
+    rule = tables.rule
+    return {
+        **{name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")},
+        "rule_kind": rule.kind,
+        "rule_step_tokens": rule.step_tokens,
+        "rule_merge_factor": rule.merge_factor,
+        "source": tables.source,
+        "format": FORMAT,
+        "version": VERSION,
+    }
+
+
+def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
+    """The tables in an npz that was read from ``path``.
+
+    Raises:
+        ProfileError: As for ``load``.
+    """
     missing = {*_SECONDS, *_RULE, "stage_layers", "source", "format", "version"} - set(arrays)
     if missing or str(arrays["format"]) != FORMAT:
         raise ProfileError(
@@ -132,5 +139,5 @@ def _from_arrays(arrays: Mapping[str, Any], path: Path | str) -> CostTables:
         ),
         source=str(arrays["source"]),
     )
-    check(tables, str(path))
+    check(tables, path)
     return tables

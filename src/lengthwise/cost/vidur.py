@@ -1,39 +1,89 @@
-"""Cost tables from Vidur: its prediction tables and its profiles."""
+"""Cost tables from Vidur's profiles, by its own estimator or by a monotone interpolation."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from lengthwise.cost._npz import read_npz
-from lengthwise.cost._vidur_rule import compose
-from lengthwise.schema.cost_tables import CostTables, Ints
-from lengthwise.schema.errors import ProfileError
+from lengthwise.cost._profile_cache import cache_path, read_cache, write_cache
+from lengthwise.cost._profile_report import FitReport
+from lengthwise.cost._vidur_paths import ProfileFiles, find_files
+from lengthwise.cost.tables import check
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.schema.errors import UnknownNameError
+from lengthwise.schema.hardware import NodeSpec
 from lengthwise.schema.model import ModelSpec
 
+ESTIMATORS = ("monotone", "random_forest")
+_DEFAULT_MODEL_LEN = 4096
 
-def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Cost tables from Vidur's complete prediction tables (milliseconds a layer, one array an operator).
+
+def vidur_profile(  # noqa: PLR0917
+    folder: Path | str,
+    model: ModelSpec,
+    gpu_name: str,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    max_model_len: int = _DEFAULT_MODEL_LEN,
+    *,
+    node: NodeSpec | None = None,
+    estimator: str = "monotone",
+    cache: Path | str | None = "user",
+) -> tuple[CostTables, FitReport]:
+    """Cost tables from a folder laid out like Vidur's ``data/profiling``, and how good the fit is.
+
+    "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface
+    that never falls over (chunk, context) and (sequences, context). "random_forest" (rule MERGED):
+    Vidur's forests at one grid point with fixed draws, composed by its rule; above 4,096 tokens they
+    stay flat. Neither counts embedding, head or host, which Vidur does not profile.
+
+    Tables are kept in the user's cache folder by the content of the files, the arguments and the
+    versions; a second call reads them in well under 0.2 s.
 
     Args:
-        npz_path: An npz of ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill``
-            [context / 64, chunk], ``attn_decode`` [sequences, context / 64], and ``all_reduce``
-            when they were made for more than one GPU.
-        model: Gives the layers and whether attention is grouped.
-        pp: Pipeline stages; every stage gets as many layers.
+        folder: Holds compute/ and network/.
+        model: Its name or an alias must be a folder; its shapes pick the rows.
+        gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
+        parallel: TP picks rows; PP needs send_recv.csv.
+        limits: Block size picks rows; largest step and batch size the tables.
+        max_model_len: Tokens of the longest request.
+        node: Picks the network folder; None takes the device's pairwise NVLink, else its DGX.
+        estimator: "monotone" or "random_forest".
+        cache: Folder for tables that were built; "user": platformdirs' one; None: none.
 
     Raises:
-        ProfileError: The file cannot be read, lacks an operator, or ``pp`` does not divide the layers.
+        ProfileError: A file, an operator, a model, a TP degree is missing; says what is there.
+        MissingExtraError: The forest needs scikit-learn.
+        UnknownNameError: There is no such estimator.
     """
-    ops = {name: array.astype(np.float64) for name, array in read_npz(npz_path).items()}
-    return compose(ops, model, equal_stages(model, pp), f"vidur tables {Path(npz_path).name}")
+    if estimator not in ESTIMATORS:
+        raise UnknownNameError("estimator", estimator, ESTIMATORS)
+    files = find_files(Path(folder), model, gpu_name, parallel, node)
+    if cache is None:
+        return _build(files, model, parallel, limits, max_model_len, estimator)
+    stored = cache_path(cache, files.paths(), (model, parallel, limits, max_model_len, estimator))
+    found = read_cache(stored)
+    if found is None:
+        found = _build(files, model, parallel, limits, max_model_len, estimator)
+        write_cache(stored, *found)
+    return found
 
 
-def equal_stages(model: ModelSpec, pp: int) -> Ints:
-    """[pp] the same number of layers a stage, as Vidur demands."""
-    if pp < 1 or model.layers % pp:
-        raise ProfileError(
-            f"pp must divide the {model.layers} layers of {model.name} for Vidur's rule; it is {pp}"
-        )
-    return np.full(pp, model.layers // pp, dtype=np.int64)
+def _build(  # noqa: PLR0917
+    files: ProfileFiles,
+    model: ModelSpec,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    max_model_len: int,
+    estimator: str,
+) -> tuple[CostTables, FitReport]:
+    # What follows imports polars, scipy and scikit-learn, which a run with stored tables does not need.
+    from lengthwise.cost._vidur_build import Job, forest_tables, monotone_tables  # noqa: PLC0415
+    from lengthwise.cost._vidur_rows import read_samples  # noqa: PLC0415
+
+    samples = read_samples(files, model, parallel, limits.block_size)
+    build = monotone_tables if estimator == "monotone" else forest_tables
+    source = f"Vidur profile {files.mlp.parent.name}, {estimator}"
+    tables, report = build(samples, Job(model, parallel.pp, limits, max_model_len, source))
+    check(tables, source)
+    return tables, report

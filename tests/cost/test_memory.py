@@ -1,0 +1,146 @@
+"""What fits: the planners' numbers against Vidur's and vLLM's, and errors that say what to do."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise import catalog
+from lengthwise.cost import largest_model_len, plan_memory
+from lengthwise.cost._shard import shard_of
+from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
+from lengthwise.schema.units import GIB
+
+LIMITS = EngineLimits()
+A100 = catalog.gpu("A100-80GB")
+LLAMA_7B, LLAMA_70B = catalog.model("llama-2-7b"), catalog.model("llama-2-70b")
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "pp", "max_tokens", "blocks"),
+    [
+        (LLAMA_7B, 1, 1, 4096, 7424),
+        (LLAMA_70B, 2, 1, 4096, 3328),
+        (LLAMA_70B, 4, 1, 4096, 32768),
+        (LLAMA_70B, 2, 2, 4096, 32768),
+        (LLAMA_7B, 1, 1, 2048, 7552),
+    ],
+)
+def test_vidur_planner_gives_the_recorded_blocks(model, tp, pp, max_tokens, blocks):
+    plan = plan_memory(model, A100, Parallelism(tp, pp), LIMITS, max_tokens, planner="vidur")
+    assert plan.num_blocks == blocks
+    assert plan.planner == "vidur"
+
+
+def test_blocks_of_vllm_on_a_4090_are_met_within_one_percent():
+    # vLLM 0.19, Llama-3.1-8B, 25,250,627,584 bytes, utilisation 0.9: 2,588 blocks of 16 (LLMServingSim, MIT).
+    gpu = replace(catalog.gpu("RTX-4090"), memory_bytes=25_250_627_584)
+    plan = plan_memory(catalog.model("llama-3.1-8b"), gpu, Parallelism(), LIMITS, 4096)
+    assert plan.num_blocks == pytest.approx(2588, rel=0.01)
+
+
+def test_weights_and_activations_of_vllm_on_an_80_gib_gpu():
+    # github.com/vllm-project/vllm/pull/10511: weights 14.96 GiB (7.48 with tp 2), activations 1.26 GiB.
+    limits = replace(LIMITS, max_num_batched_tokens=8192)
+    one = plan_memory(catalog.model("llama-3-8b"), A100, Parallelism(), limits, 8192)
+    two = plan_memory(catalog.model("llama-3-8b"), A100, Parallelism(2), limits, 8192)
+    assert one.weight_bytes / GIB == pytest.approx(14.96, abs=0.02)
+    assert two.weight_bytes / GIB == pytest.approx(7.48, abs=0.02)
+    assert one.activation_bytes / GIB == pytest.approx(1.26, rel=0.08)
+
+
+@pytest.mark.parametrize("name", sorted(catalog.models()))
+def test_one_gpu_holds_all_weights(name):
+    model = catalog.model(name)
+    held = shard_of(model, Parallelism(), LIMITS).stage_weight_bytes()
+    assert held.sum() == pytest.approx(catalog.weight_bytes(model), rel=1e-3)
+
+
+@given(
+    name=st.sampled_from(sorted(catalog.models())),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 3]),
+)
+def test_shards_hold_at_least_the_model_between_them(name, tp, pp):
+    model = catalog.model(name)
+    if model.attention.heads % tp:
+        return
+    held = tp * shard_of(model, Parallelism(tp, pp), LIMITS).stage_weight_bytes().sum()
+    assert held >= 0.999 * catalog.weight_bytes(model)
+
+
+def test_kv_heads_are_replicated_beyond_their_number():
+    llama = catalog.model("llama-3.1-8b")  # 8 KV heads
+    per_block = [
+        plan_memory(llama, A100, Parallelism(tp), LIMITS, 4096).kv_bytes_per_block for tp in (1, 4, 8, 16)
+    ]
+    assert per_block[0] / per_block[1] == 4
+    assert per_block[1] / per_block[2] == 2
+    assert per_block[2] == per_block[3]
+
+
+def test_plan_adds_up_and_blocks_fill_what_is_left():
+    plan = plan_memory(LLAMA_70B, A100, Parallelism(4), LIMITS, 4096)
+    held = plan.weight_bytes + plan.activation_bytes + plan.num_blocks * plan.kv_bytes_per_block
+    assert 0 <= plan.usable_bytes - held < plan.kv_bytes_per_block
+    assert plan.swap_s_per_block == pytest.approx(plan.kv_bytes_per_block / 25e9)
+
+
+def test_more_memory_or_utilisation_never_means_fewer_blocks():
+    plans = [
+        plan_memory(LLAMA_7B, A100, Parallelism(), replace(LIMITS, gpu_memory_utilization=u), 4096)
+        for u in (0.5, 0.7, 0.9)
+    ]
+    assert plans[0].num_blocks < plans[1].num_blocks < plans[2].num_blocks
+
+
+def test_override_is_taken_as_it_is():
+    assert plan_memory(LLAMA_7B, A100, Parallelism(), LIMITS, 4096, "vidur", 1500).num_blocks == 1500
+    with pytest.raises(InputError, match="num_blocks must be at least 1"):
+        plan_memory(LLAMA_7B, A100, Parallelism(), LIMITS, 4096, num_blocks=0)
+
+
+@pytest.mark.parametrize("planner", ["lengthwise", "vidur"])
+def test_too_large_a_model_says_by_how_much_and_which_tp_fits(planner):
+    with pytest.raises(DoesNotFitError, match=r"GiB too little\. The smallest tp that fits is 2\."):
+        plan_memory(LLAMA_70B, A100, Parallelism(), LIMITS, 4096, planner)
+
+
+def test_the_named_tp_does_fit_and_the_one_before_does_not():
+    model, gpu = catalog.model("deepseek-v3"), catalog.gpu("H200")
+    with pytest.raises(DoesNotFitError, match="The smallest tp that fits is 8"):
+        plan_memory(model, gpu, Parallelism(4), LIMITS, 4096)
+    assert plan_memory(model, gpu, Parallelism(8), LIMITS, 4096).num_blocks > 0
+
+
+def test_hopeless_and_too_long_say_what_else_to_do():
+    gpu = catalog.gpu("L4")
+    with pytest.raises(DoesNotFitError, match="more pipeline stages"):
+        plan_memory(catalog.model("llama-3.1-405b"), gpu, Parallelism(), LIMITS, 4096)
+    long = catalog.model("phi-3.5-mini")
+    assert long.attention.heads == 32
+    with pytest.raises(DoesNotFitError, match="GiB too little"):
+        plan_memory(long, gpu, Parallelism(), LIMITS, 131072)
+
+
+def test_largest_model_len_is_the_models_own_or_what_the_cache_holds():
+    gpu, model = catalog.gpu("RTX-4090"), catalog.model("llama-3.1-8b")
+    longest = largest_model_len(model, gpu, Parallelism(), LIMITS)
+    assert longest < model.max_model_len
+    plan_memory(model, gpu, Parallelism(), LIMITS, longest)
+    with pytest.raises(DoesNotFitError):
+        plan_memory(model, gpu, Parallelism(), LIMITS, longest + LIMITS.block_size)
+    assert largest_model_len(LLAMA_70B, A100, Parallelism(4), LIMITS) == 4096
+    assert largest_model_len(LLAMA_70B, A100, Parallelism(2), LIMITS, "vidur") == 4096
+    assert largest_model_len(LLAMA_7B, A100, Parallelism(), LIMITS, num_blocks=10) == 160
+    with pytest.raises(DoesNotFitError):
+        largest_model_len(LLAMA_70B, A100, Parallelism(), LIMITS, "vidur")
+
+
+def test_degree_must_divide_heads_and_planner_must_exist():
+    with pytest.raises(InputError, match=r"tp must divide the 64 attention heads.*Use one of 1, 2, 4, 8, 16"):
+        plan_memory(LLAMA_70B, A100, Parallelism(3), LIMITS, 4096)
+    with pytest.raises(UnknownNameError, match="no memory planner named 'vidor'"):
+        plan_memory(LLAMA_70B, A100, Parallelism(2), LIMITS, 4096, "vidor")

@@ -1,0 +1,184 @@
+"""How far the roofline is from measured kernels and engines; the bounds are what the docstrings state."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from lengthwise import catalog
+from lengthwise.cost import operators
+from lengthwise.cost._efficiency import kernels_of
+from lengthwise.cost._operators import Operators
+from lengthwise.cost._shard import shard_of
+from lengthwise.schema.deployment import EngineLimits, Parallelism
+
+AIC = "data/profiles/aiconfigurator"
+
+
+def relative_errors(predicted, measured):
+    return np.abs(predicted / measured - 1)
+
+
+def check_errors(predicted, measured, median, p95):
+    error = relative_errors(predicted, measured)
+    assert np.median(error) <= median
+    assert np.quantile(error, 0.95) <= p95
+
+
+def columns(rows, *names):
+    return [rows[name].to_numpy().astype(float) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "dtype", "bounds"),
+    [
+        ("A100-80GB", "a100_sxm/gemm/vllm/0.14.0", "bfloat16", (0.11, 0.30)),
+        ("H100", "h100_sxm/gemm/vllm/0.24.0", "bfloat16", (0.12, 0.30)),
+        ("H200", "h200_sxm/gemm/vllm/0.24.0", "bfloat16", (0.11, 0.30)),
+        ("B200", "b200_sxm/gemm/vllm/0.24.0", "bfloat16", (0.12, 0.45)),
+        ("H100", "h100_sxm/gemm/vllm/0.24.0", "fp8", (0.16, 0.45)),
+        ("H200", "h200_sxm/gemm/vllm/0.24.0", "fp8", (0.20, 0.50)),
+    ],
+)
+def test_gemms_of_vllm(shared, gpu, version, dtype, bounds):
+    rows = pl.read_parquet(shared(f"{AIC}/{version}/gemm_perf.parquet"))
+    rows = rows.filter(pl.col("gemm_dtype") == dtype, pl.min_horizontal("n", "k") >= 512, pl.col("m") <= 8192)
+    rows = rows.group_by("m", "n", "k").agg(pl.col("latency").median())
+    m, n, k, ms = columns(rows, "m", "n", "k", "latency")
+    check_errors(kernels_of(catalog.gpu(gpu), dtype).gemm("", m, n, k).seconds * 1e3, ms, *bounds)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "bounds"),
+    [("a100", "A100-80GB", (0.09, 0.22)), ("h100", "H100", (0.14, 0.35)), ("a40", "A40", (0.08, 0.25))],
+)
+@pytest.mark.parametrize("model", ["llama-2-7b", "llama-2-70b"])
+def test_projections_of_vidur(shared, device, gpu, bounds, model):
+    spec, kernels = catalog.model(model), kernels_of(catalog.gpu(gpu), "float16")
+    name = {"llama-2-7b": "Llama-2-7b-hf", "llama-2-70b": "Llama-2-70b-hf"}[model]
+    rows = pl.read_csv(shared(f"data/profiles/vidur/compute/{device}/meta-llama/{name}/mlp.csv.gz"))
+    predicted, measured = [], []
+    for tp in (1, 2, 4, 8):
+        here = rows.filter(pl.col("num_tensor_parallel_workers") == tp)
+        ops = Operators(shard_of(spec, Parallelism(tp), EngineLimits()), kernels, catalog.node("dgx-a100"))
+        works = {work.name: work for work in ops.layer(here["num_tokens"].to_numpy().astype(float))}
+        pairs = {"attn_pre_proj": "qkv projection", "attn_post_proj": "output projection"}
+        pairs |= {"mlp_up_proj": "mlp up", "mlp_down_proj": "mlp down"}
+        for theirs, ours in pairs.items():
+            predicted.append(works[ours].seconds * 1e3)
+            measured.append(here[f"time_stats.{theirs}.median"].to_numpy())
+    check_errors(np.concatenate(predicted), np.concatenate(measured), *bounds)
+
+
+def attention_rows(path, kind):
+    rows = pl.read_parquet(path)
+    if "window_size" in rows.columns:
+        rows = rows.filter(pl.col("window_size") == 0)
+    return rows.filter(
+        pl.col("kv_cache_dtype") == "bfloat16",
+        pl.col("attn_dtype") == "bfloat16",
+        pl.col("head_dim") == 128,
+        pl.col("num_heads") >= 4,
+        pl.col("op_name") == f"{kind}_attention",
+    ).with_columns(
+        kv=pl.when(pl.col("num_key_value_heads") == 0).then("num_heads").otherwise("num_key_value_heads")
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "median"),
+    [
+        ("A100-80GB", "a100_sxm/attention/vllm/0.14.0", 0.30),
+        ("H100", "h100_sxm/attention/vllm/0.24.0", 0.12),
+        ("H200", "h200_sxm/attention/vllm/0.24.0", 0.12),
+        ("B200", "b200_sxm/attention/vllm/0.24.0", 0.32),
+    ],
+)
+def test_decode_attention_of_vllm(shared, gpu, version, median):
+    rows = attention_rows(shared(f"{AIC}/{version}/generation_attention_perf.parquet"), "generation")
+    rows = rows.filter(pl.col("step") >= 16)
+    seqs, isl, step, heads, kv, ms = columns(rows, "batch_size", "isl", "step", "num_heads", "kv", "latency")
+    keys = seqs * (isl + step)
+    work = kernels_of(catalog.gpu(gpu), "bfloat16").decode(
+        "",
+        seqs=seqs,
+        keys=keys,
+        head_flops=4 * heads * 128,
+        moved=512 * kv * keys + 512 * heads * seqs,
+        group=heads / kv,
+    )
+    assert np.median(relative_errors(work.seconds * 1e3, ms)) <= median
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "median"),
+    [
+        ("A100-80GB", "a100_sxm/attention/vllm/0.14.0", 0.16),
+        ("H100", "h100_sxm/attention/vllm/0.24.0", 0.16),
+        ("H200", "h200_sxm/attention/vllm/0.24.0", 0.16),
+        ("B200", "b200_sxm/attention/vllm/0.24.0", 0.20),
+    ],
+)
+def test_prefill_attention_of_vllm(shared, gpu, version, median):
+    rows = attention_rows(shared(f"{AIC}/{version}/context_attention_perf.parquet"), "context")
+    rows = rows.filter(pl.col("isl") >= 16, pl.col("batch_size") == 1)
+    chunk, heads, kv, ms = columns(rows, "isl", "num_heads", "kv", "latency")
+    work = kernels_of(catalog.gpu(gpu), "bfloat16").prefill(
+        "",
+        pairs=chunk * (chunk + 1) / 2,
+        mean_keys=(chunk + 1) / 2,
+        keys=chunk,
+        head_flops=4 * heads * 128,
+        moved=512 * kv * chunk + 512 * heads * chunk,
+    )
+    assert np.median(relative_errors(work.seconds * 1e3, ms)) <= median
+
+
+@pytest.mark.parametrize(
+    ("gpu", "node", "version", "median"),
+    [
+        ("A100-80GB", "dgx-a100", "a100_sxm/comm/vllm/0.14.0", 0.20),
+        ("H100", "dgx-h100", "h100_sxm/comm/vllm/0.24.0", 0.22),
+    ],
+)
+def test_all_reduce_of_vllm(shared, gpu, node, version, median):
+    rows = pl.read_parquet(shared(f"{AIC}/{version}/custom_allreduce_perf.parquet"))
+    rows = rows.filter(pl.col("backend") == "vllm_graph")
+    model = catalog.model("llama-2-70b")
+    errors = []
+    for tp in (2, 4, 8):
+        here = rows.filter(pl.col("num_gpus") == tp)
+        shard = shard_of(model, Parallelism(tp), EngineLimits())
+        ops = Operators(shard, kernels_of(catalog.gpu(gpu), "bfloat16"), catalog.node(node))
+        elements, ms = columns(here, "message_size", "latency")
+        (two,) = ops.all_reduces(elements / model.hidden)
+        errors.append(relative_errors(two.seconds / 2 * 1e3, ms))
+    assert np.median(np.concatenate(errors)) <= median
+
+
+def test_time_per_token_of_vllm_serving_llama_70b(shared):
+    """Per output token a decode step of the batch and, spread over the output, its share of prefills."""
+    rows = pl.read_csv(shared(f"{AIC}/silicon_sample.csv.gz"), infer_schema_length=None)
+    rows = rows.filter(
+        pl.col("mode") == "agg",
+        pl.col("backend") == "vllm",
+        pl.col("model_path") == "meta-llama/Llama-3.1-70B",
+        pl.col("system").is_in(["h100_sxm", "h200_sxm", "b200_sxm"]),
+    )
+    assert len(rows) > 100
+    errors = [relative_errors(time_per_token_ms(row), row["silicon_tpot_ms"]) for row in rows.to_dicts()]
+    assert np.median(errors) <= 0.12
+    assert np.quantile(errors, 0.95) <= 0.40
+
+
+def time_per_token_ms(row):
+    gpu = catalog.gpu(row["system"].split("_")[0].upper())
+    dtype = {"fp8": "fp8", "nvfp4": "fp4"}[row["gemm_quant_mode"]]
+    model, limits = catalog.model("llama-3.1-70b"), EngineLimits(weight_dtype=dtype)
+    batch, isl, osl, tp = (row[name] for name in ("batch_size", "isl", "osl", "tp_size"))
+    node = catalog.default_node(gpu, tp)
+
+    def step_s(**what):
+        return sum(row.seconds for row in operators(model, gpu, node, Parallelism(tp), limits, **what))
+
+    decode_s = step_s(decode_seqs=batch, kv_tokens=int(batch * (isl + osl / 2)))
+    return 1e3 * (decode_s + batch * step_s(prefill=[(isl, 0)]) / osl)
