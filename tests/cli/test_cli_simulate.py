@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ def test_simulate_prints_both_variants_and_nothing_else(cli, scenario_file):
     ended = cli("simulate", scenario_file)
     assert ended.code == 0
     for words in ("Two schedulers", "one", "Two, too", "TTFT", "40 of 40 requests finished"):
-        assert words in ended.out
+        assert words in ended.words
     assert "Traceback" not in ended.err
 
 
@@ -113,11 +116,23 @@ def test_an_uncompiled_engine_is_announced(cli, scenario_file, monkeypatch):
     assert cli("simulate", scenario_file, "--quiet").err == ""
 
 
+def test_ctrl_c_waits_for_no_run_and_writes_nothing(cli, scenario_file, monkeypatch, tmp_path):
+    def endless(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(60)
+
+    monkeypatch.setattr(engine, "simulate", endless)
+    began = time.monotonic()
+    assert cli("simulate", scenario_file, "--json", tmp_path / "out.json") == (130, "", "")
+    assert time.monotonic() - began < 30
+    assert not (tmp_path / "out.json").exists()
+
+
 @pytest.mark.parametrize("name", ["trace.toml", "config-json.toml", "closed-loop.yaml"])
 def test_examples_run(cli, name):
     ended = cli("simulate", EXAMPLES / name, "--set", "workload.num_requests=50", "--seeds", 2)
     assert ended.code == 0
-    assert "50 of 50 requests finished" in ended.out or "100 of 100 requests finished" in ended.out
+    assert "100 of 100 requests finished" in ended.words
 
 
 def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):

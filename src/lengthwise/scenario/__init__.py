@@ -1,10 +1,10 @@
 """Text to nouns: scenario files in TOML or YAML, ``--set``, and what they build."""
 
 from lengthwise.scenario._load import load, loads
-from lengthwise.scenario.build import Variant, build, deployment, scheduler
-from lengthwise.scenario.explain import Explanation, Fit, Step, explain
-from lengthwise.scenario.run import Outcome, run
+from lengthwise.scenario.explanation import Explanation, Fit, Step, explain
+from lengthwise.scenario.outcomes import Outcome, run
 from lengthwise.scenario.scenario import Scenario
+from lengthwise.scenario.variants import Variant, build, deployment, scheduler
 
 __all__ = [
     "Explanation",

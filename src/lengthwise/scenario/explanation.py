@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lengthwise import cost
 from lengthwise.cost import OperatorTime
-from lengthwise.scenario.build import Variant
+from lengthwise.scenario.variants import Variant
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.workload import Workload
 

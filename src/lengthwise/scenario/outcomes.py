@@ -15,8 +15,8 @@ from typing import TypeVar
 from lengthwise import engine, metrics
 from lengthwise.metrics import Slo, Summary
 from lengthwise.scenario._load import load
-from lengthwise.scenario.build import Variant, build
 from lengthwise.scenario.scenario import Scenario
+from lengthwise.scenario.variants import Variant, build
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
 

@@ -1,0 +1,75 @@
+"""examples/reference.toml names every key, its default and its other spellings."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lengthwise import scenario
+from lengthwise.scenario import _canonical
+from lengthwise.scenario._arrivals import ARRIVALS
+from lengthwise.scenario._lengths import LENGTHS
+from lengthwise.scenario.scenario import Scenario
+
+PATH = Path(__file__).parents[2] / "examples" / "reference.toml"
+TEXT = PATH.read_text("utf-8")
+BASE = '[deployment]\nmodel = "x"\ngpu = "y"\n[workload]\n'
+
+
+def lines_of(section):
+    body = re.split(rf"^\[+{section}\]+.*$", TEXT, flags=re.MULTILINE)[1]
+    return re.split(r"^\[", body, flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize("section", ["workload", "deployment", "engine", "scheduler", "slo", "run"])
+def test_every_key_and_every_alias_is_there(section):
+    keys = Scenario.model_fields[section].annotation.model_fields
+    written = set(re.findall(r"^(?:#: )?(\w+) =", lines_of(section), flags=re.MULTILINE))
+    assert written == set(keys)
+    for alias, key in _canonical._KEYS[section].items():
+        line = next(line for line in lines_of(section).splitlines() if re.match(rf"(#: )?{key} =", line))
+        assert re.search(rf"\b{alias}\b", line), f"{alias} is not named beside {section}.{key}"
+
+
+def test_every_distribution_and_process_is_there():
+    for kind in [*LENGTHS.keys() - {"fixed"}, *ARRIVALS]:
+        assert re.search(rf"\b{kind}\b", TEXT), kind
+
+
+EXCLUDED = [line[3:] for line in TEXT.splitlines() if line.startswith("#: ")]
+
+
+def beside(key, value):
+    """What a workload needs beside a line to be whole."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    if key in ("prompt", "output", "correlation"):
+        lengths = {"prompt": 5, "output": 5, "concurrency": 3}
+        return {other: number for other, number in lengths.items() if other != key}
+    rate = {"request_rate": 1.0} if kind == "gamma" else {}
+    return rate if key == "trace" else rate | {"trace": "t.csv"}
+
+
+@pytest.mark.parametrize("line", EXCLUDED)
+def test_lines_that_are_not_in_force_are_right_too(line):
+    key, value = next(iter(tomllib.loads(line).items()))
+    settings = "\n".join(f"{other} = {given!r}" for other, given in beside(key, value).items())
+    found = scenario.loads(f"{BASE}{settings}\n{line}")
+    assert getattr(found.workload, key) is not None
+
+
+def test_defaults_are_the_defaults():
+    found = scenario.load(PATH)
+    for section in ("engine", "run"):
+        model = getattr(found, section)
+        for key, field in type(model).model_fields.items():
+            if field.default is not None:
+                assert getattr(model, key) == field.default, key
+
+
+def test_it_runs():
+    first, second = scenario.run(PATH)
+    assert first.summary.counts.finished == second.summary.counts.finished == 200
+    assert second.summary.jct_s != first.summary.jct_s
