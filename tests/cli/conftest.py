@@ -15,11 +15,6 @@ class Ended(NamedTuple):
     out: str
     err: str
 
-    @property
-    def words(self) -> str:
-        """Standard output without its line breaks."""
-        return " ".join(self.out.split())
-
 
 @pytest.fixture
 def cli(capsys) -> Callable[..., Ended]:

@@ -23,8 +23,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_simulate_prints_both_variants_and_nothing_else(cli, scenario_file):
     ended = cli("simulate", scenario_file)
     assert ended.code == 0
-    for words in ("Two schedulers", "one", "Two, too", "TTFT", "40 of 40 requests finished"):
-        assert words in ended.words
+    for words in ("Two schedulers", "one", "Two, too", "TTFT", "JCT"):
+        assert words in ended.out
     assert "Traceback" not in ended.err
 
 
@@ -104,10 +104,14 @@ def test_a_users_policy_from_a_file_changes_the_answer(cli, scenario_file, tmp_p
     assert (tmp_path / "a.json").read_bytes() != (tmp_path / "b.json").read_bytes()
 
 
-def test_a_long_prompt_is_rejected_and_said(cli, scenario_file):
-    ended = cli("simulate", scenario_file, "--set", "engine.max_model_len=100")
+def test_a_long_prompt_is_rejected_and_said(cli, scenario_file, tmp_path):
+    short = ["--set", "engine.max_model_len=100", "--json", tmp_path / "out.json"]
+    ended = cli("simulate", scenario_file, *short)
     assert ended.code == 0
     assert "rejected" in ended.out
+    counts = json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["summary"]["counts"]
+    assert counts["rejected"] > 0
+    assert counts["rejected"] + counts["finished"] == counts["arrived"] == 40
 
 
 def test_an_uncompiled_engine_is_announced(cli, scenario_file, monkeypatch):
@@ -129,10 +133,11 @@ def test_ctrl_c_waits_for_no_run_and_writes_nothing(cli, scenario_file, monkeypa
 
 
 @pytest.mark.parametrize("name", ["trace.toml", "config-json.toml", "closed-loop.yaml"])
-def test_examples_run(cli, name):
-    ended = cli("simulate", EXAMPLES / name, "--set", "workload.num_requests=50", "--seeds", 2)
-    assert ended.code == 0
-    assert "100 of 100 requests finished" in ended.words
+def test_examples_run(cli, tmp_path, name):
+    few = ["--set", "workload.num_requests=50", "--seeds", 2, "--json", tmp_path / "out.json"]
+    assert cli("simulate", EXAMPLES / name, *few).code == 0
+    for result in json.loads((tmp_path / "out.json").read_text("utf-8"))["results"]:
+        assert result["summary"]["counts"]["finished"] == 100
 
 
 def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
