@@ -390,8 +390,9 @@ def features(batch: Batch, unit: int = 64) -> Features:
 
 
 LAYER_OPERATORS = (
-    "attn_pre_proj attn_post_proj attn_rope input_layernorm mlp_up_proj mlp_down_proj mlp_act add"
-).split()
+    *("attn_pre_proj", "attn_post_proj", "attn_rope", "input_layernorm"),
+    *("mlp_up_proj", "mlp_down_proj", "mlp_act", "add"),
+)
 
 
 def recorded_stage_times(
