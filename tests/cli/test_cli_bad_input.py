@@ -145,6 +145,14 @@ def test_a_path_that_cannot_be_written_is_known_before_the_simulation(cli, folde
     assert words in ended.err
 
 
+@pytest.mark.usefixtures("not_simulated")
+def test_a_report_without_its_extra_is_known_before_the_simulation(cli, folder, monkeypatch):
+    monkeypatch.setattr("lengthwise.cli._outputs.find_spec", lambda _: None)
+    ended = cli("simulate", folder / "small.toml", "--report", folder / "out.html")
+    assert (ended.code, ended.out) == (2, "")
+    assert "pip install 'lengthwise[report]'" in ended.err
+
+
 def test_two_outputs_in_one_file(cli, folder):
     same = folder / "out"
     ended = cli("simulate", folder / "small.toml", "--json", same, "--report", folder / "." / "out")

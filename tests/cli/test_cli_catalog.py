@@ -7,6 +7,7 @@ import pytest
 from lengthwise import catalog, policy
 from lengthwise import workload as w
 from lengthwise.cli import _catalog_pages as pages
+from lengthwise.cli import main
 
 
 def test_without_a_kind_it_counts_each(cli):
@@ -113,3 +114,20 @@ def test_neither_a_file_nor_a_preset(cli):
     assert ended.code == 2
     assert "there is no file chat-1" in ended.err
     assert "chat-1m" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("catalog g", "gpus"),
+        ("catalog gpus A1", "A100-80GB"),
+        ("catalog models llama-2-7", "llama-2-70b"),
+        ("sim", "simulate"),
+    ],
+)
+def test_the_shell_completes_commands_kinds_and_names(monkeypatch, capsys, words, offered):
+    monkeypatch.setenv("_LENGTHWISE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"lengthwise {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    main([])
+    assert offered in capsys.readouterr().out.split()

@@ -1,12 +1,13 @@
-"""Files that a command shall write are known to be writable before it starts to work."""
+"""What a command shall write is known to be possible before it starts to work."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
-from lengthwise.schema.errors import OutputError
+from lengthwise.schema.errors import MissingExtraError, OutputError
 
 
 def require_writable(paths: Iterable[Path]) -> None:
@@ -20,6 +21,12 @@ def require_writable(paths: Iterable[Path]) -> None:
         if target in seen:
             raise OutputError(f"cannot write two things to {path}; give each a file of its own")
         seen.add(target)
+
+
+def require_plotly() -> None:
+    """Raises MissingExtraError where no HTML report could be made."""
+    if find_spec("plotly") is None:
+        raise MissingExtraError("the HTML report", "report")
 
 
 def _why_not(target: Path) -> str:

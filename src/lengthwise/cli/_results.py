@@ -24,7 +24,14 @@ def show(asked: Scenario, results: list[Result]) -> None:
 def results_of(outcomes: list[Outcome]) -> list[Result]:
     """The outcomes as reports take them."""
     return [
-        Result(o.variant.name, o.summary, o.records, o.variant.deployment, o.variant.scenario.to_toml())
+        Result(
+            name=o.variant.name,
+            summary=o.summary,
+            records=o.records,
+            deployment=o.variant.deployment,
+            scenario_text=o.variant.scenario.to_toml(),
+            summaries=o.summaries,
+        )
         for o in outcomes
     ]
 

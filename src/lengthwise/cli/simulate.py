@@ -42,6 +42,8 @@ def run(
         asked = asked.with_run(seeds=seeds)
     traces = _results.timelines(timeline, [whole.name for whole in asked.effective()])
     _outputs.require_writable([*filter(None, (json, report)), *traces.values()])
+    if report is not None:
+        _outputs.require_plotly()
     variants = scenarios.build(asked)
     with _progress.shown(quiet=quiet) as progress:
         outcomes = scenarios.run(
