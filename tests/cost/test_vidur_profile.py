@@ -148,6 +148,18 @@ def test_second_call_reads_the_store_and_new_content_does_not(folder, tmp_path, 
     assert len(list(store.iterdir())) == 2
 
 
+def test_store_ignores_what_does_not_shape_the_tables(folder, tmp_path, few_trees):
+    store = tmp_path / "store"
+    for parallel, watermark in ((Parallelism(), 0.01), (Parallelism(replicas=3), 0.5)):
+        build(folder, cache=store, parallel=parallel, limits=replace(LIMITS, watermark=watermark))
+    assert len(list(store.iterdir())) == 1
+    build(folder, cache=store, limits=replace(LIMITS, max_num_seqs=4))
+    assert len(list(store.iterdir())) == 2
+    for seqs in (4, 64):
+        build(folder, cache=store, limits=replace(LIMITS, max_num_seqs=seqs), estimator="random_forest")
+    assert len(list(store.iterdir())) == 3
+
+
 def test_damaged_store_is_built_again_and_unwritable_one_is_no_error(folder, tmp_path):
     store = tmp_path / "store"
     first, _ = build(folder, cache=store)

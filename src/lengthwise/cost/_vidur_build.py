@@ -22,6 +22,7 @@ from lengthwise.cost._vidur_rule import (
     PREFILL,
     SECOND_NORM,
     SEND_RECV,
+    VIDUR_TOKENS,
     compose,
     equal_stages,
 )
@@ -30,7 +31,6 @@ from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.model import ModelSpec
 
 FOLDS = 5
-VIDUR_TOKENS = 4096
 LARGEST_KV_TOKENS = 2**24
 
 

@@ -17,6 +17,8 @@ CONTEXT_STEP_TOKENS = 64
 ALL_REDUCE_LAUNCH_MS = 0.02
 MERGE_OVERHEAD = 0.1
 HIGHEST_BATCH = 128
+VIDUR_TOKENS = 4096
+"""Largest step, chunk and context that Vidur's prediction tables cover by default."""
 
 ONCE_A_LAYER = (
     "attn_pre_proj",

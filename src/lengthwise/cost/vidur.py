@@ -7,6 +7,7 @@ from pathlib import Path
 from lengthwise.cost._profile_cache import cache_path, read_cache, write_cache
 from lengthwise.cost._profile_report import FitReport
 from lengthwise.cost._vidur_paths import ProfileFiles, find_files
+from lengthwise.cost._vidur_rule import HIGHEST_BATCH, VIDUR_TOKENS
 from lengthwise.cost.tables import check
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits, Parallelism
@@ -15,7 +16,6 @@ from lengthwise.schema.hardware import NodeSpec
 from lengthwise.schema.model import ModelSpec
 
 ESTIMATORS = ("monotone", "random_forest")
-_DEFAULT_MODEL_LEN = 4096
 
 
 def vidur_profile(  # noqa: PLR0917
@@ -24,7 +24,7 @@ def vidur_profile(  # noqa: PLR0917
     gpu_name: str,
     parallel: Parallelism,
     limits: EngineLimits,
-    max_model_len: int = _DEFAULT_MODEL_LEN,
+    max_model_len: int = VIDUR_TOKENS,
     *,
     node: NodeSpec | None = None,
     estimator: str = "monotone",
@@ -59,14 +59,23 @@ def vidur_profile(  # noqa: PLR0917
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
     files = find_files(Path(folder), model, gpu_name, parallel, node)
+    sizes = _sizes(limits, max_model_len, estimator)
     if cache is None:
         return _build(files, model, parallel, limits, max_model_len, estimator)
-    stored = cache_path(cache, files.paths(), (model, parallel, limits, max_model_len, estimator))
+    stored = cache_path(cache, files.paths(), (estimator, model, parallel.tp, parallel.pp, *sizes))
     found = read_cache(stored)
     if found is None:
         found = _build(files, model, parallel, limits, max_model_len, estimator)
         write_cache(stored, *found)
     return found
+
+
+def _sizes(limits: EngineLimits, max_model_len: int, estimator: str) -> tuple[int, ...]:
+    """What of the limits shapes the tables; a forest's have at least Vidur's own sizes."""
+    step, length, seqs = limits.max_num_batched_tokens, max_model_len, limits.max_num_seqs
+    if estimator == "random_forest":
+        step, length, seqs = max(VIDUR_TOKENS, step), max(VIDUR_TOKENS, length), max(HIGHEST_BATCH, seqs)
+    return step, length, seqs, limits.block_size
 
 
 def _build(  # noqa: PLR0917
