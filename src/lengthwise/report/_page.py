@@ -10,10 +10,10 @@ from lengthwise.metrics import Estimate, difference
 from lengthwise.report._cards import cards
 from lengthwise.report._figures import PARTS
 from lengthwise.report._marks import half_width, scrolling, swatch, variant_heads
-from lengthwise.report._metrics import METRICS
-from lengthwise.report._numbers import UNKNOWN, rounded
+from lengthwise.report._metrics import METRICS, NEITHER
+from lengthwise.report._numbers import UNKNOWN
 from lengthwise.report._ran import what_ran
-from lengthwise.report._rows import Row, paired, rows
+from lengthwise.report._rows import WORTH_SHARE, Row, paired, rows
 from lengthwise.report.binding import bound_by, what_binds
 from lengthwise.report.result import Result
 from lengthwise.report.table import counts_note, intervals_note
@@ -27,9 +27,10 @@ LOGO = (
 
 LATENCY_NOTE = "Share of requests (for TBT, of tokens) that were at least this fast, in the first seed's run."
 TIME_NOTE = "Means over steps, in the first seed's run."
-HIGHLIGHT_NOTE = "Highlighted: better than every other variant, beyond the intervals."
+HIGHLIGHT_NOTE = "Highlighted: better than every other variant by 0.5 % or more, beyond the intervals."
 TAIL_BUTTON = '<button id="tail" type="button" aria-pressed="false" hidden>Show the slow tail</button>'
 
+MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 NOTES = """<dl class="notes">
@@ -183,7 +184,7 @@ def _compared(results: Sequence[Result]) -> str:
     lines = []
     for metric in METRICS:
         cells = [_gap_cell(metric.read(gap), metric.better) for gap in gaps]
-        if metric.headline and any(cells):
+        if metric.headline and metric.better != NEITHER and any(cells):
             lines.append(f'<tr><th scope="row">{escape(metric.label)}</th>{"".join(cells)}</tr>')
     note = (
         "Differences in percent, pair by pair: the same requests came to both. Coloured where the interval "
@@ -196,11 +197,12 @@ def _compared(results: Sequence[Result]) -> str:
 def _gap_cell(gap: Estimate | None, better: int) -> str:
     if gap is None or not math.isfinite(gap.value):
         return f"<td>{UNKNOWN}</td>" if gap is not None else ""
-    text, half = rounded(100 * gap.value, 100 * gap.half_width)
-    sure = abs(gap.value) > gap.half_width and better != 0
+    decimals = 1 if gap.half_width < 0.1 else 0
+    sure = abs(gap.value) > max(gap.half_width, WORTH_SHARE)
     verdict = ("better" if gap.value * better > 0 else "worse") if sure else ""
-    sign = "+" if gap.value > 0 else ""
-    return f'<td class="{verdict}">{sign}{text} % <span class="half">± {half}</span></td>'
+    text = f"{100 * gap.value:+,.{decimals}f}".replace("-", MINUS)
+    half = f"{100 * gap.half_width:,.{decimals}f}"
+    return f'<td class="{verdict}">{text} % <span class="half">± {half}</span></td>'
 
 
 def _line(row: Row) -> str:

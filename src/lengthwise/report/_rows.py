@@ -11,14 +11,17 @@ from lengthwise.report._metrics import METRICS, NEITHER, Metric
 from lengthwise.report._numbers import rounded
 from lengthwise.report.result import Result
 
+WORTH_SHARE = 0.005
+"""A smaller difference than this is nothing to choose by, however sure it is."""
+
 
 @dataclass(frozen=True)
 class Cell:
     """One variant's number: texts in the row's unit, the estimate in SI, and whether it leads.
 
-    A variant leads where it is better than every other one beyond doubt: where the paired
-    differences (same seeds) have intervals without 0, or, without summaries a seed, where
-    intervals do not overlap.
+    A variant leads where it is better than every other one beyond doubt, and by enough to
+    matter: where the paired differences (same seeds) have intervals without 0, or, without
+    summaries a seed, where intervals do not overlap.
     """
 
     text: str
@@ -88,6 +91,8 @@ def _beats(
     metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate], one: int, other: int
 ) -> bool:
     """Whether ``one`` is better than ``other`` beyond their intervals; never where one is unknown."""
+    if abs(estimates[one].value - estimates[other].value) < WORTH_SHARE * abs(estimates[other].value):
+        return False
     if paired(results):
         gap = metric.read(difference(results[one].summaries, results[other].summaries))
         return gap is not None and metric.better * gap.value > gap.half_width

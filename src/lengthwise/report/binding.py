@@ -61,15 +61,18 @@ def _in_use(h: Hardware, summary: Summary) -> tuple[str, str] | None:
             "more KV memory or fewer sequences at a time would help"
         )
     wastes = {
-        "host": (share["host"], "of the time goes to the host (scheduling, input preparation)"),
-        "network": (share["communication"] + share["send"], "of the time goes to communication between GPUs"),
+        "host": (share["host"], "the host (scheduling, input preparation) takes {} of the time"),
+        "network": (
+            share["communication"] + share["send"],
+            "communication between GPUs takes {} of the time",
+        ),
         "pipeline": (
             (h.time_shares["idle"].value - (1 - busy)) / busy,
-            "of the stages' time is lost in pipeline bubbles",
+            "pipeline bubbles take {} of the stages' time",
         ),
     }
     resource, (waste, reason) = max(wastes.items(), key=lambda item: item[1][0])
-    return (resource, f"{percent(waste)} {reason}") if waste > WASTE_SHARE else None
+    return (resource, reason.format(percent(waste))) if waste > WASTE_SHARE else None
 
 
 def _roof(h: Hardware) -> tuple[str, str]:

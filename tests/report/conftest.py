@@ -1,0 +1,40 @@
+"""The toy server as a fixture."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lengthwise.metrics import Slo, combine, summarize
+from lengthwise.report import Result
+
+
+@pytest.fixture(scope="session")
+def toy() -> ModuleType:
+    """The toy server's module: ``records(...)``, ``deployment(...)``."""
+    path = Path(__file__).parents[1] / "metrics" / "toy.py"
+    spec = importlib.util.spec_from_file_location("lengthwise_toy_server", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def results(toy: ModuleType) -> list[Result]:
+    """Two variants at three seeds; names and scenarios hold what HTML must escape."""
+    return [
+        result(toy, "roomy <b>&</b>", 'name = "</script><script>alert(1)</script>"', max_seqs=32),
+        result(toy, "narrow", "", max_seqs=4),
+    ]
+
+
+def result(toy: ModuleType, name: str, text: str, **options: int) -> Result:
+    deployment, slo = toy.deployment(), Slo(ttft_s=0.5, jct_s=3.0)
+    runs = [toy.records(200, seed=seed, **options) for seed in (1, 2, 3)]
+    summaries = [summarize(run, deployment, slo=slo) for run in runs]
+    return Result(name, combine(summaries), runs[0], deployment, text, summaries)

@@ -1,0 +1,154 @@
+"""The page in headless Chromium: drawn, silent, nothing fetched, no wider than the screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from lengthwise.report import write_html
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    service = shutil.which("chromedriver")
+    if not (browser and service):
+        message = "chromium and chromedriver are not installed (Debian: chromium, chromium-driver)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    made = webdriver.Chrome(options, Service(service))
+    yield made
+    made.quit()
+
+
+@pytest.fixture(scope="module")
+def page(results, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_html(path, results)
+    return path.as_uri()
+
+
+def look(driver, page: str, width: int, scheme: str) -> None:
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    prefer(driver, scheme)
+    driver.get(page)
+    until(driver, "return document.querySelectorAll('.plot .main-svg').length >= 9")
+
+
+def prefer(driver, scheme: str) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+
+def until(driver, script: str, limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not driver.execute_script(script):
+        assert time.monotonic() < end, f"never came: {script}"
+        time.sleep(0.05)
+
+
+def luminance(colour: str) -> float:
+    red, green, blue = (int(x) / 255 for x in colour[colour.index("(") + 1 : -1].split(",")[:3])
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_are_drawn_and_nothing_is_wider_than_the_screen(driver, page, width, scheme) -> None:
+    look(driver, page, width, scheme)
+    drawn = driver.execute_script("""
+      return [...document.querySelectorAll('.plot')].map(p => ({
+        id: p.id, box: p.getBoundingClientRect().toJSON(),
+        lines: [...p.querySelectorAll('.scatterlayer path.js-line')].map(l => l.getAttribute('d').length),
+        bars: p.querySelectorAll('.barlayer .point path').length}))""")
+    assert len(drawn) == 9
+    for plot in drawn:
+        assert plot["box"]["width"] > 0.7 * min(width, 500)
+        assert plot["box"]["right"] <= width
+        if plot["id"] == "shares":
+            assert plot["bars"] >= 10
+        else:
+            assert len(plot["lines"]) == 2
+            assert min(plot["lines"]) > 15
+    root = "document.documentElement"
+    assert driver.execute_script(f"return {root}.scrollWidth") <= width
+    small = driver.execute_script("""
+      return [...document.querySelectorAll('main *')].filter(e => !e.childElementCount && e.textContent.trim()
+        && parseFloat(getComputedStyle(e).fontSize) < 11).map(e => e.textContent)""")
+    assert small == []
+    assert driver.get_log("browser") == []
+
+
+def test_nothing_is_fetched(driver, page) -> None:
+    driver.get_log("performance")
+    look(driver, page, 1280, "light")
+    sent = [json.loads(row["message"])["message"] for row in driver.get_log("performance")]
+    urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
+    assert page in urls
+    assert all(url == page or url.startswith("data:") for url in urls)
+
+
+def test_text_stands_out_and_figures_follow_the_scheme(driver, page) -> None:
+    ink = "return getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    body = "return getComputedStyle(document.body)"
+    look(driver, page, 1280, "light")
+    light = driver.execute_script(ink)
+    assert luminance(driver.execute_script(f"{body}.backgroundColor")) > 0.9
+    assert luminance(driver.execute_script(f"{body}.color")) < 0.2
+    assert luminance(light) < 0.5
+    prefer(driver, "dark")
+    until(driver, f"{ink} !== {json.dumps(light)}")
+    assert luminance(driver.execute_script(ink)) > 0.5
+    assert luminance(driver.execute_script(f"{body}.backgroundColor")) < 0.1
+
+
+def test_the_tail_button_turns_the_curves_over(driver, page) -> None:
+    look(driver, page, 1280, "light")
+    ticks = "return [...document.querySelectorAll('#cdf-ttft .ytick text')].map(t => t.textContent)"
+    assert "75%" in driver.execute_script(ticks)
+    driver.execute_script("document.getElementById('tail').click()")
+    until(driver, "return document.querySelector('#tail').getAttribute('aria-pressed') === 'true'")
+    until(driver, f"return (() => {{ {ticks} }})().includes('0.1%')")
+    assert driver.get_log("browser") == []
+
+
+def test_names_reach_the_reader_as_they_are(driver, page) -> None:
+    look(driver, page, 1280, "light")
+    assert (
+        driver.execute_script("return document.querySelector('.verdicts h3 span').textContent")
+        == "roomy <b>&</b>"
+    )
+    labels = "return [...document.querySelectorAll('#shares .annotation-text')].map(t => t.textContent)"
+    assert driver.execute_script(labels)[0] == "roomy <b>&</b>"
+    driver.execute_script("document.querySelector('details').open = true")
+    assert "</script><script>alert(1)" in driver.execute_script(
+        "return document.querySelector('pre').textContent"
+    )

@@ -1,0 +1,151 @@
+"""The JSON file and the page as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from lengthwise.report import Result, write_html, write_json
+from lengthwise.report._curves import levels, over_time, quantile_curve
+from lengthwise.schema.errors import InputError, MissingExtraError, OutputError
+
+
+@pytest.fixture(scope="module")
+def page(results, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_html(path, results)
+    return path.read_text()
+
+
+def without_plotly(page: str) -> str:
+    return re.sub(r"<script>/\*\*\n\* plotly\.js.*?</script>", "", page, flags=re.DOTALL)
+
+
+def figures(page: str) -> list[dict]:
+    return json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_json_holds_every_number_under_stable_keys(results, tmp_path) -> None:
+    write_json(tmp_path / "a.json", results)
+    text = (tmp_path / "a.json").read_text()
+    made = json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
+    assert (made["format"], made["version"]) == ("lengthwise.results", 1)
+    first = made["results"][0]
+    assert set(first) == {"name", "binding", "deployment", "summary", "scenario"}
+    summary = results[0].summary
+    assert first["summary"]["ttft_s"]["p99"]["value"] == summary.ttft_s.p99.value
+    assert first["summary"]["ttft_s"]["p99"]["half_width"] == summary.ttft_s.p99.half_width
+    assert first["summary"]["goodput"]["slo"] == {"ttft_s": 0.5, "tpot_s": None, "jct_s": 3.0}
+    assert first["summary"]["seeds"] == [1, 2, 3]
+    assert first["deployment"]["kv_blocks"] == 600
+    assert first["binding"]["resource"]
+
+
+def test_what_is_not_known_is_null(results, tmp_path) -> None:
+    one = dataclasses.replace(results[0], summary=results[0].summaries[0])
+    write_json(tmp_path / "a.json", [one])
+    made = json.loads((tmp_path / "a.json").read_text())
+    assert made["results"][0]["summary"]["hardware"]["mfu"]["half_width"] is None
+
+
+def test_the_same_results_give_the_same_bytes(results, page, tmp_path) -> None:
+    write_html(tmp_path / "again.html", results)
+    assert (tmp_path / "again.html").read_text() == page
+
+
+def test_the_page_is_whole_small_and_fetches_nothing(page) -> None:
+    assert len(page.encode()) < 6e6
+    assert page.count("plotly.js v") == 1
+    ours = without_plotly(page)
+    assert len(ours) < 1e6
+    assert not re.search(r"https?://", ours)
+    assert not re.search(r"<(link|script|img|iframe)[^>]*(src|href)=\"(?!data:)", ours)
+    assert "default-src 'none'" in ours
+
+
+def test_what_users_wrote_is_escaped(page) -> None:
+    ours = without_plotly(page)
+    assert "<b>&</b>" not in ours
+    assert "alert(1)</script>" not in ours
+    assert "roomy &lt;b&gt;&amp;&lt;/b&gt;" in ours
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in ours
+
+
+def test_the_page_shows_every_section_and_number(results, page) -> None:
+    heads = re.findall(r"<h2>(.*?)</h2>", page)
+    assert heads[:4] == ["At a glance", "What binds", "Latency", "Over time"]
+    assert "Compared with roomy &lt;b&gt;&amp;&lt;/b&gt;" in heads
+    assert page.count('class="card"') == 6
+    assert {f["id"] for f in figures(page)} == {
+        *("cdf-ttft", "cdf-tbt", "cdf-tpot", "cdf-jct"),
+        *("time-batch", "time-waiting", "time-kv", "time-output", "shares"),
+    }
+    assert f"{results[0].summary.counts.arrived:,} requests finished" in page
+
+
+def test_curves_are_quantiles_of_the_records(results, page) -> None:
+    ttft = next(f for f in figures(page) if f["id"] == "cdf-ttft")
+    r = results[1].records.requests
+    values = (r.first_token_s - r.arrival_s)[np.isfinite(r.first_token_s)]
+    curve = next(c for c in ttft["curves"] if c["variant"] == 1)
+    scale = 1e3 if ttft["unit"] == "ms" else 1.0
+    for x, y in list(zip(curve["x"], curve["y"], strict=True))[::37]:
+        assert x / scale == pytest.approx(np.quantile(values, y, method="inverted_cdf"), rel=1e-4)
+    assert ttft["limits"] == [0.5 * scale]
+
+
+def test_the_gap_curve_is_that_of_the_gaps_spelt_out(results) -> None:
+    at, gaps = levels(200), results[0].records.gaps
+    spelt = np.repeat(gaps.gap_s, gaps.count)
+    exact = quantile_curve(results[0], "tbt_s", at)
+    assert exact == pytest.approx(np.quantile(spelt, at, method="inverted_cdf"))
+    coarse = dataclasses.replace(gaps, gap_s=None, count=None)
+    records = dataclasses.replace(results[0].records, gaps=coarse)
+    read = quantile_curve(dataclasses.replace(results[0], records=records), "tbt_s", at)
+    assert read == pytest.approx(exact, rel=1 / 256)
+
+
+def test_folding_bins_keeps_means_over_steps(results) -> None:
+    series = results[0].records.series
+    curves = over_time(results[0], 10)
+    assert len(curves["time_s"]) <= 10
+    fold = -(-len(series.step_s) // 10)
+    first = slice(0, fold)
+    assert curves["batch"][0] == pytest.approx(series.seqs_s[first].sum() / series.step_s[first].sum())
+    assert curves["kv"][0] == pytest.approx(
+        series.kv_blocks_s[first].sum() / series.step_s[first].sum() / 600
+    )
+    assert curves["output"][0] == pytest.approx(series.output_tokens[first].sum() / fold / series.bin_s)
+
+
+def test_many_variants_stay_small(results, tmp_path) -> None:
+    many = [dataclasses.replace(results[i % 2], name=f"variant {i}", summaries=()) for i in range(40)]
+    write_html(tmp_path / "many.html", many)
+    assert (tmp_path / "many.html").stat().st_size < 6e6
+
+
+def test_one_variant_without_hardware_or_slo(toy, results, tmp_path) -> None:
+    bare = dataclasses.replace(results[0].summaries[0], hardware=None, goodput=None)
+    one = Result("one", bare, results[0].records, toy.deployment())
+    write_html(tmp_path / "one.html", [one])
+    text = without_plotly((tmp_path / "one.html").read_text())
+    assert "Compared with" not in text
+    assert "Where the time went" not in text
+    assert "Scenario of" not in text
+
+
+def test_what_cannot_be_written_is_said(results, tmp_path, monkeypatch) -> None:
+    for write in (write_html, write_json):
+        with pytest.raises(OutputError, match="does not exist"):
+            write(tmp_path / "no" / "a", results)
+        with pytest.raises(InputError, match="empty"):
+            write(tmp_path / "a", [])
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(MissingExtraError, match=r"lengthwise\[report\]"):
+        write_html(tmp_path / "a.html", results)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from lengthwise.metrics import Estimate, summarize
+from lengthwise.report import Result, table
+from lengthwise.report._numbers import percent, rounded, seconds
+from lengthwise.report._rows import rows
+from lengthwise.schema.errors import InputError
+
+
+def printed(results, width: int) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(table(results))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_variants_stand_side_by_side_and_lines_fit(results, width) -> None:
+    text = printed(results, width)
+    assert "roomy <b>&</b>" in text
+    assert "narrow" in text
+    assert all(len(line) <= width for line in text.splitlines())
+    p99 = results[0].summary.ttft_s.p99
+    value, half = rounded(p99.value, p99.half_width)
+    assert f"{value} ± {half}" in text
+    assert "95 % intervals over 3 seeds" in text
+    assert "bound by" in text
+    assert "timed out" in text
+
+
+def test_names_are_not_markup(results) -> None:
+    odd = [dataclasses.replace(results[0], name="[red]a[/red]"), results[1]]
+    assert "[red]a[/red]" in printed(odd, 100)
+
+
+def test_the_leader_is_told_apart_by_pairs_only_where_seeds_are_common(results) -> None:
+    by_key = {row.metric.key: row for row in rows(results)}
+    assert [c.leads for c in by_key["jct_s.p50"].cells] == [True, False]
+    assert not any(c.leads for c in by_key["hardware.mfu"].cells)
+    twins = [results[0], dataclasses.replace(results[0], name="twin")]
+    assert not any(c.leads for row in rows(twins) for c in row.cells)
+    alone = [dataclasses.replace(r, summaries=()) for r in results]
+    sure = {r.metric.key for r in rows(results) if any(c.leads for c in r.cells)}
+    unpaired = {r.metric.key for r in rows(alone) if any(c.leads for c in r.cells)}
+    assert unpaired < sure
+
+
+def test_one_run_says_where_its_intervals_come_from(toy) -> None:
+    records = toy.records(100)
+    text = printed([Result("one", summarize(records), records, toy.deployment())], 80)
+    assert "batch means" in text
+    assert "MFU" not in text
+
+
+def test_names_must_be_unique_and_there_must_be_one(results) -> None:
+    with pytest.raises(InputError, match="used twice: narrow"):
+        table([results[1], results[1]])
+    with pytest.raises(InputError, match="empty"):
+        table([])
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "text"),
+    [
+        (1.2345, 0.0123, ("1.234", "0.012")),
+        (1234.5, 12.3, ("1,234", "12")),
+        (10.0, 11.0, ("10", "11")),
+        (0.11351, 0.000052, ("0.11351", "0.00005")),
+        (12.345, math.nan, ("12.3", "")),
+        (0.0, 0.0, ("0", "0")),
+        (math.nan, 1.0, ("\N{EN DASH}", "")),
+    ],
+)
+def test_values_are_rounded_to_their_half_width(value, half, text) -> None:
+    assert rounded(value, half) == text
+
+
+@given(st.floats(1e-6, 1e9), st.floats(1e-9, 1e9))
+def test_rounding_keeps_the_value_within_its_interval_and_never_hides_it(value, half) -> None:
+    shown, width = (float(x.replace(",", "")) for x in rounded(value, half))
+    assert abs(shown - value) <= max(half, 1e-9)
+    assert width > 0 or half < 1e-9
+
+
+def test_times_and_shares_read_well() -> None:
+    assert [seconds(s) for s in (0.0123, 4.5678, math.nan)] == ["12.3 ms", "4.57 s", "\N{EN DASH}"]
+    assert [percent(s) for s in (0.374, 0.0042, 0.0, math.nan)] == ["37 %", "0.4 %", "0 %", "\N{EN DASH}"]
+
+
+def test_rows_without_a_value_are_left_out(results) -> None:
+    bare = [dataclasses.replace(r, summary=dataclasses.replace(r.summary, goodput=None)) for r in results]
+    keys = {row.metric.key for row in rows(bare)}
+    assert "rates.slo" not in keys
+    assert {"ttft_s.p99", "cost.output", "rates.requests"} <= keys
+    assert all(isinstance(c.estimate, Estimate) for row in rows(bare) for c in row.cells)
