@@ -14,6 +14,7 @@ from lengthwise.cost.tables import check
 from lengthwise.schema.cost_tables import grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.model import FfnSpec
 
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=512)
 MODELS = st.sampled_from(sorted(catalog.models()))
@@ -139,6 +140,15 @@ def test_mla_decode_reads_the_latent_once_and_prefill_expands_the_context():
     assert sum(r.flops for r in later if r.name in expand) == pytest.approx(
         2 * 4096 * 512 * 16 * (128 + 128) * model.layers
     )
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "opt-13b", "qwen2.5-7b"])
+def test_a_token_is_multiplied_with_every_weight_of_a_dense_layer(name):
+    model, gpu = catalog.model(name), catalog.gpu("H200")
+    model = replace(model, ffn=FfnSpec(4096, gated=model.ffn.gated))
+    rows = operators(model, gpu, catalog.node("hgx-h200"), Parallelism(), LIMITS, prefill=[(1, 0)])
+    flops = sum(row.flops for row in rows if row.part == "layer")
+    assert flops == pytest.approx(2 * catalog.layer_parameters(model, 0) * model.layers, rel=1e-3)
 
 
 def test_a_window_stops_the_growth_of_its_layers():

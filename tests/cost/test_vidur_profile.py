@@ -105,11 +105,10 @@ def test_monotone_tables_are_the_measurements(folder):
 
 
 @pytest.mark.parametrize("estimator", ["monotone", "random_forest"])
-def test_cross_validation_sees_noise_that_a_fit_would_swallow(folder, estimator, few_trees):
+def test_errors_are_of_rows_that_the_fit_has_not_seen(folder, estimator, few_trees):
     path = folder / "compute/a100/org/Tiny-hf/mlp.csv"
-    noise = np.random.default_rng(1).choice([0.8, 1.2], size=512)
-    rows = pl.read_csv(path).with_columns(pl.col("time_stats.add.median") * pl.Series(noise))
-    rows.write_csv(path)
+    steep = (pl.col("num_tokens") / 2).exp()  # both estimators meet every row that they have seen
+    pl.read_csv(path).with_columns(steep.alias("time_stats.add.median")).write_csv(path)
     _, report = build(folder, estimator=estimator)
     errors = {fit.name: fit.median_error for fit in report.operators}
     assert errors["add"] > 0.1
