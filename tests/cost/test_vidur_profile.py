@@ -107,11 +107,11 @@ def test_monotone_tables_are_the_measurements(folder):
 @pytest.mark.parametrize("estimator", ["monotone", "random_forest"])
 def test_errors_are_of_rows_that_the_fit_has_not_seen(folder, estimator, few_trees):
     path = folder / "compute/a100/org/Tiny-hf/mlp.csv"
-    steep = (pl.col("num_tokens") / 3).exp()  # both estimators meet every row that they have seen
+    steep = (pl.col("num_tokens") / 6).exp()  # both estimators meet every row that they have seen
     pl.read_csv(path).with_columns(steep.alias("time_stats.add.median")).write_csv(path)
     _, report = build(folder, estimator=estimator)
     errors = {fit.name: fit.median_error for fit in report.operators}
-    assert errors["add"] > 0.03
+    assert errors["add"] > 0.01
     assert errors["attn_rope"] < 0.02
 
 
