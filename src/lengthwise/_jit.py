@@ -18,15 +18,18 @@ from typing import Any
 import numba
 import platformdirs
 from numba import types
+from numba.core import errors
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
 Function = Callable[..., Any]
 
+CannotCompile = errors.NumbaError
+
 f8, i8 = types.float64, types.int64
 f8_1d, i8_1d = types.float64[::1], types.int64[::1]
 triple_of_ints = types.UniTuple(types.int64, 3)
-_OPTIONS = {"nogil": True, "error_model": "python", "_nrt": False}
-_INSIDE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "python", "_nrt": False}
+_INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 DISABLED = bool(numba.config.DISABLE_JIT)
 
 
@@ -68,7 +71,7 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
 
 
 class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_Locator,)
+    _locator_classes = [_Locator]  # noqa: RUF012  Numba's own shape
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
@@ -93,7 +96,7 @@ def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
     """A function compiled for exactly one signature, from the disk cache where ``cached``.
 
     Raises:
-        numba.core.errors.NumbaError: The function cannot be compiled.
+        CannotCompile: The function cannot be compiled.
     """
     dispatcher = numba.njit(**_OPTIONS)(function)
     if DISABLED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Records
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import deployments, workloads  # noqa: E402
+from worlds import deployments, workloads
+
+EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "150"))
 
 
 def outcome(engine: str, workload: Any, deployment: Any, **options: Any) -> Records | str:
@@ -39,7 +42,7 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
         assert a == b, where
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workloads(), deployments(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree(workload, deployment, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from lengthwise.policy import known, scheduler
+from lengthwise.policy import known, named, scheduler
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
@@ -69,11 +69,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
     """Any point on the axes."""
     ranks = sorted(known("rank"))
     if draw(st.booleans()):
-        name = draw(
-            st.sampled_from(
-                "faster_transformer orca vllm_v0 sarathi lightllm vllm_v1 vidur_vllm vidur_sarathi".split()
-            )
-        )
+        name = draw(st.sampled_from(sorted(named())))
         chosen = scheduler(name)
         return Scheduler(
             chosen.rank,

@@ -58,7 +58,7 @@ def _slope(table: Floats) -> Floats:
 
 
 @jit
-def row(table, slope, index, column):  # type: ignore[no-untyped-def]
+def row(table, slope, index, column):
     """The entry of a one-dimensional table, continued with its last slope."""
     last = table.shape[0] - 1
     if index <= last:
@@ -67,7 +67,7 @@ def row(table, slope, index, column):  # type: ignore[no-untyped-def]
 
 
 @jit
-def grid_cell(value, points):  # type: ignore[no-untyped-def]
+def grid_cell(value, points):
     """(index, fraction) of a value on the axis of ``grid_value``; beyond the last cell: fraction > 1."""
     if value < 32:
         index, fraction = value, 0.0
@@ -82,14 +82,14 @@ def grid_cell(value, points):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _grid_value(index):  # type: ignore[no-untyped-def]
+def _grid_value(index):
     if index < 32:
         return index
     return (16 + index % 16) << (index // 16 - 1)
 
 
 @jit
-def bilinear(table, x, y):  # type: ignore[no-untyped-def]
+def bilinear(table, x, y):
     """The table at (x, y), both axes on ``grid_value``."""
     i, u = grid_cell(x, table.shape[0])
     j, v = grid_cell(y, table.shape[1])
@@ -99,7 +99,7 @@ def bilinear(table, x, y):  # type: ignore[no-untyped-def]
 
 
 @jit
-def decode_attention(cost, seqs, kv_tokens):  # type: ignore[no-untyped-def]
+def decode_attention(cost, seqs, kv_tokens):
     """Seconds of one layer's decode attention; 0 without sequences."""
     if seqs == 0:
         return 0.0
@@ -111,13 +111,13 @@ def decode_attention(cost, seqs, kv_tokens):  # type: ignore[no-untyped-def]
 
 
 @jit
-def prefill_attention(cost, chunk, context):  # type: ignore[no-untyped-def]
+def prefill_attention(cost, chunk, context):
     """Seconds of one layer's attention for one prompt's chunk (rule PER_REQUEST)."""
     return bilinear(cost.prefill, chunk, context)
 
 
 @jit
-def merged_prefill_attention(cost, prompts, chunks_squared, context_steps):  # type: ignore[no-untyped-def]
+def merged_prefill_attention(cost, prompts, chunks_squared, context_steps):
     """Seconds of one layer's attention for all prompts of a step (rule MERGED); 0 without prompts."""
     if prompts == 0:
         return 0.0
@@ -126,6 +126,6 @@ def merged_prefill_attention(cost, prompts, chunks_squared, context_steps):  # t
 
 
 @jit
-def stepped(table, i, j):  # type: ignore[no-untyped-def]
+def stepped(table, i, j):
     """The table's own entry, the last one beyond its end."""
     return table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)]

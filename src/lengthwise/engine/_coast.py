@@ -13,21 +13,21 @@ from lengthwise.engine._launch import count_cohorts
 
 
 @jit
-def may_coast(S, r, end_s, horizon_s):  # type: ignore[no-untyped-def]
+def may_coast(S, r, end_s, horizon_s):
     """Whether the decode-only step just launched can only be followed by the same group."""
     rep, par, queue = S.replicas[r], S.par[0], S.queues[S.replicas[r].queue]
     g = S.flights[S.work[0].flight].group
     group = S.groups[g]
     alone = rep.partials == 0 and S.groups[rep.idle].members == 0
     closed = queue.length == 0 or S.running[r] >= par.max_num_seqs
-    before = end_s < min(horizon_s, min(rep.deadline_s, queue.deadline_s)) and end_s <= par.limit_s
+    before = end_s < min(horizon_s, rep.deadline_s, queue.deadline_s) and end_s <= par.limit_s
     if not (alone and closed and before) or next_event(S, g) <= group.steps + 1:
         return False
     return rep.free_blocks - S.phases[g, (group.steps + 1) % par.block_size] >= 1
 
 
 @jit
-def ride(S, r, end_s):  # type: ignore[no-untyped-def]
+def ride(S, r, end_s):
     """Ends the step in place and claims the blocks of the next one, left in ``work``."""
     rep, w = S.replicas[r], S.work[0]
     g = S.flights[w.flight].group

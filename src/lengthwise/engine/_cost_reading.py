@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_value
 
 

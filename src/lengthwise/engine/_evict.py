@@ -11,7 +11,7 @@ BAD_RANK = layout.BAD_RANK
 
 
 @jit
-def enqueue(S, q, now_s, slot, rank):  # type: ignore[no-untyped-def]
+def enqueue(S, q, now_s, slot, rank):
     """Puts a request into a queue under its rank; a NaN key is noted as a problem."""
     request = S.slots[slot]
     key = _key(rank, now_s, request)
@@ -25,7 +25,7 @@ def enqueue(S, q, now_s, slot, rank):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _key(function, now_s, request):  # type: ignore[no-untyped-def]
+def _key(function, now_s, request):
     return function(
         now_s,
         request.arrival_s,
@@ -39,7 +39,7 @@ def _key(function, now_s, request):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def rekey(S, q, now_s, rank):  # type: ignore[no-untyped-def]
+def rekey(S, q, now_s, rank):
     """Ranks a whole queue anew."""
     queue = S.queues[q]
     for at in range(queue.offset, queue.offset + queue.length):
@@ -53,7 +53,7 @@ def rekey(S, q, now_s, rank):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def evict(S, r, slot, now_s, rank):  # type: ignore[no-untyped-def]
+def evict(S, r, slot, now_s, rank):
     """Sends an idle resident back to the queue, its blocks freed, to be recomputed or swapped in."""
     rep, q, w, par = S.replicas[r], S.slots[slot], S.work[0], S.par[0]
     if q.decoding == 1:
@@ -78,7 +78,7 @@ def evict(S, r, slot, now_s, rank):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def order_to_leave(S, r, now_s, leave_rank):  # type: ignore[no-untyped-def]
+def order_to_leave(S, r, now_s, leave_rank):
     """Idle residents in ``scratch``, those who leave first last; returns how many."""
     rep = S.replicas[r]
     count = 0
@@ -92,7 +92,7 @@ def order_to_leave(S, r, now_s, leave_rank):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _insert(S, count, slot, now_s, leave_rank):  # type: ignore[no-untyped-def]
+def _insert(S, count, slot, now_s, leave_rank):
     """Insertion by (key, admission): rare, and nearly sorted where it is not."""
     q = S.slots[slot]
     key = _key(leave_rank, now_s, q)
@@ -115,7 +115,7 @@ def _insert(S, count, slot, now_s, leave_rank):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):  # type: ignore[no-untyped-def]
+def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):
     """Decodes claim their next blocks in order, the last in order are evicted for them.
 
     Those who claimed stand first in ``scratch`` (half-computed prompts left out); returns how many.
@@ -142,14 +142,14 @@ def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):  # type: ignore[n
 
 
 @jit
-def blocks_needed(S, slot):  # type: ignore[no-untyped-def]
+def blocks_needed(S, slot):
     """Blocks that a settled decode lacks for its next token: 0 or 1."""
     q, block_size = S.slots[slot], S.par[0].block_size
     return max(0, (q.prompt + q.generated + block_size - 1) // block_size - q.blocks)
 
 
 @jit_cold
-def split_off(S, source, target, count):  # type: ignore[no-untyped-def]
+def split_off(S, source, target, count):
     """Moves the first ``count`` slots of ``scratch`` from one group into another."""
     for i in range(count):
         slot = S.scratch_slot[i]
@@ -158,7 +158,7 @@ def split_off(S, source, target, count):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def free_partial_room(S, r, need, slot, now_s, rank, leave_rank):  # type: ignore[no-untyped-def]
+def free_partial_room(S, r, need, slot, now_s, rank, leave_rank):
     """Evicts until ``need`` blocks are free; False when the asking prompt itself had to leave."""
     rep = S.replicas[r]
     while rep.free_blocks < need:

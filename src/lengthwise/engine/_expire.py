@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.engine import _layout as layout
 from lengthwise.engine._groups import drop_partial, leave, member
 from lengthwise.engine._queue import queue_rebuild
 from lengthwise.schema.records import Status
@@ -12,7 +11,7 @@ TIMED_OUT = int(Status.TIMED_OUT)
 
 
 @jit
-def end_request(S, r, slot, status, now_s):  # type: ignore[no-untyped-def]
+def end_request(S, r, slot, status, now_s):
     """Books the end of a request, frees its slot, and lets the next one of a closed loop in."""
     q = S.slots[slot]
     result = S.results[q.index]
@@ -26,7 +25,7 @@ def end_request(S, r, slot, status, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def outstanding(prompt, predicted):  # type: ignore[no-untyped-def]
+def outstanding(prompt, predicted):
     """Tokens that a router counts for a request: its prompt and its predicted output, rounded up."""
     whole = int(predicted)
     if whole < predicted:
@@ -35,7 +34,7 @@ def outstanding(prompt, predicted):  # type: ignore[no-untyped-def]
 
 
 @jit
-def release(S, now_s):  # type: ignore[no-untyped-def]
+def release(S, now_s):
     """In a closed loop the next request arrives when one ends."""
     if S.par[0].closed == 1 and S.ctr[0].released < len(S.arrival_s):
         S.arrival_s[S.ctr[0].released] = now_s
@@ -43,7 +42,7 @@ def release(S, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def expire(S, r, now_s):  # type: ignore[no-untyped-def]
+def expire(S, r, now_s):
     """Ends idle and waiting requests whose client has given up."""
     rep = S.replicas[r]
     if rep.deadline_s <= now_s:
@@ -53,7 +52,7 @@ def expire(S, r, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _expire_idle(S, r, now_s):  # type: ignore[no-untyped-def]
+def _expire_idle(S, r, now_s):
     rep, timeout_s = S.replicas[r], S.par[0].timeout_s
     i = 0
     while i < S.groups[rep.idle].members:
@@ -73,14 +72,14 @@ def _expire_idle(S, r, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _free(S, r, slot, now_s):  # type: ignore[no-untyped-def]
+def _free(S, r, slot, now_s):
     S.replicas[r].free_blocks += S.slots[slot].blocks
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
 
 
 @jit_cold
-def _next_deadline(S, r):  # type: ignore[no-untyped-def]
+def _next_deadline(S, r):
     """When the first of the replica's residents will give up."""
     rep, par = S.replicas[r], S.par[0]
     earliest = _first_arrival(S, rep.idle)
@@ -95,7 +94,7 @@ def _next_deadline(S, r):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _first_arrival(S, g):  # type: ignore[no-untyped-def]
+def _first_arrival(S, g):
     earliest = float("inf")
     for i in range(S.groups[g].members):
         earliest = min(earliest, S.slots[member(S, g, i)].arrival_s)
@@ -103,7 +102,7 @@ def _first_arrival(S, g):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _expire_waiting(S, r, now_s):  # type: ignore[no-untyped-def]
+def _expire_waiting(S, r, now_s):
     rep, timeout_s = S.replicas[r], S.par[0].timeout_s
     queue = S.queues[rep.queue]
     kept, earliest = 0, float("inf")

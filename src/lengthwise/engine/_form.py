@@ -21,7 +21,7 @@ SPARE_BLOCK, ADMIT_AFTER_EVICTION = contracts.SPARE_BLOCK, contracts.ADMIT_AFTER
 
 
 @jit
-def form(S, r, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-untyped-def]
+def form(S, r, now_s, rank, leave_rank, batching, memory):
     """Fills ``work`` with the next step of a replica; False: there is nothing to run."""
     rep, par, w = S.replicas[r], S.par[0], S.work[0]
     _blank(S, r)
@@ -47,7 +47,7 @@ def form(S, r, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-un
 
 
 @jit
-def _blank(S, r):  # type: ignore[no-untyped-def]
+def _blank(S, r):
     rep, w, pp = S.replicas[r], S.work[0], S.par[0].pp
     w.flight = r * pp + (rep.first_flight + rep.in_flight) % pp
     w.seqs = 0
@@ -60,7 +60,7 @@ def _blank(S, r):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _take_decodes(S, r, now_s, flags, rank, leave_rank):  # type: ignore[no-untyped-def]
+def _take_decodes(S, r, now_s, flags, rank, leave_rank):
     """Puts the idle group into the step; block by block in order only where memory is short."""
     rep, w = S.replicas[r], S.work[0]
     group = S.groups[rep.idle]
@@ -86,7 +86,7 @@ def _take_decodes(S, r, now_s, flags, rank, leave_rank):  # type: ignore[no-unty
 
 
 @jit
-def _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank):  # type: ignore[no-untyped-def]
+def _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank):
     """Half-computed prompts go on in the order of their admission."""
     rep, w, par = S.replicas[r], S.work[0], S.par[0]
     while rep.partials > 0 and w.seqs < par.max_step_seqs:
@@ -105,7 +105,7 @@ def _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank):  # type: ig
 
 
 @jit
-def _add_prompt(S, slot, chunk):  # type: ignore[no-untyped-def]
+def _add_prompt(S, slot, chunk):
     w = S.work[0]
     S.prompt_slot[w.flight, w.prompts] = slot
     S.prompt_chunk[w.flight, w.prompts] = chunk
@@ -116,7 +116,7 @@ def _add_prompt(S, slot, chunk):  # type: ignore[no-untyped-def]
 
 
 @jit
-def chunk_for(S, context, evicted_before, prompt_tokens, flags):  # type: ignore[no-untyped-def]
+def chunk_for(S, context, evicted_before, prompt_tokens, flags):
     """How much of a prompt the step may take; 0: it must wait."""
     w = S.work[0]
     left = prompt_tokens - w.prompt_tokens
@@ -124,15 +124,12 @@ def chunk_for(S, context, evicted_before, prompt_tokens, flags):  # type: ignore
         return max(0, min(context, left))
     if w.prompts == 0 and evicted_before:
         return context
-    if flags & PADDED != 0:
-        fits = (w.prompts + 1) * max(w.longest, context) <= prompt_tokens
-    else:
-        fits = context <= left
-    return context if fits else 0
+    counted = (w.prompts + 1) * max(w.longest, context) - w.prompt_tokens if flags & PADDED != 0 else context
+    return context if counted <= left else 0
 
 
 @jit
-def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):  # type: ignore[no-untyped-def]
+def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):
     """Lets waiting requests in, in the order of their rank, until one has to wait."""
     rep, w, par = S.replicas[r], S.work[0], S.par[0]
     queue = S.queues[rep.queue]
@@ -164,10 +161,10 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):  # type: ignore[no
 
 
 @jit
-def _place(S, r, slot, now_s, chunk):  # type: ignore[no-untyped-def]
+def _place(S, r, slot, now_s, chunk):
     rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
     result = S.results[q.index]
-    if result.scheduled_s != result.scheduled_s:  # noqa: PLR0124  NaN: never before
+    if result.scheduled_s != result.scheduled_s:
         result.scheduled_s = now_s
     result.replica = r
     S.running[r] += 1
@@ -182,7 +179,7 @@ def _place(S, r, slot, now_s, chunk):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _ask_memory(S, r, slot, chunk, memory):  # type: ignore[no-untyped-def]
+def _ask_memory(S, r, slot, chunk, memory):
     """Blocks for a request that asks to be admitted, -1 to wait."""
     rep, q, par = S.replicas[r], S.slots[slot], S.par[0]
     peak = peak_tokens(S, r, slot) if par.needs_peak == 1 else 0
@@ -210,7 +207,7 @@ def _ask_memory(S, r, slot, chunk, memory):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def peak_tokens(S, r, candidate):  # type: ignore[no-untyped-def]
+def peak_tokens(S, r, candidate):
     """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
     rep, par, w = S.replicas[r], S.par[0], S.work[0]
     count = _note_remaining(S, 0, candidate)
@@ -234,7 +231,7 @@ def peak_tokens(S, r, candidate):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _note_group(S, count, g):  # type: ignore[no-untyped-def]
+def _note_group(S, count, g):
     for i in range(S.groups[g].members):
         slot = member(S, g, i)
         settle(S, g, slot)
@@ -243,7 +240,7 @@ def _note_group(S, count, g):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _note_remaining(S, count, slot):  # type: ignore[no-untyped-def]
+def _note_remaining(S, count, slot):
     """Inserts (tokens held, predicted remaining) into ``scratch``, the longest remaining first."""
     q = S.slots[slot]
     remaining = remaining_tokens(q.predicted, q.generated)
@@ -258,11 +255,9 @@ def _note_remaining(S, count, slot):  # type: ignore[no-untyped-def]
 
 
 @jit
-def remaining_tokens(predicted, generated):  # type: ignore[no-untyped-def]
+def remaining_tokens(predicted, generated):
     """Predicted tokens still to come, at least 1."""
     whole = int(predicted)
     if whole < predicted:
         whole += 1
     return max(1, whole - generated)
-
-

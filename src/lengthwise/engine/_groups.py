@@ -15,7 +15,7 @@ _MASK = (1 << _SHIFT) - 1
 
 
 @jit
-def join(S, g, slot):  # type: ignore[no-untyped-def]
+def join(S, g, slot):
     """Puts a decoding sequence into a group."""
     group, q = S.groups[g], S.slots[slot]
     block_size = S.par[0].block_size
@@ -36,7 +36,7 @@ def join(S, g, slot):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def leave(S, g, slot):  # type: ignore[no-untyped-def]
+def leave(S, g, slot):
     """Takes a sequence out of its group, its own counts brought up to date."""
     group, q = S.groups[g], S.slots[slot]
     settle(S, g, slot)
@@ -53,7 +53,7 @@ def leave(S, g, slot):  # type: ignore[no-untyped-def]
 
 
 @jit
-def settle(S, g, slot):  # type: ignore[no-untyped-def]
+def settle(S, g, slot):
     """Brings a member's tokens, blocks and last token up to date."""
     group, q = S.groups[g], S.slots[slot]
     steps = group.steps - q.join_step
@@ -66,7 +66,7 @@ def settle(S, g, slot):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def merge(S, source, target):  # type: ignore[no-untyped-def]
+def merge(S, source, target):
     """Moves all members of one group into another."""
     group = S.groups[source]
     for i in range(group.members):
@@ -80,19 +80,19 @@ def merge(S, source, target):  # type: ignore[no-untyped-def]
 
 
 @jit
-def member(S, g, i):  # type: ignore[no-untyped-def]
+def member(S, g, i):
     """The slot of the ``i``-th member."""
     return S.heaps[g, i] & _MASK
 
 
 @jit
-def next_event(S, g):  # type: ignore[no-untyped-def]
+def next_event(S, g):
     """The group step at which something happens to a member; the group is not empty."""
     return S.heaps[g, 0] >> _SHIFT
 
 
 @jit
-def advance(S, g, now_s):  # type: ignore[no-untyped-def]
+def advance(S, g, now_s):
     """One token for every member; what falls due is left to ``pop_due``."""
     group = S.groups[g]
     group.steps += 1
@@ -104,7 +104,7 @@ def advance(S, g, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def pop_due(S, g):  # type: ignore[no-untyped-def]
+def pop_due(S, g):
     """The slot of a member that has just got its last token, out of the group; -1: no more."""
     group = S.groups[g]
     while group.members > 0 and next_event(S, g) <= group.steps:
@@ -124,14 +124,14 @@ def pop_due(S, g):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _forget_growth(S, g, q):  # type: ignore[no-untyped-def]
+def _forget_growth(S, g, q):
     if q.growing == 1:
         S.phases[g, q.grow_at % S.par[0].block_size] -= 1
         q.growing = 0
 
 
 @jit
-def _add_to_cohort(S, g, last_token_s, count):  # type: ignore[no-untyped-def]
+def _add_to_cohort(S, g, last_token_s, count):
     """Cohorts stay in order of time."""
     group = S.groups[g]
     c = group.cohorts
@@ -151,7 +151,7 @@ def _add_to_cohort(S, g, last_token_s, count):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _drop_empty_cohorts(S, g, last_token_s):  # type: ignore[no-untyped-def]
+def _drop_empty_cohorts(S, g, last_token_s):
     """Makes room; returns where a cohort of this time now belongs."""
     group = S.groups[g]
     kept, place = 0, 0
@@ -167,7 +167,7 @@ def _drop_empty_cohorts(S, g, last_token_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _remove(S, g, at):  # type: ignore[no-untyped-def]
+def _remove(S, g, at):
     group = S.groups[g]
     group.members -= 1
     if at == group.members:
@@ -180,7 +180,7 @@ def _remove(S, g, at):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sift_up(heaps, g, i, key):  # type: ignore[no-untyped-def]
+def _sift_up(heaps, g, i, key):
     while i > 0:
         parent = (i - 1) >> 1
         if heaps[g, parent] <= key:
@@ -191,7 +191,7 @@ def _sift_up(heaps, g, i, key):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sift_down(heaps, g, length, i, key):  # type: ignore[no-untyped-def]
+def _sift_down(heaps, g, length, i, key):
     while True:
         child = 2 * i + 1
         if child >= length:
@@ -206,7 +206,7 @@ def _sift_down(heaps, g, length, i, key):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def drop_partial(S, r, slot):  # type: ignore[no-untyped-def]
+def drop_partial(S, r, slot):
     """Takes a request out of the half-computed prompts of a replica; their order stays."""
     rep = S.replicas[r]
     at = 0

@@ -20,7 +20,7 @@ REJECTED = int(Status.REJECTED)
 INFINITY = float("inf")
 
 
-def run(S, rank, leave_rank, batching, memory, router):  # type: ignore[no-untyped-def]
+def run(S, rank, leave_rank, batching, memory, router):
     """Runs until nothing is left or the time limit; returns a problem's code."""
     par, ctr = S.par[0], S.ctr[0]
     while True:
@@ -48,7 +48,7 @@ def run(S, rank, leave_rank, batching, memory, router):  # type: ignore[no-untyp
 
 
 @jit
-def _end_first(S, now_s):  # type: ignore[no-untyped-def]
+def _end_first(S, now_s):
     """Ends the step that is due, of the lowest replica."""
     r = _pop_event(S)
     end_step(S, r, now_s)
@@ -58,7 +58,7 @@ def _end_first(S, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _order(S):  # type: ignore[no-untyped-def]
+def _order(S):
     """Replicas to schedule, in ``scratch_order``; returns how many.
 
     The touched ones by number; over a central queue all of them while somebody waits, the
@@ -78,7 +78,7 @@ def _order(S):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _somebody_waits(S):  # type: ignore[no-untyped-def]
+def _somebody_waits(S):
     for q in range(len(S.queues)):
         if S.queues[q].length > 0:
             S.ctr[0].problem_request = S.pool_index[S.queues[q].offset]
@@ -87,7 +87,7 @@ def _somebody_waits(S):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _arrivals(S, now_s, rank, memory, router):  # type: ignore[no-untyped-def]
+def _arrivals(S, now_s, rank, memory, router):
     """Takes in all requests that arrive now."""
     ctr = S.ctr[0]
     while ctr.next < ctr.released and S.arrival_s[ctr.next] == now_s:
@@ -105,7 +105,7 @@ def _arrivals(S, now_s, rank, memory, router):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _never_fits(S, i, memory):  # type: ignore[no-untyped-def]
+def _never_fits(S, i, memory):
     """Whether not even an idle replica could take the request."""
     par, prompt, predicted = S.par[0], S.prompt[i], S.predicted[i]
     if prompt >= par.max_model_len:
@@ -113,7 +113,7 @@ def _never_fits(S, i, memory):  # type: ignore[no-untyped-def]
     S.work[0].prompts = 0
     S.work[0].prompt_tokens = 0
     S.work[0].longest = 0
-    chunk = chunk_for(S, prompt, False, par.empty_tokens, par.empty_flags)  # noqa: FBT003
+    chunk = chunk_for(S, prompt, False, par.empty_tokens, par.empty_flags)
     if chunk <= 0:
         return True
     peak = prompt + remaining_tokens(predicted, 0) if par.needs_peak == 1 else 0
@@ -133,7 +133,7 @@ def _never_fits(S, i, memory):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _new_slot(S, i, now_s):  # type: ignore[no-untyped-def]
+def _new_slot(S, i, now_s):
     ctr = S.ctr[0]
     if ctr.free_slots > 0:
         ctr.free_slots -= 1
@@ -163,7 +163,7 @@ def _new_slot(S, i, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _route(S, i, router):  # type: ignore[no-untyped-def]
+def _route(S, i, router):
     """The replica of a request; -1 after a problem."""
     if S.par[0].central == 1:
         S.waiting[0] += 1
@@ -180,7 +180,7 @@ def _route(S, i, router):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _schedule(S, r, now_s, rank, leave_rank, batching, memory):  # type: ignore[no-untyped-def]
+def _schedule(S, r, now_s, rank, leave_rank, batching, memory):
     """Fills a replica's pipeline with steps; pure decoding runs on in place."""
     rep, par, w = S.replicas[r], S.par[0], S.work[0]
     coasting, retried, swap_s = False, False, 0.0
@@ -203,7 +203,7 @@ def _schedule(S, r, now_s, rank, leave_rank, batching, memory):  # type: ignore[
 
 
 @jit
-def _horizon(S):  # type: ignore[no-untyped-def]
+def _horizon(S):
     """Before this time nobody else can change what a replica does."""
     ctr, par = S.ctr[0], S.par[0]
     horizon_s = S.arrival_s[ctr.next] if ctr.next < ctr.released else INFINITY
@@ -213,7 +213,7 @@ def _horizon(S):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _by_load(S):  # type: ignore[no-untyped-def]
+def _by_load(S):
     """Replica numbers in ``scratch_order``, the fewest residents first."""
     for r in range(S.par[0].replicas):
         i = r
@@ -224,7 +224,7 @@ def _by_load(S):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _push_event(S, end_s, r):  # type: ignore[no-untyped-def]
+def _push_event(S, end_s, r):
     i = S.ctr[0].events
     S.ctr[0].events += 1
     while i > 0:
@@ -239,7 +239,7 @@ def _push_event(S, end_s, r):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _pop_event(S):  # type: ignore[no-untyped-def]
+def _pop_event(S):
     """The replica whose step ends first."""
     first = S.event_replica[0]
     S.ctr[0].events -= 1
@@ -264,5 +264,5 @@ def _pop_event(S):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sooner(s_a, r_a, s_b, r_b):  # type: ignore[no-untyped-def]
+def _sooner(s_a, r_a, s_b, r_b):
     return s_a < s_b or (s_a == s_b and r_a < r_b)

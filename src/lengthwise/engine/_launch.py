@@ -22,7 +22,7 @@ GAP_SMALLEST_EXPONENT = layout.GAP_SMALLEST_EXPONENT
 
 
 @jit
-def launch(S, r, now_s):  # type: ignore[no-untyped-def]
+def launch(S, r, now_s):
     """Puts the step in ``work`` into flight; returns when its last stage ends."""
     rep, w, pp = S.replicas[r], S.work[0], S.par[0].pp
     flight = S.flights[w.flight]
@@ -43,7 +43,7 @@ def launch(S, r, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _prompts_cost(S):  # type: ignore[no-untyped-def]
+def _prompts_cost(S):
     """(one layer's prefill attention, (query, key) pairs, prompts that complete) of the step."""
     w, cost = S.work[0], S.cost
     seconds, pairs = 0.0, 0.0
@@ -65,7 +65,7 @@ def _prompts_cost(S):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _pipeline(S, r, now_s, prefill_s, decode_s):  # type: ignore[no-untyped-def]
+def _pipeline(S, r, now_s, prefill_s, decode_s):
     """When the last stage ends; adds where the time goes."""
     rep, w, cost = S.replicas[r], S.work[0], S.cost
     tokens = w.decodes + w.prompt_tokens
@@ -100,7 +100,7 @@ def _pipeline(S, r, now_s, prefill_s, decode_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def book(S, r, now_s, end_s, outputs):  # type: ignore[no-untyped-def]
+def book(S, r, now_s, end_s, outputs):
     """Time in steps, memory held, the time series, and a row of the step log."""
     rep, w, par = S.replicas[r], S.work[0], S.par[0]
     held = par.total_blocks - rep.free_blocks
@@ -132,7 +132,7 @@ def book(S, r, now_s, end_s, outputs):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def _fold(S, r):  # type: ignore[no-untyped-def]
+def _fold(S, r):
     """Doubles the width of a replica's bins."""
     bins, columns = S.series.shape[1], S.series.shape[2]
     for c in range(columns):
@@ -144,7 +144,7 @@ def _fold(S, r):  # type: ignore[no-untyped-def]
 
 
 @jit
-def count_gap(S, r, gap_s, count):  # type: ignore[no-untyped-def]
+def count_gap(S, r, gap_s, count):
     """Counts ``count`` tokens that each came ``gap_s`` after the one before."""
     if count == 0:
         return
@@ -161,7 +161,7 @@ def count_gap(S, r, gap_s, count):  # type: ignore[no-untyped-def]
 
 
 @jit
-def gap_bin(gap_s):  # type: ignore[no-untyped-def]
+def gap_bin(gap_s):
     """The bin of a gap: octaves in equal parts, bin 0 below the smallest."""
     mantissa, exponent = math.frexp(gap_s)
     octave = exponent - 1 - GAP_SMALLEST_EXPONENT
@@ -171,7 +171,7 @@ def gap_bin(gap_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def end_step(S, r, now_s):  # type: ignore[no-untyped-def]
+def end_step(S, r, now_s):
     """Hands out the tokens of the replica's oldest step in flight."""
     rep, pp = S.replicas[r], S.par[0].pp
     f = r * pp + rep.first_flight
@@ -192,7 +192,7 @@ def end_step(S, r, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _end_decodes(S, r, flight, now_s):  # type: ignore[no-untyped-def]
+def _end_decodes(S, r, flight, now_s):
     rep, g = S.replicas[r], flight.group
     count_cohorts(S, r, g, now_s)
     advance(S, g, now_s)
@@ -208,14 +208,14 @@ def _end_decodes(S, r, flight, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def count_cohorts(S, r, g, now_s):  # type: ignore[no-untyped-def]
+def count_cohorts(S, r, g, now_s):
     """Counts the gap of every member's token that comes now."""
     for c in range(S.groups[g].cohorts):
         count_gap(S, r, now_s - S.cohort_s[g, c], S.cohort_n[g, c])
 
 
 @jit
-def _end_prompt(S, r, slot, now_s):  # type: ignore[no-untyped-def]
+def _end_prompt(S, r, slot, now_s):
     """A prompt is through: its next token has come."""
     q = S.slots[slot]
     if q.generated == 0:
@@ -232,7 +232,7 @@ def _end_prompt(S, r, slot, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _finish(S, r, slot, now_s):  # type: ignore[no-untyped-def]
+def _finish(S, r, slot, now_s):
     q = S.slots[slot]
     S.replicas[r].free_blocks += q.blocks
     S.running[r] -= 1
@@ -241,7 +241,7 @@ def _finish(S, r, slot, now_s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _add_partial(S, r, slot):  # type: ignore[no-untyped-def]
+def _add_partial(S, r, slot):
     """Half-computed prompts stand in the order of their admission."""
     rep = S.replicas[r]
     i = rep.partials

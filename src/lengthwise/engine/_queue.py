@@ -6,7 +6,7 @@ from lengthwise._jit import jit, jit_cold
 
 
 @jit
-def queue_push(S, q, key, index, slot):  # type: ignore[no-untyped-def]
+def queue_push(S, q, key, index, slot):
     """Adds a request; the queue moves to a larger stretch of the pool when it is full."""
     queue = S.queues[q]
     if queue.length == queue.room:
@@ -24,7 +24,7 @@ def queue_push(S, q, key, index, slot):  # type: ignore[no-untyped-def]
 
 
 @jit
-def queue_pop(S, q):  # type: ignore[no-untyped-def]
+def queue_pop(S, q):
     """Removes the first request."""
     queue = S.queues[q]
     queue.length -= 1
@@ -34,7 +34,7 @@ def queue_pop(S, q):  # type: ignore[no-untyped-def]
 
 
 @jit_cold
-def queue_rebuild(S, q):  # type: ignore[no-untyped-def]
+def queue_rebuild(S, q):
     """Restores the order after keys have changed in place."""
     queue = S.queues[q]
     for i in range(queue.length // 2 - 1, -1, -1):
@@ -43,7 +43,7 @@ def queue_rebuild(S, q):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sift_down(S, offset, length, i, key, index, slot):  # type: ignore[no-untyped-def]
+def _sift_down(S, offset, length, i, key, index, slot):
     while True:
         child = 2 * i + 1
         if child >= length:
@@ -62,26 +62,26 @@ def _sift_down(S, offset, length, i, key, index, slot):  # type: ignore[no-untyp
 
 
 @jit
-def _before(key_a, index_a, key_b, index_b):  # type: ignore[no-untyped-def]
+def _before(key_a, index_a, key_b, index_b):
     return key_a < key_b or (key_a == key_b and index_a < index_b)
 
 
 @jit
-def _copy(S, source, target):  # type: ignore[no-untyped-def]
+def _copy(S, source, target):
     S.pool_key[target] = S.pool_key[source]
     S.pool_index[target] = S.pool_index[source]
     S.pool_slot[target] = S.pool_slot[source]
 
 
 @jit
-def _put(S, at, key, index, slot):  # type: ignore[no-untyped-def]
+def _put(S, at, key, index, slot):
     S.pool_key[at] = key
     S.pool_index[at] = index
     S.pool_slot[at] = slot
 
 
 @jit_cold
-def _move(S, queue):  # type: ignore[no-untyped-def]
+def _move(S, queue):
     top = S.ctr[0].pool_top
     for i in range(queue.length):
         _copy(S, queue.offset + i, top + i)

@@ -154,7 +154,9 @@ class Setup:
             raise self.bad_rank(q.index)
         return key
 
-    def ask_memory(self, context: int, chunk: int, predicted: float, free: int, resident: int, peak: int) -> int:
+    def ask_memory(
+        self, context: int, chunk: int, predicted: float, free: int, resident: int, peak: int
+    ) -> int:
         """What the memory policy says to a request."""
         blocks: int = self.memory(
             context,
@@ -172,7 +174,8 @@ class Setup:
 
     def outstanding(self, q: Any) -> int:
         """Tokens that a router counts for a request: its prompt and its predicted output."""
-        return int(q.prompt) + math.ceil(q.predicted)
+        predicted: float = q.predicted
+        return int(q.prompt) + math.ceil(predicted)
 
     def bad_rank(self, request: int) -> PolicyError:
         p = self.policies
@@ -210,17 +213,22 @@ def prepare(
     policies = _policies(deployment)
     _check(workload, deployment, policies)
     make = room.compiled if compiled else room.interpreted
-    functions = [make(p) for p in policies.each()]
+    rank, leave, batching, memory, router = (make(p) for p in policies.each())
     n, replicas = len(workload), deployment.parallel.replicas
     limit = deployment.max_model_len - workload.prompt_tokens
-    router = policies.router
-    draws = np.random.default_rng(seed).random((n, 2)) if router.uses("draw_a") else np.zeros((n, 2))
+    draws = np.zeros((n, 2))
+    if policies.router.uses("draw_a"):
+        draws = np.random.default_rng(seed).random((n, 2))
     rows = np.zeros(replicas, dtype=replica_t)
     rows["bin_s"] = 2.0**-6
     return Setup(
         deployment,
         policies,
-        *functions,
+        rank,
+        leave,
+        batching,
+        memory,
+        router,
         arrival_s=np.array(workload.arrival_s),
         prompt=_column(workload.prompt_tokens),
         output=np.minimum(workload.output_tokens, np.maximum(limit, 1)),
@@ -250,7 +258,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         if needs and workload.predicted_tokens is None:
             raise PolicyError(
                 f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
-                "none; give predicted_tokens (predicted = \"oracle\" in a scenario predicts the truth)"
+                'none; give predicted_tokens (predicted = "oracle" in a scenario predicts the truth)'
             )
     limits, kv = deployment.limits, deployment.kv
     if kv.num_blocks * kv.block_size < deployment.max_model_len:

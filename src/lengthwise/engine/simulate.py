@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,10 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
+
+if TYPE_CHECKING:
+    from lengthwise.engine._outcome import Outcome
+    from lengthwise.engine._setup import Setup
 
 LOG_ROWS = 200_000
 ENGINES = ("kernel", "reference")
@@ -61,11 +66,11 @@ def simulate(
     return records
 
 
-def _run_reference(setup: object) -> object:
+def _run_reference(setup: Setup) -> Outcome:
     from lengthwise.engine.reference import simulate_reference
 
     try:
-        return simulate_reference(setup)  # type: ignore[arg-type]
+        return simulate_reference(setup)
     except (ArithmeticError, ValueError, TypeError, LookupError) as error:
         raise PolicyError(f"a policy of this run raised {type(error).__name__}: {error}") from error
 
@@ -85,3 +90,11 @@ def ready() -> bool:
     from lengthwise.engine._compiled import ready as compiled_ready
 
     return compiled_ready()
+
+
+def warm_up() -> None:
+    """Compiles the kernel into the cache, if it is not there yet."""
+    from lengthwise.engine.deploy import deploy
+
+    one = np.ones(1, np.int64)
+    simulate(Workload(np.zeros(1), one, one), deploy("opt-125m", "A100-80GB"))

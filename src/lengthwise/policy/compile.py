@@ -53,14 +53,12 @@ def compiled(policy: Policy) -> Any:
     Raises:
         PolicyError: It cannot be compiled; the message says where.
     """
-    from numba.core.errors import NumbaError
-
     from lengthwise import _jit
 
     adapter = _adapter(policy, _jit.jit(policy.function))
     try:
         return _jit.compile_now(adapter, signatures()[policy.axis], cached=policy.builtin)
-    except NumbaError as error:
+    except _jit.CannotCompile as error:
         raise PolicyError(
             f"{policy.axis} policy {policy.name!r} cannot be compiled: {_reason(error)}; use numbers and plain "
             "arithmetic, or run it interpreted with simulate(..., engine='reference')"

@@ -6,14 +6,14 @@ from lengthwise.policy.contracts import memory
 
 
 @memory
-def reserve_max(max_model_len, block_size, free_blocks):  # type: ignore[no-untyped-def]
+def reserve_max(max_model_len, block_size, free_blocks):
     """Blocks for the longest sequence the engine accepts (FasterTransformer, Orca)."""
     need = (max_model_len + block_size - 1) // block_size
     return need if need <= free_blocks else -1
 
 
 @memory
-def paged(context_tokens, block_size, free_blocks, watermark_blocks, resident):  # type: ignore[no-untyped-def]
+def paged(context_tokens, block_size, free_blocks, watermark_blocks, resident):
     """Blocks for the whole prompt over a watermark, further ones on demand (vLLM v0, Sarathi)."""
     need = (context_tokens + block_size - 1) // block_size
     spare = free_blocks - need
@@ -23,7 +23,7 @@ def paged(context_tokens, block_size, free_blocks, watermark_blocks, resident): 
 
 
 @memory
-def paged_by_chunk(context_tokens, chunk_tokens, block_size, free_blocks, watermark_blocks, resident):  # type: ignore[no-untyped-def]
+def paged_by_chunk(context_tokens, chunk_tokens, block_size, free_blocks, watermark_blocks, resident):
     """The whole prompt must fit over the watermark, but blocks are taken chunk by chunk (vLLM v1)."""
     spare = free_blocks - (context_tokens + block_size - 1) // block_size
     if spare < 0 or (resident > 0 and spare < watermark_blocks):
@@ -32,14 +32,14 @@ def paged_by_chunk(context_tokens, chunk_tokens, block_size, free_blocks, waterm
 
 
 @memory
-def paged_strict(context_tokens, block_size, free_blocks, watermark_blocks):  # type: ignore[no-untyped-def]
+def paged_strict(context_tokens, block_size, free_blocks, watermark_blocks):
     """Vidur's: as paged, the watermark held even on an empty replica."""
     need = (context_tokens + block_size - 1) // block_size
     return need if free_blocks - need >= watermark_blocks else -1
 
 
 @memory
-def predicted_peak(context_tokens, block_size, free_blocks, total_blocks, resident, peak_tokens):  # type: ignore[no-untyped-def]
+def predicted_peak(context_tokens, block_size, free_blocks, total_blocks, resident, peak_tokens):
     """Admit while the predicted peak of KV tokens fits; blocks on demand (LightLLM, Past-Future)."""
     need = (context_tokens + block_size - 1) // block_size
     if need > free_blocks or (resident > 0 and peak_tokens > total_blocks * block_size):

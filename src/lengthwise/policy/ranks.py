@@ -6,66 +6,66 @@ from lengthwise.policy.contracts import rank
 
 
 @rank
-def fcfs(arrival_s):  # type: ignore[no-untyped-def]
+def fcfs(arrival_s):
     """First come, first served."""
     return arrival_s
 
 
 @rank
-def fcfs_evicted_first(arrival_s, eviction):  # type: ignore[no-untyped-def]
+def fcfs_evicted_first(arrival_s, eviction):
     """First come, first served; an evicted request returns to the very front (vLLM, Vidur)."""
     return -float(eviction) if eviction > 0 else arrival_s
 
 
 @rank
-def sjf(predicted_tokens):  # type: ignore[no-untyped-def]
+def sjf(predicted_tokens):
     """Shortest predicted output first."""
     return predicted_tokens
 
 
 @rank
-def shortest_prompt(prompt_tokens):  # type: ignore[no-untyped-def]
+def shortest_prompt(prompt_tokens):
     """Shortest prompt first."""
     return float(prompt_tokens)
 
 
 @rank
-def srtf(predicted_tokens, generated_tokens):  # type: ignore[no-untyped-def]
+def srtf(predicted_tokens, generated_tokens):
     """Shortest remaining predicted output first."""
     return predicted_tokens - generated_tokens
 
 
 @rank
-def ljf(predicted_tokens):  # type: ignore[no-untyped-def]
+def ljf(predicted_tokens):
     """Longest predicted output first."""
     return -predicted_tokens
 
 
 @rank
-def priority(priority, arrival_s):  # type: ignore[no-untyped-def]
+def priority(priority, arrival_s):
     """Priority classes (smaller first), first come first served within one."""
     return priority * 1e12 + arrival_s
 
 
 @rank
-def latest_admitted(admission):  # type: ignore[no-untyped-def]
+def latest_admitted(admission):
     """As ``leave``: the one admitted last is evicted (vLLM v1, Sarathi)."""
     return float(admission)
 
 
 @rank
-def latest_arrival(arrival_s):  # type: ignore[no-untyped-def]
+def latest_arrival(arrival_s):
     """As ``leave``: the one that arrived last is evicted (vLLM v0)."""
     return arrival_s
 
 
 @rank
-def longest_remaining(predicted_tokens, generated_tokens):  # type: ignore[no-untyped-def]
+def longest_remaining(predicted_tokens, generated_tokens):
     """As ``leave``: the one predicted to run longest is evicted."""
     return predicted_tokens - generated_tokens
 
 
 @rank
-def lowest_priority(priority, admission):  # type: ignore[no-untyped-def]
+def lowest_priority(priority, admission):
     """As ``leave``: the worst priority class is evicted, the latest admitted of it first."""
     return priority * 1e12 + admission

@@ -6,19 +6,19 @@ from lengthwise.policy.contracts import router
 
 
 @router
-def round_robin(sequence, waiting):  # type: ignore[no-untyped-def]
+def round_robin(sequence, waiting):
     """Replicas in turn."""
     return sequence % len(waiting)
 
 
 @router
-def random(draw_a, waiting):  # type: ignore[no-untyped-def]
+def random(draw_a, waiting):
     """A replica at random."""
     return int(draw_a * len(waiting))
 
 
 @router
-def least_outstanding(waiting, running):  # type: ignore[no-untyped-def]
+def least_outstanding(waiting, running):
     """The fewest requests waiting or running, the lowest number among equals."""
     best = 0
     for replica in range(1, len(waiting)):
@@ -28,7 +28,7 @@ def least_outstanding(waiting, running):  # type: ignore[no-untyped-def]
 
 
 @router
-def least_waiting(waiting):  # type: ignore[no-untyped-def]
+def least_waiting(waiting):
     """Vidur's "lor": the fewest requests waiting; running ones do not count."""
     best = 0
     for replica in range(1, len(waiting)):
@@ -38,7 +38,7 @@ def least_waiting(waiting):  # type: ignore[no-untyped-def]
 
 
 @router
-def least_tokens(tokens):  # type: ignore[no-untyped-def]
+def least_tokens(tokens):
     """The fewest prompt and predicted output tokens outstanding."""
     best = 0
     for replica in range(1, len(tokens)):
@@ -48,7 +48,7 @@ def least_tokens(tokens):  # type: ignore[no-untyped-def]
 
 
 @router
-def power_of_two(draw_a, draw_b, waiting, running):  # type: ignore[no-untyped-def]
+def power_of_two(draw_a, draw_b, waiting, running):
     """The less loaded of two replicas drawn at random."""
     a = int(draw_a * len(waiting))
     b = int(draw_b * len(waiting))
@@ -56,6 +56,6 @@ def power_of_two(draw_a, draw_b, waiting, running):  # type: ignore[no-untyped-d
 
 
 @router
-def central():  # type: ignore[no-untyped-def]
+def central():
     """No replica: one queue for all, a replica takes from it when it forms a step."""
     return -1

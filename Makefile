@@ -1,0 +1,67 @@
+# Needs Python 3.11 or later and make; everything else is set up in .venv from uv.lock.
+PYTHON ?= python3
+BIN := .venv/bin
+UV_VERSION := 0.13.8
+export UV_PYTHON_DOWNLOADS := never
+export UV_PROJECT_ENVIRONMENT := .venv
+
+.PHONY: help setup demo test test-nojit test-bounds coverage bench docs check lint types imports format lock clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/.ready ## make .venv from the lock file
+
+.venv/.ready: uv.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lengthwise needs Python 3.11 or later; $(PYTHON) is older (make PYTHON=python3.12 ...)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing the locked packages into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras
+	@touch $@
+
+demo: setup ## which scheduler keeps the promises? a table and demo-report.html
+	@$(BIN)/lengthwise simulate examples/chat-70b.toml --report demo-report.html
+
+test: setup ## all tests, compiled
+	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+
+test-nojit: setup ## laws, oracles and policies without the compiler
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest tests/laws tests/policy tests/golden $(ARGS)
+
+test-bounds: setup ## the laws with every array index checked (compiles its own kernel)
+	NUMBA_BOUNDSCHECK=1 $(BIN)/pytest tests/laws/test_kernel_agrees.py $(ARGS)
+
+coverage: setup ## coverage, the kernel's lines too
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow" $(ARGS)
+	$(BIN)/coverage report
+
+bench: setup ## all benchmarks (ARGS=--quick, --json)
+	@for b in benchmarks/*.py; do case $$b in */_*) ;; *) $(BIN)/python $$b $(ARGS) || exit 1;; esac; done
+
+docs: setup ## check that the examples in the docs run
+	$(BIN)/pytest tests/docs $(ARGS)
+
+check: lint types imports ## all static checks
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+format: setup ## format, and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: setup ## renew uv.lock after a change of dependencies
+	$(BIN)/uv lock
+
+clean: ## remove .venv and everything made
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo-report.html
