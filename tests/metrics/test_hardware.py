@@ -85,6 +85,14 @@ def test_time_shares_add_up_to_one(toy, records) -> None:
         assert shares["host"] == pytest.approx(records.totals.host_s[0] / records.end_s / pp)
 
 
+def test_a_step_beyond_the_end_leaves_shares_that_add_up(toy, records) -> None:
+    cut = dataclasses.replace(records, end_s=0.9 * records.totals.busy_s[0])
+    hardware = summarize(cut, toy.deployment()).hardware
+    assert hardware.busy_share.value == 1
+    assert sum(share.value for share in hardware.time_shares.values()) == pytest.approx(1)
+    assert hardware.time_shares["idle"].value == 0
+
+
 def test_cost_is_price_over_tokens(toy, records) -> None:
     cost = summarize(records, toy.deployment()).hardware.cost
     r = records.requests

@@ -84,6 +84,13 @@ def test_goodput_is_what_kept_every_limit(records) -> None:
 def test_without_limits_every_finished_request_is_good(records) -> None:
     summary = summarize(records, slo=Slo())
     assert summary.goodput.share.value == summary.counts.finished / summary.counts.arrived
+    assert summary.goodput.requests_per_s == summary.rates.requests_per_s
+
+
+def test_all_or_none_tells_no_interval(records) -> None:
+    never = summarize(records, slo=Slo(ttft_s=1e-9)).goodput
+    assert never.share.value == 0
+    assert not never.share.has_interval
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,14 @@ def test_preemptions_are_a_sign_of_full_memory(summary) -> None:
     assert what_binds(dataclasses.replace(summary, counts=many)).resource == "KV memory"
 
 
-def test_a_queue_is_mentioned_only_where_it_makes_the_ttft(summary) -> None:
+def test_a_queue_that_makes_the_ttft_is_told_from_one_that_does_not(summary) -> None:
     def waits(mean_s: float):
         queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(mean_s))
         ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
         return what_binds(dataclasses.replace(summary, queueing_delay_s=queueing, ttft_s=ttft)).sentence
 
-    assert "waits" not in waits(0.2)
-    assert "waits 800 ms on average" in waits(0.8)
+    assert "keeps up with the load: requests wait 200 ms" in waits(0.2)
+    assert "Requests wait 800 ms on average before they are scheduled, 80 % of their TTFT" in waits(0.8)
 
 
 def test_without_hardware_nothing_is_claimed(summary) -> None:

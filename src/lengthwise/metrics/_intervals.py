@@ -18,7 +18,7 @@ _MAX_CORRELATION = 0.8
 
 def t_quantile(level: float, degrees: int) -> float:
     """Half-width of a two-sided Student t interval in standard errors."""
-    from scipy.special import stdtrit  # noqa: PLC0415 - keeps the import of lengthwise fast
+    from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + level / 2))
 

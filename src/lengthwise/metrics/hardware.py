@@ -80,7 +80,8 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     totals, span_s = records.totals, records.end_s
     parallel, gpu = deployment.parallel, deployment.gpu
     dtype = deployment.limits.weight_dtype or deployment.model.dtype
-    busy = totals.busy_s / span_s if span_s > 0 else np.full(len(totals.busy_s), math.nan)
+    idle = np.full(len(totals.busy_s), math.nan)
+    busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else idle
     mfu = _ratio(model_flops(totals, deployment.model), parallel.gpus * gpu.flops(dtype) * span_s)
     mbu = _ratio(moved_bytes(totals, deployment), parallel.gpus * gpu.bandwidth_bytes_per_s * span_s)
     power_w = parallel.gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
@@ -175,9 +176,10 @@ def _cost(usd: float, prompt: float, output: float) -> Cost:
 
 
 def _time_shares(totals: ReplicaTotals, stage_s: float) -> dict[str, Estimate]:
-    shares = {name: _ratio(getattr(totals, column).sum(), stage_s) for name, column in SHARES.items()}
-    idle = max(0.0, 1.0 - sum(shares.values()))
-    return {name: Estimate(share) for name, share in {**shares, "idle": idle}.items()}
+    """Shares of all stages' time; a step that a time limit cut counts whole, even beyond the end."""
+    spent_s = {name: float(getattr(totals, column).sum()) for name, column in SHARES.items()}
+    spent_s["idle"] = max(0.0, stage_s - sum(spent_s.values()))
+    return {name: Estimate(_ratio(part, sum(spent_s.values()))) for name, part in spent_s.items()}
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -72,7 +72,7 @@ def summarize(
         rates=_rates(records, start_s, level),
         tbt_s=_describe.of_gaps(records.gaps, _mean_gap_half_width(r, level)),
         **{f"{name}_s": _latency(r, f"{name}_s", level) for name in _LATENCIES},
-        goodput=None if slo is None else _goodput(r, slo, span_s, level),
+        goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
         hardware=None if deployment is None else hardware_of(records, deployment),
     )
 
@@ -125,40 +125,39 @@ def _counts(r: RequestRecords) -> Counts:
 
 def _rates(records: Records, start_s: float, level: float) -> Rates:
     """Completions in the window over its length, whenever those requests arrived."""
-    r, span_s = records.requests, records.end_s - start_s
+    r, window = records.requests, (start_s, records.end_s)
     inside = r.finished_s >= start_s
     finished_s = r.finished_s[inside]
-    weights: dict[str, Array | None] = {
-        "requests_per_s": None,
-        "prompt_tokens_per_s": r.prompt_tokens[inside],
-        "output_tokens_per_s": r.output_tokens[inside],
-    }
+    return Rates(
+        requests_per_s=_rate(finished_s, None, window, level),
+        prompt_tokens_per_s=_rate(finished_s, r.prompt_tokens[inside], window, level),
+        output_tokens_per_s=_rate(finished_s, r.output_tokens[inside], window, level),
+    )
+
+
+def _rate(at_s: Floats, weights: Array | None, window: tuple[float, float], level: float) -> Estimate:
+    """Events (or their weights) a second, with an interval from equal spans of the window."""
+    span_s = window[1] - window[0]
     if span_s <= 0:
-        return Rates(**{name: Estimate(math.nan) for name in weights})
-    edges = np.linspace(start_s, records.end_s, BATCHES + 1)
-    rates = {}
-    for name, weight in weights.items():
-        batches = np.histogram(finished_s, edges, weights=weight)[0][:, None] * BATCHES / span_s
-        half = (
-            over_batches(batches, batches.mean(axis=0), level)
-            if len(finished_s) >= MIN_VALUES
-            else [math.nan]
-        )
-        rates[name] = Estimate(float(batches.mean()), float(half[0]))
-    return Rates(**rates)
+        return Estimate(math.nan)
+    edges = np.linspace(*window, BATCHES + 1)
+    batches = np.histogram(at_s, edges, weights=weights)[0][:, None] * BATCHES / span_s
+    mean = batches.mean(axis=0)
+    half = over_batches(batches, mean, level) if len(at_s) >= MIN_VALUES else [math.nan]
+    return Estimate(float(mean[0]), float(half[0]))
 
 
-def _goodput(r: RequestRecords, slo: Slo, span_s: float, level: float) -> Goodput:
-    """The rate's interval is the share's, taken at the arrivals that came."""
-    shares = {name: _share(good, level) for name, good in slo.met(r).items()}
-    share = shares.pop("all")
-    per_s = len(r.status) / span_s if span_s > 0 else math.nan
-    return Goodput(slo, share, Estimate(share.value * per_s, share.half_width * per_s), shares)
+def _goodput(r: RequestRecords, slo: Slo, window: tuple[float, float], level: float) -> Goodput:
+    met = slo.met(r)
+    good = met.pop("all")
+    shares = {name: _share(kept, level) for name, kept in met.items()}
+    return Goodput(slo, _share(good, level), _rate(r.finished_s[good], None, window, level), shares)
 
 
 def _share(good: npt.NDArray[np.bool_], level: float) -> Estimate:
+    """A share of requests; all or none of them tell no interval."""
     value = float(good.mean())
-    if len(good) < MIN_VALUES:
+    if len(good) < MIN_VALUES or value in {0.0, 1.0}:
         return Estimate(value)
     batches = np.array([[b.mean()] for b in np.array_split(good, BATCHES)])
     return Estimate(value, float(over_batches(batches, np.array([value]), level)[0]))

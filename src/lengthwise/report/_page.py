@@ -106,11 +106,12 @@ def _title(results: Sequence[Result]) -> str:
 
 
 def _header(results: Sequence[Result], title: str) -> str:
-    summary = results[0].summary
-    counts, seeds = summary.counts, len(summary.seeds)
+    seeds = len(results[0].summary.seeds)
     variants = f"{len(results)} variants" if len(results) > 1 else escape(results[0].name)
     runs = f"{seeds} seeds each" if seeds > 1 else "one run each" if len(results) > 1 else "one run"
-    requests = f"{counts.arrived // seeds:,} requests a run"
+    arrived = sorted(r.summary.counts.arrived // len(r.summary.seeds) for r in results)
+    few, many = f"{arrived[0]:,}", f"{arrived[-1]:,}"
+    requests = f"{many} requests a run" if few == many else f"{few} to {many} requests a run"
     facts = "".join(f"<li>{fact}</li>" for fact in (variants, runs, requests))
     return (
         f'<header><p class="brand">{LOGO}lengthwise</p><h1>{escape(title)}</h1>'

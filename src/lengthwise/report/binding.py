@@ -31,7 +31,7 @@ def bound_by(binding: Binding) -> str:
 
 
 def what_binds(summary: Summary) -> Binding:
-    """What keeps a deployment from serving more, told from its summary.
+    """What keeps a deployment from serving faster, told from its summary, and whether it keeps up.
 
     Asked in this order: are the GPUs idle, is the KV cache full, is the step's time spent on
     the host, the network or pipeline bubbles; else the roof that is nearer while busy,
@@ -89,9 +89,9 @@ def _roof(h: Hardware) -> tuple[str, str]:
 
 
 def _queue(summary: Summary) -> str:
-    """A word on the queue, where it makes more than half of the TTFT."""
+    """Whether the deployment keeps up: whether waiting makes more than half of the TTFT."""
     wait, ttft = summary.queueing_delay_s.mean.value, summary.ttft_s.mean.value
-    if not wait > ttft / 2:
-        return ""
-    share = percent(wait / ttft)
-    return f" A request waits {seconds(wait)} on average before it is scheduled, {share} of its TTFT."
+    if wait > ttft / 2:
+        share = percent(min(1.0, wait / ttft))
+        return f" Requests wait {seconds(wait)} on average before they are scheduled, {share} of their TTFT."
+    return f" It keeps up with the load: requests wait {seconds(wait)} on average." if wait >= 0 else ""

@@ -38,8 +38,8 @@
       line: { color: colour("--limit"), width: 1.5, dash: "dash" },
     }));
     const annotations = figure.limits.map((limit) => ({
-      x: figure.log ? Math.log10(limit) : limit, y: 0.02, yref: "paper", text: `SLO ${+limit.toPrecision(4)} ${figure.unit}`, showarrow: false,
-      xanchor: "right", yanchor: "bottom", xshift: -3, font: { color: colour("--limit"), size: 12 },
+      x: figure.log ? Math.log10(limit) : limit, y: 1, yref: "paper", text: `SLO ${+limit.toPrecision(4)} ${figure.unit}`, showarrow: false,
+      xanchor: "center", yanchor: "bottom", font: { color: colour("--limit"), size: 12 },
     }));
     const x = { title: label({ s: "seconds", ms: "milliseconds" }[figure.unit]), type: figure.log ? "log" : "linear", hoverformat: ".4~g" };
     if (figure.log) Object.assign(x, logTicks(figure));
