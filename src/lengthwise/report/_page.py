@@ -25,7 +25,10 @@ LOGO = (
     '<rect y="6.5" width="24" height="3" rx="1.5"/><rect y="13" width="16" height="3" rx="1.5"/></svg>'
 )
 
-LATENCY_NOTE = "Share of requests (for TBT, of tokens) that were at least this fast, in the first seed's run."
+LATENCY_NOTE = (
+    "Share of requests (for TBT, of tokens) that were at least this fast, in the first seed's run; "
+    "the slow tail is the share that was slower, on a logarithmic scale."
+)
 TIME_NOTE = "Means over steps, in the first seed's run."
 HIGHLIGHT_NOTE = "Highlighted: better than every other variant by 0.5 % or more, beyond the intervals."
 TAIL_BUTTON = '<button id="tail" type="button" aria-pressed="false" hidden>Show the slow tail</button>'
@@ -201,7 +204,7 @@ def _gap_cell(gap: Estimate | None, better: int) -> str:
     decimals = 1 if gap.half_width < 0.1 else 0
     sure = abs(gap.value) > max(gap.half_width, WORTH_SHARE)
     verdict = ("better" if gap.value * better > 0 else "worse") if sure else ""
-    text = f"{100 * gap.value:+,.{decimals}f}".replace("-", MINUS)
+    text = f"{100 * gap.value:+z,.{decimals}f}".replace("-", MINUS)
     half = f"{100 * gap.half_width:,.{decimals}f}"
     return f'<td class="{verdict}">{text} % <span class="half">± {half}</span></td>'
 

@@ -20,7 +20,7 @@
              pad: { l: 12, t: 6 }, font: { size: 14, color: colour("--ink") } },
     font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink") },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: false,
-    margin: { l: 52, r: 16, t: 40, b: 44 },
+    margin: { l: 52, r: 16, t: 48, b: 44 },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
     ...extra,
   });
