@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lengthwise import scenario
-from lengthwise.schema.errors import InputError, ScenarioError
+from lengthwise.scenario import _load
+from lengthwise.schema.errors import ScenarioError
 
 BASE = {
     "workload": 'isl = 512\nosl = { kind = "lognormal", mean = 200, cv = 1 }\nrequest_rate = 4',
@@ -234,32 +239,36 @@ def test_yaml_traps():
         scenario.loads("a: !!python/object/apply:os.getcwd []", suffix=".yaml")
 
 
-def test_no_toml_reaches_a_traceback():
-    """Whatever single value stands anywhere, it loads or it is an InputError."""
-    values = [
-        "1",
-        "-1",
-        "1.5",
-        "nan",
-        "inf",
-        '""',
-        '"x"',
-        "true",
-        "[]",
-        "[1]",
-        "{}",
-        "{ a = 1 }",
-        "1979-05-27",
-    ]
-    keys = [
-        "name", "workload", "workload.prompt", "workload.arrivals", "workload.preset", "workload.cut",
-        "deployment", "deployment.tp", "engine", "engine.watermark", "scheduler", "scheduler.rank", "slo",
-        "slo.ttft", "slo.ttft_ms", "run", "run.seeds", "variants", "variants.name", "nothing",
-        "workload.prompt.kind",
-    ]  # fmt: skip
-    for key in keys:
-        for value in values:
-            try:
-                scenario.loads(text(), overrides=[f"{key}={value}"])
-            except InputError as error:
-                assert str(error)  # noqa: PT017 - either outcome is right, a traceback is not
+_WORDS = """
+name workload deployment engine scheduler slo run variants prompt isl output arrivals kind tokens low mean cv
+preset trace concurrency qps request_rate tp model gpu cost ttft ttft_ms tbt seeds timeout_s policy rank
+scheduler.policy workload.prompt a.b.c .
+"""
+_KEYS = st.sampled_from(_WORDS.split())
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.dates()
+    | st.sampled_from(
+        ["", "x", "uniform", "lognormal", "gamma", "200ms", "roofline", "sarathi", "9" * 400 + "s"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(raw=st.dictionaries(_KEYS, _VALUES, max_size=6), base=st.booleans())
+def test_whatever_a_file_holds_it_loads_or_it_is_a_scenario_error(raw, base):
+    whole = {
+        "workload": {"prompt": 5, "output": 5, "concurrency": 2},
+        "deployment": {"model": "x", "gpu": "y"},
+    }
+    try:
+        found = _load.checked((whole if base else {}) | raw, source="raw", folder=Path())
+    except ScenarioError as error:
+        assert str(error).startswith("raw: ")  # noqa: PT017 - both endings are right
+    else:
+        assert found.effective()

@@ -101,12 +101,12 @@ def _by_name(problem: Problem, variants: Any) -> Problem:
 def _variants(base: Table, variants: list[Any]) -> list[Problem]:
     """Problems of the whole questions that the variants ask, each under the variant's name."""
     problems: list[Problem] = []
-    names: set[Any] = set()
+    names: set[str] = set()
     for index, variant in enumerate(variants):
         if not isinstance(variant, dict):
             continue  # the validation of the list itself has said so
-        name = variant.get("name", index)
-        here = ("variants", str(name))
+        name = str(variant.get("name", index))
+        here = ("variants", name)
         if name in names:
             problems.append(Problem((*here, "name"), "two variants have this name; give each its own"))
         names.add(name)
