@@ -30,7 +30,7 @@ app.add_typer(workload.app, name="workload")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 - slow, and rarely asked for
+        from importlib.metadata import version
 
         typer.echo(f"lengthwise {version('lengthwise')}")
         raise typer.Exit

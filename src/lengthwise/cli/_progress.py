@@ -27,8 +27,8 @@ def shown(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console  # noqa: PLC0415 - a pipe needs no bar
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -20,7 +20,7 @@ def _kinds(incomplete: str) -> list[str]:
 
 
 def _names(context: typer.Context, incomplete: str) -> list[str]:
-    from lengthwise.cli import _catalog_pages as pages  # noqa: PLC0415 - not before a command needs it
+    from lengthwise.cli import _catalog_pages as pages
 
     known = pages.names(context.params.get("kind") or "")
     return [name for name in known if name.startswith(incomplete)]
@@ -38,7 +38,7 @@ def run(
     ] = None,
 ) -> None:
     """Show the known models, GPUs, nodes, policies and workloads."""
-    from lengthwise.cli import _catalog_pages as pages  # noqa: PLC0415 - not before a command needs it
+    from lengthwise.cli import _catalog_pages as pages
 
     if kind is None:
         pages.overview()

@@ -22,7 +22,7 @@ def run(
     ] = None,
 ) -> None:
     """Show what fits, what a step costs by operator, and what binds; nothing is simulated."""
-    from lengthwise import scenario as scenarios  # noqa: PLC0415 - not before it is needed
-    from lengthwise.cli import _explain_page as page  # noqa: PLC0415
+    from lengthwise import scenario as scenarios
+    from lengthwise.cli import _explain_page as page
 
     page.show_all(scenarios.build(scenarios.load(scenario, set_ or ())))

@@ -34,8 +34,8 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
 ) -> None:
     """Simulate a scenario: what users will see, and why."""
-    from lengthwise import scenario as scenarios  # noqa: PLC0415 - not before it is needed
-    from lengthwise.cli import _outputs, _progress, _results  # noqa: PLC0415
+    from lengthwise import scenario as scenarios
+    from lengthwise.cli import _outputs, _progress, _results
 
     asked = scenarios.load(scenario, set_ or ())
     if seeds is not None:

@@ -33,6 +33,6 @@ def show(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draw from a preset.")] = 0,
 ) -> None:
     """Show counts, rates, quantiles and a sketch of the lengths of a trace or a preset."""
-    from lengthwise.cli import _workload_page as page  # noqa: PLC0415 - not before it is needed
+    from lengthwise.cli import _workload_page as page
 
     page.show(page.opened(source, format_, num_requests, seed))

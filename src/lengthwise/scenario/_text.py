@@ -62,9 +62,9 @@ def _toml(text: str, source: str) -> Table:
 
 
 def _yaml(text: str, source: str) -> Table:
-    import yaml  # noqa: PLC0415 - most scenarios are TOML
+    import yaml
 
-    from lengthwise.scenario._yaml import Loader  # noqa: PLC0415
+    from lengthwise.scenario._yaml import Loader
 
     try:
         table = yaml.load(text, Loader)  # noqa: S506 - a safe loader
