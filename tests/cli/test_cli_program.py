@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -110,3 +111,13 @@ def test_a_closed_pipe_ends_quietly():
     )
     assert done.stderr == ""
     assert done.returncode in (0, 1)
+
+
+def test_an_encoding_without_our_characters_is_no_bug():
+    code = "from lengthwise.cli import main; raise SystemExit(main(['workload', 'show', 'chat-1m']))"
+    narrow = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=narrow
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout

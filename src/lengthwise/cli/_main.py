@@ -5,6 +5,8 @@ Exit codes: 0 done, 1 our bug, 2 an input that cannot be used, 130 interrupted.
 
 from __future__ import annotations
 
+import io
+import sys
 import traceback
 from collections.abc import Sequence
 from typing import Annotated
@@ -47,6 +49,7 @@ def _program(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: the process's own) and returns its exit code."""
+    _forgive_narrow_encodings()
     try:
         app(args=argv, prog_name="lengthwise")
     except SystemExit as end:
@@ -56,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:  # noqa: BLE001 - the last line of defence
         return _our_bug()
     return 0
+
+
+def _forgive_narrow_encodings() -> None:
+    """Where the output cannot hold a character (a pipe in cp1252), a question mark will do."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _input_error(error: InputError) -> int:

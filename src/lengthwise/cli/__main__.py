@@ -1,0 +1,5 @@
+"""``python -m lengthwise.cli``: the same as the command ``lengthwise``."""
+
+from lengthwise.cli import main
+
+main()
