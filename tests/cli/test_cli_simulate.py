@@ -125,6 +125,7 @@ def test_ctrl_c_waits_for_no_run_and_writes_nothing(cli, scenario_file, monkeypa
         os.kill(os.getpid(), signal.SIGINT)
         threading.Event().wait(60)
 
+    monkeypatch.setattr(engine, "ready", lambda: True)
     monkeypatch.setattr(engine, "simulate", endless)
     began = time.monotonic()
     assert cli("simulate", scenario_file, "--json", tmp_path / "out.json") == (130, "", "")
