@@ -1,0 +1,133 @@
+"""Runs seen from outside (records) and from inside (the reference at every step, the kernel's last state)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, reject, settings
+
+from lengthwise.engine import simulate
+from lengthwise.engine._compiled import _compiled
+from lengthwise.engine._kernel import run as plain_kernel
+from lengthwise.engine._setup import prepare
+from lengthwise.engine._state import State, new_state
+from lengthwise.engine.reference import Reference
+from lengthwise.policy import resolve
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import PolicyError
+from lengthwise.schema.records import Records
+from lengthwise.schema.workload import Workload
+
+LAW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+INFINITY = float("inf")
+
+
+def may_get_stuck(deployment: Deployment) -> bool:
+    """Vidur's watermark is held even on an empty replica, so that a long evicted request never returns."""
+    return deployment.scheduler.memory == "paged_strict"
+
+
+def run(workload: Workload, deployment: Deployment, **options: Any) -> Records:
+    """The records; an example in which Vidur's watermark locks a request out is passed over."""
+    try:
+        return simulate(workload, deployment, **options)
+    except PolicyError:
+        if not may_get_stuck(deployment):
+            raise
+        reject()
+
+
+def longest_output(workload: Workload, deployment: Deployment) -> Any:
+    """What each request produces if nothing ends it early."""
+    room = deployment.max_model_len - workload.prompt_tokens
+    return np.minimum(workload.output_tokens, np.maximum(room, 1))
+
+
+def never_fits(workload: Workload, deployment: Deployment) -> Any:
+    """Which requests the built-in policies can never serve, told without the engine."""
+    limits, kv, s = deployment.limits, deployment.kv, deployment.scheduler
+    hopeless = workload.prompt_tokens >= deployment.max_model_len
+    if s.batching in ("prefill_first", "vidur_vllm"):
+        hopeless |= workload.prompt_tokens > limits.max_num_batched_tokens
+    if s.memory == "paged_strict":
+        need = -(-workload.prompt_tokens // kv.block_size)
+        hopeless |= kv.num_blocks - need < int(limits.watermark * kv.num_blocks)
+    return hopeless
+
+
+def last_state(workload: Workload, deployment: Deployment) -> State:
+    """The compiled kernel's own state when everything is over."""
+    setup = prepare(workload, deployment, seed=0, limit_s=math.inf, compiled=True)
+    state = new_state(setup, 0)
+    from lengthwise import _jit
+
+    kernel = plain_kernel if _jit.DISABLED else _compiled(_jit.type_of(state))
+    if kernel(state, setup.rank, setup.leave, setup.batching, setup.memory, setup.router) != 0:
+        reject()
+    return state
+
+
+class Watched(Reference):
+    """The reference, its innards checked whenever a step is sent off."""
+
+    def _next_event(self) -> float:
+        now = super()._next_event()
+        assert now >= self.now_s, "the clock never goes back"
+        return now
+
+    def _launch(self, rep: Any, step: Any) -> None:
+        s = self.s
+        stepping = [*step.decodes, *(q for q, _ in step.prompts)]
+        held = [*rep.resident, *stepping]
+        assert rep.free >= 0
+        assert sum(q.blocks for q in held) + rep.free == s.total_blocks
+        assert all(q.blocks == 0 for q in rep.queue)
+        assert len({id(q) for q in held}) == len(held) <= s.max_num_seqs
+        for q in step.decodes:
+            assert q.decoding
+            assert q.blocks >= s.blocks_for(q.context)
+        for q, chunk in step.prompts:
+            assert not q.decoding
+            assert 0 < chunk <= q.context - q.prefilled
+            assert q.blocks >= s.blocks_for(q.prefilled + chunk)
+        super()._launch(rep, step)
+
+
+def watch(workload: Workload, deployment: Deployment) -> Reference:
+    """A reference that ran to its end under watch."""
+    watched = Watched(prepare(workload, deployment, seed=0, limit_s=math.inf, compiled=False))
+    try:
+        watched.run()
+    except PolicyError:
+        if not may_get_stuck(deployment):
+            raise
+        reject()
+    return watched
+
+
+def busy_intervals(records: Records, replica: int) -> list[tuple[float, float]]:
+    """When at least one step of the replica was in flight; intervals that touch are one."""
+    steps = records.steps
+    assert steps is not None
+    mine = steps.replica == replica
+    merged: list[tuple[float, float]] = []
+    for start_s, end_s in zip(steps.start_s[mine], steps.end_s[mine], strict=True):
+        if merged and start_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end_s))
+        else:
+            merged.append((start_s, end_s))
+    return merged
+
+
+def covered(intervals: list[tuple[float, float]], from_s: float, to_s: float) -> bool:
+    """Whether one of the intervals holds all of [from_s, to_s]; no time needs no cover."""
+    return from_s == to_s or any(a <= from_s and to_s <= b for a, b in intervals)
+
+
+def uses(deployment: Deployment, argument: str) -> bool:
+    """Whether any policy of the deployment looks at this argument."""
+    s = deployment.scheduler
+    axes = ("rank", "leave", "batching", "memory", "router")
+    return any(resolve(axis, getattr(s, axis)).uses(argument) for axis in axes)

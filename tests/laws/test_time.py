@@ -1,0 +1,90 @@
+"""Laws 5 to 8: the clock, causes before effects, no idling beside work, first come first served."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from observers import LAW, busy_intervals, covered, may_get_stuck, run
+from worlds import deployments, workloads
+
+from lengthwise.schema.records import Status
+
+
+@LAW
+@given(workloads(), deployments())
+def test_steps_of_a_replica_are_ordered(workload, deployment):
+    records = run(workload, deployment)
+    steps, pp = records.steps, deployment.parallel.pp
+    assert (np.diff(steps.start_s) >= 0).all()
+    for replica in range(deployment.parallel.replicas):
+        start_s, end_s = (column[steps.replica == replica] for column in (steps.start_s, steps.end_s))
+        assert (end_s > start_s).all()
+        assert (np.diff(end_s) > 0).all()
+        assert (start_s[pp:] >= end_s[:-pp]).all(), "more than pp steps in flight"
+    last_s = [*steps.end_s, *records.requests.arrival_s]
+    assert records.end_s == max(last_s)
+
+
+@LAW
+@given(workloads(), deployments())
+def test_causes_come_before_effects(workload, deployment):
+    records = run(workload, deployment)
+    r, steps = records.requests, records.steps
+    chain = (r.arrival_s, r.scheduled_s, r.first_token_s, r.finished_s)
+    for earlier, later in itertools.pairwise(chain):
+        known = ~np.isnan(later)
+        assert not np.isnan(earlier[known]).any()
+        assert (earlier[known] <= later[known]).all()
+    assert (r.scheduled_s < r.first_token_s)[~np.isnan(r.first_token_s)].all()
+    assert np.isin(r.scheduled_s[~np.isnan(r.scheduled_s)], steps.start_s).all()
+    for replica in range(deployment.parallel.replicas):
+        mine = (r.replica == replica) & (r.status == Status.FINISHED)
+        assert np.isin(r.finished_s[mine], steps.end_s[steps.replica == replica]).all()
+    one = (r.status == Status.FINISHED) & (r.output_tokens == 1)
+    np.testing.assert_array_equal(r.first_token_s[one], r.finished_s[one])
+
+
+@LAW
+@given(workloads(), deployments())
+def test_a_closed_loop_holds_its_concurrency(workload, deployment):
+    assume(workload.concurrency is not None)
+    assume(deployment.limits.timeout_s == float("inf"))
+    r = run(workload, deployment).requests
+    left_s = np.where(r.status == Status.REJECTED, r.arrival_s, r.finished_s)
+    first = min(workload.concurrency, len(workload))
+    assert (r.arrival_s[:first] == 0).all()
+    np.testing.assert_array_equal(r.arrival_s[first:], np.sort(left_s)[: len(workload) - first])
+
+
+@LAW
+@given(workloads(), deployments())
+def test_a_replica_with_work_is_never_idle(workload, deployment):
+    assume(not may_get_stuck(deployment))
+    records = run(workload, deployment)
+    r, replicas = records.requests, deployment.parallel.replicas
+    busy = [busy_intervals(records, replica) for replica in range(replicas)]
+    central = deployment.scheduler.router == "central"
+    for i in np.flatnonzero(r.status == Status.FINISHED):
+        arrival_s, scheduled_s, finished_s = r.arrival_s[i], r.scheduled_s[i], r.finished_s[i]
+        if central:
+            assert all(covered(intervals, arrival_s, scheduled_s) for intervals in busy)
+        else:
+            assert covered(busy[r.replica[i]], arrival_s, finished_s)
+        if r.preemptions[i] == 0:
+            assert covered(busy[r.replica[i]], scheduled_s, finished_s)
+
+
+@LAW
+@given(workloads(), deployments(), st.sampled_from(["fcfs", "fcfs_evicted_first"]))
+def test_first_come_first_served_never_overtakes(workload, deployment, rank):
+    scheduler = dataclasses.replace(deployment.scheduler, rank=rank)
+    r = run(workload, dataclasses.replace(deployment, scheduler=scheduler)).requests
+    queues = [r.replica == replica for replica in range(deployment.parallel.replicas)]
+    if scheduler.router == "central":
+        queues = [r.replica >= 0]
+    for queue in queues:
+        assert (np.diff(r.scheduled_s[queue]) >= 0).all()
