@@ -40,8 +40,10 @@ def run(S, rank, leave_rank, batching, memory, router):
         again = True
         while again:
             evictions = ctr.evictions
-            for k in range(_order(S)):
-                _schedule(S, S.scratch_order[k], now_s, rank, leave_rank, batching, memory)
+            count = _order(S)
+            for k in range(count):
+                left = count - 1 - k
+                _schedule(S, S.scratch_order[k], now_s, left, evictions, rank, leave_rank, batching, memory)
             again = par.central == 1 and ctr.evictions != evictions and ctr.problem == OK
         if ctr.problem != OK:
             return ctr.problem
@@ -180,8 +182,12 @@ def _route(S, i, router):
 
 
 @jit
-def _schedule(S, r, now_s, rank, leave_rank, batching, memory):
-    """Fills a replica's pipeline with steps; pure decoding runs on in place."""
+def _schedule(S, r, now_s, left, evictions, rank, leave_rank, batching, memory):
+    """Fills a replica's pipeline with steps; pure decoding runs on in place.
+
+    ``left`` replicas are still to be scheduled at this instant, before which there had been so
+    many ``evictions``.
+    """
     rep, par, w = S.replicas[r], S.par[0], S.work[0]
     coasting, retried, swap_s = False, False, 0.0
     while coasting or rep.in_flight < par.pp:
@@ -194,7 +200,7 @@ def _schedule(S, r, now_s, rank, leave_rank, batching, memory):
         w.swap_s += swap_s
         retried, swap_s = False, 0.0
         end_s = launch(S, r, now_s)
-        coasting = par.pp == 1 and w.prompts == 0 and may_coast(S, r, end_s, _horizon(S))
+        coasting = par.pp == 1 and w.prompts == 0 and may_coast(S, r, end_s, _horizon(S, left, evictions))
         if coasting:
             ride(S, r, end_s)
             now_s = end_s
@@ -203,12 +209,20 @@ def _schedule(S, r, now_s, rank, leave_rank, batching, memory):
 
 
 @jit
-def _horizon(S):
-    """Before this time nobody else can change what a replica does."""
+def _horizon(S, left, evictions):
+    """Before this time nobody else can change what a replica does.
+
+    Replicas meet where requests arrive; in a closed loop also where any of them ends, over a
+    central queue also where any of them evicts. Those still to be scheduled now are not among
+    the events yet.
+    """
     ctr, par = S.ctr[0], S.par[0]
     horizon_s = S.arrival_s[ctr.next] if ctr.next < ctr.released else INFINITY
-    if (par.closed == 1 or par.central == 1) and ctr.events > 0:
-        horizon_s = min(horizon_s, S.event_s[0])
+    if par.closed == 1 or par.central == 1:
+        if left > 0 or ctr.evictions != evictions:
+            return -INFINITY
+        if ctr.events > 0:
+            horizon_s = min(horizon_s, S.event_s[0])
     return horizon_s
 
 
