@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -53,7 +54,7 @@ def machine() -> dict[str, Any]:
 
 def _cpu() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor()
@@ -68,7 +69,9 @@ def show(rows: list[Row], *, as_json: bool) -> None:
     for row in rows:
         verdict = "ok " if met(row) else "---"
         spread = f" [{row.ci[0]:.4g}, {row.ci[1]:.4g}]" if row.ci else ""
-        print(f"{verdict} {row.name:34} {row.value:12.5g} {row.unit:12} target {row.target:g} {row.better}{spread}")
+        print(
+            f"{verdict} {row.name:34} {row.value:12.5g} {row.unit:12} target {row.target:g} {row.better}{spread}"
+        )
 
 
 def met(row: Row) -> bool:

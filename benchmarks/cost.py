@@ -18,7 +18,11 @@ from lengthwise.schema.deployment import Parallelism
 
 LIMITS = EngineLimits(max_num_seqs=256, max_num_batched_tokens=512)
 PARALLEL = Parallelism(tp=4)
-MODEL, GPU, NODE = catalog.model("llama-2-70b"), catalog.gpu("A100-80GB"), catalog.node("a100_pairwise_nvlink")
+MODEL, GPU, NODE = (
+    catalog.model("llama-2-70b"),
+    catalog.gpu("A100-80GB"),
+    catalog.node("a100_pairwise_nvlink"),
+)
 
 
 def step_times(tables, decodes, kv_tokens, chunks, contexts, out):
@@ -92,7 +96,8 @@ tables, fit = cost.vidur_profile({folder!r}, catalog.model("llama-2-70b"), "A100
     EngineLimits(max_num_seqs=256, max_num_batched_tokens=512), 4096, estimator={estimator!r}, cache={cache!r})
 done = time.perf_counter()
 worst = max(o.median_error for o in fit.operators)
-print(json.dumps(dict(build_s=done - imported, import_s=imported - start, layer_s=float(tables.layer_s[512]), worst=worst)))
+out = dict(build_s=done - imported, import_s=imported - start, layer_s=float(tables.layer_s[512]), worst=worst)
+print(json.dumps(out))
 """
 
 
@@ -112,9 +117,7 @@ def vidur_build(estimator: str, suffix: str, repeats: int) -> list[Row]:
         seconds = [run["build_s"] for run in runs]
         details = {"estimator": estimator, "import_s": runs[0]["import_s"], "profile": "made, Vidur's size"}
         middle, spread = statistics.median(seconds), (min(seconds), max(seconds))
-        rows.append(
-            Row(f"cost.vidur{suffix}_build_{name}_s", middle, "s", target, "lower", spread, details)
-        )
+        rows.append(Row(f"cost.vidur{suffix}_build_{name}_s", middle, "s", target, "lower", spread, details))
     return rows
 
 

@@ -7,7 +7,6 @@ The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 t
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -99,7 +98,9 @@ def growth(rate: float, sizes: list[int]) -> list[Row]:
     details = {"points": points, "machine": machine()}
     return [
         Row("simulate.growth_exponent", exponent, "", 1.1, "lower", None, details),
-        Row(f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}", points[-1]["peak_gib"], "GiB", 4.0, "lower"),
+        Row(
+            f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}", points[-1]["peak_gib"], "GiB", 4.0, "lower"
+        ),
     ]
 
 

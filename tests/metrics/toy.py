@@ -114,6 +114,7 @@ def records(
         first,
         finished,
         (rng.random(n) < 0.02).astype(np.int32),
+        refusal=np.zeros(len(arrival), np.int8),
     )
     return _records(requests, server, now, seed, name)
 

@@ -27,7 +27,7 @@ def fit_forest(x: Floats, y: Floats) -> RandomForestRegressor:
         MissingExtraError: scikit-learn is not installed.
     """
     try:
-        from sklearn.ensemble import RandomForestRegressor  # noqa: PLC0415 - an optional dependency
+        from sklearn.ensemble import RandomForestRegressor
     except ImportError as error:
         raise MissingExtraError("the estimator random_forest", "profiles") from error
     forest = RandomForestRegressor(

@@ -30,7 +30,7 @@ def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, .
 def _cache_folder(cache: Path | str) -> Path:
     if cache != "user":
         return Path(cache)
-    from platformdirs import user_cache_path  # noqa: PLC0415 - needed by few runs
+    from platformdirs import user_cache_path
 
     return user_cache_path("lengthwise") / "profiles"
 

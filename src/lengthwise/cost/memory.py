@@ -32,7 +32,7 @@ HOST_LINK_BYTES_PER_S = 25e9
 VIDUR_MARGIN = 0.1
 
 
-def plan_memory(  # noqa: PLR0917
+def plan_memory(
     model: ModelSpec,
     gpu: GpuSpec,
     parallel: Parallelism,
@@ -73,7 +73,7 @@ def plan_memory(  # noqa: PLR0917
     return replace(plan(model, gpu, parallel, limits, max_model_len), num_blocks=num_blocks)
 
 
-def largest_model_len(  # noqa: PLR0917
+def largest_model_len(
     model: ModelSpec,
     gpu: GpuSpec,
     parallel: Parallelism,

@@ -51,7 +51,7 @@ class OperatorTime:
     bound: str
 
 
-def roofline(  # noqa: PLR0917
+def roofline(
     model: ModelSpec,
     gpu: GpuSpec,
     node: NodeSpec,

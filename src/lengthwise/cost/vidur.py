@@ -18,7 +18,7 @@ from lengthwise.schema.model import ModelSpec
 ESTIMATORS = ("monotone", "random_forest")
 
 
-def vidur_profile(  # noqa: PLR0917
+def vidur_profile(
     folder: Path | str,
     model: ModelSpec,
     gpu_name: str,
@@ -78,7 +78,7 @@ def _sizes(limits: EngineLimits, max_model_len: int, estimator: str) -> tuple[in
     return step, length, seqs, limits.block_size
 
 
-def _build(  # noqa: PLR0917
+def _build(
     files: ProfileFiles,
     model: ModelSpec,
     parallel: Parallelism,
@@ -87,8 +87,8 @@ def _build(  # noqa: PLR0917
     estimator: str,
 ) -> tuple[CostTables, FitReport]:
     # What follows imports polars, scipy and scikit-learn, which a run with stored tables does not need.
-    from lengthwise.cost._vidur_build import Job, forest_tables, monotone_tables  # noqa: PLC0415
-    from lengthwise.cost._vidur_rows import read_samples  # noqa: PLC0415
+    from lengthwise.cost._vidur_build import Job, forest_tables, monotone_tables
+    from lengthwise.cost._vidur_rows import read_samples
 
     samples = read_samples(files, model, parallel, limits.block_size)
     build = monotone_tables if estimator == "monotone" else forest_tables

@@ -39,7 +39,7 @@ def run_kernel(setup: Setup, log_rows: int) -> Outcome:
     try:
         code = kernel(state, *functions)
     except (ArithmeticError, ValueError, TypeError, LookupError, AssertionError, RuntimeError) as error:
-        raise PolicyError(f"a policy of this run raised {type(error).__name__}: {error}") from error
+        raise setup.policy_raised(error) from error
     _raise_for(code, setup, state)
     return _outcome(state)
 

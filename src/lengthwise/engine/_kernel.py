@@ -13,10 +13,14 @@ from lengthwise.engine._evict import enqueue
 from lengthwise.engine._expire import outstanding, release
 from lengthwise.engine._form import chunk_for, form, remaining_tokens
 from lengthwise.engine._launch import end_step, launch
-from lengthwise.schema.records import Status
+from lengthwise.schema.records import Refusal, Status
 
 OK, BAD_ROUTE, STUCK = layout.OK, layout.BAD_ROUTE, layout.STUCK
 REJECTED = int(Status.REJECTED)
+NONE = int(Refusal.NONE)
+TOO_LONG = int(Refusal.PROMPT_REACHES_MAX_MODEL_LEN)
+OVER_BUDGET = int(Refusal.PROMPT_ABOVE_TOKEN_BUDGET)
+OVER_MEMORY = int(Refusal.PROMPT_ABOVE_KV_MEMORY)
 INFINITY = float("inf")
 
 
@@ -95,8 +99,10 @@ def _arrivals(S, now_s, rank, memory, router):
     while ctr.next < ctr.released and S.arrival_s[ctr.next] == now_s:
         i = ctr.next
         ctr.next += 1
-        if _never_fits(S, i, memory):
+        refusal = _refusal(S, i, memory)
+        if refusal != NONE:
             S.results[i].status = REJECTED
+            S.results[i].refusal = refusal
             release(S, now_s)
             continue
         slot = _new_slot(S, i, now_s)
@@ -107,17 +113,17 @@ def _arrivals(S, now_s, rank, memory, router):
 
 
 @jit
-def _never_fits(S, i, memory):
-    """Whether not even an idle replica could take the request."""
+def _refusal(S, i, memory):
+    """Why not even an idle replica could take the request, if so."""
     par, prompt, predicted = S.par[0], S.prompt[i], S.predicted[i]
     if prompt >= par.max_model_len:
-        return True
+        return TOO_LONG
     S.work[0].prompts = 0
     S.work[0].prompt_tokens = 0
     S.work[0].longest = 0
     chunk = chunk_for(S, prompt, False, par.empty_tokens, par.empty_flags)
     if chunk <= 0:
-        return True
+        return OVER_BUDGET
     peak = prompt + remaining_tokens(predicted, 0) if par.needs_peak == 1 else 0
     blocks = memory(
         prompt,
@@ -131,7 +137,7 @@ def _never_fits(S, i, memory):
         0,
         peak,
     )
-    return blocks < 0
+    return OVER_MEMORY if blocks < 0 else NONE
 
 
 @jit

@@ -117,6 +117,7 @@ result_t = np.dtype(
         ("replica", "i4"),
         ("preemptions", "i4"),
         ("status", "i8"),
+        ("refusal", "i8"),
     ],
     align=True,
 )

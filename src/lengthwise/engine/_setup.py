@@ -195,6 +195,11 @@ class Setup:
             f"router {self.policies.router.name!r} chose replica {replica}; there are {self.replicas}, from 0"
         )
 
+    def policy_raised(self, error: Exception) -> PolicyError:
+        own = [p for p in self.policies.each() if not p.builtin] or self.policies.each()
+        names = ", ".join(f"{p.axis} policy {p.name!r}" for p in own)
+        return PolicyError(f"{names} raised {type(error).__name__}: {error}")
+
     def stuck(self, request: int) -> str:
         p = self.policies
         return (
@@ -212,6 +217,7 @@ def prepare(
 
     policies = _policies(deployment)
     _check(workload, deployment, policies)
+    _check_memory(policies.memory, deployment)
     make = room.compiled if compiled else room.interpreted
     rank, leave, batching, memory, router = (make(p) for p in policies.each())
     n, replicas = len(workload), deployment.parallel.replicas
@@ -229,7 +235,7 @@ def prepare(
         batching,
         memory,
         router,
-        arrival_s=np.array(workload.arrival_s),
+        arrival_s=_arrivals(workload),
         prompt=_column(workload.prompt_tokens),
         output=np.minimum(workload.output_tokens, np.maximum(limit, 1)),
         predicted=_or_zeros(workload.predicted_tokens, n, np.float64),
@@ -290,6 +296,34 @@ def _empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int
             f"(admit {admit}, prompt tokens {tokens}); no request would ever run"
         )
     return admit, tokens, flags
+
+
+def _check_memory(memory: Policy, deployment: Deployment) -> None:
+    """The memory policy must let a request of one token onto an idle replica."""
+    from lengthwise.policy import interpreted
+
+    kv, watermark = deployment.kv, int(deployment.limits.watermark * deployment.kv.num_blocks)
+    sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
+    try:
+        blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise PolicyError(
+            f"memory policy {memory.name!r} must return a whole number of blocks; for one token on an idle replica "
+            f"it raised {type(error).__name__}: {error}"
+        ) from error
+    if blocks < 0:
+        raise PolicyError(
+            f"memory policy {memory.name!r} refuses a request of one token on an idle replica; no request would "
+            "ever run"
+        )
+
+
+def _arrivals(workload: Workload) -> Array:
+    """Arrivals; in a closed loop those after the first are set when they are let in."""
+    arrival_s = np.array(workload.arrival_s)
+    if workload.concurrency:
+        arrival_s[workload.concurrency :] = np.nan
+    return arrival_s
 
 
 def _column(values: Array) -> Array:

@@ -18,7 +18,7 @@ from lengthwise.engine._outcome import Outcome
 from lengthwise.engine._setup import Setup
 from lengthwise.policy import ADMIT_AFTER_EVICTION, CHUNKED, DECODES_WAIT, PADDED, SPARE_BLOCK
 from lengthwise.schema.errors import PolicyError
-from lengthwise.schema.records import Status
+from lengthwise.schema.records import Refusal, Status
 
 
 @dataclass(eq=False)
@@ -131,8 +131,10 @@ class Reference:
             i = self.next
             self.next += 1
             request = self.s.request(_Request, i, float(self.arrival_s[i]))
-            if self._never_fits(request):
+            refusal = self._refusal(request)
+            if refusal != Refusal.NONE:
                 self.results[i]["status"] = Status.REJECTED
+                self.results[i]["refusal"] = refusal
                 self._release(now)
                 continue
             self._route(request, now)
@@ -374,14 +376,16 @@ class Reference:
                 raise self.s.bad_memory(blocks)
         return blocks
 
-    def _never_fits(self, q: _Request) -> bool:
+    def _refusal(self, q: _Request) -> Refusal:
+        """Why not even an idle replica could take the request, if so."""
         if q.prompt >= self.s.max_model_len:
-            return True
+            return Refusal.PROMPT_REACHES_MAX_MODEL_LEN
         chunk = self._chunk(_Step(0.0), q, self.s.empty_plan[1], self.s.empty_plan[2])
         if chunk <= 0:
-            return True
+            return Refusal.PROMPT_ABOVE_TOKEN_BUDGET
         peak = q.prompt + q.remaining if self.s.needs_peak else 0
-        return self.s.ask_memory(q.prompt, chunk, q.predicted, self.s.total_blocks, 0, peak) < 0
+        blocks = self.s.ask_memory(q.prompt, chunk, q.predicted, self.s.total_blocks, 0, peak)
+        return Refusal.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Refusal.NONE
 
     def _launch(self, rep: _Replica, step: _Step) -> None:
         kv_tokens = sum(q.context for q in step.decodes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
 
@@ -72,7 +72,7 @@ def _run_reference(setup: Setup) -> Outcome:
     try:
         return simulate_reference(setup)
     except (ArithmeticError, ValueError, TypeError, LookupError) as error:
-        raise PolicyError(f"a policy of this run raised {type(error).__name__}: {error}") from error
+        raise setup.policy_raised(error) from error
 
 
 def _require_no_rejects(records: Records) -> None:

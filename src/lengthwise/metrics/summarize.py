@@ -18,7 +18,7 @@ from lengthwise.metrics.slo import Slo
 from lengthwise.metrics.summary import Counts, Goodput, Rates, Summary
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Records, RequestRecords, Status
+from lengthwise.schema.records import Records, Refusal, RequestRecords, Status
 
 Floats = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
@@ -110,6 +110,7 @@ def _rows(r: RequestRecords, rows: slice) -> RequestRecords:
 
 def _counts(r: RequestRecords) -> Counts:
     by_status = np.bincount(r.status, minlength=len(Status))
+    why = np.bincount(r.refusal, minlength=len(Refusal))
     counts = Counts(
         arrived=len(r.status),
         finished=int(by_status[Status.FINISHED]),
@@ -117,6 +118,9 @@ def _counts(r: RequestRecords) -> Counts:
         timed_out=int(by_status[Status.TIMED_OUT]),
         unfinished=int(by_status[Status.UNFINISHED]),
         preemptions=int(r.preemptions.sum(dtype=np.int64)),
+        rejected_too_long=int(why[Refusal.PROMPT_REACHES_MAX_MODEL_LEN]),
+        rejected_over_token_budget=int(why[Refusal.PROMPT_ABOVE_TOKEN_BUDGET]),
+        rejected_over_kv_memory=int(why[Refusal.PROMPT_ABOVE_KV_MEMORY]),
     )
     buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
     assert buckets == counts.arrived, f"the buckets hold {buckets} requests, {counts.arrived} arrived"

@@ -13,7 +13,9 @@ from lengthwise.metrics.slo import Slo
 class Counts:
     """Requests by bucket, adding up to ``arrived``; summed over seeds where there are several.
 
-    Requests that had not arrived when the run ended are not counted at all.
+    Requests that had not arrived when the run ended are not counted at all. The last three say
+    why requests were rejected: the prompt alone reaches ``max_model_len``, or is above the tokens
+    of a step that may not cut it, or above what the KV memory admits.
     """
 
     arrived: int
@@ -22,6 +24,9 @@ class Counts:
     timed_out: int
     unfinished: int
     preemptions: int
+    rejected_too_long: int = 0
+    rejected_over_token_budget: int = 0
+    rejected_over_kv_memory: int = 0
 
 
 @dataclass(frozen=True)

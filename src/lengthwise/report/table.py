@@ -53,6 +53,13 @@ def counts_note(counts: Counts) -> str:
     others = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
     parts = [f"{counts.finished:,} of {counts.arrived:,} requests finished"]
     parts += [f"{count:,} {name}" for name, count in others.items() if count]
+    why = {
+        "prompt reaches max_model_len": counts.rejected_too_long,
+        "prompt above the token budget of a step": counts.rejected_over_token_budget,
+        "prompt above the KV memory": counts.rejected_over_kv_memory,
+    }
+    if counts.rejected:
+        parts.append("rejected because " + ", ".join(f"{reason}: {n:,}" for reason, n in why.items() if n))
     if counts.preemptions:
         parts.append(f"{counts.preemptions:,} preemptions")
     return ", ".join(parts)

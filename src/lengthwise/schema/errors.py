@@ -32,8 +32,8 @@ class UnknownNameError(InputError):
         lowered = {k.lower(): k for k in known}
         near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
         shown = ", ".join(lowered[k] for k in near) if near else ", ".join(known)
-        hint = "Did you mean" if near else "Known are"
-        super().__init__(f"there is no {kind} named {name!r}. {hint}: {shown}?")
+        hint = f"Did you mean: {shown}?" if near else f"Known are: {shown}."
+        super().__init__(f"there is no {kind} named {name!r}. {hint}")
         self.kind, self.name, self.known = kind, name, known
 
 

@@ -21,12 +21,23 @@ class Status(IntEnum):
     UNFINISHED = 3
 
 
+class Refusal(IntEnum):
+    """Why not even an idle replica could take a rejected request."""
+
+    NONE = 0
+    PROMPT_REACHES_MAX_MODEL_LEN = 1
+    PROMPT_ABOVE_TOKEN_BUDGET = 2
+    PROMPT_ABOVE_KV_MEMORY = 3
+
+
 @dataclass(frozen=True)
 class RequestRecords:
     """[n] columns in the order of the workload; a time that never came is NaN.
 
     ``output_tokens`` counts what was produced (0 when rejected); ``replica`` is -1 for a
     request that no replica took. ``scheduled_s`` is when it was first put into a step.
+    ``refusal`` (Refusal) says why a rejected one could never run. In a closed loop that was cut
+    off, requests that were never let in have arrival NaN.
     """
 
     arrival_s: Floats
@@ -38,6 +49,7 @@ class RequestRecords:
     first_token_s: Floats
     finished_s: Floats
     preemptions: npt.NDArray[np.int32]
+    refusal: npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)

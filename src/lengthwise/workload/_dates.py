@@ -29,7 +29,7 @@ def parse_dates(series: pl.Series) -> npt.NDArray[np.float64] | None:
     Dates look like 2023-11-16 18:15:46.6805900, with a T or a zone allowed, or are all whole numbers of
     100 ns (.NET ticks).
     """
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     ticks = series.cast(pl.Int64, strict=False)
     per_s = _TICKS_PER_S

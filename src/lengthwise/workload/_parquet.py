@@ -22,7 +22,7 @@ _KEY = "lengthwise.workload"
 
 def write_parquet(workload: Workload, path: Path) -> None:
     """A Parquet file with all there is of the workload."""
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     columns = {name: getattr(workload, name) for name in (*_COLUMNS, *_OPTIONAL)}
     columns = {name: values for name, values in columns.items() if values is not None}
@@ -37,8 +37,8 @@ def read_parquet(source: Source) -> Workload:
     Raises:
         TraceError: The file is cut off or damaged, lacks a column, or holds a value that cannot be used.
     """
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
-    from polars.exceptions import PolarsError  # noqa: PLC0415
+    import polars as pl
+    from polars.exceptions import PolarsError
 
     try:
         frame = pl.read_parquet(io.BytesIO(source.data))
@@ -64,7 +64,7 @@ def read_parquet(source: Source) -> Workload:
 
 
 def _storable(name: str, values: Any) -> Any:
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     array = np.asarray(values)
     try:
@@ -86,7 +86,7 @@ def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
 
 
 def _column(series: Any) -> npt.NDArray[Any]:
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     if isinstance(series.dtype, pl.List):
         lists = np.empty(len(series), object)

@@ -114,7 +114,7 @@ def read_rows(source: Source, form: RowFormat) -> Trace:
     Raises:
         TraceError: A column is missing, or a row cannot be used; the message names file and line.
     """
-    from polars.exceptions import PolarsError  # noqa: PLC0415 - keeps the import of lengthwise fast
+    from polars.exceptions import PolarsError
 
     columns = _columns(source, form)
     if not form.matches(columns):
@@ -145,7 +145,7 @@ def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any
 
 
 def _frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
     if form.arrival in columns:
@@ -194,7 +194,7 @@ def _seconds(form: RowFormat, frame: pl.DataFrame) -> Floats | None:
 
 def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
     """A further column as the workload holds it: numbers, codes, texts, or lists of ids."""
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().fill_null(0)

@@ -60,7 +60,7 @@ class Joint:
     def _tie(self, u: Floats, v: Floats) -> Floats:
         if self.correlation == 0:
             return v
-        from scipy.special import ndtr, ndtri  # noqa: PLC0415 - keeps the import of lengthwise fast
+        from scipy.special import ndtr, ndtri
 
         r = 2 * sin(pi * self.correlation / 6)
         tied: Floats = ndtr(r * ndtri(u) + sqrt(max(1 - r * r, 0.0)) * ndtri(v))

@@ -118,7 +118,7 @@ class LogNormal:
 
     def quantile(self, u: Floats) -> Floats:
         """[n] tokens."""
-        from scipy.special import ndtri  # noqa: PLC0415 - keeps the import of lengthwise fast
+        from scipy.special import ndtri
 
         tokens: Floats = self.median * np.exp(self.sigma * ndtri(u))
         return tokens
@@ -152,13 +152,13 @@ class TruncatedNormal:
         Raises:
             InputError: No truncated normal has them; on a bounded range none is wider than the uniform.
         """
-        from lengthwise.workload._fit import truncated_normal  # noqa: PLC0415 - needs scipy
+        from lengthwise.workload._fit import truncated_normal
 
         return cls(*truncated_normal(mean, sd, low, high), low=low, high=high)
 
     def quantile(self, u: Floats) -> Floats:
         """[n] tokens within the bounds."""
-        from scipy.special import ndtr, ndtri  # noqa: PLC0415 - keeps the import of lengthwise fast
+        from scipy.special import ndtr, ndtri
 
         # From the upper tail where the range lies in it: 1 - tiny has no digits left to tell lengths apart.
         side = -1.0 if self.mean < self.low else 1.0
@@ -196,7 +196,7 @@ class SkewNormal:
 
     @cached_property
     def _table(self) -> tuple[Floats, Floats]:
-        from lengthwise.workload._fit import skew_normal_cdf  # noqa: PLC0415 - needs scipy
+        from lengthwise.workload._fit import skew_normal_cdf
 
         grid = np.linspace(self.mean - 6 * self.sd, self.mean + 8 * self.sd, 4097)
         grid = np.unique(np.clip(grid, self.low, self.high))

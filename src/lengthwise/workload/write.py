@@ -65,7 +65,7 @@ def _vidur(workload: Workload, path: Path) -> None:
 
 
 def _azure(workload: Workload, path: Path) -> None:
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     ns = pl.Series(np.rint(workload.arrival_s * 1e7).astype(np.int64) * 100)
     dates = ns.cast(pl.Datetime("ns")).dt.strftime("%Y-%m-%d %H:%M:%S%.9f").str.head(-2)
@@ -74,7 +74,7 @@ def _azure(workload: Workload, path: Path) -> None:
 
 
 def _mooncake(workload: Workload, path: Path) -> None:
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     arrival_ms = workload.arrival_s * 1e3
     if (arrival_ms == np.rint(arrival_ms)).all():  # as Mooncake writes them
@@ -90,7 +90,7 @@ def _mooncake(workload: Workload, path: Path) -> None:
 
 
 def _frame(workload: Workload, names: tuple[str, str, str], times: object) -> pl.DataFrame:
-    import polars as pl  # noqa: PLC0415 - keeps the import of lengthwise fast
+    import polars as pl
 
     return pl.DataFrame(
         dict(zip(names, (times, workload.prompt_tokens, workload.output_tokens), strict=True))
