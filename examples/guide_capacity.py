@@ -5,6 +5,7 @@ largest Poisson rate at which 99 % of the requests wait less than 5 s before the
 
     python examples/guide_capacity.py                                   # about a minute on one core
     python examples/guide_capacity.py --requests 500 --batches 64 256   # ten seconds
+    python examples/guide_capacity.py --tp 2                            # on half the GPUs
     python examples/guide_capacity.py --cost vidur:PROFILES             # on Vidur's data/profiling
 """
 
@@ -46,11 +47,11 @@ SCHEDULERS = {
 }
 
 
-def deployed(scheduler: str, batch: int, cost: str) -> Deployment:
-    """The four GPUs with one of the schedulers, at most ``batch`` sequences at a time."""
+def deployed(scheduler: str, batch: int, tp: int, cost: str) -> Deployment:
+    """The GPUs with one of the schedulers, at most ``batch`` sequences at a time."""
     policy, tokens = SCHEDULERS[scheduler]
     limits = EngineLimits(max_num_seqs=batch, max_num_batched_tokens=tokens, max_model_len=4096)
-    return deploy("llama-2-70b", "A100-80GB", tp=4, limits=limits, scheduler=policy, cost=cost)
+    return deploy("llama-2-70b", "A100-80GB", tp=tp, limits=limits, scheduler=policy, cost=cost)
 
 
 def at_rate(deployment: Deployment, workload: str, rate_rps: float, requests: int, seed: int) -> Summary:
@@ -79,7 +80,7 @@ def rows(workload: str, asked: argparse.Namespace) -> Iterator[tuple[str, int, f
     """(scheduler, batch, capacity, numbers at 85 % of it) of every configuration."""
     for scheduler in SCHEDULERS:
         for batch in asked.batches:
-            deployment = deployed(scheduler, batch, asked.cost)
+            deployment = deployed(scheduler, batch, asked.tp, asked.cost)
             rate_rps = capacity_rps(deployment, workload, asked.requests, asked.seed)
             usual = at_rate(deployment, workload, 0.85 * rate_rps, asked.requests, asked.seed)
             yield scheduler, batch, rate_rps, usual
@@ -90,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument("--batches", nargs="+", type=int, default=[32, 64, 128, 256, 512])
+    parser.add_argument("--tp", type=int, default=4)
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", default="roofline")
