@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Workload
 
-LAW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "60"))
+LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 INFINITY = float("inf")
 
 

@@ -1,0 +1,104 @@
+"""deploy(): names and knobs, and what cannot be deployed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from worlds import cost_tables
+
+from lengthwise import catalog, policy
+from lengthwise.engine import deploy, simulate
+from lengthwise.schema.deployment import EngineLimits, Scheduler
+from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError
+from lengthwise.schema.workload import Workload
+
+MODEL, GPU = "llama-3-8b", "H100"
+
+
+def test_names_become_a_deployment_that_runs():
+    deployment = deploy(MODEL, GPU, replicas=2, scheduler="sarathi", limits=EngineLimits(max_num_seqs=32))
+    assert deployment.name == "llama-3-8b on 2 x H100"
+    assert deployment.parallel.gpus == 2
+    assert deployment.scheduler == policy.scheduler("sarathi")
+    assert deployment.kv.num_blocks * deployment.kv.block_size >= deployment.max_model_len
+    assert deployment.price_per_hour_usd == pytest.approx(2 * catalog.gpu(GPU).price_per_hour_usd)
+    r = simulate(Workload(np.zeros(4), np.full(4, 100), np.full(4, 20)), deployment).requests
+    assert (r.first_token_s > 0).all()
+    assert (r.first_token_s < r.finished_s).all()
+
+
+def test_specs_and_tables_are_taken_as_they_are():
+    model, tables = catalog.model(MODEL), cost_tables([16, 16])
+    deployment = deploy(model, catalog.gpu(GPU), pp=2, cost=tables, num_blocks=4096)
+    assert deployment.model is model
+    assert deployment.cost is tables
+    assert deployment.kv.num_blocks == 4096
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"model": "lama-3-8b"}, "no model named 'lama-3-8b'. Did you mean: .*llama-3-8b"),
+        ({"gpu": "H10"}, "no GPU named 'H10'. Did you mean: .*H100"),
+        ({"node": "dgx-h10"}, "no node named 'dgx-h10'"),
+        ({"scheduler": "vllm_v2"}, "no scheduler named 'vllm_v2'. Did you mean: .*vllm_v1"),
+        ({"scheduler": Scheduler(rank="sfj")}, "no rank policy named 'sfj'. Did you mean: .*sjf"),
+        ({"scheduler": Scheduler(leave="latest")}, "no leave policy named 'latest'"),
+        ({"scheduler": Scheduler(preempt="drop")}, "no preemption named 'drop'. Known are: recompute, swap"),
+        ({"cost": "rofline"}, "no cost source named 'rofline'. Did you mean: roofline"),
+        ({"cost": "tables:"}, "no cost source named 'tables:'"),
+        ({"cost": "vidur"}, "no cost source named 'vidur'"),
+        ({"memory_planner": "vidor"}, "named 'vidor'. Did you mean: vidur"),
+    ],
+    ids=str,
+)
+def test_unknown_names(wrong, told):
+    arguments = {"model": MODEL, "gpu": GPU} | wrong
+    with pytest.raises(UnknownNameError, match=told):
+        deploy(arguments.pop("model"), arguments.pop("gpu"), **arguments)
+
+
+@pytest.mark.parametrize("size", ["tp", "pp", "replicas"])
+@pytest.mark.parametrize("value", [0, -2])
+def test_sizes_below_one(size, value):
+    with pytest.raises(InputError, match=f"{size} must be at least 1; it is {value}"):
+        deploy(MODEL, GPU, **{size: value})
+
+
+def test_a_model_that_does_not_fit_says_what_would():
+    with pytest.raises(DoesNotFitError, match=r"tp"):
+        deploy("llama-2-70b", "A100-80GB")
+    assert deploy("llama-2-70b", "A100-80GB", tp=4).kv.num_blocks > 0
+
+
+@pytest.mark.parametrize(
+    ("length", "told"),
+    [(1, "max_model_len must be at least 2 tokens; it is 1"), (1 << 30, "must be at most")],
+)
+def test_lengths_that_cannot_be(length, told):
+    with pytest.raises(InputError, match=told):
+        deploy(MODEL, GPU, limits=EngineLimits(max_model_len=length))
+
+
+def test_too_few_blocks():
+    limits = EngineLimits(max_model_len=1000)
+    with pytest.raises(InputError, match="max_model_len must be at most 160 tokens"):
+        deploy(MODEL, GPU, limits=limits, num_blocks=10)
+    assert deploy(MODEL, GPU, num_blocks=10).max_model_len == 160
+
+
+def test_policies_are_checked_before_anything_is_built():
+    with pytest.raises(PolicyError, match="router must be a name or a function decorated with"):
+        deploy(MODEL, GPU, scheduler=Scheduler(router=lambda waiting: 0))
+    known = policy.known("rank")["sjf"]
+    with pytest.raises(PolicyError, match="got one of axis 'rank'"):
+        deploy(MODEL, GPU, scheduler=dataclasses.replace(policy.scheduler("orca"), memory=known))
+
+
+def test_faster_hardware_is_faster():
+    """Not a theorem of scheduling, but of one request alone."""
+    one = Workload(np.zeros(1), np.array([1000]), np.array([50]))
+    end_s = [simulate(one, deploy(MODEL, gpu)).end_s for gpu in ("A100-80GB", "H100", "B200")]
+    assert end_s == sorted(end_s, reverse=True)

@@ -1,0 +1,278 @@
+"""Every built-in policy: compiled and interpreted alike, and doing what its name says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise import policy
+from lengthwise.engine import simulate
+from lengthwise.policy import ADMIT_AFTER_EVICTION, CHUNKED, DECODES_WAIT, PADDED, SPARE_BLOCK
+from lengthwise.policy.contracts import ARGUMENTS
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
+from lengthwise.schema.errors import PolicyError, UnknownNameError
+from lengthwise.schema.workload import Workload
+
+AXES = ("rank", "batching", "memory", "router")
+BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
+COUNT = st.integers(0, 10_000)
+ARRAYS = ("waiting", "running", "tokens")
+REALS = ("now_s", "arrival_s", "predicted_tokens")
+ATLEAST_ONE = (
+    "block_size",
+    "max_model_len",
+    "max_num_seqs",
+    "token_budget",
+    "context_tokens",
+    "chunk_tokens",
+)
+
+
+def argument(axis, name, replicas):
+    if axis == "router" and name in ARRAYS:
+        return st.lists(COUNT, min_size=replicas, max_size=replicas).map(lambda x: np.array(x, np.int64))
+    if name in ("draw_a", "draw_b"):
+        return st.floats(0, 1, exclude_max=True)
+    if name in REALS:
+        return st.floats(0, 1e6)
+    return st.integers(1, 10_000) if name in ATLEAST_ONE else COUNT
+
+
+@st.composite
+def calls(draw, axis):
+    replicas = draw(st.integers(1, 8))
+    return [draw(argument(axis, name, replicas)) for name in ARGUMENTS[axis]]
+
+
+def of(axis, name, **given_arguments):
+    """What a built-in policy says; arguments that are not given are 0."""
+    function = policy.interpreted(policy.known(axis)[name])
+    return function(*[given_arguments.get(argument, 0) for argument in ARGUMENTS[axis]])
+
+
+@pytest.mark.parametrize("built_in", BUILT_IN, ids=lambda p: f"{p.axis}-{p.name}")
+def test_compiled_and_interpreted_say_the_same(built_in):
+    compiled, interpreted = policy.compiled(built_in), policy.interpreted(built_in)
+
+    @settings(max_examples=25, deadline=None, database=None)
+    @given(calls(built_in.axis))
+    def agree(arguments):
+        assert compiled(*arguments) == interpreted(*arguments)
+
+    agree()
+
+
+@pytest.mark.parametrize("built_in", BUILT_IN, ids=lambda p: f"{p.axis}-{p.name}")
+def test_every_policy_says_what_it_does(built_in):
+    assert built_in.builtin
+    assert built_in.doc.endswith(".")
+    assert (built_in.axis, built_in.name, built_in.doc) in policy.catalog()
+    assert policy.resolve(built_in.axis, built_in.name) is built_in
+    assert policy.resolve(built_in.axis, built_in) is built_in
+
+
+ORDERS = {
+    "fcfs": "abcd",
+    "fcfs_evicted_first": "dcab",
+    "sjf": "cadb",
+    "ljf": "bdac",
+    "shortest_prompt": "dbca",
+    "srtf": "cdab",
+    "priority": "bdac",
+    "latest_admitted": "bcda",
+    "latest_arrival": "abcd",
+    "longest_remaining": "cdab",
+    "lowest_priority": "bdca",
+}
+WAITING = {
+    "a": {"arrival_s": 1.0, "prompt_tokens": 90, "predicted_tokens": 20.0, "priority": 3, "admission": 9},
+    "b": {"arrival_s": 2.0, "prompt_tokens": 20, "predicted_tokens": 80.0, "priority": 0, "admission": 2},
+    "c": {
+        "arrival_s": 3.0, "prompt_tokens": 50, "predicted_tokens": 10.0, "generated_tokens": 4,
+        "priority": 3, "admission": 5, "eviction": 1,
+    },
+    "d": {
+        "arrival_s": 4.0, "prompt_tokens": 10, "predicted_tokens": 50.0, "generated_tokens": 41,
+        "priority": 1, "admission": 7, "eviction": 2,
+    },
+}  # fmt: skip
+
+
+def test_orders_worked_by_hand():
+    assert set(ORDERS) == set(policy.known("rank"))
+    for name, order in ORDERS.items():
+        assert "".join(sorted(WAITING, key=lambda q, name=name: of("rank", name, **WAITING[q]))) == order, (
+            name
+        )
+
+
+PLANS = {
+    "static": (0, 1 << 60, DECODES_WAIT),
+    "prefill_first": (8, 64, DECODES_WAIT + SPARE_BLOCK),
+    "mixed": (8, 1 << 60, 0),
+    "chunked": (8, 61, CHUNKED),
+    "unified": (8, 61, CHUNKED),
+    "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + SPARE_BLOCK),
+    "vidur_sarathi": (8, 61, CHUNKED + SPARE_BLOCK + ADMIT_AFTER_EVICTION),
+}
+
+
+def test_plans_worked_by_hand():
+    assert set(PLANS) == set(policy.known("batching"))
+    for name, plan in PLANS.items():
+        assert of("batching", name, decodes=3, waiting=5, resident=3, token_budget=64, max_num_seqs=8) == plan
+    assert of("batching", "static", waiting=5, token_budget=64, max_num_seqs=8)[0] == 8
+    assert of("batching", "static", prefills=1, waiting=5, max_num_seqs=8)[0] == 0
+    assert of("batching", "unified", decodes=70, token_budget=64, max_num_seqs=99)[1] == 0
+
+
+ASK = {"context_tokens": 33, "chunk_tokens": 10, "max_model_len": 100, "block_size": 16, "total_blocks": 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "blocks"),
+    [
+        ("reserve_max", {"free_blocks": 7}, 7),
+        ("reserve_max", {"free_blocks": 6}, -1),
+        ("paged", {"free_blocks": 5, "watermark_blocks": 2, "resident": 1}, 3),
+        ("paged", {"free_blocks": 4, "watermark_blocks": 2, "resident": 1}, -1),
+        ("paged", {"free_blocks": 4, "watermark_blocks": 2, "resident": 0}, 3),
+        ("paged", {"free_blocks": 2}, -1),
+        ("paged_by_chunk", {"free_blocks": 5, "watermark_blocks": 2, "resident": 1}, 1),
+        ("paged_by_chunk", {"free_blocks": 2}, -1),
+        ("paged_strict", {"free_blocks": 4, "watermark_blocks": 2}, -1),
+        ("paged_strict", {"free_blocks": 5, "watermark_blocks": 2}, 3),
+        ("predicted_peak", {"free_blocks": 9, "resident": 1, "peak_tokens": 320}, 3),
+        ("predicted_peak", {"free_blocks": 9, "resident": 1, "peak_tokens": 321}, -1),
+        ("predicted_peak", {"free_blocks": 9, "resident": 0, "peak_tokens": 321}, 3),
+        ("predicted_peak", {"free_blocks": 2, "resident": 0}, -1),
+    ],
+)
+def test_admissions_worked_by_hand(name, more, blocks):
+    assert of("memory", name, **ASK, **more) == blocks
+
+
+@settings(deadline=None)
+@given(calls("memory"), st.sampled_from(sorted(policy.known("memory"))))
+def test_memory_policies_never_take_more_than_is_free(arguments, name):
+    asked = dict(zip(ARGUMENTS["memory"], arguments, strict=True))
+    blocks = policy.interpreted(policy.known("memory")[name])(*arguments)
+    assert blocks == -1 or 1 <= blocks <= asked["free_blocks"]
+    if name not in ("reserve_max", "paged_by_chunk") and blocks >= 0:
+        assert blocks == math.ceil(asked["context_tokens"] / asked["block_size"])
+
+
+@settings(deadline=None)
+@given(calls("router"), st.sampled_from(sorted(set(policy.known("router")) - {"central"})))
+def test_routers_choose_a_replica_that_exists(arguments, name):
+    choice = policy.interpreted(policy.known("router")[name])(*arguments)
+    assert 0 <= choice < len(arguments[3])
+
+
+def test_routes_worked_by_hand():
+    load = {
+        "waiting": np.array([3, 0, 1, 2]), "running": np.array([0, 9, 2, 1]), "tokens": np.array([40, 30, 50, 20]),
+    }  # fmt: skip
+    assert [of("router", "round_robin", sequence=i, **load) for i in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [of("router", "random", draw_a=u, **load) for u in (0.0, 0.3, 0.5, 0.99)] == [0, 1, 2, 3]
+    assert of("router", "least_outstanding", **load) == 0, "3 each at 0, 2 and 3: the lowest number"
+    assert of("router", "least_waiting", **load) == 1
+    assert of("router", "least_tokens", **load) == 3
+    assert of("router", "power_of_two", draw_a=0.3, draw_b=0.6, **load) == 2
+    assert of("router", "power_of_two", draw_a=0.8, draw_b=0.1, **load) == 3, "equal loads: the first drawn"
+    assert of("router", "central", **load) == -1
+
+
+def second_a_step(batching, budget=16, **more):
+    """A deployment on which every step takes a second."""
+    from worlds import GPU, MODEL, NODE
+
+    one, no = np.ones(2), np.zeros(2)
+    cost = CostTables(one, no, no, no, no, no, np.zeros((2, 2)), np.zeros((2, 2)), np.array([1]))
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=budget, watermark=0.0)
+    scheduler = Scheduler(batching=batching, memory="paged", **more)
+    return Deployment(
+        MODEL,
+        GPU,
+        NODE,
+        Parallelism(),
+        limits,
+        scheduler,
+        cost,
+        KvPlan(64, 16, 0, 0, 0, 0),
+        max_model_len=100,
+    )
+
+
+A_THEN_B = Workload(np.array([0.0, 1.5]), np.array([10, 10]), np.array([5, 3]))
+BATCHES = {
+    "static": [(10, 0), (0, 1), (0, 1), (0, 1), (0, 1), (10, 0), (0, 1), (0, 1)],
+    "prefill_first": [(10, 0), (0, 1), (10, 0), (0, 2), (0, 2), (0, 1)],
+    "vidur_vllm": [(10, 0), (0, 1), (10, 0), (0, 2), (0, 2), (0, 1)],
+    "mixed": [(10, 0), (0, 1), (10, 1), (0, 2), (0, 2)],
+    "chunked": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
+    "unified": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
+    "vidur_sarathi": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
+}
+
+
+@pytest.mark.parametrize("engine", ["kernel", "reference"])
+def test_steps_worked_by_hand(engine):
+    """(prompt tokens, decodes) of each step: b arrives while a decodes."""
+    assert set(BATCHES) == set(policy.known("batching"))
+    for name, batches in BATCHES.items():
+        budget = 8 if batches[0][0] == 8 else 16
+        steps = simulate(A_THEN_B, second_a_step(name, budget), engine=engine).steps
+        got = zip(steps.prefill_tokens.tolist(), steps.decode_seqs.tolist(), strict=True)
+        assert list(got) == batches, name
+        assert steps.end_s.tolist() == list(range(1, len(batches) + 1))
+
+
+def test_a_padded_batch_counts_its_longest_prompt():
+    """Prompts of 10 and 3 under a budget of 16: 13 tokens, or 20 with padding."""
+    workload = Workload(np.zeros(2), np.array([10, 3]), np.array([1, 1]))
+    plain, padded = (
+        simulate(workload, second_a_step(name)).steps for name in ("prefill_first", "vidur_vllm")
+    )
+    assert plain.prefill_tokens.tolist() == [13]
+    assert padded.prefill_tokens.tolist() == [10, 3]
+
+
+@pytest.mark.parametrize(
+    ("axis", "wrong", "near"),
+    [
+        ("rank", "fcsf", "fcfs"),
+        ("leave", "latest_arival", "latest_arrival"),
+        ("batching", "unifed", "unified"),
+        ("memory", "pagd", "paged"),
+        ("router", "roundrobin", "round_robin"),
+    ],
+)
+def test_unknown_names_list_the_nearest(axis, wrong, near):
+    for engine in ("kernel", "reference"):
+        deployment = second_a_step("unified")
+        scheduler = Scheduler(**{axis: wrong})
+        with pytest.raises(UnknownNameError, match=f"no {axis} policy named '{wrong}'.*{near}"):
+            simulate(A_THEN_B, Deployment(**{**vars(deployment), "scheduler": scheduler}), engine=engine)
+
+
+def test_unknown_schedulers_and_preemptions_list_the_known():
+    with pytest.raises(UnknownNameError, match=r"no scheduler named 'vllm'.*vllm_v"):
+        policy.scheduler("vllm")
+    deployment = second_a_step("unified", preempt="swop")
+    with pytest.raises(UnknownNameError, match=r"no preemption named 'swop'.*swap"):
+        simulate(A_THEN_B, deployment)
+
+
+def test_named_schedulers_are_points_on_the_axes():
+    for name, chosen in policy.named().items():
+        assert policy.scheduler(name) is chosen
+        for axis in ("rank", "leave", "batching", "memory", "router"):
+            assert policy.resolve(axis, getattr(chosen, axis)).name == getattr(chosen, axis)
+    with pytest.raises(PolicyError, match="one of axis 'memory'"):
+        policy.resolve("rank", policy.known("memory")["paged"])
