@@ -5,7 +5,6 @@ scenario files from the sections that check them, policies from their contracts,
 own help. Everything else on the page is written by hand and left alone.
 """
 
-# ruff: noqa: INP001 - a script, not a package
 from __future__ import annotations
 
 import inspect

@@ -1,0 +1,134 @@
+"""The laws of the house that a reader of the sources can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import lengthwise
+from lengthwise.policy import known
+from lengthwise.policy.contracts import ARGUMENTS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(lengthwise.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+LONGEST = 300
+LONGER = {
+    "engine/reference.py": "the whole meaning of the engine, to be read in one go",
+    "engine/_setup.py": "one record that both engines read, and its checks",
+}
+FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "misc", "v2"}
+TRUTH = re.compile(r"^(true_|actual_|real_)|^output|^(remaining|total)_(output_)?tokens$|_output_tokens$")
+
+
+def relative(path):
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def test_import_contracts_hold():
+    """The arrows of docs/house.md, by import-linter."""
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_room_has_its_place_in_the_contracts():
+    """A new room must say where it stands, or import-linter does not look at it."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
+    placed = {name.strip() for layer in layers for name in layer.split("|")}
+    rooms = {f"lengthwise.{p.parent.name}" for p in PACKAGE.glob("*/__init__.py")}
+    assert rooms <= placed, rooms - placed
+
+
+def test_files_are_short():
+    """Look twice above 250 lines; above 300, cut by subject or give a reason in LONGER."""
+    long = {relative(path): count for path in SOURCES if (count := lines(path)) > LONGEST}
+    assert set(long) - set(LONGER) == set(), long
+    assert set(LONGER) - set(long) == set(), "short by now: take it out of LONGER"
+
+
+def test_files_are_named_by_what_they_hold():
+    named = {relative(path): set(re.split(r"[_./]", relative(path))) for path in SOURCES}
+    assert [name for name, words in named.items() if words & FORBIDDEN_NAMES] == []
+
+
+def test_only_one_file_knows_the_compiler():
+    knows = [relative(path) for path in SOURCES if names_in(tree(path)) & {"njit", "numba"}]
+    assert knows == ["_jit.py"]
+
+
+def test_rooms_keep_out_of_each_others_private_files():
+    """`_x.py` is private to its room; the compiled kernel may read the compiled lookup of costs."""
+    assert [
+        f"{relative(p)}: {'.'.join(parts)}" for p in SOURCES for parts in imports(p) if intrudes(p, parts)
+    ] == []
+
+
+def lines(path):
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def names_in(module):
+    """Every name that a module imports, reads or calls."""
+    found = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+            found.add((getattr(node, "module", None) or "").split(".")[0])
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return found
+
+
+def imports(path):
+    """What a file imports from this package, as parts of dotted names without the package's."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lengthwise":
+            for alias in node.names:
+                yield [*node.module.split(".")[1:], alias.name]
+
+
+def intrudes(path, parts):
+    """Whether a file reaches through another room's wall."""
+    home = relative(path).split("/")[0]
+    private = [part for part in parts if part.startswith("_")]
+    return bool(private) and parts[0] not in {home, "_jit"} and parts[:2] != ["cost", "_lookup"]
+
+
+def test_no_policy_is_told_the_true_output_length():
+    for axis, arguments in ARGUMENTS.items():
+        told = [name for name in arguments if TRUTH.search(name)]
+        assert not told, f"{axis}: {told}"
+
+
+def test_the_truth_would_be_recognised():
+    for name in ("output_tokens", "true_output", "output", "remaining_tokens", "remaining_output_tokens"):
+        assert TRUTH.search(name), name
+
+
+@pytest.mark.parametrize("axis", ["rank", "batching", "memory", "router"])
+def test_policies_take_what_their_axis_offers(axis):
+    for policy in known(axis).values():
+        assert set(policy.arguments) <= set(ARGUMENTS[axis]), policy.name
+        assert policy.doc, policy.name
+
+
+def test_every_file_says_what_it_is():
+    assert [relative(path) for path in SOURCES if not ast.get_docstring(tree(path))] == []
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / "py.typed").exists()

@@ -1,0 +1,124 @@
+"""What the documents tell a reader to run does run, in their order, in an empty folder with the examples."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documents import DOCUMENTS, ROOT, blocks, name
+
+from lengthwise import scenario
+from lengthwise.cli import main
+
+RUNNABLE = ("python", "sh", "toml")
+WITH_BLOCKS = [d for d in DOCUMENTS if any(b.language in RUNNABLE for b in blocks(d))]
+SMALL = ("--set", "workload.num_requests=40", "--seeds", "2")
+SMALL_EXAMPLE = ("--requests", "40", "--batches", "16", "--workloads", "bwb-4k")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with the examples in it, where a reader would stand."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("document", WITH_BLOCKS, ids=name)
+def test_blocks_run(document, place, capsys):
+    names = {"__name__": "documentation"}
+    for block in blocks(document):
+        where = f"{name(document)}, line {block.line}"
+        if block.title is not None:
+            (place / block.title).write_text(block.text)
+        elif block.language == "python" and block.runs:
+            exec(compile(block.text, where, "exec"), names)
+        elif block.language == "sh":
+            for line in block.text.splitlines():
+                run_line(line, where, runs=block.runs)
+    for module in [
+        m for m, v in sys.modules.items() if str(getattr(v, "__file__", "")).startswith(str(place))
+    ]:
+        del sys.modules[module]
+
+
+def run_line(line, where, *, runs):
+    """Runs one command of a document, made small; those that set up or test are only known to exist."""
+    words = shlex.split(line, comments=True)
+    match words:
+        case []:
+            return
+        case ["lengthwise", *arguments] if runs:
+            assert main(small(arguments)) == 0, f"{where}: {line}"
+        case ["python", script, *arguments] if runs and script.startswith("examples/"):
+            command = [sys.executable, script, *arguments, *SMALL_EXAMPLE]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        case ["make", *targets]:
+            assert targets, where
+            assert all(target in makefile_targets() for target in targets if "=" not in target), (
+                f"{where}: {line}"
+            )
+        case ["python", script, *_]:
+            assert (ROOT / script).is_file(), f"{where}: {line}"
+        case _:
+            raise AssertionError(f"{where}: it is not known how to check {line!r}")
+
+
+def small(arguments):
+    """The same command over few requests."""
+    if arguments[0] != "simulate":
+        return arguments
+    return [*arguments, *SMALL]
+
+
+def makefile_targets():
+    """What make can be asked for."""
+    return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_make_targets_in_prose_exist(document):
+    for target in re.findall(r"`make ([a-z-]+)", document.read_text(encoding="utf-8")):
+        assert target in makefile_targets(), target
+
+
+@pytest.mark.parametrize("path", sorted(p for p in (ROOT / "examples").iterdir() if p.suffix in {".toml", ".yaml"}),
+                         ids=lambda p: p.name)  # fmt: skip
+def test_examples_are_scenarios_that_build(path):
+    assert scenario.build(scenario.load(path))
+
+
+def test_the_table_of_the_readme_is_the_demo(capsys):
+    """Numbers of the README are those of `make demo`, within the intervals that it prints."""
+    assert main(["simulate", str(ROOT / "examples/chat-70b.toml")]) == 0
+    printed = table_rows(capsys.readouterr().out)
+    (shown,) = (b for b in blocks(ROOT / "README.md") if b.language == "text")
+    rows = table_rows(shown.text)
+    assert len(rows) >= 5
+    for label, cells in rows.items():
+        for (value, half_width), (now, _) in zip(cells, printed[label], strict=True):
+            assert abs(value - now) <= half_width, f"{label}: README says {cells}, the demo {printed[label]}"
+
+
+def table_rows(text):
+    """{label: [(value, half-width)]} of a table in box characters."""
+    rows = {}
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split("│")[1:-1]]
+        if len(parts) > 1 and "±" in parts[1]:
+            rows[parts[0]] = [tuple(float(x.replace(",", "")) for x in p.split("±")) for p in parts[1:]]
+    return rows
+
+
+def test_a_broken_command_is_noticed(place, capsys):
+    with pytest.raises(AssertionError, match="somewhere"):
+        run_line("lengthwise simulate examples/nothing.toml", "somewhere", runs=True)
+    with pytest.raises(AssertionError, match="somewhere"):
+        run_line("make nonsense", "somewhere", runs=True)
+    assert Path("examples").is_dir()
