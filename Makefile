@@ -18,7 +18,7 @@ setup: .venv/.ready ## make .venv from the lock file
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing the locked packages into .venv ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras
+	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras --compile-bytecode
 	@touch $@
 
 demo: setup ## which scheduler keeps the promises? a table and demo-report.html

@@ -83,6 +83,7 @@ def deployment_of(case: dict[str, Any], folder: Path) -> Deployment:
     parallel = Parallelism(tp, pp, cluster["num_replicas"])
     tables = cost.vidur_tables(folder / f"tables_{short}_tp{tp}_pp{pp}.npz", model, pp)
     max_tokens = case["config"]["request_generator_config"].get("max_tokens") or 4096
+    # Vidur runs with less memory than one longest sequence; such a sequence just must not come.
     blocks, block_size = int(case["summary"]["kv_blocks_per_replica"]), sched["block_size"]
     name = sched["name"]
     gpu = catalog.gpu(rep["device"])
@@ -99,7 +100,7 @@ def deployment_of(case: dict[str, Any], folder: Path) -> Deployment:
         scheduler,
         tables,
         KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, planner="vidur"),
-        max_model_len=max_tokens,
+        max_model_len=min(max_tokens, blocks * block_size),
         name=short,
     )
 

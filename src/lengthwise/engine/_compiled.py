@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from lengthwise import _jit
 from lengthwise.engine import _kernel, _layout
 from lengthwise.engine._outcome import Outcome
@@ -77,9 +79,10 @@ def _outcome(state: State) -> Outcome:
 def _count_unfinished(state: State) -> None:
     """Tokens so far of what the time limit cut off."""
     slots = state.slots[: int(state.ctr[0]["slots"])]
-    index, tokens = slots["index"], slots["generated"].copy()
+    index = slots["index"]
+    tokens = slots["generated"] + slots["prompt"] - state.prompt[index]
     for g, group in enumerate(state.groups):
         members = state.heaps[g, : int(group["members"])] & 0xFFFFFFFF
         tokens[members] += group["steps"] - slots["join_step"][members]
     cut = state.results["status"][index] == Status.UNFINISHED
-    state.results["output_tokens"][index[cut]] = tokens[cut]
+    state.results["output_tokens"][index[cut]] = np.maximum(tokens[cut], 0)

@@ -6,8 +6,10 @@ from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._groups import drop_partial, join, leave, member, settle
 from lengthwise.engine._queue import queue_push
+from lengthwise.policy import contracts
 
 BAD_RANK = layout.BAD_RANK
+RESTART_AS_DECODE = contracts.RESTART_AS_DECODE
 
 
 @jit
@@ -66,6 +68,10 @@ def evict(S, r, slot, now_s, rank):
         q.swapped = 1
         w.swap_s += q.blocks * par.swap_s_per_block
     else:
+        if q.decoding == 0 and w.flags & RESTART_AS_DECODE != 0:
+            total = q.prompt + q.output
+            q.prompt = q.prefilled - q.generated
+            q.output = total - q.prompt
         q.decoding = 0
         q.prefilled = 0
     q.blocks = 0
@@ -93,7 +99,7 @@ def order_to_leave(S, r, now_s, leave_rank):
 
 @jit_cold
 def _insert(S, count, slot, now_s, leave_rank):
-    """Insertion by (key, admission): rare, and nearly sorted where it is not."""
+    """Insertion by (key, seat): rare, and nearly sorted where it is not."""
     q = S.slots[slot]
     key = _key(leave_rank, now_s, q)
     if key != key:  # noqa: PLR0124  NaN
@@ -102,14 +108,14 @@ def _insert(S, count, slot, now_s, leave_rank):
         key = 0.0
     i = count
     while i > 0 and (
-        S.scratch_key[i - 1] > key or (S.scratch_key[i - 1] == key and S.scratch_tie[i - 1] > q.admission)
+        S.scratch_key[i - 1] > key or (S.scratch_key[i - 1] == key and S.scratch_tie[i - 1] > q.seat)
     ):
         S.scratch_key[i] = S.scratch_key[i - 1]
         S.scratch_tie[i] = S.scratch_tie[i - 1]
         S.scratch_slot[i] = S.scratch_slot[i - 1]
         i -= 1
     S.scratch_key[i] = key
-    S.scratch_tie[i] = q.admission
+    S.scratch_tie[i] = q.seat
     S.scratch_slot[i] = slot
     return count + 1
 

@@ -16,9 +16,9 @@ def end_request(S, r, slot, status, now_s):
     q = S.slots[slot]
     result = S.results[q.index]
     result.status = status
-    result.output_tokens = q.generated
+    result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
     if S.par[0].central == 0:
-        S.tokens[r] -= outstanding(q.prompt, q.predicted)
+        S.tokens[r] -= outstanding(S.prompt[q.index], q.predicted)
     S.free_slots[S.ctr[0].free_slots] = slot
     S.ctr[0].free_slots += 1
     release(S, now_s)

@@ -11,7 +11,7 @@ from lengthwise.engine._evict import (
     split_off,
 )
 from lengthwise.engine._expire import expire
-from lengthwise.engine._groups import drop_partial, join, member, settle
+from lengthwise.engine._groups import drop_partial, join, member, settle, sit
 from lengthwise.engine._queue import queue_pop, queue_rebuild
 from lengthwise.policy import contracts
 
@@ -29,11 +29,13 @@ def form(S, r, now_s, rank, leave_rank, batching, memory):
     decodes, waiting = S.groups[rep.idle].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting == 0:
         return False
-    admit, prompt_tokens, flags = batching(
+    admit, tokens, flags = batching(
         decodes, rep.partials, waiting, S.running[r], rep.in_flight, par.token_budget, par.max_num_seqs
     )
+    w.flags = flags
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
+    prompt_tokens = max(0, tokens - w.decodes)
     if rep.partials > 0:
         _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank)
     if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
@@ -56,6 +58,7 @@ def _blank(S, r):
     w.prompt_tokens = 0
     w.longest = 0
     w.evicted = 0
+    w.flags = 0
     w.swap_s = 0.0
 
 
@@ -173,6 +176,7 @@ def _place(S, r, slot, now_s, chunk):
     if q.swapped == 1:
         q.swapped = 0
         w.swap_s += q.blocks * S.par[0].swap_s_per_block
+        sit(S, slot)
         join(S, rep.idle, slot)
     else:
         _add_prompt(S, slot, chunk)

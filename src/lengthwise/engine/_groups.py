@@ -65,6 +65,34 @@ def settle(S, g, slot):
         q.join_step = group.steps
 
 
+@jit
+def sit(S, slot):
+    """Gives a request that comes out of a step the next seat; ties in who leaves go by seat.
+
+    Members of a group keep their seats while nobody else is idle: their order stays.
+    """
+    S.ctr[0].seats += 1
+    S.slots[slot].seat = S.ctr[0].seats
+
+
+@jit_cold
+def seat_anew(S, g):
+    """Seats the members of a group behind everybody else, in their own order."""
+    members = S.groups[g].members
+    for count in range(members):
+        slot = S.heaps[g, count] & _MASK
+        seat = S.slots[slot].seat
+        i = count
+        while i > 0 and S.scratch_tie[i - 1] > seat:
+            S.scratch_tie[i] = S.scratch_tie[i - 1]
+            S.scratch_slot[i] = S.scratch_slot[i - 1]
+            i -= 1
+        S.scratch_tie[i] = seat
+        S.scratch_slot[i] = slot
+    for i in range(members):
+        sit(S, S.scratch_slot[i])
+
+
 @jit_cold
 def merge(S, source, target):
     """Moves all members of one group into another."""

@@ -13,8 +13,10 @@ from lengthwise.engine._evict import enqueue
 from lengthwise.engine._expire import outstanding, release
 from lengthwise.engine._form import chunk_for, form, remaining_tokens
 from lengthwise.engine._launch import end_step, launch
+from lengthwise.policy import contracts
 from lengthwise.schema.records import Refusal, Status
 
+FORM_ONCE = contracts.FORM_ONCE
 OK, BAD_ROUTE, STUCK = layout.OK, layout.BAD_ROUTE, layout.STUCK
 REJECTED = int(Status.REJECTED)
 NONE = int(Refusal.NONE)
@@ -162,6 +164,7 @@ def _new_slot(S, i, now_s):
     q.blocks = 0
     q.admission = -1
     q.eviction = 0
+    q.seat = 0
     q.last_token_s = 0.0
     q.join_step = 0
     q.growing = 0
@@ -198,7 +201,7 @@ def _schedule(S, r, now_s, left, evictions, rank, leave_rank, batching, memory):
     coasting, retried, swap_s = False, False, 0.0
     while coasting or rep.in_flight < par.pp:
         if not coasting and not form(S, r, now_s, rank, leave_rank, batching, memory):
-            if w.evicted == 0 or retried:
+            if w.evicted == 0 or retried or w.flags & FORM_ONCE != 0:
                 return
             retried = True
             swap_s = w.swap_s

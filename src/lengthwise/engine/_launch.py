@@ -13,7 +13,7 @@ from lengthwise.cost._lookup import (
 )
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._expire import end_request
-from lengthwise.engine._groups import advance, join, merge, pop_due
+from lengthwise.engine._groups import advance, join, merge, pop_due, seat_anew, sit
 from lengthwise.schema.records import Status
 
 FINISHED = int(Status.FINISHED)
@@ -200,6 +200,8 @@ def _end_decodes(S, r, flight, now_s):
     while slot >= 0:
         _finish(S, r, slot, now_s)
         slot = pop_due(S, g)
+    if rep.partials > 0 or S.groups[rep.idle].members > 0:
+        seat_anew(S, g)
     if S.groups[rep.idle].members == 0:
         flight.group, rep.idle = rep.idle, g
         S.groups[flight.group].cohorts = 0
@@ -228,6 +230,7 @@ def _end_prompt(S, r, slot, now_s):
     if q.generated == q.output:
         _finish(S, r, slot, now_s)
     else:
+        sit(S, slot)
         join(S, S.replicas[r].idle, slot)
 
 
@@ -244,6 +247,7 @@ def _finish(S, r, slot, now_s):
 def _add_partial(S, r, slot):
     """Half-computed prompts stand in the order of their admission."""
     rep = S.replicas[r]
+    sit(S, slot)
     i = rep.partials
     while i > 0 and S.slots[S.partials[r, i - 1]].admission > S.slots[slot].admission:
         S.partials[r, i] = S.partials[r, i - 1]

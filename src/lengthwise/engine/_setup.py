@@ -172,10 +172,9 @@ class Setup:
         )
         return blocks
 
-    def outstanding(self, q: Any) -> int:
-        """Tokens that a router counts for a request: its prompt and its predicted output."""
-        predicted: float = q.predicted
-        return int(q.prompt) + math.ceil(predicted)
+    def outstanding(self, i: int) -> int:
+        """Tokens that a router counts for request ``i``: its prompt and its predicted output."""
+        return int(self.prompt[i]) + math.ceil(float(self.predicted[i]))
 
     def bad_rank(self, request: int) -> PolicyError:
         p = self.policies
@@ -287,13 +286,13 @@ def _empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int
         admit, tokens, flags = (int(x) for x in plan)
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise PolicyError(
-            f"batching policy {batching.name!r} must return three whole numbers (admit, prompt tokens, flags); "
+            f"batching policy {batching.name!r} must return three whole numbers (admit, tokens, flags); "
             f"on an idle replica with one request waiting it failed: {error}"
         ) from error
     if admit < 1 or (flags & CHUNKED and tokens < 1):
         raise PolicyError(
             f"batching policy {batching.name!r} admits nothing on an idle replica with one request waiting "
-            f"(admit {admit}, prompt tokens {tokens}); no request would ever run"
+            f"(admit {admit}, tokens {tokens}); no request would ever run"
         )
     return admit, tokens, flags
 

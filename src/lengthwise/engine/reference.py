@@ -16,7 +16,15 @@ from lengthwise.engine._cost_reading import CostReader
 from lengthwise.engine._meter import Meter, outcome_of
 from lengthwise.engine._outcome import Outcome
 from lengthwise.engine._setup import Setup
-from lengthwise.policy import ADMIT_AFTER_EVICTION, CHUNKED, DECODES_WAIT, PADDED, SPARE_BLOCK
+from lengthwise.policy import (
+    ADMIT_AFTER_EVICTION,
+    CHUNKED,
+    DECODES_WAIT,
+    FORM_ONCE,
+    PADDED,
+    RESTART_AS_DECODE,
+    SPARE_BLOCK,
+)
 from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Refusal, Status
 
@@ -34,6 +42,7 @@ class _Request:
     blocks: int = 0
     admission: int = -1
     eviction: int = 0
+    seat: int = 0
     last_token_s: float | None = None
     decoding: bool = False
     swapped: bool = False
@@ -57,6 +66,7 @@ class _Step:
     prompts: list[tuple[_Request, int]] = field(default_factory=list)
     swap_s: float = 0.0
     evicted: bool = False
+    flags: int = 0
 
     @property
     def seqs(self) -> int:
@@ -100,7 +110,7 @@ class Reference:
             for r in range(setup.replicas)
         ]
         self.home: dict[int, _Replica] = {}
-        self.next = self.admissions = self.evictions = 0
+        self.next = self.admissions = self.evictions = self.seats = 0
         self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
         self.now_s = 0.0
 
@@ -152,7 +162,7 @@ class Reference:
             if not 0 <= choice < len(self.replicas):
                 raise self.s.bad_route(choice)
             rep = self.replicas[choice]
-            rep.tokens += self.s.outstanding(q)
+            rep.tokens += self.s.outstanding(q.index)
             self.home[q.index] = rep
             rep.touched = True
         self._enqueue(rep.queue, q, now)
@@ -165,12 +175,12 @@ class Reference:
         rep.touched = True
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.meter.gap(now - last, times[last])  # type: ignore[operator]
-        for q in step.decodes:
+        for q in sorted(step.decodes, key=lambda q: q.seat):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
             if q.prefilled < q.context:
-                rep.idle.append(q)
+                self._sit(rep, q)
                 continue
             if q.last_token_s is not None:
                 rep.meter.gap(now - q.last_token_s, 1)
@@ -184,17 +194,23 @@ class Reference:
         q.generated += 1
         q.last_token_s = now
         if q.generated < q.output:
-            rep.idle.append(q)
+            self._sit(rep, q)
             return
         self.results[q.index]["finished_s"] = now
         self._leave(rep, q, Status.FINISHED, now)
 
+    def _sit(self, rep: _Replica, q: _Request) -> None:
+        """Back among the idle, behind those who came before."""
+        self.seats += 1
+        q.seat = self.seats
+        rep.idle.append(q)
+
     def _leave(self, rep: _Replica, q: _Request, status: Status, now: float) -> None:
         rep.free += q.blocks
         self.results[q.index]["status"] = status
-        self.results[q.index]["output_tokens"] = q.generated
+        self.results[q.index]["output_tokens"] = self._produced(q)
         if not self.s.central:
-            self.home[q.index].tokens -= self.s.outstanding(q)
+            self.home[q.index].tokens -= self.s.outstanding(q.index)
         self._release(now)
 
     def _release(self, now: float) -> None:
@@ -220,7 +236,7 @@ class Reference:
     def _schedule(self, rep: _Replica, now: float) -> None:
         while len(rep.flights) < self.s.pp:
             step = self._form(rep, now)
-            if not step.seqs and step.evicted:
+            if not step.seqs and step.evicted and not step.flags & FORM_ONCE:
                 swap_s = step.swap_s
                 step = self._form(rep, now)
                 step.swap_s += swap_s
@@ -243,9 +259,11 @@ class Reference:
             self.s.token_budget,
             self.s.max_num_seqs,
         )
-        admit, prompt_tokens, flags = (int(x) for x in plan)
+        admit, tokens, flags = (int(x) for x in plan)
+        step.flags = flags
         if not flags & DECODES_WAIT:
             self._take_decodes(rep, step, flags)
+        prompt_tokens = max(0, tokens - len(step.decodes))
         self._continue_prompts(rep, step, prompt_tokens)
         if not step.evicted or flags & ADMIT_AFTER_EVICTION:
             self._admit(rep, step, admit, prompt_tokens, flags)
@@ -295,7 +313,7 @@ class Reference:
         return True
 
     def _leave_order(self, q: _Request) -> tuple[float, int]:
-        return self.s.key(self.s.leave, self.now_s, q), q.admission
+        return self.s.key(self.s.leave, self.now_s, q), q.seat
 
     def _evict(self, rep: _Replica, step: _Step, q: _Request) -> None:
         rep.idle.remove(q)
@@ -305,6 +323,10 @@ class Reference:
             q.swapped = True
             step.swap_s += q.blocks * self.s.swap_s_per_block
         else:
+            if not q.decoding and step.flags & RESTART_AS_DECODE:
+                total = q.prompt + q.output
+                q.prompt = q.prefilled - q.generated
+                q.output = total - q.prompt
             q.decoding, q.prefilled = False, 0
         q.blocks = 0
         self.evictions += 1
@@ -350,7 +372,7 @@ class Reference:
         if q.swapped:
             q.swapped = False
             step.swap_s += q.blocks * self.s.swap_s_per_block
-            rep.idle.append(q)
+            self._sit(rep, q)
         else:
             step.prompts.append((q, chunk))
 
@@ -404,7 +426,11 @@ class Reference:
     def _close(self) -> None:
         for rep in self.replicas:
             for q in (*rep.resident, *rep.queue):
-                self.results[q.index]["output_tokens"] = q.generated
+                self.results[q.index]["output_tokens"] = self._produced(q)
+
+    def _produced(self, q: _Request) -> int:
+        """Output tokens; those that a restart counts as decoded prompt (RESTART_AS_DECODE) left out."""
+        return max(0, q.generated + q.prompt - int(self.s.prompt[q.index]))
 
 
 def _peak_tokens(requests: list[_Request]) -> int:

@@ -1,4 +1,4 @@
-"""How a step is formed: how many to admit, how many prompt tokens, under which flags."""
+"""How a step is formed: how many to admit, how many tokens, under which flags."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from lengthwise.policy.contracts import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
     DECODES_WAIT,
+    FORM_ONCE,
     PADDED,
+    RESTART_AS_DECODE,
     SPARE_BLOCK,
     batching,
 )
 
 _UNLIMITED = 1 << 60
+_VIDUR = SPARE_BLOCK + FORM_ONCE
 
 
 @batching
@@ -34,24 +37,24 @@ def mixed(max_num_seqs):
 
 
 @batching
-def chunked(decodes, token_budget, max_num_seqs):
+def chunked(token_budget, max_num_seqs):
     """All decodes, then prompts cut to what is left of the chunk (Sarathi-Serve)."""
-    return max_num_seqs, max(token_budget - decodes, 0), CHUNKED
+    return max_num_seqs, token_budget, CHUNKED
 
 
 @batching
-def unified(decodes, token_budget, max_num_seqs):
+def unified(token_budget, max_num_seqs):
     """One token budget: decodes first, prompts cut to what is left (vLLM v1)."""
-    return max_num_seqs, max(token_budget - decodes, 0), CHUNKED
+    return max_num_seqs, token_budget, CHUNKED
 
 
 @batching
 def vidur_vllm(token_budget, max_num_seqs):
     """Vidur's vLLM: as prefill_first, the budget counting a padded batch."""
-    return max_num_seqs, token_budget, PADDED + DECODES_WAIT + SPARE_BLOCK
+    return max_num_seqs, token_budget, PADDED + DECODES_WAIT + _VIDUR
 
 
 @batching
-def vidur_sarathi(decodes, token_budget, max_num_seqs):
-    """Vidur's Sarathi: as chunked, with a spare block a decode and admission after evictions."""
-    return max_num_seqs, max(token_budget - decodes, 0), CHUNKED + SPARE_BLOCK + ADMIT_AFTER_EVICTION
+def vidur_sarathi(token_budget, max_num_seqs):
+    """Vidur's Sarathi: as chunked, with a spare block a decode, its restarts and no second try."""
+    return max_num_seqs, token_budget, CHUNKED + _VIDUR + ADMIT_AFTER_EVICTION + RESTART_AS_DECODE

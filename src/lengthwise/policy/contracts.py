@@ -66,6 +66,10 @@ SPARE_BLOCK = 8
 """A decode runs only while a block is free, whether it needs one or not (vLLM v0, Vidur)."""
 ADMIT_AFTER_EVICTION = 16
 """A step that evicted may still admit (Vidur's Sarathi)."""
+FORM_ONCE = 32
+"""A step that evicted all it could have run waits for the replica's next event (Vidur)."""
+RESTART_AS_DECODE = 64
+"""An evicted half-computed prompt ends where it had got to; its rest is decoded (Vidur)."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,8 @@ def rank(function: Function | None = None, *, every_step: bool = False) -> Any:
     equal keys keep the order of arrival. ``generated_tokens`` counts tokens so far (an evicted
     request keeps them), ``predicted_tokens`` is the predicted output length, ``admission`` the
     sequence number of the last admission (-1: never), ``eviction`` that of the last eviction
-    (0: never). As ``leave`` the same function says who is evicted: the largest key.
+    (0: never). As ``leave`` the same function says who is evicted: the largest key, and of equal
+    ones whoever came out of a step last.
     """
     if function is None:
         return lambda f: make("rank", f, every_step=every_step)
@@ -141,9 +146,10 @@ def rank(function: Function | None = None, *, every_step: bool = False) -> Any:
 def batching(function: Function) -> Policy:
     """Decorator: a function of BATCHING_ARGUMENTS that forms a step.
 
-    It returns three whole numbers: how many waiting requests may be admitted, how many prompt
-    tokens the step may hold, and flags (CHUNKED, PADDED, DECODES_WAIT, SPARE_BLOCK,
-    ADMIT_AFTER_EVICTION, added up). ``decodes`` and ``prefills`` count the resident sequences
+    It returns three whole numbers: how many waiting requests may be admitted, how many tokens
+    the step may hold (its decodes count first, prompts share what is left), and flags added up:
+    CHUNKED, PADDED, DECODES_WAIT, SPARE_BLOCK, and for Vidur's rules ADMIT_AFTER_EVICTION,
+    FORM_ONCE, RESTART_AS_DECODE. ``decodes`` and ``prefills`` count the resident sequences
     that are free to run; ``in_flight`` the steps still in the pipeline.
     """
     return make("batching", function)

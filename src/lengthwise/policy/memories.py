@@ -13,6 +13,13 @@ def reserve_max(max_model_len, block_size, free_blocks):
 
 
 @memory
+def vidur_reserve_max(max_model_len, block_size, free_blocks):
+    """Vidur's: as reserve_max, rounded down to whole blocks."""
+    need = max_model_len // block_size
+    return need if need <= free_blocks else -1
+
+
+@memory
 def paged(context_tokens, block_size, free_blocks, watermark_blocks, resident):
     """Blocks for the whole prompt over a watermark, further ones on demand (vLLM v0, Sarathi)."""
     need = (context_tokens + block_size - 1) // block_size

@@ -21,8 +21,8 @@ _SCHEDULERS = {
         rank="fcfs_evicted_first", leave="latest_arrival", batching="vidur_vllm", memory="paged_strict"
     ),
     "vidur_sarathi": Scheduler(rank="fcfs_evicted_first", batching="vidur_sarathi", memory="paged_strict"),
-    "vidur_orca": Scheduler(batching="mixed", memory="reserve_max"),
-    "vidur_faster_transformer": Scheduler(batching="static", memory="reserve_max"),
+    "vidur_orca": Scheduler(batching="mixed", memory="vidur_reserve_max"),
+    "vidur_faster_transformer": Scheduler(batching="static", memory="vidur_reserve_max"),
 }
 PREEMPTIONS = ("recompute", "swap")
 
