@@ -128,14 +128,8 @@ def _spellings(section: str, key: str) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    if field.annotation in {sections.Seconds, sections.Wait} or _is_duration(field):
-        return "duration"
-    return _words(field.annotation)
-
-
-def _is_duration(field: FieldInfo) -> bool:
-    said = repr((field.annotation, field.metadata))
-    return "seconds" in said
+    is_duration = "function seconds" in repr((field.annotation, field.metadata))
+    return "duration" if is_duration else _words(field.annotation)
 
 
 def _words(annotation: Any) -> str:

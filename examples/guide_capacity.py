@@ -33,9 +33,9 @@ TOLERANCE = 0.02
 
 
 @batching
-def orca_plus(token_budget, max_num_seqs):
+def orca_plus(decodes, token_budget, max_num_seqs):
     """Orca's mixed batches of decodes and whole prompts, with a bound on the prompts' tokens."""
-    return max_num_seqs, token_budget, 0
+    return max_num_seqs, decodes + token_budget, 0
 
 
 SCHEDULERS = {
