@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from lengthwise.cli._fit import fit_note
 from lengthwise.cli._show import duration, gib, print_facts, print_table
 from lengthwise.scenario import Explanation, Fit, Step, Variant, explain
+from lengthwise.schema.cost_tables import CostTables
 
 _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
 
@@ -33,6 +35,9 @@ def show(variant: Variant, found: Explanation) -> None:
     print_table(
         ("requests that hold", "fit at once", "limited by"), [_fit_row(variant, f) for f in found.fits]
     )
+    if variant.deployment.cost.fit:
+        typer.echo()
+        print_table(("fit of the profile, error", "median", "p95"), _fit_rows(variant.deployment.cost))
     typer.echo(
         f"\nOne step of a replica; a sequence that decodes has {found.context_tokens:,} tokens cached."
         "\nBound by: c compute, m memory, n network, l latency."
@@ -60,8 +65,13 @@ def _deployment_facts(variant: Variant) -> list[tuple[str, str]]:
         ("cut", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
         ("scheduler", _scheduler(variant)),
         ("costs", d.cost.source + _roofline_note(d.cost.source)),
+        *([("fit", fit_note(d.cost))] if d.cost.fit else []),
         ("longest request", f"{d.max_model_len:,} tokens"),
     ]
+
+
+def _fit_rows(cost: CostTables) -> list[tuple[str, str, str]]:
+    return [(one.operator, f"{100 * one.median:.2f}%", f"{100 * one.p95:.2f}%") for one in cost.fit]
 
 
 def _roofline_note(source: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from lengthwise import report
+from lengthwise.cli._fit import fit_note
 from lengthwise.cli._show import console
 from lengthwise.report import Result
 from lengthwise.scenario import Outcome, Scenario
@@ -19,6 +20,9 @@ def show(asked: Scenario, results: list[Result]) -> None:
     if asked.description:
         out.print(asked.description, style="dim")
     out.print(report.table(results))
+    for costs in {id(r.deployment.cost): r.deployment.cost for r in results if r.deployment}.values():
+        if costs.fit:
+            out.print(f"costs: {costs.source}, {fit_note(costs)}", style="dim", highlight=False)
 
 
 def results_of(outcomes: list[Outcome]) -> list[Result]:

@@ -20,9 +20,14 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=2; repeatable."),
     ] = None,
+    cost: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
+    ] = None,
 ) -> None:
     """Show what fits, what a step costs by operator, and what binds; nothing is simulated."""
     from lengthwise import scenario as scenarios
     from lengthwise.cli import _explain_page as page
+    from lengthwise.cli import _settings
 
-    page.show_all(scenarios.build(scenarios.load(scenario, set_ or ())))
+    page.show_all(scenarios.build(scenarios.load(scenario, _settings.overrides(set_, cost))))

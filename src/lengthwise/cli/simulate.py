@@ -22,6 +22,10 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=8; repeatable."),
     ] = None,
+    cost: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repetitions; the table shows their spread.")
     ] = None,
@@ -35,9 +39,9 @@ def run(
 ) -> None:
     """Simulate a scenario: what users will see, and why."""
     from lengthwise import scenario as scenarios
-    from lengthwise.cli import _outputs, _progress, _results
+    from lengthwise.cli import _outputs, _progress, _results, _settings
 
-    asked = scenarios.load(scenario, set_ or ())
+    asked = scenarios.load(scenario, _settings.overrides(set_, cost))
     if seeds is not None:
         asked = asked.with_run(seeds=seeds)
     traces = _results.timelines(timeline, [whole.name for whole in asked.effective()])

@@ -131,8 +131,9 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
             f"{path} must be of version {VERSION}; it is of {int(arrays['version'])}. "
             "Save the tables again with this release."
         )
+    seconds: dict[str, Any] = {n: np.ascontiguousarray(arrays[n], dtype=np.float64) for n in _SECONDS}
     tables = CostTables(
-        **{name: np.ascontiguousarray(arrays[name], dtype=np.float64) for name in _SECONDS},
+        **seconds,
         stage_layers=np.ascontiguousarray(arrays["stage_layers"], dtype=np.int64),
         rule=AttentionRule(
             int(arrays["rule_kind"]), int(arrays["rule_step_tokens"]), float(arrays["rule_merge_factor"])

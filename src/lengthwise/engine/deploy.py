@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lengthwise import catalog, policy
 from lengthwise import cost as costs
-from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.cost_tables import CostTables, FitError
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
@@ -131,8 +133,9 @@ def _tables(
         return costs.from_tables(place, model, parallel.pp)
     if kind in _ESTIMATORS and place:
         estimator = _ESTIMATORS[kind]
-        tables, _ = costs.vidur_profile(
+        tables, report = costs.vidur_profile(
             place, model, gpu.name, parallel, limits, max_model_len, node=node, estimator=estimator
         )
-        return tables
+        fit = tuple(FitError(o.name, o.median_error, o.p95_error) for o in report.operators)
+        return replace(tables, fit=fit)
     raise UnknownNameError("cost source", source, COST_SOURCES)

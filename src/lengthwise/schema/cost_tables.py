@@ -56,6 +56,15 @@ class AttentionRule:
 
 
 @dataclass(frozen=True)
+class FitError:
+    """How well one operator of a measured profile was fitted: relative errors on held-out rows."""
+
+    operator: str
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True)
 class CostTables:
     """Seconds of one step of one replica, by part.
 
@@ -74,6 +83,8 @@ class CostTables:
         decode_s: [sequences, KV tokens] one layer's decode attention.
         stage_layers: [PP] layers of each pipeline stage.
         rule: How the attention tables are read.
+        source: Where the seconds come from, in words.
+        fit: Cross-validated errors by operator, where a profile was fitted.
     """
 
     layer_s: Floats
@@ -87,3 +98,4 @@ class CostTables:
     stage_layers: Ints
     rule: AttentionRule = AttentionRule()
     source: str = ""
+    fit: tuple[FitError, ...] = ()
