@@ -10,31 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.engine._checks import Policies, check, empty_plan, policies_of
 from lengthwise.engine._layout import GAP_BINS, replica_t, result_t
-from lengthwise.policy import CHUNKED, PREEMPTIONS, Policy, known, resolve
+from lengthwise.policy import known
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]
 _SERIES_BINS = 2048
-
-
-@dataclass(frozen=True)
-class Policies:
-    """The five policies of a run."""
-
-    rank: Policy
-    leave: Policy
-    batching: Policy
-    memory: Policy
-    router: Policy
-
-    def each(self) -> tuple[Policy, ...]:
-        """In the order in which the kernel takes them."""
-        return self.rank, self.leave, self.batching, self.memory, self.router
 
 
 @dataclass(frozen=True)
@@ -214,9 +200,8 @@ def prepare(
     """Everything resolved and checked; raises InputError or PolicyError before any time passes."""
     from lengthwise import policy as room
 
-    policies = _policies(deployment)
-    _check(workload, deployment, policies)
-    _check_memory(policies.memory, deployment)
+    policies = policies_of(deployment)
+    check(workload, deployment, policies)
     make = room.compiled if compiled else room.interpreted
     rank, leave, batching, memory, router = (make(p) for p in policies.each())
     n, replicas = len(workload), deployment.parallel.replicas
@@ -243,78 +228,10 @@ def prepare(
         results=_blank_results(n),
         replica_rows=rows,
         histogram=np.zeros(GAP_BINS, dtype=np.int64),
-        empty_plan=_empty_plan(policies.batching, deployment),
+        empty_plan=empty_plan(policies.batching, deployment),
         limit_s=limit_s,
         concurrency=workload.concurrency or 0,
     )
-
-
-def _policies(deployment: Deployment) -> Policies:
-    s = deployment.scheduler
-    if s.preempt not in PREEMPTIONS:
-        raise UnknownNameError("preemption", s.preempt, PREEMPTIONS)
-    axes = ("rank", "leave", "batching", "memory", "router")
-    return Policies(*(resolve(axis, getattr(s, axis)) for axis in axes))
-
-
-def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
-    for policy in policies.each():
-        needs = policy.uses("predicted_tokens") or policy.uses("peak_tokens")
-        if needs and workload.predicted_tokens is None:
-            raise PolicyError(
-                f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
-                'none; give predicted_tokens (predicted = "oracle" in a scenario predicts the truth)'
-            )
-    limits, kv = deployment.limits, deployment.kv
-    if kv.num_blocks * kv.block_size < deployment.max_model_len:
-        raise InputError(
-            f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
-            f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
-        )
-    steps = limits.max_step_seqs or limits.max_num_seqs
-    if min(limits.max_num_seqs, steps, limits.max_num_batched_tokens) < 1:
-        raise InputError("max_num_seqs, max_step_seqs and max_num_batched_tokens must be at least 1")
-
-
-def _empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
-    """What the batching policy says to one request before an idle replica: it must let it in."""
-    from lengthwise.policy import interpreted
-
-    limits = deployment.limits
-    try:
-        plan = interpreted(batching)(0, 0, 1, 0, 0, limits.max_num_batched_tokens, limits.max_num_seqs)
-        admit, tokens, flags = (int(x) for x in plan)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise PolicyError(
-            f"batching policy {batching.name!r} must return three whole numbers (admit, tokens, flags); "
-            f"on an idle replica with one request waiting it failed: {error}"
-        ) from error
-    if admit < 1 or (flags & CHUNKED and tokens < 1):
-        raise PolicyError(
-            f"batching policy {batching.name!r} admits nothing on an idle replica with one request waiting "
-            f"(admit {admit}, tokens {tokens}); no request would ever run"
-        )
-    return admit, tokens, flags
-
-
-def _check_memory(memory: Policy, deployment: Deployment) -> None:
-    """The memory policy must let a request of one token onto an idle replica."""
-    from lengthwise.policy import interpreted
-
-    kv, watermark = deployment.kv, int(deployment.limits.watermark * deployment.kv.num_blocks)
-    sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
-    try:
-        blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise PolicyError(
-            f"memory policy {memory.name!r} must return a whole number of blocks; for one token on an idle replica "
-            f"it raised {type(error).__name__}: {error}"
-        ) from error
-    if blocks < 0:
-        raise PolicyError(
-            f"memory policy {memory.name!r} refuses a request of one token on an idle replica; no request would "
-            "ever run"
-        )
 
 
 def _arrivals(workload: Workload) -> Array:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from lengthwise.engine._cost_reading import CostReader
 from lengthwise.engine._meter import Meter, outcome_of
+from lengthwise.engine._objects import Replica, Request, Step
 from lengthwise.engine._outcome import Outcome
 from lengthwise.engine._setup import Setup
 from lengthwise.policy import (
@@ -29,72 +29,6 @@ from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Refusal, Status
 
 
-@dataclass(eq=False)
-class _Request:
-    index: int
-    arrival_s: float
-    prompt: int
-    output: int
-    predicted: float
-    priority: int
-    generated: int = 0
-    prefilled: int = 0
-    blocks: int = 0
-    admission: int = -1
-    eviction: int = 0
-    seat: int = 0
-    last_token_s: float | None = None
-    decoding: bool = False
-    swapped: bool = False
-    key: float = 0.0
-
-    @property
-    def context(self) -> int:
-        """Tokens that must be in the cache before the next one can come."""
-        return self.prompt + self.generated
-
-    @property
-    def remaining(self) -> int:
-        return max(1, math.ceil(self.predicted) - self.generated)
-
-
-@dataclass(eq=False)
-class _Step:
-    start_s: float
-    end_s: float = 0.0
-    decodes: list[_Request] = field(default_factory=list)
-    prompts: list[tuple[_Request, int]] = field(default_factory=list)
-    swap_s: float = 0.0
-    evicted: bool = False
-    flags: int = 0
-
-    @property
-    def seqs(self) -> int:
-        return len(self.decodes) + len(self.prompts)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(chunk for _, chunk in self.prompts)
-
-
-@dataclass(eq=False)
-class _Replica:
-    number: int
-    free: int
-    queue: list[_Request]
-    meter: Meter
-    idle: list[_Request] = field(default_factory=list)
-    flights: list[_Step] = field(default_factory=list)
-    tokens: int = 0
-    touched: bool = False
-
-    @property
-    def resident(self) -> list[_Request]:
-        """Every request that holds memory here."""
-        flying = [q for s in self.flights for q in (*s.decodes, *(p for p, _ in s.prompts))]
-        return self.idle + flying
-
-
 class Reference:
     """One run over a setup."""
 
@@ -104,12 +38,12 @@ class Reference:
         self.results = setup.results.copy()
         self.arrival_s = setup.arrival_s.copy()
         self.histogram = setup.histogram.copy()
-        central: list[_Request] = []
+        central: list[Request] = []
         self.replicas = [
-            _Replica(r, setup.total_blocks, central if setup.central else [], Meter(setup, self.histogram))
+            Replica(r, setup.total_blocks, central if setup.central else [], Meter(setup, self.histogram))
             for r in range(setup.replicas)
         ]
-        self.home: dict[int, _Replica] = {}
+        self.home: dict[int, Replica] = {}
         self.next = self.admissions = self.evictions = self.seats = 0
         self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
         self.now_s = 0.0
@@ -140,7 +74,7 @@ class Reference:
         while self.next < self.released and self.arrival_s[self.next] == now:
             i = self.next
             self.next += 1
-            request = self.s.request(_Request, i, float(self.arrival_s[i]))
+            request = self.s.request(Request, i, float(self.arrival_s[i]))
             refusal = self._refusal(request)
             if refusal != Refusal.NONE:
                 self.results[i]["status"] = Status.REJECTED
@@ -149,7 +83,7 @@ class Reference:
                 continue
             self._route(request, now)
 
-    def _route(self, q: _Request, now: float) -> None:
+    def _route(self, q: Request, now: float) -> None:
         rep = self.replicas[0]
         if not self.s.central:
             waiting, running = (
@@ -167,7 +101,7 @@ class Reference:
             rep.touched = True
         self._enqueue(rep.queue, q, now)
 
-    def _ends(self, rep: _Replica, now: float) -> bool:
+    def _ends(self, rep: Replica, now: float) -> bool:
         """Ends one step of the replica if it ends now."""
         if not rep.flights or rep.flights[0].end_s != now:
             return False
@@ -187,7 +121,7 @@ class Reference:
             self._emit(rep, q, now)
         return True
 
-    def _emit(self, rep: _Replica, q: _Request, now: float) -> None:
+    def _emit(self, rep: Replica, q: Request, now: float) -> None:
         if q.last_token_s is None:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
@@ -199,13 +133,13 @@ class Reference:
         self.results[q.index]["finished_s"] = now
         self._leave(rep, q, Status.FINISHED, now)
 
-    def _sit(self, rep: _Replica, q: _Request) -> None:
+    def _sit(self, rep: Replica, q: Request) -> None:
         """Back among the idle, behind those who came before."""
         self.seats += 1
         q.seat = self.seats
         rep.idle.append(q)
 
-    def _leave(self, rep: _Replica, q: _Request, status: Status, now: float) -> None:
+    def _leave(self, rep: Replica, q: Request, status: Status, now: float) -> None:
         rep.free += q.blocks
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._produced(q)
@@ -233,7 +167,7 @@ class Reference:
             if not self.s.central or self.evictions == before:
                 return
 
-    def _schedule(self, rep: _Replica, now: float) -> None:
+    def _schedule(self, rep: Replica, now: float) -> None:
         while len(rep.flights) < self.s.pp:
             step = self._form(rep, now)
             if not step.seqs and step.evicted and not step.flags & FORM_ONCE:
@@ -244,8 +178,8 @@ class Reference:
                 return
             self._launch(rep, step)
 
-    def _form(self, rep: _Replica, now: float) -> _Step:
-        step = _Step(now)
+    def _form(self, rep: Replica, now: float) -> Step:
+        step = Step(now)
         self._expire(rep, now)
         if not rep.idle and not rep.queue:
             return step
@@ -271,7 +205,7 @@ class Reference:
             self._take_decodes(rep, step, flags)
         return step
 
-    def _expire(self, rep: _Replica, now: float) -> None:
+    def _expire(self, rep: Replica, now: float) -> None:
         for q in [q for q in rep.idle if q.arrival_s + self.s.timeout_s <= now]:
             rep.idle.remove(q)
             self._leave(rep, q, Status.TIMED_OUT, now)
@@ -279,7 +213,7 @@ class Reference:
             rep.queue.remove(q)
             self._leave(rep, q, Status.TIMED_OUT, now)
 
-    def _take_decodes(self, rep: _Replica, step: _Step, flags: int) -> None:
+    def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
         spare = 1 if flags & SPARE_BLOCK else 0
         for q in sorted((q for q in rep.idle if q.decoding), key=self._leave_order):
             if step.seqs == self.s.max_step_seqs:
@@ -290,7 +224,7 @@ class Reference:
                     rep.idle.remove(q)
                     step.decodes.append(q)
 
-    def _continue_prompts(self, rep: _Replica, step: _Step, prompt_tokens: int) -> None:
+    def _continue_prompts(self, rep: Replica, step: Step, prompt_tokens: int) -> None:
         for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission):
             chunk = min(q.context - q.prefilled, prompt_tokens - step.prompt_tokens)
             if step.seqs == self.s.max_step_seqs or chunk <= 0:
@@ -301,7 +235,7 @@ class Reference:
                     rep.idle.remove(q)
                     step.prompts.append((q, chunk))
 
-    def _make_room(self, rep: _Replica, step: _Step, q: _Request, need: int, wanted: int) -> bool:
+    def _make_room(self, rep: Replica, step: Step, q: Request, need: int, wanted: int) -> bool:
         """Gives the request its blocks, evicting the worst idle ones; False if that was itself."""
         while rep.free < wanted:
             victim = max(rep.idle, key=self._leave_order)
@@ -312,10 +246,10 @@ class Reference:
         q.blocks += need
         return True
 
-    def _leave_order(self, q: _Request) -> tuple[float, int]:
+    def _leave_order(self, q: Request) -> tuple[float, int]:
         return self.s.key(self.s.leave, self.now_s, q), q.seat
 
-    def _evict(self, rep: _Replica, step: _Step, q: _Request) -> None:
+    def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         rep.idle.remove(q)
         rep.free += q.blocks
         step.evicted = True
@@ -334,11 +268,11 @@ class Reference:
         self.results[q.index]["preemptions"] += 1
         self._enqueue(rep.queue, q, self.now_s)
 
-    def _enqueue(self, queue: list[_Request], q: _Request, now: float) -> None:
+    def _enqueue(self, queue: list[Request], q: Request, now: float) -> None:
         q.key = self.s.key(self.s.rank, now, q)
         queue.append(q)
 
-    def _admit(self, rep: _Replica, step: _Step, admit: int, prompt_tokens: int, flags: int) -> None:
+    def _admit(self, rep: Replica, step: Step, admit: int, prompt_tokens: int, flags: int) -> None:
         if self.s.rekey:
             for q in rep.queue:
                 q.key = self.s.key(self.s.rank, self.now_s, q)
@@ -364,7 +298,7 @@ class Reference:
             q.admission = self.admissions
             self._place(rep, step, q, chunk)
 
-    def _place(self, rep: _Replica, step: _Step, q: _Request, chunk: int) -> None:
+    def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
         row = self.results[q.index]
         if math.isnan(row["scheduled_s"]):
             row["scheduled_s"] = self.now_s
@@ -376,7 +310,7 @@ class Reference:
         else:
             step.prompts.append((q, chunk))
 
-    def _chunk(self, step: _Step, q: _Request, prompt_tokens: int, flags: int) -> int:
+    def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int) -> int:
         """How much of the prompt the step may take; 0: it must wait."""
         left = prompt_tokens - step.prompt_tokens
         if flags & CHUNKED:
@@ -388,7 +322,7 @@ class Reference:
             return q.context if (len(step.prompts) + 1) * longest <= prompt_tokens else 0
         return q.context if q.context <= left else 0
 
-    def _ask_memory(self, rep: _Replica, step: _Step, q: _Request, chunk: int) -> int:
+    def _ask_memory(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
         held = [*rep.resident, *step.decodes, *(p for p, _ in step.prompts)]
         peak = _peak_tokens([*held, q]) if self.s.needs_peak else 0
         blocks = self.s.ask_memory(q.context, chunk, q.predicted, rep.free, len(held), peak)
@@ -398,18 +332,18 @@ class Reference:
                 raise self.s.bad_memory(blocks)
         return blocks
 
-    def _refusal(self, q: _Request) -> Refusal:
+    def _refusal(self, q: Request) -> Refusal:
         """Why not even an idle replica could take the request, if so."""
         if q.prompt >= self.s.max_model_len:
             return Refusal.PROMPT_REACHES_MAX_MODEL_LEN
-        chunk = self._chunk(_Step(0.0), q, self.s.empty_plan[1], self.s.empty_plan[2])
+        chunk = self._chunk(Step(0.0), q, self.s.empty_plan[1], self.s.empty_plan[2])
         if chunk <= 0:
             return Refusal.PROMPT_ABOVE_TOKEN_BUDGET
         peak = q.prompt + q.remaining if self.s.needs_peak else 0
         blocks = self.s.ask_memory(q.prompt, chunk, q.predicted, self.s.total_blocks, 0, peak)
         return Refusal.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Refusal.NONE
 
-    def _launch(self, rep: _Replica, step: _Step) -> None:
+    def _launch(self, rep: Replica, step: Step) -> None:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
         cost = self.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s)
@@ -428,12 +362,12 @@ class Reference:
             for q in (*rep.resident, *rep.queue):
                 self.results[q.index]["output_tokens"] = self._produced(q)
 
-    def _produced(self, q: _Request) -> int:
+    def _produced(self, q: Request) -> int:
         """Output tokens; those that a restart counts as decoded prompt (RESTART_AS_DECODE) left out."""
         return max(0, q.generated + q.prompt - int(self.s.prompt[q.index]))
 
 
-def _peak_tokens(requests: list[_Request]) -> int:
+def _peak_tokens(requests: list[Request]) -> int:
     """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
     held, peak = 0, 0
     for position, q in enumerate(sorted(requests, key=lambda q: -q.remaining), start=1):

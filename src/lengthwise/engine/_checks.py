@@ -1,0 +1,97 @@
+"""Checks before any time passes: can these policies run this workload on this deployment?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lengthwise.policy import CHUNKED, PREEMPTIONS, Policy, interpreted, resolve
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.workload import Workload
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The five policies of a run."""
+
+    rank: Policy
+    leave: Policy
+    batching: Policy
+    memory: Policy
+    router: Policy
+
+    def each(self) -> tuple[Policy, ...]:
+        """In the order in which the kernel takes them."""
+        return self.rank, self.leave, self.batching, self.memory, self.router
+
+
+def policies_of(deployment: Deployment) -> Policies:
+    """The policies of a deployment's scheduler, from their names or objects."""
+    s = deployment.scheduler
+    if s.preempt not in PREEMPTIONS:
+        raise UnknownNameError("preemption", s.preempt, PREEMPTIONS)
+    axes = ("rank", "leave", "batching", "memory", "router")
+    return Policies(*(resolve(axis, getattr(s, axis)) for axis in axes))
+
+
+def check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
+    """Nothing, if the workload and the deployment can be simulated together.
+
+    Raises:
+        InputError: The cache or a limit is too small.
+        PolicyError: A policy needs predictions that are not there, or refuses everybody.
+    """
+    for policy in policies.each():
+        needs = policy.uses("predicted_tokens") or policy.uses("peak_tokens")
+        if needs and workload.predicted_tokens is None:
+            raise PolicyError(
+                f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
+                'none; give predicted_tokens (predicted = "oracle" in a scenario predicts the truth)'
+            )
+    limits, kv = deployment.limits, deployment.kv
+    if kv.num_blocks * kv.block_size < deployment.max_model_len:
+        raise InputError(
+            f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
+            f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
+        )
+    steps = limits.max_step_seqs or limits.max_num_seqs
+    if min(limits.max_num_seqs, steps, limits.max_num_batched_tokens) < 1:
+        raise InputError("max_num_seqs, max_step_seqs and max_num_batched_tokens must be at least 1")
+    _check_memory(policies.memory, deployment)
+
+
+def empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
+    """What the batching policy says to one request before an idle replica: it must let it in."""
+    limits = deployment.limits
+    try:
+        plan = interpreted(batching)(0, 0, 1, 0, 0, limits.max_num_batched_tokens, limits.max_num_seqs)
+        admit, tokens, flags = (int(x) for x in plan)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise PolicyError(
+            f"batching policy {batching.name!r} must return three whole numbers (admit, tokens, flags); "
+            f"on an idle replica with one request waiting it failed: {error}"
+        ) from error
+    if admit < 1 or (flags & CHUNKED and tokens < 1):
+        raise PolicyError(
+            f"batching policy {batching.name!r} admits nothing on an idle replica with one request waiting "
+            f"(admit {admit}, tokens {tokens}); no request would ever run"
+        )
+    return admit, tokens, flags
+
+
+def _check_memory(memory: Policy, deployment: Deployment) -> None:
+    """The memory policy must let a request of one token onto an idle replica."""
+    kv, watermark = deployment.kv, int(deployment.limits.watermark * deployment.kv.num_blocks)
+    sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
+    try:
+        blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise PolicyError(
+            f"memory policy {memory.name!r} must return a whole number of blocks; for one token on an idle replica "
+            f"it raised {type(error).__name__}: {error}"
+        ) from error
+    if blocks < 0:
+        raise PolicyError(
+            f"memory policy {memory.name!r} refuses a request of one token on an idle replica; no request would "
+            "ever run"
+        )

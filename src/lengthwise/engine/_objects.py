@@ -1,0 +1,74 @@
+"""What the reference moves about: a request, a step, a replica."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from lengthwise.engine._meter import Meter
+
+
+@dataclass(eq=False)
+class Request:
+    index: int
+    arrival_s: float
+    prompt: int
+    output: int
+    predicted: float
+    priority: int
+    generated: int = 0
+    prefilled: int = 0
+    blocks: int = 0
+    admission: int = -1
+    eviction: int = 0
+    seat: int = 0
+    last_token_s: float | None = None
+    decoding: bool = False
+    swapped: bool = False
+    key: float = 0.0
+
+    @property
+    def context(self) -> int:
+        """Tokens that must be in the cache before the next one can come."""
+        return self.prompt + self.generated
+
+    @property
+    def remaining(self) -> int:
+        return max(1, math.ceil(self.predicted) - self.generated)
+
+
+@dataclass(eq=False)
+class Step:
+    start_s: float
+    end_s: float = 0.0
+    decodes: list[Request] = field(default_factory=list)
+    prompts: list[tuple[Request, int]] = field(default_factory=list)
+    swap_s: float = 0.0
+    evicted: bool = False
+    flags: int = 0
+
+    @property
+    def seqs(self) -> int:
+        return len(self.decodes) + len(self.prompts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(chunk for _, chunk in self.prompts)
+
+
+@dataclass(eq=False)
+class Replica:
+    number: int
+    free: int
+    queue: list[Request]
+    meter: Meter
+    idle: list[Request] = field(default_factory=list)
+    flights: list[Step] = field(default_factory=list)
+    tokens: int = 0
+    touched: bool = False
+
+    @property
+    def resident(self) -> list[Request]:
+        """Every request that holds memory here."""
+        flying = [q for s in self.flights for q in (*s.decodes, *(p for p, _ in s.prompts))]
+        return self.idle + flying
