@@ -31,8 +31,17 @@ def may_get_stuck(deployment: Deployment) -> bool:
     return deployment.scheduler.memory == "paged_strict"
 
 
+def _may_swap_in_circles(deployment: Deployment) -> bool:
+    """A swapped request that fits, but not with a spare block on top, is let in and out again."""
+    s = deployment.scheduler
+    spare = resolve("batching", s.batching).name in ("prefill_first", "vidur_vllm", "vidur_sarathi")
+    return s.preempt == "swap" and spare
+
+
 def run(workload: Workload, deployment: Deployment, **options: Any) -> Records:
     """The records; an example in which Vidur's watermark locks a request out is passed over."""
+    if _may_swap_in_circles(deployment):
+        reject()
     try:
         return simulate(workload, deployment, **options)
     except PolicyError:
@@ -61,6 +70,8 @@ def never_fits(workload: Workload, deployment: Deployment) -> Any:
 
 def last_state(workload: Workload, deployment: Deployment) -> State:
     """The compiled kernel's own state when everything is over."""
+    if _may_swap_in_circles(deployment):
+        reject()
     setup = prepare(workload, deployment, seed=0, limit_s=math.inf, compiled=True)
     state = new_state(setup, 0)
     from lengthwise import _jit
@@ -99,6 +110,8 @@ class Watched(Reference):
 
 def watch(workload: Workload, deployment: Deployment) -> Reference:
     """A reference that ran to its end under watch."""
+    if _may_swap_in_circles(deployment):
+        reject()
     watched = Watched(prepare(workload, deployment, seed=0, limit_s=math.inf, compiled=False))
     try:
         watched.run()

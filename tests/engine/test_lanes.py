@@ -1,0 +1,32 @@
+"""Law 1 in the other lanes: without the compiler, and with every array index checked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAW_1 = Path(__file__).parents[1] / "laws" / "test_kernel_agrees.py"
+
+
+def lane(**env):
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(LAW_1)]
+    return subprocess.run(
+        program, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False
+    )
+
+
+def test_without_the_compiler():
+    told = lane(NUMBA_DISABLE_JIT="1", LENGTHWISE_EXAMPLES="10")
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.slow
+def test_with_indices_checked(tmp_path):
+    """A kernel of its own in a folder of its own: machine code of another lane would check nothing."""
+    told = lane(NUMBA_BOUNDSCHECK="1", LENGTHWISE_EXAMPLES="300", LENGTHWISE_CACHE_DIR=str(tmp_path))
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert list(tmp_path.rglob("*run*.nbi")), "the kernel was compiled in this lane"
