@@ -15,7 +15,7 @@ setup: .venv/.ready ## make .venv from the lock file
 .venv/.ready: uv.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lengthwise needs Python 3.11 or later; $(PYTHON) is older (make PYTHON=python3.12 ...)"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@echo "installing the locked packages into .venv ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras --compile-bytecode

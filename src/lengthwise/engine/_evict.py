@@ -9,7 +9,7 @@ from lengthwise.engine._queue import queue_push
 from lengthwise.policy import contracts
 
 BAD_RANK = layout.BAD_RANK
-RESTART_AS_DECODE = contracts.RESTART_AS_DECODE
+FORM_ONCE, RESTART_AS_DECODE = contracts.FORM_ONCE, contracts.RESTART_AS_DECODE
 
 
 @jit
@@ -135,16 +135,24 @@ def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):
         if S.slots[slot].decoding == 0:
             continue
         need = blocks_needed(S, slot)
-        while rep.free_blocks < max(need, spare) and last >= i:
+        while _short(S, r, need, spare) and last >= i:
             evict(S, r, S.scratch_slot[last], now_s, rank)
             last -= 1
-        if rep.free_blocks < max(need, spare):
+        if _short(S, r, need, spare):
             evict(S, r, slot, now_s, rank)
             break
         rep.free_blocks -= need
         S.scratch_slot[claimed] = slot
         claimed += 1
     return claimed
+
+
+@jit
+def _short(S, r, need, spare):
+    """Whether blocks lack; a spare one is not asked of the last on a replica, but by Vidur's rule."""
+    free = S.replicas[r].free_blocks
+    asked = S.running[r] > 1 or S.work[0].flags & FORM_ONCE != 0
+    return free < need or (asked and free < spare)
 
 
 @jit

@@ -43,14 +43,16 @@ def run(S, rank, leave_rank, batching, memory, router):
             if ctr.events == 0 or S.event_s[0] != now_s:
                 break
             _end_first(S, now_s)
-        again = True
-        while again:
+        passes = 2 if par.central == 1 else 1
+        while passes > 0:
+            passes -= 1
             evictions = ctr.evictions
             count = _order(S)
             for k in range(count):
                 left = count - 1 - k
                 _schedule(S, S.scratch_order[k], now_s, left, evictions, rank, leave_rank, batching, memory)
-            again = par.central == 1 and ctr.evictions != evictions and ctr.problem == OK
+            if ctr.evictions == evictions or ctr.problem != OK:
+                break
         if ctr.problem != OK:
             return ctr.problem
 

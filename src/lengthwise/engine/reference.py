@@ -155,8 +155,11 @@ class Reference:
     # -- forming steps ----------------------------------------------------------------------
 
     def _schedule_all(self, now: float) -> None:
-        """The touched replicas by number; over a central queue all of them, the emptiest first."""
-        while True:
+        """The touched replicas by number; over a central queue all of them, the emptiest first.
+
+        Who was evicted into a central queue is offered to all replicas once more.
+        """
+        for _ in range(2):
             before = self.evictions
             order = [rep for rep in self.replicas if rep.touched]
             if self.s.central and self.replicas[0].queue:
@@ -215,12 +218,13 @@ class Reference:
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
         spare = 1 if flags & SPARE_BLOCK else 0
+        strict = bool(flags & FORM_ONCE)
         for q in sorted((q for q in rep.idle if q.decoding), key=self._leave_order):
             if step.seqs == self.s.max_step_seqs:
                 return
             if q in rep.idle:
                 need = max(0, self.s.blocks_for(q.context) - q.blocks)
-                if self._make_room(rep, step, q, need, max(need, spare)):
+                if self._make_room(rep, step, q, need, spare, strict=strict):
                     rep.idle.remove(q)
                     step.decodes.append(q)
 
@@ -231,13 +235,19 @@ class Reference:
                 return
             if q in rep.idle:
                 need = max(0, self.s.blocks_for(q.prefilled + chunk) - q.blocks)
-                if self._make_room(rep, step, q, need, need):
+                if self._make_room(rep, step, q, need):
                     rep.idle.remove(q)
                     step.prompts.append((q, chunk))
 
-    def _make_room(self, rep: Replica, step: Step, q: Request, need: int, wanted: int) -> bool:
-        """Gives the request its blocks, evicting the worst idle ones; False if that was itself."""
-        while rep.free < wanted:
+    def _make_room(
+        self, rep: Replica, step: Step, q: Request, need: int, spare: int = 0, *, strict: bool = False
+    ) -> bool:
+        """Gives the request its blocks, evicting the worst idle ones; False if that was itself.
+
+        A spare block is not asked of the last one on a replica (but by Vidur's strict rule): it
+        could never run.
+        """
+        while rep.free < need or (rep.free < spare and (strict or len(rep.resident) + step.seqs > 1)):
             victim = max(rep.idle, key=self._leave_order)
             self._evict(rep, step, victim)
             if victim is q:

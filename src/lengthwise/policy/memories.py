@@ -15,7 +15,7 @@ def reserve_max(max_model_len, block_size, free_blocks):
 @memory
 def vidur_reserve_max(max_model_len, block_size, free_blocks):
     """Vidur's: as reserve_max, rounded down to whole blocks."""
-    need = max_model_len // block_size
+    need = max(1, max_model_len // block_size)
     return need if need <= free_blocks else -1
 
 
