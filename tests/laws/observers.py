@@ -27,8 +27,17 @@ INFINITY = float("inf")
 
 
 def may_get_stuck(deployment: Deployment) -> bool:
-    """Vidur's watermark is held even on an empty replica, so that a long evicted request never returns."""
-    return deployment.scheduler.memory == "paged_strict"
+    """Vidur's own rules can leave a replica idle beside work, or lock a request out for good.
+
+    Its watermark is held even on an empty replica; a step that evicted everything has no second try.
+    """
+    s = deployment.scheduler
+    return s.memory == "paged_strict" or s.batching in ("vidur_vllm", "vidur_sarathi")
+
+
+def restarts_as_decode(deployment: Deployment) -> bool:
+    """Vidur's Sarathi counts prompt tokens of a restarted request as produced, and books their gaps."""
+    return deployment.scheduler.batching == "vidur_sarathi"
 
 
 def _may_swap_in_circles(deployment: Deployment) -> bool:

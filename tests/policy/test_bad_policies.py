@@ -77,6 +77,10 @@ def never_two(waiting, token_budget):
     return (1 if waiting == 1 else 0), token_budget, CHUNKED
 
 
+def keeps_all(total_blocks):
+    return -1
+
+
 def more_than_all(total_blocks):
     return total_blocks + 1
 
@@ -109,7 +113,8 @@ BAD = [
         admits_nobody,
         "'admits_nobody' admits nothing on an idle replica.*no request would ever run",
     ),
-    ("batching", no_chunks, "'no_chunks' admits nothing on an idle replica.*prompt tokens 0"),
+    ("batching", no_chunks, "'no_chunks' admits nothing on an idle replica.*tokens 0"),
+    ("memory", keeps_all, "'keeps_all' refuses a request of one token on an idle replica"),
     ("memory", more_than_all, "'more_than_all' let a request in that needs 101 blocks"),
     ("memory", more_than_free, "'more_than_free' let a request in that needs 99 blocks"),
     ("router", one_too_far, "'one_too_far' chose replica 2; there are 2, from 0"),

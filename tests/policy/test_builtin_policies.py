@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from lengthwise import policy
 from lengthwise.engine import simulate
-from lengthwise.policy import ADMIT_AFTER_EVICTION, CHUNKED, DECODES_WAIT, PADDED, SPARE_BLOCK
+from lengthwise.policy import (
+    ADMIT_AFTER_EVICTION,
+    CHUNKED,
+    DECODES_WAIT,
+    FORM_ONCE,
+    PADDED,
+    RESTART_AS_DECODE,
+    SPARE_BLOCK,
+)
 from lengthwise.policy.contracts import ARGUMENTS
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
@@ -115,10 +123,14 @@ PLANS = {
     "static": (0, 1 << 60, DECODES_WAIT),
     "prefill_first": (8, 64, DECODES_WAIT + SPARE_BLOCK),
     "mixed": (8, 1 << 60, 0),
-    "chunked": (8, 61, CHUNKED),
-    "unified": (8, 61, CHUNKED),
-    "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + SPARE_BLOCK),
-    "vidur_sarathi": (8, 61, CHUNKED + SPARE_BLOCK + ADMIT_AFTER_EVICTION),
+    "chunked": (8, 64, CHUNKED),
+    "unified": (8, 64, CHUNKED),
+    "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + SPARE_BLOCK + FORM_ONCE),
+    "vidur_sarathi": (
+        8,
+        64,
+        CHUNKED + SPARE_BLOCK + ADMIT_AFTER_EVICTION + FORM_ONCE + RESTART_AS_DECODE,
+    ),
 }
 
 
@@ -128,7 +140,6 @@ def test_plans_worked_by_hand():
         assert of("batching", name, decodes=3, waiting=5, resident=3, token_budget=64, max_num_seqs=8) == plan
     assert of("batching", "static", waiting=5, token_budget=64, max_num_seqs=8)[0] == 8
     assert of("batching", "static", prefills=1, waiting=5, max_num_seqs=8)[0] == 0
-    assert of("batching", "unified", decodes=70, token_budget=64, max_num_seqs=99)[1] == 0
 
 
 ASK = {"context_tokens": 33, "chunk_tokens": 10, "max_model_len": 100, "block_size": 16, "total_blocks": 20}
@@ -139,6 +150,8 @@ ASK = {"context_tokens": 33, "chunk_tokens": 10, "max_model_len": 100, "block_si
     [
         ("reserve_max", {"free_blocks": 7}, 7),
         ("reserve_max", {"free_blocks": 6}, -1),
+        ("vidur_reserve_max", {"free_blocks": 6}, 6),
+        ("vidur_reserve_max", {"free_blocks": 5}, -1),
         ("paged", {"free_blocks": 5, "watermark_blocks": 2, "resident": 1}, 3),
         ("paged", {"free_blocks": 4, "watermark_blocks": 2, "resident": 1}, -1),
         ("paged", {"free_blocks": 4, "watermark_blocks": 2, "resident": 0}, 3),
@@ -162,8 +175,8 @@ def test_admissions_worked_by_hand(name, more, blocks):
 def test_memory_policies_never_take_more_than_is_free(arguments, name):
     asked = dict(zip(ARGUMENTS["memory"], arguments, strict=True))
     blocks = policy.interpreted(policy.known("memory")[name])(*arguments)
-    assert blocks == -1 or 1 <= blocks <= asked["free_blocks"]
-    if name not in ("reserve_max", "paged_by_chunk") and blocks >= 0:
+    assert -1 <= blocks <= asked["free_blocks"]
+    if name in ("paged", "paged_strict", "predicted_peak") and blocks >= 0:
         assert blocks == math.ceil(asked["context_tokens"] / asked["block_size"])
 
 
