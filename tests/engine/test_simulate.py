@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from worlds import GPU, MODEL, NODE, cost_tables
 
+from lengthwise import policy
 from lengthwise.engine import ready, simulate
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -136,3 +137,17 @@ def test_clients_give_up(engine):
 def test_the_kernel_is_ready_after_a_run():
     simulate(WORKLOAD, DEPLOYMENT)
     assert ready()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("router", ["round_robin", "central"])
+def test_the_last_block_of_all_is_used(router, engine):
+    """A swapped request that fits, but not with a spare block on top, must not go in and out for ever."""
+    scheduler = dataclasses.replace(policy.scheduler("vllm_v0"), preempt="swap", router=router)
+    full = dataclasses.replace(
+        DEPLOYMENT, parallel=Parallelism(), scheduler=scheduler, max_model_len=64,
+        kv=dataclasses.replace(DEPLOYMENT.kv, num_blocks=4),
+    )  # fmt: skip
+    r = simulate(Workload(np.zeros(1), np.array([10]), np.array([54])), full, engine=engine).requests
+    assert r.status.tolist() == [Status.FINISHED]
+    assert r.output_tokens.tolist() == [54]

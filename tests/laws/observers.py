@@ -40,17 +40,8 @@ def restarts_as_decode(deployment: Deployment) -> bool:
     return deployment.scheduler.batching == "vidur_sarathi"
 
 
-def _may_swap_in_circles(deployment: Deployment) -> bool:
-    """A swapped request that fits, but not with a spare block on top, is let in and out again."""
-    s = deployment.scheduler
-    spare = resolve("batching", s.batching).name in ("prefill_first", "vidur_vllm", "vidur_sarathi")
-    return s.preempt == "swap" and spare
-
-
 def run(workload: Workload, deployment: Deployment, **options: Any) -> Records:
     """The records; an example in which Vidur's watermark locks a request out is passed over."""
-    if _may_swap_in_circles(deployment):
-        reject()
     try:
         return simulate(workload, deployment, **options)
     except PolicyError:
@@ -79,8 +70,6 @@ def never_fits(workload: Workload, deployment: Deployment) -> Any:
 
 def last_state(workload: Workload, deployment: Deployment) -> State:
     """The compiled kernel's own state when everything is over."""
-    if _may_swap_in_circles(deployment):
-        reject()
     setup = prepare(workload, deployment, seed=0, limit_s=math.inf, compiled=True)
     state = new_state(setup, 0)
     from lengthwise import _jit
@@ -119,8 +108,6 @@ class Watched(Reference):
 
 def watch(workload: Workload, deployment: Deployment) -> Reference:
     """A reference that ran to its end under watch."""
-    if _may_swap_in_circles(deployment):
-        reject()
     watched = Watched(prepare(workload, deployment, seed=0, limit_s=math.inf, compiled=False))
     try:
         watched.run()
