@@ -5,7 +5,7 @@ UV_VERSION := 0.13.8
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 
-.PHONY: help setup demo test test-nojit test-bounds coverage bench docs check lint types imports format lock clean
+.PHONY: help setup demo test test-slow test-nojit coverage bench docs check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,15 +24,15 @@ setup: .venv/.ready ## make .venv from the lock file
 demo: setup ## which scheduler keeps the promises? a table and demo-report.html
 	@$(BIN)/lengthwise simulate examples/chat-70b.toml --report demo-report.html
 
-test: setup ## all tests, compiled
+test: setup ## all tests but the slow ones, compiled
 	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: setup ## those that compile kernels of their own: index checks, the cache stamp
+	$(BIN)/pytest -m slow $(ARGS)
 
 test-nojit: setup ## laws, oracles and policies without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest tests/laws tests/policy tests/golden $(ARGS)
-
-test-bounds: setup ## the laws with every array index checked (compiles its own kernel)
-	NUMBA_BOUNDSCHECK=1 $(BIN)/pytest tests/laws/test_kernel_agrees.py $(ARGS)
 
 coverage: setup ## coverage, the kernel's lines too
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow" $(ARGS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -30,18 +31,18 @@ f8_1d, i8_1d = types.float64[::1], types.int64[::1]
 triple_of_ints = types.UniTuple(types.int64, 3)
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "python", "_nrt": False}
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_COMPILED = ("_jit.py", "schema/*.py", "cost/_lookup.py", "policy/*.py", "engine/*.py")
 DISABLED = bool(numba.config.DISABLE_JIT)
 
 
 @cache
 def source_stamp() -> str:
-    """A digest of every jitted source of this package and of what else changes its machine code."""
+    """A digest of every source that machine code is made of, and of what else changes it."""
     root = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} bounds={numba.config.BOUNDSCHECK}".encode())
-    for path in sorted(root.rglob("*.py")):
-        text = path.read_bytes()
-        if b"lengthwise._jit" in text or path == Path(__file__):
-            digest.update(path.relative_to(root).as_posix().encode() + text)
+    for pattern in _COMPILED:
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:20]
 
 
@@ -65,9 +66,15 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
         return hashlib.sha256(self._name.encode()).hexdigest()[:10]
 
     @classmethod
-    def from_function(cls, py_func: Function, py_file: str) -> _Locator:
+    def from_function(cls, py_func: Function, py_file: str) -> _Locator | None:
+        """Numba asks every locator; None says that nothing can be stored."""
         del py_file
-        return cls(py_func)
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=cache_folder()):
+                return cls(py_func)
+        except OSError:
+            return None
 
 
 class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]

@@ -71,7 +71,11 @@ def stamp_of(package, monkeypatch):
         "engine/_groups.py",
         "engine/_queue.py",
         "engine/_launch.py",
+        "engine/_layout.py",
         "cost/_lookup.py",
+        "policy/ranks.py",
+        "policy/contracts.py",
+        "schema/records.py",
     ],
 )
 def test_an_edit_of_any_jitted_file_changes_the_stamp(copy, edited, monkeypatch):

@@ -1,4 +1,4 @@
-"""Law 1 in the lane in which every array index is checked."""
+"""Law 1 in two more lanes: without the compiler, and with every array index checked."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def lane(**env):
     return subprocess.run(
         program, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False
     )
+
+
+def test_without_the_compiler():
+    told = lane(NUMBA_DISABLE_JIT="1", LENGTHWISE_EXAMPLES="10")
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 @pytest.mark.slow

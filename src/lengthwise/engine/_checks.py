@@ -66,7 +66,7 @@ def empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]
     try:
         plan = interpreted(batching)(0, 0, 1, 0, 0, limits.max_num_batched_tokens, limits.max_num_seqs)
         admit, tokens, flags = (int(x) for x in plan)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except Exception as error:
         raise PolicyError(
             f"batching policy {batching.name!r} must return three whole numbers (admit, tokens, flags); "
             f"on an idle replica with one request waiting it failed: {error}"
@@ -85,7 +85,7 @@ def _check_memory(memory: Policy, deployment: Deployment) -> None:
     sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
     try:
         blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except Exception as error:
         raise PolicyError(
             f"memory policy {memory.name!r} must return a whole number of blocks; for one token on an idle replica "
             f"it raised {type(error).__name__}: {error}"

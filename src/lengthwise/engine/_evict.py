@@ -68,7 +68,7 @@ def evict(S, r, slot, now_s, rank):
         q.swapped = 1
         w.swap_s += q.blocks * par.swap_s_per_block
     else:
-        if q.decoding == 0 and w.flags & RESTART_AS_DECODE != 0:
+        if q.decoding == 0 and w.plan_flags & RESTART_AS_DECODE != 0:
             total = q.prompt + q.output
             q.prompt = q.prefilled - q.generated
             q.output = total - q.prompt
@@ -151,7 +151,7 @@ def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):
 def _short(S, r, need, spare):
     """Whether blocks lack; a spare one is not asked of the last on a replica, but by Vidur's rule."""
     free = S.replicas[r].free_blocks
-    asked = S.running[r] > 1 or S.work[0].flags & FORM_ONCE != 0
+    asked = S.running[r] > 1 or S.work[0].plan_flags & FORM_ONCE != 0
     return free < need or (asked and free < spare)
 
 

@@ -32,7 +32,7 @@ def form(S, r, now_s, rank, leave_rank, batching, memory):
     admit, tokens, flags = batching(
         decodes, rep.partials, waiting, S.running[r], rep.in_flight, par.token_budget, par.max_num_seqs
     )
-    w.flags = flags
+    w.plan_flags = flags
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
     prompt_tokens = max(0, tokens - w.decodes)
@@ -58,7 +58,7 @@ def _blank(S, r):
     w.prompt_tokens = 0
     w.longest = 0
     w.evicted = 0
-    w.flags = 0
+    w.plan_flags = 0
     w.swap_s = 0.0
 
 

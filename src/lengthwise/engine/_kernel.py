@@ -12,6 +12,7 @@ from lengthwise.engine._coast import may_coast, ride
 from lengthwise.engine._evict import enqueue
 from lengthwise.engine._expire import outstanding, release
 from lengthwise.engine._form import chunk_for, form, remaining_tokens
+from lengthwise.engine._groups import member
 from lengthwise.engine._launch import end_step, launch
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Refusal, Status
@@ -89,11 +90,17 @@ def _order(S):
 
 @jit_cold
 def _somebody_waits(S):
+    first = len(S.results)
     for q in range(len(S.queues)):
-        if S.queues[q].length > 0:
-            S.ctr[0].problem_request = S.pool_index[S.queues[q].offset]
-            return STUCK
-    return OK
+        for i in range(S.queues[q].length):
+            first = min(first, S.pool_index[S.queues[q].offset + i])
+    for r in range(S.par[0].replicas):
+        for i in range(S.replicas[r].partials):
+            first = min(first, S.slots[S.partials[r, i]].index)
+        for i in range(S.groups[S.replicas[r].idle].members):
+            first = min(first, S.slots[member(S, S.replicas[r].idle, i)].index)
+    S.ctr[0].problem_request = first
+    return OK if first == len(S.results) else STUCK
 
 
 @jit
@@ -203,7 +210,7 @@ def _schedule(S, r, now_s, left, evictions, rank, leave_rank, batching, memory):
     coasting, retried, swap_s = False, False, 0.0
     while coasting or rep.in_flight < par.pp:
         if not coasting and not form(S, r, now_s, rank, leave_rank, batching, memory):
-            if w.evicted == 0 or retried or w.flags & FORM_ONCE != 0:
+            if w.evicted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True
             swap_s = w.swap_s

@@ -179,7 +179,7 @@ work_t = np.dtype(
         ("prompt_tokens", "i8"),
         ("longest", "i8"),
         ("evicted", "i8"),
-        ("flags", "i8"),
+        ("plan_flags", "i8"),
         ("swap_s", "f8"),
     ],
     align=True,

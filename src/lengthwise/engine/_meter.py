@@ -27,7 +27,7 @@ def gap_bin(gap_s: float) -> int:
     """The bin of a gap: octaves in 128 equal parts, bin 0 below the smallest."""
     mantissa, exponent = math.frexp(gap_s)
     octave = exponent - 1 - GAP_SMALLEST_EXPONENT
-    if octave < 0:
+    if octave < 0 or mantissa == 0:
         return 0
     return min(1 + octave * GAP_SUBBINS + int((mantissa - 0.5) * 2 * GAP_SUBBINS), GAP_BINS - 1)
 

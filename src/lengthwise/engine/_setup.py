@@ -189,7 +189,7 @@ class Setup:
         p = self.policies
         return (
             f"request {request} waits for ever: nothing runs, nothing will arrive, and batching policy "
-            f"{p.batching.name!r} with memory policy {p.memory.name!r} does not admit it "
+            f"{p.batching.name!r} with memory policy {p.memory.name!r} does not let it go on "
             f"({int(self.prompt[request])} prompt tokens, {self.total_blocks} blocks of {self.block_size})"
         )
 
@@ -207,7 +207,7 @@ def prepare(
     n, replicas = len(workload), deployment.parallel.replicas
     limit = deployment.max_model_len - workload.prompt_tokens
     draws = np.zeros((n, 2))
-    if policies.router.uses("draw_a"):
+    if policies.router.uses("draw_a") or policies.router.uses("draw_b"):
         draws = np.random.default_rng(seed).random((n, 2))
     rows = np.zeros(replicas, dtype=replica_t)
     rows["bin_s"] = 2.0**-6

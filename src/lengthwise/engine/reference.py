@@ -364,8 +364,8 @@ class Reference:
 
     def _check_nobody_waits(self) -> None:
         for rep in self.replicas:
-            if rep.queue:
-                raise PolicyError(self.s.stuck(min(rep.queue, key=lambda q: (q.key, q.index)).index))
+            if waiting := [*rep.queue, *rep.resident]:
+                raise PolicyError(self.s.stuck(min(q.index for q in waiting)))
 
     def _close(self) -> None:
         for rep in self.replicas:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import InputError, LengthwiseError, UnknownNameError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
 
@@ -53,6 +53,8 @@ def simulate(
         raise UnknownNameError("engine", engine, ENGINES)
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s must be above 0; it is {time_limit_s}")
+    if seed < 0 or keep_steps < 0:
+        raise InputError(f"seed and keep_steps must not be negative; they are {seed} and {keep_steps}")
     setup = prepare(workload, deployment, seed=seed, limit_s=time_limit_s, compiled=engine == "kernel")
     if engine == "kernel":
         from lengthwise.engine._compiled import run_kernel
@@ -71,7 +73,9 @@ def _run_reference(setup: Setup) -> Outcome:
 
     try:
         return simulate_reference(setup)
-    except (ArithmeticError, ValueError, TypeError, LookupError) as error:
+    except LengthwiseError:
+        raise
+    except Exception as error:
         raise setup.policy_raised(error) from error
 
 

@@ -13,17 +13,33 @@ Function = Callable[..., Any]
 
 _RESULT = {
     "rank": "float({call})",
-    "batching": "{call}",
-    "memory": "int({call})",
-    "router": "int({call})",
+    "batching": "whole_three({call})",
+    "memory": "whole({call})",
+    "router": "whole({call})",
 }
 
 
-def _adapter(policy: Policy, function: Function) -> Function:
+def _whole(value: Any) -> int:
+    """A whole number; NaN is an error rather than whatever the processor makes of it."""
+    if value != value:  # noqa: PLR0124
+        raise ValueError("it returned NaN where a whole number must stand")
+    return int(value)
+
+
+def _whole_three_with(whole: Function) -> Function:
+    def whole_three(values: Any) -> tuple[int, int, int]:
+        a, b, c = values
+        return whole(a), whole(b), whole(c)
+
+    return whole_three
+
+
+def _adapter(policy: Policy, function: Function, whole: Function, whole_three: Function) -> Function:
     """A function of all arguments of the axis that calls the policy with those it takes."""
     call = f"function({', '.join(policy.arguments)})"
     source = f"lambda {', '.join(ARGUMENTS[policy.axis])}: {_RESULT[policy.axis].format(call=call)}"
-    adapter: Function = eval(source, {"function": function})  # noqa: S307  built from fixed names alone
+    names = {"function": function, "whole": whole, "whole_three": whole_three}
+    adapter: Function = eval(source, names)  # noqa: S307  built from fixed names alone
     adapter.__name__ = adapter.__qualname__ = f"{policy.axis}_{policy.name}"
     adapter.__module__ = policy.function.__module__
     return adapter
@@ -43,7 +59,7 @@ def signatures() -> dict[str, Any]:
 
 def interpreted(policy: Policy) -> Function:
     """The policy as plain Python, under the full argument list of its axis."""
-    return _adapter(policy, policy.function)
+    return _adapter(policy, policy.function, _whole, _whole_three_with(_whole))
 
 
 @lru_cache(maxsize=256)
@@ -55,7 +71,8 @@ def compiled(policy: Policy) -> Any:
     """
     from lengthwise import _jit
 
-    adapter = _adapter(policy, _jit.jit(policy.function))
+    whole = _jit.jit(_whole)
+    adapter = _adapter(policy, _jit.jit(policy.function), whole, _jit.jit(_whole_three_with(whole)))
     try:
         return _jit.compile_now(adapter, signatures()[policy.axis], cached=policy.builtin)
     except _jit.CannotCompile as error:

@@ -120,8 +120,9 @@ def _arguments_of(axis: str, function: Function) -> tuple[str, ...]:
 def make(axis: str, function: Function, *, every_step: bool = False) -> Policy:
     """A policy from a plain function; raises PolicyError for arguments its axis does not have."""
     names = _arguments_of(axis, function)
-    builtin = function.__module__.startswith("lengthwise.policy.")
-    return Policy(axis, function.__name__, function, names, every_step, builtin)
+    builtin = str(getattr(function, "__module__", "")).startswith("lengthwise.policy.")
+    name = getattr(function, "__name__", type(function).__name__)
+    return Policy(axis, name, function, names, every_step, builtin)
 
 
 @overload

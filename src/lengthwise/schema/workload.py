@@ -12,6 +12,7 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+MOST_TOKENS = 1e12
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,18 @@ class Workload:
         _require(step >= 0, self.arrival_s, "arrival_s must not decrease; sort the requests")
         for column in ("prompt_tokens", "output_tokens"):
             value = getattr(self, column)
-            _require(value >= 1, value, f"{column} must be at least 1")
+            _require(
+                (value >= 1) & (value < MOST_TOKENS), value, f"{column} must be at least 1 and below 1e12"
+            )
         if self.predicted_tokens is not None:
-            good = np.isfinite(self.predicted_tokens) & (self.predicted_tokens >= 0)
-            _require(good, self.predicted_tokens, "predicted_tokens must be finite and not negative")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")
+            good = (self.predicted_tokens >= 0) & (self.predicted_tokens < MOST_TOKENS)
+            _require(
+                good, self.predicted_tokens, "predicted_tokens must be finite, not negative and below 1e12"
+            )
+        if self.concurrency is not None:
+            if self.concurrency < 1:
+                raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")
+            _require(self.arrival_s == 0, self.arrival_s, "arrival_s must be 0 throughout in a closed loop")
 
 
 _COLUMNS: dict[str, type] = {

@@ -1,0 +1,124 @@
+"""Where engines have slipped before: odd policies, odd inputs, both engines alike."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise import _jit, policy
+from lengthwise.engine import simulate
+from lengthwise.engine._layout import GAP_BINS
+from lengthwise.engine._meter import gap_bin
+from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism
+from lengthwise.schema.errors import InputError, PolicyError
+from lengthwise.schema.workload import Workload
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
+from worlds import GPU, MODEL, NODE, cost_tables
+
+ENGINES = pytest.mark.parametrize("engine", ["kernel", "reference"])
+
+
+def deployment(replicas=1, **axes):
+    scheduler = replace(policy.scheduler("vllm_v1"), **axes)
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64)
+    kv = KvPlan(200, 4, 0.0, 0.0, 0.0, 0.0)
+    return Deployment(
+        MODEL, GPU, NODE, Parallelism(1, 1, replicas), limits, scheduler, cost_tables([2]), kv, 300
+    )
+
+
+def few(n=3, **columns):
+    return Workload(np.zeros(n), np.full(n, 80), np.full(n, 5), **columns)
+
+
+@policy.rank
+def breaks(arrival_s):
+    raise Exception("boom")  # noqa: TRY002
+
+
+@policy.rank
+def gives_up(arrival_s):
+    raise RuntimeError("tired")
+
+
+@ENGINES
+@pytest.mark.parametrize("rank", [breaks, gives_up])
+def test_whatever_a_policy_raises_is_told_with_its_name(rank, engine):
+    with pytest.raises(PolicyError, match=f"rank policy '{rank.name}' raised"):
+        simulate(few(), deployment(rank=rank), engine=engine)
+
+
+@policy.router
+def lost(waiting):
+    return math.nan
+
+
+@policy.batching
+def nan_later(decodes, max_num_seqs):
+    return max_num_seqs, (math.nan if decodes > 0 else 64.0), policy.CHUNKED
+
+
+@ENGINES
+@pytest.mark.parametrize("axis", [{"router": lost, "replicas": 2}, {"batching": nan_later}])
+def test_nan_where_a_whole_number_must_stand_is_an_error(axis, engine):
+    with pytest.raises(PolicyError, match="NaN"):
+        simulate(few(), deployment(**axis), engine=engine)
+
+
+@policy.batching
+def starve(max_num_seqs, token_budget, resident):
+    return max_num_seqs, (token_budget if resident == 0 else 0), policy.CHUNKED
+
+
+@ENGINES
+def test_a_prompt_that_never_goes_on_is_an_error(engine):
+    with pytest.raises(PolicyError, match="request 0 waits for ever.*'starve'"):
+        simulate(few(1), deployment(batching=starve), engine=engine)
+
+
+@policy.router
+def second_draw(draw_b, waiting):
+    return int(draw_b * len(waiting))
+
+
+@ENGINES
+def test_a_router_may_use_the_second_draw_alone(engine):
+    records = simulate(few(40), deployment(4, router=second_draw), engine=engine)
+    assert set(records.requests.replica) == {0, 1, 2, 3}
+
+
+def test_a_closed_loop_has_no_arrivals_of_its_own():
+    with pytest.raises(InputError, match="arrival_s must be 0 throughout in a closed loop; request 1 has 5"):
+        Workload([0.0, 5.0], [1, 1], [1, 1], concurrency=1)
+
+
+def test_those_a_closed_loop_never_let_in_have_no_arrival():
+    records = simulate(few(30, concurrency=1), deployment(), time_limit_s=0.1)
+    assert np.isnan(records.requests.arrival_s[-1])
+    assert records.requests.arrival_s[0] == 0
+
+
+@pytest.mark.parametrize("options", [{"seed": -1}, {"keep_steps": -1}])
+def test_negative_options_are_refused(options):
+    with pytest.raises(InputError, match="must not be negative"):
+        simulate(few(), deployment(), **options)
+
+
+def test_gaps_of_no_time_at_all_are_in_the_first_bin():
+    assert [gap_bin(0.0), gap_bin(1e-9), gap_bin(1e300)] == [0, 0, GAP_BINS - 1]
+
+
+def test_a_cache_that_cannot_be_written_is_none(monkeypatch):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", "/proc/nope")
+    function = _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)
+    assert function(1) == 2
+
+
+def _plus_one(x):
+    return x + 1
