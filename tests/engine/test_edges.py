@@ -54,6 +54,22 @@ def test_whatever_a_policy_raises_is_told_with_its_name(rank, engine):
         simulate(few(), deployment(rank=rank), engine=engine)
 
 
+@policy.rank
+def says_nothing(arrival_s):
+    pass
+
+
+@policy.rank
+def says_a_word(arrival_s):
+    return "soon"
+
+
+@pytest.mark.parametrize(("rank", "given"), [(says_nothing, "None"), (says_a_word, "'soon'")])
+def test_what_is_no_number_is_shown(rank, given):
+    with pytest.raises(PolicyError, match=f"must return a number; it returned {given}"):
+        simulate(few(), deployment(rank=rank))
+
+
 @policy.router
 def lost(waiting):
     return math.nan
@@ -78,7 +94,7 @@ def starve(max_num_seqs, token_budget, resident):
 
 @ENGINES
 def test_a_prompt_that_never_goes_on_is_an_error(engine):
-    with pytest.raises(PolicyError, match="request 0 waits for ever.*'starve'"):
+    with pytest.raises(PolicyError, match=r"request 0 waits for ever.*'starve'"):
         simulate(few(1), deployment(batching=starve), engine=engine)
 
 

@@ -103,7 +103,7 @@ BAD = [
     ("rank", raises, "raised ValueError: I do not like late requests"),
     ("rank", not_a_number, "rank policy 'not_a_number'.*returned NaN for request 3; a key must be a number"),
     ("leave", not_a_number, "leave policy 'not_a_number' returned NaN for request"),
-    ("rank", nothing, "rank policy 'nothing' cannot be compiled|raised TypeError"),
+    ("rank", nothing, "rank policy 'nothing' must return a number|raised TypeError"),
     ("batching", two_numbers, "'two_numbers' (cannot be compiled|must return three whole numbers)"),
     ("batching", four_numbers, "'four_numbers' (cannot be compiled|must return three whole numbers)"),
     ("batching", one_number, "'one_number' (cannot be compiled|must return three whole numbers)"),

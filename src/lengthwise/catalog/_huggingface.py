@@ -147,9 +147,17 @@ def _dense_layers(keys: ConfigKeys, layers: int) -> int:
     return max(keys.count("first_k_dense_replace"), listed, layers - layers // step)
 
 
+_PLAIN_FAMILIES = ("gpt", "opt", "phi", "bloom", "mpt", "falcon", "starcoder", "t5", "codegen", "bert")
+
+
 def _is_gated(keys: ConfigKeys) -> bool:
-    """SwiGLU and the like have three matrices; silu, Gemma's GELU and "gated-..." say so."""
+    """SwiGLU and the like have three matrices; silu, Gemma's GELU and "gated-..." say so.
+
+    A config that does not name its activation has its family's: only older families are plain.
+    """
     activation = str(keys.find(*_ACTIVATION, default="")).lower()
+    if not activation:
+        return keys.model_type.startswith("phi3") or not keys.model_type.startswith(_PLAIN_FAMILIES)
     gated = ("silu", "swish", "swiglu", "geglu", "gegelu", "gated", "xielu")
     return keys.model_type.startswith("gemma") or activation.startswith(gated)
 

@@ -72,8 +72,8 @@ def deploy(
 
 def _parallel(tp: int, pp: int, replicas: int) -> Parallelism:
     for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas)):
-        if value < 1:
-            raise InputError(f"{name} must be at least 1; it is {value}")
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1; it is {value!r}")
     return Parallelism(tp, pp, replicas)
 
 

@@ -75,11 +75,35 @@ def compiled(policy: Policy) -> Any:
     adapter = _adapter(policy, _jit.jit(policy.function), whole, _jit.jit(_whole_three_with(whole)))
     try:
         return _jit.compile_now(adapter, signatures()[policy.axis], cached=policy.builtin)
-    except _jit.CannotCompile as error:
+    except Exception as error:
+        _check_a_sample(policy)
         raise PolicyError(
             f"{policy.axis} policy {policy.name!r} cannot be compiled: {_reason(error)}; use numbers and plain "
             "arithmetic, or run it interpreted with simulate(..., engine='reference')"
         ) from error
+
+
+def _check_a_sample(policy: Policy) -> None:
+    """Raises PolicyError if the function fails or gives no number where it is plainly called."""
+    import numpy as np
+
+    none = np.zeros(2, np.int64)
+    samples: dict[str, tuple[Any, ...]] = {
+        "rank": (0.0, 0.0, 1, 0, 1.0, 0, 0, 0),
+        "batching": (0, 0, 1, 0, 0, 64, 8),
+        "memory": (1, 1, 1.0, 64, 16, 8, 8, 0, 0, 2),
+        "router": (0, 0.5, 0.5, none, none, none),
+    }
+    given = dict(zip(ARGUMENTS[policy.axis], samples[policy.axis], strict=True))
+    who = f"{policy.axis} policy {policy.name!r}"
+    try:
+        value = policy.function(*(given[name] for name in policy.arguments))
+    except Exception as error:
+        raise PolicyError(f"{who} raised {type(error).__name__}: {error}") from error
+    wanted = "three whole numbers" if policy.axis == "batching" else "a number"
+    numbers = value if policy.axis == "batching" and isinstance(value, tuple) else (value,)
+    if not all(isinstance(one, int | float | np.number) for one in numbers):
+        raise PolicyError(f"{who} must return {wanted}; it returned {value!r}")
 
 
 def _reason(error: Exception) -> str:

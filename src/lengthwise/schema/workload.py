@@ -67,14 +67,14 @@ class Workload:
         _require(step >= 0, self.arrival_s, "arrival_s must not decrease; sort the requests")
         for column in ("prompt_tokens", "output_tokens"):
             value = getattr(self, column)
-            _require(
-                (value >= 1) & (value < MOST_TOKENS), value, f"{column} must be at least 1 and below 1e12"
-            )
+            _require(value >= 1, value, f"{column} must be at least 1")
+            _require(value < MOST_TOKENS, value, f"{column} must be below 1e12")
         if self.predicted_tokens is not None:
-            good = (self.predicted_tokens >= 0) & (self.predicted_tokens < MOST_TOKENS)
+            value = self.predicted_tokens
             _require(
-                good, self.predicted_tokens, "predicted_tokens must be finite, not negative and below 1e12"
+                np.isfinite(value) & (value >= 0), value, "predicted_tokens must be finite and not negative"
             )
+            _require(value < MOST_TOKENS, value, "predicted_tokens must be below 1e12")
         if self.concurrency is not None:
             if self.concurrency < 1:
                 raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")

@@ -58,7 +58,10 @@ class Source:
     def header(self) -> list[str]:
         """Column names of a CSV file."""
         line = self.data.split(b"\n", 1)[0].decode("utf-8", "replace")
-        return next(csv.reader([line.rstrip("\r")]), [])
+        try:
+            return next(csv.reader([line.rstrip("\r")]), [])
+        except csv.Error:
+            return []
 
     @cached_property
     def first_object(self) -> dict[str, Any] | None:
@@ -85,13 +88,19 @@ class Source:
         reader = csv.reader(io.StringIO(self.data.rstrip().decode("utf-8", "replace"), newline=""))
         next(reader)
         start = reader.line_num + 1
-        for cells in reader:
+        for cells in self._readable(reader):
             if len(cells) != len(self.header):
                 raise self.fault(
                     start, f"a row must have {len(self.header)} cells; this one has {len(cells)} (cut off?)"
                 )
             yield start, dict(zip(self.header, cells, strict=True))
             start = reader.line_num + 1
+
+    def _readable(self, reader: Iterator[list[str]]) -> Iterator[list[str]]:
+        try:
+            yield from reader
+        except csv.Error as error:
+            raise self.fault(reader.line_num, f"cannot be read as CSV: {error}") from error  # type: ignore[attr-defined]
 
     def json_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Line number and value of each line that is not blank.
