@@ -83,6 +83,7 @@ def roofline_build(repeats: int) -> Row:
         0.3,
         "lower",
         (min(seconds), max(seconds)),
+        {"machine": machine()},
     )
 
 
@@ -115,7 +116,12 @@ def vidur_build(estimator: str, suffix: str, repeats: int) -> list[Row]:
     rows = []
     for name, runs, target in (("cold", cold, 10.0), ("warm", warm, 0.2)):
         seconds = [run["build_s"] for run in runs]
-        details = {"estimator": estimator, "import_s": runs[0]["import_s"], "profile": "made, Vidur's size"}
+        details = {
+            "estimator": estimator,
+            "import_s": runs[0]["import_s"],
+            "profile": "made, Vidur's size",
+            "machine": machine(),
+        }
         middle, spread = statistics.median(seconds), (min(seconds), max(seconds))
         rows.append(Row(f"cost.vidur{suffix}_build_{name}_s", middle, "s", target, "lower", spread, details))
     return rows

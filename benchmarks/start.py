@@ -40,7 +40,10 @@ assert engine.ready()
 
 def import_time(repeats: int) -> Row:
     seconds = [fresh_process(IMPORT)["out"] for _ in range(repeats)]
-    return Row("import_s", statistics.median(seconds), "s", 0.15, "lower", (min(seconds), max(seconds)))
+    details = {"machine": machine()}
+    return Row(
+        "import_s", statistics.median(seconds), "s", 0.15, "lower", (min(seconds), max(seconds)), details
+    )
 
 
 def warm_simulate(repeats: int) -> Row:

@@ -113,8 +113,23 @@ def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
         return dispatcher
     if cached:
         _cache_writable_or_off(dispatcher, function)
-    dispatcher.compile(signature)
+    try:
+        dispatcher.compile(signature)
+    except Exception:
+        if not cached:
+            raise
+        dispatcher = _compile_over_damage(function, signature)
     dispatcher.disable_compile()
+    return dispatcher
+
+
+def _compile_over_damage(function: Function, signature: Any) -> Any:
+    """Compiles anew over cache files that cannot be read (a full disk, a kill while writing)."""
+    for path in cache_folder().glob(f"*{function.__qualname__}-*"):
+        path.unlink(missing_ok=True)
+    dispatcher = numba.njit(**_OPTIONS)(function)
+    _cache_writable_or_off(dispatcher, function)
+    dispatcher.compile(signature)
     return dispatcher
 
 

@@ -63,7 +63,7 @@ def test_unknown_names(wrong, told):
 @pytest.mark.parametrize("size", ["tp", "pp", "replicas"])
 @pytest.mark.parametrize("value", [0, -2])
 def test_sizes_below_one(size, value):
-    with pytest.raises(InputError, match=f"{size} must be at least 1; it is {value}"):
+    with pytest.raises(InputError, match=f"{size} must be a whole number of at least 1; it is {value}"):
         deploy(MODEL, GPU, **{size: value})
 
 
@@ -75,7 +75,7 @@ def test_a_model_that_does_not_fit_says_what_would():
 
 @pytest.mark.parametrize(
     ("length", "told"),
-    [(1, "max_model_len must be at least 2 tokens; it is 1"), (1 << 30, "must be at most")],
+    [(1, "max_model_len must be a whole number of at least 2; it is 1"), (1 << 30, "must be at most")],
 )
 def test_lengths_that_cannot_be(length, told):
     with pytest.raises(InputError, match=told):

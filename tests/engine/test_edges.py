@@ -138,3 +138,52 @@ def test_a_cache_that_cannot_be_written_is_none(monkeypatch):
 
 def _plus_one(x):
     return x + 1
+
+
+def test_a_run_that_the_limit_cut_lasts_until_the_limit():
+    workload = Workload([0.0, 100.0], [10, 10], [5, 5])
+    records = simulate(workload, deployment(), time_limit_s=50.0)
+    assert records.end_s == 50.0
+    assert records.totals.busy_s[0] < 0.1
+
+
+@ENGINES
+def test_steps_under_way_at_the_limit_fit_into_the_run(engine):
+    records = simulate(few(40), deployment(), time_limit_s=0.01, engine=engine)
+    assert 0.01 <= records.end_s == records.steps.end_s[-1]
+    assert records.totals.busy_s[0] <= records.end_s
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_size": 0},
+        {"max_num_seqs": 2.5},
+        {"max_model_len": 1},
+        {"watermark": -1},
+        {"gpu_memory_utilization": 2},
+        {"timeout_s": math.nan},
+        {"timeout_s": -1.0},
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} must be"):
+        EngineLimits(**wrong)
+
+
+@pytest.mark.parametrize("tokens", [[1.9], [math.nan]])
+def test_tokens_are_whole_numbers(tokens):
+    with pytest.raises(InputError, match="prompt_tokens must be whole numbers; request 0 has"):
+        Workload([0.0], tokens, [1])
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x80\x04cut"])
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_damaged_machine_code_is_made_anew(tmp_path, monkeypatch, damage, ending):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
+    _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)
+    files = list(tmp_path.rglob(f"*.{ending}"))
+    assert files
+    files[0].write_bytes(damage)
+    for _ in range(2):
+        assert _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)(1) == 2

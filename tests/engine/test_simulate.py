@@ -112,8 +112,8 @@ def test_a_cache_that_holds_no_longest_sequence(engine):
     "limits", [{"max_num_seqs": 0}, {"max_step_seqs": -1}, {"max_num_batched_tokens": 0}]
 )
 def test_limits_below_one(limits):
-    with pytest.raises(InputError, match="must be at least 1"):
-        simulate(WORKLOAD, dataclasses.replace(DEPLOYMENT, limits=EngineLimits(**limits)))
+    with pytest.raises(InputError, match="must be a whole number of at least 1"):
+        EngineLimits(**limits)
 
 
 def test_outputs_end_at_the_longest_sequence():

@@ -48,15 +48,12 @@ def check(workload: Workload, deployment: Deployment, policies: Policies) -> Non
                 f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
                 'none; give predicted_tokens (predicted = "oracle" in a scenario predicts the truth)'
             )
-    limits, kv = deployment.limits, deployment.kv
+    kv = deployment.kv
     if kv.num_blocks * kv.block_size < deployment.max_model_len:
         raise InputError(
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
         )
-    steps = limits.max_step_seqs or limits.max_num_seqs
-    if min(limits.max_num_seqs, steps, limits.max_num_batched_tokens) < 1:
-        raise InputError("max_num_seqs, max_step_seqs and max_num_batched_tokens must be at least 1")
     _check_memory(policies.memory, deployment)
 
 

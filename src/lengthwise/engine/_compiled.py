@@ -9,7 +9,7 @@ import numpy as np
 
 from lengthwise import _jit
 from lengthwise.engine import _kernel, _layout
-from lengthwise.engine._outcome import Outcome
+from lengthwise.engine._outcome import Outcome, ending_s
 from lengthwise.engine._setup import Setup
 from lengthwise.engine._state import State, new_state
 from lengthwise.policy.compile import signatures
@@ -72,7 +72,7 @@ def _outcome(state: State) -> Outcome:
         histogram=state.histogram,
         steps=state.step_log[: int(ctr["step_rows"])] if kept else None,
         gaps=state.gap_log[: int(ctr["gap_rows"])] if kept else None,
-        end_s=float(ctr["last_s"]),
+        end_s=ending_s(float(ctr["last_s"]), float(state.par[0]["limit_s"]), state.results, state.replicas),
     )
 
 

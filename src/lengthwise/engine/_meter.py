@@ -16,7 +16,7 @@ from lengthwise.engine._layout import (
     replica_t,
     step_t,
 )
-from lengthwise.engine._outcome import Outcome
+from lengthwise.engine._outcome import Outcome, ending_s
 
 if TYPE_CHECKING:
     from lengthwise.engine._cost_reading import StepCost
@@ -109,15 +109,18 @@ class Meter:
         self.series[int(end_s / self.row["bin_s"])] += values
 
 
-def outcome_of(meters: list[Meter], arrival_s: Any, results: Any, histogram: Any, end_s: float) -> Outcome:
+def outcome_of(
+    meters: list[Meter], arrival_s: Any, results: Any, histogram: Any, last_s: float, limit_s: float
+) -> Outcome:
     """One outcome from all replicas' books."""
+    replicas = np.array([m.row for m in meters], dtype=replica_t)
     return Outcome(
         arrival_s=arrival_s,
         results=results,
-        replicas=np.array([m.row for m in meters], dtype=replica_t),
+        replicas=replicas,
         series=np.stack([m.series for m in meters]),
         histogram=histogram,
         steps=np.array([row for m in meters for row in m.steps], dtype=step_t),
         gaps=np.array([row for m in meters for row in m.gaps], dtype=gap_t),
-        end_s=end_s,
+        end_s=ending_s(last_s, limit_s, results, replicas),
     )

@@ -18,6 +18,7 @@ from lengthwise.schema.records import (
     Records,
     ReplicaTotals,
     RequestRecords,
+    Status,
     StepRecords,
     TimeSeries,
     TokenGaps,
@@ -57,6 +58,13 @@ class Outcome:
     steps: Array | None
     gaps: Array | None
     end_s: float
+
+
+def ending_s(last_s: float, limit_s: float, results: Array, replicas: Array) -> float:
+    """When a run ended: its last event; where the limit cut it, the limit or the end of the steps under way."""
+    if not (results["status"] == Status.UNFINISHED).any():
+        return last_s
+    return float(max(limit_s, replicas["busy_until_s"].max()))
 
 
 def to_records(workload: Workload, outcome: Outcome, seed: int, name: str) -> Records:

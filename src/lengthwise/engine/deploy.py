@@ -105,8 +105,6 @@ def _max_model_len(
     room = costs.largest_model_len(model, gpu, parallel, limits, planner, num_blocks)
     if limits.max_model_len is None:
         return room
-    if limits.max_model_len < 2:
-        raise InputError(f"max_model_len must be at least 2 tokens; it is {limits.max_model_len}")
     if limits.max_model_len > room:
         raise InputError(
             f"max_model_len must be at most {room} tokens, what {model.name} takes and the KV cache of a replica "

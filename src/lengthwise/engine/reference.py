@@ -61,7 +61,7 @@ class Reference:
             self._schedule_all(now)
         self._close()
         meters = [rep.meter for rep in self.replicas]
-        return outcome_of(meters, self.arrival_s, self.results, self.histogram, self.now_s)
+        return outcome_of(meters, self.arrival_s, self.results, self.histogram, self.now_s, self.s.limit_s)
 
     # -- events ---------------------------------------------------------------------------
 

@@ -37,7 +37,8 @@ def simulate(
         deployment: What serves them.
         seed: Of the routers that draw; equal inputs give equal bytes.
         time_limit_s: Simulated seconds after which the run stops; what is not finished then is
-            UNFINISHED. A step under way at the limit counts whole in the sums over steps.
+            UNFINISHED. A step under way at the limit counts whole in the sums over steps, and the
+            run lasts until its end, but its tokens are not handed out.
         strict: Raise when a request can never fit instead of rejecting it.
         keep_steps: Keep the step log and every token gap of runs up to so many steps.
         engine: "kernel" (compiled) or "reference" (plain Python, the same answer, slow).

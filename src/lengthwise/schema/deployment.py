@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
 from lengthwise.schema.model import ModelSpec
 
@@ -43,6 +46,23 @@ class EngineLimits:
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     timeout_s: float = float("inf")
+
+    def __post_init__(self) -> None:
+        counts = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
+        optional = {"max_model_len": 2, "max_step_seqs": 1}
+        given = {name: least for name, least in optional.items() if getattr(self, name) is not None}
+        for name, least in (counts | given).items():
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < least:
+                raise InputError(f"{name} must be a whole number of at least {least}; it is {value!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InputError(
+                f"gpu_memory_utilization must be above 0 and at most 1; it is {self.gpu_memory_utilization}"
+            )
+        if not 0 <= self.watermark < 1:
+            raise InputError(f"watermark must be at least 0 and below 1; it is {self.watermark}")
+        if not self.timeout_s > 0:
+            raise InputError(f"timeout_s must be above 0; it is {self.timeout_s}")
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,11 @@ class TimeSeries:
 
 @dataclass(frozen=True)
 class Records:
-    """All that a run left behind. ``end_s`` is the time of the last event."""
+    """All that a run left behind. ``end_s`` is the time of the last event.
+
+    Where the time limit left requests unfinished, ``end_s`` is the limit, or the end of the last
+    step under way at it if that is later: such a step counts whole, but hands out no tokens.
+    """
 
     requests: RequestRecords
     steps: StepRecords | None

@@ -50,6 +50,8 @@ class Workload:
         for column, dtype in _COLUMNS.items():
             value = getattr(self, column)
             if value is not None:
+                if dtype is np.int64:
+                    _require_whole(column, np.asarray(value))
                 object.__setattr__(self, column, np.ascontiguousarray(value, dtype=dtype))
         self._check()
 
@@ -88,6 +90,14 @@ _COLUMNS: dict[str, type] = {
     "predicted_tokens": np.float64,
     "priority": np.int64,
 }
+
+
+def _require_whole(column: str, values: npt.NDArray[Any]) -> None:
+    if not np.issubdtype(values.dtype, np.integer) and values.ndim == 1 and len(values):
+        numbers = values.astype(np.float64)
+        _require(
+            np.isfinite(numbers) & (numbers == np.floor(numbers)), values, f"{column} must be whole numbers"
+        )
 
 
 def _require(good: npt.NDArray[np.bool_], values: npt.NDArray[Any], message: str) -> None:
