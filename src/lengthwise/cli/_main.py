@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 our bug, 2 an input that cannot be used, 130 interrupted.
 
 from __future__ import annotations
 
+import gc
 import io
 import sys
 import traceback
@@ -50,6 +51,7 @@ def _program(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: the process's own) and returns its exit code."""
     _forgive_narrow_encodings()
+    gc.set_threshold(100_000)  # imports make many objects and no garbage: a tenth of a warm start
     try:
         app(args=argv, prog_name="lengthwise")
     except SystemExit as end:
