@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from lengthwise.metrics import Estimate
-from lengthwise.report import what_binds
+from lengthwise.metrics import Counts, Estimate, summarize
+from lengthwise.report import Result, what_binds
+from lengthwise.report.binding import binding_of
 
 
 @pytest.fixture
@@ -21,7 +23,8 @@ def summary(results):
         kv_utilization=Estimate(0.5),
         time_shares=shares,
     )
-    counts = dataclasses.replace(results[0].summary.counts, preemptions=0)
+    arrived = results[0].summary.counts.arrived
+    counts = Counts(arrived, arrived, rejected=0, timed_out=0, unfinished=0, preemptions=0)
     return dataclasses.replace(results[0].summary, hardware=hardware, counts=counts)
 
 
@@ -74,3 +77,73 @@ def test_a_queue_that_makes_the_ttft_is_told_from_one_that_does_not(summary) -> 
 
 def test_without_hardware_nothing_is_claimed(summary) -> None:
     assert what_binds(dataclasses.replace(summary, hardware=None)).resource == "unknown"
+
+
+def serving(summary, **buckets: int):
+    """The summary with requests that were not served; what is left finished."""
+    missing = buckets["rejected"] if "rejected" in buckets else sum(buckets.values())
+    counts = dataclasses.replace(summary.counts, finished=summary.counts.arrived - missing, **buckets)
+    return dataclasses.replace(summary, counts=counts)
+
+
+@pytest.mark.parametrize("busy", [0.2, 1.0])
+def test_requests_left_unserved_come_first_and_nothing_rosy_follows(summary, busy) -> None:
+    most = summary.counts.arrived * 98 // 100
+    binding = what_binds(having(serving(summary, timed_out=most), busy_share=busy, mbu=0.15))
+    assert binding.warning == (
+        f"98 % of requests were not served ({most:,} timed out); latencies are of the rest."
+    )
+    assert not any(rosy in binding.sentence for rosy in ("keeps up", "room", "more load"))
+    none = what_binds(serving(summary, timed_out=summary.counts.arrived))
+    assert none.warning.startswith("No request was served")
+    assert what_binds(summary).warning == ""
+
+
+@pytest.mark.parametrize(
+    ("why", "resource", "says"),
+    [
+        ("rejected_over_kv_memory", "KV memory", "more KV memory than a replica has"),
+        ("rejected_too_long", "limits", "max_model_len"),
+        ("rejected_over_token_budget", "limits", "max_num_batched_tokens"),
+    ],
+)
+def test_what_refuses_most_requests_binds_however_idle_the_rest(summary, why, resource, says) -> None:
+    many = summary.counts.arrived * 9 // 10
+    binding = what_binds(having(serving(summary, rejected=many, **{why: many}), busy_share=0.1))
+    assert binding.resource == resource
+    assert says in binding.sentence
+
+
+def test_advice_on_batches_fits_what_keeps_them_small(summary) -> None:
+    def advice(wait_s: float, max_batch_seqs: float, **hardware: float) -> str:
+        queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(wait_s))
+        ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
+        waiting = dataclasses.replace(summary, queueing_delay_s=queueing, ttft_s=ttft)
+        made = having(waiting, mbu=0.6, batch_seqs=10.0, **hardware)
+        return what_binds(made, max_batch_seqs=max_batch_seqs).sentence
+
+    assert "the load sets the batch, and more load per replica" in advice(0.1, 256)
+    assert "larger batches would share" in advice(0.9, 256)
+    assert "batches are at max_num_seqs" in advice(0.1, 10)
+    idle = advice(0.9, 256, busy_share=0.3, idle=0.7, linear=0.25, host=0.02)
+    assert "room for more load" in idle
+    assert "larger batches" not in idle
+
+
+def test_only_a_load_of_its_own_can_be_kept_up_with(toy) -> None:
+    def sentence(arrival_s=None, text: str = "") -> str:
+        made = toy.records(100, rate=1.0, odd=False)
+        if arrival_s is not None:
+            requests = dataclasses.replace(made.requests, arrival_s=arrival_s(made.requests))
+            made = dataclasses.replace(made, requests=requests)
+        summary = summarize(toy.records(100, rate=1.0, odd=False), toy.deployment())
+        return binding_of(Result("one", summary, made, toy.deployment(), text)).sentence
+
+    def released(requests):
+        return np.concatenate([np.zeros(10), np.sort(requests.finished_s)[:90]])
+
+    assert "keeps up" in sentence()
+    assert "keeps up" not in sentence(released)
+    assert "keeps up" not in sentence(lambda r: np.zeros(len(r.status)))
+    assert "keeps up" not in sentence(text="[workload]\nconcurrency = 8")
+    assert "keeps up" in sentence(text="this is not TOML")

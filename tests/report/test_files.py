@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from lengthwise.report import Result, write_html, write_json
+from lengthwise.report._asked import title, workload
 from lengthwise.report._curves import levels, over_time, quantile_curve
+from lengthwise.report._rows import rows
 from lengthwise.schema.errors import InputError, MissingExtraError, OutputError
 
 
@@ -149,3 +151,51 @@ def test_what_cannot_be_written_is_said(results, tmp_path, monkeypatch) -> None:
     with pytest.raises(MissingExtraError, match=r"lengthwise\[report\]"):
         write_html(tmp_path / "a.html", results)
     assert list(tmp_path.iterdir()) == []
+
+
+ASKED = """name = "chat"
+description = "Which <b>one</b>?"
+[workload]
+preset = "chat-1m"
+request_rate = 4.5
+"""
+
+
+def test_the_header_says_what_was_asked(results, tmp_path) -> None:
+    write_html(tmp_path / "a.html", [dataclasses.replace(r, scenario_text=ASKED) for r in results])
+    header = re.search(r"<header>.*?</header>", (tmp_path / "a.html").read_text(), re.DOTALL)[0]
+    assert "<h1>Which &lt;b&gt;one&lt;/b&gt;?</h1>" in header
+    for fact in ("toy-7b on 1 ", "chat-1m, 4.5 requests a second", "TTFT ≤ 500 ms, JCT ≤ 3.00 s", "3 seeds"):
+        assert fact in header
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[workload]\nconcurrency = 32\nprompt = 512\noutput = 128", "prompts 512, outputs 128, 32 requests"),
+        ('[workload]\ntrace = "a.csv"', "a.csv"),
+        (
+            '[workload]\nrequest_rate = inf\nprompt = { kind = "lognormal", median = 400.0 }\noutput = 1',
+            "prompts lognormal median 400, outputs 1, all at once",
+        ),
+        ('[workload]\npreset = "x"\narrivals = { kind = "all_at_once" }', "x, all at once"),
+        ("", ""),
+    ],
+)
+def test_workloads_in_words(results, text, says) -> None:
+    told = workload(dataclasses.replace(results[0], scenario_text=text))
+    assert told.startswith(says)
+    assert bool(told) == bool(says)
+
+
+def test_without_a_description_a_name_or_the_hardware_is_the_title(results) -> None:
+    named = dataclasses.replace(results[0], scenario_text='name = "chat"')
+    assert title([named]) == "chat"
+    assert title([named, results[1]]).startswith("toy-7b on 1 ")
+
+
+def test_curves_have_the_unit_of_their_numbers(results, page) -> None:
+    units = {row.metric.key.partition(".")[0]: row.unit for row in rows(results)}
+    for figure in figures(page):
+        if figure["kind"] == "cdf":
+            assert figure["unit"] == units[f"{figure['id'].removeprefix('cdf-')}_s"]

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lengthwise.metrics import Estimate, summarize
+from lengthwise.metrics import Estimate, combine, summarize
 from lengthwise.report import Result, table
 from lengthwise.report._numbers import percent, rounded, seconds
-from lengthwise.report._rows import rows
+from lengthwise.report._rows import _texts, rows
 from lengthwise.schema.errors import InputError
 
 
@@ -32,7 +32,7 @@ def test_variants_stand_side_by_side_and_lines_fit(results, width) -> None:
     value, half = rounded(p99.value, p99.half_width)
     assert f"{value} ± {half}" in text
     assert "95 % intervals over 3 seeds" in text
-    assert "bound by" in text
+    assert "ound by compute" in text or "ound by memory bandwidth" in " ".join(text.split())
     assert "timed out" in text
 
 
@@ -56,7 +56,8 @@ def test_the_leader_is_told_apart_by_pairs_only_where_seeds_are_common(results) 
 def test_one_run_says_where_its_intervals_come_from(toy) -> None:
     records = toy.records(100)
     text = printed([Result("one", summarize(records), records, toy.deployment())], 80)
-    assert "batch means" in text
+    assert "No intervals: too few requests; use --seeds." in text
+    assert "±" not in text
     assert "MFU" not in text
 
 
@@ -101,3 +102,57 @@ def test_rows_without_a_value_are_left_out(results) -> None:
     assert "rates.slo" not in keys
     assert {"ttft_s.p99", "cost.output", "rates.requests"} <= keys
     assert all(isinstance(c.estimate, Estimate) for row in rows(bare) for c in row.cells)
+
+
+def test_a_long_run_says_that_its_intervals_are_batch_means(toy) -> None:
+    records = toy.records(500)
+    assert "(batch means)" in printed([Result("one", summarize(records), records, toy.deployment())], 80)
+
+
+def test_two_seeds_are_few(results) -> None:
+    two = [dataclasses.replace(r, summary=combine(r.summaries[:2])) for r in results]
+    assert "2 seeds, few seeds: wide intervals" in printed(two, 120)
+    assert "few seeds" not in printed(results, 120)
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "top", "text"),
+    [
+        (97.5, 6.1, 100.0, ("97.5", "+2.5 \N{MINUS SIGN}6.1")),
+        (3.0, 5.5, math.inf, ("3.0", "+5.5 \N{MINUS SIGN}3.0")),
+        (50.0, 60.0, 100.0, ("50", "+50 \N{MINUS SIGN}50")),
+        (50.0, 5.0, 100.0, ("50.0", "\N{PLUS-MINUS SIGN} 5.0")),
+        (100.0, 0.0, 100.0, ("100", "\N{PLUS-MINUS SIGN} 0")),
+        (50.0, math.nan, 100.0, ("50.0", "")),
+    ],
+)
+def test_intervals_are_cut_to_what_can_be(value, half, top, text) -> None:
+    assert _texts(value, half, top) == text
+
+
+def test_a_latency_has_one_unit_in_all_its_rows(results) -> None:
+    slow = dataclasses.replace(results[0].summary.tbt_s, p99=Estimate(1.5), p50=Estimate(0.02))
+    made = dataclasses.replace(results[0], summary=dataclasses.replace(results[0].summary, tbt_s=slow))
+    assert {row.unit for row in rows([made]) if row.metric.key.startswith("tbt_s")} == {"s"}
+
+
+def test_means_are_shown_for_littles_law(results) -> None:
+    text = printed(results, 100)
+    assert "TTFT mean" in text
+    assert "JCT mean" in text
+
+
+def test_the_lines_below_are_as_wide_as_the_console(results) -> None:
+    one = [results[1]]
+    wide = printed(one, 400).splitlines()
+    below = [line.rstrip() for line in wide if line.rstrip() and line[0] not in "│├╰╭"]
+    assert max(map(len, below)) > 150
+    assert any(line.endswith(".") and "ound by" in line for line in below)
+
+
+def test_who_was_not_served_comes_first(results) -> None:
+    counts = dataclasses.replace(
+        results[1].summary.counts, finished=12, rejected=0, timed_out=588, unfinished=0, arrived=600
+    )
+    bad = dataclasses.replace(results[1], summary=dataclasses.replace(results[1].summary, counts=counts))
+    assert "narrow: 98 % of requests were not served (588 timed out)" in printed([bad], 200)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from lengthwise.report._marks import SERIES, half_width
+from lengthwise.report._marks import SERIES, interval
 from lengthwise.report._rows import Cell, Row, rows
 from lengthwise.report.result import Result
 
@@ -52,7 +52,7 @@ def _line(index: int, name: str, cell: Cell, top: float) -> str:
     return (
         f'<li class="bar{leads}" style="--c:var(--series-{index % SERIES})">'
         f'<span class="name">{escape(name)}</span>'
-        f'<span class="value">{cell.text}{half_width(cell)}</span>'
+        f'<span class="value">{cell.text}{interval(cell)}</span>'
         f'<span class="track"><i class="fill" style="width:{_share(value, top):.2f}%"></i>{whisker}</span>'
         "</li>"
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.report._curves import CDFS, levels, over_time, quantile_curve
+from lengthwise.report._rows import latency_unit
 from lengthwise.report.result import Result
 
 Figure = dict[str, Any]
@@ -54,7 +55,7 @@ def _cdf(results: Sequence[Result], name: str, points: int) -> Figure:
     curves = [(i, quantile_curve(r, name, at)) for i, r in enumerate(results)]
     drawn = [(i, c) for i, c in curves if c is not None]
     shown_s = np.concatenate([c for _, c in drawn]) if drawn else np.ones(1)
-    scale, unit = (1e3, "ms") if np.quantile(shown_s, 0.9) < 1 else (1.0, "s")
+    scale, unit = latency_unit(name, results)
     return {
         "id": f"cdf-{name.removesuffix('_s')}",
         "kind": "cdf",

@@ -32,6 +32,6 @@ def scrolling(label: str, table: str, kind: str = "") -> str:
     )
 
 
-def half_width(cell: Cell) -> str:
-    """The "± half-width" behind a value; nothing where it is not known."""
-    return f' <span class="half">± {cell.half_width}</span>' if cell.half_width else ""
+def interval(cell: Cell) -> str:
+    """The interval behind a value; nothing where it is not known."""
+    return f' <span class="half">{cell.interval}</span>' if cell.interval else ""

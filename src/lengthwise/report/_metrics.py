@@ -57,10 +57,10 @@ def _cost(key: str, label: str, unit: Unit, read: Callable[[Hardware], Estimate]
 
 
 METRICS: tuple[Metric, ...] = (
-    *_latencies("ttft_s", "TTFT", ("p50", "p99"), ("mean", "p90")),
+    *_latencies("ttft_s", "TTFT", ("mean", "p50", "p99"), ("p90",)),
     *_latencies("tpot_s", "TPOT", ("p50", "p99")),
     *_latencies("tbt_s", "TBT", ("p50", "p99")),
-    *_latencies("jct_s", "JCT", ("p50", "p99"), ("mean",)),
+    *_latencies("jct_s", "JCT", ("mean", "p50", "p99")),
     *_latencies("queueing_delay_s", "Queueing", ("mean",), ("p99",)),
     *_latencies("normalized_latency_s", "Latency/token", (), ("mean",)),
     _rate("requests", "Requests", lambda s: s.rates.requests_per_s),

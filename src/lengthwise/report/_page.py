@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from html import escape
 
 from lengthwise.metrics import Estimate, difference
+from lengthwise.report._asked import hardware, promises, title, workload
 from lengthwise.report._cards import cards
 from lengthwise.report._figures import PARTS
-from lengthwise.report._marks import half_width, scrolling, swatch, variant_heads
+from lengthwise.report._marks import interval, scrolling, swatch, variant_heads
 from lengthwise.report._metrics import METRICS, NEITHER
 from lengthwise.report._numbers import UNKNOWN
 from lengthwise.report._ran import what_ran
 from lengthwise.report._rows import WORTH_SHARE, Row, paired, rows
-from lengthwise.report.binding import bound_by, what_binds
+from lengthwise.report.binding import binding_of, bound_by
 from lengthwise.report.result import Result
 from lengthwise.report.table import counts_note, intervals_note
 
@@ -34,7 +35,6 @@ HIGHLIGHT_NOTE = "Highlighted: better than every other variant by 0.5 % or more,
 TAIL_BUTTON = '<button id="tail" type="button" aria-pressed="false" hidden>Show the slow tail</button>'
 
 MINUS = "\N{MINUS SIGN}"
-TIMES = "\N{MULTIPLICATION SIGN}"
 
 NOTES = """<dl class="notes">
 <dt>TTFT</dt><dd>arrival until first token</dd>
@@ -60,10 +60,10 @@ def page(
     data: str,
 ) -> str:
     """The whole document; ``sections`` names the figures of each, ``data`` is their JSON."""
-    title = _title(results)
+    heading = title(results)
     body = [
-        _header(results, title),
-        _section("At a glance", cards(results), f"{intervals_note(results[0].summary)}."),
+        _header(results, heading),
+        _section("At a glance", cards(results), f"{intervals_note(results)}."),
         _verdicts(results),
         _figures("Latency", LATENCY_NOTE, results, sections["latency"], TAIL_BUTTON),
         _figures("Over time", TIME_NOTE, results, sections["time"]),
@@ -81,7 +81,7 @@ def page(
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{escape(title)} · lengthwise</title>
+<title>{escape(heading)} · lengthwise</title>
 <link rel="icon" href="data:,">
 <style>
 {styles}</style>
@@ -97,37 +97,44 @@ def page(
 """
 
 
-def _title(results: Sequence[Result]) -> str:
-    setups = {(d.model.name, d.parallel.gpus, d.gpu.name) for d in (r.deployment for r in results)}
-    if len(setups) == 1:
-        model, gpus, gpu = setups.pop()
-        return f"{model} on {gpus} {TIMES} {gpu}"
-    models = {model for model, _, _ in setups}
+def _header(results: Sequence[Result], heading: str) -> str:
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in _facts(results, heading))
     return (
-        f"{models.pop()}: {len(results)} deployments" if len(models) == 1 else f"{len(results)} deployments"
-    )
-
-
-def _header(results: Sequence[Result], title: str) -> str:
-    seeds = len(results[0].summary.seeds)
-    variants = f"{len(results)} variants" if len(results) > 1 else escape(results[0].name)
-    runs = f"{seeds} seeds each" if seeds > 1 else "one run each" if len(results) > 1 else "one run"
-    arrived = sorted(r.summary.counts.arrived // len(r.summary.seeds) for r in results)
-    few, many = f"{arrived[0]:,}", f"{arrived[-1]:,}"
-    requests = f"{many} requests a run" if few == many else f"{few} to {many} requests a run"
-    facts = "".join(f"<li>{fact}</li>" for fact in (variants, runs, requests))
-    return (
-        f'<header><p class="brand">{LOGO}lengthwise</p><h1>{escape(title)}</h1>'
+        f'<header><p class="brand">{LOGO}lengthwise</p><h1>{escape(heading)}</h1>'
         f'<ul class="facts">{facts}</ul></header>\n'
     )
+
+
+def _facts(results: Sequence[Result], heading: str) -> list[str]:
+    """What was asked, fact by fact: hardware, workload, promises, and how often it was run."""
+    seeds = len(results[0].summary.seeds)
+    arrived = sorted(r.summary.counts.arrived // len(r.summary.seeds) for r in results)
+    few, many = f"{arrived[0]:,}", f"{arrived[-1]:,}"
+    facts = [
+        hardware(results),
+        _alike([workload(r) for r in results], "workloads"),
+        _alike([promises(r) for r in results], "SLOs"),
+        f"{len(results)} variants" if len(results) > 1 else results[0].name,
+        f"{seeds} seeds each" if seeds > 1 else "one run each" if len(results) > 1 else "one run",
+        f"{many} requests a run" if few == many else f"{few} to {many} requests a run",
+    ]
+    return [fact for fact in facts if fact and fact != heading]
+
+
+def _alike(texts: Sequence[str], what: str) -> str:
+    """The text that all variants share, or how many there are."""
+    different = set(texts)
+    return texts[0] if len(different) == 1 else f"{len(different)} {what}"
 
 
 def _verdicts(results: Sequence[Result]) -> str:
     items = []
     for i, result in enumerate(results):
-        binds = what_binds(result.summary)
+        binds = binding_of(result)
+        warning = f'<p class="unserved">{escape(binds.warning)}</p>' if binds.warning else ""
         items.append(
             f"<li><h3>{swatch(i)}<span>{escape(result.name)}</span></h3>"
+            f"{warning}"
             f'<p class="binds">{bound_by(binds).capitalize()} <b>{escape(binds.resource)}</b></p>'
             f"<p>{escape(binds.sentence)}</p>"
             f'<p class="muted">{counts_note(result.summary.counts)}.</p></li>'
@@ -211,7 +218,7 @@ def _gap_cell(gap: Estimate | None, better: int) -> str:
 
 def _line(row: Row) -> str:
     cells = "".join(
-        f"<td{' class=leads' if cell.leads else ''}>{cell.text}{half_width(cell)}</td>" for cell in row.cells
+        f"<td{' class=leads' if cell.leads else ''}>{cell.text}{interval(cell)}</td>" for cell in row.cells
     )
     unit = f'<span class="unit">{row.unit}</span>'
     return f'<tr><th scope="row">{escape(row.metric.label)} {unit}</th>{cells}</tr>'

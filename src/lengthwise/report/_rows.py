@@ -19,13 +19,16 @@ WORTH_SHARE = 0.005
 class Cell:
     """One variant's number: texts in the row's unit, the estimate in SI, and whether it leads.
 
+    ``interval`` is "± half-width", or both sides where one would reach what cannot be: below 0,
+    or a share above 100 %; it is empty where none is known.
+
     A variant leads where it is better than every other one beyond doubt, and by enough to
     matter: where the paired differences (same seeds) have intervals without 0, or, without
     summaries a seed, where intervals do not overlap.
     """
 
     text: str
-    half_width: str
+    interval: str
     estimate: Estimate
     leads: bool
 
@@ -62,20 +65,36 @@ def paired(results: Sequence[Result]) -> bool:
 
 def _row(metric: Metric, results: Sequence[Result]) -> Row:
     estimates = [metric.read(r.summary) or Estimate(math.nan) for r in results]
-    scale, unit = _scale(metric.unit, [e.value for e in estimates])
+    scale, unit = _scale(metric, results)
     leader = _leader(metric, results, estimates)
+    top = scale if metric.unit == "share" else math.inf
     cells = (
-        Cell(*rounded(e.value * scale, e.half_width * scale), e, i == leader) for i, e in enumerate(estimates)
+        Cell(*_texts(e.value * scale, e.half_width * scale, top), e, i == leader)
+        for i, e in enumerate(estimates)
     )
     return Row(metric, unit, tuple(cells))
 
 
-def _scale(unit: str, values: Sequence[float]) -> tuple[float, str]:
-    """Factor and unit for a whole row, so that its numbers compare at a glance."""
-    if unit != "s":
-        return _UNITS[unit]
-    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
-    return (1.0, "s") if largest >= 1 else (1e3, "ms")
+def _texts(value: float, half_width: float, top: float) -> tuple[str, str]:
+    """Value and interval as text, the interval cut to what can be: from 0 to ``top``."""
+    text, half = rounded(value, half_width)
+    up, down = min(half_width, top - value), min(half_width, value)
+    if not half or min(up, down) >= half_width or min(up, down) < 0:
+        return text, f"\N{PLUS-MINUS SIGN} {half}" if half else ""
+    decimals = len(half.partition(".")[2])
+    return text, f"+{up:,.{decimals}f} \N{MINUS SIGN}{down:,.{decimals}f}"
+
+
+def _scale(metric: Metric, results: Sequence[Result]) -> tuple[float, str]:
+    return latency_unit(metric.key, results) if metric.unit == "s" else _UNITS[metric.unit]
+
+
+def latency_unit(key: str, results: Sequence[Result]) -> tuple[float, str]:
+    """Factor and unit for a latency in all its statistics, so that they compare at a glance."""
+    family = key.partition(".")[0]
+    reads = [m.read for m in METRICS if m.key.partition(".")[0] == family]
+    values = [e.value for r in results for read in reads if (e := read(r.summary)) is not None]
+    return (1.0, "s") if max((v for v in values if math.isfinite(v)), default=0.0) >= 1 else (1e3, "ms")
 
 
 def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate]) -> int | None:

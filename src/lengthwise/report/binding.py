@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from lengthwise.metrics import Hardware, Summary
+import numpy as np
+
+from lengthwise.metrics import Counts, Hardware, Summary
+from lengthwise.report._asked import asked
 from lengthwise.report._numbers import percent, seconds
+from lengthwise.report.result import Result
 
 IDLE_SHARE = 0.4
 WASTE_SHARE = 0.3
 KV_FULL = 0.9
 PREEMPTED = 0.05
+AT_LIMIT = 0.9
+RELEASED = 0.5
+
+
+REFUSED = 0.5
+UNSERVED = 0.01
+"""From this share of requests on, those without an answer are the first thing to say."""
 
 
 @dataclass(frozen=True)
 class Binding:
     """The ``resource`` that binds and, in one ``sentence``, why.
 
-    The resource is "idle", "KV memory", "host", "network", "pipeline", "memory bandwidth",
-    "compute" or "unknown".
+    The resource is "idle", "KV memory", "limits", "host", "network", "pipeline",
+    "memory bandwidth", "compute" or "unknown". ``warning`` comes before all else: it says which
+    requests were not served, and is empty where nearly all were.
     """
 
     resource: str
     sentence: str
+    warning: str = ""
 
 
 def bound_by(binding: Binding) -> str:
@@ -30,24 +44,80 @@ def bound_by(binding: Binding) -> str:
     return "not bound," if binding.resource in {"idle", "unknown"} else "bound by"
 
 
-def what_binds(summary: Summary) -> Binding:
+def binding_of(result: Result) -> Binding:
+    """What binds a variant, told from its summary, its limits and whether its load was its own."""
+    limits = result.deployment.limits
+    step_seqs = limits.max_num_seqs / result.deployment.parallel.pp
+    return what_binds(result.summary, max_batch_seqs=step_seqs, offered=is_offered(result))
+
+
+def what_binds(summary: Summary, *, max_batch_seqs: float = math.inf, offered: bool = True) -> Binding:
     """What keeps a deployment from serving faster, told from its summary, and whether it keeps up.
 
-    Asked in this order: are the GPUs idle, is the KV cache full, is the step's time spent on
-    the host, the network or pipeline bubbles; else the roof that is nearer while busy,
-    bandwidth (MBU) or compute (MFU).
+    Asked in this order: were most requests refused, are the GPUs idle, is the KV cache full, is
+    the step's time spent on the host, the network or pipeline bubbles; else the roof that is
+    nearer while busy, bandwidth (MBU) or compute (MFU). Where requests were left unserved,
+    nothing is said of keeping up or of room.
+
+    Args:
+        summary: The numbers of the variant.
+        max_batch_seqs: Sequences that a step may hold, where that is known.
+        offered: Whether requests came at a rate of their own; a closed loop never falls behind.
     """
-    h = summary.hardware
+    h, warning = summary.hardware, unserved(summary.counts)
     if h is None or not h.busy_share.value > 0:
-        return Binding("unknown", "Nothing is known of the hardware.")
-    resource, reason = _in_use(h, summary) or _roof(h)
+        return _refused(summary, warning) or Binding("unknown", "Nothing is known of the hardware.", warning)
+    if (refused := _refused(summary, warning)) is not None:
+        return refused
+    resource, reason = _in_use(h, summary) or _roof(h, _advice(summary, h, max_batch_seqs, warning))
     if h.busy_share.value < 1 - IDLE_SHARE:
-        idle = percent(1 - h.busy_share.value)
-        reason = (
-            f"no step is in flight {idle} of the time, so there is room for more load; while busy, {reason}"
-        )
         resource = "idle"
-    return Binding(resource, f"{reason[0].upper()}{reason[1:]}.{_queue(summary)}")
+        reason = (
+            f"no step is in flight {percent(1 - h.busy_share.value)} of the time{_room(warning)}, {reason}"
+        )
+    queue = _queue(summary, can_keep_up=offered and not warning)
+    return Binding(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
+
+
+def unserved(counts: Counts) -> str:
+    """A sentence on requests that were not served, "" where nearly all were."""
+    missing = counts.arrived - counts.finished
+    if missing <= UNSERVED * counts.arrived:
+        return ""
+    buckets = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
+    why = ", ".join(f"{n:,} {name}" for name, n in buckets.items() if n)
+    if not counts.finished:
+        return f"No request was served ({why})."
+    return (
+        f"{percent(missing / counts.arrived)} of requests were not served ({why}); latencies are of the rest."
+    )
+
+
+def is_offered(result: Result) -> bool:
+    """Whether requests came at times of their own, rather than all at once or as others ended."""
+    r = result.records.requests
+    later = r.arrival_s[r.arrival_s > r.arrival_s.min()]
+    if len(later) == 0 or "concurrency" in asked(result).get("workload", {}):
+        return False
+    return float(np.isin(later, r.finished_s).mean()) < RELEASED
+
+
+def _refused(summary: Summary, warning: str) -> Binding | None:
+    """What refused most of the requests; None where most were let in."""
+    c = summary.counts
+    if c.rejected < REFUSED * c.arrived:
+        return None
+    why = [
+        (c.rejected_over_kv_memory, "KV memory", "prompts need more KV memory than a replica has"),
+        (c.rejected_too_long, "limits", "prompts reach max_model_len"),
+        (c.rejected_over_token_budget, "limits", "prompts are above max_num_batched_tokens"),
+    ]
+    _, resource, reason = max(why, key=lambda item: item[0])
+    return Binding(resource, f"Most requests are rejected: {reason}.", warning)
+
+
+def _room(warning: str) -> str:
+    return "; while busy" if warning else ", so there is room for more load; while busy"
 
 
 def _in_use(h: Hardware, summary: Summary) -> tuple[str, str] | None:
@@ -75,12 +145,11 @@ def _in_use(h: Hardware, summary: Summary) -> tuple[str, str] | None:
     return (resource, reason.format(percent(waste))) if waste > WASTE_SHARE else None
 
 
-def _roof(h: Hardware) -> tuple[str, str]:
+def _roof(h: Hardware, advice: str) -> tuple[str, str]:
     mfu, mbu = h.mfu.value / h.busy_share.value, h.mbu.value / h.busy_share.value
     if mbu >= mfu:
         return "memory bandwidth", (
-            f"steps use {percent(mbu)} of the memory bandwidth and {percent(mfu)} of the peak compute; "
-            "larger batches would share the reading of weights"
+            f"steps use {percent(mbu)} of the memory bandwidth and {percent(mfu)} of the peak compute{advice}"
         )
     return "compute", (
         f"steps use {percent(mfu)} of the peak compute and {percent(mbu)} of the memory bandwidth; "
@@ -88,10 +157,29 @@ def _roof(h: Hardware) -> tuple[str, str]:
     )
 
 
-def _queue(summary: Summary) -> str:
-    """Whether the deployment keeps up: whether waiting makes more than half of the TTFT."""
+def _advice(summary: Summary, h: Hardware, max_batch_seqs: float, warning: str) -> str:
+    """How more sequences could share the reading of weights: by what keeps the batch small."""
+    share = "would share the reading of weights"
+    if h.batch_seqs.value >= AT_LIMIT * max_batch_seqs:
+        return f"; batches are at max_num_seqs, and larger ones {share}"
+    if h.busy_share.value >= 1 - IDLE_SHARE and _waits(summary):
+        return f"; larger batches {share}"
+    return "" if warning else f"; the load sets the batch, and more load per replica {share}"
+
+
+def _waits(summary: Summary) -> bool:
+    """Whether waiting makes more than half of the TTFT."""
+    return summary.queueing_delay_s.mean.value > summary.ttft_s.mean.value / 2
+
+
+def _queue(summary: Summary, *, can_keep_up: bool) -> str:
+    """How long requests wait, and whether the deployment keeps up."""
     wait, ttft = summary.queueing_delay_s.mean.value, summary.ttft_s.mean.value
-    if wait > ttft / 2:
+    if _waits(summary):
         share = percent(min(1.0, wait / ttft))
         return f" Requests wait {seconds(wait)} on average before they are scheduled, {share} of their TTFT."
-    return f" It keeps up with the load: requests wait {seconds(wait)} on average." if wait >= 0 else ""
+    if not wait >= 0:
+        return ""
+    head = "It keeps up with the load: requests" if can_keep_up else "Requests"
+    of = "" if can_keep_up else " before they are scheduled"
+    return f" {head} wait {seconds(wait)} on average{of}."

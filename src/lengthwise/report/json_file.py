@@ -4,7 +4,7 @@ Schema version 1::
 
     {"format": "lengthwise.results", "version": 1, "results": [
       {"name": str,
-       "binding": {"resource": str, "sentence": str},
+       "binding": {"resource": str, "sentence": str, "warning": str},
        "deployment": {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "leave", "batching",
                       "memory", "preempt", "router", "max_num_seqs", "max_num_batched_tokens",
                       "max_model_len", "kv_blocks", "block_size_tokens", "price_per_hour_usd", "cost_source"},
@@ -23,7 +23,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lengthwise.report.binding import what_binds
+from lengthwise.report.binding import binding_of
 from lengthwise.report.result import Result, check_results
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.files import write_whole
@@ -73,7 +73,7 @@ def _policy_name(policy: Any) -> str:
 def _result(result: Result) -> dict[str, Any]:
     return {
         "name": result.name,
-        "binding": dataclasses.asdict(what_binds(result.summary)),
+        "binding": dataclasses.asdict(binding_of(result)),
         "deployment": deployment_facts(result.deployment),
         "summary": _plain(dataclasses.asdict(result.summary)),
         "scenario": result.scenario_text,

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lengthwise.metrics import Counts, Summary
+from lengthwise.metrics import Counts
 from lengthwise.report._rows import Cell, Row, rows
-from lengthwise.report.binding import Binding, bound_by, what_binds
+from lengthwise.report.binding import Binding, binding_of, bound_by
 from lengthwise.report.result import Result, check_results
 
+FEW_SEEDS = 3
+"""With fewer, Student's t is above 4 and intervals say little."""
 
-def table(results: list[Result]) -> Table:
+
+def table(results: list[Result]) -> Group:
     """Variants side by side: metrics as rows, "value ± half-width" as cells, what binds below.
+
+    An interval that would leave what is possible (below 0, a share above 100 %) is cut there and
+    shown with both its sides. The lines below are as wide as the console, not as the table.
 
     Bold green marks a variant that is better than all others beyond their intervals.
 
@@ -22,14 +31,11 @@ def table(results: list[Result]) -> Table:
         InputError: There is no result, or two share a name.
     """
     check_results(results)
-    made = Table(
-        caption=_caption(results),
-        caption_justify="left",
-        caption_style="",
-        header_style="bold",
-        box=box.ROUNDED,
-        border_style="dim",
-    )
+    return Group(_numbers(results), _caption(results))
+
+
+def _numbers(results: list[Result]) -> Table:
+    made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("", no_wrap=True)
     for result in results:
         made.add_column(escape(result.name), justify="right", overflow="fold")
@@ -40,11 +46,15 @@ def table(results: list[Result]) -> Table:
     return made
 
 
-def intervals_note(summary: Summary) -> str:
-    """Where the intervals come from, in a few words."""
+def intervals_note(results: Sequence[Result]) -> str:
+    """Where the intervals come from, in a few words, and what to do where there are none."""
+    summary = results[0].summary
     level = f"{100 * summary.level:g} % intervals"
     if summary.intervals == "seeds":
-        return f"± half-widths of {level} over {len(summary.seeds)} seeds"
+        few = ", few seeds: wide intervals" if len(summary.seeds) < FEW_SEEDS else ""
+        return f"± half-widths of {level} over {len(summary.seeds)} seeds{few}"
+    if not any(c.estimate.has_interval for row in rows(results) for c in row.cells):
+        return "no intervals: too few requests; use --seeds"
     return f"± half-widths of {level} within one run (batch means)"
 
 
@@ -71,22 +81,27 @@ def _label(row: Row) -> Text:
 
 def _cell(cell: Cell) -> Text:
     text = Text(cell.text, style="bold green" if cell.leads else "")
-    if cell.half_width:
-        text.append(f" ± {cell.half_width}", style="dim")
+    if cell.interval:
+        text.append(f" {cell.interval}", style="dim")
     return text
 
 
 def _caption(results: list[Result]) -> Text:
     """Where intervals come from, buckets that are not plain, and what binds, once a sentence."""
-    lines = [Text(f"{intervals_note(results[0].summary)}.")]
+    lines = [Text(f"{_sentence(intervals_note(results))}.")]
     if any(r.summary.counts.finished < r.summary.counts.arrived for r in results):
         lines += [Text.assemble((r.name, "bold"), f": {counts_note(r.summary.counts)}.") for r in results]
     else:
         lines[0].append(" All requests finished.")
     names: dict[Binding, list[str]] = {}
     for result in results:
-        names.setdefault(what_binds(result.summary), []).append(result.name)
+        names.setdefault(binding_of(result), []).append(result.name)
     for binding, who in names.items():
-        head = (", ".join(who), "bold"), f": {bound_by(binding)} ", (binding.resource, "bold")
-        lines.append(Text.assemble(*head, f". {binding.sentence}"))
+        line = Text.assemble((", ".join(who), "bold"), ": ", (binding.warning, "bold"))
+        by = f" {_sentence(bound_by(binding))} " if binding.warning else f"{bound_by(binding)} "
+        lines.append(line.append_text(Text.assemble(by, (binding.resource, "bold"), f". {binding.sentence}")))
     return Text("\n").join(lines)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
