@@ -199,3 +199,10 @@ def test_curves_have_the_unit_of_their_numbers(results, page) -> None:
     for figure in figures(page):
         if figure["kind"] == "cdf":
             assert figure["unit"] == units[f"{figure['id'].removeprefix('cdf-')}_s"]
+
+
+def test_a_few_workloads_are_spelt_out(results, tmp_path) -> None:
+    texts = [f'[workload]\npreset = "x"\nconcurrency = {n}' for n in (1, 2)]
+    asking = [dataclasses.replace(r, scenario_text=t) for r, t in zip(results, texts, strict=True)]
+    write_html(tmp_path / "a.html", asking)
+    assert "x, 1 requests at a time / x, 2 requests at a time" in (tmp_path / "a.html").read_text()

@@ -34,6 +34,9 @@ TIME_NOTE = "Means over steps, in the first seed's run."
 HIGHLIGHT_NOTE = "Highlighted: better than every other variant by 0.5 % or more, beyond the intervals."
 TAIL_BUTTON = '<button id="tail" type="button" aria-pressed="false" hidden>Show the slow tail</button>'
 
+FEW = 3
+"""So many workloads or SLOs are spelt out in the header."""
+
 MINUS = "\N{MINUS SIGN}"
 
 NOTES = """<dl class="notes">
@@ -122,9 +125,9 @@ def _facts(results: Sequence[Result], heading: str) -> list[str]:
 
 
 def _alike(texts: Sequence[str], what: str) -> str:
-    """The text that all variants share, or how many there are."""
-    different = set(texts)
-    return texts[0] if len(different) == 1 else f"{len(different)} {what}"
+    """The different texts of the variants, or how many there are where they are many."""
+    different = list(dict.fromkeys(text for text in texts if text))
+    return " / ".join(different) if len(different) <= FEW else f"{len(different)} {what}"
 
 
 def _verdicts(results: Sequence[Result]) -> str:
