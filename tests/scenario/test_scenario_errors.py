@@ -106,7 +106,7 @@ GOLDEN = [
         text(slo="tbt = 1"),
         (
             "slo.tbt: gaps are pooled over requests and judge none of them; "
-            "limit tpot, and read TBT in the table"
+            "limit tpot, and read TBT in the table; known in slo are ttft, tpot, jct"
         ),
     ),
     (
@@ -184,10 +184,20 @@ def test_golden(toml, expected):
             "workload.output.cv=-1",
             "workload.output: mean must be above 0 and cv not negative; they are 200.0 and -1.0",
         ),
+        *(
+            (
+                f"slo.{key}=50",
+                (
+                    f"--set slo.{key}: gaps are pooled over requests and judge none of them; "
+                    "limit tpot, and read TBT in the table; known in slo are ttft, tpot, jct"
+                ),
+            )
+            for key in ("tbt", "tbt_ms")
+        ),
     ],
 )
 def test_golden_overrides(override, expected):
-    assert message(text(), override) == f"scenario: {expected}"
+    assert message(text(slo="ttft = 1"), override) == f"scenario: {expected}"
 
 
 @pytest.mark.parametrize(

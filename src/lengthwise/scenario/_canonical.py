@@ -55,6 +55,11 @@ _KINDS = {
     "arrivals": {"static": "all_at_once", "burst": "all_at_once"},
 }
 
+_NO_TBT = (
+    "gaps are pooled over requests and judge none of them; limit tpot, and read TBT in the table; "
+    "known in slo are ttft, tpot, jct"
+)
+
 Table = dict[str, Any]
 
 
@@ -127,13 +132,11 @@ def _kind(key: str, value: Any, here: tuple[str, ...], problems: list[Problem]) 
 
 def _slo(table: Table, here: tuple[str, ...], problems: list[Problem]) -> Table:
     """``ttft_ms = 200`` as ``ttft = "200ms"``."""
-    if "tbt" in table:
-        text = "gaps are pooled over requests and judge none of them; limit tpot, and read TBT in the table"
-        problems.append(Problem((*here, "tbt"), text))
     spelled = {}
     names = {}
     for key, value in table.items():
-        if key == "tbt":
+        if key in ("tbt", "tbt_ms", "tbt_s"):
+            problems.append(Problem((*here, key), _NO_TBT))
             continue
         stem, _, unit = key.rpartition("_")
         if unit in ("ms", "s") and isinstance(value, int | float):

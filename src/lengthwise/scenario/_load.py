@@ -68,18 +68,19 @@ def _overridden(
             value = {key: value}
         over, found = canonical(value)
         problems += found
-        paths.append(_leaf(over, len(keys)))
+        paths.append(_leaf(over, keys))
         settings = merged(settings, over)
     return settings, paths
 
 
-def _leaf(table: Any, depth: int) -> Path_:
+def _leaf(table: Any, said: Sequence[str]) -> Path_:
+    """The keys that ``said`` became; those that were refused on the way stay as they were said."""
     keys: list[str] = []
-    while depth and isinstance(table, dict):
+    while len(keys) < len(said) and isinstance(table, dict) and table:
         key = next(iter(table))
         keys.append(key)
-        table, depth = table[key], depth - 1
-    return tuple(keys)
+        table = table[key]
+    return (*keys, *said[len(keys) :])
 
 
 def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
