@@ -146,7 +146,34 @@ def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
     assert (ended.code, ended.err) == (0, "")
     for words in ("llama-2-70b", "weights", "KV cache", "fit at once", "decode attention", "bound by memory"):
         assert words in ended.out
-    assert "as vLLM v1" in ended.out
+
+
+@pytest.mark.parametrize("scheduler", ["orca", "faster_transformer", "vidur_orca"])
+def test_explain_counts_what_a_memory_policy_reserves(scheduler):
+    whole = scenario.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})
+    asked = whole.model_copy(update={"scheduler": whole.scheduler.model_copy(update={"policy": scheduler})})
+    (variant,) = scenario.build(asked)
+    found = scenario.explain(variant)
+    kv, longest = variant.deployment.kv, variant.deployment.max_model_len
+    assert {fit.seqs for fit in found.fits} == {kv.num_blocks * kv.block_size // longest}
+    assert {fit.reserved_tokens for fit in found.fits[:-1]} == {longest}
+    assert found.steps[1].name == f"decode {found.fits[0].seqs}"
+    assert found.steps[1].tokens == found.fits[0].seqs
+
+
+def test_explain_agrees_with_what_the_engine_lets_in():
+    few = ["deployment.num_blocks=1000", "workload.request_rate=inf", "workload.num_requests=50"]
+    orca = scenario.build(scenario.load(EXAMPLES / "chat-70b.toml", few))[-1]
+    steps = engine.simulate(orca.workload(0), orca.deployment, seed=0).steps
+    most = scenario.explain(orca).fits[0].seqs
+    assert (steps.decode_seqs + steps.prefill_seqs).max() == most == 1000 // (4096 // 16)
+
+
+def test_explain_says_where_predictions_decide(cli, scenario_file):
+    plain = cli("explain", scenario_file)
+    predicted = cli("explain", scenario_file, "--set", "scheduler.memory=predicted_peak")
+    assert "looks at predictions" not in plain.out
+    assert "looks at predictions" in predicted.out
 
 
 def test_explain_agrees_with_the_deployment(scenario_file):
@@ -166,10 +193,11 @@ def test_explain_agrees_with_the_deployment(scenario_file):
 
 def test_one_page_for_variants_that_differ_in_more_than_the_scheduler(cli, scenario_file):
     text = scenario_file.read_text() + '[[variants]]\nname = "wide"\ndeployment.tp = 2\n'
+    text += '[[variants]]\nname = "older"\nscheduler.policy = "vllm_v0"\n'
     scenario_file.write_text(text)
     out = cli("explain", scenario_file).out
-    assert out.count("fit at once") == 2
-    assert "as one" in out
+    assert out.count("fit at once") == 3  # "Two, too" reserves memory, and so is no "as one"
+    assert out.count("as one") == 1
 
 
 def test_names_of_timelines_do_not_meet(tmp_path):

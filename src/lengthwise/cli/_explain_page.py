@@ -13,17 +13,20 @@ _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
 
 
 def show_all(variants: list[Variant]) -> None:
-    """Prints a page a variant; one that differs in its scheduler alone is told in a line."""
-    shown: list[Variant] = []
+    """Prints a page a variant; one whose scheduler changes nothing on its page is told in a line."""
+    shown: list[tuple[Variant, Explanation]] = []
     for variant in variants:
-        alike = next((one for one in shown if _memory_and_costs(one) == _memory_and_costs(variant)), None)
+        found = explain(variant)
+        alike = next((one for one in shown if _page_of(*one) == _page_of(variant, found)), None)
         if shown:
             typer.echo()
         if alike is None:
-            show(variant, explain(variant))
-            shown.append(variant)
+            show(variant, found)
+            shown.append((variant, found))
         else:
-            print_facts(variant.name, [("scheduler", _scheduler(variant)), ("the rest", f"as {alike.name}")])
+            print_facts(
+                variant.name, [("scheduler", _scheduler(variant)), ("the rest", f"as {alike[0].name}")]
+            )
 
 
 def show(variant: Variant, found: Explanation) -> None:
@@ -35,6 +38,8 @@ def show(variant: Variant, found: Explanation) -> None:
     print_table(
         ("requests that hold", "fit at once", "limited by"), [_fit_row(variant, f) for f in found.fits]
     )
+    if found.by_prediction:
+        typer.echo("The memory policy looks at predictions: with them it may let in fewer or more.")
     if variant.deployment.cost.fit:
         typer.echo()
         print_table(("fit of the profile, error", "median", "p95"), _fit_rows(variant.deployment.cost))
@@ -45,9 +50,10 @@ def show(variant: Variant, found: Explanation) -> None:
     print_table(("operator", *(step.name for step in found.steps)), _operator_rows(found.steps))
 
 
-def _memory_and_costs(variant: Variant) -> tuple[object, ...]:
+def _page_of(variant: Variant, found: Explanation) -> tuple[object, ...]:
+    """What the page follows from: of the scheduler, what its memory policy lets in."""
     whole = variant.scenario
-    return whole.deployment, whole.engine, whole.workload
+    return whole.deployment, whole.engine, whole.workload, found.fits, found.by_prediction
 
 
 def _scheduler(variant: Variant) -> str:
@@ -93,7 +99,8 @@ def _memory_rows(variant: Variant) -> list[tuple[str, str, str]]:
 
 def _fit_row(variant: Variant, fit: Fit) -> tuple[str, str, str]:
     by = "KV cache" if fit.by_memory < variant.deployment.limits.max_num_seqs else "max_num_seqs"
-    spare = f" (memory would hold {fit.by_memory:,})" if fit.by_memory > fit.seqs else ""
+    reserved = f", {fit.reserved_tokens:,} tokens reserved for each" if fit.reserved_tokens else ""
+    spare = f" (memory would hold {fit.by_memory:,}{reserved})" if fit.by_memory > fit.seqs else reserved
     return f"{fit.context_tokens:,} tokens", f"{fit.seqs:,}", by + spare
 
 

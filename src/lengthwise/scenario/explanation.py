@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lengthwise import cost
+from lengthwise import cost, policy
 from lengthwise.cost import OperatorTime
 from lengthwise.scenario.variants import Variant
 from lengthwise.schema.deployment import Deployment
@@ -18,11 +18,14 @@ class Fit:
     """The largest batch of requests that all hold so many tokens.
 
     ``seqs`` is what a replica takes at once, ``by_memory`` what the KV cache alone would hold.
+    ``reserved_tokens`` is what the memory policy sets aside for each beyond its tokens' own blocks,
+    those included; 0 if a request takes no more blocks than its tokens fill.
     """
 
     context_tokens: int
     seqs: int
     by_memory: int
+    reserved_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` found; ``context_tokens`` is what a request holds half-way through its output."""
+    """What :func:`explain` found.
+
+    Attributes:
+        deployment: What was looked at.
+        context_tokens: What a request holds half-way through its output.
+        fits: Largest batches, by the memory policy.
+        steps: Steps of typical shapes.
+        by_prediction: Whether the memory policy looks at predicted lengths, so that it may let in
+            fewer or more than ``fits`` says.
+    """
 
     deployment: Deployment
     context_tokens: int
     fits: list[Fit]
     steps: list[Step]
+    by_prediction: bool = False
 
 
 def explain(variant: Variant, seed: int = 0) -> Explanation:
@@ -74,8 +87,16 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     context = _typical_context(deployed, requests)
     lengths = sorted({context, max(1, deployed.max_model_len // 2), deployed.max_model_len})
     return Explanation(
-        deployed, context, [_fit(deployed, length) for length in lengths], _steps(deployed, requests, context)
+        deployed,
+        context,
+        [_fit(deployed, length) for length in lengths],
+        _steps(deployed, requests, context),
+        by_prediction=any(_memory(deployed).uses(name) for name in ("predicted_tokens", "peak_tokens")),
     )
+
+
+def _memory(deployed: Deployment) -> policy.Policy:
+    return policy.resolve("memory", deployed.scheduler.memory)
 
 
 def _typical_context(deployed: Deployment, requests: Workload) -> int:
@@ -84,13 +105,37 @@ def _typical_context(deployed: Deployment, requests: Workload) -> int:
 
 
 def _fit(deployed: Deployment, context_tokens: int) -> Fit:
-    blocks = -(-context_tokens // deployed.kv.block_size)
-    by_memory = deployed.kv.num_blocks // blocks
-    return Fit(context_tokens, min(by_memory, deployed.limits.max_num_seqs), by_memory)
+    size = deployed.kv.block_size
+    own, taken = -(-context_tokens // size), _blocks_at_admission(deployed, context_tokens)
+    by_memory = deployed.kv.num_blocks // max(own, taken)
+    reserved = taken * size if taken > own else 0
+    return Fit(context_tokens, min(by_memory, deployed.limits.max_num_seqs), by_memory, reserved)
+
+
+def _blocks_at_admission(deployed: Deployment, context_tokens: int) -> int:
+    """What the memory policy takes for a request of so many tokens on an idle replica; -1: it waits.
+
+    The request is asked for as its prompt, with nothing predicted beyond it.
+    """
+    total, limits = deployed.kv.num_blocks, deployed.limits
+    given = {
+        "context_tokens": context_tokens,
+        "chunk_tokens": min(context_tokens, limits.max_num_batched_tokens),
+        "predicted_tokens": 0.0,
+        "max_model_len": deployed.max_model_len,
+        "block_size": deployed.kv.block_size,
+        "free_blocks": total,
+        "total_blocks": total,
+        "watermark_blocks": int(limits.watermark * total),
+        "resident": 0,
+        "peak_tokens": context_tokens,
+    }
+    return int(policy.interpreted(_memory(deployed))(**given))
 
 
 def _steps(deployed: Deployment, requests: Workload, context: int) -> list[Step]:
-    most = max(1, _fit(deployed, context).seqs)
+    fitting = max(1, _fit(deployed, context).seqs)
+    most = min(fitting, deployed.limits.max_step_seqs or fitting)
     budget = deployed.limits.max_num_batched_tokens
     prompt = max(1, min(round(float(requests.prompt_tokens.mean())), deployed.max_model_len))
     steps = [_step(deployed, "decode 1", 1, context, 0)]
