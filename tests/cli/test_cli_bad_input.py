@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
@@ -53,6 +55,7 @@ BAD = {
     "no trace": (["workload.trace=none.csv"], "none.csv"),
     "an empty trace": (["workload.trace=empty.csv"], "empty.csv"),
     "an unsorted trace": (["workload.trace=unsorted.csv"], "unsorted.csv, line 4"),
+    "a way to sort it": (["workload.trace=unsorted.csv"], "set workload.sort = true"),
     "a negative time": (["workload.trace=negative.csv"], "negative.csv"),
     "a NaN": (["workload.trace=nan.csv"], "nan.csv, line 3"),
     "a negative length": (["workload.trace=length.csv"], "length.csv, line 3"),
@@ -115,6 +118,15 @@ def test_explain_ends_the_same_way(cli, folder, overrides):
     assert ended.err.startswith("error: ")
 
 
+def test_a_replay_of_more_than_there_is(cli, folder):
+    replay = 'workload.trace = "good.csv"\ndeployment = { model = "llama-3-8b", gpu = "H100" }\n'
+    (folder / "replay.toml").write_text(replay)
+    ended = cli("simulate", folder / "replay.toml", "--set", "workload.num_requests=2")
+    assert (ended.code, ended.out) == (2, "")
+    assert "must be at most the 1 requests of the replayed trace" in ended.err
+    assert cli("simulate", folder / "replay.toml", "--set", "workload.num_requests=1").code == 0
+
+
 def test_the_note_says_where_in_the_file(cli, folder):
     ended = cli("simulate", folder / "small.toml", "--set", "deployment.model=llama-3-9b")
     assert f"(in variant 'one' of {folder / 'small.toml'}, deployment.model)" in ended.err
@@ -143,6 +155,32 @@ def test_a_path_that_cannot_be_written_is_known_before_the_simulation(cli, folde
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: cannot write")
     assert words in ended.err
+
+
+@pytest.mark.usefixtures("not_simulated")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+def test_a_folder_that_takes_no_files_is_known_before_the_simulation(cli, folder):
+    ended = cli("simulate", folder / "small.toml", "--report", "/proc/r.html")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: cannot write /proc/r.html: ")
+
+
+@pytest.mark.usefixtures("not_simulated")
+@pytest.mark.parametrize(("option", "name"), [("--json", "small.toml"), ("--report", "good.csv")])
+def test_no_output_over_what_the_scenario_is_read_from(cli, folder, option, name):
+    before = (folder / name).read_bytes()
+    replayed = ["--set", "workload={trace='good.csv',num_requests=1}"]
+    ended = cli("simulate", folder / "small.toml", *replayed, option, folder / "." / name)
+    assert (ended.code, ended.out) == (2, "")
+    assert "the scenario is read from it" in ended.err
+    assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.usefixtures("not_simulated")
+def test_only_json_goes_to_standard_output(cli, folder):
+    ended = cli("simulate", folder / "small.toml", "--report", "-")
+    assert (ended.code, ended.out) == (2, "")
+    assert "only --json goes to standard output" in ended.err
 
 
 @pytest.mark.usefixtures("not_simulated")

@@ -64,6 +64,13 @@ def test_unknown_names_are_exit_2_and_name_the_nearest(cli, arguments, words):
     assert words in ended.err
 
 
+def test_no_marks_of_code_in_what_policies_do(cli):
+    marked = {name for _, name, doc in policy.catalog() if "``" in doc}
+    assert marked
+    pages_of_them = [cli("catalog", "policies").out, *(cli("catalog", "policies", n).out for n in marked)]
+    assert not any("``" in page for page in pages_of_them)
+
+
 def test_a_pipe_gets_whole_lines(cli):
     widest = max(len(line) for line in cli("catalog", "policies").out.splitlines())
     assert widest > 100

@@ -18,6 +18,7 @@ COMMANDS = [(), ("simulate",), ("explain",), ("catalog",), ("workload",), ("work
 def test_every_help_has_an_example_that_is_a_command_line_of_its_own(cli, command):
     ended = cli(*command, "--help")
     assert ended.code == 0
+    assert cli(*command, "-h") == ended
     after = ended.out.split("Example")[1].splitlines()
     assert any(line.strip().startswith("lengthwise ") for line in after)
 

@@ -137,8 +137,40 @@ def test_ctrl_c_waits_for_no_run_and_writes_nothing(cli, scenario_file, monkeypa
 def test_examples_run(cli, tmp_path, name):
     few = ["--set", "workload.num_requests=50", "--seeds", 2, "--json", tmp_path / "out.json"]
     assert cli("simulate", EXAMPLES / name, *few).code == 0
+    runs = 1 if name == "trace.toml" else 2  # a replay is the same at every seed
     for result in json.loads((tmp_path / "out.json").read_text("utf-8"))["results"]:
-        assert result["summary"]["counts"]["finished"] == 100
+        assert result["summary"]["counts"]["finished"] == 50 * runs
+
+
+@pytest.mark.parametrize(
+    ("changes", "seeds"),
+    [
+        ([], 1),
+        (["scheduler.router=random"], 1),
+        (["scheduler.router=random", "deployment.replicas=2"], 3),
+        (["workload.request_rate=5", "workload.num_requests=50"], 3),
+    ],
+)
+def test_seeds_change_nothing_where_there_is_no_chance(cli, tmp_path, changes, seeds):
+    (tmp_path / "s.toml").write_text(
+        f'workload.trace = "{EXAMPLES / "trace.csv"}"\ndeployment = {{ model = "llama-3-8b", gpu = "H100" }}\n'
+    )
+    sets = [part for change in changes for part in ("--set", change)]
+    ended = cli("simulate", tmp_path / "s.toml", "--seeds", 3, *sets, "--json", tmp_path / "out.json")
+    summary = json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["summary"]
+    assert ended.code == 0
+    assert summary["seeds"] == list(range(seeds))
+    assert ended.err.count("a replay has no chance in it; seeds change nothing") == (seeds == 1)
+
+
+def test_json_on_standard_output_is_alone_there(cli, scenario_file, tmp_path):
+    ended = cli("simulate", scenario_file, "--json", "-", "--report", tmp_path / "r.html")
+    cli("simulate", scenario_file, "--json", tmp_path / "a.json")
+    assert ended.code == 0
+    assert ended.out == (tmp_path / "a.json").read_text("utf-8")
+    assert f"wrote {tmp_path / 'r.html'}" in ended.err
+    assert "wrote -" not in ended.err
+    assert cli("simulate", scenario_file, "--json", "-", "--quiet").out == ended.out
 
 
 def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):

@@ -191,7 +191,13 @@ def _link(link: LinkSpec) -> str:
 
 def policies() -> None:
     """All policies and named schedulers."""
-    print_table(("axis", "name", "what it does"), policies_room.catalog())
+    rows = [(axis, name, _plain(doc)) for axis, name, doc in policies_room.catalog()]
+    print_table(("axis", "name", "what it does"), rows)
+
+
+def _plain(doc: str) -> str:
+    """A docstring's line without its marks of code."""
+    return doc.replace("``", "")
 
 
 def policy(name: str) -> None:
@@ -200,7 +206,7 @@ def policy(name: str) -> None:
     if not rows:
         raise UnknownNameError("policy", name, [row[1] for row in policies_room.catalog()])
     for axis, found, doc in rows:
-        print_facts(found, [("axis", axis), ("what it does", doc), *_takes(axis, found)])
+        print_facts(found, [("axis", axis), ("what it does", _plain(doc)), *_takes(axis, found)])
 
 
 def _takes(axis: str, name: str) -> list[tuple[str, str]]:

@@ -23,7 +23,11 @@ Example:
 """
 
 app = typer.Typer(
-    rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True, epilog=EXAMPLES
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,14 +11,17 @@ from pathlib import Path
 from lengthwise.schema.errors import MissingExtraError, OutputError
 
 
-def require_writable(paths: Iterable[Path]) -> None:
-    """Raises OutputError if one of the files cannot be written, or is meant twice."""
+def require_writable(paths: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
+    """Raises OutputError if one of the files cannot be written, is meant twice, or is one of ``inputs``."""
+    read = {path.resolve() for path in inputs}
     seen = set()
     for path in paths:
         target = path.resolve()
-        reason = _why_not(target)
+        reason = "only --json goes to standard output" if str(path) == "-" else _why_not(target)
         if reason:
             raise OutputError(f"cannot write {path}: {reason}")
+        if target in read:
+            raise OutputError(f"cannot write {path}: the scenario is read from it; choose another name")
         if target in seen:
             raise OutputError(f"cannot write two things to {path}; give each a file of its own")
         seen.add(target)
@@ -37,6 +41,19 @@ def _why_not(target: Path) -> str:
         return f"{folder} is a file, not a folder; choose another place"
     if not folder.is_dir():
         return f"its folder {folder} does not exist; create it first"
-    if not os.access(folder if not target.exists() else target, os.W_OK):
+    if target.exists() and not os.access(target, os.W_OK):
+        return "no permission to write to it; choose another name"
+    if target.exists() and not target.is_file():
+        return ""  # a device or a pipe is written in place
+    return _why_no_file_in(folder)
+
+
+def _why_no_file_in(folder: Path) -> str:
+    """Tries it: rights alone do not tell of a read-only or a virtual file system."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".lengthwise-"):
+            return ""
+    except PermissionError:
         return f"no permission to write in {folder}; choose another place"
-    return ""
+    except OSError as error:
+        return f"no file can be made in {folder} ({error.strerror}); choose another place"

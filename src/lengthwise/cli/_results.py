@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import typer
@@ -11,7 +12,9 @@ from lengthwise import report
 from lengthwise.cli._fit import fit_note
 from lengthwise.cli._show import console
 from lengthwise.report import Result
-from lengthwise.scenario import Outcome, Scenario
+from lengthwise.scenario import Outcome, Scenario, Variant
+
+STDOUT = Path("-")
 
 
 def show(asked: Scenario, results: list[Result]) -> None:
@@ -54,7 +57,9 @@ def timelines(path: Path | None, names: list[str]) -> dict[str, Path]:
 def write(results: list[Result], json: Path | None, html: Path | None, traces: dict[str, Path]) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
     written = []
-    if json is not None:
+    if json == STDOUT:
+        _print_json(results)
+    elif json is not None:
         report.write_json(json, results)
         written.append(json)
     if html is not None:
@@ -65,6 +70,19 @@ def write(results: list[Result], json: Path | None, html: Path | None, traces: d
             report.write_timeline(traces[result.name], result.records)
             written.append(traces[result.name])
     return written
+
+
+def _print_json(results: list[Result]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        report.write_json(path, results)
+        typer.echo(path.read_text("utf-8"), nl=False)
+
+
+def tell_of_no_chance(variants: list[Variant], seeds: int) -> None:
+    """Says why several seeds were asked for and one was run."""
+    if seeds > 1 and not any(variant.has_chance for variant in variants):
+        typer.echo("a replay has no chance in it; seeds change nothing, so one was run", err=True)
 
 
 def tell(written: list[Path]) -> None:

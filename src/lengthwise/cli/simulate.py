@@ -27,10 +27,13 @@ def run(
         typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions; the table shows their spread.")
+        int | None, typer.Option(min=1, help="Repetitions; the table shows a 95 % interval over them.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a core.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all numbers to this file.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write all numbers to this file; -: to standard output, without the table."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
     ] = None,
@@ -45,7 +48,8 @@ def run(
     if seeds is not None:
         asked = asked.with_run(seeds=seeds)
     traces = _results.timelines(timeline, [whole.name for whole in asked.effective()])
-    _outputs.require_writable([*filter(None, (json, report)), *traces.values()])
+    files = [*filter(None, (json if json != _results.STDOUT else None, report)), *traces.values()]
+    _outputs.require_writable(files, inputs=asked.files)
     if report is not None:
         _outputs.require_plotly()
     variants = scenarios.build(asked)
@@ -55,6 +59,8 @@ def run(
         )
     results = _results.results_of(outcomes)
     if not quiet:
+        _results.tell_of_no_chance(variants, asked.run.seeds)
+    if not quiet and json != _results.STDOUT:
         _results.show(asked, results)
     written = _results.write(results, json, report, traces)
     if not quiet:

@@ -53,8 +53,9 @@ def run(
 ) -> list[Outcome]:
     """The outcome of every variant of a scenario, each simulated at every seed.
 
-    All variants see the same requests at the same seed. Runs share this process: the compiled engine
-    lets go of the interpreter, so that threads use all cores.
+    All variants see the same requests at the same seed; where none has any chance in it (replays), one
+    seed says it all and no other is run. Runs share this process: the compiled engine lets go of the
+    interpreter, so that threads use all cores.
 
     Args:
         scenario: The scenario, or its file.
@@ -68,7 +69,8 @@ def run(
     """
     asked = scenario if isinstance(scenario, Scenario) else load(scenario)
     sides = list(build(asked) if variants is None else variants)
-    seeds = range(asked.run.seed, asked.run.seed + asked.run.seeds)
+    repeated = asked.run.seeds if any(side.has_chance for side in sides) else 1
+    seeds = range(asked.run.seed, asked.run.seed + repeated)
     tasks = [
         partial(_one, side, seed, keep=seed == seeds[0], every_step=every_step)
         for seed in seeds

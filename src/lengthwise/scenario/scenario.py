@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr
 
 from lengthwise.scenario._merge import merged
+from lengthwise.scenario._places import resolved
 from lengthwise.scenario._toml import toml
 from lengthwise.scenario._values import Section
 from lengthwise.scenario.sections import (
@@ -45,6 +46,16 @@ class Scenario(Section):
     def folder(self) -> Path:
         """Where its relative paths start."""
         return self._folder
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that the scenario is read from, with its variants: its own, traces, models, specs, tables."""
+        named = {Path(self.source)}
+        for whole in self.effective():
+            on = whole.deployment
+            texts = (whole.workload.trace, on.model, on.gpu, on.node, on.cost.partition(":")[2])
+            named.update(resolved(text, self.folder) for text in texts if text)
+        return sorted(path for path in named if path.is_file())
 
     def from_file(self, source: str, folder: Path) -> Self:
         """The same scenario, told where it came from; a nameless one takes the file's name."""

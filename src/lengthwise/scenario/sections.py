@@ -23,8 +23,8 @@ class WorkloadSection(Section):
     A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``,
     ``concurrency`` or ``arrivals`` its lengths are drawn instead. A preset has arrivals of its own,
     too, which these replace. ``request_rate = inf`` sends all requests at once. The limits cut as
-    ``cut`` says. ``num_requests`` None: 1,000, or all of a replayed trace. ``sort`` puts
-    a trace's rows in order of arrival.
+    ``cut`` says. ``num_requests`` None: 1,000, or all of a replayed trace, which cannot give more than it
+    has. ``sort`` puts a trace's rows in order of arrival.
     """
 
     preset: Text | None = None

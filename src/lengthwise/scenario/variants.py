@@ -46,6 +46,13 @@ class Variant:
     deployment: Deployment
     workload: Callable[[int], Workload]
 
+    @property
+    def has_chance(self) -> bool:
+        """Whether a seed changes anything: drawn requests, or a router that draws among replicas."""
+        router = policy.resolve("router", self.deployment.scheduler.router)
+        draws = router.uses("draw_a") or router.uses("draw_b")
+        return not self.scenario.workload.is_replay or (draws and self.deployment.parallel.replicas > 1)
+
 
 def build(scenario: Scenario) -> list[Variant]:
     """What a scenario asks to be simulated, one entry a variant.
