@@ -7,6 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, so that a failure is of the change; LENGTHWISE_EXPLORE=1 draws new ones.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("explore" if os.environ.get("LENGTHWISE_EXPLORE") else "same")
 
 
 @pytest.fixture(scope="session")
