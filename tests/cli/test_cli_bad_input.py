@@ -118,15 +118,6 @@ def test_explain_ends_the_same_way(cli, folder, overrides):
     assert ended.err.startswith("error: ")
 
 
-def test_a_replay_of_more_than_there_is(cli, folder):
-    replay = 'workload.trace = "good.csv"\ndeployment = { model = "llama-3-8b", gpu = "H100" }\n'
-    (folder / "replay.toml").write_text(replay)
-    ended = cli("simulate", folder / "replay.toml", "--set", "workload.num_requests=2")
-    assert (ended.code, ended.out) == (2, "")
-    assert "must be at most the 1 requests of the replayed trace" in ended.err
-    assert cli("simulate", folder / "replay.toml", "--set", "workload.num_requests=1").code == 0
-
-
 def test_the_note_says_where_in_the_file(cli, folder):
     ended = cli("simulate", folder / "small.toml", "--set", "deployment.model=llama-3-9b")
     assert f"(in variant 'one' of {folder / 'small.toml'}, deployment.model)" in ended.err

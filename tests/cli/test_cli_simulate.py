@@ -163,6 +163,13 @@ def test_seeds_change_nothing_where_there_is_no_chance(cli, tmp_path, changes, s
     assert ended.err.count("a replay has no chance in it; seeds change nothing") == (seeds == 1)
 
 
+@pytest.mark.parametrize(("asked", "told"), [(300, 0), (301, 1)])
+def test_a_replay_of_more_than_there_is_says_so(cli, asked, told):
+    ended = cli("simulate", EXAMPLES / "trace.toml", "--set", f"workload.num_requests={asked}")
+    assert ended.code == 0
+    assert ended.err.count("num_requests is 301, and the replayed trace has 300") == told
+
+
 def test_json_on_standard_output_is_alone_there(cli, scenario_file, tmp_path):
     ended = cli("simulate", scenario_file, "--json", "-", "--report", tmp_path / "r.html")
     cli("simulate", scenario_file, "--json", tmp_path / "a.json")

@@ -79,10 +79,17 @@ def _print_json(results: list[Result]) -> None:
         typer.echo(path.read_text("utf-8"), nl=False)
 
 
-def tell_of_no_chance(variants: list[Variant], seeds: int) -> None:
-    """Says why several seeds were asked for and one was run."""
+def tell_of_replays(variants: list[Variant], seeds: int) -> None:
+    """Says where a replay gives less than was asked: fewer requests than that, one seed of several."""
+    notes = {}
+    for variant in variants:
+        asked = variant.scenario.workload.num_requests or 0
+        if variant.scenario.workload.is_replay and (held := len(variant.workload(0))) < asked:
+            notes[f"num_requests is {asked:,}, and the replayed trace has {held:,}; so many were run"] = None
     if seeds > 1 and not any(variant.has_chance for variant in variants):
-        typer.echo("a replay has no chance in it; seeds change nothing, so one was run", err=True)
+        notes["a replay has no chance in it; seeds change nothing, so one was run"] = None
+    for note in notes:
+        typer.echo(note, err=True)
 
 
 def tell(written: list[Path]) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lengthwise import workload as w
 from lengthwise.scenario._places import resolved
 from lengthwise.scenario.sections import WorkloadSection
-from lengthwise.schema.errors import InputError, TraceError
+from lengthwise.schema.errors import TraceError
 from lengthwise.schema.workload import Workload
 
 Ints = npt.NDArray[np.int64]
@@ -59,16 +59,9 @@ def _trace(section: WorkloadSection, folder: Path) -> Workload | None:
         return None
     path = resolved(section.trace, folder)
     try:
-        trace = w.read(path, section.format, time_scale=section.time_scale, sort=section.sort)
+        return w.read(path, section.format, time_scale=section.time_scale, sort=section.sort)
     except TraceError as error:  # the reader speaks of its own argument
         raise TraceError(str(error).replace("pass sort=True", "set workload.sort = true")) from None
-    asked = section.num_requests or 0
-    if section.is_replay and asked > len(trace):
-        raise InputError(
-            f"workload.num_requests must be at most the {len(trace):,} requests of the replayed trace {path}; it is "
-            f"{asked:,}. Leave it out, or set request_rate to draw as many from the trace's lengths"
-        )
-    return trace
 
 
 def _lengths(section: WorkloadSection, trace: Workload | None) -> w.Lengths:
