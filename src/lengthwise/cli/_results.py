@@ -81,7 +81,7 @@ def _print_json(results: list[Result]) -> None:
 
 def tell_of_replays(variants: list[Variant], seeds: int) -> None:
     """Says where a replay gives less than was asked: fewer requests than that, one seed of several."""
-    notes = {}
+    notes: dict[str, None] = {}  # in order, each once
     for variant in variants:
         asked = variant.scenario.workload.num_requests or 0
         if variant.scenario.workload.is_replay and (held := len(variant.workload(0))) < asked:
