@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from lengthwise import catalog, policy
 from lengthwise import workload as w
 from lengthwise.cli import _catalog_pages as pages
-from lengthwise.cli import main
+from lengthwise.cli import _show, main
 
 
 def test_without_a_kind_it_counts_each(cli):
@@ -69,6 +70,33 @@ def test_no_marks_of_code_in_what_policies_do(cli):
     assert marked
     pages_of_them = [cli("catalog", "policies").out, *(cli("catalog", "policies", n).out for n in marked)]
     assert not any("``" in page for page in pages_of_them)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """A terminal of 80 columns."""
+    monkeypatch.setattr(_show, "console", lambda: Console(width=80, highlight=False))
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("kind", ["models", "gpus", "nodes", "policies", "workloads"])
+def test_names_stay_whole_on_a_narrow_terminal(cli, kind):
+    out = cli("catalog", kind).out
+    assert max(map(len, out.splitlines())) <= 80
+    assert set(pages.names(kind)) <= set(out.split())
+
+
+@pytest.mark.usefixtures("narrow")
+def test_columns_are_left_out_rather_than_numbers_broken(cli, tmp_path):
+    long = w.generate(500, w.Joint(w.Uniform(10_000, 900_000), w.Uniform(10_000, 900_000)), w.Poisson(2.0))
+    w.write(long, tmp_path / "t.csv", "vidur")
+    out = cli("workload", "show", tmp_path / "t.csv").out
+    found = w.describe(w.read(tmp_path / "t.csv")).prompt
+    assert max(map(len, out.splitlines())) <= 80
+    assert {f"{found.mean:,.1f}", f"{found.min:,}", f"{found.quantiles['p99']:,.0f}"} <= set(out.split())
+    assert "a wider terminal also shows: p5" in out
+    assert "1.98 PFLOP/s" in cli("catalog", "gpus").out
+    assert "pcie4-through-host " in cli("catalog", "nodes").out
 
 
 def test_a_pipe_gets_whole_lines(cli):

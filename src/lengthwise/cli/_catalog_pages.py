@@ -80,7 +80,8 @@ def models() -> None:
         "KV a token",
         "dtype",
     )
-    print_table(columns, rows)
+    drops = ("dtype", "hidden", "feed-forward", "layers", "KV a token")
+    print_table(columns, rows, wraps=("attention", "feed-forward"), drops=drops)
 
 
 def model(name: str) -> None:
@@ -142,7 +143,7 @@ def gpus() -> None:
         )
         for name, g in catalog.gpus().items()
     )
-    print_table(("GPU", "memory", "bandwidth", "16 bits", "fp8", "TDP", "price"), rows)
+    print_table(("GPU", "memory", "bandwidth", "16 bits", "fp8", "TDP", "price"), rows, drops=("TDP", "fp8"))
 
 
 def gpu(name: str) -> None:
@@ -168,7 +169,8 @@ def nodes() -> None:
         (name, str(n.gpus), _link(n.link), str(n.link_group), _link(n.fallback_link), _link(n.network))
         for name, n in catalog.nodes().items()
     )
-    print_table(("node", "GPUs", "link", "GPUs it joins", "beyond them", "between nodes"), rows)
+    columns = ("node", "GPUs", "link", "GPUs it joins", "beyond them", "between nodes")
+    print_table(columns, rows, drops=("beyond them", "GPUs it joins"))
 
 
 def node(name: str) -> None:

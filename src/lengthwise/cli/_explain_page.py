@@ -33,7 +33,7 @@ def show(variant: Variant, found: Explanation) -> None:
     """Prints what fits, what a step costs, and what binds."""
     print_facts(variant.name, _deployment_facts(variant))
     typer.echo()
-    print_table(("the fullest GPU of a replica", "", ""), _memory_rows(variant))
+    print_table(("the fullest GPU of a replica", "size", "of what"), _memory_rows(variant))
     typer.echo()
     print_table(
         ("requests that hold", "fit at once", "limited by"), [_fit_row(variant, f) for f in found.fits]
@@ -47,7 +47,9 @@ def show(variant: Variant, found: Explanation) -> None:
         f"\nOne step of a replica; a sequence that decodes has {found.context_tokens:,} tokens cached."
         "\nBound by: c compute, m memory, n network, l latency."
     )
-    print_table(("operator", *(step.name for step in found.steps)), _operator_rows(found.steps))
+    print_table(
+        ("operator", *(step.name for step in found.steps)), _operator_rows(found.steps), wraps=("operator",)
+    )
 
 
 def _page_of(variant: Variant, found: Explanation) -> tuple[object, ...]:

@@ -5,22 +5,78 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 _WIDE = 400  # a pipe has no width: lines stay whole, for grep and for wide editors
+_GAP = 2
+_LEAST = 16  # a column of words is readable from here on
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """Prints rows under their columns; every column but the first is aligned to the right if numeric."""
-    rows = [list(row) for row in rows]
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(columns):
-        numeric = all(_is_number(row[index]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold", header_style="bold")
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wraps: Sequence[str] | None = None,
+    drops: Sequence[str] = (),
+) -> None:
+    """Prints rows under their columns; every column that is numeric is aligned to the right.
+
+    Names and numbers stay whole on a narrow terminal: columns are left out instead, and named below.
+
+    Args:
+        columns: The heads, each another.
+        rows: Cells, as many in each row as there are columns.
+        wraps: Columns of words, which may be broken; None: all but the first and the numeric ones.
+        drops: Columns that may be left out, the least important first.
+    """
+    out, rows = console(), [list(row) for row in rows]
+    numeric = {name for at, name in enumerate(columns) if all(_is_number(row[at]) for row in rows)}
+    wrapping = set(columns[1:]) - numeric if wraps is None else set(wraps)
+    least = {
+        name: _least_width([name, *(row[at] for row in rows)], wraps=name in wrapping)
+        for at, name in enumerate(columns)
+    }
+    dropped = _dropped(least, drops, out.width)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    kept = [at for at, name in enumerate(columns) if name not in dropped]
+    spare = out.width - _total([least[columns[at]] for at in kept])
+    for at in kept:
+        name = columns[at]
+        more = max(0, min(spare, max(len(row[at]) for row in rows) - least[name])) if name in wrapping else 0
+        spare -= more
+        side: JustifyMethod = "right" if name in numeric else "left"
+        table.add_column(
+            name, justify=side, overflow="fold", no_wrap=name not in wrapping, width=least[name] + more
+        )
     for row in rows:
-        table.add_row(*row)
-    console().print(table)
+        table.add_row(*(row[at] for at in kept))
+    out.print(table)
+    if dropped:
+        out.print(f"a wider terminal also shows: {', '.join(dropped)}", style="dim")
+
+
+def _least_width(cells: Sequence[str], *, wraps: bool) -> int:
+    """What a column needs: its longest cell, or the longest word where it may be broken between words."""
+    whole = max(map(len, cells))
+    return (
+        max(min(whole, _LEAST), *(len(word) for cell in cells for word in cell.split())) if wraps else whole
+    )
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _dropped(least: dict[str, int], drops: Sequence[str], width: int) -> list[str]:
+    """The first of ``drops`` without which the rest fits."""
+    dropped: list[str] = []
+    for name in drops:
+        kept = [least[one] for one in least if one not in dropped]
+        if _total(kept) <= width:
+            break
+        dropped.append(name)
+    return dropped
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:

@@ -33,8 +33,8 @@ def show(workload: Workload) -> None:
     """Prints counts, rates, quantiles and sketches."""
     d = w.describe(workload)
     print_facts(d.name or "workload", _facts(d))
-    columns = ("tokens", "mean", "sd", "min", *_SHOWN, "max", "from min to max, logarithmic")
-    print_table(columns, [_row("prompt", d.prompt), _row("output", d.output)])
+    columns = ("tokens", "mean", "sd", "min", *_SHOWN, "max")
+    print_table(columns, [_row("prompt", d.prompt), _row("output", d.output)], drops=("p5", "p25", "sd"))
 
 
 def _facts(d: w.Description) -> list[tuple[str, str]]:
@@ -49,6 +49,10 @@ def _facts(d: w.Description) -> list[tuple[str, str]]:
         ("rate", _number(d.rate_rps, "{:.3g} requests a second")),
         ("burstiness", _number(d.interarrival_cv, "{:.2f} (cv of the gaps; Poisson: 1)")),
         ("arrivals", _sketch(d.arrivals.counts) if open_loop else "all at once" if not d.concurrency else ""),
+        *(
+            (side, f"{_sketch(s.histogram.counts).rstrip()}  {s.min:,} to {s.max:,} tokens, logarithmic")
+            for side, s in (("prompt", d.prompt), ("output", d.output))
+        ),
     ]
 
 
@@ -59,7 +63,7 @@ def _number(value: float | None, text: str) -> str:
 def _row(side: str, s: w.LengthSummary) -> list[str]:
     quantiles = [f"{s.quantiles[level]:,.0f}" for level in _SHOWN]
     middle = [f"{s.mean:,.1f}", f"{s.sd:,.1f}", f"{s.min:,}", *quantiles, f"{s.max:,}"]
-    return [side, *middle, _sketch(s.histogram.counts)]
+    return [side, *middle]
 
 
 def _sketch(counts: Iterable[int]) -> str:
