@@ -151,12 +151,21 @@ def _threaded(tasks: Sequence[Callable[[], T]], which: range, jobs: int) -> Iter
         threading.Thread(target=work, daemon=True).start()
     try:
         for _ in which:
-            at, result, error = done.get()
+            at, result, error = _next(done)
             if error is not None:
                 raise error
             yield at, result  # type: ignore[misc]
     finally:
         _drain(waiting, threads)
+
+
+def _next(done: queue.SimpleQueue[T]) -> T:
+    """The next item; wakes now and then, for a Ctrl-C that reached another thread does not wake this one."""
+    while True:
+        try:
+            return done.get(timeout=0.2)
+        except queue.Empty:
+            continue
 
 
 def _drain(waiting: queue.SimpleQueue[int | None], threads: int) -> None:
