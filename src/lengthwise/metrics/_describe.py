@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.metrics._intervals import BATCHES, MIN_VALUES, over_batches
-from lengthwise.metrics.estimate import QUANTILES, STATISTICS, Distribution, Estimate
+from lengthwise.metrics.estimate import QUANTILES, STATISTICS, Distribution
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import TokenGaps
 
 Floats = npt.NDArray[np.float64]

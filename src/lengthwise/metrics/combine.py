@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from lengthwise.metrics._intervals import over_seeds
-from lengthwise.metrics.estimate import Estimate
 from lengthwise.metrics.slo import Slo
 from lengthwise.metrics.summary import Summary
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import Estimate
 
 Estimates = Callable[[list[Estimate]], Estimate]
 

@@ -1,38 +1,13 @@
-"""Numbers with their uncertainty."""
+"""A quantity over requests, with the uncertainty of each of its statistics."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 
 QUANTILES = {"p50": 0.50, "p75": 0.75, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", "sd", "min", *QUANTILES, "max")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number and the half-width of its confidence interval; NaN says that it is not known."""
-
-    value: float
-    half_width: float = math.nan
-
-    @property
-    def low(self) -> float:
-        """Lower end of the interval."""
-        return self.value - self.half_width
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval."""
-        return self.value + self.half_width
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether the half-width is known."""
-        return not math.isnan(self.half_width)
-
-
-UNKNOWN = Estimate(math.nan)
 
 
 @dataclass(frozen=True)

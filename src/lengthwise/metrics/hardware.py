@@ -14,8 +14,8 @@ from lengthwise.catalog import (
     parameters,
     weight_bytes,
 )
-from lengthwise.metrics.estimate import Estimate
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.hardware import GpuSpec
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.records import Records, ReplicaTotals, Status

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from lengthwise.metrics import _describe
 from lengthwise.metrics._intervals import BATCHES, MIN_VALUES, over_batches
 from lengthwise.metrics.columns import request_column
-from lengthwise.metrics.estimate import Distribution, Estimate
+from lengthwise.metrics.estimate import Distribution
 from lengthwise.metrics.hardware import hardware_of
 from lengthwise.metrics.slo import Slo
 from lengthwise.metrics.summary import Counts, Goodput, Rates, Summary
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, Refusal, RequestRecords, Status
 
 Floats = npt.NDArray[np.float64]

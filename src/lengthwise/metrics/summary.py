@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lengthwise.metrics.estimate import Distribution, Estimate
+from lengthwise.metrics.estimate import Distribution
 from lengthwise.metrics.hardware import Hardware
 from lengthwise.metrics.slo import Slo
+from lengthwise.schema.estimate import Estimate
 
 
 @dataclass(frozen=True)
