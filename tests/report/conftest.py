@@ -15,13 +15,16 @@ from lengthwise.report import Result
 @pytest.fixture(scope="session")
 def toy() -> ModuleType:
     """The toy server's module: ``records(...)``, ``deployment(...)``."""
-    path = Path(__file__).parents[1] / "metrics" / "toy.py"
-    spec = importlib.util.spec_from_file_location("lengthwise_toy_server", path)
+    return module(Path(__file__).parents[1] / "metrics" / "toy.py", "lengthwise_toy_server")
+
+
+def module(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +41,9 @@ def result(toy: ModuleType, name: str, text: str, **options: int) -> Result:
     runs = [toy.records(200, seed=seed, **options) for seed in (1, 2, 3)]
     summaries = [summarize(run, deployment, slo=slo) for run in runs]
     return Result(name, combine(summaries), runs[0], deployment, text, summaries)
+
+
+@pytest.fixture(scope="session")
+def studies() -> ModuleType:
+    """The module that makes studies by hand: ``study(...)``, ``plan(...)``."""
+    return module(Path(__file__).with_name("studies.py"), "lengthwise_studies")

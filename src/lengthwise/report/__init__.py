@@ -4,7 +4,18 @@ from lengthwise.report.binding import Binding, what_binds
 from lengthwise.report.html import write_html
 from lengthwise.report.json_file import write_json
 from lengthwise.report.result import Result
+from lengthwise.report.search import search_table, write_search_json
 from lengthwise.report.table import table
 from lengthwise.report.timeline import write_timeline
 
-__all__ = ["Binding", "Result", "table", "what_binds", "write_html", "write_json", "write_timeline"]
+__all__ = [
+    "Binding",
+    "Result",
+    "search_table",
+    "table",
+    "what_binds",
+    "write_html",
+    "write_json",
+    "write_search_json",
+    "write_timeline",
+]

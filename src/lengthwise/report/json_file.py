@@ -75,17 +75,17 @@ def _result(result: Result) -> dict[str, Any]:
         "name": result.name,
         "binding": dataclasses.asdict(binding_of(result)),
         "deployment": deployment_facts(result.deployment),
-        "summary": _plain(dataclasses.asdict(result.summary)),
+        "summary": plain(dataclasses.asdict(result.summary)),
         "scenario": result.scenario_text,
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The same tree of what JSON knows; numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value

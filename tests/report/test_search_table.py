@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from lengthwise.report import search_table
+from lengthwise.report.search._standings import nearest_misses
+from lengthwise.report.search._words import (
+    amount,
+    axis_labels,
+    in_order,
+    limit_text,
+    metric_name,
+    quantity,
+    setting_text,
+)
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.plan import Limit, Study
+
+
+def printed(study, width: int = 100, **options) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(search_table(study, **options))
+    return out.getvalue()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
+    study = studies.study(plans=1)
+    text = printed(study, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    plan = study.plans[0]
+    best, said = plan.best, flat(text)
+    assert "chat: toy-7b; chat <i>&</i>; TTFT p90 ≤ 2 s, TBT p99 ≤ 80 ms; Requests per dollar" in said
+    assert f"{best.objective.value:,.0f} ± 9".replace(" ", "\N{NO-BREAK SPACE}") in text or "± 9" in said
+    assert f"{best.name}: It needs the fewest GPUs for a rate." in said
+    assert "Decoding reads the weights: bound by memory bandwidth." in said
+    assert "4 for weights do not fit: the weights need 61.2 GB" in said
+    assert "16 candidates: 10 simulated, 2 pruned (12 %), 4 rejected." in said
+    assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in said
+
+
+def test_ranks_ties_scouts_and_what_binds_are_marked(studies) -> None:
+    study = studies.study(plans=1)
+    lines = [line for line in printed(study, 160).splitlines() if line.startswith("│")][1:]
+    ranks = [line.split("│")[1].strip() for line in lines]
+    assert [rank for rank in ranks if rank] == ["=1", "=1", "3", "4", "5", "6", "7", "8", "~", "~"]
+    first = study.plans[0].choices[0]
+    assert first.binds in {"ttft.p90", "tbt.p99"}
+    row = next(line for line in lines if first.name in line)
+    assert "*" in row.split("│")[7 if first.binds == "ttft.p90" else 8]
+    assert row.count("*") == 1
+
+
+def test_only_the_top_is_listed_and_the_rest_counted(studies) -> None:
+    text = printed(studies.study(plans=1), 160, top=3)
+    assert "7 more ranked or scouted." in text
+    assert "scouted, clearly worse" not in text
+    assert studies.study(plans=1).plans[0].choices[3].name not in text
+
+
+def test_nothing_holds_is_said_with_the_nearest_misses(studies) -> None:
+    plan = studies.plan("hard", (0.1, 0.01))
+    text = flat(printed(Study("x", (plan,))))
+    assert "Nothing that was tried holds the limits." in text
+    misses = nearest_misses(plan)
+    assert [m.times for m in misses] == sorted(m.times for m in misses)
+    near = misses[0]
+    assert near.times == pytest.approx(near.point.value(near.limit.metric) / near.limit.bound)
+    assert f"Nearest: {near.choice.name}" in text
+    assert "10 for latency at any rate: breaks TTFT p90 at any rate" in text
+
+
+def test_several_plans_show_what_confusing_them_costs(studies) -> None:
+    text = printed(studies.study())
+    assert "summaries: toy-7b" in text
+    after = text[text.index("Times worse") :]
+    assert "1.31 \N{MULTIPLICATION SIGN}" in after
+    assert "fails" in after
+    assert "Times worse" not in printed(studies.study(plans=1))
+
+
+def test_names_are_not_markup(studies) -> None:
+    plan = studies.study(plans=1).plans[0]
+    odd = dataclasses.replace(plan.choices[0], name="[red]a[/red]")
+    made = dataclasses.replace(plan, name="[b]p", choices=(odd, *plan.choices[1:]))
+    text = printed(Study("x", (made,)))
+    assert "[red]a[/red]" in text
+    assert "[b]p: " in text
+
+
+def test_more_limits_than_columns_are_named_below(studies) -> None:
+    plan = studies.study(plans=1).plans[0]
+    more = (*plan.limits, Limit("jct.mean", 40.0), Limit("goodput", 0.5, at_least=True))
+    text = printed(Study("x", (dataclasses.replace(plan, limits=more),)))
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "Held as well: Within SLO ≥ 50 %." in text
+
+
+def test_a_study_needs_a_plan_and_names_of_their_own(studies) -> None:
+    plan = studies.study(plans=1).plans[0]
+    with pytest.raises(InputError, match="at least one plan"):
+        search_table(Study("x", ()))
+    with pytest.raises(InputError, match="used twice: chat"):
+        search_table(Study("x", (plan, plan)))
+    twice = dataclasses.replace(plan, choices=(plan.choices[0], plan.choices[0]))
+    with pytest.raises(InputError, match="keys of their own"):
+        search_table(Study("x", (twice,)))
+
+
+def test_metrics_have_names_units_and_an_order() -> None:
+    assert amount(quantity("ttft.p90"), 0.312) == "312 ms"
+    assert amount(quantity("jct.mean"), 12.0) == "12.0 s"
+    assert amount(quantity("goodput"), 0.981) == "98.1 %"
+    assert amount(quantity("odd_one"), math.nan) == "\N{EN DASH}"
+    assert quantity("odd_one").label == "odd one"
+    names = ["mfu", "tbt.p99", "zeta", "ttft.p99", "ttft.p9999", "goodput", "ttft.mean"]
+    assert in_order(names) == ["ttft.mean", "ttft.p99", "ttft.p9999", "tbt.p99", "goodput", "mfu", "zeta"]
+    assert limit_text(Limit("kv_utilization", 0.9)) == "KV cache held ≤ 90 %"
+    assert metric_name("throughput") == "throughput"
+
+
+def test_axes_have_short_labels_unless_two_would_be_the_same() -> None:
+    assert axis_labels(["deployment.tp", "scheduler.rank"]) == {
+        "deployment.tp": "Tensor parallel",
+        "scheduler.rank": "Rank",
+    }
+    assert axis_labels(["a.tp", "b.tp"]) == {"a.tp": "a.tp", "b.tp": "b.tp"}
+    assert [setting_text(v) for v in (True, 0.5, (1, 2), {"a": 1.0}, None)] == [
+        *("yes", "0.5", "1, 2", "a 1", "None")
+    ]
+
+
+def test_without_capacities_there_is_no_such_column(studies) -> None:
+    plan = studies.study(plans=1).plans[0]
+    bare = tuple(dataclasses.replace(c, capacity_rps=Estimate(math.nan)) for c in plan.choices)
+    assert "req/s" in printed(Study("x", (plan,)))
+    assert "req/s" not in printed(Study("x", (dataclasses.replace(plan, choices=bare),)))
