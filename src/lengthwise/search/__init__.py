@@ -1,0 +1,1 @@
+"""Which deployment: the cheapest that keeps the promises."""
