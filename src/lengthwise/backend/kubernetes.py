@@ -1,0 +1,197 @@
+"""A deployment as Kubernetes resources: one pod a replica.
+
+Fields: https://kubernetes.io/docs/reference/kubernetes-api/. GPUs and user of the image:
+https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lengthwise.backend._shell import comment
+from lengthwise.backend.launch import PLACEHOLDER, Launch, fits_node, replica_gpus
+from lengthwise.backend.vllm import vllm_launch
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+
+IMAGE = "vllm/vllm-openai:v0.32.0"
+PORT = 8000
+DRAIN_S = 120
+"""Seconds that a pod told to stop may take for the requests it has."""
+LEAVE_S = 10
+"""Seconds until a pod told to stop is out of the Service's endpoints."""
+LOAD_S = 3600
+"""Seconds that downloading, loading and compiling may take."""
+HOME = "/home/vllm"
+USER = 2000
+"""The image's own user, of group 0."""
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
+_OTHERS = ("CPU", "MI")
+"""How the names of what is no NVIDIA GPU begin."""
+
+
+def kubernetes_manifest(
+    deployment: Deployment,
+    *,
+    name: str,
+    model: str | None = None,
+    image: str = IMAGE,
+    token_secret: str | None = None,
+) -> str:
+    """YAML of a StatefulSet, its Services and its disruption budget, which serve with vLLM.
+
+    Args:
+        deployment: What was simulated.
+        name: Of the resources: lower-case letters, digits and hyphens, at most 48.
+        model: The checkpoint; None takes what the catalog knows.
+        image: The container's image.
+        token_secret: A Secret that holds a Hugging Face token under ``token``; None needs none.
+
+    Raises:
+        InputError: The name cannot be one, a replica spans nodes, the deployment is not on NVIDIA
+            GPUs, or no checkpoint is known.
+    """
+    import yaml
+
+    launch = vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own address
+    _check(deployment, name, launch)
+    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
+    pod = _pod(deployment, launch, image, token_secret)
+    made = [
+        _resource("v1", "Service", name, labels, _service(labels)),
+        _resource("v1", "Service", f"{name}-pods", labels, _headless(labels)),
+        _resource("apps/v1", "StatefulSet", name, labels, _stateful_set(deployment, name, labels, pod)),
+        _resource("policy/v1", "PodDisruptionBudget", name, labels, _budget(labels)),
+    ]
+    text = yaml.safe_dump_all(made, sort_keys=False, explicit_start=True, width=100)
+    return f"{_head(deployment, launch)}\n{text}"
+
+
+def asks_nvidia(deployment: Deployment) -> bool:
+    """Whether the deployment runs on GPUs that the image and ``nvidia.com/gpu`` are for."""
+    return not deployment.gpu.name.startswith(_OTHERS)
+
+
+def _check(d: Deployment, name: str, launch: Launch) -> None:
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"name must be lower-case letters, digits and hyphens, from a letter on, at most 48; it is {name!r}"
+        )
+    if not asks_nvidia(d):
+        raise InputError(f"a manifest asks for NVIDIA GPUs; {d.gpu.name} is none. Run the scripts instead")
+    if not fits_node(d):
+        raise InputError(
+            f"a pod must fit a node: a replica of {replica_gpus(d)} GPUs does not fit the {d.node.gpus} of "
+            f"{d.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
+        )
+    if PLACEHOLDER in launch.command:
+        raise InputError(f"a manifest names its checkpoint, and none is known for {d.model.name}; give model")
+
+
+def _head(d: Deployment, launch: Launch) -> str:
+    """Comments: what stands here, which nodes, and the notes."""
+    label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
+    said = (
+        f"{d.name}, {d.parallel.replicas} x {replica_gpus(d)} GPUs, served with vLLM.",
+        (
+            f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
+            "(GPU feature discovery) to the pod's spec."
+        ),
+        f"The Service spreads connections over {d.parallel.replicas} pods whatever their load; see README.md."
+        if d.parallel.replicas > 1
+        else "The one pod stands behind the Service.",
+        "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
+        *launch.notes,
+    )
+    return "\n#\n".join(comment(text) for text in said)
+
+
+def _resource(
+    version: str, kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]
+) -> dict[str, Any]:
+    # A copy of the labels each: YAML would write an anchor and aliases for one dictionary in many places.
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": name, "labels": dict(labels)},
+        "spec": spec,
+    }
+
+
+def _service(labels: dict[str, str]) -> dict[str, Any]:
+    return {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
+
+
+def _headless(labels: dict[str, str]) -> dict[str, Any]:
+    return {"clusterIP": "None", "publishNotReadyAddresses": False, **_service(labels)}
+
+
+def _budget(labels: dict[str, str]) -> dict[str, Any]:
+    return {"maxUnavailable": 1, "selector": {"matchLabels": dict(labels)}}
+
+
+def _stateful_set(d: Deployment, name: str, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "replicas": d.parallel.replicas,
+        "serviceName": f"{name}-pods",
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": dict(labels)},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": pod},
+    }
+
+
+def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
+    return {
+        "automountServiceAccountToken": False,
+        # The container leaves the endpoints, then drains, then has a little time to exit.
+        "terminationGracePeriodSeconds": LEAVE_S + DRAIN_S + 30,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": 0,
+            "fsGroup": 0,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(d, launch, image, token_secret)],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
+            {"name": "cache", "emptyDir": {}},
+        ],
+    }
+
+
+def _container(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
+    health = {"httpGet": {"path": "/health", "port": "http"}}
+    return {
+        "name": "vllm",
+        "image": image,
+        "command": ["vllm", "serve"],
+        "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
+        "env": _environment(token_secret),
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "resources": {"limits": {"nvidia.com/gpu": replica_gpus(d)}},
+        "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
+        "readinessProbe": {"httpGet": dict(health["httpGet"]), "periodSeconds": 5, "failureThreshold": 2},
+        "livenessProbe": {
+            "httpGet": dict(health["httpGet"]),
+            "periodSeconds": 10,
+            "timeoutSeconds": 10,
+            "failureThreshold": 6,
+        },
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
+            {"name": "cache", "mountPath": f"{HOME}/.cache"},
+        ],
+    }
+
+
+def _environment(token_secret: str | None) -> list[dict[str, Any]]:
+    home: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
+    if token_secret is None:
+        return home
+    token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
+    return [*home, {"name": "HF_TOKEN", "valueFrom": token}]

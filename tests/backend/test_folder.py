@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, preset
+from lengthwise.backend import load_test, vllm_launch, write_launch, write_trace
+from lengthwise.schema.errors import InputError, OutputError
+
+LIMITS = EngineLimits(max_model_len=4096)
+WORKLOAD = preset("chat-1m").generate(1200, Poisson(4.0), seed=0)
+PRINTS_ITSELF = (
+    '#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done > "$SEEN.$CUDA_VISIBLE_DEVICES"\n'
+)
+
+
+def write(folder, name="70B, cheap", claim="It serves 4 requests a second.", **options):
+    options = {"tp": 4, "replicas": 2, "limits": LIMITS} | options
+    d = deploy(options.pop("model", "llama-3.1-70b"), "H100", **options)
+    text = "name = 'x'\n"
+    return d, write_launch(
+        folder, d, name=name, scenario_text=text, workload=WORKLOAD, rate_rps=4.0, claim=claim
+    )
+
+
+def run(script, tmp_path, *programs, **environment):
+    """Runs a script with stand-ins on the path that record their words; what they saw, by GPUs."""
+    for program in programs:
+        path = tmp_path / "bin" / program
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(PRINTS_ITSELF)
+        path.chmod(0o755)
+    seen = tmp_path / "seen"
+    variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(seen), **environment}
+    subprocess.run(["sh", str(script)], check=True, env=variables, timeout=30)
+    return {p.name.partition(".")[2]: p.read_text().splitlines() for p in tmp_path.glob("seen.*")}
+
+
+def test_the_folder_holds_what_it_says(tmp_path):
+    _, made = write(tmp_path / "one")
+    names = {p.name for p in made}
+    assert names == {p.name for p in (tmp_path / "one").iterdir()}
+    assert names == {
+        "README.md",
+        "vllm.sh",
+        "sglang.sh",
+        "router.sh",
+        "load-test.sh",
+        "trace.jsonl",
+        "kubernetes.yaml",
+        "scenario.toml",
+    }
+    readme = (tmp_path / "one" / "README.md").read_text()
+    assert "It serves 4 requests a second." in readme
+    assert (tmp_path / "one" / "scenario.toml").read_text() == "name = 'x'\n"
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path):
+    _, first = write(tmp_path / "one")
+    _, second = write(tmp_path / "two")
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    _, again = write(tmp_path / "one")
+    assert again == first
+
+
+def test_the_shell_reads_every_script(tmp_path):
+    _, made = write(tmp_path / "one", name='a"; rm -rf "$HOME\n exit 1; `id` $(id)', claim="It's 100 % `so`.")
+    for path in made:
+        if path.suffix == ".sh":
+            assert subprocess.run(["sh", "-n", str(path)], check=False).returncode == 0
+            code = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+            assert not any("rm -rf" in line for line in code), path
+
+
+def test_the_script_starts_each_replica_with_the_words_of_its_launch(tmp_path):
+    d, _ = write(tmp_path / "one")
+    seen = run(tmp_path / "one" / "vllm.sh", tmp_path, "vllm")
+    for replica, gpus in enumerate(("0,1,2,3", "4,5,6,7")):
+        launch = vllm_launch(d, port=8001 + replica, replica=replica)
+        assert launch.environment == {"CUDA_VISIBLE_DEVICES": gpus}
+        assert tuple(seen[gpus]) == launch.command[1:]
+
+
+def test_another_checkpoint_may_be_given_from_outside(tmp_path):
+    write(tmp_path / "one", replicas=1)
+    seen = run(tmp_path / "one" / "sglang.sh", tmp_path, "python3", MODEL="a folder/$(id)")
+    words = seen["0,1,2,3"]
+    assert words[words.index("--model-path") + 1] == "a folder/$(id)"
+    assert words[words.index("--port") + 1] == "8000"
+
+
+def test_an_unknown_checkpoint_must_be_given_to_the_script(tmp_path):
+    _, made = write(tmp_path / "one", model="gpt3-39b", replicas=1, limits=EngineLimits())
+    assert "kubernetes.yaml" not in {p.name for p in made}
+    with pytest.raises(subprocess.CalledProcessError):
+        run(tmp_path / "one" / "vllm.sh", tmp_path, "vllm")
+    seen = run(tmp_path / "one" / "vllm.sh", tmp_path, "vllm", MODEL="mine")
+    assert seen["0,1,2,3"][:2] == ["serve", "mine"]
+
+
+def test_the_router_gets_every_worker_and_the_nearest_policy(tmp_path):
+    write(tmp_path / "one", scheduler=Scheduler(router="least_tokens"))
+    words = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router")[""]
+    assert words[words.index("--worker-urls") + 1 :] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    assert words[words.index("--policy") + 1] == "power_of_two"
+
+
+def test_the_load_test_runs_beside_its_trace(tmp_path):
+    _, made = write(tmp_path / "one")
+    words = run(tmp_path / "one" / "load-test.sh", tmp_path, "vllm", ENDPOINT="http://there:1")[""]
+    assert words[words.index("--base-url") + 1] == "http://there:1"
+    trace = [json.loads(line) for line in made[-1].read_text().splitlines()]
+    assert words[words.index("--num-prompts") + 1] == str(len(trace)) == "1000"
+
+
+def test_a_trace_tells_each_request_to_the_token(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, WORKLOAD, 100)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["input_length"] for r in rows] == WORKLOAD.prompt_tokens[:100].tolist()
+    assert [r["output_length"] for r in rows] == WORKLOAD.output_tokens[:100].tolist()
+    np.testing.assert_allclose([r["timestamp"] for r in rows], WORKLOAD.arrival_s[:100], atol=1e-6)
+    assert len({tuple(r["hash_ids"]) for r in rows}) == 100
+
+
+def test_a_closed_loop_keeps_its_requests_in_the_system():
+    d = deploy("llama-3.1-8b", "H100", limits=LIMITS)
+    loop = Workload(np.zeros(5), np.full(5, 10), np.full(5, 20), concurrency=3)
+    launch = load_test(d, loop, trace="t", rate_rps=1.0)
+    assert launch.command[launch.command.index("--max-concurrency") + 1] == "3"
+    assert "3 requests are kept in the system" in launch.notes[0]
+    with pytest.raises(InputError, match="num_requests"):
+        load_test(d, loop, trace="t", rate_rps=1.0, num_requests=0)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    with pytest.raises(OutputError, match="no/such"):
+        write(tmp_path / "no" / "such")

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lengthwise import EngineLimits, Scheduler, deploy
+from lengthwise.backend import sglang_launch, vllm_launch
+from lengthwise.policy import known, named, rank
+from lengthwise.schema.errors import InputError, UnknownNameError
+
+
+def deployment(**options):
+    options.setdefault("limits", EngineLimits(max_model_len=4096))
+    return deploy("llama-3.1-8b", "H100", **options)
+
+
+def value(launch, flag):
+    """The word after a flag; True for a flag that stands alone, None where it is absent."""
+    words = launch.command
+    if flag not in words:
+        return None
+    after = words[words.index(flag) + 1 :][:1]
+    return after[0] if after and not after[0].startswith("--") else True
+
+
+def said(launch, *words):
+    return [note for note in launch.notes if all(word in note for word in words)]
+
+
+def test_the_knobs_arrive_under_vllms_names():
+    limits = EngineLimits(
+        max_num_seqs=64,
+        max_num_batched_tokens=1024,
+        block_size=32,
+        gpu_memory_utilization=0.85,
+        max_model_len=4096,
+        watermark=0.02,
+    )
+    launch = vllm_launch(deployment(tp=2, pp=2, limits=limits), port=8123)
+    assert launch.command[:3] == ("vllm", "serve", "meta-llama/Llama-3.1-8B")
+    expected = {
+        "--served-model-name": "llama-3.1-8b",
+        "--port": "8123",
+        "--tensor-parallel-size": "2",
+        "--pipeline-parallel-size": "2",
+        "--dtype": "bfloat16",
+        "--max-model-len": "4096",
+        "--max-num-seqs": "64",
+        "--max-num-batched-tokens": "1024",
+        "--block-size": "32",
+        "--gpu-memory-utilization": "0.85",
+        "--watermark": "0.02",
+        "--scheduling-policy": "fcfs",
+        "--no-enable-prefix-caching": True,
+        "--no-enable-chunked-prefill": None,
+        "--num-gpu-blocks-override": None,
+        "--quantization": None,
+        "--nnodes": None,
+    }
+    assert {flag: value(launch, flag) for flag in expected} == expected
+
+
+def test_the_knobs_arrive_under_sglangs_names():
+    limits = EngineLimits(max_num_seqs=64, max_num_batched_tokens=1000, block_size=32, max_model_len=4096)
+    d = deployment(tp=2, limits=limits)
+    launch = sglang_launch(d)
+    assert launch.command[:3] == ("python3", "-m", "sglang.launch_server")
+    share = (d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block) / d.gpu.memory_bytes
+    expected = {
+        "--model-path": "meta-llama/Llama-3.1-8B",
+        "--tp-size": "2",
+        "--context-length": "4096",
+        "--max-running-requests": "64",
+        "--chunked-prefill-size": "992",  # whole pages
+        "--enable-mixed-chunk": True,
+        "--page-size": "32",
+        "--mem-fraction-static": f"{share:.3f}",
+        "--disable-radix-cache": True,
+    }
+    assert {flag: value(launch, flag) for flag in expected} == expected
+    assert share < limits.gpu_memory_utilization
+
+
+def test_each_replica_sees_its_own_gpus_of_its_node():
+    d = deployment(tp=4, replicas=3)
+    seen = [vllm_launch(d, replica=r).environment["CUDA_VISIBLE_DEVICES"] for r in range(3)]
+    assert seen == ["0,1,2,3", "4,5,6,7", "0,1,2,3"]
+    with pytest.raises(InputError, match=r"0\.\.2; it is 3"):
+        vllm_launch(d, replica=3)
+
+
+def test_unknown_devices_are_told():
+    with pytest.raises(UnknownNameError, match="no device named"):
+        vllm_launch(deployment(), device="gpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vllm", "sglang"),
+    [("fp8", "fp8_per_tensor", "fp8"), ("int8", "int8_per_channel_weight_only", None), ("int4", None, None)],
+)
+def test_quantised_weights_are_made_while_loading_or_asked_for(dtype, vllm, sglang):
+    d = deployment(limits=EngineLimits(weight_dtype=dtype, max_model_len=4096))
+    for launch, method in ((vllm_launch(d), vllm), (sglang_launch(d), sglang)):
+        assert value(launch, "--quantization") == method
+        assert ("$MODEL" in launch.command) == (method is None)
+        assert said(launch, dtype, "simulated")
+    given = vllm_launch(d, model="someone/a-quantised-one")
+    assert given.command[2] == "someone/a-quantised-one"
+    assert value(given, "--quantization") is None
+
+
+def test_a_checkpoint_that_is_published_quantised_needs_no_flag():
+    d = deploy("deepseek-v3", "H200", tp=8, pp=2, limits=EngineLimits(max_model_len=4096))
+    assert d.model.dtype == "fp8"
+    launch = vllm_launch(d)
+    assert value(launch, "--quantization") is None
+    assert launch.command[2] == "deepseek-ai/DeepSeek-V3"
+
+
+def test_an_unpublished_model_leaves_a_placeholder():
+    launch = vllm_launch(deploy("gpt3-39b", "H100", tp=2))
+    assert launch.command[2] == "$MODEL"
+    assert said(launch, "set MODEL")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vllm", "sglang"), [("fp8", "fp8", "fp8_e4m3"), ("int8", "int8_per_token_head", None)]
+)
+def test_the_cache_has_the_simulated_dtype_or_a_note(dtype, vllm, sglang):
+    d = deployment(limits=EngineLimits(kv_dtype=dtype, max_model_len=4096))
+    assert value(vllm_launch(d), "--kv-cache-dtype") == vllm
+    assert value(sglang_launch(d), "--kv-cache-dtype") == sglang
+    assert bool(said(sglang_launch(d), "no KV cache of int8")) == (sglang is None)
+
+
+def test_a_given_number_of_blocks_is_handed_on_and_a_planned_one_is_not():
+    planned, given = deployment(), deployment(num_blocks=1000)
+    assert value(vllm_launch(planned), "--num-gpu-blocks-override") is None
+    assert said(vllm_launch(planned), f"{planned.kv.num_blocks * 16:,} tokens", "planned")
+    assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1000"
+    assert value(sglang_launch(given), "--max-total-tokens") == "16000"
+
+
+def test_blocks_that_vllm_refuses_become_larger_ones_of_the_same_cache():
+    d = deployment(num_blocks=1000, limits=EngineLimits(block_size=8, max_model_len=4096))
+    launch = vllm_launch(d)
+    assert value(launch, "--block-size") == "16"
+    assert value(launch, "--num-gpu-blocks-override") == "500"
+    assert said(launch, "Blocks of 8 tokens")
+
+
+def test_whole_prompts_need_a_budget_that_holds_the_longest():
+    d = deployment(scheduler="vllm_v0", limits=EngineLimits(max_num_batched_tokens=2048, max_model_len=8192))
+    launch = vllm_launch(d)
+    assert value(launch, "--no-enable-chunked-prefill") is True
+    assert value(launch, "--max-num-batched-tokens") == "8192"
+    assert said(launch, "from 2048 to 8192")
+    assert value(sglang_launch(d), "--chunked-prefill-size") == "-1"
+
+
+def test_reserved_memory_becomes_a_bound_on_the_sequences():
+    d = deployment(scheduler="orca", num_blocks=1000, limits=EngineLimits(max_model_len=4096))
+    launch = vllm_launch(d)
+    assert value(launch, "--max-num-seqs") == "3"  # 1000 blocks, 256 a request
+    assert said(launch, "longest sequence", "(3)")
+
+
+def test_a_step_smaller_than_the_batch_bounds_the_batch():
+    limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=64, max_model_len=4096)
+    launch = vllm_launch(deployment(limits=limits))
+    assert value(launch, "--max-num-seqs") == "64"
+    assert said(launch, "no more sequences than a step has tokens")
+
+
+@rank
+def by_the_moon(now_s):
+    """Not something an engine knows."""
+    return now_s
+
+
+@pytest.mark.parametrize("name", sorted(known("rank")))
+def test_no_rank_is_dropped_in_silence(name):
+    d = deployment(scheduler=Scheduler(rank=name))
+    launch = vllm_launch(d)
+    stock = name in {"fcfs", "fcfs_evicted_first"}
+    assert bool(said(launch, "Requests went by")) != stock
+    assert bool(said(sglang_launch(d), "Requests went by")) != stock
+    told = bool(said(launch, "send"))
+    assert value(launch, "--scheduling-policy") == ("priority" if told else "fcfs")
+
+
+@pytest.mark.parametrize("axis", ["leave", "batching", "memory"])
+def test_what_is_not_stock_is_named_or_bounded(axis):
+    """Two points of an axis never give the same launch, but for those that mean the same to an engine."""
+    stock = {
+        "leave": {"latest_admitted"},
+        "batching": {"unified", "chunked", "vidur_sarathi"},
+        "memory": {"paged", "paged_by_chunk", "paged_strict"},
+    }[axis]
+    plain = vllm_launch(deployment())
+    for name in known(axis):
+        scheduler = dataclasses.replace(deployment().scheduler, **{axis: name})
+        launch = vllm_launch(deployment(scheduler=scheduler))
+        assert (launch == plain) == (name in stock), name
+
+
+def test_ones_own_policy_says_so():
+    launch = vllm_launch(deployment(scheduler=Scheduler(rank=by_the_moon)))
+    assert said(launch, "by_the_moon (your own)")
+
+
+@pytest.mark.parametrize("name", sorted(named()))
+@pytest.mark.parametrize("launch", [vllm_launch, sglang_launch])
+def test_every_named_scheduler_has_a_launch_whose_notes_are_sentences(name, launch):
+    made = launch(deployment(scheduler=name))
+    assert made.notes
+    assert len(set(made.notes)) == len(made.notes)
+    assert all(note[-1] in ".)" and "None" not in note for note in made.notes)
+
+
+def test_swaps_timeouts_small_steps_and_routers_have_notes():
+    limits = EngineLimits(max_model_len=4096, max_step_seqs=16, timeout_s=30.0)
+    scheduler = Scheduler(preempt="swap", router="central")
+    launch = vllm_launch(deployment(replicas=2, limits=limits, scheduler=scheduler))
+    assert said(launch, "swapped")
+    assert said(launch, "30 s")
+    assert said(launch, "At most 16 of 256")
+    assert said(launch, "central router", "gateway")
+
+
+def test_a_replica_of_several_nodes_says_what_each_must_be_told():
+    launch = vllm_launch(
+        deploy("llama-3.1-405b", "H100", tp=8, pp=2, limits=EngineLimits(max_model_len=4096))
+    )
+    assert value(launch, "--nnodes") == "2"
+    assert said(launch, "--node-rank")
+    assert said(launch, "spans nodes of 8")
+
+
+def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
+    launch = vllm_launch(deployment(num_blocks=2048), device="cpu")
+    assert value(launch, "--dtype") == "float32"
+    assert value(launch, "--gpu-memory-utilization") is None
+    assert launch.environment == {"VLLM_CPU_KVCACHE_SPACE": "4"}  # 2048 blocks of 2 MiB
