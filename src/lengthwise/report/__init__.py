@@ -4,7 +4,7 @@ from lengthwise.report.binding import Binding, what_binds
 from lengthwise.report.html import write_html
 from lengthwise.report.json_file import write_json
 from lengthwise.report.result import Result
-from lengthwise.report.search import search_table, write_search_json
+from lengthwise.report.search import search_table, write_search_html, write_search_json
 from lengthwise.report.table import table
 from lengthwise.report.timeline import write_timeline
 
@@ -16,6 +16,7 @@ __all__ = [
     "what_binds",
     "write_html",
     "write_json",
+    "write_search_html",
     "write_search_json",
     "write_timeline",
 ]

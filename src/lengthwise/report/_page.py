@@ -9,6 +9,7 @@ from html import escape
 from lengthwise.metrics import Estimate, difference
 from lengthwise.report._asked import hardware, promises, title, workload
 from lengthwise.report._cards import cards
+from lengthwise.report._document import document, header, section
 from lengthwise.report._figures import PARTS
 from lengthwise.report._marks import interval, scrolling, swatch, variant_heads
 from lengthwise.report._metrics import METRICS, NEITHER
@@ -18,13 +19,6 @@ from lengthwise.report._rows import WORTH_SHARE, Row, paired, rows
 from lengthwise.report.binding import binding_of, bound_by
 from lengthwise.report.result import Result
 from lengthwise.report.table import counts_note, intervals_note
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-
-LOGO = (
-    '<svg viewBox="0 0 24 16" aria-hidden="true"><rect width="10" height="3" rx="1.5"/>'
-    '<rect y="6.5" width="24" height="3" rx="1.5"/><rect y="13" width="16" height="3" rx="1.5"/></svg>'
-)
 
 LATENCY_NOTE = (
     "Share of requests (for TBT, of tokens) that were at least this fast, in the first seed's run; "
@@ -65,47 +59,18 @@ def page(
     """The whole document; ``sections`` names the figures of each, ``data`` is their JSON."""
     heading = title(results)
     body = [
-        _header(results, heading),
-        _section("At a glance", cards(results), f"{intervals_note(results)}."),
+        header(heading, _facts(results, heading)),
+        section("At a glance", cards(results), f"{intervals_note(results)}."),
         _verdicts(results),
         _figures("Latency", LATENCY_NOTE, results, sections["latency"], TAIL_BUTTON),
         _figures("Over time", TIME_NOTE, results, sections["time"]),
         _shares(sections["shares"]),
-        _section("All numbers", _table(results), HIGHLIGHT_NOTE),
+        section("All numbers", _table(results), HIGHLIGHT_NOTE),
         _compared(results),
-        _section("What ran", what_ran(results)),
-        _section("How to read it", NOTES),
+        section("What ran", what_ran(results)),
+        section("How to read it", NOTES),
     ]
-    inline = "\n".join(f"<script>{script}</script>" for script in scripts)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(heading)} · lengthwise</title>
-<link rel="icon" href="data:,">
-<style>
-{styles}</style>
-</head>
-<body>
-<main>
-{"".join(body)}</main>
-<noscript><p class="plain">The figures need JavaScript; the numbers do not.</p></noscript>
-<script type="application/json" id="figures">{data}</script>
-{inline}
-</body>
-</html>
-"""
-
-
-def _header(results: Sequence[Result], heading: str) -> str:
-    facts = "".join(f"<li>{escape(fact)}</li>" for fact in _facts(results, heading))
-    return (
-        f'<header><p class="brand">{LOGO}lengthwise</p><h1>{escape(heading)}</h1>'
-        f'<ul class="facts">{facts}</ul></header>\n'
-    )
+    return document(heading, "".join(body), styles=styles, scripts=scripts, data=data)
 
 
 def _facts(results: Sequence[Result], heading: str) -> list[str]:
@@ -145,11 +110,6 @@ def _verdicts(results: Sequence[Result]) -> str:
     return f'<section><h2>What binds</h2><ul class="verdicts">{"".join(items)}</ul></section>\n'
 
 
-def _section(title: str, body: str, note: str = "") -> str:
-    lead = f'<p class="muted">{escape(note)}</p>' if note else ""
-    return f"<section><h2>{title}</h2>{lead}{body}</section>\n"
-
-
 def _legend(results: Sequence[Result]) -> str:
     if len(results) == 1:
         return ""
@@ -161,7 +121,7 @@ def _figures(title: str, note: str, results: Sequence[Result], ids: Sequence[str
     if not ids:
         return ""
     boxes = "".join(f'<figure><div class="plot" id="{figure_id}"></div></figure>' for figure_id in ids)
-    return _section(title, f'{_legend(results)}{more}<div class="grid">{boxes}</div>', note)
+    return section(title, f'{_legend(results)}{more}<div class="grid">{boxes}</div>', note)
 
 
 def _shares(ids: Sequence[str]) -> str:
@@ -172,7 +132,7 @@ def _shares(ids: Sequence[str]) -> str:
         for p, t in PARTS.items()
     )
     body = f'<ul class="legend">{items}</ul><figure><div class="plot" id="{ids[0]}"></div></figure>'
-    return _section(
+    return section(
         "Where the time went", body, "Shares of the time of all GPUs (pipeline stages), idle time included."
     )
 
@@ -205,7 +165,7 @@ def _compared(results: Sequence[Result]) -> str:
         "leaves no doubt which one is better."
     )
     body = scrolling("Differences", f"{variant_heads(results, skip=1)}<tbody>{''.join(lines)}</tbody>")
-    return _section(f"Compared with {escape(first.name)}", body, note)
+    return section(f"Compared with {escape(first.name)}", body, note)
 
 
 def _gap_cell(gap: Estimate | None, better: int) -> str:

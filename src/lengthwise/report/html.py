@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 
+from lengthwise.report._document import asset, plotly_js
 from lengthwise.report._figures import figures
 from lengthwise.report._page import page
 from lengthwise.report.result import Result, check_results
-from lengthwise.schema.errors import MissingExtraError
 from lengthwise.schema.files import write_whole
 
 
@@ -26,7 +24,7 @@ def write_html(path: Path | str, results: list[Result]) -> None:
         OutputError: The file cannot be written.
     """
     check_results(results)
-    plotly = _plotly_js()
+    plotly = plotly_js()
     drawn = figures(results)
     data = json.dumps(
         [f for section in drawn.values() for f in section], separators=(",", ":"), allow_nan=False
@@ -34,21 +32,8 @@ def write_html(path: Path | str, results: list[Result]) -> None:
     text = page(
         results,
         sections={name: [f["id"] for f in section] for name, section in drawn.items()},
-        styles=_asset("page.css"),
-        scripts=[plotly, _asset("page.js")],
-        data=data.replace("<", "\\u003c"),
+        styles=asset("page.css"),
+        scripts=[plotly, asset("look.js"), asset("page.js")],
+        data=data,
     )
     write_whole(path, text.encode())
-
-
-def _plotly_js() -> str:
-    try:
-        offline = import_module("plotly.offline")
-    except ImportError as error:
-        raise MissingExtraError("the HTML report", "report") from error
-    script: str = offline.get_plotlyjs()
-    return script.replace("</script", "<\\/script")
-
-
-def _asset(name: str) -> str:
-    return files("lengthwise.report").joinpath("_assets", name).read_text(encoding="utf-8")

@@ -4,26 +4,7 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const names = [...document.querySelectorAll(".verdicts h3 span")].map((span) => span.textContent);
   let tail = false; // latency curves show the share that was slower, on a logarithmic scale
-  const config = { responsive: true, displaylogo: false, displayModeBar: false };
-  const text = (s) => s.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const series = (variant) => colour(`--series-${variant % 8}`);
-  const dash = (variant) => ["solid", "dash", "dot", "dashdot"][Math.floor(variant / 8) % 4];
-
-  const axis = (extra) => ({
-    gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false, automargin: true,
-    tickfont: { color: colour("--soft"), size: 12 }, fixedrange: false, ...extra,
-  });
-  const label = (text) => ({ text, font: { color: colour("--soft"), size: 12 }, standoff: 8 });
-  const layout = (figure, extra) => ({
-    title: { text: `<b>${figure.title}</b>`, x: 0, xref: "container", xanchor: "left", y: 0.985, yanchor: "top",
-             pad: { l: 12, t: 6 }, font: { size: 14, color: colour("--ink") } },
-    font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink") },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: false,
-    margin: { l: 52, r: 16, t: 48, b: 44 },
-    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
-    ...extra,
-  });
+  const { config, text, colour, series, dash, axis, label, layout } = look;
   const curve = (figure, data, extra) => ({
     type: "scatter", mode: "lines", name: text(names[data.variant]), x: data.x, y: data.y,
     line: { color: series(data.variant), width: 2, dash: dash(data.variant), ...extra.line }, ...extra.trace,
@@ -42,7 +23,7 @@
       xanchor: "center", yanchor: "bottom", font: { color: colour("--limit"), size: 12 },
     }));
     const x = { title: label({ s: "seconds", ms: "milliseconds" }[figure.unit]), type: figure.log ? "log" : "linear", hoverformat: ".4~g" };
-    if (figure.log) Object.assign(x, logTicks(figure));
+    if (figure.log) Object.assign(x, look.logTicks(figure.curves.flatMap((c) => c.x).concat(figure.limits)));
     else x.rangemode = "tozero";
     return [traces, layout(figure, {
       hovermode: "y unified", shapes, annotations, xaxis: axis(x),
@@ -50,19 +31,6 @@
                            ticktext: ["100%", "10%", "1%", "0.1%", "0.01%"], hoverformat: ".3~%" }
                        : { range: [0, 1.01], tickvals: [0, 0.25, 0.5, 0.75, 0.9, 1], tickformat: ".0%", hoverformat: ".2~%" }),
     })];
-  }
-
-  // 1, 2, 5 in every decade that is shown, fewer where decades are many.
-  function logTicks(figure) {
-    const xs = figure.curves.flatMap((c) => c.x).filter((x) => x > 0).concat(figure.limits);
-    const low = Math.min(...xs), high = Math.max(...xs);
-    const decades = Math.log10(high / low);
-    const steps = decades > 4 ? [1] : decades > 2.2 ? [1, 3] : [1, 2, 5];
-    const tickvals = [];
-    for (let d = Math.floor(Math.log10(low)); d <= Math.ceil(Math.log10(high)); d++)
-      for (const s of steps) tickvals.push(s * 10 ** d);
-    const ticktext = tickvals.map((v) => v.toLocaleString("en", { maximumSignificantDigits: 3 }));
-    return { tickvals, ticktext, range: [Math.log10(low) - 0.04, Math.log10(high) + 0.04] };
   }
 
   function time(figure) {

@@ -1,0 +1,203 @@
+"use strict";
+// Cost against latency, with limits that can be moved.
+(() => {
+  const { element, known, number, make } = study;
+  const plot = element("scatter");
+  let metric = "", marks = [[], []], waiting = false, handles = [];
+
+  // Metrics that have a figure: those of the frontiers, and the limits on latencies.
+  function metrics() {
+    const limited = study.plan.limits.map((limit) => limit.metric).filter((name) => /^m?s$/.test(study.metric(name).unit));
+    return [...new Set([...limited.filter((name) => name in study.plan.frontiers), ...Object.keys(study.plan.frontiers), ...limited])];
+  }
+  function tabs() {
+    const names = metrics();
+    if (!names.includes(metric)) metric = names[0] ?? "";
+    element("metrics").replaceChildren(...names.map((name) => {
+      const button = make("button", { type: "button", "aria-pressed": name === metric }, study.metric(name).label);
+      button.addEventListener("click", () => { metric = name; tabs(); draw(); });
+      return button;
+    }));
+  }
+
+  function collect() {
+    marks = [[], []]; // loads, operating points
+    for (const [i, choice] of study.tried()) choice.points.forEach((point, at) => {
+      const x = study.value(point, metric), y = point[1];
+      if (known(x) && known(y) && x > 0) marks[at === choice.at ? 1 : 0].push({ i, at, choice, point, x: x * study.metric(metric).factor, y });
+    });
+  }
+  function hover({ choice, point, at }) {
+    const lines = [`<b>${look.text(choice.name)}</b>`, `${number(point[0])} requests/s${at === choice.at ? ", operating point" : ""}`, `$ ${number(point[1])} a thousand requests`];
+    const shown = new Set([metric, ...study.plan.limits.map((limit) => limit.metric)]);
+    for (const name of shown) lines.push(`${look.text(study.metric(name).label)} ${study.amount(name, study.value(point, name))}`);
+    return lines.join("<br>");
+  }
+  const single = () => element("colour").value === "one";
+  function shade({ i, choice }) {
+    if (single()) return i === +element("one").value ? "--series-0" : "--faint";
+    const setting = choice.settings[+element("colour").value];
+    return setting === undefined || setting < 0 ? "--faint" : `--series-${setting % 8}`;
+  }
+  function paint() {
+    const seen = {}, colour = (name) => (seen[name] ??= look.colour(name));
+    return marks.map((group) => {
+      const held = group.map((mark) => study.holds(mark.point));
+      return { color: group.map((mark, i) => colour(held[i] ? shade(mark) : "--faint")), opacity: held.map((ok) => (ok ? 0.9 : 0.22)) };
+    });
+  }
+  function ring() {
+    const best = study.best(), choice = best && study.plan.choices[best.choice], point = choice?.points?.[best.at];
+    const x = point && study.value(point, metric);
+    return known(x) ? { x: [x * study.metric(metric).factor], y: [point[1]] } : { x: [], y: [] };
+  }
+  function traces() {
+    const [loads, points] = paint(), factor = study.metric(metric).factor;
+    const trades = study.plan.frontiers[metric] ?? [];
+    const ordered = [...trades].filter((t) => known(t[0])).sort((a, b) => a[0] - b[0]);
+    const group = (k, look_, size, line) => ({
+      type: "scatter", mode: "markers", x: marks[k].map((m) => m.x), y: marks[k].map((m) => m.y), text: marks[k].map(hover),
+      hovertemplate: "%{text}<extra></extra>", marker: { size, ...look_, line },
+    });
+    const one = single() ? marks.flat().filter((m) => m.i === +element("one").value).sort((a, b) => a.point[0] - b.point[0]) : [];
+    return [
+      { type: "scatter", mode: "lines", x: ordered.map((t) => t[0] * factor), y: ordered.map((t) => t[1]), hoverinfo: "skip",
+        line: { color: look.colour("--ink"), width: 1.4, shape: "hv" }, opacity: 0.55 },
+      { type: "scatter", mode: "lines", x: one.map((m) => m.x), y: one.map((m) => m.y), hoverinfo: "skip", line: { color: look.colour("--series-0"), width: 2 } },
+      group(0, loads, 6, { width: 0 }),
+      group(1, points, 12, { width: 1.5, color: look.colour("--card") }),
+      { type: "scatter", mode: "markers", ...ring(), hoverinfo: "skip", marker: { symbol: "circle-open", size: 21, color: look.colour("--ink"), line: { width: 2 } } },
+    ];
+  }
+  function draw() {
+    collect();
+    const told = study.metric(metric), all = marks.flat();
+    const asked = study.plan.limits.filter((limit) => limit.metric === metric).map((limit) => limit.bound * told.factor);
+    const xs = [...all.map((m) => m.x), ...asked.flatMap((x) => [x * 0.9, x * 1.12])], ys = all.map((m) => m.y);
+    const unit = { s: "seconds", ms: "milliseconds" }[told.unit] ?? told.unit;
+    const along = study.wide(xs) ? { type: "log", ...look.logTicks(xs) } : { range: span(xs) };
+    const up = study.wide(ys) ? { type: "log", ...look.logTicks(ys) } : { rangemode: "tozero" };
+    Plotly.react(plot, traces(), look.layout({ title: "" }, {
+      title: undefined, hovermode: "closest", margin: { l: 58, r: 18, t: 34, b: 48 }, hoverdistance: 12,
+      xaxis: look.axis({ title: look.label(`${told.label}, ${unit}`), fixedrange: true, ...along }),
+      yaxis: look.axis({ title: look.label("$ a thousand requests"), fixedrange: true, ...up }),
+    }), look.config).then(lines);
+    legend();
+    panel();
+  }
+  const span = (xs) => [0, 1.04 * Math.max(...xs, 0)];
+
+  function legend() {
+    const axis = study.plan.axes[+element("colour").value], used = new Set(marks.flat().map((m) => m.choice.settings[+element("colour").value]));
+    const items = axis && !single() ? axis.values.map((name, i) => [i, name]).filter(([i]) => used.has(i)) : [];
+    const swatch = (style) => make("i", { class: "swatch", style });
+    element("colours").replaceChildren(...items.map(([i, name]) => make("li", {}, swatch(`--c:var(--series-${i % 8})`), name)),
+      make("li", {}, swatch("--c:var(--faint);opacity:.35"), "breaks a limit"), make("li", {}, make("i", { class: "ring" }), "best now"));
+    element("one-label").hidden = !single();
+  }
+
+  // One line a limit on this metric, dragged by its whole height; the inputs do the same by keyboard.
+  function lines() {
+    plot.querySelectorAll(".slo").forEach((line) => line.remove());
+    handles = study.plan.limits.map((limit, i) => (limit.metric === metric ? handle(i) : null));
+    place();
+  }
+  function handle(i) {
+    const line = make("div", { class: "slo", "data-limit": i, "aria-hidden": "true" }, make("span", {}));
+    line.addEventListener("pointerdown", (event) => { line.setPointerCapture(event.pointerId); event.preventDefault(); });
+    line.addEventListener("pointermove", (event) => { if (line.hasPointerCapture(event.pointerId)) move(i, event.clientX); });
+    plot.append(line);
+    return line;
+  }
+  function move(i, clientX) {
+    const axis = plot._fullLayout.xaxis, pixel = clientX - plot.getBoundingClientRect().left - axis._offset;
+    const x = axis.p2d(Math.min(axis._length - 1, Math.max(1, pixel)));
+    study.setBound(i, +(x / study.metric(metric).factor).toPrecision(3));
+  }
+  function place() {
+    const { xaxis, yaxis } = plot._fullLayout;
+    handles.forEach((line, i) => {
+      if (!line) return;
+      const limit = study.plan.limits[i], inside = xaxis.d2p(study.bounds[i] * study.metric(metric).factor);
+      const at = Math.min(xaxis._length, Math.max(0, Number.isFinite(inside) ? inside : 0));
+      Object.assign(line.style, { left: `${xaxis._offset + at}px`, top: `${yaxis._offset}px`, height: `${yaxis._length}px` });
+      line.classList.toggle("leftward", at > xaxis._length * 0.6);
+      line.firstChild.textContent = `${study.sign(limit)} ${study.amount(metric, study.bounds[i])}`;
+    });
+  }
+
+  function panel() {
+    element("limits").replaceChildren(...study.plan.limits.map(row));
+    inputs();
+    now();
+  }
+  // A slider is logarithmic, over what was measured and the bound that was asked for.
+  function ends(limit) {
+    const vs = study.tried().flatMap(([, choice]) => choice.points.map((point) => study.value(point, limit.metric))).filter((v) => known(v) && v > 0);
+    return [0.9 * Math.min(...vs, limit.bound), 1.1 * Math.max(...vs, limit.bound)];
+  }
+  function row(limit, i) {
+    const { label, factor, unit } = study.metric(limit.metric), [low, high] = ends(limit), id = `limit-${i}`;
+    const field = make("input", { type: "number", id, step: "any", min: 0, inputmode: "decimal" });
+    const slider = make("input", { type: "range", min: 0, max: 200, step: 1, "aria-label": `${label}, slider` });
+    field.addEventListener("input", () => { if (field.value !== "" && +field.value >= 0) study.setBound(i, +field.value / factor); });
+    slider.addEventListener("input", () => study.setBound(i, +(low * (high / low) ** (slider.value / 200)).toPrecision(3)));
+    slider.toFraction = (bound) => (bound > 0 ? Math.round((200 * Math.log(bound / low)) / Math.log(high / low)) : 0);
+    return make("div", { class: "limit" }, make("label", { for: id }, `${label} ${study.sign(limit)}`), make("span", {}, field, ` ${unit}`), slider);
+  }
+  function inputs() {
+    element("limits").querySelectorAll(".limit").forEach((box, i) => {
+      const [field, slider] = box.querySelectorAll("input"), bound = study.bounds[i];
+      if (document.activeElement !== field) field.value = +(bound * study.metric(study.plan.limits[i].metric).factor).toPrecision(4);
+      if (document.activeElement !== slider) slider.value = slider.toFraction(bound);
+      slider.setAttribute("aria-valuetext", study.amount(study.plan.limits[i].metric, bound));
+    });
+    element("reset").disabled = study.asked();
+  }
+  function now() {
+    const best = study.best(), { objective, choices } = study.plan, asked = choices[study.plan.best];
+    if (!best) return element("now").replaceChildren(make("p", { class: "worse" }, "No simulated load holds these limits."));
+    const choice = choices[best.choice], point = choice.points?.[best.at];
+    const rows = [make("p", { class: "winner" }, choice.name), make("p", {}, make("b", {}, number(best.value, 4)), ` ${objective.unit}`)];
+    rows.push(asked ? difference(best.value, asked.objective[0]) : make("p", { class: "muted" }, "Nothing held what was asked."));
+    rows.push(make("p", { class: "muted" }, `${choice.gpus.toLocaleString("en")} GPUs, $ ${number(choice.price)} an hour${point && point[0] < 1e299 ? `, ${number(point[0])} requests/s` : ""}`));
+    element("now").replaceChildren(...rows);
+  }
+  function difference(value, from) {
+    if (study.asked()) return make("p", { class: "muted" }, "What was asked.");
+    const change = 100 * (value / from - 1), good = study.plan.objective.higher === change > 0;
+    if (Math.abs(change) < 0.05) return make("p", { class: "muted" }, "As good as the answer.");
+    return make("p", { class: good ? "better" : "worse" }, `${change > 0 ? "+" : "−"}${number(Math.abs(change), 2)} % from the answer`);
+  }
+
+  function moved() {
+    place();
+    inputs();
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      const [loads, points] = paint(), best = ring();
+      Plotly.restyle(plot, { "marker.color": [loads.color, points.color], "marker.opacity": [loads.opacity, points.opacity] }, [2, 3]);
+      Plotly.restyle(plot, { x: [best.x], y: [best.y] }, [4]);
+      now();
+    });
+  }
+  function open() {
+    tabs();
+    const many = study.plan.axes.map((axis, i) => [i, axis.label, axis.values.length]).filter(([, , count]) => count > 1);
+    study.options(element("colour"), [...many, ["one", "one configuration"]], many[0]?.[0] ?? "one");
+    study.options(element("one"), study.tried().map(([i, choice]) => [i, choice.name]), study.tried()[0]?.[0] ?? "");
+  }
+  const pick = (event) => {
+    const mark = marks[event.points[0].curveNumber - 2]?.[event.points[0].pointNumber];
+    if (!mark) return;
+    element("one").value = mark.i;
+    element("colour").value = "one";
+    draw();
+  };
+  element("reset").addEventListener("click", () => study.plan.limits.forEach((limit, i) => study.setBound(i, limit.bound)));
+  for (const id of ["colour", "one"]) element(id).addEventListener("change", draw);
+  study.parts.push({ open, draw: () => { draw(); plot.removeAllListeners?.("plotly_click"); plot.on?.("plotly_click", pick); }, limits: moved });
+  addEventListener("resize", () => setTimeout(place, 200));
+})();

@@ -1,0 +1,169 @@
+"""What the page's script works on: a study as short columns of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lengthwise.report.search._standings import rank_text
+from lengthwise.report.search._words import (
+    Quantity,
+    axis_labels,
+    in_order,
+    metric_name,
+    quantity,
+    scale,
+    setting_text,
+)
+from lengthwise.schema.plan import Choice, Objective, Plan, Point, Study
+
+BEYOND = 1e300
+"""Stands for infinity, which JSON does not know."""
+
+LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
+"""What an objective is proportional to; others are known only where they were measured."""
+
+
+def study_data(study: Study) -> dict[str, Any]:
+    """Everything that the figures draw, five digits a number."""
+    return {"plans": [_plan(plan) for plan in study.plans]}
+
+
+def figure_metrics(plan: Plan) -> list[Quantity]:
+    """All metrics that a point of the plan was measured by."""
+    names = {name for c in plan.choices for p in load_curve(c) for name in p.values}
+    return [quantity(name) for name in in_order(names)]
+
+
+def load_curve(choice: Choice) -> tuple[Point, ...]:
+    """All points of a choice by rate; a lone operating point is one, too."""
+    if choice.at is None or choice.at in choice.points:
+        return choice.points
+    return tuple(sorted((*choice.points, choice.at), key=lambda point: point.rate_rps))
+
+
+def usd_per_thousand(choice: Choice, point: Point) -> float:
+    """What a thousand requests cost at a point's rate; for all at once, at the rate they were served."""
+    rate = point.rate_rps if 0 < point.rate_rps < math.inf else point.value("requests_per_s")
+    return choice.price_per_hour_usd / (3600 * rate) * 1000 if rate > 0 else math.nan
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    metrics, places = figure_metrics(plan), {c.key: i for i, c in enumerate(plan.choices)}
+    labels = axis_labels(plan.axes)
+    values = {key: _axis_values(plan, key) for key in plan.axes}
+    return {
+        "name": plan.name,
+        "objective": _objective(plan.objective),
+        "live": _live(plan),
+        "limits": [{"metric": li.metric, "bound": li.bound, "atLeast": li.at_least} for li in plan.limits],
+        "axes": [{"key": k, "label": labels[k], "values": v} for k, v in values.items()],
+        "metrics": [_metric(plan, metric) for metric in metrics],
+        "choices": [_choice(plan, i, metrics, values) for i in range(len(plan.choices))],
+        "frontiers": {
+            name: [[short(t.latency_s), short(t.cost_usd), places[t.choice], short(t.rate_rps)] for t in trades]
+            for name, trades in plan.frontiers.items()
+        },
+        "shifts": {
+            name: [
+                [short(s.bound), short(s.objective), places.get(s.choice, -1)]
+                for s in plan.shifts
+                if s.metric == name
+            ]
+            for name in dict.fromkeys(s.metric for s in plan.shifts)
+        },
+        "best": 0 if plan.best else -1,
+        "tied": plan.tied,
+    }  # fmt: skip
+
+
+def _objective(objective: Objective) -> dict[str, Any]:
+    return {"label": objective.label, "unit": objective.unit, "higher": objective.higher_is_better}
+
+
+def _live(plan: Plan) -> dict[str, Any]:
+    """How the script values a configuration under other limits, in the unit of the answer.
+
+    By "rate": the largest one that holds, over the price. By "price" and "gpus": those, if the
+    operating point holds. "own": its objective, if the operating point holds.
+    """
+    best, kind = plan.best, LIVE.get(plan.objective.name, "own")
+    if best is None or best.at is None or kind == "own":
+        return {"kind": "own", "factor": 1.0}
+    price = best.price_per_hour_usd
+    unit = {"rate": best.at.rate_rps / price, "price": price, "gpus": best.gpus}[kind]
+    known = unit > 0 and math.isfinite(best.objective.value / unit)
+    return {"kind": kind, "factor": best.objective.value / unit} if known else {"kind": "own", "factor": 1.0}
+
+
+def _axis_values(plan: Plan, key: str) -> list[str]:
+    """The axis' values as texts, and those that only choices have."""
+    told = [*plan.axes[key], *(c.settings[key] for c in plan.choices if key in c.settings)]
+    return list(dict.fromkeys(setting_text(value) for value in told))
+
+
+def _metric(plan: Plan, metric: Quantity) -> dict[str, Any]:
+    values = [p.value(metric.name) for c in plan.choices for p in load_curve(c)]
+    factor, unit = scale(metric, _middle(values))
+    return {
+        "name": metric.name,
+        "label": metric.label,
+        "factor": factor,
+        "unit": unit,
+        "better": metric.better,
+    }
+
+
+def _middle(values: Sequence[float]) -> list[float]:
+    """The upper quartile: a unit that suits most values, not the queue of the most overloaded one."""
+    known = sorted(v for v in values if math.isfinite(v))
+    return [known[len(known) * 3 // 4]] if known else []
+
+
+def _choice(
+    plan: Plan, index: int, metrics: Sequence[Quantity], values: dict[str, list[str]]
+) -> dict[str, Any]:
+    c = plan.choices[index]
+    made: dict[str, Any] = {
+        "name": c.name,
+        "gpus": c.gpus,
+        "price": short(c.price_per_hour_usd),
+        "standing": c.standing.value,
+        "rank": rank_text(plan, index),
+        "settings": [
+            texts.index(setting_text(c.settings[key])) if key in c.settings else -1
+            for key, texts in values.items()
+        ],
+        "objective": [short(c.objective.value), short(c.objective.half_width)],
+        "capacity": [short(c.capacity_rps.value), short(c.capacity_rps.half_width)],
+    }
+    if c.reason:
+        made |= {"reason": c.reason, "region": c.region}
+    curve = load_curve(c)
+    if not curve:
+        return made
+    at = curve.index(c.at) if c.at else -1
+    halves = [
+        short(c.at.values[m.name].half_width) if c.at and m.name in c.at.values else None for m in metrics
+    ]
+    return made | {
+        "binds": metric_name(c.binds),
+        "why": c.why,
+        "at": at,
+        "halves": halves,
+        "points": [_point(c, p, metrics) for p in curve],
+    }
+
+
+def _point(choice: Choice, point: Point, metrics: Iterable[Quantity]) -> list[float | int | None]:
+    """Rate, cost, whether it held, and every metric."""
+    values = (short(point.value(metric.name)) for metric in metrics)
+    return [short(point.rate_rps), short(usd_per_thousand(choice, point)), int(point.held), *values]
+
+
+def short(value: float) -> float | None:
+    """Five digits of a number; null where it is not known."""
+    if math.isnan(value):
+        return None
+    return float(f"{value:.5g}") if math.isfinite(value) else math.copysign(BEYOND, value)
