@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import call
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +17,7 @@ from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.variants import Variant, build
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
+from lengthwise.search.workers import available_cpus, threads
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -60,7 +59,7 @@ def run(
     Args:
         scenario: The scenario, or its file.
         variants: What ``build`` made of it, where the caller has done so already.
-        jobs: Runs at a time; None: one a core.
+        jobs: Runs at a time; None: one a CPU that this process may use.
         progress: Called with the runs done and the runs in all, from this thread.
         every_step: Keep the steps of larger runs than usual, as a timeline needs them.
 
@@ -76,7 +75,7 @@ def run(
         for seed in seeds
         for side in sides
     ]
-    runs = _all(tasks, jobs or os.cpu_count() or 1, progress)
+    runs = _all(tasks, jobs or available_cpus(), progress)
     return [_outcome(side, runs[at :: len(sides)]) for at, side in enumerate(sides)]
 
 
@@ -125,54 +124,9 @@ def _all(tasks: Sequence[Callable[[], T]], jobs: int, progress: Progress) -> lis
     progress(0, len(tasks))
     alone = 0 if engine.ready() else 1
     results: dict[int, T] = {}
-    for batch in (range(alone), range(alone, len(tasks))):
-        for at, result in _threaded(tasks, batch, jobs):
-            results[at] = result
-            progress(len(results), len(tasks))
+    with threads(jobs) as workers:
+        for batch in (range(alone), range(alone, len(tasks))):
+            for at, result in workers.run([tasks[i] for i in batch], call):
+                results[batch[at]] = result
+                progress(len(results), len(tasks))
     return [results[at] for at in range(len(tasks))]
-
-
-def _threaded(tasks: Sequence[Callable[[], T]], which: range, jobs: int) -> Iterator[tuple[int, T]]:
-    """Results as they come. The threads are daemons, so that Ctrl-C need not wait for compiled code."""
-    waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        while (at := waiting.get()) is not None:
-            try:
-                done.put((at, tasks[at](), None))
-            except BaseException as error:  # noqa: BLE001 - raised again where it can be seen
-                done.put((at, None, error))
-
-    threads = min(jobs, len(which))
-    for item in [*which, *[None] * threads]:
-        waiting.put(item)
-    for _ in range(threads):
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        for _ in which:
-            at, result, error = _next(done)
-            if error is not None:
-                raise error
-            yield at, result  # type: ignore[misc]
-    finally:
-        _drain(waiting, threads)
-
-
-def _next(done: queue.SimpleQueue[T]) -> T:
-    """The next item; wakes now and then, for a Ctrl-C that reached another thread does not wake this one."""
-    while True:
-        try:
-            return done.get(timeout=0.2)
-        except queue.Empty:
-            continue
-
-
-def _drain(waiting: queue.SimpleQueue[int | None], threads: int) -> None:
-    """Leaves the threads nothing but their end."""
-    try:
-        while True:
-            waiting.get_nowait()
-    except queue.Empty:
-        for _ in range(threads):
-            waiting.put(None)
