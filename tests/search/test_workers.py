@@ -141,17 +141,7 @@ def test_what_no_pickle_can_hold_is_told(chores):
         with pytest.raises(RuntimeError, match="ValueError: locked"):
             list(crew.run([1], chores.secret))
         with pytest.raises(ModuleNotFoundError, match="nowhere"):
-            list(crew.run([1], Nowhere()))
-
-
-class Nowhere:
-    """Work whose module only the parent has."""
-
-    def __reduce__(self):
-        return __import__, ("nowhere",)
-
-    def __call__(self, task):
-        return task
+            list(crew.run([1], chores.Nowhere()))
 
 
 def test_leaving_ends_tasks_under_way(chores, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ R = TypeVar("R")
 
 _RETRIES = 3  # of a chunk whose node or process was lost; an error of the work itself is not tried again
 _IN_FLIGHT = 2  # chunks a CPU: one under way, one that waits beside it
+_REACH_S = 5.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -58,8 +60,9 @@ def _imported() -> Any:
 def _join(ray: Any, address: str, jobs: int) -> None:
     own = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
     try:
+        _reach(address)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"no Ray cluster answers at {address!r} ({error}): start one with `ray start --head`, "
             "or use 'local'"
@@ -69,6 +72,13 @@ def _join(ray: Any, address: str, jobs: int) -> None:
 def _here() -> tuple[str, str]:
     """What a node has: the version of lengthwise, and of all that decides a result."""
     return version("lengthwise"), code_version()
+
+
+def _reach(address: str) -> None:
+    """Raises OSError where nobody listens: Ray itself tries for a minute, then ends the whole process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
 
 
 def _check_nodes(ray: Any) -> None:
