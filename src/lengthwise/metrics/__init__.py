@@ -1,9 +1,11 @@
 """From records to numbers: latencies, goodput, utilisation, cost, each with its interval."""
 
+from lengthwise.metrics._describe import weighted_quantiles
+from lengthwise.metrics._intervals import over_seeds, t_quantile
 from lengthwise.metrics.columns import frame, request_column, request_columns
 from lengthwise.metrics.combine import combine, difference
 from lengthwise.metrics.estimate import QUANTILES, STATISTICS, Distribution
-from lengthwise.metrics.hardware import SHARES, Cost, Hardware, gpu_power_w, model_flops, moved_bytes
+from lengthwise.metrics.hardware import SHARES, Cost, Hardware, gpu_power_w, hardware_of, model_flops, moved_bytes
 from lengthwise.metrics.slo import Slo
 from lengthwise.metrics.summarize import summarize
 from lengthwise.metrics.summary import Counts, Goodput, Rates, Summary
@@ -26,9 +28,13 @@ __all__ = [
     "difference",
     "frame",
     "gpu_power_w",
+    "hardware_of",
     "model_flops",
     "moved_bytes",
+    "over_seeds",
     "request_column",
     "request_columns",
     "summarize",
+    "t_quantile",
+    "weighted_quantiles",
 ]

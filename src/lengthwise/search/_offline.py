@@ -1,0 +1,72 @@
+"""The makespan of an offline batch: all requests are there at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from lengthwise import engine
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.plan import Choice, Standing
+from lengthwise.search.bounds import ceiling
+from lengthwise.search.curve import point_of
+from lengthwise.search.limits import Promises
+from lengthwise.search.load import Load
+from lengthwise.search.objectives import Question
+from lengthwise.search.points import mean_point
+from lengthwise.search.window import Window
+
+
+def bound(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+    """With the shortest time in which any schedule would be done."""
+    top = ceiling(deployment, load.batch(0, question.requests))
+    return replace(choice, bound=question.requests / top.rate_rps, bound_rps=top.rate_rps)
+
+
+def scout(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+    """One seed."""
+    return _run(choice, deployment, load, question, range(1), Standing.SCOUTED)
+
+
+def rank(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+    """The mean over seeds."""
+    seeds = range(min(question.seeds, load.seeds or question.seeds))
+    return _run(choice, deployment, load, question, seeds, Standing.RANKED)
+
+
+def _run(
+    choice: Choice, deployment: Deployment, load: Load, question: Question, seeds: range, standing: Standing
+) -> Choice:
+    windows = []
+    for seed in seeds:
+        records = engine.simulate(load.batch(seed, question.requests), deployment, seed=seed, keep_steps=0)
+        windows.append(Window(deployment, records, None, -1.0, records.end_s))
+    ends = [{"makespan": window.end_s} for window in windows]
+    makespan = mean_point(ends, question.level)["makespan"]
+    at = point_of(question.requests / makespan.value, windows, Promises(()), question.level)
+    broken = [limit for limit in question.promises.limits if not limit.holds(at.value(limit.metric))]
+    done = replace(
+        choice,
+        standing=Standing.REJECTED if broken else standing,
+        reason=f"{broken[0].metric} is {at.value(broken[0].metric):.3g}" if broken else "",
+        region=f"breaks {broken[0].metric}" if broken else "",
+        objective=makespan if standing is Standing.RANKED else Estimate(makespan.value),
+        at=at,
+        points=(at,),
+        binds="throughput",
+        simulations=choice.simulations + len(windows),
+        requests=choice.requests + len(windows) * question.requests,
+    )
+    served = at.value("served")
+    if np.isfinite(served) and served < 1:
+        reason = f"{1 - served:.1%} of the requests can never fit"
+        done = replace(done, standing=Standing.REJECTED, reason=reason, region="does not serve all requests")
+    return done
+
+
+def shift(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+    """Limits do not change how long a batch takes."""
+    del deployment, load, question
+    return choice

@@ -1,0 +1,134 @@
+"""One configuration is bounded, scouted and measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import DoesNotFitError, InputError, ProfileError
+from lengthwise.schema.plan import Choice, Standing
+from lengthwise.search import _at_capacity, _at_rate, _offline
+from lengthwise.search.load import Load
+from lengthwise.search.objectives import AT_RATE, Question
+from lengthwise.search.space import Settings, settings_key
+
+Build = Callable[[Mapping[str, Any]], Deployment]
+REPLICAS = "deployment.replicas"
+
+_KINDS: dict[str, Any] = {
+    "requests_per_dollar": _at_capacity,
+    "cost_at_rate": _at_rate,
+    "fewest_gpus": _at_rate,
+    "goodput": _at_rate,
+    "energy": _at_capacity,
+    "makespan": _offline,
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of one configuration's evaluation; ``extra`` are the step's own arguments."""
+
+    step: str
+    choice: Choice
+    extra: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What turns settings into evidence, the same in every worker.
+
+    Attributes:
+        build: From settings to a deployment of one replica; raises InputError where they cannot run.
+        load: The requests.
+        question: What is asked.
+    """
+
+    build: Build
+    load: Load
+    question: Question
+
+    def bound(self, settings: Settings) -> Choice:
+        """What closed forms say: PRUNED for now, with a bound, or REJECTED."""
+        blank = Choice(settings_key(settings), "", settings, 0, 0.0, Standing.PRUNED)
+        try:
+            deployment = self._deployment(settings)
+        except InputError as error:
+            return replace(blank, standing=Standing.REJECTED, reason=str(error), region=_region(error))
+        sized = replace(
+            blank, gpus=deployment.parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd
+        )
+        if sized.gpus > self.question.max_gpus or sized.gpus == 0:
+            return self._too_many(sized, deployment)
+        bounded: Choice = self._kind.bound(sized, deployment, self.load, self.question)
+        return bounded
+
+    def scout(self, choice: Choice) -> Choice:
+        """A quick look: SCOUTED, or REJECTED if the limits break at any rate."""
+        found: Choice = self._kind.scout(choice, self._deployment(choice.settings), self.load, self.question)
+        return found
+
+    def rank(self, choice: Choice) -> Choice:
+        """The whole answer: RANKED with its interval and load curve."""
+        found: Choice = self._kind.rank(choice, self._deployment(choice.settings), self.load, self.question)
+        return found
+
+    def shift(self, choice: Choice, metric: str, factor: float) -> Choice:
+        """A rough answer with one limit's bound multiplied; an objective of NaN where it cannot hold."""
+        question = replace(self.question, promises=self.question.promises.with_bound(metric, factor))
+        found: Choice = self._kind.shift(choice, self._deployment(choice.settings), self.load, question)
+        return found
+
+    def __call__(self, task: Task) -> Choice:
+        """Does one step of one configuration's evaluation."""
+        if task.step == "bound":
+            return self.bound(task.choice.settings)
+        step: Callable[..., Choice] = getattr(self, task.step)
+        return step(task.choice, *task.extra)
+
+    @property
+    def _kind(self) -> Any:
+        name = self.question.objective.name
+        return _at_rate if self.question.rate_rps is not None and name == "energy" else _KINDS[name]
+
+    def _deployment(self, settings: Settings) -> Deployment:
+        """With as many replicas as the settings say; of one where the search itself finds their number."""
+        one = self.build({key: value for key, value in settings.items() if key != REPLICAS})
+        wanted = settings.get(REPLICAS, "auto" if self.question.objective.name in AT_RATE else 1)
+        if wanted == "auto":
+            return one
+        count = self.question.max_gpus // one.parallel.gpus if wanted == "fill" else int(wanted)
+        return replace(one, parallel=replace(one.parallel, replicas=count))
+
+    def _too_many(self, choice: Choice, deployment: Deployment) -> Choice:
+        gpus = deployment.parallel.tp * deployment.parallel.pp * max(deployment.parallel.replicas, 1)
+        return replace(
+            choice,
+            gpus=gpus,
+            standing=Standing.REJECTED,
+            reason=f"it takes {gpus} GPUs, and there may be {self.question.max_gpus}",
+            region=f"takes more than {self.question.max_gpus} GPUs",
+        )
+
+
+def finds_replicas(settings: Settings, question: Question) -> bool:
+    """Whether the number of replicas is for the search to find."""
+    return question.objective.name in AT_RATE and settings.get(REPLICAS, "auto") == "auto"
+
+
+def better(a: float, b: float, question: Question) -> bool:
+    """Whether an objective is better than another; NaN is never better."""
+    if math.isnan(a) or math.isnan(b):
+        return not math.isnan(a) and math.isnan(b)
+    return a > b if question.objective.higher_is_better else a < b
+
+
+def _region(error: InputError) -> str:
+    if isinstance(error, DoesNotFitError):
+        return "does not fit in memory"
+    if isinstance(error, ProfileError):
+        return "is not in the profile"
+    return "cannot be built"

@@ -1,0 +1,229 @@
+"""What no schedule can beat: limits of a deployment in closed form, before anything is simulated.
+
+All from the cost tables and the mean of the requests. With W(T) the shortest time in which a stage
+computes a step of T tokens (attention apart), Wc its lower convex hull, m the tokens that a request makes
+the engine compute and a the least attention time that they cost, J steps that complete N requests take at
+least J Wc(m N / J) + N a (Jensen's inequality). With x = N / J requests completed a step, the rate is at
+most x / (Wc(m x) + x a). And x is bounded: a step decodes at most ``max_step_seqs`` sequences, reads at
+most the KV tokens that the cache holds, and where a quantile q of the time between tokens is limited, a
+share q of the tokens comes from steps short enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_axis
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.plan import Limit
+from lengthwise.schema.workload import Workload
+
+SLACK = 1.02
+"""The requests of a run differ a little from the sample whose means are used."""
+
+_GRID = 512
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a mean request asks for.
+
+    Attributes:
+        tokens: Tokens computed: prompt and output less one.
+        decodes: Output tokens that come from decode steps.
+        kv_reads: Cached tokens read over all of them.
+        pairs: (query, key) pairs of the prompt.
+    """
+
+    tokens: float
+    decodes: float
+    kv_reads: float
+    pairs: float
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The largest rate that a deployment could sustain, and steps of its fastest kind.
+
+    Attributes:
+        rate_rps: No schedule of it serves more requests a second.
+        shortest_step_s: A step of one token, through all stages.
+        jct_s: About the time that a mean request spends at full load.
+        impossible: Why limits cannot hold at any rate, by metric; empty if they may.
+    """
+
+    rate_rps: float
+    shortest_step_s: float
+    jct_s: float
+    impossible: dict[str, str]
+
+
+def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
+    """What no schedule of the deployment can beat on such requests under these limits."""
+    limits = tuple(limits)
+    stages = _Stages(deployment)
+    output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
+    fits = requests.prompt_tokens < deployment.max_model_len
+    prompt, output = requests.prompt_tokens[fits], np.maximum(output[fits], 1)
+    through_s = stages.through_s
+    impossible = _impossible(limits, through_s, prompt, output)
+    if not fits.any():
+        return Ceiling(math.inf, float(through_s[1]), 0.0, impossible)
+    needs = _needs(prompt, output)
+    most = _most_per_step(deployment, needs, limits, through_s)
+    rate, per_step = stages.rate(needs, most)
+    tokens = min(int(per_step * needs.tokens) + 1, len(through_s) - 1)
+    jct_s = needs.decodes * float(through_s[tokens])
+    whole = rate * deployment.parallel.replicas * SLACK / float(fits.mean())
+    return Ceiling(whole, float(through_s[1]), jct_s, impossible)
+
+
+def _needs(prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]) -> Needs:
+    p, d = prompt.astype(np.float64), output.astype(np.float64) - 1
+    return Needs(
+        tokens=float((p + d).mean()),
+        decodes=float(d.mean()),
+        kv_reads=float((p * d + d * (d - 1) / 2).mean()),
+        pairs=float((p * p / 2).mean()),
+    )
+
+
+def _most_per_step(deployment: Deployment, needs: Needs, limits: Iterable[Limit], through_s: Floats) -> float:
+    """Requests that complete in a step on average, at most."""
+    held = deployment.kv.num_blocks * deployment.kv.block_size
+    caps = [math.inf, held / needs.kv_reads if needs.kv_reads else math.inf]
+    seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
+    if needs.decodes:
+        caps.append(seqs / needs.decodes)
+        for limit in limits:
+            metric, _, statistic = limit.metric.partition(".")
+            if metric == "tbt" and statistic != "mean" and (through_s[1:] <= limit.bound).any():
+                longest = int(np.flatnonzero(through_s <= limit.bound)[-1])
+                if longest < len(through_s) - 1:
+                    caps.append(longest / (float(statistic[1:]) / 100 * needs.decodes))
+    return min(caps)
+
+
+class _Stages:
+    """The least time of steps by tokens: of each stage, and through all of them."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.cost = cost = deployment.cost
+        layers = np.asarray(cost.stage_layers, dtype=np.float64)
+        each_s = layers[:, None] * (cost.layer_s + cost.comm_s)[None, :]
+        each_s[0] += cost.first_s + _least(cost.host_s)
+        each_s[-1] += _least(cost.head_s)
+        each_s[:-1] += cost.send_s
+        each_s[:, 0] = each_s[:, 1]
+        self.each_s: Floats = np.minimum.accumulate(each_s[:, ::-1], axis=1)[:, ::-1]
+        self.through_s: Floats = self.each_s.sum(axis=0)
+        self.layers = layers
+
+    def rate(self, needs: Needs, most_per_step: float) -> tuple[float, float]:
+        """Requests a second of the slowest stage at best, and requests completed in a step then."""
+        attention_s = _prefill_pair_s(self.cost) * needs.pairs + _decode_token_s(self.cost) * needs.kv_reads
+        different = np.unique(np.column_stack([self.layers, self.each_s]), axis=0)
+        return min(_stage_rate(r[1:], r[0] * attention_s, needs.tokens, most_per_step) for r in different)
+
+
+def _stage_rate(step_s: Floats, attention_s: float, tokens: float, most: float) -> tuple[float, float]:
+    """The largest x / (Wc(tokens x) + x attention) over x up to ``most``, from above, and its x."""
+    hull_tokens, hull_s = _hull(step_s)
+    largest = most if math.isfinite(most) else 1e3 * len(step_s) / tokens
+    x = np.geomspace(largest * 1e-6, largest, _GRID)
+    last = (hull_s[-1] - hull_s[-2]) / (hull_tokens[-1] - hull_tokens[-2])
+    at = x * tokens
+    beyond = np.maximum(at - hull_tokens[-1], 0.0)
+    seconds = np.interp(at, hull_tokens, hull_s) + beyond * last + x * attention_s
+    rates = x[1:] / seconds[:-1]  # from above within a cell: more requests in less time
+    best = int(np.argmax(rates))
+    return float(rates[best]), float(x[best + 1])
+
+
+def _hull(step_s: Floats) -> tuple[Floats, Floats]:
+    """A convex function below seconds (which do not fall) over tokens: the hull of few points below them."""
+    ends = _ends(len(step_s))
+    tokens = ends.astype(np.float64)
+    seconds = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the least of each piece, at its end
+    kept: list[int] = []
+    for i in range(len(ends)):
+        while len(kept) > 1 and _above(tokens, seconds, kept[-2], kept[-1], i):
+            kept.pop()
+        kept.append(i)
+    return tokens[kept], seconds[kept]
+
+
+@lru_cache(maxsize=8)
+def _ends(n: int) -> npt.NDArray[np.int64]:
+    """Last indices of pieces of 0..n-1: single ones at first, then pieces of 1 %."""
+    far = np.geomspace(64, max(n - 1, 65), 420).astype(np.int64)
+    ends = np.unique(np.concatenate([np.arange(min(n, 65)), far]))
+    return np.unique(np.minimum(ends, n - 1))
+
+
+def _above(x: Floats, y: Floats, a: int, b: int, c: int) -> bool:
+    """Whether point b lies on or above the line from a to c."""
+    return bool((y[b] - y[a]) * (x[c] - x[a]) >= (y[c] - y[a]) * (x[b] - x[a]))
+
+
+def _least(by_seqs: Floats) -> float:
+    return float(by_seqs[1:].min())
+
+
+def _prefill_pair_s(cost: CostTables) -> float:
+    """Least seconds of one layer's prefill attention for a (query, key) pair."""
+    table = np.asarray(cost.prefill_s)
+    if cost.rule.kind == MERGED:
+        chunk = np.arange(table.shape[0], dtype=np.float64)
+        context = np.arange(table.shape[1], dtype=np.float64) * cost.rule.step_tokens
+    else:
+        chunk = grid_axis(2**40)[: table.shape[0]].astype(np.float64)
+        context = grid_axis(2**40)[: table.shape[1]].astype(np.float64)
+    pairs = chunk[1:, None] * (context[None, :] + chunk[1:, None] / 2)
+    known = table[1:]
+    return float((known / pairs)[known > 0].min(initial=np.inf)) if (known > 0).any() else 0.0
+
+
+def _decode_token_s(cost: CostTables) -> float:
+    """Least seconds of one layer's decode attention for a cached token that is read."""
+    table = np.asarray(cost.decode_s)
+    if cost.rule.kind == MERGED:
+        seqs = np.arange(table.shape[0], dtype=np.float64)[1:, None]
+        read = seqs * np.arange(table.shape[1], dtype=np.float64)[None, 1:] * cost.rule.step_tokens
+    else:
+        read = grid_axis(2**40)[1 : table.shape[1]].astype(np.float64)[None, :]
+    known = table[1:, 1:]
+    return float((known / read)[known > 0].min(initial=np.inf)) if (known > 0).any() else 0.0
+
+
+def _impossible(
+    limits: Iterable[Limit], through_s: Floats, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
+) -> dict[str, str]:
+    """Limits that even an idle deployment breaks."""
+    shortest = float(through_s[1])
+    token_s = float((through_s[1:] / np.arange(1, len(through_s))).min())
+    ttft_s = np.maximum(prompt * token_s, shortest)
+    alone = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * shortest}
+    alone |= {name: np.full(len(prompt), shortest) for name in ("tbt", "tpot")}
+    found: dict[str, str] = {}
+    for limit in limits:
+        metric, _, statistic = limit.metric.partition(".")
+        if metric not in alone or len(prompt) == 0:
+            continue
+        values = alone[metric]
+        least = (
+            values.mean()
+            if statistic == "mean"
+            else np.quantile(values, float(statistic[1:]) / 100, method="lower")
+        )
+        if least > limit.bound * SLACK:
+            found[limit.metric] = (
+                f"{limit.metric} is at least {least:.3g} s on an idle deployment, and may be {limit.bound:g} s"
+            )
+    return found

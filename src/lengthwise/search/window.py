@@ -1,0 +1,109 @@
+"""What a run tells of the steady state: it stops at the last arrival, and its beginning is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise import engine
+from lengthwise.metrics import request_column
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.records import Records, ReplicaTotals, TokenGaps
+from lengthwise.schema.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
+
+WARMUP_SHARE = 0.2
+"""Of a run's time, left out: the batches fill up from empty."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A run between ``start_s`` and ``end_s``; the run was stopped at the latter, the last arrival.
+
+    ``before`` is the same run stopped at ``start_s`` (equal inputs give equal bytes, so that it is
+    exactly the beginning of the other): sums over the window are differences of the two.
+    """
+
+    deployment: Deployment
+    records: Records
+    before: Records | None
+    start_s: float
+    end_s: float
+
+    def waiting(self, name: str, guard_s: float) -> Floats:
+        """[m] a request column of arrivals in the window, but for the last ``guard_s`` of it; inf: never.
+
+        A request whose value never came (it was rejected, gave up, or was still under way at the end)
+        has waited at least ``guard_s``: it counts as infinite.
+        """
+        r = self.records.requests
+        rows = slice(*np.searchsorted(r.arrival_s, [self.start_s, max(self.start_s, self.end_s - guard_s)]))
+        views = {f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)}
+        values = request_column(type(r)(**views), name)
+        never = np.isnan(values)
+        if name == "tpot_s":
+            never &= r.output_tokens[rows] != 1
+        return np.where(never, math.inf, values)
+
+    def gaps(self) -> TokenGaps:
+        """Times between tokens in the window."""
+        whole = self.records.gaps
+        if self.before is None:
+            return whole
+        first = self.before.gaps
+        return dataclasses.replace(
+            whole,
+            histogram=whole.histogram - first.histogram,
+            total=whole.total - first.total,
+            sum_s=whole.sum_s - first.sum_s,
+        )
+
+    def finished(self) -> Array:
+        """[n] which requests finished in the window."""
+        finished_s = self.records.requests.finished_s
+        inside: Array = (finished_s > self.start_s) & (finished_s <= self.end_s)
+        return inside
+
+    def as_records(self) -> Records:
+        """The window as a run of its own: its sums, the requests that finished in it, its length."""
+        r, inside = self.records.requests, self.finished()
+        return dataclasses.replace(
+            self.records,
+            requests=type(r)(**{f.name: getattr(r, f.name)[inside] for f in dataclasses.fields(r)}),
+            totals=self._totals(),
+            gaps=self.gaps(),
+            end_s=self.end_s - self.start_s,
+        )
+
+    def _totals(self) -> ReplicaTotals:
+        after = self.records.totals
+        if self.before is None:
+            return after
+        first = self.before.totals
+        names = [f.name for f in dataclasses.fields(after)]
+        return ReplicaTotals(**{name: getattr(after, name) - getattr(first, name) for name in names})
+
+
+def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
+    """The steady part of a workload's run on a deployment.
+
+    Args:
+        workload: Requests that arrive one after the other.
+        deployment: What serves them.
+        seed: Of the routers that draw.
+        sums: Whether sums and gaps of the window are wanted, which takes the beginning's run.
+    """
+    end_s = float(workload.arrival_s[-1])
+    start_s = WARMUP_SHARE * end_s
+    before = None
+    if sums:
+        before = engine.simulate(workload, deployment, seed=seed, time_limit_s=start_s, keep_steps=0)
+    records = engine.simulate(workload, deployment, seed=seed, time_limit_s=end_s, keep_steps=0)
+    return Window(deployment, records, before, start_s, end_s)
