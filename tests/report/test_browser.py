@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 
 import pytest
@@ -12,38 +10,6 @@ import pytest
 from lengthwise.report import write_html
 
 pytestmark = pytest.mark.browser
-
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    service = shutil.which("chromedriver")
-    if not (browser and service):
-        message = "chromium and chromedriver are not installed (Debian: chromium, chromium-driver)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options, Service(service))
-    yield made
-    made.quit()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from lengthwise.report._numbers import UNKNOWN, rounded
 from lengthwise.report.search._standings import (
     MONTH_H,
     nearest_misses,
-    question,
     rank_text,
     spent_text,
     standing,
@@ -36,12 +35,20 @@ SWAPS_NOTE = (
 def answers(study: Study) -> str:
     """A card for each plan."""
     title = "The answer" if len(study.plans) == 1 else "The answers"
-    cards = "".join(_card(plan) for plan in study.plans)
+    cards = "".join(_card(plan, study) for plan in study.plans)
     return section(title, f'<div class="answers">{cards}</div>')
 
 
-def _card(plan: Plan) -> str:
-    asked = "".join(f"<li>{escape(part)}</li>" for part in question(plan))
+def shared_facts(study: Study) -> dict[str, str]:
+    """Facts that are the same for all plans."""
+    first, *others = (plan.facts for plan in study.plans)
+    return {key: text for key, text in first.items() if all(facts.get(key) == text for facts in others)}
+
+
+def _card(plan: Plan, study: Study) -> str:
+    shared = shared_facts(study)
+    own = [text for key, text in plan.facts.items() if key not in shared]
+    asked = "".join(f"<li>{escape(str(part))}</li>" for part in (*own, *map(limit_text, plan.limits)))
     body = _nothing(plan) if plan.best is None else _winner(plan, plan.best)
     return (
         f'<article class="card answer"><h3 class="asked">{escape(plan.name)}</h3><ul class="facts">{asked}</ul>'

@@ -25,6 +25,10 @@ LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "
 """What an objective is proportional to; others are known only where they were measured."""
 
 
+PLAIN = {"rate": 3600.0, "price": 1.0, "gpus": 1.0, "own": 1.0}
+"""Factors where there is no answer to read them from."""
+
+
 def study_data(study: Study) -> dict[str, Any]:
     """Everything that the figures draw, five digits a number."""
     return {"plans": [_plan(plan) for plan in study.plans]}
@@ -90,9 +94,9 @@ def _live(plan: Plan) -> dict[str, Any]:
     """
     best, kind = plan.best, LIVE.get(plan.objective.name, "own")
     if best is None or best.at is None or kind == "own":
-        return {"kind": "own", "factor": 1.0}
+        return {"kind": kind, "factor": PLAIN[kind]}
     price = best.price_per_hour_usd
-    unit = {"rate": best.at.rate_rps / price, "price": price, "gpus": best.gpus}[kind]
+    unit = {"rate": best.at.rate_rps / price, "price": price, "gpus": best.gpus}[kind] if price > 0 else 0.0
     known = unit > 0 and math.isfinite(best.objective.value / unit)
     return {"kind": kind, "factor": best.objective.value / unit} if known else {"kind": "own", "factor": 1.0}
 

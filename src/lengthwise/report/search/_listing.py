@@ -58,7 +58,7 @@ def _line(plan: Plan, index: int, choice: Choice, factors: list[float]) -> str:
     numbers = [
         _cell(index, rank_text(plan, index)),
         _cell(choice.gpus, f"{choice.gpus:,}"),
-        _number(Estimate(choice.price_per_hour_usd)),
+        _cell(choice.price_per_hour_usd, f"{choice.price_per_hour_usd:,.2f}"),
         _cell(choice.price_per_hour_usd, f"{choice.price_per_hour_usd * MONTH_H:,.0f}"),
         _number(choice.objective),
         _number(choice.capacity_rps),

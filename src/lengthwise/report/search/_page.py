@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from lengthwise.report._document import document, header, section
-from lengthwise.report.search._answers import answers, swaps
+from lengthwise.report.search._answers import answers, shared_facts, swaps
 from lengthwise.report.search._listing import listing
 from lengthwise.schema.plan import Plan, Study
 
@@ -97,12 +97,12 @@ def page(study: Study, *, styles: str, scripts: Sequence[str], data: str) -> str
 
 
 def _facts(study: Study) -> list[str]:
-    """Facts that all plans share, how many questions there are, and how many candidates."""
-    first, *others = (plan.facts for plan in study.plans)
-    shared = [str(v) for k, v in first.items() if all(facts.get(k) == v for facts in others)]
+    """Facts that all plans share, what was optimised, how many questions and candidates there are."""
+    shared = [str(text) for text in shared_facts(study).values()]
+    objectives = list(dict.fromkeys(plan.objective.label for plan in study.plans))
     candidates = sum(plan.spent.candidates for plan in study.plans)
-    questions = [f"{len(study.plans)} questions"] if others else []
-    return [*shared, *questions, f"{candidates:,} candidates"]
+    questions = [f"{len(study.plans)} questions"] if len(study.plans) > 1 else []
+    return [*shared, *objectives, *questions, f"{candidates:,} candidates"]
 
 
 def _which(plans: Sequence[Plan]) -> str:

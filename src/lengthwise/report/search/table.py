@@ -83,7 +83,7 @@ def _ranking(plan: Plan, top: int) -> Table:
 def _facts(plan: Plan, index: int, choice: Choice, *, capacity: bool) -> list[Text]:
     tied = index < max(plan.tied, 1)
     texts = [Text(rank_text(plan, index)), Text(choice.name, style="bold green" if tied else "")]
-    texts += [Text(f"{choice.gpus:,}"), Text(rounded(choice.price_per_hour_usd, math.nan)[0])]
+    texts += [Text(f"{choice.gpus:,}"), Text(f"{choice.price_per_hour_usd:,.2f}")]
     estimates = [choice.objective, *([choice.capacity_rps] if capacity else [])]
     return texts + [Text(estimate_text(e).replace(" ", "\N{NO-BREAK SPACE}")) for e in estimates]
 

@@ -4,7 +4,9 @@
   const { element, known, make } = study;
   const chosen = () => ["first", "second"].map((id) => study.plan.choices[+element(id).value]);
 
+  const exact = (value) => make("td", {}, value.toLocaleString("en", { minimumFractionDigits: Number.isInteger(value) ? 0 : 2, maximumFractionDigits: 2 }));
   function cell(value, half, factor = 1) {
+    if (half === 0 && known(value)) return exact(value);
     const [text, width] = study.estimate(known(value) ? value * factor : null, known(half) ? half * factor : null);
     return make("td", {}, text, ...(width ? [" ", make("span", { class: "half" }, `± ${width}`)] : []));
   }
@@ -45,7 +47,7 @@
     if (!a || !b) return element("compared").replaceChildren();
     const swatch = (i) => make("i", { class: "swatch", style: `--c:var(--series-${i})` });
     const heads = [a, b].map((choice, i) => make("th", { scope: "col" }, swatch(i), choice.name));
-    const top = make("tr", {}, make("td", {}), ...heads, make("th", { scope: "col" }, "difference"));
+    const top = make("tr", {}, make("td", {}), ...heads, make("th", { scope: "col" }, "change"));
     element("compared").replaceChildren(make("thead", {}, top), make("tbody", {}, ...rows(a, b)));
   }
 

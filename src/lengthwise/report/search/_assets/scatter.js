@@ -2,7 +2,8 @@
 // Cost against latency, with limits that can be moved.
 (() => {
   const { element, known, number, make } = study;
-  const plot = element("scatter");
+  const SYMBOLS = ["circle", "diamond", "square", "triangle-up"]; // beyond eight colours, they come again with another
+  const plot = element("scatter"), UIDS = ["loads", "operating"];
   let metric = "", marks = [[], []], waiting = false, handles = [];
 
   // Metrics that have a figure: those of the frontiers, and the limits on latencies.
@@ -39,34 +40,31 @@
     const setting = choice.settings[+element("colour").value];
     return setting === undefined || setting < 0 ? "--faint" : `--series-${setting % 8}`;
   }
-  function paint() {
-    const seen = {}, colour = (name) => (seen[name] ??= look.colour(name));
-    return marks.map((group) => {
-      const held = group.map((mark) => study.holds(mark.point));
-      return { color: group.map((mark, i) => colour(held[i] ? shade(mark) : "--faint")), opacity: held.map((ok) => (ok ? 0.9 : 0.22)) };
-    });
+  function symbol({ choice }) {
+    const setting = single() ? 0 : choice.settings[+element("colour").value];
+    return SYMBOLS[Math.floor(Math.max(0, setting ?? 0) / 8) % 4];
   }
-  function ring() {
-    const best = study.best(), choice = best && study.plan.choices[best.choice], point = choice?.points?.[best.at];
-    const x = point && study.value(point, metric);
-    return known(x) ? { x: [x * study.metric(metric).factor], y: [point[1]] } : { x: [], y: [] };
+  // By class alone: plotly would draw all marks anew, which takes too long while a limit is dragged.
+  function dim() {
+    marks.forEach((group, k) => plot.querySelectorAll(`.trace${UIDS[k]} path.point`).forEach((path) => {
+      path.classList.toggle("off", !study.holds(group[path.__data__.i].point));
+    }));
   }
   function traces() {
-    const [loads, points] = paint(), factor = study.metric(metric).factor;
+    const factor = study.metric(metric).factor, seen = {}, colour = (name) => (seen[name] ??= look.colour(name));
     const trades = study.plan.frontiers[metric] ?? [];
     const ordered = [...trades].filter((t) => known(t[0])).sort((a, b) => a[0] - b[0]);
-    const group = (k, look_, size, line) => ({
-      type: "scatter", mode: "markers", x: marks[k].map((m) => m.x), y: marks[k].map((m) => m.y), text: marks[k].map(hover),
-      hovertemplate: "%{text}<extra></extra>", marker: { size, ...look_, line },
+    const group = (k, size, line) => ({
+      type: "scatter", mode: "markers", uid: UIDS[k], x: marks[k].map((m) => m.x), y: marks[k].map((m) => m.y), text: marks[k].map(hover),
+      hovertemplate: "%{text}<extra></extra>", marker: { size, color: marks[k].map((mark) => colour(shade(mark))), symbol: marks[k].map(symbol), opacity: 0.9, line },
     });
     const one = single() ? marks.flat().filter((m) => m.i === +element("one").value).sort((a, b) => a.point[0] - b.point[0]) : [];
     return [
       { type: "scatter", mode: "lines", x: ordered.map((t) => t[0] * factor), y: ordered.map((t) => t[1]), hoverinfo: "skip",
         line: { color: look.colour("--ink"), width: 1.4, shape: "hv" }, opacity: 0.55 },
       { type: "scatter", mode: "lines", x: one.map((m) => m.x), y: one.map((m) => m.y), hoverinfo: "skip", line: { color: look.colour("--series-0"), width: 2 } },
-      group(0, loads, 6, { width: 0 }),
-      group(1, points, 12, { width: 1.5, color: look.colour("--card") }),
-      { type: "scatter", mode: "markers", ...ring(), hoverinfo: "skip", marker: { symbol: "circle-open", size: 21, color: look.colour("--ink"), line: { width: 2 } } },
+      group(0, 6, { width: 0 }),
+      group(1, 12, { width: 1.5, color: look.colour("--card") }),
     ];
   }
   function draw() {
@@ -90,8 +88,8 @@
   function legend() {
     const axis = study.plan.axes[+element("colour").value], used = new Set(marks.flat().map((m) => m.choice.settings[+element("colour").value]));
     const items = axis && !single() ? axis.values.map((name, i) => [i, name]).filter(([i]) => used.has(i)) : [];
-    const swatch = (style) => make("i", { class: "swatch", style });
-    element("colours").replaceChildren(...items.map(([i, name]) => make("li", {}, swatch(`--c:var(--series-${i % 8})`), name)),
+    const swatch = (style, i = 0) => make("i", { class: `swatch ${SYMBOLS[Math.floor(i / 8) % 4]}`, style });
+    element("colours").replaceChildren(...items.map(([i, name]) => make("li", {}, swatch(`--c:var(--series-${i % 8})`, i), name)),
       make("li", {}, swatch("--c:var(--faint);opacity:.35"), "breaks a limit"), make("li", {}, make("i", { class: "ring" }), "best now"));
     element("one-label").hidden = !single();
   }
@@ -99,8 +97,12 @@
   // One line a limit on this metric, dragged by its whole height; the inputs do the same by keyboard.
   function lines() {
     plot.querySelectorAll(".slo").forEach((line) => line.remove());
+    plot.querySelector(".ring")?.remove();
+    plot.append(make("i", { class: "ring" }));
     handles = study.plan.limits.map((limit, i) => (limit.metric === metric ? handle(i) : null));
     place();
+    circle();
+    dim();
   }
   function handle(i) {
     const line = make("div", { class: "slo", "data-limit": i, "aria-hidden": "true" }, make("span", {}));
@@ -123,6 +125,15 @@
       Object.assign(line.style, { left: `${xaxis._offset + at}px`, top: `${yaxis._offset}px`, height: `${yaxis._length}px` });
       line.classList.toggle("leftward", at > xaxis._length * 0.6);
       line.firstChild.textContent = `${study.sign(limit)} ${study.amount(metric, study.bounds[i])}`;
+    });
+  }
+
+  function circle() {
+    const best = study.best(), choice = best && study.plan.choices[best.choice], point = choice?.points?.[best.at];
+    const x = point && study.value(point, metric), { xaxis, yaxis } = plot._fullLayout, ring = plot.querySelector(".ring");
+    ring.hidden = !known(x);
+    if (!ring.hidden) Object.assign(ring.style, {
+      left: `${xaxis._offset + xaxis.d2p(x * study.metric(metric).factor)}px`, top: `${yaxis._offset + yaxis.d2p(point[1])}px`,
     });
   }
 
@@ -177,9 +188,8 @@
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
-      const [loads, points] = paint(), best = ring();
-      Plotly.restyle(plot, { "marker.color": [loads.color, points.color], "marker.opacity": [loads.opacity, points.opacity] }, [2, 3]);
-      Plotly.restyle(plot, { x: [best.x], y: [best.y] }, [4]);
+      dim();
+      circle();
       now();
     });
   }
@@ -199,5 +209,5 @@
   element("reset").addEventListener("click", () => study.plan.limits.forEach((limit, i) => study.setBound(i, limit.bound)));
   for (const id of ["colour", "one"]) element(id).addEventListener("change", draw);
   study.parts.push({ open, draw: () => { draw(); plot.removeAllListeners?.("plotly_click"); plot.on?.("plotly_click", pick); }, limits: moved });
-  addEventListener("resize", () => setTimeout(place, 200));
+  addEventListener("resize", () => setTimeout(() => { place(); circle(); }, 200));
 })();

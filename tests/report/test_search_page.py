@@ -1,0 +1,165 @@
+"""The page of a search as text, and the numbers that its figures draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import sys
+
+import pytest
+
+from lengthwise.report import write_search_html
+from lengthwise.report.search._data import BEYOND, load_curve, short, study_data, usd_per_thousand
+from lengthwise.schema.errors import MissingExtraError
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.plan import Objective, Standing, Study
+
+
+@pytest.fixture(scope="module")
+def page(studies, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("page") / "study.html"
+    write_search_html(path, studies.study())
+    return path.read_text()
+
+
+def without_plotly(page: str) -> str:
+    return re.sub(r"<script>/\*\*\n\* plotly\.js.*?</script>", "", page, flags=re.DOTALL)
+
+
+def drawn(page: str) -> dict:
+    return json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_same_study_gives_the_same_bytes(studies, page, tmp_path) -> None:
+    write_search_html(tmp_path / "again.html", studies.study())
+    assert (tmp_path / "again.html").read_text() == page
+
+
+def test_the_page_is_whole_and_fetches_nothing(page) -> None:
+    assert page.count("plotly.js v") == 1
+    ours = without_plotly(page)
+    assert len(ours) < 2e5
+    assert not re.search(r"https?://", ours)
+    assert not re.search(r"<(link|script|img|iframe)[^>]*(src|href)=\"(?!data:)", ours)
+    assert "default-src 'none'" in ours
+
+
+def test_what_users_wrote_is_escaped(page) -> None:
+    ours = without_plotly(page)
+    assert "<b>&</b>" not in ours
+    assert "<i>&</i>" not in ours
+    assert "h100-sxm &lt;b&gt;&amp;&lt;/b&gt;" in ours
+    assert "TTFT p90 &lt;at&gt; a higher load" in ours
+
+
+def test_the_answer_its_price_and_its_rivals_are_on_the_page(studies, page) -> None:
+    best = studies.study().plans[0].best
+    card = re.search(r'<article class="card answer">.*?</article>', page, re.DOTALL)[0]
+    assert f"<b>{best.objective.value:,.0f}</b>" in card
+    assert f"{best.price_per_hour_usd * 730:,.0f}" in card
+    assert "Tied with it, within the intervals" in card
+    assert card.count('class="bar') == 6
+    assert "16 candidates: 10 simulated, 2 pruned" in card
+    assert "1.31 \N{MULTIPLICATION SIGN}" in page
+    assert "does not hold" in page
+
+
+def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
+    plan = studies.study().plans[0]
+    box = page[page.index('data-plan="0"') : page.index('data-plan="1"')]
+    ran = [c for c in plan.choices if c.standing in (Standing.RANKED, Standing.SCOUTED)]
+    body = ["", *re.findall(r"<tbody>(.*?)</tbody>", box)]
+    assert body[1].count("<tr") == len(ran)
+    assert body[2].count("<tr") == len(plan.regions)
+    assert body[3].count("<tr") == len(plan.choices) - len(ran)
+    assert "bound: 900 req/$" in box
+    assert "the weights need 61.2 GB" in box
+
+
+def test_points_are_rate_cost_held_and_metrics(studies, page) -> None:
+    plan, told = studies.study().plans[0], drawn(page)["plans"][0]
+    names = [metric["name"] for metric in told["metrics"]]
+    assert names[:3] == ["ttft.p90", "tbt.p99", "jct.mean"]
+    for choice, made in zip(plan.choices, told["choices"], strict=True):
+        assert len(made.get("points", [])) == len(choice.points)
+        for point, row in zip(choice.points, made.get("points", []), strict=True):
+            cost = choice.price_per_hour_usd / (3600 * point.rate_rps) * 1000
+            assert row[:3] == pytest.approx([point.rate_rps, cost, int(point.held)], rel=1e-4)
+            assert row[3 + names.index("ttft.p90")] == pytest.approx(point.value("ttft.p90"), rel=1e-4)
+            assert row[3 + names.index("kv_utilization")] is None
+        if choice.at:
+            assert made["points"][made["at"]][0] == pytest.approx(choice.at.rate_rps, rel=1e-4)
+
+
+def test_frontiers_and_shifts_point_at_their_choices(studies, page) -> None:
+    plan, told = studies.study().plans[0], drawn(page)["plans"][0]
+    trade, row = plan.frontiers["tbt.p99"][0], told["frontiers"]["tbt.p99"][0]
+    assert row[:2] == pytest.approx([trade.latency_s, trade.cost_usd], rel=1e-4)
+    assert told["choices"][row[2]]["name"] == trade.choice
+    shifts = told["shifts"]["tbt.p99"]
+    assert [s[0] for s in shifts] == sorted(s[0] for s in shifts)
+    assert shifts[0][1:] == [None, -1]
+
+
+def test_five_hundred_choices_stay_small(studies, tmp_path) -> None:
+    one = studies.study(plans=1).plans[0]
+    ran = [c for c in one.choices if c.points]
+    many = [dataclasses.replace(ran[i % len(ran)], key=str(i), name=f"choice {i}") for i in range(500)]
+    plan = dataclasses.replace(one, choices=tuple(many), frontiers={}, shifts=())
+    write_search_html(tmp_path / "many.html", Study("many", (plan,)))
+    page = (tmp_path / "many.html").read_text()
+    assert sum(len(c["points"]) for c in drawn(page)["plans"][0]["choices"]) == 4000
+    assert len(without_plotly(page)) < 1.5e6
+    assert "If a limit were another" not in page
+
+
+def test_nothing_holds_is_said_and_limits_can_still_be_moved(studies, tmp_path) -> None:
+    write_search_html(tmp_path / "hard.html", Study("x", (studies.plan("hard", (0.1, 0.01)),)))
+    page = (tmp_path / "hard.html").read_text()
+    assert "Nothing that was tried holds the limits." in page
+    assert "Nearest misses" in page
+    told = drawn(page)["plans"][0]
+    assert told["best"] == -1
+    assert told["live"] == {"kind": "rate", "factor": 3600.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "unit"),
+    [
+        ("requests_per_dollar", "rate", lambda c: c.at.rate_rps / c.price_per_hour_usd),
+        ("cost_at_rate", "price", lambda c: c.price_per_hour_usd),
+        ("fewest_gpus", "gpus", lambda c: c.gpus),
+        ("goodput", "own", lambda c: c.objective.value),
+    ],
+)
+def test_objectives_under_other_limits_have_the_unit_of_the_answer(studies, name, kind, unit) -> None:
+    plan = studies.study(plans=1).plans[0]
+    made = dataclasses.replace(plan, objective=Objective(name, name, "", higher_is_better=True))
+    live = study_data(Study("x", (made,)))["plans"][0]["live"]
+    assert live["kind"] == kind
+    assert live["factor"] * unit(plan.best) == pytest.approx(plan.best.objective.value)
+
+
+def test_numbers_that_json_does_not_know() -> None:
+    assert short(math.nan) is None
+    assert short(math.inf) == BEYOND
+    assert short(0.123456789) == 0.12346
+
+
+def test_all_at_once_costs_what_was_served(studies) -> None:
+    choice = studies.study(plans=1).plans[0].choices[0]
+    served = {"requests_per_s": Estimate(2.0)}
+    point = dataclasses.replace(choice.points[0], rate_rps=math.inf, values=served)
+    assert usd_per_thousand(choice, point) == pytest.approx(choice.price_per_hour_usd / 7.2)
+    empty = dataclasses.replace(point, values={})
+    assert math.isnan(usd_per_thousand(choice, empty))
+    assert load_curve(dataclasses.replace(choice, at=point))[-1] is point
+
+
+def test_without_plotly_it_says_what_to_install(studies, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(MissingExtraError, match=r"lengthwise\[report\]"):
+        write_search_html(tmp_path / "a.html", studies.study())
+    assert list(tmp_path.iterdir()) == []
