@@ -19,7 +19,7 @@ from lengthwise.schema.errors import InputError, MissingExtraError
 Settings = dict[str, Any]
 Axes = dict[str, tuple[Any, ...]]
 
-_AGAIN = 10  # draws before what was proposed already gives way to something unseen
+_AGAIN = 4  # draws before what was proposed already gives way to something unseen
 _ALTERNATIVE = "alternative"
 
 
