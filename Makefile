@@ -5,7 +5,7 @@ UV_VERSION := 0.13.8
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 
-.PHONY: help setup demo test test-slow test-nojit coverage bench docs check lint types imports format lock clean
+.PHONY: help setup demo test test-slow test-nojit engine test-engine coverage bench docs check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,9 +24,9 @@ setup: .venv/.ready ## make .venv from the lock file
 demo: setup ## which scheduler keeps the promises? a table and demo-report.html
 	@$(BIN)/lengthwise simulate examples/chat-70b.toml --report demo-report.html
 
-test: setup ## all tests but the slow ones, compiled
+test: setup ## all tests but the slow ones and those of real engines, compiled
 	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not engine" $(ARGS)
 
 test-slow: setup ## those that compile kernels of their own: index checks, the cache stamp
 	$(BIN)/pytest -m slow $(ARGS)
@@ -34,8 +34,14 @@ test-slow: setup ## those that compile kernels of their own: index checks, the c
 test-nojit: setup ## laws, oracles and policies without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest tests/laws tests/policy tests/golden $(ARGS)
 
+engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
+	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm
+
+test-engine: setup engine ## those that run a real vLLM
+	$(BIN)/pytest -m engine tests/backend $(ARGS)
+
 coverage: setup ## coverage, the kernel's lines too
-	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow" $(ARGS)
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow and not engine" $(ARGS)
 	$(BIN)/coverage report
 
 bench: setup ## all benchmarks (ARGS=--quick, --json)
@@ -64,4 +70,4 @@ lock: setup ## renew uv.lock after a change of dependencies
 	$(BIN)/uv lock
 
 clean: ## remove .venv and everything made
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo-report.html
+	rm -rf .venv .engines .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo-report.html

