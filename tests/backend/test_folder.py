@@ -93,6 +93,18 @@ def test_another_checkpoint_may_be_given_from_outside(tmp_path):
     assert words[words.index("--port") + 1] == "8000"
 
 
+def test_a_deployment_on_cpus_gets_the_cpu_command_and_its_variable(tmp_path):
+    cpus = deploy("llama-3.2-1b", "CPU-EPYC-9654", limits=EngineLimits(max_model_len=2048), num_blocks=1024)
+    made = write_launch(
+        tmp_path / "one", cpus, name="cpu", scenario_text="", workload=WORKLOAD, rate_rps=4.0, claim="Slow."
+    )
+    assert "kubernetes.yaml" not in {p.name for p in made}
+    text = (tmp_path / "one" / "vllm.sh").read_text()
+    space = vllm_launch(cpus, device="cpu").environment["VLLM_CPU_KVCACHE_SPACE"]
+    assert f"VLLM_CPU_KVCACHE_SPACE={space}\nexport VLLM_CPU_KVCACHE_SPACE\n" in text
+    assert "--dtype float32" in text
+
+
 def test_an_unknown_checkpoint_must_be_given_to_the_script(tmp_path):
     _, made = write(tmp_path / "one", model="gpt3-39b", replicas=1, limits=EngineLimits())
     assert "kubernetes.yaml" not in {p.name for p in made}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from lengthwise.backend._differences import router_policy
-from lengthwise.backend._shell import comment, default_model, invocation, script
+from lengthwise.backend._shell import comment, default_model, exports, invocation, script
 from lengthwise.backend.launch import Launch, fits_node, replica_gpus, visible_gpus
 from lengthwise.schema.deployment import Deployment
 
@@ -29,7 +29,8 @@ def server_script(title: str, launch: Launch, model: str, deployment: Deployment
     """
     replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
     command = invocation(launch.command, replaced, "  ")
-    head = default_model(model) + "HOST=${HOST:-127.0.0.1}\n"
+    kept = {name: value for name, value in launch.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    head = default_model(model) + "HOST=${HOST:-127.0.0.1}\n" + exports(kept)
     serve = f"serve() {{\n  CUDA_VISIBLE_DEVICES=$1\n  export CUDA_VISIBLE_DEVICES\n  exec {command}\n}}\n"
     return script(title, launch, f"{head}\n# serve GPUS PORT\n{serve}\n{_start(deployment)}")
 
@@ -94,6 +95,5 @@ def load_test_script(launch: Launch, model: str) -> str:
     title = "The simulated requests against the real server: latencies and throughput, kept in measured.json."
     replaced = {"--model": '"$MODEL"', "--base-url": '"$ENDPOINT"'}
     head = default_model(model) + f"ENDPOINT=${{ENDPOINT:-http://127.0.0.1:{PORT}}}\n"
-    kept = "".join(f"{name}={value}\nexport {name}\n" for name, value in sorted(launch.environment.items()))
-    body = f'cd "$(dirname "$0")"\n{head}{kept}\nexec {invocation(launch.command, replaced)}\n'
+    body = f'cd "$(dirname "$0")"\n{head}{exports(launch.environment)}\nexec {invocation(launch.command, replaced)}\n'
     return script(title, launch, body)

@@ -34,6 +34,13 @@ def default_model(model: str) -> str:
     return f"MODEL=${{MODEL:-{shlex.quote(model)}}}\n"
 
 
+def exports(environment: Mapping[str, str]) -> str:
+    """Lines that set and export variables, by name."""
+    return "".join(
+        f"{name}={shlex.quote(value)}\nexport {name}\n" for name, value in sorted(environment.items())
+    )
+
+
 def invocation(command: tuple[str, ...], replaced: Mapping[str, str], indent: str = "") -> str:
     """The command, quoted, one line a flag.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from lengthwise.backend._readme import readme
 from lengthwise.backend._scripts import first_port, load_test_script, router_script, server_script
@@ -72,15 +73,18 @@ def _texts(
 
 
 def _servers(deployment: Deployment, name: str) -> dict[str, str]:
-    port = first_port(deployment)
-    made = {
-        "vllm.sh": ("vLLM", vllm_launch(deployment, port=port)),
-        "sglang.sh": ("SGLang", sglang_launch(deployment, port=port)),
+    asked: Any = {
+        "port": first_port(deployment),
+        "device": "cpu" if deployment.gpu.name.startswith("CPU") else "cuda",
+    }
+    launches = {
+        "vllm.sh": ("vLLM", vllm_launch(deployment, **asked)),
+        "sglang.sh": ("SGLang", sglang_launch(deployment, **asked)),
     }
     title = f"{name}: {deployment.name}, tp {deployment.parallel.tp}, pp {deployment.parallel.pp}, with"
     return {
         file: server_script(f"{title} {engine}.", launch, _model(launch.command), deployment)
-        for file, (engine, launch) in made.items()
+        for file, (engine, launch) in launches.items()
     }
 
 
