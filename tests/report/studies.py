@@ -141,7 +141,7 @@ def thousand(c: Choice, p: Point) -> float:
 
 
 def frontier(choices: list[Choice], metric: str) -> tuple[Trade, ...]:
-    trades = [Trade(c.key, p.rate_rps, thousand(c, p), p.value(metric)) for c in choices for p in c.points]
+    trades = [Trade(c.name, p.rate_rps, thousand(c, p), p.value(metric)) for c in choices for p in c.points]
     kept: list[Trade] = []
     for trade in sorted(trades, key=lambda t: (t.cost_usd, t.latency_s)):
         if not kept or trade.latency_s < kept[-1].latency_s:

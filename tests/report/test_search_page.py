@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from lengthwise.report import write_search_html
-from lengthwise.report.search._data import BEYOND, load_curve, short, study_data, usd_per_thousand
+from lengthwise.report.search._data import BEYOND, load_curve, short, usd_per_thousand
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Objective, Standing, Study
+from lengthwise.schema.plan import Standing, Study
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,8 @@ def test_points_are_rate_cost_held_and_metrics(studies, page) -> None:
     plan, told = studies.study().plans[0], drawn(page)["plans"][0]
     names = [metric["name"] for metric in told["metrics"]]
     assert names[:3] == ["ttft.p90", "tbt.p99", "jct.mean"]
-    for choice, made in zip(plan.choices, told["choices"], strict=True):
+    ran = [choice for choice in plan.choices if choice.points]
+    for choice, made in zip(ran, told["choices"], strict=True):
         assert len(made.get("points", [])) == len(choice.points)
         for point, row in zip(choice.points, made.get("points", []), strict=True):
             cost = choice.price_per_hour_usd / (3600 * point.rate_rps) * 1000
@@ -122,24 +123,18 @@ def test_nothing_holds_is_said_and_limits_can_still_be_moved(studies, tmp_path) 
     assert "Nearest misses" in page
     told = drawn(page)["plans"][0]
     assert told["best"] == -1
-    assert told["live"] == {"kind": "rate", "factor": 3600.0}
+    assert told["live"] == "rate"
+    assert "What stood in the way" in page
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "unit"),
-    [
-        ("requests_per_dollar", "rate", lambda c: c.at.rate_rps / c.price_per_hour_usd),
-        ("cost_at_rate", "price", lambda c: c.price_per_hour_usd),
-        ("fewest_gpus", "gpus", lambda c: c.gpus),
-        ("goodput", "own", lambda c: c.objective.value),
-    ],
-)
-def test_objectives_under_other_limits_have_the_unit_of_the_answer(studies, name, kind, unit) -> None:
-    plan = studies.study(plans=1).plans[0]
-    made = dataclasses.replace(plan, objective=Objective(name, name, "", higher_is_better=True))
-    live = study_data(Study("x", (made,)))["plans"][0]["live"]
-    assert live["kind"] == kind
-    assert live["factor"] * unit(plan.best) == pytest.approx(plan.best.objective.value)
+def test_those_without_numbers_are_told_by_reason_and_settings(studies, page) -> None:
+    plan, told = studies.study().plans[0], drawn(page)["plans"][0]
+    out = [c for c in plan.choices if not c.points]
+    assert len(told["left"]) == len(out)
+    for choice, (reason, *settings) in zip(out, told["left"], strict=True):
+        assert told["reasons"][reason] == [choice.region, choice.reason]
+        values = [axis["values"][i] for axis, i in zip(told["axes"], settings, strict=True)]
+        assert values == [str(v) for v in choice.settings.values()]
 
 
 def test_numbers_that_json_does_not_know() -> None:

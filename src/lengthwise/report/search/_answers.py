@@ -13,16 +13,15 @@ from lengthwise.report.search._standings import (
     nearest_misses,
     rank_text,
     spent_text,
-    standing,
     tied_with_best,
 )
-from lengthwise.report.search._words import amount, estimate_text, limit_text, metric_name, quantity
-from lengthwise.schema.plan import Choice, Plan, Standing, Study
+from lengthwise.report.search._words import amount, estimate_text, limit_text, metric_name, quantity, sentence
+from lengthwise.schema.plan import Choice, Plan, Study
 
 BARS = 6
 """So many of the ranking are drawn beside the answer."""
 NAMED = 4
-"""So many tied configurations are named."""
+"""So many tied configurations and reasons are named."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
 
@@ -63,7 +62,7 @@ def _winner(plan: Plan, best: Choice) -> str:
     return (
         f'<div class="split"><div><p class="winner">{escape(best.name)}</p>'
         f'<p class="objective"><b>{value}</b>{half} <span class="unit">{escape(plan.objective.unit)}</span></p>'
-        f'<p class="muted">{escape(plan.objective.label)}</p>{_key_facts(best)}{_tied(plan)}</div>'
+        f'<p class="muted">{escape(sentence(plan.objective.label))}</p>{_key_facts(best)}{_tied(plan)}</div>'
         f'<div class="ranking">{_bars(plan)}</div></div>'
         f'<div class="why"><h4>Why</h4>{why}{_binding(best)}</div>'
     )
@@ -103,7 +102,7 @@ def _bars(plan: Plan) -> str:
     top = max((_high(c) for _, c in shown), default=1.0)
     hint = "higher is better" if plan.objective.higher_is_better else "lower is better"
     lines = "".join(_bar(rank_text(plan, i), c, top, leads=i < max(plan.tied, 1)) for i, c in shown)
-    return f'<p class="hint">{escape(plan.objective.label)}, {hint}</p><ul>{lines}</ul>'
+    return f'<p class="hint">{escape(sentence(plan.objective.label))}, {hint}</p><ul>{lines}</ul>'
 
 
 def _high(choice: Choice) -> float:
@@ -135,12 +134,12 @@ def _nothing(plan: Plan) -> str:
             f"<li><b>{escape(miss.choice.name)}</b>: {escape(seen.label)} {reached} at "
             f"{miss.point.rate_rps:.3g} requests/s, {off} ({escape(limit_text(miss.limit))})</li>"
         )
-    nearest = f'<h4>Nearest misses</h4><ul class="misses">{"".join(misses)}</ul>' if misses else ""
-    left = len(standing(plan, Standing.REJECTED, Standing.PRUNED))
-    return (
-        '<p class="winner none">Nothing that was tried holds the limits.</p>'
-        f'<p class="muted">{left:,} configurations were rejected or pruned; the reasons are listed below.</p>'
-        f"{nearest}"
+    regions = sorted(plan.regions, key=lambda region: -region.count)[:NAMED]
+    reasons = [f"<li><b>{r.count:,}</b> {escape(r.name)}: {escape(r.example)}</li>" for r in regions]
+    return '<p class="winner none">Nothing that was tried holds the limits.</p>' + "".join(
+        f'<h4>{title}</h4><ul class="misses">{"".join(items)}</ul>'
+        for title, items in (("Nearest misses", misses), ("What stood in the way", reasons))
+        if items
     )
 
 

@@ -16,17 +16,15 @@ from lengthwise.report.search._words import (
     scale,
     setting_text,
 )
-from lengthwise.schema.plan import Choice, Objective, Plan, Point, Study
+from lengthwise.schema.plan import Choice, Objective, Plan, Point, Standing, Study
+
+KNOWN = (Standing.RANKED, Standing.SCOUTED)
 
 BEYOND = 1e300
 """Stands for infinity, which JSON does not know."""
 
 LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
-"""What an objective is proportional to; others are known only where they were measured."""
-
-
-PLAIN = {"rate": 3600.0, "price": 1.0, "gpus": 1.0, "own": 1.0}
-"""Factors where there is no answer to read them from."""
+"""What an objective follows from at any load; others are known only where they were measured."""
 
 
 def study_data(study: Study) -> dict[str, Any]:
@@ -54,51 +52,65 @@ def usd_per_thousand(choice: Choice, point: Point) -> float:
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
-    metrics, places = figure_metrics(plan), {c.key: i for i, c in enumerate(plan.choices)}
+    metrics, shown = figure_metrics(plan), _shown(plan)
     labels = axis_labels(plan.axes)
     values = {key: _axis_values(plan, key) for key in plan.axes}
+    reasons, left = _left_out(plan, values)
     return {
         "name": plan.name,
         "objective": _objective(plan.objective),
-        "live": _live(plan),
+        "live": LIVE.get(plan.objective.name, "own"),
         "limits": [{"metric": li.metric, "bound": li.bound, "atLeast": li.at_least} for li in plan.limits],
         "axes": [{"key": k, "label": labels[k], "values": v} for k, v in values.items()],
         "metrics": [_metric(plan, metric) for metric in metrics],
-        "choices": [_choice(plan, i, metrics, values) for i in range(len(plan.choices))],
-        "frontiers": {
-            name: [[short(t.latency_s), short(t.cost_usd), places[t.choice], short(t.rate_rps)] for t in trades]
-            for name, trades in plan.frontiers.items()
-        },
-        "shifts": {
-            name: [
-                [short(s.bound), short(s.objective), places.get(s.choice, -1)]
-                for s in plan.shifts
-                if s.metric == name
-            ]
-            for name in dict.fromkeys(s.metric for s in plan.shifts)
-        },
+        "choices": [_choice(plan, i, metrics, values) for i in shown],
+        "reasons": reasons,
+        "left": left,
+        **_lines(plan, [plan.choices[i] for i in shown]),
         "best": 0 if plan.best else -1,
-        "tied": plan.tied,
-    }  # fmt: skip
+    }
+
+
+def _shown(plan: Plan) -> list[int]:
+    """Places of the choices that there is a number of; the others may be very many."""
+    return [i for i, c in enumerate(plan.choices) if c.at or c.points or c.standing in KNOWN]
+
+
+def _left_out(plan: Plan, values: dict[str, list[str]]) -> tuple[list[list[str]], list[list[int]]]:
+    """Reasons, and for every other choice the place of its reason and its settings."""
+    shown, reasons = set(_shown(plan)), dict[tuple[str, str], int]()
+    left = []
+    for choice in (c for i, c in enumerate(plan.choices) if i not in shown):
+        reason = (choice.region or choice.reason, choice.reason)
+        left.append([reasons.setdefault(reason, len(reasons)), *_settings(choice, values)])
+    return [list(reason) for reason in reasons], left
+
+
+def _settings(choice: Choice, values: dict[str, list[str]]) -> list[int]:
+    """For each axis the place of the choice's value; -1 where it has none."""
+    return [
+        texts.index(setting_text(choice.settings[key])) if key in choice.settings else -1
+        for key, texts in values.items()
+    ]
+
+
+def _lines(plan: Plan, shown: Sequence[Choice]) -> dict[str, Any]:
+    """Frontiers and shifts; they name a choice by its key or, as tables do, by its name."""
+    places = {c.name: i for i, c in enumerate(shown)} | {c.key: i for i, c in enumerate(shown)}
+    frontiers = {
+        name: [
+            [short(t.latency_s), short(t.cost_usd), places.get(t.choice, -1), short(t.rate_rps)] for t in ts
+        ]
+        for name, ts in plan.frontiers.items()
+    }
+    shifts: dict[str, list[Any]] = {shift.metric: [] for shift in plan.shifts}
+    for s in plan.shifts:
+        shifts[s.metric].append([short(s.bound), short(s.objective), places.get(s.choice, -1)])
+    return {"frontiers": frontiers, "shifts": shifts}
 
 
 def _objective(objective: Objective) -> dict[str, Any]:
     return {"label": objective.label, "unit": objective.unit, "higher": objective.higher_is_better}
-
-
-def _live(plan: Plan) -> dict[str, Any]:
-    """How the script values a configuration under other limits, in the unit of the answer.
-
-    By "rate": the largest one that holds, over the price. By "price" and "gpus": those, if the
-    operating point holds. "own": its objective, if the operating point holds.
-    """
-    best, kind = plan.best, LIVE.get(plan.objective.name, "own")
-    if best is None or best.at is None or kind == "own":
-        return {"kind": kind, "factor": PLAIN[kind]}
-    price = best.price_per_hour_usd
-    unit = {"rate": best.at.rate_rps / price, "price": price, "gpus": best.gpus}[kind] if price > 0 else 0.0
-    known = unit > 0 and math.isfinite(best.objective.value / unit)
-    return {"kind": kind, "factor": best.objective.value / unit} if known else {"kind": "own", "factor": 1.0}
 
 
 def _axis_values(plan: Plan, key: str) -> list[str]:
@@ -135,15 +147,10 @@ def _choice(
         "price": short(c.price_per_hour_usd),
         "standing": c.standing.value,
         "rank": rank_text(plan, index),
-        "settings": [
-            texts.index(setting_text(c.settings[key])) if key in c.settings else -1
-            for key, texts in values.items()
-        ],
+        "settings": _settings(c, values),
         "objective": [short(c.objective.value), short(c.objective.half_width)],
         "capacity": [short(c.capacity_rps.value), short(c.capacity_rps.half_width)],
     }
-    if c.reason:
-        made |= {"reason": c.reason, "region": c.region}
     curve = load_curve(c)
     if not curve:
         return made

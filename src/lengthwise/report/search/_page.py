@@ -12,11 +12,13 @@ from lengthwise.schema.plan import Plan, Study
 
 SCATTER_NOTE = (
     "One mark for each load that was simulated; the large ones are operating points. The line is the "
-    "frontier: nothing is both cheaper and faster. Drag a limit, or change it beside the figure."
+    "frontier: nothing that keeps the other limits is both cheaper and faster. Drag a limit, or change it "
+    "beside the figure."
 )
 MEASURED_NOTE = (
-    "Nothing is interpolated: under another limit the best is the best among the loads that were "
-    "simulated. A search with that limit may find a better one between them."
+    "Nothing is interpolated: under other limits the best is the best among the simulated loads, and a search "
+    "with those limits may find a better one. Few loads lie above what the limits allow, so loosened limits "
+    "show little here."
 )
 COMPARE_NOTE = (
     "At their operating points. Coloured where the intervals do not overlap: the second one better or worse."
@@ -25,7 +27,8 @@ HEAT_NOTE = (
     "The best objective over all other axes. A cell tells which configuration it is, or why there is none."
 )
 SHIFTS_NOTE = (
-    "The best objective among the loads that were simulated, if one limit were another and the others stayed."
+    "The best objective, and who has it, if one limit were another and the others stayed: roughly, from "
+    "fewer simulations than the answer's."
 )
 LISTING_NOTE = (
     "Click a heading to sort. Bold: the limit that binds. Pale: scouted, clearly worse than the best."
@@ -38,7 +41,8 @@ SCATTER = """<div class="tools"><div class="tabs" id="metrics" role="group" aria
 <aside class="card panel"><h3>Limits</h3><div id="limits"></div>
 <button type="button" id="reset">Back to what was asked</button>
 <h3 class="later">Best now</h3><div id="now" aria-live="polite"></div></aside></div>
-<ul class="legend" id="colours"></ul>"""
+<ul class="legend" id="colours"></ul>
+<p class="muted after">{measured}</p>"""
 
 COMPARE = """<div class="tools"><label><i class="swatch" style="--c:var(--series-0)"></i>
 <select id="first" aria-label="First configuration"></select></label>
@@ -86,7 +90,7 @@ def page(study: Study, *, styles: str, scripts: Sequence[str], data: str) -> str
         answers(study),
         swaps(study),
         _which(plans),
-        section("Cost against latency", _interactive(SCATTER), f"{SCATTER_NOTE} {MEASURED_NOTE}"),
+        section("Cost against latency", _interactive(SCATTER.format(measured=MEASURED_NOTE)), SCATTER_NOTE),
         section("Two side by side", _interactive(COMPARE), COMPARE_NOTE),
         section("Two axes at a time", _interactive(HEAT), HEAT_NOTE) if axes else "",
         section("If a limit were another", _interactive(SHIFTS), SHIFTS_NOTE) if shifts else "",

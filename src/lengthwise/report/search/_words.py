@@ -110,6 +110,11 @@ def objective_text(objective: Objective, estimate: Estimate) -> str:
     return f"{estimate_text(estimate)} {objective.unit}".strip()
 
 
+def sentence(text: str) -> str:
+    """The text with a large first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def axis_labels(keys: Iterable[str]) -> dict[str, str]:
     """A short label for each axis; the whole key where two would be called the same."""
     made = {key: _axis_label(key) for key in keys}

@@ -11,20 +11,21 @@
     return inside.filter((choice) => worth(choice) !== null).reduce((top, choice) => (top && !better(choice, top) ? top : choice), null);
   }
   // Why nothing is known here: how many failed for which reason.
-  function reasons(inside) {
-    if (!inside.length) return "not tried";
+  function reasons(inside, left) {
     const counts = new Map();
-    for (const choice of inside) {
-      const [count, example] = counts.get(choice.region || choice.reason) ?? [0, choice.reason];
-      counts.set(choice.region || choice.reason, [count + 1, example]);
+    for (const [reason] of left) {
+      const [region, example] = study.plan.reasons[reason];
+      counts.set(region, [(counts.get(region)?.[0] ?? 0) + 1, counts.get(region)?.[1] ?? example]);
     }
-    return [...counts].map(([region, [count, example]]) => `${count} × ${region}${example && example !== region ? ` (${example})` : ""}`).join("; ");
+    const told = [...counts].map(([region, [count, example]]) => `${count} × ${region}${example && example !== region ? ` (${example})` : ""}`);
+    if (inside.length) told.push(`${inside.length} × broke a limit at every load that was simulated`);
+    return told.join("; ") || "not tried";
   }
   function cells() {
-    const [across, down] = [axis("across"), axis("down")], { axes, choices } = study.plan;
+    const [across, down] = [axis("across"), axis("down")], { axes, choices, left } = study.plan;
     return axes[down].values.map((_, row) => axes[across].values.map((_, column) => {
       const inside = choices.filter((choice) => choice.settings[across] === column && choice.settings[down] === row);
-      return { inside, top: best(inside) };
+      return { inside, top: best(inside), out: left.filter((one) => one[1 + across] === column && one[1 + down] === row) };
     }));
   }
   function draw() {
@@ -38,8 +39,8 @@
     element("heat").replaceChildren(make("thead", {}, heads), make("tbody", {}, ...body));
     element("cell").textContent = `${objective.label}, ${objective.unit}. Point at a cell, or move to it by keyboard.`;
   }
-  function cell({ inside, top }, heat, place) {
-    const told = top ? `${top.name}: ${study.number(top.objective[0], 4)} ${study.plan.objective.unit}` : `nothing: ${reasons(inside)}`;
+  function cell({ inside, top, out }, heat, place) {
+    const told = top ? `${top.name}: ${study.number(top.objective[0], 4)} ${study.plan.objective.unit}` : `nothing: ${reasons(inside, out)}`;
     const text = top ? study.number(top.objective[0], 4) : "–";
     const style = top ? `--heat:${Math.round(6 + 50 * heat(top.objective[0]))}%` : null;
     const made = make("td", { tabindex: 0, title: told, style, class: top ? (heat(top.objective[0]) === 1 ? "leads" : "") : "none" }, text);

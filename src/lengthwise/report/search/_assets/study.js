@@ -42,10 +42,10 @@ const study = (() => {
 
   // What a choice is worth at one of its points; null where only its operating point tells.
   function worth(choice, at) {
-    const point = choice.points[at], { kind, factor } = plan.live;
-    if (kind === "rate") return (factor * point[0]) / choice.price;
-    if (at !== choice.at) return null;
-    return { price: factor * choice.price, gpus: factor * choice.gpus }[kind] ?? choice.objective[0];
+    const point = choice.points[at], asked = at === choice.at;
+    if (asked && known(choice.objective[0])) return choice.objective[0];
+    if (plan.live === "rate") return (3600 * point[0]) / choice.price;
+    return asked ? ({ price: choice.price, gpus: choice.gpus }[plan.live] ?? null) : null;
   }
   function best() {
     if (asked()) return plan.best < 0 ? null : { choice: plan.best, at: plan.choices[plan.best].at, value: plan.choices[plan.best].objective[0] };
