@@ -14,6 +14,7 @@ from lengthwise.report.search._words import (
     metric_name,
     quantity,
     scale,
+    sentence,
     setting_text,
 )
 from lengthwise.schema.plan import Choice, Objective, Plan, Point, Standing, Study
@@ -110,7 +111,7 @@ def _lines(plan: Plan, shown: Sequence[Choice]) -> dict[str, Any]:
 
 
 def _objective(objective: Objective) -> dict[str, Any]:
-    return {"label": objective.label, "unit": objective.unit, "higher": objective.higher_is_better}
+    return {"label": sentence(objective.label), "unit": objective.unit, "higher": objective.higher_is_better}
 
 
 def _axis_values(plan: Plan, key: str) -> list[str]:

@@ -37,7 +37,7 @@ def _ran(plan: Plan, ran: list[tuple[int, Choice]]) -> str:
         scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits
     ]
     units = [f"{quantity(li.metric).label} {s[1]}" for li, s in zip(plan.limits, scales, strict=True)]
-    objective = f"{plan.objective.label} {plan.objective.unit}".strip()
+    objective = plan.objective.unit or plan.objective.label
     heads = ["configuration", "rank", "GPUs", "$/h", "$/month", objective, "req/s", *units, "binds", "runs"]
     lines = "".join(_line(plan, i, c, [s[0] for s in scales]) for i, c in ran)
     cells = "".join(_head(head, pressed=i == 1) for i, head in enumerate(heads))

@@ -30,9 +30,7 @@ SHIFTS_NOTE = (
     "The best objective, and who has it, if one limit were another and the others stayed: roughly, from "
     "fewer simulations than the answer's."
 )
-LISTING_NOTE = (
-    "Click a heading to sort. Bold: the limit that binds. Pale: scouted, clearly worse than the best."
-)
+LISTING_NOTE = "Click a heading to sort. Bold: the limit that binds. Pale: scouted, known roughly."
 
 SCATTER = """<div class="tools"><div class="tabs" id="metrics" role="group" aria-label="Latency metric"></div>
 <label>Colour <select id="colour"></select></label>

@@ -28,6 +28,7 @@ OTHERS = {
     "output_tokens_per_s": ("Output tokens", "1/s", MORE),
     "usd_per_thousand_requests": ("Per thousand requests", "usd", LESS),
     "usd_per_million_output_tokens": ("Per M output tokens", "usd", LESS),
+    "batch_seqs": ("Batch", "seqs", NEITHER),
     "energy_j_per_output_token": ("Energy/output token", "J", LESS),
     "power_w": ("Power", "W", LESS),
     "mfu": ("MFU", "share", NEITHER),
@@ -36,6 +37,9 @@ OTHERS = {
     "busy_share": ("Busy", "share", NEITHER),
     "preemptions_per_request": ("Preemptions/request", "", LESS),
 }
+LABELS = {**FACTS, "policy": "Scheduler"}
+"""What settings are called, by the last part of their keys."""
+
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
 SHOWN_UNITS = {"share": (100.0, "%"), "1/s": (1.0, "/s"), "usd": (1.0, "$")}
 
@@ -124,7 +128,7 @@ def axis_labels(keys: Iterable[str]) -> dict[str, str]:
 
 def _axis_label(key: str) -> str:
     last = key.rpartition(".")[2]
-    return FACTS.get(last, last.replace("_", " "))
+    return LABELS.get(last, last.replace("_", " "))
 
 
 def setting_text(value: Any) -> str:

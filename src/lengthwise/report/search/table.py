@@ -46,7 +46,7 @@ def search_table(study: Study, *, top: int = 10) -> Group:
     for plan in study.plans:
         parts += [*_plan(plan, top), Text()]
     if len(study.plans) > 1 and study.swaps:
-        parts.append(_swaps(study))
+        parts += [Text("Times worse than the best of each question:"), _swaps(study)]
     return Group(*(parts if len(study.plans) > 1 and study.swaps else parts[:-1]))
 
 
@@ -68,12 +68,12 @@ def _ranking(plan: Plan, top: int) -> Table:
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("#", justify="right", no_wrap=True)
     made.add_column("configuration", overflow="fold", min_width=14)
-    heads = ["GPUs", "$/h", f"{plan.objective.label} {plan.objective.unit}".strip()]
+    heads = ["GPUs", "$/h", plan.objective.unit or plan.objective.label]
     for head in [*heads, *(["req/s"] if capacity else [])]:
         made.add_column(escape(head), justify="right", overflow="fold")
     scales = [scale(quantity(li.metric), [_at(c, li) for _, c in rows] or [li.bound]) for li in limits]
     for limit, (_, unit) in zip(limits, scales, strict=True):
-        made.add_column(escape(f"{quantity(limit.metric).label} {unit}"), justify="right", overflow="fold")
+        made.add_column(escape(f"{quantity(limit.metric).label}\n{unit}"), justify="right", overflow="fold")
     for i, choice in rows:
         cells = [_limit_cell(choice, li, s[0]) for li, s in zip(limits, scales, strict=True)]
         made.add_row(*_facts(plan, i, choice, capacity=capacity), *cells, style=_style(choice))
@@ -109,14 +109,15 @@ def _why(plan: Plan, top: int) -> Text:
     marks += ["=1: cannot be told from the best."] if plan.tied > 1 else []
     shown = standing(plan, Standing.RANKED, Standing.SCOUTED)
     scouted = any(c.standing is Standing.SCOUTED for c in shown[:top])
-    marks += ["~: scouted, clearly worse."] if scouted else []
+    marks += ["~: scouted, known roughly."] if scouted else []
     marks += ["*: the limit that binds."] if any(c.binds and "." in c.binds for c in shown[:top]) else []
     lines = [Text(" ".join(marks), style="dim")]
     if more := len(shown) - top:
         lines += [Text(f"{more:,} more ranked or scouted.", style="dim")] if more > 0 else []
     if unseen := plan.limits[LIMIT_COLUMNS:]:
         lines.append(Text(f"Held as well: {', '.join(limit_text(limit) for limit in unseen)}.", style="dim"))
-    lines.append(Text.assemble((best.name, "bold"), ": ", " ".join(plan.why)))
+    lines.append(Text.assemble("Best: ", (best.name, "bold")))
+    lines += [Text(f"  \N{MIDDLE DOT} {sentence}") for sentence in plan.why]
     if best.binds or best.why:
         binds = f"bound by {metric_name(best.binds)}. " if best.binds else ""
         lines.append(Text.assemble("What binds it: ", (binds, "bold"), best.why))
@@ -153,7 +154,7 @@ def _swaps(study: Study) -> Table:
     """How many times worse the best of one question (row) does on another's (column)."""
     names = [plan.name for plan in study.plans]
     ratios = {(swap.optimum_of, swap.used_for): swap.ratio for swap in study.swaps}
-    made = Table(title="Times worse than the best of each question", title_justify="left", box=box.ROUNDED)
+    made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("best of \\ used for", overflow="fold")
     for name in names:
         made.add_column(escape(name), justify="right", overflow="fold")

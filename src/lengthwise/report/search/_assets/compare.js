@@ -6,7 +6,7 @@
 
   const exact = (value) => make("td", {}, value.toLocaleString("en", { minimumFractionDigits: Number.isInteger(value) ? 0 : 2, maximumFractionDigits: 2 }));
   function cell(value, half, factor = 1) {
-    if (half === 0 && known(value)) return exact(value);
+    if (half === 0 && known(value)) return exact(value * factor);
     const [text, width] = study.estimate(known(value) ? value * factor : null, known(half) ? half * factor : null);
     return make("td", {}, text, ...(width ? [" ", make("span", { class: "half" }, `± ${width}`)] : []));
   }
