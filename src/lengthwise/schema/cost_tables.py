@@ -19,6 +19,7 @@ Two rules for attention:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +39,15 @@ def grid_value(index: int) -> int:
     return (GRID_PER_OCTAVE + step) << (octave - 1)
 
 
+@lru_cache(maxsize=256)
 def grid_axis(largest: int) -> Ints:
-    """The attention axis from 0 up to the first point at or above ``largest``."""
+    """The attention axis from 0 up to the first point at or above ``largest``; read-only."""
     values = [0]
     while values[-1] < largest or len(values) < 2:
         values.append(grid_value(len(values)))
-    return np.array(values, dtype=np.int64)
+    axis = np.array(values, dtype=np.int64)
+    axis.setflags(write=False)
+    return axis
 
 
 @dataclass(frozen=True)

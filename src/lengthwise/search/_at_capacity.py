@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Point, Standing
 from lengthwise.search.bounds import ceiling
-from lengthwise.search.capacity import Capacity, capacity, rough_capacity
+from lengthwise.search.capacity import (
+    FLOOR_SHARE,
+    LEAST_REQUESTS,
+    Capacity,
+    breaks_at,
+    capacity,
+    rough_capacity,
+)
 from lengthwise.search.capacity import scout as scout_capacity
 from lengthwise.search.curve import curve, point_at, scaled
 from lengthwise.search.load import Load
@@ -33,8 +39,15 @@ def bound(choice: Choice, deployment: Deployment, load: Load, question: Question
     return replace(choice, bound=best, bound_rps=top.rate_rps)
 
 
-def scout(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
-    """With a rough capacity, and its numbers there."""
+def scout(
+    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
+) -> Choice:
+    """With a rough capacity, and its numbers there; PRUNED where it breaks a limit at the ``least`` objective."""
+    rate = least * choice.price_per_hour_usd / 3600
+    if question.objective.name == "requests_per_dollar" and rate < choice.bound_rps:
+        seen = breaks_at(rate, deployment, load, question.promises)
+        if seen.binds:
+            return _below(choice, seen, least, question)
     found = scout_capacity(deployment, load, question.promises)
     if not found.rate_rps.value > 0:
         return _rejected(choice, found)
@@ -57,16 +70,14 @@ def rank(choice: Choice, deployment: Deployment, load: Load, question: Question)
     )
     if not found.rate_rps.value > 0:
         return _rejected(choice, found)
-    measure = partial(
-        point_at,
-        deployment=deployment,
-        load=load,
-        promises=question.promises,
-        requests=found.requests,
-        seeds=range(min(CURVE_SEEDS, question.seeds, load.seeds or CURVE_SEEDS)),
-        level=question.level,
-        effort=found.effort,
-    )
+    seeds = range(min(CURVE_SEEDS, question.seeds, load.seeds or CURVE_SEEDS))
+
+    def measure(rate_rps: float, share: float = 1.0) -> Point:
+        requests = max(LEAST_REQUESTS, int(found.requests * share))
+        return point_at(
+            rate_rps, deployment, load, question.promises, requests, seeds, question.level, found.effort
+        )
+
     at = measure(found.rate_rps.low)
     return replace(_with(choice, found, at, question, Standing.RANKED), points=curve(at, measure))
 
@@ -76,7 +87,7 @@ def _with(choice: Choice, found: Capacity, at: Point, question: Question, standi
         objective = at.values["energy_j_per_output_token"]
     else:
         objective = scaled(found.rate_rps, 3600 / choice.price_per_hour_usd)
-    return replace(
+    known = replace(
         choice,
         standing=standing,
         objective=objective if standing is Standing.RANKED else Estimate(objective.value),
@@ -85,17 +96,36 @@ def _with(choice: Choice, found: Capacity, at: Point, question: Question, standi
         at=at,
         points=(at,),
         binds=found.binds,
-        simulations=choice.simulations + found.effort.simulations,
-        requests=choice.requests + found.effort.requests,
     )
+    return _spent(known, found)
 
 
 def _rejected(choice: Choice, found: Capacity) -> Choice:
-    return replace(
+    lowest = found.ceiling.rate_rps * FLOOR_SHARE
+    rejected = replace(
         choice,
         standing=Standing.REJECTED,
-        reason=f"{found.binds} breaks at every rate that was tried, down to {found.ceiling.rate_rps:.3g}/s x 0.001",
+        reason=f"{found.binds} breaks at every rate that was tried, down to {lowest:.3g} requests a second",
         region=f"breaks {found.binds} at any rate",
+    )
+    return _spent(rejected, found)
+
+
+def _below(choice: Choice, seen: Capacity, least: float, question: Question) -> Choice:
+    unit = question.objective.unit
+    pruned = replace(
+        choice,
+        bound=least,
+        reason=f"it breaks {seen.binds} already at the rate that would give {least:.4g} {unit}",
+        region=f"breaks {seen.binds} far below the best",
+        binds=seen.binds,
+    )
+    return _spent(pruned, seen)
+
+
+def _spent(choice: Choice, found: Capacity) -> Choice:
+    return replace(
+        choice,
         simulations=choice.simulations + found.effort.simulations,
         requests=choice.requests + found.effort.requests,
     )
@@ -108,9 +138,4 @@ def shift(choice: Choice, deployment: Deployment, load: Load, question: Question
     value = rate * 3600 / choice.price_per_hour_usd if rate > 0 else math.nan
     if question.objective.name == "energy" and choice.at is not None:
         value = choice.objective.value  # known at the asked bound only
-    return replace(
-        choice,
-        objective=Estimate(value),
-        simulations=choice.simulations + found.effort.simulations,
-        requests=choice.requests + found.effort.requests,
-    )
+    return _spent(replace(choice, objective=Estimate(value)), found)

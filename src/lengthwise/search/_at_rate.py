@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Point, Standing
 from lengthwise.search.bounds import ceiling
-from lengthwise.search.capacity import Effort, Trials, rough_capacity, run_length
+from lengthwise.search.capacity import LEAST_REQUESTS, Effort, Trials, rough_capacity, run_length
 from lengthwise.search.capacity import scout as scout_capacity
 from lengthwise.search.curve import curve, point_at, scaled
 from lengthwise.search.load import Load
@@ -41,8 +40,11 @@ def bound(choice: Choice, deployment: Deployment, load: Load, question: Question
     return replace(choice, bound=_objective(sized, question), bound_rps=top.rate_rps)
 
 
-def scout(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+def scout(
+    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
+) -> Choice:
     """A rough number of replicas and one run there."""
+    del least  # bounds tell enough: replicas are whole
     effort = Effort()
     if _finds_replicas(choice, question):
         alone = scout_capacity(deployment, load, question.promises)
@@ -121,22 +123,21 @@ def _measured(
     standing: Standing,
 ) -> Choice:
     """The choice with its numbers at the rate; REJECTED if they break a limit."""
-    measure = partial(
-        point_at,
-        deployment=deployment,
-        load=load,
-        promises=question.promises,
-        requests=_requests(deployment, load, question, lengths),
-        level=question.level,
-        effort=effort,
-    )
-    at = measure(_rate(question), seeds=seeds)
+    requests = _requests(deployment, load, question, lengths)
+
+    def measure(rate_rps: float, share: float = 1.0, most: int = CURVE_SEEDS) -> Point:
+        few = max(LEAST_REQUESTS, int(requests * share))
+        return point_at(
+            rate_rps, deployment, load, question.promises, few, seeds[:most], question.level, effort
+        )
+
+    at = measure(_rate(question), most=len(seeds))
     sized = replace(choice, gpus=deployment.parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
     if not at.held and (standing is Standing.RANKED or not _finds_replicas(choice, question)):
         return _broken(replace(sized, at=at, points=(at,)), _worst(at, question), effort, "at the rate")
     points: tuple[Point, ...] = (at,)
     if standing is Standing.RANKED:
-        points = curve(at, partial(measure, seeds=seeds[:CURVE_SEEDS]))
+        points = curve(at, measure)
     objective = _read(at, deployment, question)
     return _spent(
         replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -25,8 +26,11 @@ def bound(choice: Choice, deployment: Deployment, load: Load, question: Question
     return replace(choice, bound=question.requests / top.rate_rps, bound_rps=top.rate_rps)
 
 
-def scout(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+def scout(
+    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
+) -> Choice:
     """One seed."""
+    del least  # one run tells the makespan
     return _run(choice, deployment, load, question, range(1), Standing.SCOUTED)
 
 

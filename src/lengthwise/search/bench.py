@@ -66,9 +66,10 @@ class Bench:
         bounded: Choice = self._kind.bound(sized, deployment, self.load, self.question)
         return bounded
 
-    def scout(self, choice: Choice) -> Choice:
-        """A quick look: SCOUTED, or REJECTED if the limits break at any rate."""
-        found: Choice = self._kind.scout(choice, self._deployment(choice.settings), self.load, self.question)
+    def scout(self, choice: Choice, least: float = math.nan) -> Choice:
+        """A quick look: SCOUTED; REJECTED if the limits break at any rate; PRUNED if below ``least``."""
+        deployment = self._deployment(choice.settings)
+        found: Choice = self._kind.scout(choice, deployment, self.load, self.question, least)
         return found
 
     def rank(self, choice: Choice) -> Choice:

@@ -128,8 +128,10 @@ class _Stages:
     def rate(self, needs: Needs, most_per_step: float) -> tuple[float, float]:
         """Requests a second of the slowest stage at best, and requests completed in a step then."""
         attention_s = _prefill_pair_s(self.cost) * needs.pairs + _decode_token_s(self.cost) * needs.kv_reads
-        different = np.unique(np.column_stack([self.layers, self.each_s]), axis=0)
-        return min(_stage_rate(r[1:], r[0] * attention_s, needs.tokens, most_per_step) for r in different)
+        stages = {(float(n), row.tobytes()): row for n, row in zip(self.layers, self.each_s, strict=True)}
+        return min(
+            _stage_rate(row, key[0] * attention_s, needs.tokens, most_per_step) for key, row in stages.items()
+        )
 
 
 def _stage_rate(step_s: Floats, attention_s: float, tokens: float, most: float) -> tuple[float, float]:

@@ -37,7 +37,7 @@ MOST_REQUESTS = 2**19
 WAIT_SPANS, STAY_SPANS, LEAST_S = 12.0, 4.0, 30.0
 """A scouting run lasts so many times the longest limited wait, so many times a request's stay, and so long."""
 
-EXACT_LENGTHS = 4
+EXACT_LENGTHS = 2
 """The first runs of an exact search are so many times longer than a scouting one."""
 
 FLOOR_SHARE = 1e-3
@@ -143,6 +143,15 @@ def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
     trials = Trials(deployment, load, promises, requests, range(1), effort)
     rate = largest(trials.strain, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
     return Capacity(Estimate(rate), trials.binds, requests, top, effort)
+
+
+def breaks_at(rate_rps: float, deployment: Deployment, load: Load, promises: Promises) -> Capacity:
+    """Whether a scouting run at one rate breaks a limit: ``binds`` names it, or is empty."""
+    top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    requests = run_length(replace(top, rate_rps=rate_rps), promises)
+    trials = Trials(deployment, load, promises, requests, range(1), effort)
+    broken = trials.strain(rate_rps) > 1
+    return Capacity(Estimate(rate_rps), trials.binds if broken else "", requests, top, effort)
 
 
 def capacity(

@@ -47,9 +47,12 @@ def point_of(rate_rps: float, windows: list[Window], promises: Promises, level: 
     return Point(rate_rps, mean_point(runs, level), held)
 
 
-def curve(at: Point, measure: Callable[[float], Point]) -> tuple[Point, ...]:
-    """Points at FRACTIONS of the operating point's rate, and that point itself."""
-    return (*(measure(at.rate_rps * share) for share in FRACTIONS if share < 1), at)
+def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, ...]:
+    """Points at FRACTIONS of the operating point's rate, and that point itself.
+
+    ``measure`` is given a rate and that fraction: a run of as many seconds needs as much fewer requests.
+    """
+    return (*(measure(at.rate_rps * share, share) for share in FRACTIONS if share < 1), at)
 
 
 def _values(window: Window, promises: Promises) -> dict[str, float]:

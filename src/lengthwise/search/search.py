@@ -26,6 +26,10 @@ PRUDENCE = 0.85
 """A configuration is pruned if its bound is below this share of what scouting found for the last of the best;
 should the exact answer turn out lower still, those pruned by it are scouted after all."""
 
+FAR = 0.6
+"""A configuration that breaks a limit at this share of what the last of the best reaches is not looked at
+further: even a scouting run, which forgives, says that it is far off."""
+
 DOUBT = 0.05
 """Scouted objectives may be so far too low, at least; more where ranked ones have shown more."""
 
@@ -107,7 +111,7 @@ def _scouted(settings: list[Settings], run: Run, options: Options) -> list[Choic
     for wave in _waves(waiting):
         hopeful = [c for c in wave if options.exhaustive or not _hopeless(c, done, run, options)]
         pruned += [c for c in wave if c not in hopeful]
-        done += run.each("scout", hopeful)
+        done += run.each("scout", hopeful, _least(done, run, options))
         run.expect("scout", len(waiting) - len(pruned))
     return done + [_pruned(c) for c in pruned]
 
@@ -171,7 +175,7 @@ def _pruned_too_early(
     """Those pruned by a hope that did not come true."""
     held = [c for c in exact.values() if c.standing is Standing.RANKED]
     held.sort(key=lambda c: _order(c.objective.value, question))
-    pruned = [c for c in by_key.values() if c.standing is Standing.PRUNED]
+    pruned = [c for c in by_key.values() if c.standing is Standing.PRUNED and not c.simulations]
     if len(held) < options.top:
         return pruned[:LARGEST_WAVE]
     last = held[options.top - 1].objective.value
@@ -189,6 +193,16 @@ def _hopeless(choice: Choice, done: Sequence[Choice], run: Run, options: Options
     last = found[options.top - 1]
     prudent = last * PRUDENCE if question.objective.higher_is_better else last / PRUDENCE
     return better(prudent, choice.bound, question)
+
+
+def _least(done: Sequence[Choice], run: Run, options: Options) -> tuple[float, ...]:
+    """The objective that a configuration must reach to be scouted whole; nothing while few are known."""
+    found = sorted(
+        _order(c.objective.value, run.bench.question) for c in done if c.standing is Standing.SCOUTED
+    )
+    if options.exhaustive or len(found) < options.top or not run.bench.question.objective.higher_is_better:
+        return ()
+    return (-found[options.top - 1] * FAR,)
 
 
 def _pruned(choice: Choice) -> Choice:
