@@ -20,7 +20,7 @@ from lengthwise.report.search._words import (
 )
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Limit, Study
+from lengthwise.schema.plan import Limit, Objective, Study
 
 
 def printed(study, width: int = 100, **options) -> str:
@@ -156,3 +156,17 @@ def test_without_capacities_there_is_no_such_column(studies) -> None:
     bare = tuple(dataclasses.replace(c, capacity_rps=Estimate(math.nan)) for c in plan.choices)
     assert "req/s" in printed(Study("x", (plan,)))
     assert "req/s" not in printed(Study("x", (dataclasses.replace(plan, choices=bare),)))
+
+
+def test_costs_that_are_exact_have_no_interval_and_a_column_of_their_own(studies) -> None:
+    plan = studies.study(plans=1).plans[0]
+    cost = Objective("cost_at_rate", "cost at the rate", "$/h", higher_is_better=False)
+    exact = tuple(
+        dataclasses.replace(c, objective=Estimate(c.price_per_hour_usd, 0.0), capacity_rps=Estimate(math.nan))
+        for c in plan.choices
+    )
+    made = dataclasses.replace(plan, objective=cost, choices=exact)
+    head, rows = printed(Study("x", (made,)), 160).split("├", 1)
+    assert head.count("$/h") == 1
+    assert head.count("cost at the rate") == 2
+    assert "±" not in rows.split("╰")[0]

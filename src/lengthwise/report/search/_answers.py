@@ -15,7 +15,15 @@ from lengthwise.report.search._standings import (
     spent_text,
     tied_with_best,
 )
-from lengthwise.report.search._words import amount, estimate_text, limit_text, metric_name, quantity, sentence
+from lengthwise.report.search._words import (
+    amount,
+    estimate_text,
+    limit_text,
+    metric_name,
+    quantity,
+    sentence,
+    shown,
+)
 from lengthwise.schema.plan import Choice, Plan, Study
 
 BARS = 6
@@ -56,7 +64,7 @@ def _card(plan: Plan, study: Study) -> str:
 
 
 def _winner(plan: Plan, best: Choice) -> str:
-    value, half = rounded(best.objective.value, best.objective.half_width)
+    value, half = shown(best.objective)
     half = f' <span class="half">± {half}</span>' if half else ""
     why = "".join(f"<p>{escape(sentence)}</p>" for sentence in plan.why)
     return (
@@ -98,10 +106,10 @@ def _binding(best: Choice) -> str:
 
 def _bars(plan: Plan) -> str:
     """The first of the ranking as bars with their intervals."""
-    shown = [(i, c) for i, c in enumerate(plan.choices[:BARS]) if math.isfinite(c.objective.value)]
-    top = max((_high(c) for _, c in shown), default=1.0)
+    first = [(i, c) for i, c in enumerate(plan.choices[:BARS]) if math.isfinite(c.objective.value)]
+    top = max((_high(c) for _, c in first), default=1.0)
     hint = "higher is better" if plan.objective.higher_is_better else "lower is better"
-    lines = "".join(_bar(rank_text(plan, i), c, top, leads=i < max(plan.tied, 1)) for i, c in shown)
+    lines = "".join(_bar(rank_text(plan, i), c, top, leads=i < max(plan.tied, 1)) for i, c in first)
     return f'<p class="hint">{escape(sentence(plan.objective.label))}, {hint}</p><ul>{lines}</ul>'
 
 
@@ -111,7 +119,7 @@ def _high(choice: Choice) -> float:
 
 def _bar(rank: str, choice: Choice, top: float, *, leads: bool) -> str:
     whisker = ""
-    if choice.objective.has_interval and top > 0:
+    if choice.objective.half_width > 0 and top > 0:
         left, right = (100 * max(0.0, end) / top for end in (choice.objective.low, choice.objective.high))
         whisker = f'<i class="whisker" style="left:{left:.2f}%;width:{right - left:.2f}%"></i>'
     width = 100 * max(0.0, choice.objective.value) / top if top > 0 else 0.0

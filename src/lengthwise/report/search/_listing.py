@@ -6,15 +6,17 @@ import math
 from html import escape
 
 from lengthwise.report._marks import scrolling
-from lengthwise.report._numbers import UNKNOWN, rounded
+from lengthwise.report._numbers import UNKNOWN
 from lengthwise.report.search._standings import MONTH_H, rank_text, standing
 from lengthwise.report.search._words import (
     axis_labels,
     metric_name,
+    objective_head,
     objective_text,
     quantity,
     scale,
     setting_text,
+    shown,
 )
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Plan, Region, Standing
@@ -33,13 +35,15 @@ def listing(plan: Plan) -> str:
 
 
 def _ran(plan: Plan, ran: list[tuple[int, Choice]]) -> str:
+    capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
     scales = [
         scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits
     ]
     units = [f"{quantity(li.metric).label} {s[1]}" for li, s in zip(plan.limits, scales, strict=True)]
-    objective = plan.objective.unit or plan.objective.label
-    heads = ["configuration", "rank", "GPUs", "$/h", "$/month", objective, "req/s", *units, "binds", "runs"]
-    lines = "".join(_line(plan, i, c, [s[0] for s in scales]) for i, c in ran)
+    heads = ["configuration", "rank", "GPUs", "$/h", "$/month", objective_head(plan.objective)]
+    heads += [*(["req/s"] if capacity else []), *units, "binds", "runs"]
+    factors = [s[0] for s in scales]
+    lines = "".join(_line(plan, i, c, factors, capacity=capacity) for i, c in ran)
     cells = "".join(_head(head, pressed=i == 1) for i, head in enumerate(heads))
     table = f"<thead><tr>{cells}</tr></thead><tbody>{lines}</tbody>"
     return (
@@ -54,14 +58,14 @@ def _head(head: str, *, pressed: bool) -> str:
     return f'<th scope="col" aria-sort="{order}"><button type="button">{escape(head)}</button></th>'
 
 
-def _line(plan: Plan, index: int, choice: Choice, factors: list[float]) -> str:
+def _line(plan: Plan, index: int, choice: Choice, factors: list[float], *, capacity: bool) -> str:
     numbers = [
         _cell(index, rank_text(plan, index)),
         _cell(choice.gpus, f"{choice.gpus:,}"),
         _cell(choice.price_per_hour_usd, f"{choice.price_per_hour_usd:,.2f}"),
         _cell(choice.price_per_hour_usd, f"{choice.price_per_hour_usd * MONTH_H:,.0f}"),
         _number(choice.objective),
-        _number(choice.capacity_rps),
+        *([_number(choice.capacity_rps)] if capacity else []),
         *(_limit(choice, li, f) for li, f in zip(plan.limits, factors, strict=True)),
     ]
     scouted = ' class="scouted"' if choice.standing is Standing.SCOUTED else ""
@@ -78,7 +82,7 @@ def _cell(value: float, text: str, kind: str = "") -> str:
 
 
 def _number(estimate: Estimate, kind: str = "") -> str:
-    value, half = rounded(estimate.value, estimate.half_width)
+    value, half = shown(estimate)
     half = f' <span class="half">± {half}</span>' if half else ""
     return _cell(estimate.value, f"{value}{half}", kind)
 

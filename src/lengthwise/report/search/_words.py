@@ -103,9 +103,20 @@ def limit_text(limit: Limit) -> str:
     return f"{seen.label} {sign} {limit.bound * factor:.6g} {unit}".strip()
 
 
+def shown(estimate: Estimate) -> tuple[str, str]:
+    """A value and its half-width as texts; the latter is empty where it is not known or nothing."""
+    value, half = rounded(estimate.value, estimate.half_width)
+    return value, half if estimate.half_width > 0 else ""
+
+
+def objective_head(objective: Objective) -> str:
+    """A column's head: the unit, or the label where the unit would be taken for another column's."""
+    return objective.label if objective.unit in {"", "$/h", "GPUs"} else objective.unit
+
+
 def estimate_text(estimate: Estimate) -> str:
     """The value with its half-width ("4.56 ± 0.12"), or the value alone where its interval is not known."""
-    value, half = rounded(estimate.value, estimate.half_width)
+    value, half = shown(estimate)
     return f"{value} \N{PLUS-MINUS SIGN} {half}" if half else value
 
 

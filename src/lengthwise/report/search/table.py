@@ -20,7 +20,15 @@ from lengthwise.report.search._standings import (
     spent_text,
     standing,
 )
-from lengthwise.report.search._words import amount, estimate_text, limit_text, metric_name, quantity, scale
+from lengthwise.report.search._words import (
+    amount,
+    estimate_text,
+    limit_text,
+    metric_name,
+    objective_head,
+    quantity,
+    scale,
+)
 from lengthwise.schema.plan import Choice, Limit, Plan, Standing, Study
 
 LIMIT_COLUMNS = 3
@@ -68,7 +76,7 @@ def _ranking(plan: Plan, top: int) -> Table:
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("#", justify="right", no_wrap=True)
     made.add_column("configuration", overflow="fold", min_width=14)
-    heads = ["GPUs", "$/h", plan.objective.unit or plan.objective.label]
+    heads = ["GPUs", "$/h", objective_head(plan.objective)]
     for head in [*heads, *(["req/s"] if capacity else [])]:
         made.add_column(escape(head), justify="right", overflow="fold")
     scales = [scale(quantity(li.metric), [_at(c, li) for _, c in rows] or [li.bound]) for li in limits]
