@@ -149,8 +149,7 @@ def _choice(
         "standing": c.standing.value,
         "rank": rank_text(plan, index),
         "settings": _settings(c, values),
-        "objective": [short(c.objective.value), short(c.objective.half_width)],
-        "capacity": [short(c.capacity_rps.value), short(c.capacity_rps.half_width)],
+        "objective": [short(c.objective.value, 9), short(c.objective.half_width, 9)],
     }
     curve = load_curve(c)
     if not curve:
@@ -174,8 +173,8 @@ def _point(choice: Choice, point: Point, metrics: Iterable[Quantity]) -> list[fl
     return [short(point.rate_rps), short(usd_per_thousand(choice, point)), int(point.held), *values]
 
 
-def short(value: float) -> float | None:
-    """Five digits of a number; null where it is not known."""
+def short(value: float, digits: int = 5) -> float | None:
+    """So many digits of a number; null where it is not known."""
     if math.isnan(value):
         return None
-    return float(f"{value:.5g}") if math.isfinite(value) else math.copysign(BEYOND, value)
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else math.copysign(BEYOND, value)
