@@ -4,30 +4,35 @@ All from the cost tables and the mean of the requests. With W(T) the shortest ti
 computes a step of T tokens (attention apart), Wc its lower convex hull, m the tokens that a request makes
 the engine compute and a the least attention time that they cost, J steps that complete N requests take at
 least J Wc(m N / J) + N a (Jensen's inequality). With x = N / J requests completed a step, the rate is at
-most x / (Wc(m x) + x a). And x is bounded: a step decodes at most ``max_step_seqs`` sequences, reads at
-most the KV tokens that the cache holds, and where a quantile q of the time between tokens is limited, a
-share q of the tokens comes from steps short enough.
+most x / (Wc(m x) + x a). And x is bounded: a step has at most ``max_step_seqs`` sequences, of which a request
+is one for each of its output tokens; it reads at most the KV tokens that the cache holds; and where a quantile
+q of the time between tokens is limited, a share q of the tokens comes from steps short enough.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise import engine
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_axis
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.plan import Limit
+from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 
 SLACK = 1.02
 """The requests of a run differ a little from the sample whose means are used."""
 
 _GRID = 512
+
+_SLOPE_SPAN = 256
+"""Entries whose mean slope continues a table, as where the engine reads it."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,10 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     limits = tuple(limits)
     stages = _Stages(deployment)
     output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
-    fits = requests.prompt_tokens < deployment.max_model_len
+    fits = _fits(deployment, requests)
     prompt, output = requests.prompt_tokens[fits], np.maximum(output[fits], 1)
     through_s = stages.through_s
-    impossible = _impossible(limits, through_s, prompt, output)
+    impossible = _impossible(limits, stages, prompt, output)
     if not fits.any():
         return Ceiling(math.inf, float(through_s[1]), 0.0, impossible)
     needs = _needs(prompt, output)
@@ -82,6 +87,17 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     jct_s = needs.decodes * float(through_s[tokens])
     whole = rate * deployment.parallel.replicas * SLACK / float(fits.mean())
     return Ceiling(whole, float(through_s[1]), jct_s, impossible)
+
+
+def _fits(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
+    """[n] which requests are not refused; those that are cost nothing."""
+    prompt, kv = requests.prompt_tokens, deployment.kv
+    held = min(deployment.limits.max_num_batched_tokens, kv.num_blocks * kv.block_size)
+    if prompt.max() <= held * (1 - deployment.limits.watermark):
+        return prompt < deployment.max_model_len
+    at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)
+    seen = engine.simulate(at_once, deployment, time_limit_s=0.0, keep_steps=0)
+    return np.asarray(seen.requests.status != Status.REJECTED)
 
 
 def _needs(prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]) -> Needs:
@@ -99,8 +115,8 @@ def _most_per_step(deployment: Deployment, needs: Needs, limits: Iterable[Limit]
     held = deployment.kv.num_blocks * deployment.kv.block_size
     caps = [math.inf, held / needs.kv_reads if needs.kv_reads else math.inf]
     seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
+    caps.append(seqs / (needs.decodes + 1))
     if needs.decodes:
-        caps.append(seqs / needs.decodes)
         for limit in limits:
             metric, _, statistic = limit.metric.partition(".")
             if metric == "tbt" and statistic != "mean" and (through_s[1:] <= limit.bound).any():
@@ -120,6 +136,7 @@ class _Stages:
         each_s[0] += cost.first_s + _least(cost.host_s)
         each_s[-1] += _least(cost.head_s)
         each_s[:-1] += cost.send_s
+        self.slope_s: Floats = np.maximum(_slopes(each_s), 0.0)
         each_s[:, 0] = each_s[:, 1]
         self.each_s: Floats = np.minimum.accumulate(each_s[:, ::-1], axis=1)[:, ::-1]
         self.through_s: Floats = self.each_s.sum(axis=0)
@@ -128,33 +145,55 @@ class _Stages:
     def rate(self, needs: Needs, most_per_step: float) -> tuple[float, float]:
         """Requests a second of the slowest stage at best, and requests completed in a step then."""
         attention_s = _prefill_pair_s(self.cost) * needs.pairs + _decode_token_s(self.cost) * needs.kv_reads
-        stages = {(float(n), row.tobytes()): row for n, row in zip(self.layers, self.each_s, strict=True)}
+        rows = zip(self.layers, self.slope_s, self.each_s, strict=True)
+        stages = {(float(n), float(slope), row.tobytes()): row for n, slope, row in rows}
         return min(
-            _stage_rate(row, key[0] * attention_s, needs.tokens, most_per_step) for key, row in stages.items()
+            _stage_rate(row, slope, n * attention_s, needs.tokens, most_per_step)
+            for (n, slope, _), row in stages.items()
         )
 
+    def alone_s(self, prompt: npt.NDArray[np.int64]) -> Floats:
+        """[n] the least time in which prompts are computed, in chunks of any length one after the other."""
+        last = len(self.through_s) - 1
+        beyond = np.maximum(prompt - last, 0)
+        whole_s = self.through_s[np.minimum(prompt, last)] + beyond * self.slope_s.sum()
+        token_s = np.minimum.accumulate(self.through_s[1:] / np.arange(1, last + 1))
+        chunked_s = prompt * token_s[np.minimum(prompt, last) - 1]
+        least: Floats = np.maximum(np.minimum(whole_s, chunked_s), self.through_s[1])
+        return least
 
-def _stage_rate(step_s: Floats, attention_s: float, tokens: float, most: float) -> tuple[float, float]:
+
+def _slopes(each_s: Floats) -> Floats:
+    """[stages] seconds a token beyond the last entry."""
+    span = min(_SLOPE_SPAN, each_s.shape[1] - 1)
+    slopes: Floats = (each_s[:, -1] - each_s[:, -1 - span]) / max(span, 1)
+    return slopes
+
+
+def _stage_rate(
+    step_s: Floats, slope_s: float, attention_s: float, tokens: float, most: float
+) -> tuple[float, float]:
     """The largest x / (Wc(tokens x) + x attention) over x up to ``most``, from above, and its x."""
-    hull_tokens, hull_s = _hull(step_s)
-    largest = most if math.isfinite(most) else 1e3 * len(step_s) / tokens
-    x = np.geomspace(largest * 1e-6, largest, _GRID)
-    last = (hull_s[-1] - hull_s[-2]) / (hull_tokens[-1] - hull_tokens[-2])
-    at = x * tokens
-    beyond = np.maximum(at - hull_tokens[-1], 0.0)
-    seconds = np.interp(at, hull_tokens, hull_s) + beyond * last + x * attention_s
+    hull_tokens, hull_s = _hull(step_s, slope_s, most * tokens)
+    x = np.geomspace(most * 1e-6, most, _GRID)
+    seconds = np.interp(x * tokens, hull_tokens, hull_s) + x * attention_s
     rates = x[1:] / seconds[:-1]  # from above within a cell: more requests in less time
     best = int(np.argmax(rates))
     return float(rates[best]), float(x[best + 1])
 
 
-def _hull(step_s: Floats) -> tuple[Floats, Floats]:
-    """A convex function below seconds (which do not fall) over tokens: the hull of few points below them."""
+def _hull(step_s: Floats, slope_s: float, most_tokens: float) -> tuple[Floats, Floats]:
+    """A convex function below seconds (which do not fall) over tokens: the hull of few points below them.
+
+    Beyond the last second they rise by ``slope_s`` a token.
+    """
     ends = _ends(len(step_s))
-    tokens = ends.astype(np.float64)
+    far = max(most_tokens, 2.0 * len(step_s))
+    tokens = np.append(ends.astype(np.float64), far)
     seconds = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the least of each piece, at its end
+    seconds = np.append(seconds, step_s[-1] + slope_s * (far - ends[-1]))
     kept: list[int] = []
-    for i in range(len(ends)):
+    for i in range(len(tokens)):
         while len(kept) > 1 and _above(tokens, seconds, kept[-2], kept[-1], i):
             kept.pop()
         kept.append(i)
@@ -205,20 +244,18 @@ def _decode_token_s(cost: CostTables) -> float:
 
 
 def _impossible(
-    limits: Iterable[Limit], through_s: Floats, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
+    limits: Iterable[Limit], stages: _Stages, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
 ) -> dict[str, str]:
     """Limits that even an idle deployment breaks."""
-    shortest = float(through_s[1])
-    token_s = float((through_s[1:] / np.arange(1, len(through_s))).min())
-    ttft_s = np.maximum(prompt * token_s, shortest)
+    shortest, ttft_s = float(stages.through_s[1]), stages.alone_s(prompt)
     alone = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * shortest}
-    alone |= {name: np.full(len(prompt), shortest) for name in ("tbt", "tpot")}
+    alone |= {name: np.full(int((output > 1).sum()), shortest) for name in ("tbt", "tpot")}
     found: dict[str, str] = {}
     for limit in limits:
         metric, _, statistic = limit.metric.partition(".")
-        if metric not in alone or len(prompt) == 0:
+        values = alone.get(metric, np.zeros(0))
+        if len(values) == 0:
             continue
-        values = alone[metric]
         least = (
             values.mean()
             if statistic == "mean"
