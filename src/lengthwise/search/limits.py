@@ -43,9 +43,11 @@ class Promises:
 
     @property
     def guard_s(self) -> float:
-        """The longest wait that a limit speaks of."""
+        """The longest wait that a limit speaks of; where a single request's are of no wait, the default's."""
         waits = [limit.bound for limit in self.limits if limit.metric.partition(".")[0] in WAITS]
         slos = [] if self.slo is None else [v for k, v in self.slo.limits.items() if k != "tpot_s"]
+        if self.slo is not None and not slos:
+            slos = [DEFAULT.bound]
         return max([*waits, *slos, 0.0])
 
     @property
@@ -74,6 +76,8 @@ class Promises:
         if metric not in LATENCIES:
             value = values_of(window, self.guard_s, self.quantiles)[limit.metric]
             return value / limit.bound if not limit.at_least else limit.bound / max(value, 1e-300)
+        if statistic == "mean" and metric in WAITS:
+            return _mean(window.waited(WAITS[metric], limit.bound)) / limit.bound
         if statistic == "mean":
             return values_of(window, self.guard_s, self.quantiles)[limit.metric] / limit.bound
         beyond = _share_beyond(window, metric, limit.bound)
@@ -124,7 +128,8 @@ def good_share(window: Window, slo: Slo | None, guard_s: float) -> float:
         raise InputError("goodput needs limits for a single request: set [slo] ttft, tpot or jct")
     good: npt.NDArray[np.bool_] | None = None
     for name, bound in slo.limits.items():
-        met = window.waiting(name, guard_s) <= bound
+        value = window.pace(guard_s) if name == "tpot_s" else window.waiting(name, guard_s)
+        met = value <= bound
         good = met if good is None else good & met
     return float(good.mean()) if good is not None and len(good) else math.nan
 
@@ -139,6 +144,10 @@ def _share_beyond(window: Window, metric: str, bound: float) -> float:
         return float((tpot > bound).mean()) if len(tpot) else 0.0
     waits = window.waiting(WAITS[metric], bound)
     return float((waits > bound).mean()) if len(waits) else 0.0
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else 0.0
 
 
 def gaps_beyond(gaps: TokenGaps, bound: float) -> float:

@@ -43,12 +43,14 @@ def values_of(
     """Every metric of the window by name, as in Point.values, but for goodput.
 
     TTFT and queueing delay are of the requests that arrive in it, all but those of its last
-    ``guard_s`` (inf: had to wait longer); JCT and TPOT of those that finish in it.
+    ``guard_s`` (inf: had to wait longer; in a mean the wait until the end); JCT and TPOT of those that finish in it.
     """
     finished = window.as_records()
     values: dict[str, float] = {}
     for name, column in _ARRIVING.items():
         values |= _statistics(name, window.waiting(column, guard_s), quantiles)
+        told = window.waited(column, guard_s)
+        values[f"{name}.mean"] = float(told.mean()) if len(told) else math.nan
     for name, column in _FINISHING.items():
         told = request_column(finished.requests, column)
         values |= _statistics(name, told[~np.isnan(told)], quantiles)

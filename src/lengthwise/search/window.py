@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lengthwise import engine
 from lengthwise.metrics import request_column
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.records import Records, ReplicaTotals, TokenGaps
+from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, TokenGaps
 from lengthwise.schema.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -38,19 +38,40 @@ class Window:
     end_s: float
 
     def waiting(self, name: str, guard_s: float) -> Floats:
-        """[m] a request column of arrivals in the window, but for the last ``guard_s`` of it; inf: never.
+        """[m] a wait of arrivals in the window, but for the last ``guard_s`` of it; inf: never.
 
-        A request whose value never came (it was rejected, gave up, or was still under way at the end)
+        A request whose wait did not end (it was rejected, gave up, or was still under way at the end)
         has waited at least ``guard_s``: it counts as infinite.
         """
+        values = request_column(self._arrivals(guard_s), name)
+        return np.where(np.isnan(values), math.inf, values)
+
+    def waited(self, name: str, guard_s: float) -> Floats:
+        """[m] the same, but what was still under way at the end counts with the time until then.
+
+        That is for means, which one infinity would make infinite however long the run.
+        """
+        arrivals = self._arrivals(guard_s)
+        values = request_column(arrivals, name)
+        under_way = np.isnan(values) & (arrivals.status == Status.UNFINISHED)
+        so_far = np.where(under_way, self.end_s - arrivals.arrival_s, values)
+        return np.where(np.isnan(so_far), math.inf, so_far)
+
+    def pace(self, guard_s: float) -> Floats:
+        """[m] TPOT of the same arrivals, up to the end for those under way; 0 without a second token.
+
+        Infinite: no token came.
+        """
+        r = self._arrivals(guard_s)
+        until_s = np.where(np.isnan(r.finished_s), self.end_s, r.finished_s)
+        pace = (until_s - r.first_token_s) / np.maximum(r.output_tokens - 1, 1)
+        lost = (r.status == Status.REJECTED) | (r.status == Status.TIMED_OUT) | np.isnan(r.first_token_s)
+        return np.where(lost, math.inf, np.where(r.output_tokens > 1, pace, 0.0))
+
+    def _arrivals(self, guard_s: float) -> RequestRecords:
         r = self.records.requests
         rows = slice(*np.searchsorted(r.arrival_s, [self.start_s, max(self.start_s, self.end_s - guard_s)]))
-        views = {f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)}
-        values = request_column(type(r)(**views), name)
-        never = np.isnan(values)
-        if name == "tpot_s":
-            never &= r.output_tokens[rows] != 1
-        return np.where(never, math.inf, values)
+        return type(r)(**{f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)})
 
     def gaps(self) -> TokenGaps:
         """Times between tokens in the window."""
