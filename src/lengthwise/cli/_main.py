@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli import catalog, explain, simulate, workload
+from lengthwise.cli import capacity, catalog, explain, search, simulate, workload
 from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
@@ -30,6 +30,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
+app.command("capacity", epilog=capacity.EXAMPLES)(capacity.run)
+app.command("search", epilog=search.EXAMPLES)(search.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)
 app.command("catalog", epilog=catalog.EXAMPLES)(catalog.run)
 app.add_typer(workload.app, name="workload")

@@ -27,6 +27,16 @@ def require_writable(paths: Iterable[Path], inputs: Iterable[Path] = ()) -> None
         seen.add(target)
 
 
+def require_folder(folder: Path) -> None:
+    """Raises OutputError if a folder could not be made, or is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file; name a folder")
+    nearest = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    reason = _why_no_file_in(nearest)
+    if reason:
+        raise OutputError(f"cannot make {folder}: {reason}")
+
+
 def require_plotly() -> None:
     """Raises MissingExtraError where no HTML report could be made."""
     if find_spec("plotly") is None:

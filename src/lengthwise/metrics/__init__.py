@@ -5,7 +5,15 @@ from lengthwise.metrics._intervals import over_seeds, t_quantile
 from lengthwise.metrics.columns import frame, request_column, request_columns
 from lengthwise.metrics.combine import combine, difference
 from lengthwise.metrics.estimate import QUANTILES, STATISTICS, Distribution
-from lengthwise.metrics.hardware import SHARES, Cost, Hardware, gpu_power_w, hardware_of, model_flops, moved_bytes
+from lengthwise.metrics.hardware import (
+    SHARES,
+    Cost,
+    Hardware,
+    gpu_power_w,
+    hardware_of,
+    model_flops,
+    moved_bytes,
+)
 from lengthwise.metrics.slo import Slo
 from lengthwise.metrics.summarize import summarize
 from lengthwise.metrics.summary import Counts, Goodput, Rates, Summary

@@ -1,16 +1,25 @@
 """Numbers to people: terminal table, self-contained page, timeline, machine-readable file."""
 
-from lengthwise.report.binding import Binding, what_binds
+from lengthwise.report.binding import Binding, bound_by, what_binds
 from lengthwise.report.html import write_html
 from lengthwise.report.json_file import write_json
 from lengthwise.report.result import Result
-from lengthwise.report.search import search_table, write_search_html, write_search_json
+from lengthwise.report.search import (
+    limit_text,
+    metric_text,
+    search_table,
+    write_search_html,
+    write_search_json,
+)
 from lengthwise.report.table import table
 from lengthwise.report.timeline import write_timeline
 
 __all__ = [
     "Binding",
     "Result",
+    "bound_by",
+    "limit_text",
+    "metric_text",
     "search_table",
     "table",
     "what_binds",

@@ -1,23 +1,33 @@
 """Text to nouns: scenario files in TOML or YAML, ``--set``, and what they build."""
 
 from lengthwise.scenario._load import load, loads
+from lengthwise.scenario.capacities import Sustained, capacities
 from lengthwise.scenario.explanation import Explanation, Fit, Step, explain
+from lengthwise.scenario.launches import write_launches
 from lengthwise.scenario.outcomes import Outcome, run
 from lengthwise.scenario.scenario import Scenario
+from lengthwise.scenario.searches import Asked, plan, questions, settled
 from lengthwise.scenario.variants import Variant, build, deployment, scheduler
 
 __all__ = [
+    "Asked",
     "Explanation",
     "Fit",
     "Outcome",
     "Scenario",
     "Step",
+    "Sustained",
     "Variant",
     "build",
+    "capacities",
     "deployment",
     "explain",
     "load",
     "loads",
+    "plan",
+    "questions",
     "run",
     "scheduler",
+    "settled",
+    "write_launches",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lengthwise.scenario._axes import axis_name, flat, limit_names
 from lengthwise.scenario._problems import Problem
 
 _SECTIONS = {"sla": "slo", "slos": "slo", "traffic": "workload", "variant": "variants"}
@@ -48,6 +49,13 @@ _KEYS: dict[str, dict[str, str]] = {
     "scheduler": {"name": "policy", "scheduling_policy": "rank", "routing": "router"},
     "slo": {"itl": "tpot", "e2e": "jct", "e2el": "jct", "e2e_latency": "jct", "request_latency": "jct"},
     "run": {"num_seeds": "seeds", "warmup": "warmup_s", "time_limit": "time_limit_s"},
+    "search": {
+        "goal": "objective",
+        "request_rate": "rate",
+        "gpus": "max_gpus",
+        "slo": "limits",
+        "num_seeds": "seeds",
+    },
     "length": {"min": "low", "max": "high", "std": "sd", "stddev": "sd"},
 }
 _KINDS = {
@@ -107,12 +115,40 @@ def _section(name: str, value: Any, here: tuple[str, ...], problems: list[Proble
     table = _renamed(value, _KEYS[name], here, problems)
     if name == "slo":
         return _slo(table, here, problems)
+    if name == "search":
+        return _search(table, here, problems)
     if name != "workload":
         return table
     for key in ("prompt", "output", "arrivals"):
         if key in table:
             table[key] = _kind(key, table[key], (*here, key), problems)
     return table
+
+
+def _search(table: Table, here: tuple[str, ...], problems: list[Problem]) -> Table:
+    """Limits and axes under their dotted names."""
+    if isinstance(table.get("limits"), dict):
+        table["limits"] = limit_names(table["limits"])
+    if isinstance(table.get("space"), dict):
+        table["space"] = _axes(table["space"], (*here, "space"), problems)
+    if isinstance(table.get("either"), list):
+        table["either"] = [
+            _axes(own, (*here, "either", str(at)), problems) if isinstance(own, dict) else own
+            for at, own in enumerate(table["either"])
+        ]
+    return table
+
+
+def _axes(table: Table, here: tuple[str, ...], problems: list[Problem]) -> Table:
+    """``tp``, ``deployment.tp`` and ``tensor_parallel`` as "deployment.tp"."""
+    axes: Table = {}
+    said: dict[str, str] = {}
+    for text, values in flat(table).items():
+        name = axis_name(text, _KEYS)
+        if name in axes:
+            problems.append(Problem((*here, text), f"means the same as {said[name]}; keep one of them"))
+        axes[name], said[name] = values, text
+    return axes
 
 
 def _kind(key: str, value: Any, here: tuple[str, ...], problems: list[Problem]) -> Any:

@@ -12,6 +12,7 @@ from lengthwise.scenario._canonical import canonical
 from lengthwise.scenario._findings import findings
 from lengthwise.scenario._merge import merged
 from lengthwise.scenario._problems import Problem, raise_if_any
+from lengthwise.scenario._space import space_problems, with_first_values
 from lengthwise.scenario._text import Table, assignment, parse, read
 from lengthwise.scenario.scenario import Scenario
 
@@ -46,6 +47,7 @@ def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] =
     """The scenario of plain tables; raises as ``load`` does."""
     settings, problems = canonical(raw)
     settings, overridden = _overridden(settings, overrides, problems)
+    settings = with_first_values(settings)
     variants = settings.get("variants", [])
     scenario, found = _validated(settings)
     problems += [_by_name(problem, variants) for problem in found]
@@ -53,6 +55,7 @@ def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] =
         base = {key: value for key, value in settings.items() if key != "variants"}
         known = {(p.path, p.text) for p in found}
         problems += [p for p in _variants(base, variants) if (p.path[2:], p.text) not in known]
+        problems += [problem for whole in _wholes(base, variants) for problem in space_problems(whole)]
     raise_if_any(problems, source, overridden)
     assert scenario is not None  # no problems, so it was built
     return scenario.from_file(source, folder)
@@ -116,4 +119,14 @@ def _variants(base: Table, variants: list[Any]) -> list[Problem]:
     return problems
 
 
-_VARIED = ("workload", "deployment", "engine", "scheduler")
+def _wholes(base: Table, variants: list[Any]) -> list[Table]:
+    """The settings of each variant, or just the base's."""
+    over = [
+        {k: v for k, v in variant.items() if k in _VARIED}
+        for variant in variants
+        if isinstance(variant, dict)
+    ]
+    return [merged(base, one) for one in over] or [base]
+
+
+_VARIED = ("workload", "deployment", "engine", "scheduler", "search")

@@ -32,26 +32,42 @@ def per_seed(section: WorkloadSection, folder: Path) -> PerSeed:
     Raises:
         InputError: No preset of that name, or a trace that cannot be read.
     """
-    trace = _trace(section, folder)
-    if section.is_replay and trace is not None:
-        replayed = _replayed(section, trace)
+    source = source_of(section, folder)
+    if source.whole is not None:
+        replayed = source.whole
         return lambda seed: replayed  # noqa: ARG005 - a trace has no chance in it
-    lengths = _capped(section, _lengths(section, trace))
-    arrivals = _arrivals(section)
-    name = section.preset or (trace.name if trace else "")
 
     @lru_cache(maxsize=2)
     def generated(seed: int) -> Workload:
         return w.generate(
             section.num_requests or DEFAULT_REQUESTS,
-            lengths,
-            arrivals,
+            source.lengths,
+            source.arrivals,
             seed,
             predicted=section.predicted,
-            name=name,
+            name=source.name,
         )
 
     return generated
+
+
+@dataclass(frozen=True)
+class Source:
+    """What requests are drawn from; ``whole`` are those of a replayed trace, where nothing is drawn."""
+
+    lengths: w.Lengths
+    arrivals: w.Arrivals
+    name: str
+    whole: Workload | None = None
+
+
+def source_of(section: WorkloadSection, folder: Path) -> Source:
+    """The models of lengths and arrivals that a section names; raises as ``per_seed`` does."""
+    trace = _trace(section, folder)
+    if section.is_replay and trace is not None:
+        return Source(w.Samples.of(trace), w.Replay(trace.arrival_s), trace.name, _replayed(section, trace))
+    name = section.preset or (trace.name if trace else "")
+    return Source(_capped(section, _lengths(section, trace)), _arrivals(section), name)
 
 
 def _trace(section: WorkloadSection, folder: Path) -> Workload | None:

@@ -90,7 +90,9 @@ def _one(variant: Variant, seed: int, *, keep: bool, every_step: bool) -> tuple[
             strict=asked.run.strict,
             keep_steps=MANY_STEPS if keep and every_step else USUAL_STEPS,
         )
-        summary = metrics.summarize(records, variant.deployment, slo=_slo(asked), warmup_s=asked.run.warmup_s)
+        summary = metrics.summarize(
+            records, variant.deployment, slo=slo_of(asked), warmup_s=asked.run.warmup_s
+        )
     return records if keep else None, summary
 
 
@@ -100,7 +102,8 @@ def _outcome(variant: Variant, runs: Sequence[tuple[Records | None, Summary]]) -
     return Outcome(variant, records, summaries, metrics.combine(summaries))
 
 
-def _slo(scenario: Scenario) -> Slo | None:
+def slo_of(scenario: Scenario) -> Slo | None:
+    """The limits of [slo] for a single request; None where there are none."""
     limits = scenario.slo
     if (limits.ttft, limits.tpot, limits.jct) == (None, None, None):
         return None

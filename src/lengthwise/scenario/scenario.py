@@ -16,6 +16,7 @@ from lengthwise.scenario.sections import (
     EngineSection,
     RunSection,
     SchedulerSection,
+    SearchSection,
     SloSection,
     VariantSection,
     WorkloadSection,
@@ -33,6 +34,7 @@ class Scenario(Section):
     scheduler: SchedulerSection = SchedulerSection()
     slo: SloSection = SloSection()
     run: RunSection = RunSection()
+    search: SearchSection | None = None
     variants: list[VariantSection] = Field(default_factory=list)
     _source: str = PrivateAttr("scenario")
     _folder: Path = PrivateAttr(Path())

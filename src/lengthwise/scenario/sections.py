@@ -120,6 +120,8 @@ class DeploymentSection(Section):
 class EngineSection(Section):
     """The engine's limits under their vLLM names; ``timeout_s`` is when a client gives up.
 
+    ``max_step_seqs = "per_stage"`` divides ``max_num_seqs`` by the pipeline stages, as Vidur does.
+
     The upper bounds are far above any engine's and keep a slip from asking for terabytes of tables.
     """
 
@@ -128,7 +130,7 @@ class EngineSection(Section):
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Share = 0.9
     max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
-    max_step_seqs: Annotated[int, Field(ge=1, le=2**17)] | None = None
+    max_step_seqs: Annotated[int, Field(ge=1, le=2**17)] | Literal["per_stage"] | None = None
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
     timeout_s: Seconds = math.inf
 
@@ -170,6 +172,32 @@ class RunSection(Section):
     strict: bool = False
 
 
+class SearchSection(Section):
+    """Which deployment to choose: what is optimised, what must hold, and among which configurations.
+
+    ``limits`` maps metrics to bounds: ``ttft.p90 = "2s"``, ``goodput = 0.95``; with none that speaks of
+    waiting, ``queueing_delay.p99 = "5s"`` is added. ``space`` maps settings to lists of values
+    (``tp = [1, 2, 4]``); each entry of ``either`` has further settings, and every configuration takes one
+    of the entries. ``deployment.replicas`` may be "fill": as many as ``max_gpus`` allows, or "auto": as few
+    as hold the ``rate``. ``trials`` are of the strategy "bayesian".
+    """
+
+    objective: Literal[
+        "requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"
+    ] = "requests_per_dollar"
+    rate: Rate | None = None
+    max_gpus: Count | None = None
+    limits: dict[str, Any] = Field(default_factory=dict)
+    space: dict[str, Any] = Field(default_factory=dict)
+    either: list[dict[str, Any]] = Field(default_factory=list)
+    strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"
+    trials: Count = 100
+    top: Count = 10
+    precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 8
+    sensitivity: bool = True
+
+
 class VariantSection(Section):
     """One of several settings compared side by side: what differs from the rest of the file."""
 
@@ -178,6 +206,7 @@ class VariantSection(Section):
     deployment: dict[str, Any] = Field(default_factory=dict)
     engine: dict[str, Any] = Field(default_factory=dict)
     scheduler: dict[str, Any] = Field(default_factory=dict)
+    search: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def overrides(self) -> dict[str, dict[str, Any]]:

@@ -140,7 +140,10 @@ def _cost(section: DeploymentSection, scenario: Scenario) -> str:
 
 
 def _limits(section: EngineSection, on: DeploymentSection) -> EngineLimits:
-    return EngineLimits(**section.model_dump(), weight_dtype=on.weight_dtype, kv_dtype=on.kv_dtype)
+    limits = section.model_dump()
+    if section.max_step_seqs == "per_stage":
+        limits["max_step_seqs"] = max(1, section.max_num_seqs // on.pp)
+    return EngineLimits(**limits, weight_dtype=on.weight_dtype, kv_dtype=on.kv_dtype)
 
 
 def _source(scenario: Scenario, known: dict[str, PerSeed]) -> PerSeed:

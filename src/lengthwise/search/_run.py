@@ -44,6 +44,10 @@ class Run:
     def __post_init__(self) -> None:
         self.started_s = self.clock()
 
+    def restart(self) -> None:
+        """The search begins now."""
+        self.started_s = self.clock()
+
     def seconds(self) -> float:
         """Since the search began."""
         return self.clock() - self.started_s

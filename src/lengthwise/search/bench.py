@@ -115,6 +115,14 @@ class Bench:
         )
 
 
+def sized(deployment: Deployment, gpus: int) -> Deployment:
+    """The deployment with as many replicas as make so many GPUs."""
+    parallel = deployment.parallel
+    return replace(
+        deployment, parallel=replace(parallel, replicas=max(1, gpus // (parallel.tp * parallel.pp)))
+    )
+
+
 def finds_replicas(settings: Settings, question: Question) -> bool:
     """Whether the number of replicas is for the search to find."""
     return question.objective.name in AT_RATE and settings.get(REPLICAS, "auto") == "auto"

@@ -31,6 +31,8 @@ SLACK = 1.02
 
 _GRID = 512
 
+_AT_ONCE_S = 1e-9
+
 _SLOPE_SPAN = 256
 """Entries whose mean slope continues a table, as where the engine reads it."""
 
@@ -119,8 +121,9 @@ def _most_per_step(deployment: Deployment, needs: Needs, limits: Iterable[Limit]
     if needs.decodes:
         for limit in limits:
             metric, _, statistic = limit.metric.partition(".")
-            if metric == "tbt" and statistic != "mean" and (through_s[1:] <= limit.bound).any():
-                longest = int(np.flatnonzero(through_s <= limit.bound)[-1])
+            bound_s = limit.bound * SLACK  # times between tokens are told to a bin's width
+            if metric == "tbt" and statistic != "mean" and (through_s[1:] <= bound_s).any():
+                longest = int(np.flatnonzero(through_s <= bound_s)[-1])
                 if longest < len(through_s) - 1:
                     caps.append(longest / (float(statistic[1:]) / 100 * needs.decodes))
     return min(caps)

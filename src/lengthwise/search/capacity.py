@@ -118,7 +118,7 @@ class Trials:
         """Half-width of the crossing's interval: the seeds' spread of the strain there, over its slope."""
         n, rates = len(self.seeds), sorted(self.strains)
         if n < 2 or len(rates) < 2:
-            return 0.0
+            return math.nan
         at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
         low, high = rates[at], rates[at + 1]
         means = [max(float(self.strains[r].mean(axis=0).max()), _LEAST_STRAIN) for r in (low, high)]
@@ -179,17 +179,18 @@ def capacity(
     """
     found = first or scout(deployment, load, promises)
     used, before, growth = range(min(seeds, load.seeds or seeds)), math.nan, EXACT_LENGTHS
+    most = min(MOST_REQUESTS, load.most)
     while found.rate_rps.value > 0:
-        requests = min(found.requests * growth, MOST_REQUESTS)
+        requests = min(found.requests * growth, most)
         trials = Trials(deployment, load, promises, requests, used, found.effort, each)
         rate = largest(trials.strain, found.rate_rps.value, found.ceiling.rate_rps, 1.025, SEED_TOLERANCE)
         spread = trials.spread(rate, level)
         drift = math.inf if math.isnan(before) else abs(rate - before) / (growth - 1)
         half = spread + drift + ROOT_ERROR * rate
         found = replace(found, rate_rps=Estimate(rate, half), binds=trials.binds, requests=requests)
-        if half <= precision * rate or requests >= MOST_REQUESTS:
+        if half <= precision * rate or requests >= most:
             break
-        before, growth = rate, 4 if spread > precision * rate else 2
+        before, growth = rate, 4 if spread > 1.5 * precision * rate else 2
     return found
 
 

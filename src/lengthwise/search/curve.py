@@ -9,14 +9,14 @@ import numpy as np
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
-from lengthwise.search.capacity import Effort
+from lengthwise.search.capacity import Capacity, Effort
 from lengthwise.search.limits import Promises, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.points import mean_point, values_of
 from lengthwise.search.window import Window, observe
 
-FRACTIONS = (0.25, 0.5, 0.7, 0.85, 1.0)
-"""Of the operating rate."""
+FRACTIONS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
+"""Of the operating rate; those above it show what a looser limit would buy."""
 
 
 def point_at(
@@ -48,11 +48,11 @@ def point_of(rate_rps: float, windows: list[Window], promises: Promises, level: 
 
 
 def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, ...]:
-    """Points at FRACTIONS of the operating point's rate, and that point itself.
+    """Points at FRACTIONS of the operating point's rate, in that order, itself among them.
 
     ``measure`` is given a rate and that fraction: a run of as many seconds needs as much fewer requests.
     """
-    return (*(measure(at.rate_rps * share, share) for share in FRACTIONS if share < 1), at)
+    return tuple(at if share == 1 else measure(at.rate_rps * share, share) for share in FRACTIONS)
 
 
 def _values(window: Window, promises: Promises) -> dict[str, float]:
@@ -65,3 +65,14 @@ def _values(window: Window, promises: Promises) -> dict[str, float]:
 def scaled(estimate: Estimate, factor: float) -> Estimate:
     """The estimate in another unit."""
     return Estimate(estimate.value * factor, estimate.half_width * factor)
+
+
+def point_at_capacity(
+    deployment: Deployment, load: Load, promises: Promises, found: Capacity, seeds: int, level: float = 0.95
+) -> Point | None:
+    """All numbers at the lower end of a capacity's interval; None where nothing holds."""
+    rate = found.rate_rps.value if not found.rate_rps.has_interval else found.rate_rps.low
+    if not rate > 0:
+        return None
+    some = range(min(seeds, load.seeds or seeds))
+    return point_at(rate, deployment, load, promises, found.requests, some, level, found.effort)

@@ -33,19 +33,20 @@ class Load:
             return fewer requests (a trace that holds no more).
         name: For tables.
         seeds: How many seeds differ; None: as many as are asked for.
-        memory: Keeps what was drawn; not pickled.
+        most: Requests that a seed has at most.
     """
 
     draw: Draw
     name: str = ""
     seeds: int | None = None
+    most: int = LARGEST_DRAW
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_drawn", {})
         object.__setattr__(self, "_lock", threading.Lock())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"draw": self.draw, "name": self.name, "seeds": self.seeds}
+        return {name: getattr(self, name) for name in ("draw", "name", "seeds", "most")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

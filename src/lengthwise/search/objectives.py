@@ -20,6 +20,8 @@ OBJECTIVES = {
     )
 }
 
+UNLIMITED_GPUS = 2**31
+
 AT_RATE = ("cost_at_rate", "fewest_gpus")
 """Objectives that ask for the fewest replicas that hold a rate."""
 
@@ -42,7 +44,7 @@ class Question:
     objective: Objective
     promises: Promises
     rate_rps: float | None = None
-    max_gpus: int = 2**31
+    max_gpus: int = UNLIMITED_GPUS
     requests: int = 1000
     precision: float = 0.025
     seeds: int = 8

@@ -177,9 +177,9 @@ def _pruned_too_early(
     held.sort(key=lambda c: _order(c.objective.value, question))
     pruned = [c for c in by_key.values() if c.standing is Standing.PRUNED and not c.simulations]
     if len(held) < options.top:
-        return pruned[:LARGEST_WAVE]
+        return [replace(c, reason="", region="") for c in pruned[:LARGEST_WAVE]]
     last = held[options.top - 1].objective.value
-    return [c for c in pruned if better(c.bound, last, question)]
+    return [replace(c, reason="", region="") for c in pruned if better(c.bound, last, question)]
 
 
 def _hopeless(choice: Choice, done: Sequence[Choice], run: Run, options: Options) -> bool:

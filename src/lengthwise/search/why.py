@@ -43,27 +43,21 @@ def _known(choice: Choice) -> bool:
 
 
 def _sentence(key: str, best: Choice, other: Choice, question: Question) -> str:
-    ratio = other.objective.value / best.objective.value
     short = key.rpartition(".")[2]
-    off = abs(ratio - 1)
-    sign = 1 if question.objective.higher_is_better else -1
-    half = 0.0 if other.objective.half_width != other.objective.half_width else other.objective.half_width
-    if sign * (best.objective.value - other.objective.value) <= half + best.objective.half_width:
-        verdict = "cannot be told apart"
-    else:
-        verdict = f"{off:.0%} {'less' if ratio < 1 else 'more'} {_unit(question)}"
+    head = f"{short} = {best.settings[key]}: the best with another, {other.name}, "
     rough = " (scouted)" if other.standing is Standing.SCOUTED else ""
-    return (
-        f"{short} = {best.settings[key]}: the best with another value ({short} = {other.settings[key]}, "
-        f"{other.name}) is {verdict}{rough}."
-        if verdict.startswith("cannot")
-        else f"{short} = {best.settings[key]}: the best with another value ({short} = {other.settings[key]}, "
-        f"{other.name}) has {verdict}{rough}."
-    )
+    sign = 1 if question.objective.higher_is_better else -1
+    off = sign * (best.objective.value - other.objective.value)
+    if off <= _half(best) + _half(other):
+        return f"{head}cannot be told apart{rough}."
+    ratio = other.objective.value / best.objective.value
+    more = "less" if ratio < 1 else "more"
+    return f"{head}has {abs(ratio - 1):.0%} {more} {question.objective.label}{rough}."
 
 
-def _unit(question: Question) -> str:
-    return question.objective.label
+def _half(choice: Choice) -> float:
+    half = choice.objective.half_width
+    return half if half == half else 0.0  # noqa: PLR0124 - NaN: it is not known
 
 
 def _shared(group: Sequence[Choice], choices: Sequence[Choice]) -> dict[str, tuple[Any, ...]]:

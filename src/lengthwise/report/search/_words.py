@@ -90,6 +90,11 @@ def amount(seen: Quantity, value: float) -> str:
     return f"{rounded(value * factor, math.nan)[0]} {unit}".strip()
 
 
+def metric_text(metric: str, value: float) -> str:
+    """A value of a metric by name, with its unit."""
+    return amount(quantity(metric), value)
+
+
 def metric_name(name: str) -> str:
     """What a choice's ``binds`` is called: a metric's label, or the word as it is."""
     return quantity(name).label if "." in name or name in OTHERS else name

@@ -1,0 +1,129 @@
+"""The space of a search, as a file writes it: checked value by value before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import ValidationError
+
+from lengthwise.scenario._axes import VARIABLE
+from lengthwise.scenario._merge import merged
+from lengthwise.scenario._problems import Problem
+from lengthwise.scenario._values import seconds
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.plan import Limit
+from lengthwise.search import Space, check_limit
+
+Table = dict[str, Any]
+
+REPLICAS = "deployment.replicas"
+FILL, AUTO = "fill", "auto"
+LEAST = ("goodput", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
+"""Metrics of which there must be enough; of all others there may be too much."""
+
+
+def space_of(section: Any) -> Space:
+    """The axes of [search]; a single value is an axis of one."""
+    return Space(_tuples(section.space), tuple(_tuples(own) for own in section.either))
+
+
+def limits_of(section: Any) -> tuple[Limit, ...]:
+    """The limits of [search]; raises InputError where a metric or a bound makes no sense."""
+    return tuple(check_limit(_limit(metric, bound)) for metric, bound in section.limits.items())
+
+
+def with_first_values(settings: Table) -> Table:
+    """The settings, what they leave out filled with the first value of its axis."""
+    search = settings.get("search")
+    if not isinstance(search, dict):
+        return settings
+    filled = settings
+    for axes in (search.get("space"), *_tables(search.get("either"))):
+        for key, values in (axes or {}).items() if isinstance(axes, dict) else ():
+            section, _, leaf = key.rpartition(".")
+            first = _listed(values)[:1]
+            if key in VARIABLE and first and key != REPLICAS and leaf not in _table(filled, section):
+                filled = merged(filled, {section: {leaf: first[0]}})
+    return filled
+
+
+def space_problems(settings: Table) -> list[Problem]:
+    """What is wrong with the limits and axes of whole settings."""
+    search = settings.get("search")
+    if not isinstance(search, dict):
+        return []
+    here = ("search", "space")
+    found = _axis_problems(search.get("space"), here)
+    for at, own in enumerate(_tables(search.get("either"))):
+        found += _axis_problems(own, ("search", "either", str(at)))
+    return found + _limit_problems(search.get("limits"))
+
+
+def _axis_problems(axes: Any, here: tuple[str, ...]) -> list[Problem]:
+    if not isinstance(axes, dict):
+        return []
+    found: list[Problem] = []
+    for key, values in axes.items():
+        if key not in VARIABLE:
+            near = difflib.get_close_matches(key, VARIABLE, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else f"it may be one of {', '.join(VARIABLE)}"
+            found.append(Problem((*here, key), f"is no setting that a search can vary; {hint}"))
+        elif not _listed(values):
+            found.append(Problem((*here, key), "must have at least one value; it has none"))
+        else:
+            found += [p for value in _listed(values) for p in _value_problems(key, value, here)]
+    return found
+
+
+def _value_problems(key: str, value: Any, here: tuple[str, ...]) -> list[Problem]:
+    """Whether a section takes the value, alone: what it asks of other keys is seen when it is built."""
+    from lengthwise.scenario._findings import findings
+
+    section, leaf = VARIABLE[key], key.rpartition(".")[2]
+    if key == REPLICAS and value in (FILL, AUTO):
+        return []
+    try:
+        section.model_validate({**_REQUIRED.get(section.__name__, {}), leaf: value})
+    except ValidationError as error:
+        return [Problem((*here, key), problem.text) for problem in findings(error, section)]
+    return []
+
+
+def _limit_problems(limits: Any) -> list[Problem]:
+    if not isinstance(limits, dict):
+        return []
+    found = []
+    for metric, bound in limits.items():
+        try:
+            check_limit(_limit(metric, bound))
+        except (InputError, ValueError) as error:
+            found.append(Problem(("search", "limits", metric), str(error)))
+    return found
+
+
+def _limit(metric: str, bound: Any) -> Limit:
+    value = seconds(bound)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f'must be a number or a text with a unit ("200ms"); it is {bound!r}')  # noqa: TRY004
+    return Limit(metric, float(value), at_least=metric in LEAST)
+
+
+_REQUIRED: dict[str, Table] = {"DeploymentSection": {"model": "any", "gpu": "any"}}
+
+
+def _tuples(axes: Table) -> dict[str, tuple[Any, ...]]:
+    return {key: tuple(_listed(values)) for key, values in axes.items()}
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def _tables(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else []
+
+
+def _table(settings: Table, section: str) -> Table:
+    found = settings.get(section)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,91 @@
+"""What to run for the chosen configurations."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lengthwise import backend
+from lengthwise.scenario.scenario import Scenario
+from lengthwise.scenario.searches import Asked, questions, settled
+from lengthwise.scenario.variants import Variant, build
+from lengthwise.schema.errors import OutputError
+from lengthwise.schema.plan import Choice, Plan, Standing, Study
+
+CLAIM_REQUESTS = 2000
+CLAIM_SEEDS = 5
+
+
+def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1) -> list[Path]:
+    """A folder for each of the best configurations of each plan; returns these folders.
+
+    Each holds server scripts, Kubernetes resources, a load test, and a scenario whose simulation repeats
+    the claim.
+
+    Raises:
+        OutputError: A folder or file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+    made: list[Path] = []
+    for asked, plan in zip(questions(scenario), study.plans, strict=True):
+        best = [c for c in plan.choices if c.standing is Standing.RANKED][:top]
+        for at, choice in enumerate(best):
+            name = _slug(f"{plan.name if len(study.plans) > 1 else ''} {at + 1} {choice.name}")
+            _write(folder / name, asked, plan, choice)
+            made.append(folder / name)
+    return made
+
+
+def _write(folder: Path, asked: Asked, plan: Plan, choice: Choice) -> None:
+    whole = _claimed(settled(asked, choice))
+    variant = build(whole)[0]
+    backend.write_launch(
+        folder,
+        variant.deployment,
+        name=_slug(choice.name),
+        scenario_text=whole.to_toml(),
+        workload=variant.workload(whole.run.seed),
+        rate_rps=_rate(choice, variant),
+        claim=_claim(plan, choice),
+    )
+
+
+def _claimed(whole: Scenario) -> Scenario:
+    """Long enough to show the claim, several times."""
+    requests = max(whole.workload.num_requests or 0, CLAIM_REQUESTS)
+    longer = whole if whole.workload.is_replay else _with_requests(whole, requests)
+    return longer.with_run(seeds=max(whole.run.seeds, CLAIM_SEEDS))
+
+
+def _with_requests(whole: Scenario, requests: int) -> Scenario:
+    section = whole.workload.model_copy(update={"num_requests": requests})
+    return whole.model_copy(update={"workload": section})
+
+
+def _rate(choice: Choice, variant: Variant) -> float:
+    if choice.at is not None:
+        return choice.at.rate_rps
+    return variant.scenario.workload.request_rate or 1.0
+
+
+def _claim(plan: Plan, choice: Choice) -> str:
+    assert choice.at is not None  # it is ranked
+    told = [
+        f"{limit.metric} {choice.at.value(limit.metric):.4g} ({limit.sense} {limit.bound:g})"
+        for limit in plan.limits
+    ]
+    held = f": {', '.join(told)}" if told else ""
+    objective = choice.objective
+    half = f" ± {objective.half_width:.2g}" if objective.has_interval else ""
+    return (
+        f"Simulated at {choice.at.rate_rps:.4g} requests a second{held}. "
+        f"{plan.objective.label[0].upper()}{plan.objective.label[1:]}: {objective.value:.4g}{half} {plan.objective.unit}, "
+        f"on {choice.gpus} GPUs at ${choice.price_per_hour_usd:.2f} an hour."
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

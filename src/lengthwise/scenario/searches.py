@@ -1,0 +1,237 @@
+"""Asks a scenario's search: every variant is a question of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lengthwise import engine, metrics, report, search
+from lengthwise.scenario._contents import contents
+from lengthwise.scenario._loads import load_of
+from lengthwise.scenario._merge import merged
+from lengthwise.scenario._space import limits_of, space_of
+from lengthwise.scenario.outcomes import slo_of
+from lengthwise.scenario.scenario import Scenario
+from lengthwise.scenario.sections import SearchSection
+from lengthwise.scenario.variants import deployment
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.plan import Choice, Plan, Standing, Study
+from lengthwise.search import Bench, Options, Question, Run, Store
+from lengthwise.search.strategy import Strategy
+from lengthwise.search.workers import Workers
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question: a scenario without variants, and what evaluates its configurations."""
+
+    name: str
+    scenario: Scenario
+    bench: Bench
+
+
+def questions(scenario: Scenario) -> list[Asked]:
+    """The questions of a scenario, one a variant.
+
+    Raises:
+        InputError: There is no [search], or something of it does not work out; a note says where.
+    """
+    return [_asked(whole, scenario) for whole in scenario.effective()]
+
+
+def plan(
+    scenario: Scenario,
+    workers: Workers,
+    *,
+    store: Store | None = None,
+    progress: Progress = lambda *_: None,
+) -> Study:
+    """The answer of a scenario's search: a plan a variant, and what it costs to confuse them.
+
+    Args:
+        scenario: With a [search].
+        workers: Who evaluates; see ``lengthwise.search.workers``.
+        store: Where evaluations are kept and found again.
+        progress: Called with what is done ("llama bound"), evaluations done and to do.
+
+    Raises:
+        InputError: As for ``questions``, or a limit is reached in a way that no configuration can be built.
+    """
+    asked = questions(scenario)
+    runs = [Run(a.bench, workers, _identity(a.scenario) if store else "", store) for a in asked]
+    plans = []
+    for one, run in zip(asked, runs, strict=True):
+        run.progress = _named_progress(one.name if len(asked) > 1 else "", progress)
+        run.restart()
+        plans.append(_explained(_planned(one, run), one))
+    return search.study(scenario.name, plans, runs)
+
+
+def _planned(asked: Asked, run: Run) -> Plan:
+    section = _section(asked.scenario)
+    space = space_of(section)
+    strategy: Strategy[dict[str, Any]] | None = None
+    if section.strategy == "bayesian":
+        from lengthwise.search._bayesian import Bayesian
+
+        strategy = Bayesian(space.alternatives(), section.trials, asked.scenario.run.seed)
+    options = Options(section.top, section.strategy == "exhaustive", section.sensitivity, strategy)
+    candidates = [] if strategy else list(search.checked(space).candidates())
+    return search.search(asked.name, candidates, space.values(), run, options, _facts(asked))
+
+
+def settled(asked: Asked, choice: Choice) -> Scenario:
+    """The scenario of a choice at its operating point, as ``lengthwise simulate`` runs it."""
+    whole = _with(asked.scenario, choice.settings)
+    tp, pp = whole.deployment.tp, whole.deployment.pp
+    update: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (tp * pp))}}
+    rate = choice.at.rate_rps if choice.at is not None else None
+    offline = asked.bench.question.objective.name == "makespan"
+    if rate is not None and not offline:
+        update["workload"] = {"request_rate": rate}
+    base = whole.model_dump(exclude={"search"}, exclude_unset=True, exclude_none=True)
+    name = f"{asked.name}: {choice.name}" if asked.name else choice.name
+    made = type(whole).model_validate(merged(base, update | {"name": name}))
+    return made.from_file(whole.source, whole.folder)
+
+
+@dataclass
+class Built:
+    """Builds deployments of one replica from settings; travels to other processes."""
+
+    scenario: Scenario
+
+    def __call__(self, settings: Mapping[str, Any]) -> Deployment:
+        """The scenario's deployment with these settings."""
+        return deployment(_with(self.scenario, settings))
+
+
+def _with(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
+    """The scenario with values for dotted keys; the number of replicas is left to the search."""
+    over: dict[str, dict[str, Any]] = {"deployment": {"replicas": 1}}
+    for key, value in settings.items():
+        section, _, leaf = key.rpartition(".")
+        if key != search.REPLICAS:
+            over.setdefault(section, {})[leaf] = value
+    base = scenario.model_dump(exclude_unset=True, exclude_none=True)
+    return type(scenario).model_validate(merged(base, over)).from_file(scenario.source, scenario.folder)
+
+
+def _asked(whole: Scenario, scenario: Scenario) -> Asked:
+    with _located(whole, scenario):
+        section = _section(whole)
+        return Asked(
+            whole.name, whole, Bench(Built(_plain(whole)), _load(whole), question_of(whole, section))
+        )
+
+
+def question_of(whole: Scenario, section: SearchSection) -> Question:
+    """What a [search] asks; raises InputError where it lacks something."""
+    limits = limits_of(section)
+    objective = search.objective(section.objective)
+    if objective.name not in ("makespan", "goodput"):
+        limits = search.with_stability(limits)
+    return Question(
+        objective=objective,
+        promises=search.Promises(limits, slo_of(whole)),
+        rate_rps=section.rate,
+        max_gpus=section.max_gpus or search.UNLIMITED_GPUS,
+        requests=whole.workload.num_requests or 1000,
+        precision=section.precision,
+        seeds=section.seeds,
+    )
+
+
+def _section(whole: Scenario) -> SearchSection:
+    if whole.search is None:
+        raise InputError(
+            'a search needs a table [search] with a space, such as: [search.space] gpu = ["A100-80GB", "H100"], '
+            "tp = [1, 2, 4]"
+        )
+    return whole.search
+
+
+def _plain(whole: Scenario) -> Scenario:
+    """Without what only the search reads: less to send to a worker."""
+    return whole.model_copy(update={"search": None, "variants": []})
+
+
+def _load(whole: Scenario) -> search.Load:
+    return load_of(whole.workload, whole.folder, whole.run.seed)
+
+
+def _facts(asked: Asked) -> dict[str, str]:
+    whole, question = asked.scenario, asked.bench.question
+    axes = space_of(_section(whole)).values()
+    facts = {"workload": asked.bench.load.name}
+    if "deployment.model" not in axes:
+        facts = {"model": whole.deployment.model} | facts
+    if question.rate_rps is not None:
+        facts["rate"] = f"{question.rate_rps:g} requests a second"
+    if question.objective.name == "makespan":
+        facts["requests"] = f"{question.requests:,} requests at once"
+    if question.max_gpus < search.UNLIMITED_GPUS:
+        facts["GPUs"] = f"at most {question.max_gpus} GPUs"
+    return facts
+
+
+def _identity(whole: Scenario) -> str:
+    """Whatever decides an evaluation beside the settings that are varied, and the code."""
+    section = _section(whole)
+    varied = set(space_of(section).values())
+    told = whole.model_dump(mode="json", exclude={"name", "description", "variants", "search"})
+    for key in varied:
+        table, _, leaf = key.rpartition(".")
+        told.get(table, {}).pop(leaf, None)
+    asked = section.model_dump(
+        mode="json", include={"objective", "rate", "max_gpus", "limits", "precision", "seeds"}
+    )
+    return search.content_key(told, asked, contents(whole), search.code_version())
+
+
+def _explained(found: Plan, asked: Asked) -> Plan:
+    """The ranked choices with what binds their hardware at the operating point."""
+    ranked = [c for c in found.choices if c.standing is Standing.RANKED]
+    top = {c.key for c in ranked[: _section(asked.scenario).top]}
+    told = [replace(c, why=_binding(c, asked)) if c.key in top else c for c in found.choices]
+    return replace(found, choices=tuple(told))
+
+
+def _binding(choice: Choice, asked: Asked) -> str:
+    from lengthwise.search.bench import sized
+
+    question, load = asked.bench.question, asked.bench.load
+    assert choice.at is not None  # it is ranked
+    deployed = sized(asked.bench.build(choice.settings), choice.gpus)
+    offline = question.objective.name == "makespan"
+    few = min(_EXPLAINED, load.most)
+    requests = load.batch(0, question.requests) if offline else load.at(0, few, choice.at.rate_rps)
+    records = engine.simulate(requests, deployed, keep_steps=0)
+    summary = metrics.summarize(records, deployed)
+    limits = deployed.limits
+    binds = report.what_binds(
+        summary, max_batch_seqs=limits.max_num_seqs / deployed.parallel.pp, offered=not offline
+    )
+    return f"{report.bound_by(binds)} {binds.resource}: {binds.sentence}"
+
+
+_EXPLAINED = 4000
+
+
+def _named_progress(name: str, progress: Progress) -> Progress:
+    return lambda step, done, of: progress(f"{name} {step}".strip(), done, of)
+
+
+@contextmanager
+def _located(whole: Scenario, scenario: Scenario) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        variant = f"variant {whole.name!r} of " if scenario.variants else ""
+        error.add_note(f"in {variant}{scenario.source}")
+        raise
