@@ -136,7 +136,7 @@ def _series(outcome: Outcome) -> TimeSeries:
     bins = outcome.series.shape[1]
     total = np.zeros((bins, len(SERIES_COLUMNS)))
     for replica, rows in zip(outcome.replicas, outcome.series, strict=True):
-        fold = int(width / float(replica["bin_s"]))
+        fold = min(int(width / float(replica["bin_s"])), bins)  # all of a short replica may fall into one
         total[: bins // fold] += rows.reshape(bins // fold, fold, -1).sum(axis=1)
     used = min(bins, int(outcome.end_s / width) + 1)
     return TimeSeries(bin_s=width, **{c: total[:used, i].copy() for i, c in enumerate(SERIES_COLUMNS)})
