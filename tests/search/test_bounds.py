@@ -1,0 +1,189 @@
+"""What closed forms say of a deployment is never beaten by what it does."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import worlds
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from observers import may_get_stuck
+from servers import deployment as textbook
+from servers import step_costs
+
+from lengthwise import deploy, engine
+from lengthwise.schema.deployment import EngineLimits, Scheduler
+from lengthwise.schema.plan import Limit
+from lengthwise.schema.workload import Workload
+from lengthwise.search.bounds import ceiling
+from lengthwise.search.limits import Promises
+from lengthwise.search.window import Window
+
+SCHEDULERS = ("vllm_v0", "orca", "sarathi", "vllm_v1", "faster_transformer", "vidur_sarathi")
+QUANTILES = ("p50", "p90", "p99")
+
+
+@lru_cache(maxsize=64)
+def built(model, gpu, tp, pp, limits, scheduler, blocks):
+    return deploy(model, gpu, tp=tp, pp=pp, limits=limits, scheduler=scheduler, num_blocks=blocks)
+
+
+@st.composite
+def rooflines(draw):
+    """Deployments on the roofline, many with little memory or few tokens a step."""
+    seqs, pp = draw(st.sampled_from([1, 3, 16, 100])), draw(st.sampled_from([1, 1, 2]))
+    limits = EngineLimits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=draw(st.sampled_from([64, 256, 700, 2048])),
+        max_step_seqs=draw(st.sampled_from([None, max(1, seqs // pp)])),
+        max_model_len=draw(st.sampled_from([512, 1024])),
+    )
+    one = built(
+        draw(st.sampled_from(["llama-3.2-1b", "llama-3-8b", "mixtral-8x7b"])),
+        draw(st.sampled_from(["A100-80GB", "H100"])),
+        draw(st.sampled_from([2, 4])),
+        pp,
+        limits,
+        draw(st.sampled_from(SCHEDULERS)),
+        draw(st.sampled_from([None, 70, 400])),
+    )
+    replicas = draw(st.sampled_from([1, 1, 2]))
+    return dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, replicas=replicas))
+
+
+@st.composite
+def batches(draw):
+    """Requests that are all there, of random lengths."""
+    n, rng = draw(st.integers(1, 120)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    prompt = rng.integers(1, draw(st.sampled_from([2, 60, 400, 1100])), n)
+    output = rng.integers(1, draw(st.sampled_from([2, 10, 200])), n)
+    return Workload(np.zeros(n), prompt, output, predicted_tokens=output)
+
+
+def whole(workload, deployment):
+    """A run to its end, as a window."""
+    records = engine.simulate(workload, deployment, keep_steps=0)
+    return Window(deployment, records, None, -1.0, records.end_s)
+
+
+def check_batch(workload, deployment):
+    """The requests take as long as the ceiling says, with limits on TBT that the run just holds, too."""
+    window = whole(workload, deployment)
+    achieved = len(workload) / window.end_s if window.end_s else 0.0
+    assert achieved <= ceiling(deployment, workload).rate_rps
+    for quantile in QUANTILES if window.gaps().total else ():
+        edges_s, share = window.gaps().edges_s, 1 - float(quantile[1:]) / 100
+        beyond = 1 - np.cumsum(window.gaps().histogram) / window.gaps().total
+        limit = Limit(f"tbt.{quantile}", float(edges_s[1 + np.flatnonzero(beyond <= share)[0]]))
+        top = ceiling(deployment, workload, [limit])
+        assert Promises((limit,)).strains(window)[limit.metric] <= 1 + 1e-9
+        assert achieved <= top.rate_rps
+        assert not top.impossible
+
+
+@settings(max_examples=120)
+@given(batches(), rooflines())
+def test_no_batch_is_done_sooner_than_the_ceiling_allows(workload, deployment):
+    check_batch(workload, deployment)
+
+
+@settings(max_examples=150)
+@given(worlds.workloads(), worlds.deployments())
+def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
+    limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
+    deployment = dataclasses.replace(deployment, limits=limits)
+    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
+    assume(not may_get_stuck(deployment))
+    check_batch(workload, deployment)
+
+
+@settings(max_examples=60)
+@given(
+    batches(),
+    rooflines(),
+    st.sampled_from(["ttft", "jct", "tpot", "tbt"]),
+    st.sampled_from([*QUANTILES, "mean"]),
+)
+def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, metric, statistic):
+    """Far apart, requests meet nobody: the least bound that their run holds must pass, half of it may not."""
+    far = dataclasses.replace(workload, arrival_s=np.arange(len(workload)) * 1e5)
+    window = whole(far, deployment)
+    served = window.records.requests.output_tokens > 0
+    assume(served.all())
+    assume(metric in ("ttft", "jct") or (workload.output_tokens > 1).any())
+    low, high = 1e-6, 1e4
+    while high > 1.001 * low:
+        middle = (low * high) ** 0.5
+        held = (
+            Promises((Limit(f"{metric}.{statistic}", middle),)).strains(window)[f"{metric}.{statistic}"] <= 1
+        )
+        low, high = (low, middle) if held else (middle, high)
+    assert not ceiling(deployment, workload, [Limit(f"{metric}.{statistic}", high)]).impossible
+    if low < 1e-5:
+        return
+    for factor in (0.9, 0.5, 0.1):
+        limit = Limit(f"{metric}.{statistic}", low * factor)
+        if ceiling(deployment, workload, [limit]).impossible:
+            assert Promises((limit,)).strains(window)[limit.metric] > 1
+
+
+def test_impossible_limits_are_found():
+    """Half of what an idle deployment takes is told, and of gaps nine tenths."""
+    one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=4096), "sarathi", None)
+    workload = Workload(np.zeros(50), np.full(50, 3000), np.full(50, 10))
+    window = whole(dataclasses.replace(workload, arrival_s=np.arange(50) * 100.0), one)
+    for metric, share in (("ttft.p50", 0.5), ("jct.mean", 0.5), ("tbt.p99", 0.9), ("tpot.p90", 0.9)):
+        low, high = 1e-5, 10.0
+        while high > 1.001 * low:
+            middle = (low * high) ** 0.5
+            held = Promises((Limit(metric, middle),)).strains(window)[metric] <= 1
+            low, high = (low, middle) if held else (middle, high)
+        told = ceiling(one, workload, [Limit(metric, share * low)]).impossible
+        assert list(told) == [metric], (metric, low)
+        assert "idle" in told[metric]
+
+
+def test_an_idle_deployment_without_decodes_breaks_no_limit_on_gaps():
+    one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=4096), "sarathi", None)
+    workload = Workload(np.zeros(5), np.full(5, 100), np.ones(5, int))
+    assert not ceiling(one, workload, [Limit("tbt.p99", 1e-6), Limit("tpot.p99", 1e-6)]).impossible
+
+
+@pytest.mark.parametrize(("batch", "prompt", "output"), [(1, 1, 1), (8, 100, 33), (32, 1, 64)])
+def test_the_ceiling_is_reached_where_nothing_is_lost(batch, prompt, output):
+    """Equal requests in full batches come within a few per cent of it: it is no empty promise."""
+    one = textbook(step_costs(0.02, 1e-5), Scheduler(batching="mixed"), max_num_seqs=batch)
+    n = 50 * batch
+    workload = Workload(np.zeros(n), np.full(n, prompt), np.full(n, output))
+    top = ceiling(one, workload).rate_rps
+    assert 0.94 * top < n / whole(workload, one).end_s <= top
+
+
+def test_refused_requests_cost_nothing():
+    """Half of the requests are refused at once: twice as many may come."""
+    limits = EngineLimits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=2048)
+    one = built("llama-3-8b", "H100", 1, 1, limits, "vllm_v0", None)
+    prompt = np.tile([100, 1000], 50)
+    mixed = Workload(np.zeros(100), prompt, np.full(100, 10))
+    short = Workload(np.zeros(50), np.full(50, 100), np.full(50, 10))
+    assert ceiling(one, mixed).rate_rps == pytest.approx(2 * ceiling(one, short).rate_rps)
+    assert ceiling(one, mixed).rate_rps > 100 / whole(mixed, one).end_s
+
+
+def test_where_nobody_fits_the_ceiling_is_no_limit():
+    one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=512), "vllm_v1", None)
+    workload = Workload(np.zeros(3), np.full(3, 600), np.full(3, 10))
+    assert ceiling(one, workload, [Limit("ttft.p90", 1e-9)]).rate_rps == float("inf")
+
+
+def test_a_limit_lowers_the_ceiling_and_a_tight_one_more():
+    one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=4096), "sarathi", None)
+    workload = Workload(np.zeros(20), np.full(20, 500), np.full(20, 100))
+    rates = [
+        ceiling(one, workload, [Limit("tbt.p99", bound)]).rate_rps for bound in (0.007, 0.008, 0.01, 9.0)
+    ]
+    assert rates == sorted(rates)
+    assert rates[0] < rates[1] < rates[-1] == ceiling(one, workload).rate_rps
