@@ -66,14 +66,19 @@ def _axis_problems(axes: Any, here: tuple[str, ...]) -> list[Problem]:
     found: list[Problem] = []
     for key, values in axes.items():
         if key not in VARIABLE:
-            near = difflib.get_close_matches(key, VARIABLE, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else f"it may be one of {', '.join(VARIABLE)}"
+            hint = _nearest(key)
             found.append(Problem((*here, key), f"is no setting that a search can vary; {hint}"))
         elif not _listed(values):
             found.append(Problem((*here, key), "must have at least one value; it has none"))
         else:
             found += [p for value in _listed(values) for p in _value_problems(key, value, here)]
     return found
+
+
+def _nearest(key: str) -> str:
+    leaves = {name.rpartition(".")[2]: name for name in VARIABLE}
+    near = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.6)
+    return f"did you mean {leaves[near[0]]}?" if near else f"it may be one of {', '.join(VARIABLE)}"
 
 
 def _value_problems(key: str, value: Any, here: tuple[str, ...]) -> list[Problem]:

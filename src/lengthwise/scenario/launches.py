@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lengthwise.schema.plan import Choice, Plan, Standing, Study
 
 CLAIM_REQUESTS = 2000
 CLAIM_SEEDS = 5
+WARMUP_SHARE = 0.2
 
 
 def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1) -> list[Path]:
@@ -54,10 +56,12 @@ def _write(folder: Path, asked: Asked, plan: Plan, choice: Choice) -> None:
 
 
 def _claimed(whole: Scenario) -> Scenario:
-    """Long enough to show the claim, several times."""
+    """Long enough to show the claim, several times, without the time in which the batches fill up."""
     requests = max(whole.workload.num_requests or 0, CLAIM_REQUESTS)
+    rate = whole.workload.request_rate
     longer = whole if whole.workload.is_replay else _with_requests(whole, requests)
-    return longer.with_run(seeds=max(whole.run.seeds, CLAIM_SEEDS))
+    warmup_s = WARMUP_SHARE * requests / rate if rate is not None and math.isfinite(rate) else 0.0
+    return longer.with_run(seeds=max(whole.run.seeds, CLAIM_SEEDS), warmup_s=round(warmup_s, 1))
 
 
 def _with_requests(whole: Scenario, requests: int) -> Scenario:
@@ -80,9 +84,10 @@ def _claim(plan: Plan, choice: Choice) -> str:
     held = f": {', '.join(told)}" if told else ""
     objective = choice.objective
     half = f" ± {objective.half_width:.2g}" if objective.has_interval else ""
+    what = plan.objective.label
     return (
         f"Simulated at {choice.at.rate_rps:.4g} requests a second{held}. "
-        f"{plan.objective.label[0].upper()}{plan.objective.label[1:]}: {objective.value:.4g}{half} {plan.objective.unit}, "
+        f"{what[0].upper()}{what[1:]}: {objective.value:.4g}{half} {plan.objective.unit}, "
         f"on {choice.gpus} GPUs at ${choice.price_per_hour_usd:.2f} an hour."
     )
 

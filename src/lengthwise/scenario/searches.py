@@ -217,7 +217,7 @@ def _binding(choice: Choice, asked: Asked) -> str:
     binds = report.what_binds(
         summary, max_batch_seqs=limits.max_num_seqs / deployed.parallel.pp, offered=not offline
     )
-    return f"{report.bound_by(binds)} {binds.resource}: {binds.sentence}"
+    return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.sentence}"
 
 
 _EXPLAINED = 4000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import DoesNotFitError, InputError, ProfileError
+from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.plan import Choice, Standing
 from lengthwise.search import _at_capacity, _at_rate, _offline
 from lengthwise.search.load import Load
@@ -56,6 +56,8 @@ class Bench:
         blank = Choice(settings_key(settings), "", settings, 0, 0.0, Standing.PRUNED)
         try:
             deployment = self._deployment(settings)
+        except (UnknownNameError, PolicyError):
+            raise  # a slip in the question, not a configuration that cannot run
         except InputError as error:
             return replace(blank, standing=Standing.REJECTED, reason=str(error), region=_region(error))
         sized = replace(

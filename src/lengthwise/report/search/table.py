@@ -125,10 +125,10 @@ def _why(plan: Plan, top: int) -> Text:
     if unseen := plan.limits[LIMIT_COLUMNS:]:
         lines.append(Text(f"Held as well: {', '.join(limit_text(limit) for limit in unseen)}.", style="dim"))
     lines.append(Text.assemble("Best: ", (best.name, "bold")))
-    lines += [Text(f"  \N{MIDDLE DOT} {sentence}") for sentence in plan.why]
+    lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.why]
     if best.binds or best.why:
         binds = f"bound by {metric_name(best.binds)}. " if best.binds else ""
-        lines.append(Text.assemble("What binds it: ", (binds, "bold"), best.why))
+        lines.append(Text.assemble("What binds it: ", (binds[:1].upper() + binds[1:], "bold"), best.why))
     return Text("\n").join(lines)
 
 
@@ -151,7 +151,11 @@ def _left_out(plan: Plan) -> Text:
     lines = []
     regions = sorted(plan.regions, key=lambda region: -region.count)
     for region in regions[:WORST_REGIONS]:
-        lines.append(Text.assemble("Left out: ", (f"{region.count:,}", "bold"), f" for {region.name}: "))
+        lines.append(
+            Text.assemble(
+                "Left out: ", (f"{region.count:,}", "bold"), f" \N{MULTIPLICATION SIGN} {region.name}: "
+            )
+        )
         lines[-1].append(region.example, style="dim")
     if others := regions[WORST_REGIONS:]:
         lines.append(Text(f"Left out: {sum(r.count for r in others):,} for {len(others)} other reasons."))
