@@ -1,0 +1,124 @@
+"""The load of a search: a rate only stretches time."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from market import Chat
+
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Workload
+from lengthwise.search.load import SMALLEST_DRAW, Load
+
+RATES = st.floats(1e-3, 1e3)
+
+
+def same(a, b):
+    return (
+        a.arrival_s.tobytes() == b.arrival_s.tobytes()
+        and a.prompt_tokens.tobytes() == b.prompt_tokens.tobytes()
+        and a.output_tokens.tobytes() == b.output_tokens.tobytes()
+    )
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 3), st.integers(2, 5000), RATES, RATES)
+def test_a_rate_only_stretches_time(seed, n, rate, other):
+    load = Load(Chat())
+    slow, fast = load.at(seed, n, rate), load.at(seed, n, other)
+    assert len(slow) == len(fast) == n
+    np.testing.assert_array_equal(slow.prompt_tokens, fast.prompt_tokens)
+    np.testing.assert_array_equal(slow.output_tokens, fast.output_tokens)
+    np.testing.assert_allclose(slow.arrival_s * rate, fast.arrival_s * other, rtol=1e-12)
+    assert slow.arrival_s[0] == 0
+    assert (n - 1) / slow.arrival_s[-1] == pytest.approx(rate)
+
+
+@settings(max_examples=20)
+@given(st.permutations([(0, 10), (1, 10), (0, 4096), (0, 4097), (1, 5000)]))
+def test_what_was_asked_before_changes_nothing(asked):
+    load = Load(Chat())
+    for seed, n in asked:
+        assert same(load.at(seed, n, 2.0), Load(Chat()).at(seed, n, 2.0))
+        assert same(load.batch(seed, n), Load(Chat()).batch(seed, n))
+
+
+def test_seeds_differ_and_few_requests_are_the_first_of_many():
+    load = Load(Chat())
+    few, many = load.at(0, 100, 1.0), load.at(0, 4000, 1.0)
+    np.testing.assert_array_equal(few.prompt_tokens, many.prompt_tokens[:100])
+    assert not same(few, load.at(1, 100, 1.0))
+
+
+def test_a_pickled_load_gives_the_same_and_carries_no_requests():
+    load = Load(Chat(), "chat", 5)
+    first = load.at(3, 4000, 1.5)
+    packed = pickle.dumps(load)
+    again = pickle.loads(packed)
+    assert len(packed) < 1000
+    assert (again.name, again.seeds) == ("chat", 5)
+    assert same(again.at(3, 4000, 1.5), first)
+
+
+def test_threads_draw_once_and_get_the_same():
+    drawn, got = [], []
+
+    def draw(seed, n):
+        drawn.append((seed, n))
+        return Chat()(seed, n)
+
+    load = Load(draw)
+    start = threading.Barrier(8)
+
+    def take(rate):
+        start.wait()
+        got.append([load.at(seed, 500, 1.0) for seed in range(3)])
+
+    threads = [threading.Thread(target=take, args=(1.0 + i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(drawn) == [(seed, SMALLEST_DRAW) for seed in range(3)]
+    assert all(same(a, b) for mine in got for a, b in zip(mine, got[0], strict=True))
+
+
+def test_a_batch_is_all_there_at_once():
+    batch = Load(Chat()).batch(0, 77)
+    assert len(batch) == 77
+    assert not batch.arrival_s.any()
+
+
+def columns(n):
+    """A workload with every column."""
+    return Workload(
+        np.arange(n) * 0.5, np.arange(n) + 1, np.arange(n) + 2, np.arange(n) + 0.5, np.arange(n) % 3,
+        {"session": np.arange(n) // 2},
+    )  # fmt: skip
+
+
+def test_all_columns_are_cut_alike_and_a_short_trace_gives_what_it_has():
+    cut = Load(lambda _, n: columns(min(n, 50))).at(0, 20, 3.0)
+    assert len(cut) == len(cut.predicted_tokens) == len(cut.priority) == len(cut.extra["session"]) == 20
+    np.testing.assert_array_equal(cut.predicted_tokens, np.arange(20) + 0.5)
+    whole = Load(lambda _, n: columns(min(n, 50))).at(0, 9000, 3.0)
+    assert len(whole) == 50
+    assert 49 / whole.arrival_s[-1] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_rate_is_above_zero_and_finite(rate):
+    with pytest.raises(InputError, match="above 0 and finite"):
+        Load(Chat()).at(0, 10, rate)
+
+
+@pytest.mark.parametrize("concurrency", [None, 4])
+def test_requests_without_times_have_no_rate(concurrency):
+    load = Load(lambda _, n: Workload(np.zeros(n), np.ones(n, int), np.ones(n, int), concurrency=concurrency))
+    with pytest.raises(InputError, match="one after the other"):
+        load.at(0, 10, 1.0)
