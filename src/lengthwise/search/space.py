@@ -82,7 +82,10 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
     """A short name for each of many settings: what differs among them."""
     varied = [key for key in _keys(many) if len({settings_key({key: s.get(key)}) for s in many}) > 1]
-    return [" ".join(_word(key, s[key]) for key in varied if key in s) or "the only one" for s in many]
+    names = [" ".join(_word(key, s[key]) for key in varied if key in s) or "the only one" for s in many]
+    if len(set(names)) == len(names):
+        return names
+    return [" ".join(f"{key}={json.dumps(s[key], default=str)}" for key in varied if key in s) for s in many]
 
 
 _WORDS = {
