@@ -98,7 +98,7 @@ def _fits(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
     if prompt.max() <= held * (1 - deployment.limits.watermark):
         return prompt < deployment.max_model_len
     at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)
-    seen = engine.simulate(at_once, deployment, time_limit_s=1e-9, keep_steps=0)
+    seen = engine.simulate(at_once, deployment, time_limit_s=_AT_ONCE_S, keep_steps=0)
     return np.asarray(seen.requests.status != Status.REJECTED)
 
 
