@@ -5,8 +5,9 @@ computes a step of T tokens (attention apart), Wc its lower convex hull, m the t
 the engine compute and a the least attention time that they cost, J steps that complete N requests take at
 least J Wc(m N / J) + N a (Jensen's inequality). With x = N / J requests completed a step, the rate is at
 most x / (Wc(m x) + x a). And x is bounded: a step has at most ``max_step_seqs`` sequences, of which a request
-is one for each of its output tokens; it reads at most the KV tokens that the cache holds; and where a quantile
-q of the time between tokens is limited, a share q of the tokens comes from steps short enough.
+is one for each of its output tokens; it computes no more tokens than its budget where it cuts prompts to that;
+it reads at most the KV tokens that the cache holds; and where a quantile q of the time between tokens is limited,
+a share q of the tokens comes from steps short enough.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise import engine
+from lengthwise import engine, policy
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_axis
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
+from lengthwise.search._hull import hull
 
 SLACK = 1.02
 """The requests of a run differ a little from the sample whose means are used."""
@@ -32,6 +33,9 @@ SLACK = 1.02
 _GRID = 512
 
 _AT_ONCE_S = 1e-9
+
+_BUDGETED = ("chunked", "unified", "vidur_sarathi")
+"""Batching whose steps have no more tokens than the budget, or than they decode sequences."""
 
 _SLOPE_SPAN = 256
 """Entries whose mean slope continues a table, as where the engine reads it."""
@@ -118,6 +122,9 @@ def _most_per_step(deployment: Deployment, needs: Needs, limits: Iterable[Limit]
     caps = [math.inf, held / needs.kv_reads if needs.kv_reads else math.inf]
     seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
     caps.append(seqs / (needs.decodes + 1))
+    batching = policy.resolve("batching", deployment.scheduler.batching)
+    if batching.builtin and batching.name in _BUDGETED:
+        caps.append(max(deployment.limits.max_num_batched_tokens, seqs) / needs.tokens)
     if needs.decodes:
         for limit in limits:
             metric, _, statistic = limit.metric.partition(".")
@@ -177,43 +184,12 @@ def _stage_rate(
     step_s: Floats, slope_s: float, attention_s: float, tokens: float, most: float
 ) -> tuple[float, float]:
     """The largest x / (Wc(tokens x) + x attention) over x up to ``most``, from above, and its x."""
-    hull_tokens, hull_s = _hull(step_s, slope_s, most * tokens)
+    hull_tokens, hull_s = hull(step_s, slope_s, most * tokens)
     x = np.geomspace(most * 1e-6, most, _GRID)
     seconds = np.interp(x * tokens, hull_tokens, hull_s) + x * attention_s
     rates = x[1:] / seconds[:-1]  # from above within a cell: more requests in less time
     best = int(np.argmax(rates))
     return float(rates[best]), float(x[best + 1])
-
-
-def _hull(step_s: Floats, slope_s: float, most_tokens: float) -> tuple[Floats, Floats]:
-    """A convex function below seconds (which do not fall) over tokens: the hull of few points below them.
-
-    Beyond the last second they rise by ``slope_s`` a token.
-    """
-    ends = _ends(len(step_s))
-    far = max(most_tokens, 2.0 * len(step_s))
-    tokens = np.append(ends.astype(np.float64), far)
-    seconds = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the least of each piece, at its end
-    seconds = np.append(seconds, step_s[-1] + slope_s * (far - ends[-1]))
-    kept: list[int] = []
-    for i in range(len(tokens)):
-        while len(kept) > 1 and _above(tokens, seconds, kept[-2], kept[-1], i):
-            kept.pop()
-        kept.append(i)
-    return tokens[kept], seconds[kept]
-
-
-@lru_cache(maxsize=8)
-def _ends(n: int) -> npt.NDArray[np.int64]:
-    """Last indices of pieces of 0..n-1: single ones at first, then pieces of 1 %."""
-    far = np.geomspace(64, max(n - 1, 65), 420).astype(np.int64)
-    ends = np.unique(np.concatenate([np.arange(min(n, 65)), far]))
-    return np.unique(np.minimum(ends, n - 1))
-
-
-def _above(x: Floats, y: Floats, a: int, b: int, c: int) -> bool:
-    """Whether point b lies on or above the line from a to c."""
-    return bool((y[b] - y[a]) * (x[c] - x[a]) >= (y[c] - y[a]) * (x[b] - x[a]))
 
 
 def _least(by_seqs: Floats) -> float:
