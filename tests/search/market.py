@@ -28,8 +28,8 @@ THREE = Options(top=3, sensitivity=False)
 class Chat:
     """Poisson arrivals of lognormal lengths, independent for other offsets."""
 
-    prompt: float = 300.0
-    output: float = 20.0
+    prompt: float = 800.0
+    output: float = 60.0
     offset: int = 0
 
     def __call__(self, seed: int, n: int) -> Workload:
@@ -66,14 +66,10 @@ class Build:
 
 
 SMALL = Space(
-    {
-        "deployment.gpu": ("A100-80GB", "H100"),
-        "deployment.tp": (1, 2),
-        "engine.max_num_seqs": (8, 32, 128),
-    },
+    {"deployment.gpu": ("A100-80GB", "H100"), "deployment.tp": (1, 2), "engine.max_num_seqs": (16, 64)},
     (
         {"scheduler.policy": ("vllm_v0", "orca")},
-        {"scheduler.policy": ("sarathi",), "engine.max_num_batched_tokens": (512, 2048)},
+        {"scheduler.policy": ("sarathi",), "engine.max_num_batched_tokens": (512,)},
     ),
 )
 
@@ -81,7 +77,9 @@ SMALL = Space(
 def question(name: str = "requests_per_dollar", *limits: Limit, **more: Any) -> Question:
     """A question, of a limit on TTFT where none is given."""
     slo = more.pop("slo", None)
-    return Question(objective(name), Promises(limits or (TTFT,), slo), **{"precision": 0.05} | more)
+    return Question(
+        objective(name), Promises(limits or (TTFT,), slo), **{"precision": 0.1, "seeds": 4} | more
+    )
 
 
 def bench(asked: Question, draw: Any = Chat(), build: Any = Build()) -> Bench:

@@ -1,0 +1,205 @@
+"""A search finds what a search of everything finds, whoever works and whatever was kept."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from market import SMALL, THREE, TTFT, Build, Chat, ask, bench, question
+
+from lengthwise.schema.plan import Limit, Standing
+from lengthwise.search import workers
+from lengthwise.search.objectives import OBJECTIVES, Question
+from lengthwise.search.search import Options
+from lengthwise.search.space import Space
+from lengthwise.search.store import Store
+
+FEW = Space({"deployment.gpu": ("A100-80GB", "H100"), "engine.max_num_seqs": (16, 64)})
+TIGHT, LOOSE = (Limit("ttft.p90", 0.3),), (Limit("ttft.p90", 4.0), Limit("queueing_delay.p99", 2.0))
+GAPS = (Limit("tbt.p99", 0.03), Limit("queueing_delay.p99", 1.0))
+STRICT = (Limit("ttft.p99", 0.25), Limit("tbt.p99", 0.05))
+
+
+def told(plan):
+    """All of a plan but what it took; NaN is no equal of itself."""
+    return repr(replace(plan, spent=None))
+
+
+def by_key(plan):
+    return {choice.key: choice for choice in plan.choices}
+
+
+def check_nothing_is_lost(asked, draw, top, space=SMALL):
+    """The pruned search's best is among the best of all, and nobody that it left out is better."""
+    mine = ask(bench(asked, draw), space)
+    whole = ask(bench(asked, draw), space, Options(top, exhaustive=True, sensitivity=False))
+    assert whole.spent.pruned == 0
+    if whole.best is None:
+        assert mine.best is None
+        return mine, whole
+    assert mine.best.key in [choice.key for choice in whole.choices[: whole.tied]]
+    reached = mine.best.objective
+    for key, choice in by_key(mine).items():
+        full = by_key(whole)[key]
+        if choice.standing is Standing.PRUNED and full.standing in (Standing.RANKED, Standing.SCOUTED):
+            half = full.objective.half_width if full.standing is Standing.RANKED else 0.0
+            assert full.objective.value - half <= reached.value + reached.half_width
+            assert choice.simulations or full.objective.value - half <= choice.bound, "a bound is no bound"
+    return mine, whole
+
+
+@pytest.mark.parametrize("limits", [TIGHT, LOOSE, STRICT])
+def test_pruning_loses_nothing(limits):
+    mine, whole = check_nothing_is_lost(question("requests_per_dollar", *limits), Chat(), 3)
+    assert mine.spent.requests < whole.spent.requests
+    assert mine.spent.pruned > 0
+
+
+@pytest.mark.slow  # a minute of searches of everything
+@pytest.mark.parametrize("offset", range(3))
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-14b"])
+@pytest.mark.parametrize("limits", [TIGHT, LOOSE, GAPS, STRICT])
+def test_nor_on_other_workloads(limits, model, offset):
+    lengths = [(800, 60), (200, 150), (1500, 20)][offset]
+    space = replace(SMALL, axes=SMALL.axes | {"deployment.model": (model,)})
+    check_nothing_is_lost(question("requests_per_dollar", *limits), Chat(*lengths, offset), 100, space)
+
+
+@pytest.mark.parametrize("name", ["cost_at_rate", "energy"])
+def test_pruning_loses_nothing_where_less_is_better(name):
+    asked = question(name, TTFT, rate_rps=12.0)
+    mine = ask(bench(asked))
+    whole = ask(bench(asked), options=Options(100, exhaustive=True, sensitivity=False))
+    assert mine.best.objective.value <= whole.best.objective.value * (1 + 1e-9)
+
+
+def test_the_plan_is_the_same_whoever_works(sent):
+    asked = bench(question())
+    plans = [ask(asked, FEW)]
+    with workers.threads(2) as two:
+        plans.append(ask(asked, FEW, crew=two))
+    with workers.processes(2) as two:
+        plans.append(ask(asked, FEW, crew=two))
+    assert len({told(plan) for plan in plans}) == 1
+    assert len({(plan.spent.simulations, plan.spent.requests) for plan in plans}) == 1
+
+
+def test_a_store_gives_the_same_plan_and_simulates_nothing_again(tmp_path):
+    asked = bench(question())
+    with Store.open(tmp_path) as store:
+        first = ask(asked, FEW, store=store, identity="a")
+        kept = len(store)
+        again = ask(asked, FEW, store=store, identity="a")
+        assert told(again) == told(first)
+        assert first.spent.reused == 0
+        assert again.spent.reused == kept == len(store)
+        assert again.spent.simulations == first.spent.simulations, "what it took, whenever that was"
+
+
+def test_a_store_of_another_question_is_not_read(tmp_path):
+    with Store.open(tmp_path) as store:
+        ask(bench(question()), FEW, store=store, identity="a")
+        other = bench(question("requests_per_dollar", *TIGHT))
+        assert ask(other, FEW, store=store, identity="b").spent.reused == 0
+        assert told(ask(other, FEW, store=store, identity="b")) == told(ask(other, FEW))
+
+
+def test_what_was_kept_before_a_search_was_broken_off_is_used(tmp_path):
+    asked = bench(question())
+
+    def stop(step, done, _):
+        if step == "rank" and done:
+            raise KeyboardInterrupt
+
+    with Store.open(tmp_path) as store:
+        with pytest.raises(KeyboardInterrupt):
+            ask(asked, FEW, store=store, progress=stop)
+        kept = len(store)
+        assert kept > 4
+        plan = ask(asked, FEW, store=store)
+        assert plan.spent.reused == kept
+        assert told(plan) == told(ask(asked, FEW))
+
+
+def test_choices_stand_in_order_and_add_up():
+    plan = ask(bench(question()))
+    standings = [choice.standing for choice in plan.choices]
+    assert standings == sorted(standings, key=list(Standing).index)
+    assert plan.best is plan.choices[0]
+    for standing in (Standing.RANKED, Standing.SCOUTED):
+        values = [choice.objective.value for choice in plan.choices if choice.standing is standing]
+        assert values == sorted(values, reverse=True)
+    assert plan.spent.candidates == len(plan.choices) == len(SMALL)
+    assert plan.spent.pruned == standings.count(Standing.PRUNED)
+    assert plan.spent.simulations == sum(choice.simulations for choice in plan.choices)
+    assert plan.spent.requests == sum(choice.requests for choice in plan.choices)
+    assert sum(region.count for region in plan.regions) == plan.spent.pruned + plan.spent.rejected
+    assert 1 <= plan.tied <= 3
+    for choice in plan.choices:
+        assert choice.standing is not Standing.RANKED or choice.at.held
+        assert not (choice.objective.value > choice.bound)
+        assert (choice.reason == "") == (choice.standing in (Standing.RANKED, Standing.SCOUTED))
+
+
+def test_what_cannot_be_is_rejected_with_its_reason():
+    space = Space({"deployment.model": ("llama-3-8b", "llama-3-70b"), "deployment.gpu": ("L4", "H100")})
+    limits = (TTFT, Limit("tbt.p99", 0.025))
+    plan = ask(bench(question("requests_per_dollar", *limits)), space)
+    reasons = {(c.settings["deployment.model"], c.settings["deployment.gpu"]): c for c in plan.choices}
+    for gpu in ("L4", "H100"):
+        assert reasons["llama-3-70b", gpu].standing is Standing.REJECTED
+        assert reasons["llama-3-70b", gpu].region == "does not fit in memory"
+    slow = reasons["llama-3-8b", "L4"]
+    assert (slow.standing, slow.region) == (Standing.REJECTED, "breaks tbt.p99 when idle")
+    assert "idle" in slow.reason
+    assert plan.best.settings["deployment.gpu"] == "H100"
+
+
+def test_where_nothing_holds_there_is_no_best():
+    plan = ask(bench(question("requests_per_dollar", Limit("ttft.p90", 1e-3))), FEW)
+    assert plan.best is None
+    assert plan.spent.rejected == plan.spent.candidates
+    assert plan.tied == 0
+    assert plan.why == ()
+    assert not any(plan.frontiers.values())
+
+
+def test_no_deployment_takes_more_gpus_than_there_are():
+    space = Space({"deployment.tp": (1, 2, 4), "deployment.replicas": (1, 2, "fill")})
+    plan = ask(bench(question(max_gpus=4)), space)
+    for choice in plan.choices:
+        fits = choice.gpus <= 4
+        assert fits == (choice.standing is not Standing.REJECTED)
+        if choice.settings["deployment.replicas"] == "fill":
+            assert choice.gpus == 4
+    assert [c.region for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
+
+
+def test_another_bound_of_a_limit_is_told_and_the_asked_one_gives_the_best():
+    plan = ask(bench(question()), FEW, replace(THREE, sensitivity=True))
+    bounds = [shift.bound for shift in plan.shifts]
+    assert bounds == sorted(bounds)
+    asked = next(shift for shift in plan.shifts if shift.bound == TTFT.bound)
+    assert asked.objective == pytest.approx(plan.best.objective.value)
+    objectives = [shift.objective for shift in plan.shifts if not math.isnan(shift.objective)]
+    assert objectives[0] <= objectives[-1]
+    assert all(a <= 1.05 * b for a, b in itertools.pairwise(objectives))
+
+
+def test_questions_that_ask_for_too_little_are_refused():
+    from lengthwise.schema.errors import InputError
+
+    for name in ("cost_at_rate", "fewest_gpus", "goodput"):
+        with pytest.raises(InputError, match="needs a rate"):
+            Question(OBJECTIVES[name], question().promises)
+    with pytest.raises(InputError, match="single request"):
+        question("goodput", rate_rps=1.0)
+    with pytest.raises(InputError, match="precision"):
+        question(precision=0.0)
+
+
+def test_a_deployment_is_built_from_its_settings():
+    built = Build()({"deployment.tp": 2, "engine.max_num_seqs": 7})
+    assert (built.parallel.tp, built.limits.max_num_seqs) == (2, 7)
