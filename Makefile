@@ -21,8 +21,8 @@ setup: .venv/.ready ## make .venv from the lock file
 	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras --compile-bytecode
 	@touch $@
 
-demo: setup ## which scheduler keeps the promises? a table and demo-report.html
-	@$(BIN)/lengthwise simulate examples/chat-70b.toml --report demo-report.html
+demo: setup ## which deployment is cheapest for a chat workload? a table and demo-report.html
+	@$(BIN)/lengthwise search examples/buy-70b.toml --report demo-report.html
 
 test: setup ## all tests but the slow ones and those of real engines, compiled
 	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"

@@ -24,7 +24,7 @@ from lengthwise.policy import contracts
 from lengthwise.scenario import _arrivals, _canonical, _lengths, sections
 
 PAGE = Path(__file__).parent / "reference.md"
-COMMANDS: tuple[tuple[str, ...], ...] = ((), ("simulate",), ("explain",), ("catalog",), ("workload", "show"))
+COMMANDS: tuple[tuple[str, ...], ...] = ((), ("simulate",), ("capacity",), ("search",), ("explain",), ("catalog",), ("workload", "show"))
 TABLES = {
     "workload": sections.WorkloadSection,
     "deployment": sections.DeploymentSection,
@@ -32,6 +32,7 @@ TABLES = {
     "scheduler": sections.SchedulerSection,
     "slo": sections.SloSection,
     "run": sections.RunSection,
+    "search": sections.SearchSection,
 }
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

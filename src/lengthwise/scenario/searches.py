@@ -63,7 +63,7 @@ def plan(
         InputError: As for ``questions``, or a limit is reached in a way that no configuration can be built.
     """
     asked = questions(scenario)
-    runs = [Run(a.bench, workers, _identity(a.scenario) if store else "", store) for a in asked]
+    runs = [Run(a.bench, workers, _identity(a.scenario) if store is not None else "", store) for a in asked]
     plans = []
     for one, run in zip(asked, runs, strict=True):
         run.progress = _named_progress(one.name if len(asked) > 1 else "", progress)
@@ -77,9 +77,7 @@ def _planned(asked: Asked, run: Run) -> Plan:
     space = space_of(section)
     strategy: Strategy[dict[str, Any]] | None = None
     if section.strategy == "bayesian":
-        from lengthwise.search._bayesian import Bayesian
-
-        strategy = Bayesian(space.alternatives(), section.trials, asked.scenario.run.seed)
+        strategy = search.Bayesian(space.alternatives(), section.trials, asked.scenario.run.seed)
     options = Options(section.top, section.strategy == "exhaustive", section.sensitivity, strategy)
     candidates = [] if strategy else list(search.checked(space).candidates())
     return search.search(asked.name, candidates, space.values(), run, options, _facts(asked))
@@ -203,11 +201,9 @@ def _explained(found: Plan, asked: Asked) -> Plan:
 
 
 def _binding(choice: Choice, asked: Asked) -> str:
-    from lengthwise.search.bench import sized
-
     question, load = asked.bench.question, asked.bench.load
     assert choice.at is not None  # it is ranked
-    deployed = sized(asked.bench.build(choice.settings), choice.gpus)
+    deployed = search.sized(asked.bench.build(choice.settings), choice.gpus)
     offline = question.objective.name == "makespan"
     few = min(_EXPLAINED, load.most)
     requests = load.batch(0, question.requests) if offline else load.at(0, few, choice.at.rate_rps)

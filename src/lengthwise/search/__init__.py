@@ -1,7 +1,8 @@
 """Which deployment: the cheapest that keeps the promises."""
 
+from lengthwise.search._bayesian import Bayesian
 from lengthwise.search._run import Run
-from lengthwise.search.bench import REPLICAS, Bench
+from lengthwise.search.bench import REPLICAS, Bench, sized
 from lengthwise.search.capacity import Capacity, capacity
 from lengthwise.search.curve import point_at_capacity
 from lengthwise.search.limits import Promises, with_stability
@@ -18,6 +19,7 @@ __all__ = [
     "OBJECTIVES",
     "REPLICAS",
     "UNLIMITED_GPUS",
+    "Bayesian",
     "Bench",
     "Capacity",
     "Load",
@@ -38,6 +40,7 @@ __all__ = [
     "processes",
     "ray",
     "search",
+    "sized",
     "study",
     "threads",
     "with_stability",

@@ -15,6 +15,7 @@ from lengthwise.search.capacity import (
     Capacity,
     breaks_at,
     capacity,
+    lower_end,
     rough_capacity,
 )
 from lengthwise.search.capacity import scout as scout_capacity
@@ -78,7 +79,7 @@ def rank(choice: Choice, deployment: Deployment, load: Load, question: Question)
             rate_rps, deployment, load, question.promises, requests, seeds, question.level, found.effort
         )
 
-    at = measure(found.rate_rps.low)
+    at = measure(lower_end(found))
     return replace(_with(choice, found, at, question, Standing.RANKED), points=curve(at, measure))
 
 

@@ -181,17 +181,24 @@ def capacity(
     used, before, growth = range(min(seeds, load.seeds or seeds)), math.nan, EXACT_LENGTHS
     most = min(MOST_REQUESTS, load.most)
     while found.rate_rps.value > 0:
-        requests = min(found.requests * growth, most)
+        last = found.requests
+        requests = min(last * growth, most // 2 if math.isnan(before) else most)
         trials = Trials(deployment, load, promises, requests, used, found.effort, each)
         rate = largest(trials.strain, found.rate_rps.value, found.ceiling.rate_rps, 1.025, SEED_TOLERANCE)
         spread = trials.spread(rate, level)
-        drift = math.inf if math.isnan(before) else abs(rate - before) / (growth - 1)
+        drift = math.inf if math.isnan(before) else abs(rate - before) / (requests / last - 1)
         half = spread + drift + ROOT_ERROR * rate
         found = replace(found, rate_rps=Estimate(rate, half), binds=trials.binds, requests=requests)
-        if half <= precision * rate or requests >= most:
+        if half <= precision * rate or requests >= most or not rate > 0:
             break
         before, growth = rate, 4 if spread > 1.5 * precision * rate else 2
     return found
+
+
+def lower_end(found: Capacity) -> float:
+    """The lower end of a capacity's interval, in requests a second; the rate itself where no interval is known."""
+    rate = found.rate_rps
+    return max(rate.low, rate.value / 2) if math.isfinite(rate.half_width) else rate.value
 
 
 def rough_capacity(

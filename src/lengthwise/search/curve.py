@@ -9,7 +9,7 @@ import numpy as np
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
-from lengthwise.search.capacity import Capacity, Effort
+from lengthwise.search.capacity import Capacity, Effort, lower_end
 from lengthwise.search.limits import Promises, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.points import mean_point, values_of
@@ -71,7 +71,7 @@ def point_at_capacity(
     deployment: Deployment, load: Load, promises: Promises, found: Capacity, seeds: int, level: float = 0.95
 ) -> Point | None:
     """All numbers at the lower end of a capacity's interval; None where nothing holds."""
-    rate = found.rate_rps.value if not found.rate_rps.has_interval else found.rate_rps.low
+    rate = lower_end(found)
     if not rate > 0:
         return None
     some = range(min(seeds, load.seeds or seeds))

@@ -1,0 +1,160 @@
+"""lengthwise capacity and lengthwise search as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCENARIO = """
+name = "small"
+description = "Which GPU?"
+[workload]
+isl = { kind = "uniform", low = 20, high = 200 }
+osl = 20
+request_rate = 1
+[deployment]
+model = "llama-3-8b"
+[engine]
+max_model_len = 1024
+[search]
+max_gpus = 2
+seeds = 3
+precision = 0.1
+top = 2
+sensitivity = false
+[search.limits]
+ttft.p90 = "500ms"
+[search.space]
+gpu = ["H100", "L40S"]
+max_num_seqs = [4, 32]
+"""
+
+
+@pytest.fixture
+def question(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_capacity_prints_a_rate_and_its_interval(cli, question, tmp_path):
+    out = tmp_path / "out.json"
+    ended = cli("capacity", question, "--json", out)
+    assert ended.code == 0, ended.err
+    assert "TTFT p90 ≤ 500 ms" in ended.out
+    told = json.loads(out.read_text())["capacities"][0]
+    assert told["requests_per_s"]["half_width"] < 0.1 * told["requests_per_s"]["value"]
+    assert f"{told['requests_per_s']['value']:.4g}" in ended.out
+
+
+def test_capacity_takes_limits_on_the_command_line(cli, question):
+    loose = cli("capacity", question, "--json", "-", "--limit", "ttft.p90=5s")
+    tight = cli("capacity", question, "--json", "-", "--limit", "ttft.p90=100ms")
+    rates = [json.loads(e.out)["capacities"][0]["requests_per_s"]["value"] for e in (loose, tight)]
+    assert rates[0] > rates[1] > 0
+
+
+def test_search_prints_the_winner_and_writes_what_was_asked(cli, question, tmp_path):
+    page, told, folder = tmp_path / "plan.html", tmp_path / "plan.json", tmp_path / "launch"
+    ended = cli("search", question, "--report", page, "--json", told, "--deploy", folder, "--deploy-top", 2)
+    assert ended.code == 0, ended.err
+    plan = json.loads(told.read_text())["plans"][0]
+    names = {choice["key"]: choice["name"] for choice in plan["choices"]}
+    assert f"Best: {names[plan['best']]}" in ended.out
+    assert page.stat().st_size > 1_000_000
+    launches = sorted(path.name for path in folder.iterdir())
+    assert len(launches) == 2
+    assert {"vllm.sh", "sglang.sh", "kubernetes.yaml", "load-test.sh", "scenario.toml", "README.md"} <= {
+        path.name for path in (folder / launches[0]).iterdir()
+    }
+    assert cli("simulate", folder / launches[0] / "scenario.toml", "--seeds", 1).code == 0
+
+
+def test_nothing_holds_is_an_answer(cli, question):
+    ended = cli("search", question, "--set", "search.limits.ttft.p90=0.001")
+    assert ended.code == 0
+    assert "Nothing that was tried holds the limits" in ended.out
+    assert "on an idle deployment" in ended.out
+
+
+def test_a_second_run_repeats_nothing(cli, question, tmp_path):
+    first = cli("search", question, "--resume", tmp_path / "kept", "--json", "-")
+    again = cli("search", question, "--resume", tmp_path / "kept", "--json", "-")
+    one, two = (json.loads(e.out)["plans"][0] for e in (first, again))
+    assert one["spent"]["reused"] == 0
+    with sqlite3.connect(tmp_path / "kept" / "evaluations.sqlite") as file:
+        assert two["spent"]["reused"] == file.execute("select count(*) from evaluations").fetchone()[0]
+    assert {k: v for k, v in one.items() if k != "spent"} == {k: v for k, v in two.items() if k != "spent"}
+
+
+def test_another_question_is_not_answered_from_the_store(cli, question, tmp_path):
+    cli("search", question, "--resume", tmp_path / "kept")
+    other = cli("search", question, "--resume", tmp_path / "kept", "--json", "-", "--set", "workload.osl=30")
+    assert json.loads(other.out)["plans"][0]["spent"]["reused"] == 0
+
+
+def test_killed_and_resumed_it_loses_only_what_was_running(question, tmp_path):
+    """kill -9 in the midst of a larger search; the second run answers as one that was never killed."""
+    kept = tmp_path / "kept"
+    line = [sys.executable, "-m", "lengthwise.cli", "search", str(question), "--json", "-", "--set"]
+    line.append("search.space.max_num_batched_tokens=[256,512,1024,2048]")
+    with subprocess.Popen(
+        [*line, "--resume", str(kept)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        while _kept(kept) < 20 and run.poll() is None:
+            time.sleep(0.02)
+        os.kill(run.pid, signal.SIGKILL)
+    done = _kept(kept)
+    assert done >= 20
+    resumed = subprocess.run([*line, "--resume", str(kept)], capture_output=True, check=True)
+    whole = subprocess.run(line, capture_output=True, check=True)
+    one, two = (json.loads(e.stdout)["plans"][0] for e in (resumed, whole))
+    assert one["spent"]["reused"] >= done
+    assert {k: v for k, v in one.items() if k != "spent"} == {k: v for k, v in two.items() if k != "spent"}
+
+
+def _kept(folder):
+    file = folder / "evaluations.sqlite"
+    if not file.exists():
+        return 0
+    try:
+        with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
+            return connection.execute("select count(*) from evaluations").fetchone()[0]
+    except sqlite3.OperationalError:  # not yet made
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--deploy", "small.toml"], "it is a file"),
+        (["--report", "nowhere/plan.html"], "does not exist"),
+        (["--json", "small.toml"], "read from it"),
+        (["--set", "search.objective=cheapest"], "must be"),
+        (["--set", "search.objective=fewest_gpus"], "needs a rate"),
+        (["--ray", "127.0.0.1:1"], "no Ray cluster"),
+    ],
+)
+def test_bad_options_are_told_before_anything_runs(cli, question, options, words, monkeypatch):
+    monkeypatch.chdir(question.parent)
+    ended = cli("search", question, *options)
+    assert ended.code == 2
+    assert words in ended.err
+    assert sorted(path.name for path in question.parent.iterdir()) == ["small.toml"]
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_plan(cli, question):
+    """A real cluster on this machine."""
+    here = cli("search", question, "--json", "-")
+    there = cli("search", question, "--json", "-", "--ray", "local", "--jobs", 2)
+    assert there.code == 0, there.err
+    one, two = (json.loads(e.out[e.out.index("{") :])["plans"][0] for e in (here, there))
+    assert {k: v for k, v in one.items() if k != "spent"} == {k: v for k, v in two.items() if k != "spent"}
