@@ -164,6 +164,15 @@ def test_goodput_of_a_whole_run_is_that_of_the_metrics(workload, deployment, ttf
     assert good_share(window, slo, 0.0) == pytest.approx(slo.met(records.requests)["all"].mean())
 
 
+def test_what_cannot_be_measured_hides_no_broken_limit():
+    """Requests of one token have no TPOT, and here wait too long."""
+    window = observe(queue(every_s=0.5), ONE, 0)
+    tpot, ttft = Limit("tpot.mean", 0.1), Limit("ttft.p90", 2.0)
+    strains = strained(window, tpot, ttft)
+    assert strains[tpot.metric] == 0
+    assert max(strains.values()) == strains[ttft.metric] > 1
+
+
 def test_goodput_does_not_take_requests_under_way_for_bad():
     """Decodes of 20 s in a run of 100 s: all are good, the last ones not least."""
     n = 100

@@ -62,12 +62,13 @@ class Promises:
         return any(limit.metric.partition(".")[0] not in (*WAITS, "goodput") for limit in self.limits)
 
     def strains(self, window: Window) -> dict[str, float]:
-        """How far each limit is used, by metric: at most 1 where it holds.
+        """How far each limit is used, by metric: at most 1 where it holds, 0 where there is nothing to measure.
 
         For a quantile it is the share of requests (or tokens) beyond the bound over the share that
         may be, which is exact where a quantile of few values is not.
         """
-        return {limit.metric: self._strain(window, limit) for limit in self.limits}
+        told = {limit.metric: self._strain(window, limit) for limit in self.limits}
+        return {metric: 0.0 if math.isnan(strain) else strain for metric, strain in told.items()}
 
     def _strain(self, window: Window, limit: Limit) -> float:
         metric, _, statistic = limit.metric.partition(".")
