@@ -21,9 +21,11 @@ from lengthwise.search.window import Window
 
 
 def bound(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
-    """With the shortest time in which any schedule would be done."""
-    top = ceiling(deployment, load.batch(0, question.requests))
-    return replace(choice, bound=question.requests / top.rate_rps, bound_rps=top.rate_rps)
+    """With the shortest time in which any schedule would be done, of any seed."""
+    batches = [load.batch(seed, question.requests) for seed in _seeds(load, question)]
+    rates = [ceiling(deployment, batch).rate_rps for batch in batches]
+    shortest_s = min(len(batch) / rate for batch, rate in zip(batches, rates, strict=True))
+    return replace(choice, bound=shortest_s, bound_rps=max(rates))
 
 
 def scout(
@@ -36,8 +38,11 @@ def scout(
 
 def rank(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
     """The mean over seeds."""
-    seeds = range(min(question.seeds, load.seeds or question.seeds))
-    return _run(choice, deployment, load, question, seeds, Standing.RANKED)
+    return _run(choice, deployment, load, question, _seeds(load, question), Standing.RANKED)
+
+
+def _seeds(load: Load, question: Question) -> range:
+    return range(min(question.seeds, load.seeds or question.seeds))
 
 
 def _run(
@@ -49,7 +54,8 @@ def _run(
         windows.append(Window(deployment, records, None, -1.0, records.end_s))
     ends = [{"makespan": window.end_s} for window in windows]
     makespan = mean_point(ends, question.level)["makespan"]
-    at = point_of(question.requests / makespan.value, windows, Promises(()), question.level)
+    requests = len(windows[0].records.requests.arrival_s)
+    at = point_of(requests / makespan.value, windows, Promises(()), question.level)
     broken = [limit for limit in question.promises.limits if not limit.holds(at.value(limit.metric))]
     done = replace(
         choice,
@@ -61,7 +67,7 @@ def _run(
         points=(at,),
         binds="throughput",
         simulations=choice.simulations + len(windows),
-        requests=choice.requests + len(windows) * question.requests,
+        requests=choice.requests + len(windows) * requests,
     )
     served = at.value("served")
     if np.isfinite(served) and served < 1:

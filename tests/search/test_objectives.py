@@ -1,0 +1,177 @@
+"""Each objective against simulations of its own answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from market import Build, Chat, ask, bench, question
+
+from lengthwise import engine
+from lengthwise.metrics import Slo
+from lengthwise.schema.errors import UnknownNameError
+from lengthwise.schema.plan import Limit, Standing
+from lengthwise.search._at_rate import LENGTHS
+from lengthwise.search.bounds import ceiling
+from lengthwise.search.capacity import Effort, Trials, capacity, run_length
+from lengthwise.search.limits import Promises
+from lengthwise.search.load import Load
+from lengthwise.search.objectives import objective
+from lengthwise.search.space import Space
+
+ONE = Space({"deployment.gpu": ("H100",)})
+GPUS = Space({"deployment.gpu": ("A100-80GB", "H100"), "deployment.tp": (1, 2)})
+RATE = 45.0
+
+
+def strain(asked, replicas, settings=None, seeds=8):
+    """How far the limits are strained by runs of the asked rate on so many replicas."""
+    one = Build()(settings or {})
+    sized = replace(one, parallel=replace(one.parallel, replicas=replicas))
+    load = Load(Chat())
+    top = replace(ceiling(sized, load.sample(), asked.promises.limits), rate_rps=asked.rate_rps)
+    requests = run_length(top, asked.promises) * LENGTHS
+    return Trials(sized, load, asked.promises, requests, range(seeds), Effort()).strain(asked.rate_rps)
+
+
+@pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
+@pytest.mark.parametrize("rate", [3.0, 45.0])
+def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
+    asked = question(name, rate_rps=rate, seeds=8)
+    for choice in ask(bench(asked), GPUS).choices:
+        tp = choice.settings["deployment.tp"]
+        if choice.standing is not Standing.RANKED:
+            continue
+        replicas = choice.gpus // tp
+        assert strain(asked, replicas, choice.settings) <= 1
+        assert replicas == 1 or strain(asked, replicas - 1, choice.settings) > 1
+        price = Build()(choice.settings).gpu.price_per_hour_usd * choice.gpus
+        assert choice.price_per_hour_usd == pytest.approx(price)
+        assert choice.objective.value == pytest.approx(choice.gpus if name == "fewest_gpus" else price)
+        assert choice.at.rate_rps == rate
+        assert choice.at.held
+        assert choice.bound <= choice.objective.value
+
+
+def test_given_replicas_are_taken_as_they_are():
+    """Those that cannot hold the rate are rejected; the fewest of the others is the best."""
+    auto = ask(bench(question("fewest_gpus", rate_rps=RATE)), ONE).best.gpus
+    space = Space({"deployment.replicas": tuple(range(1, auto + 3))})
+    plan = ask(bench(question("fewest_gpus", rate_rps=RATE)), space)
+    assert plan.best.gpus == auto
+    for choice in plan.choices:
+        assert choice.gpus == choice.settings["deployment.replicas"]
+        assert (choice.standing is Standing.REJECTED) == (choice.gpus < auto)
+        assert choice.standing is not Standing.REJECTED or (choice.reason and choice.region)
+
+
+@pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
+def test_a_rate_that_takes_too_many_gpus_is_rejected(name):
+    need = ask(bench(question(name, rate_rps=RATE)), ONE).best.gpus
+    assert ask(bench(question(name, rate_rps=RATE, max_gpus=need)), ONE).best.gpus == need
+    plan = ask(bench(question(name, rate_rps=RATE, max_gpus=need - 1)), ONE)
+    assert plan.best is None
+    assert plan.choices[0].region == f"takes more than {need - 1} GPUs"
+    assert str(need - 1) in plan.choices[0].reason
+
+
+def test_more_rate_never_takes_fewer_gpus():
+    needed = [ask(bench(question("fewest_gpus", rate_rps=rate)), ONE).best.gpus for rate in (5.0, 25.0, 60.0)]
+    assert needed == sorted(needed)
+    assert needed[0] < needed[-1]
+
+
+def test_goodput_at_a_rate_is_the_share_of_good_requests():
+    slo = Slo(ttft_s=0.2, tpot_s=0.02)
+    asked = question("goodput", Limit("queueing_delay.p99", 5.0), rate_rps=10.0, slo=slo)
+    plan = ask(bench(asked), GPUS)
+    load = Load(Chat())
+    for choice in plan.choices:
+        if choice.standing is not Standing.RANKED:
+            continue
+        records = engine.simulate(load.at(9, 4000, 10.0), Build()(choice.settings), keep_steps=0)
+        good = slo.met(records.requests)["all"][800:].mean()
+        assert choice.objective.value == pytest.approx(10.0 * good, rel=0.06)
+        assert choice.objective.value <= 10.0
+    best = plan.best.objective.value
+    assert best == max(c.objective.value for c in plan.choices if c.standing is Standing.RANKED)
+
+
+def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
+    asked = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
+    [choice] = ask(bench(asked), ONE).choices
+    assert choice.standing is Standing.REJECTED
+    assert choice.region == "breaks queueing_delay.p90 at the rate"
+
+
+def test_a_makespan_is_the_end_of_the_batch():
+    asked = replace(question("makespan", requests=700, seeds=3), promises=Promises(()))
+    plan = ask(bench(asked), GPUS)
+    load = Load(Chat())
+    for choice in plan.choices:
+        if choice.standing is not Standing.RANKED:
+            continue
+        ends = [
+            engine.simulate(load.batch(seed, 700), Build()(choice.settings), seed=seed).end_s
+            for seed in range(3)
+        ]
+        assert choice.objective.value == pytest.approx(sum(ends) / 3)
+        assert choice.bound <= min(ends)
+    assert plan.best.objective.value == min(c.objective.value for c in plan.choices if c.at)
+
+
+def test_no_batch_is_done_before_its_bound_though_few_requests_differ_much_by_seed():
+    for offset in range(5):
+        draw = Chat(output=200.0, offset=offset)
+        plan = ask(bench(replace(question("makespan", requests=5), promises=Promises(())), draw), ONE)
+        assert plan.best.bound <= plan.best.objective.value
+
+
+def test_a_trace_of_fewer_requests_is_done_whole():
+    """Its bound is of the requests that there are."""
+    asked = replace(question("makespan", requests=5000), promises=Promises(()))
+    few = ask(bench(asked, lambda seed, n: Chat()(seed, min(n, 50))), ONE).best
+    assert few.bound <= few.objective.value
+    assert few.requests == (4 + 1) * 50
+    assert few.at.rate_rps == pytest.approx(50 / few.objective.value)
+
+
+def test_a_batch_that_is_not_served_whole_is_rejected():
+    class Short(Build):
+        def __call__(self, settings):
+            return replace(super().__call__(settings), max_model_len=1000)
+
+    asked = replace(question("makespan", requests=200), promises=Promises(()))
+    [choice] = ask(bench(asked, build=Short()), ONE).choices
+    assert choice.standing is Standing.REJECTED
+    assert choice.region == "does not serve all requests"
+
+
+def test_the_energy_of_an_output_token_is_power_over_tokens():
+    for asked in (question("energy"), question("energy", rate_rps=5.0)):
+        best = ask(bench(asked), GPUS).best
+        values = best.at
+        assert best.objective.value == pytest.approx(
+            values.value("power_w") / values.value("output_tokens_per_s"), rel=0.02
+        )
+    assert best.at.rate_rps == 5.0
+
+
+def test_requests_per_dollar_are_capacity_over_price():
+    asked = question("requests_per_dollar")
+    choice = ask(bench(asked), ONE).best
+    again = capacity(Build()({}), Load(Chat()), asked.promises, precision=asked.precision, seeds=asked.seeds)
+    assert choice.capacity_rps == again.rate_rps
+    assert choice.objective.value == pytest.approx(again.rate_rps.value * 3600 / choice.price_per_hour_usd)
+    assert choice.at.rate_rps == again.rate_rps.low
+    rates = [point.rate_rps for point in choice.points]
+    assert rates == sorted(rates)
+    assert choice.at in choice.points
+    assert strain(replace(asked, rate_rps=choice.capacity_rps.low), 1) <= 1
+    assert strain(replace(asked, rate_rps=choice.capacity_rps.high * 1.05), 1) > 1
+
+
+def test_objectives_are_known_by_name():
+    assert objective("makespan").unit == "s"
+    with pytest.raises(UnknownNameError, match="cost_at_rate"):
+        objective("cost_at_rat")
