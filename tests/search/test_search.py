@@ -188,6 +188,20 @@ def test_another_bound_of_a_limit_is_told_and_the_asked_one_gives_the_best():
     assert all(a <= 1.05 * b for a, b in itertools.pairwise(objectives))
 
 
+def test_a_strategy_that_tries_everything_finds_the_best():
+    pytest.importorskip("optuna")
+    from lengthwise.search._bayesian import Bayesian
+
+    asked, plans = bench(question()), []
+    for jobs in (1, 2):
+        strategy = Bayesian(FEW.alternatives(), trials=9, seed=0, wave=3)
+        with workers.threads(jobs) as crew:
+            plans.append(ask(asked, FEW, replace(THREE, strategy=strategy), crew))
+    assert told(plans[0]) == told(plans[1])
+    assert plans[0].spent.candidates == len(FEW)
+    assert plans[0].best.key == ask(asked, FEW).best.key
+
+
 def test_questions_that_ask_for_too_little_are_refused():
     from lengthwise.schema.errors import InputError
 
