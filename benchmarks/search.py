@@ -55,6 +55,7 @@ def paper(jobs: int, models: tuple[str, ...]) -> list[Row]:
             check(study)
             for plan in study.plans:
                 wall_s[f"{model} {plan.name}"] = plan.spent.seconds
+                print(f"{model} {plan.name}: {plan.spent.seconds:.1f} s", file=sys.stderr)
                 plans[f"{model} {plan.name}"] = plan
             swaps[model] = [swap.ratio for swap in study.swaps if math.isfinite(swap.ratio)]
     total_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s

@@ -44,7 +44,7 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     assert f"{best.objective.value:,.0f} ± 9".replace(" ", "\N{NO-BREAK SPACE}") in text or "± 9" in said
     assert f"Best: {best.name} \N{MIDDLE DOT} It needs the fewest GPUs for a rate." in said
     assert "Decoding reads the weights: bound by memory bandwidth." in said
-    assert "4 for weights do not fit: the weights need 61.2 GB" in said
+    assert "4 \N{MULTIPLICATION SIGN} weights do not fit: the weights need 61.2 GB" in said
     assert "16 candidates: 10 simulated, 2 pruned (12 %), 4 rejected." in said
     assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in said
 
@@ -88,7 +88,7 @@ def test_nothing_holds_is_said_with_the_nearest_misses(studies) -> None:
     near = misses[0]
     assert near.times == pytest.approx(near.point.value(near.limit.metric) / near.limit.bound)
     assert f"Nearest: {near.choice.name}" in text
-    assert "10 for latency at any rate: breaks TTFT p90 at any rate" in text
+    assert "10 \N{MULTIPLICATION SIGN} latency at any rate: breaks TTFT p90 at any rate" in text
 
 
 def test_several_plans_show_what_confusing_them_costs(studies) -> None:

@@ -50,9 +50,10 @@ def point_of(rate_rps: float, windows: list[Window], promises: Promises, level: 
 def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, ...]:
     """Points at FRACTIONS of the operating point's rate, in that order, itself among them.
 
-    ``measure`` is given a rate and that fraction: a run of as many seconds needs as much fewer requests.
+    ``measure`` is given a rate and a share of the operating point's requests: at a lower rate a run of as
+    many seconds has fewer, and beside the operating point half as long a run will do.
     """
-    return tuple(at if share == 1 else measure(at.rate_rps * share, share) for share in FRACTIONS)
+    return tuple(at if share == 1 else measure(at.rate_rps * share, share / 2) for share in FRACTIONS)
 
 
 def _values(window: Window, promises: Promises) -> dict[str, float]:

@@ -26,7 +26,7 @@ PRUDENCE = 0.85
 """A configuration is pruned if its bound is below this share of what scouting found for the last of the best;
 should the exact answer turn out lower still, those pruned by it are scouted after all."""
 
-FAR = 0.6
+FAR = 0.7
 """A configuration that breaks a limit at this share of what the last of the best reaches is not looked at
 further: even a scouting run, which forgives, says that it is far off."""
 

@@ -129,7 +129,23 @@ def _why(plan: Plan, top: int) -> Text:
     if best.binds or best.why:
         binds = f"bound by {metric_name(best.binds)}. " if best.binds else ""
         lines.append(Text.assemble("What binds it: ", (binds[:1].upper() + binds[1:], "bold"), best.why))
-    return Text("\n").join(lines)
+    return Text("\n").join([*lines, *_shifts(plan)])
+
+
+def _shifts(plan: Plan) -> Iterator[Text]:
+    """A line a limit: the best objective by its bound, the asked one bold."""
+    for limit in plan.limits:
+        moved = [shift for shift in plan.shifts if shift.metric == limit.metric]
+        if not moved:
+            continue
+        seen = quantity(limit.metric)
+        yield Text(f"If {seen.label} might be another ({plan.objective.unit}, roughly):")
+        line = Text("  ")
+        for shift in moved:
+            value = UNKNOWN if math.isnan(shift.objective) else rounded(shift.objective, math.nan)[0]
+            style = "bold" if math.isclose(shift.bound, limit.bound) else ""
+            line.append(f"{amount(seen, shift.bound)}: {value}", style=style).append("   ")
+        yield line
 
 
 def _nothing(plan: Plan) -> Text:
