@@ -143,10 +143,20 @@ def test_a_server_that_never_holds_its_limits_serves_nothing():
 
 def test_without_limits_the_ceiling_is_the_answer():
     service, _, _ = CASES["M/D/1 P99"]
-    answer = capacity(ONE, Load(Arrivals(service, 0)), Promises((Limit("ttft.p50", 1e6),)))
+    answer = capacity(ONE, Load(Arrivals(service, 0)), Promises((Limit("tbt.p99", 1.0),)))
     assert isinstance(answer, Capacity)
     assert answer.rate_rps.value == answer.ceiling.rate_rps
     assert answer.binds == "throughput"
+    assert answer.rate_rps.half_width <= 0.003 * answer.rate_rps.value
+    assert answer.effort.simulations <= 3 * 8, "nothing is learned from longer runs"
+
+
+def test_one_seed_has_no_interval_and_stops_where_longer_runs_tell_nothing_new():
+    service, limit, _ = CASES["M/D/1 P99"]
+    answer = capacity(ONE, Load(Arrivals(service, 0), seeds=1), Promises((limit,)))
+    assert math.isnan(answer.rate_rps.half_width)
+    assert answer.rate_rps.value == pytest.approx(truth("M/D/1 P99"), rel=0.06)
+    assert answer.requests < 2**17
 
 
 def test_the_same_requests_give_the_same_answer_however_they_are_run():

@@ -117,8 +117,10 @@ class Trials:
     def spread(self, rate_rps: float, level: float) -> float:
         """Half-width of the crossing's interval: the seeds' spread of the strain there, over its slope."""
         n, rates = len(self.seeds), sorted(self.strains)
-        if n < 2 or len(rates) < 2:
+        if n < 2:
             return math.nan
+        if len(rates) < 2:
+            return 0.0  # the ceiling holds: no limit is crossed
         at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
         low, high = rates[at], rates[at + 1]
         means = [max(float(self.strains[r].mean(axis=0).max()), _LEAST_STRAIN) for r in (low, high)]
@@ -189,7 +191,8 @@ def capacity(
         drift = math.inf if math.isnan(before) else abs(rate - before) / (requests / last - 1)
         half = spread + drift + ROOT_ERROR * rate
         found = replace(found, rate_rps=Estimate(rate, half), binds=trials.binds, requests=requests)
-        if half <= precision * rate or requests >= most or not rate > 0:
+        moved = drift if math.isnan(spread) else half  # one seed has no spread: more requests would give none
+        if moved <= precision * rate or requests >= most or not rate > 0:
             break
         before, growth = rate, 4 if spread > 1.5 * precision * rate else 2
     return found
