@@ -53,6 +53,14 @@ def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
         assert choice.bound <= choice.objective.value
 
 
+def test_a_rate_just_beyond_what_two_replicas_hold_takes_three():
+    one = Build()({"deployment.gpu": "H100"})
+    two = replace(one, parallel=replace(one.parallel, replicas=2))
+    held = capacity(two, Load(Chat()), question().promises, seeds=8).rate_rps
+    for rate, gpus in ((held.low * 0.98, 2), (held.high * 1.02, 3)):
+        assert ask(bench(question("fewest_gpus", rate_rps=rate, seeds=8)), ONE).best.gpus == gpus
+
+
 def test_given_replicas_are_taken_as_they_are():
     """Those that cannot hold the rate are rejected; the fewest of the others is the best."""
     auto = ask(bench(question("fewest_gpus", rate_rps=RATE)), ONE).best.gpus
