@@ -10,7 +10,7 @@ import pytest
 import worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from observers import may_get_stuck
+from observers import EXAMPLES, may_get_stuck
 from servers import deployment as textbook
 from servers import step_costs
 
@@ -84,13 +84,13 @@ def check_batch(workload, deployment):
         assert not top.impossible
 
 
-@settings(max_examples=120)
+@settings(max_examples=2 * EXAMPLES)
 @given(batches(), rooflines())
 def test_no_batch_is_done_sooner_than_the_ceiling_allows(workload, deployment):
     check_batch(workload, deployment)
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * EXAMPLES)
 @given(worlds.workloads(), worlds.deployments())
 def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
     limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
@@ -100,7 +100,7 @@ def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
     check_batch(workload, deployment)
 
 
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES)
 @given(
     batches(),
     rooflines(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from decimal import Decimal, localcontext
 from functools import cache
 
@@ -17,6 +18,10 @@ from lengthwise.schema.plan import Limit
 from lengthwise.search.capacity import SCOUT_TOLERANCE, Capacity, Effort, Trials, capacity, largest
 from lengthwise.search.limits import Promises
 from lengthwise.search.load import Load
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of requests take hours without the compiler"
+)
 
 TOKEN_S = 1e-5
 ONE = deployment(step_costs(0.0, TOKEN_S), max_num_seqs=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,10 @@ from lengthwise.search.limits import Promises
 from lengthwise.search.load import Load
 from lengthwise.search.objectives import objective
 from lengthwise.search.space import Space
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of requests take hours without the compiler"
+)
 
 ONE = Space({"deployment.gpu": ("H100",)})
 GPUS = Space({"deployment.gpu": ("A100-80GB", "H100"), "deployment.tp": (1, 2)})

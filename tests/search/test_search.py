@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,10 @@ from lengthwise.search.objectives import OBJECTIVES, Question
 from lengthwise.search.search import Options
 from lengthwise.search.space import Space
 from lengthwise.search.store import Store
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of requests take hours without the compiler"
+)
 
 FEW = Space({"deployment.gpu": ("A100-80GB", "H100"), "engine.max_num_seqs": (16, 64)})
 TIGHT, LOOSE = (Limit("ttft.p90", 0.3),), (Limit("ttft.p90", 4.0), Limit("queueing_delay.p99", 2.0))
