@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +22,10 @@ from lengthwise.schema.workload import Workload
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.limits import Promises
 from lengthwise.search.window import Window
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of tokens take long without the compiler"
+)
 
 SCHEDULERS = ("vllm_v0", "orca", "sarathi", "vllm_v1", "faster_transformer", "vidur_sarathi")
 QUANTILES = ("p50", "p90", "p99")
