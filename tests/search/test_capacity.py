@@ -146,14 +146,16 @@ def test_a_server_that_never_holds_its_limits_serves_nothing():
     assert answer.binds == "ttft.p50"
 
 
-def test_without_limits_the_ceiling_is_the_answer():
+def test_without_a_limit_on_waiting_the_queue_must_not_grow():
+    """M/D/1 at a service time of 1 s: stable below 1 a second, whatever the limits forget to ask."""
     service, _, _ = CASES["M/D/1 P99"]
     answer = capacity(ONE, Load(Arrivals(service, 0)), Promises((Limit("tbt.p99", 1.0),)))
     assert isinstance(answer, Capacity)
-    assert answer.rate_rps.value == answer.ceiling.rate_rps
     assert answer.binds == "throughput"
-    assert answer.rate_rps.half_width <= 0.003 * answer.rate_rps.value
-    assert answer.effort.simulations <= 3 * 8, "nothing is learned from longer runs"
+    assert answer.rate_rps.value < answer.ceiling.rate_rps
+    assert answer.rate_rps.low <= 1.0 <= answer.rate_rps.high
+    assert answer.rate_rps.half_width <= 0.03
+    assert answer.effort.requests < 1_000_000
 
 
 def test_one_seed_has_no_interval_and_stops_where_longer_runs_tell_nothing_new():

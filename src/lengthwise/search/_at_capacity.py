@@ -59,8 +59,12 @@ def scout(
     return _with(choice, found, at, question, Standing.SCOUTED)
 
 
-def rank(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
-    """With its capacity to the precision that was asked for, and its load curve."""
+def rank(
+    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
+) -> Choice:
+    """With its capacity to the precision that was asked for, and its load curve; SCOUTED if below ``least``."""
+    asked = question.objective.name == "requests_per_dollar" and not math.isnan(least)
+    least_rps = least * choice.price_per_hour_usd / 3600 if asked else 0.0
     found = capacity(
         deployment,
         load,
@@ -68,9 +72,13 @@ def rank(choice: Choice, deployment: Deployment, load: Load, question: Question)
         precision=question.precision,
         seeds=question.seeds,
         level=question.level,
+        least_rps=least_rps,
     )
     if not found.rate_rps.value > 0:
         return _rejected(choice, found)
+    if not found.rate_rps.has_interval and found.rate_rps.value < least_rps:
+        rough = Estimate(found.rate_rps.value * 3600 / choice.price_per_hour_usd)
+        return _spent(replace(choice, objective=rough, capacity_rps=found.rate_rps, binds=found.binds), found)
     seeds = range(min(CURVE_SEEDS, question.seeds, load.seeds or CURVE_SEEDS))
 
     def measure(rate_rps: float, share: float = 1.0) -> Point:

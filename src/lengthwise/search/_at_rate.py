@@ -57,8 +57,11 @@ def scout(
     return _measured(choice, deployment, load, question, effort, range(1), 1, Standing.SCOUTED)
 
 
-def rank(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+def rank(
+    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
+) -> Choice:
     """The fewest replicas that hold the rate (where they are asked for), and the load curve."""
+    del least  # nothing is saved by knowing less
     effort, certain = Effort(), True
     seeds = range(min(question.seeds, load.seeds or question.seeds))
     if _finds_replicas(choice, question):

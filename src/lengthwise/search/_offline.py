@@ -36,8 +36,11 @@ def scout(
     return _run(choice, deployment, load, question, range(1), Standing.SCOUTED)
 
 
-def rank(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
+def rank(
+    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
+) -> Choice:
     """The mean over seeds."""
+    del least  # nothing is saved by knowing less
     return _run(choice, deployment, load, question, _seeds(load, question), Standing.RANKED)
 
 

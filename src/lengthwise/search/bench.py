@@ -74,9 +74,10 @@ class Bench:
         found: Choice = self._kind.scout(choice, deployment, self.load, self.question, least)
         return found
 
-    def rank(self, choice: Choice) -> Choice:
-        """The whole answer: RANKED with its interval and load curve."""
-        found: Choice = self._kind.rank(choice, self._deployment(choice.settings), self.load, self.question)
+    def rank(self, choice: Choice, least: float = math.nan) -> Choice:
+        """The whole answer: RANKED with its interval and load curve; SCOUTED if clearly below ``least``."""
+        deployment = self._deployment(choice.settings)
+        found: Choice = self._kind.rank(choice, deployment, self.load, self.question, least)
         return found
 
     def shift(self, choice: Choice, metric: str, factor: float) -> Choice:

@@ -6,6 +6,10 @@ pooled over independent seeds: the mean share is not biased by how rarely a burs
 quantile of each run would be. Where the pooled strain crosses 1 is bracketed and bisected. Its interval is the
 seeds' spread there over the slope, a t interval, and how far the answer moved when the runs were made longer:
 a run that starts from empty forgives an overload that a longer one does not. Runs grow until that is small.
+
+Beside the limits stands a queue that grows: in a steady state it does not, so that a rate is refused if over the
+window, and beyond chance, half a percent of what arrived stayed in the queue. That shows an overload long before
+waits reach a limit, and bounds what runs of any length could forgive.
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ MOST_REQUESTS = 2**19
 WAIT_SPANS, STAY_SPANS, LEAST_S = 12.0, 4.0, 30.0
 """A scouting run lasts so many times the longest limited wait, so many times a request's stay, and so long."""
 
-EXACT_LENGTHS = 2
-"""The first runs of an exact search are so many times longer than a scouting one."""
+FIRST_GROWTH, SECOND_GROWTH, LATER_GROWTH = 2, 4, 2
+"""The runs of an exact answer grow: over a scouting run, over the first ones, over the ones before."""
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
@@ -49,6 +53,10 @@ SCOUT_TOLERANCE, SEED_TOLERANCE = 0.05, 0.03
 ROOT_ERROR = 0.002
 """What reading a rate between the ends of a bracket of SEED_TOLERANCE adds, measured over seeds."""
 
+GROWTH = 0.005
+"""A queue that keeps this share of what arrives, beyond chance, grows for ever."""
+
+_LEAST_SPAN = 1.008
 _LEAST_STRAIN, _LEAST_SLOPE = 0.02, 1.0
 
 
@@ -93,49 +101,77 @@ class Trials:
     strains: dict[float, Floats] = field(default_factory=dict)
 
     def strain(self, rate_rps: float) -> float:
-        """The largest mean strain of any limit; above 1 one breaks."""
+        """The largest strain of any limit, and of the queue's growth; above 1 one breaks."""
         if rate_rps not in self.strains:
             one = partial(self._one, rate_rps)
             self.strains[rate_rps] = np.array(list(self.each(one, self.seeds)))
             self.effort.simulations += len(self.seeds)
             self.effort.requests += len(self.seeds) * self.requests
-        return float(self.strains[rate_rps].mean(axis=0).max())
+        return float(self._pooled(rate_rps).max())
 
     def _one(self, rate_rps: float, seed: int) -> list[float]:
         workload = self.load.at(seed, self.requests, rate_rps)
         window = observe(workload, self.deployment, seed, sums=self.promises.needs_sums)
-        return list(self.promises.strains(window).values())
+        return [*self.promises.strains(window).values(), window.queue_growth()]
+
+    def _pooled(self, rate_rps: float) -> Floats:
+        """Strains of the limits, means over seeds; last that of the queue's growth."""
+        means: Floats = self.strains[rate_rps].mean(axis=0)
+        means[-1] /= GROWTH + self._noise(rate_rps)
+        return means
+
+    def _noise(self, rate_rps: float) -> float:
+        """What the queue may grow by chance: two standard errors, from the seeds or, of one, as counts vary."""
+        growth, n = self.strains[rate_rps][:, -1], len(self.seeds)
+        if n > 1:
+            return 2 * float(growth.std(ddof=1)) / math.sqrt(n)
+        return 6 * math.sqrt(max(float(growth[0]), 0.0) * self.requests + 1) / self.requests
 
     @property
     def binds(self) -> str:
-        """The metric that broke at the lowest rate that broke any."""
-        means = {rate: s.mean(axis=0) for rate, s in self.strains.items() if s.mean(axis=0).max() > 1}
-        if not means:
-            return "throughput"
-        return self.promises.limits[int(means[min(means)].argmax())].metric
+        """The metric that broke at the lowest rate that broke any; "throughput": the queue grows."""
+        broken = [rate for rate in self.strains if self._pooled(rate).max() > 1]
+        names = [*(limit.metric for limit in self.promises.limits), "throughput"]
+        return names[int(self._pooled(min(broken)).argmax())] if broken else "throughput"
 
     def spread(self, rate_rps: float, level: float) -> float:
         """Half-width of the crossing's interval: the seeds' spread of the strain there, over its slope."""
-        n, rates = len(self.seeds), sorted(self.strains)
-        if n < 2:
+        if len(self.seeds) < 2:
             return math.nan
-        if len(rates) < 2:
+        if len(self.strains) < 2:
             return 0.0  # the ceiling holds: no limit is crossed
+        nearest = min(self._around(rate_rps), key=lambda r: abs(r - rate_rps))
+        pooled = max(float(self._pooled(nearest).max()), _LEAST_STRAIN)
+        return self.doubt(nearest, level) / pooled / self.slope(rate_rps) * rate_rps
+
+    def forgiven(self, rate_rps: float) -> float:
+        """Share of the rate by which a queue may grow unseen, where its growth is what binds."""
+        if self.binds != "throughput" or len(self.strains) < 2:
+            return 0.0
+        return GROWTH + max(self._noise(rate) for rate in self._around(rate_rps))
+
+    def slope(self, rate_rps: float) -> float:
+        """How steeply the strain rises at a rate, logarithm by logarithm; 0 where only one was tried."""
+        if len(self.strains) < 2:
+            return 0.0
+        low, high = self._around(rate_rps)
+        means = [max(float(self._pooled(r).max()), _LEAST_STRAIN) for r in (low, high)]
+        return max(math.log(means[1] / means[0]) / math.log(high / low), _LEAST_SLOPE)
+
+    def _around(self, rate_rps: float) -> tuple[float, float]:
+        """The nearest rates below and above that were tried."""
+        rates = sorted(self.strains)
         at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
-        low, high = rates[at], rates[at + 1]
-        means = [max(float(self.strains[r].mean(axis=0).max()), _LEAST_STRAIN) for r in (low, high)]
-        slope = max(math.log(means[1] / means[0]) / math.log(high / low), _LEAST_SLOPE)
-        nearest = min((low, high), key=lambda r: abs(r - rate_rps))
-        pooled = max(float(self.strains[nearest].mean(axis=0).max()), _LEAST_STRAIN)
-        return self.doubt(nearest, level) / pooled / slope * rate_rps
+        return rates[at], rates[at + 1]
 
     def doubt(self, rate_rps: float, level: float) -> float:
         """Half-width of the pooled strain at a rate that was tried; 0 for a single seed."""
         strains, n = self.strains[rate_rps], len(self.seeds)
         if n < 2:
             return 0.0
-        worst = strains[:, int(strains.mean(axis=0).argmax())]
-        return t_quantile(level, n - 1) * float(worst.std(ddof=1)) / math.sqrt(n)
+        worst = int(self._pooled(rate_rps).argmax())
+        half = t_quantile(level, n - 1) * float(strains[:, worst].std(ddof=1)) / math.sqrt(n)
+        return half if worst < strains.shape[1] - 1 else half / (GROWTH + self._noise(rate_rps))
 
 
 def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
@@ -164,7 +200,7 @@ def capacity(
     precision: float = 0.025,
     seeds: int = 8,
     level: float = 0.95,
-    first: Capacity | None = None,
+    least_rps: float = 0.0,
     each: Map = map,
 ) -> Capacity:
     """The largest rate that holds, to a relative half-width of ``precision`` where runs may grow so long.
@@ -176,25 +212,29 @@ def capacity(
         precision: Half-width to reach, as a share of the rate.
         seeds: Independent repetitions (at most as many as the load has).
         level: Of the interval.
-        first: What ``scout`` said.
+        least_rps: A rate of interest: below it a rough answer will do, whose half-width is not known.
         each: Runs the seeds; a thread pool's ``map`` runs them side by side.
     """
-    found = first or scout(deployment, load, promises)
-    used, before, growth = range(min(seeds, load.seeds or seeds)), math.nan, EXACT_LENGTHS
+    found, slope = scout(deployment, load, promises), 0.0
+    used, before, growth = range(min(seeds, load.seeds or seeds)), math.nan, FIRST_GROWTH
     most = min(MOST_REQUESTS, load.most)
     while found.rate_rps.value > 0:
         last = found.requests
         requests = min(last * growth, most // 2 if math.isnan(before) else most)
         trials = Trials(deployment, load, promises, requests, used, found.effort, each)
-        rate = largest(trials.strain, found.rate_rps.value, found.ceiling.rate_rps, 1.025, SEED_TOLERANCE)
-        spread = trials.spread(rate, level)
+        top = found.ceiling.rate_rps
+        rate = largest(trials.strain, found.rate_rps.value, top, 1.025, SEED_TOLERANCE, slope)
+        spread, slope = trials.spread(rate, level), trials.slope(rate)
         drift = math.inf if math.isnan(before) else abs(rate - before) / (requests / last - 1)
-        half = spread + drift + ROOT_ERROR * rate
+        half = spread + drift + ROOT_ERROR * rate + trials.forgiven(rate) * rate
         found = replace(found, rate_rps=Estimate(rate, half), binds=trials.binds, requests=requests)
+        if rate + (0.0 if math.isnan(spread) else spread) < least_rps:
+            return replace(found, rate_rps=Estimate(rate))  # short runs forgive: longer ones say less still
         moved = drift if math.isnan(spread) else half  # one seed has no spread: more requests would give none
         if moved <= precision * rate or requests >= most or not rate > 0:
             break
-        before, growth = rate, 4 if spread > 1.5 * precision * rate else 2
+        growth = SECOND_GROWTH if math.isnan(before) else LATER_GROWTH
+        before = rate
     return found
 
 
@@ -209,7 +249,7 @@ def rough_capacity(
 ) -> Capacity:
     """A capacity from a few short runs, for comparisons under the same requests; no interval."""
     top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
-    requests = min(run_length(top, promises) * EXACT_LENGTHS, MOST_REQUESTS)
+    requests = min(run_length(top, promises) * FIRST_GROWTH, MOST_REQUESTS)
     trials = Trials(deployment, load, promises, requests, range(min(seeds, load.seeds or seeds)), effort)
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
     rate = largest(trials.strain, start, top.rate_rps, 1.05, SEED_TOLERANCE)
@@ -223,26 +263,34 @@ def run_length(top: Ceiling, promises: Promises) -> int:
 
 
 def largest(
-    strain: Callable[[float], float], guess: float, top: float, span: float, tolerance: float
+    strain: Callable[[float], float],
+    guess: float,
+    top: float,
+    span: float,
+    tolerance: float,
+    slope: float = 0.0,
 ) -> float:
     """The largest rate up to ``top`` that is not strained beyond 1; 0 if none from FLOOR_SHARE of it on.
 
-    Steps from the guess by ``span``, ever wider, until the answer is between two rates; then bisects,
-    at the place where the logarithm of the strain would cross, until they are within ``tolerance``.
+    Steps from the guess, ever wider, until the answer is between two rates; then bisects, at the place
+    where the logarithm of the strain would cross, until they are within ``tolerance``. Steps are of
+    ``span`` or, where a strain is far from 1, as wide as its slope asks for.
     """
     low, high, at_low, at_high = 0.0, math.inf, 0.0, math.inf
-    rate = min(guess, top)
+    rate, wide = min(guess, top), _LEAST_SPAN if slope else span
     while not (low > 0 and high < math.inf):
         got = strain(rate)
+        step = max(wide, min(_step(got, slope), 1.5))
         if got > 1:
-            high, at_high, rate = rate, got, rate / max(span, min(got**0.1, 1.5))
+            slope = _slope(rate, got, high, at_high) or slope
+            high, at_high, rate = rate, got, rate / step
         elif rate >= top:
             return top
         else:
-            low, at_low, rate = rate, got, min(rate * span, top)
+            low, at_low, rate = rate, got, min(rate * (step if slope else wide), top)
         if high < FLOOR_SHARE * top:
             return 0.0
-        span *= span
+        wide = min(wide**1.5, 4.0)
     while high > low * (1 + tolerance):
         rate = low * (high / low) ** min(max(_crossing(at_low, at_high), 0.15), 0.85)
         got = strain(rate)
@@ -251,6 +299,19 @@ def largest(
         else:
             low, at_low = rate, got
     return float(low * (high / low) ** _crossing(at_low, at_high))
+
+
+def _slope(rate: float, got: float, higher: float, at_higher: float) -> float:
+    """The slope between a broken rate and a higher one; 0 where that was not tried, or is no steeper."""
+    if math.isinf(higher) or at_higher <= got:
+        return 0.0
+    return math.log(at_higher / got) / math.log(higher / rate)
+
+
+def _step(got: float, slope: float) -> float:
+    """The ratio of rates that brings a strain to 1 and a little beyond, by its slope; 10 where none is known."""
+    far = got if got > 1 else 1 / max(got, 0.3)  # the logarithm bends down where strains are small
+    return float(far ** (1 / (slope or 10.0))) * 1.004
 
 
 def _crossing(at_low: float, at_high: float) -> float:

@@ -30,6 +30,9 @@ FAR = 0.7
 """A configuration that breaks a limit at this share of what the last of the best reaches is not looked at
 further: even a scouting run, which forgives, says that it is far off."""
 
+PATIENCE = 4
+"""So many times ``top`` configurations are ranked at most: of many that tie, some stay scouted."""
+
 DOUBT = 0.05
 """Scouted objectives may be so far too low, at least; more where ranked ones have shown more."""
 
@@ -139,7 +142,7 @@ def _ranked(looked: list[Choice], run: Run, options: Options) -> list[Choice]:
     exact: dict[str, Choice] = {}
     while wave := _contenders(by_key, exact, roughly, question, options):
         run.expect("rank", len(exact) + len(wave))
-        for choice in run.each("rank", wave):
+        for choice in run.each("rank", wave, _surely(exact, question, options)):
             exact[choice.key] = by_key[choice.key] = choice
         again = _pruned_too_early(by_key, exact, question, options)
         for choice in run.each("scout", again):
@@ -156,17 +159,31 @@ def _contenders(
     options: Options,
 ) -> list[Choice]:
     """What is to be ranked next: the first ``top``, then whoever may still beat the best."""
-    left = [c for c in by_key.values() if c.standing is Standing.SCOUTED]
+    left = [c for c in by_key.values() if c.standing is Standing.SCOUTED and c.key not in exact]
     left.sort(key=lambda c: _order(c.objective.value, question))
     held = [c for c in exact.values() if c.standing is Standing.RANKED]
     if len(held) < options.top:
         return left[: options.top - len(held)]
-    best = min((c.objective.value for c in held), key=lambda v: _order(v, question))
+    best = _best_of(held, question)
     sign = 1 if question.objective.higher_is_better else -1
     seen = [sign * (c.objective.value / roughly[c.key] - 1) for c in held if roughly[c.key]]
     doubt = sign * max(DOUBT, *seen)
-    near = [c for c in left if better(c.objective.value * (1 + doubt), best, question)]
-    return near[:FIRST_WAVE]
+    near = [c for c in left if better(c.objective.value * (1 + doubt), best.objective.value, question)]
+    return near[: min(FIRST_WAVE, options.top * PATIENCE - len(exact))]
+
+
+def _surely(exact: dict[str, Choice], question: Question, options: Options) -> tuple[float, ...]:
+    """What the best reaches at least, once so many are ranked as were asked for: below it, roughly will do."""
+    held = [c for c in exact.values() if c.standing is Standing.RANKED]
+    if len(held) < options.top:
+        return ()
+    best = _best_of(held, question).objective
+    half = 0.0 if math.isnan(best.half_width) else best.half_width
+    return (best.value - half if question.objective.higher_is_better else best.value + half,)
+
+
+def _best_of(held: Sequence[Choice], question: Question) -> Choice:
+    return min(held, key=lambda c: _order(c.objective.value, question))
 
 
 def _pruned_too_early(

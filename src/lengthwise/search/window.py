@@ -73,6 +73,21 @@ class Window:
         rows = slice(*np.searchsorted(r.arrival_s, [self.start_s, max(self.start_s, self.end_s - guard_s)]))
         return type(r)(**{f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)})
 
+    def queue_growth(self) -> float:
+        """By how much the queue grew in the window, as a share of the requests that arrived in it.
+
+        The queue is of requests that were not in any step yet. In a steady state it is 0 on average.
+        """
+        r = self.records.requests
+        still = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
+        first, last = (self._queued(at_s, still) for at_s in (self.start_s, self.end_s))
+        arrived = int(np.searchsorted(r.arrival_s, self.end_s) - np.searchsorted(r.arrival_s, self.start_s))
+        return (last - first) / max(arrived, 1)
+
+    def _queued(self, at_s: float, still: Array) -> int:
+        r = self.records.requests
+        return int((still & (r.arrival_s <= at_s) & ~(r.scheduled_s <= at_s)).sum())
+
     def gaps(self) -> TokenGaps:
         """Times between tokens in the window."""
         whole = self.records.gaps
