@@ -30,7 +30,7 @@ def run(
         typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
     ] = None,
     precision: Annotated[float | None, typer.Option(help="Relative half-width to reach: 0.025.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions behind it: 8.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions behind it: 5.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a CPU.")] = None,
     json: Annotated[
         Path | None,

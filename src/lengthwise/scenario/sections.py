@@ -194,7 +194,7 @@ class SearchSection(Section):
     trials: Count = 100
     top: Count = 10
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
-    seeds: Annotated[int, Field(ge=1, le=1000)] = 8
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 5
     sensitivity: bool = True
 
 

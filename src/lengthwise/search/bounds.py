@@ -89,8 +89,7 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     needs = _needs(prompt, output)
     most = _most_per_step(deployment, needs, limits, through_s)
     rate, per_step = stages.rate(needs, most)
-    tokens = min(int(per_step * needs.tokens) + 1, len(through_s) - 1)
-    jct_s = needs.decodes * float(through_s[tokens])
+    jct_s = needs.decodes * per_step / rate * deployment.parallel.pp
     whole = rate * deployment.parallel.replicas * SLACK / float(fits.mean())
     return Ceiling(whole, float(through_s[1]), jct_s, impossible)
 

@@ -38,11 +38,11 @@ LEAST_REQUESTS = 400
 MOST_REQUESTS = 2**19
 """Of one run."""
 
-WAIT_SPANS, STAY_SPANS, LEAST_S = 12.0, 4.0, 30.0
+WAIT_SPANS, STAY_SPANS, LEAST_S = 12.0, 1.5, 30.0
 """A scouting run lasts so many times the longest limited wait, so many times a request's stay, and so long."""
 
-FIRST_GROWTH, SECOND_GROWTH, LATER_GROWTH = 2, 4, 2
-"""The runs of an exact answer grow: over a scouting run, over the first ones, over the ones before."""
+EXACT_WAIT_SPANS, EXACT_STAY_SPANS = 40.0, 5.0
+"""The first runs of an exact answer, likewise; from then on they double."""
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
@@ -198,7 +198,7 @@ def capacity(
     promises: Promises,
     *,
     precision: float = 0.025,
-    seeds: int = 8,
+    seeds: int = 5,
     level: float = 0.95,
     least_rps: float = 0.0,
     each: Map = map,
@@ -216,16 +216,14 @@ def capacity(
         each: Runs the seeds; a thread pool's ``map`` runs them side by side.
     """
     found, slope = scout(deployment, load, promises), 0.0
-    used, before, growth = range(min(seeds, load.seeds or seeds)), math.nan, FIRST_GROWTH
-    most = min(MOST_REQUESTS, load.most)
+    used, before = range(min(seeds, load.seeds or seeds)), math.nan
+    top, most = found.ceiling.rate_rps, min(MOST_REQUESTS, load.most)
+    requests = min(exact_length(found, promises), most // 2)
     while found.rate_rps.value > 0:
-        last = found.requests
-        requests = min(last * growth, most // 2 if math.isnan(before) else most)
         trials = Trials(deployment, load, promises, requests, used, found.effort, each)
-        top = found.ceiling.rate_rps
         rate = largest(trials.strain, found.rate_rps.value, top, 1.025, SEED_TOLERANCE, slope)
         spread, slope = trials.spread(rate, level), trials.slope(rate)
-        drift = math.inf if math.isnan(before) else abs(rate - before) / (requests / last - 1)
+        drift = math.inf if math.isnan(before) else abs(rate - before)
         half = spread + drift + ROOT_ERROR * rate + trials.forgiven(rate) * rate
         found = replace(found, rate_rps=Estimate(rate, half), binds=trials.binds, requests=requests)
         if rate + (0.0 if math.isnan(spread) else spread) < least_rps:
@@ -233,8 +231,7 @@ def capacity(
         moved = drift if math.isnan(spread) else half  # one seed has no spread: more requests would give none
         if moved <= precision * rate or requests >= most or not rate > 0:
             break
-        growth = SECOND_GROWTH if math.isnan(before) else LATER_GROWTH
-        before = rate
+        before, requests = rate, min(2 * requests, most)
     return found
 
 
@@ -249,7 +246,7 @@ def rough_capacity(
 ) -> Capacity:
     """A capacity from a few short runs, for comparisons under the same requests; no interval."""
     top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
-    requests = min(run_length(top, promises) * FIRST_GROWTH, MOST_REQUESTS)
+    requests = min(2 * run_length(top, promises), load.most, MOST_REQUESTS)
     trials = Trials(deployment, load, promises, requests, range(min(seeds, load.seeds or seeds)), effort)
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
     rate = largest(trials.strain, start, top.rate_rps, 1.05, SEED_TOLERANCE)
@@ -260,6 +257,12 @@ def run_length(top: Ceiling, promises: Promises) -> int:
     """Requests of the shortest useful run."""
     span_s = max(WAIT_SPANS * promises.guard_s, STAY_SPANS * top.jct_s, LEAST_S)
     return int(min(max(LEAST_REQUESTS, math.ceil(span_s * top.rate_rps)), MOST_REQUESTS))
+
+
+def exact_length(found: Capacity, promises: Promises) -> int:
+    """Requests of the first runs of an exact answer, from what scouting found."""
+    span_s = max(EXACT_WAIT_SPANS * promises.guard_s, EXACT_STAY_SPANS * found.ceiling.jct_s, LEAST_S)
+    return int(min(max(2 * LEAST_REQUESTS, math.ceil(span_s * found.rate_rps.value)), MOST_REQUESTS))
 
 
 def largest(

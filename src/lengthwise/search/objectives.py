@@ -47,7 +47,7 @@ class Question:
     max_gpus: int = UNLIMITED_GPUS
     requests: int = 1000
     precision: float = 0.025
-    seeds: int = 8
+    seeds: int = 5
     level: float = 0.95
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ FAR = 0.7
 """A configuration that breaks a limit at this share of what the last of the best reaches is not looked at
 further: even a scouting run, which forgives, says that it is far off."""
 
-PATIENCE = 4
+PATIENCE = 2
 """So many times ``top`` configurations are ranked at most: of many that tie, some stay scouted."""
 
 DOUBT = 0.05
