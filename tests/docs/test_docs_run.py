@@ -18,6 +18,11 @@ from lengthwise.cli import main
 RUNNABLE = ("python", "sh", "toml")
 WITH_BLOCKS = [d for d in DOCUMENTS if any(b.language in RUNNABLE for b in blocks(d))]
 SMALL = ("--set", "workload.num_requests=40", "--seeds", "2")
+SMALL_SEARCH = tuple(
+    word
+    for setting in ("precision=0.3", "seeds=2", "sensitivity=false", "top=1")
+    for word in ("--set", f"search.{setting}")
+)
 SMALL_EXAMPLE = ("--requests", "40", "--batches", "16", "--workloads", "bwb-4k")
 
 
@@ -56,6 +61,8 @@ def run_line(line, where, *, runs):
             return
         case ["lengthwise", *arguments] if runs:
             assert main(small(arguments)) == 0, f"{where}: {line}"
+        case ["lengthwise", command, path, *_] if command in {"search", "capacity"}:
+            assert (ROOT / path).is_file(), f"{where}: {line}"
         case ["python", script, *arguments] if runs and script.startswith("examples/"):
             command = [sys.executable, script, *arguments, *SMALL_EXAMPLE]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
@@ -72,9 +79,8 @@ def run_line(line, where, *, runs):
 
 def small(arguments):
     """The same command over few requests."""
-    if arguments[0] != "simulate":
-        return arguments
-    return [*arguments, *SMALL]
+    more = {"simulate": SMALL, "capacity": SMALL_SEARCH, "search": SMALL_SEARCH}
+    return [*arguments, *more.get(arguments[0], ())]
 
 
 def makefile_targets():
@@ -94,16 +100,38 @@ def test_examples_are_scenarios_that_build(path):
     assert scenario.build(scenario.load(path))
 
 
-def test_the_table_of_the_readme_is_the_demo(capsys):
-    """Numbers of the README are those of `make demo`, within the intervals that it prints."""
+def test_the_table_of_the_readme_is_what_is_simulated(capsys):
+    """Numbers of the README are those of its simulation, within the intervals that it prints."""
     assert main(["simulate", str(ROOT / "examples/chat-70b.toml")]) == 0
     printed = table_rows(capsys.readouterr().out)
-    (shown,) = (b for b in blocks(ROOT / "README.md") if b.language == "text")
+    (shown,) = (b for b in blocks(ROOT / "README.md") if b.language == "text" and "vLLM v1" in b.text)
     rows = table_rows(shown.text)
     assert len(rows) >= 5
     for label, cells in rows.items():
         for (value, half_width), (now, _) in zip(cells, printed[label], strict=True):
             assert abs(value - now) <= half_width, f"{label}: README says {cells}, the demo {printed[label]}"
+
+
+@pytest.mark.slow
+def test_the_plan_of_the_readme_is_the_demo(capsys):
+    """Objectives of the README are those of `make demo`, within the intervals that it prints."""
+    assert main(["search", str(ROOT / "examples/buy-70b.toml")]) == 0
+    printed = plan_rows(capsys.readouterr().out)
+    (shown,) = (b for b in blocks(ROOT / "README.md") if b.language == "text" and "req/$" in b.text)
+    rows = plan_rows(shown.text)
+    assert len(rows) >= 3
+    for name_, (value, half_width) in rows.items():
+        assert abs(value - printed[name_][0]) <= half_width, name_
+
+
+def plan_rows(text):
+    """{configuration: (objective, half-width)} of a ranking in box characters."""
+    rows = {}
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split("│")[1:-1]]
+        if len(parts) > 4 and "±" in parts[4]:
+            rows[parts[1]] = tuple(float(x.replace(",", "")) for x in parts[4].split("±"))
+    return rows
 
 
 def table_rows(text):

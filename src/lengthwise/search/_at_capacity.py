@@ -10,7 +10,6 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Point, Standing
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.capacity import (
-    FLOOR_SHARE,
     LEAST_REQUESTS,
     Capacity,
     breaks_at,
@@ -19,6 +18,7 @@ from lengthwise.search.capacity import (
     rough_capacity,
 )
 from lengthwise.search.capacity import scout as scout_capacity
+from lengthwise.search.crossing import FLOOR_SHARE
 from lengthwise.search.curve import curve, point_at, scaled
 from lengthwise.search.load import Load
 from lengthwise.search.objectives import Question

@@ -9,11 +9,12 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Point, Standing
 from lengthwise.search.bounds import ceiling
-from lengthwise.search.capacity import LEAST_REQUESTS, Effort, Trials, rough_capacity, run_length
+from lengthwise.search.capacity import LEAST_REQUESTS, rough_capacity, run_length
 from lengthwise.search.capacity import scout as scout_capacity
 from lengthwise.search.curve import curve, point_at, scaled
 from lengthwise.search.load import Load
 from lengthwise.search.objectives import AT_RATE, Question
+from lengthwise.search.trials import Effort, Trials
 
 CURVE_SEEDS = 4
 LENGTHS = 8

@@ -15,24 +15,15 @@ waits reach a limit, and bounds what runs of any length could forgive.
 from __future__ import annotations
 
 import math
-from bisect import bisect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
-from lengthwise.metrics import t_quantile
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.search.bounds import Ceiling, ceiling
+from lengthwise.search.crossing import largest
 from lengthwise.search.limits import Promises
 from lengthwise.search.load import Load
-from lengthwise.search.window import observe
-
-Floats = npt.NDArray[np.float64]
-Map = Callable[[Callable[[int], list[float]], Iterable[int]], Iterable[list[float]]]
+from lengthwise.search.trials import Effort, Map, Trials
 
 LEAST_REQUESTS = 400
 MOST_REQUESTS = 2**19
@@ -44,28 +35,11 @@ WAIT_SPANS, STAY_SPANS, LEAST_S = 12.0, 1.5, 30.0
 EXACT_WAIT_SPANS, EXACT_STAY_SPANS = 40.0, 5.0
 """The first runs of an exact answer, likewise; from then on they double."""
 
-FLOOR_SHARE = 1e-3
-"""A deployment that breaks its limits at this share of its ceiling does not serve at all."""
-
 SCOUT_TOLERANCE, SEED_TOLERANCE = 0.05, 0.03
 """Relative width of the last bracket: of a scouting run, of each seed of an exact one."""
 
 ROOT_ERROR = 0.002
 """What reading a rate between the ends of a bracket of SEED_TOLERANCE adds, measured over seeds."""
-
-GROWTH = 0.005
-"""A queue that keeps this share of what arrives, beyond chance, grows for ever."""
-
-_LEAST_SPAN = 1.008
-_LEAST_STRAIN, _LEAST_SLOPE = 0.02, 1.0
-
-
-@dataclass
-class Effort:
-    """What was spent: runs of the engine, and requests in them."""
-
-    simulations: int = 0
-    requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,93 +59,6 @@ class Capacity:
     requests: int
     ceiling: Ceiling
     effort: Effort
-
-
-@dataclass
-class Trials:
-    """How far rates strain the limits, pooled over seeds; keeps every seed's strains by rate."""
-
-    deployment: Deployment
-    load: Load
-    promises: Promises
-    requests: int
-    seeds: range
-    effort: Effort
-    each: Map = map
-    strains: dict[float, Floats] = field(default_factory=dict)
-
-    def strain(self, rate_rps: float) -> float:
-        """The largest strain of any limit, and of the queue's growth; above 1 one breaks."""
-        if rate_rps not in self.strains:
-            one = partial(self._one, rate_rps)
-            self.strains[rate_rps] = np.array(list(self.each(one, self.seeds)))
-            self.effort.simulations += len(self.seeds)
-            self.effort.requests += len(self.seeds) * self.requests
-        return float(self._pooled(rate_rps).max())
-
-    def _one(self, rate_rps: float, seed: int) -> list[float]:
-        workload = self.load.at(seed, self.requests, rate_rps)
-        window = observe(workload, self.deployment, seed, sums=self.promises.needs_sums)
-        return [*self.promises.strains(window).values(), window.queue_growth()]
-
-    def _pooled(self, rate_rps: float) -> Floats:
-        """Strains of the limits, means over seeds; last that of the queue's growth."""
-        means: Floats = self.strains[rate_rps].mean(axis=0)
-        means[-1] /= GROWTH + self._noise(rate_rps)
-        return means
-
-    def _noise(self, rate_rps: float) -> float:
-        """What the queue may grow by chance: two standard errors, from the seeds or, of one, as counts vary."""
-        growth, n = self.strains[rate_rps][:, -1], len(self.seeds)
-        if n > 1:
-            return 2 * float(growth.std(ddof=1)) / math.sqrt(n)
-        return 6 * math.sqrt(max(float(growth[0]), 0.0) * self.requests + 1) / self.requests
-
-    @property
-    def binds(self) -> str:
-        """The metric that broke at the lowest rate that broke any; "throughput": the queue grows."""
-        broken = [rate for rate in self.strains if self._pooled(rate).max() > 1]
-        names = [*(limit.metric for limit in self.promises.limits), "throughput"]
-        return names[int(self._pooled(min(broken)).argmax())] if broken else "throughput"
-
-    def spread(self, rate_rps: float, level: float) -> float:
-        """Half-width of the crossing's interval: the seeds' spread of the strain there, over its slope."""
-        if len(self.seeds) < 2:
-            return math.nan
-        if len(self.strains) < 2:
-            return 0.0  # the ceiling holds: no limit is crossed
-        nearest = min(self._around(rate_rps), key=lambda r: abs(r - rate_rps))
-        pooled = max(float(self._pooled(nearest).max()), _LEAST_STRAIN)
-        return self.doubt(nearest, level) / pooled / self.slope(rate_rps) * rate_rps
-
-    def forgiven(self, rate_rps: float) -> float:
-        """Share of the rate by which a queue may grow unseen, where its growth is what binds."""
-        if self.binds != "throughput" or len(self.strains) < 2:
-            return 0.0
-        return GROWTH + max(self._noise(rate) for rate in self._around(rate_rps))
-
-    def slope(self, rate_rps: float) -> float:
-        """How steeply the strain rises at a rate, logarithm by logarithm; 0 where only one was tried."""
-        if len(self.strains) < 2:
-            return 0.0
-        low, high = self._around(rate_rps)
-        means = [max(float(self._pooled(r).max()), _LEAST_STRAIN) for r in (low, high)]
-        return max(math.log(means[1] / means[0]) / math.log(high / low), _LEAST_SLOPE)
-
-    def _around(self, rate_rps: float) -> tuple[float, float]:
-        """The nearest rates below and above that were tried."""
-        rates = sorted(self.strains)
-        at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
-        return rates[at], rates[at + 1]
-
-    def doubt(self, rate_rps: float, level: float) -> float:
-        """Half-width of the pooled strain at a rate that was tried; 0 for a single seed."""
-        strains, n = self.strains[rate_rps], len(self.seeds)
-        if n < 2:
-            return 0.0
-        worst = int(self._pooled(rate_rps).argmax())
-        half = t_quantile(level, n - 1) * float(strains[:, worst].std(ddof=1)) / math.sqrt(n)
-        return half if worst < strains.shape[1] - 1 else half / (GROWTH + self._noise(rate_rps))
 
 
 def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
@@ -263,61 +150,3 @@ def exact_length(found: Capacity, promises: Promises) -> int:
     """Requests of the first runs of an exact answer, from what scouting found."""
     span_s = max(EXACT_WAIT_SPANS * promises.guard_s, EXACT_STAY_SPANS * found.ceiling.jct_s, LEAST_S)
     return int(min(max(2 * LEAST_REQUESTS, math.ceil(span_s * found.rate_rps.value)), MOST_REQUESTS))
-
-
-def largest(
-    strain: Callable[[float], float],
-    guess: float,
-    top: float,
-    span: float,
-    tolerance: float,
-    slope: float = 0.0,
-) -> float:
-    """The largest rate up to ``top`` that is not strained beyond 1; 0 if none from FLOOR_SHARE of it on.
-
-    Steps from the guess, ever wider, until the answer is between two rates; then bisects, at the place
-    where the logarithm of the strain would cross, until they are within ``tolerance``. Steps are of
-    ``span`` or, where a strain is far from 1, as wide as its slope asks for.
-    """
-    low, high, at_low, at_high = 0.0, math.inf, 0.0, math.inf
-    rate, wide = min(guess, top), _LEAST_SPAN if slope else span
-    while not (low > 0 and high < math.inf):
-        got = strain(rate)
-        step = max(wide, min(_step(got, slope), 1.5))
-        if got > 1:
-            slope = _slope(rate, got, high, at_high) or slope
-            high, at_high, rate = rate, got, rate / step
-        elif rate >= top:
-            return top
-        else:
-            low, at_low, rate = rate, got, min(rate * (step if slope else wide), top)
-        if high < FLOOR_SHARE * top:
-            return 0.0
-        wide = min(wide**1.5, 4.0)
-    while high > low * (1 + tolerance):
-        rate = low * (high / low) ** min(max(_crossing(at_low, at_high), 0.15), 0.85)
-        got = strain(rate)
-        if got > 1:
-            high, at_high = rate, got
-        else:
-            low, at_low = rate, got
-    return float(low * (high / low) ** _crossing(at_low, at_high))
-
-
-def _slope(rate: float, got: float, higher: float, at_higher: float) -> float:
-    """The slope between a broken rate and a higher one; 0 where that was not tried, or is no steeper."""
-    if math.isinf(higher) or at_higher <= got:
-        return 0.0
-    return math.log(at_higher / got) / math.log(higher / rate)
-
-
-def _step(got: float, slope: float) -> float:
-    """The ratio of rates that brings a strain to 1 and a little beyond, by its slope; 10 where none is known."""
-    far = got if got > 1 else 1 / max(got, 0.3)  # the logarithm bends down where strains are small
-    return float(far ** (1 / (slope or 10.0))) * 1.004
-
-
-def _crossing(at_low: float, at_high: float) -> float:
-    """Where between two rates the logarithm of the strain is 0, as a share of their distance."""
-    below, above = math.log(max(at_low, _LEAST_STRAIN)), math.log(max(at_high, _LEAST_STRAIN))
-    return -below / (above - below) if above > below else 0.5

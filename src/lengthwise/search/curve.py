@@ -9,10 +9,11 @@ import numpy as np
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
-from lengthwise.search.capacity import Capacity, Effort, lower_end
+from lengthwise.search.capacity import Capacity, lower_end
 from lengthwise.search.limits import Promises, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.points import mean_point, values_of
+from lengthwise.search.trials import Effort
 from lengthwise.search.window import Window, observe
 
 FRACTIONS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
