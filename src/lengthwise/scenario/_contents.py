@@ -21,8 +21,9 @@ def contents(whole: Scenario) -> dict[str, str]:
     if whole.search is not None:
         axes = (whole.search.space, *whole.search.either)
         named += tuple(v for a in axes for vs in a.values() for v in (vs if isinstance(vs, list) else [vs]))
-    texts = {text for text in named if isinstance(text, str) and text}
-    places = {text: resolved(text.partition(":")[2] or text, whole.folder) for text in texts}
+    whole_texts = {text for text in named if isinstance(text, str) and text}
+    parts = {part for text in whole_texts for part in (text, text.partition(":")[2], text.rpartition(":")[0])}
+    places = {text: resolved(text, whole.folder) for text in parts if text}
     return {text: _digest(place) for text, place in sorted(places.items()) if place.exists()}
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 
-from lengthwise import backend
+from lengthwise import backend, report
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.searches import Asked, questions, settled
 from lengthwise.scenario.variants import Variant, build
@@ -14,6 +14,7 @@ from lengthwise.schema.errors import OutputError
 from lengthwise.schema.plan import Choice, Plan, Standing, Study
 
 CLAIM_REQUESTS = 2000
+CLAIM_S = 200.0
 CLAIM_SEEDS = 5
 WARMUP_SHARE = 0.2
 
@@ -57,10 +58,12 @@ def _write(folder: Path, asked: Asked, plan: Plan, choice: Choice) -> None:
 
 def _claimed(whole: Scenario) -> Scenario:
     """Long enough to show the claim, several times, without the time in which the batches fill up."""
-    requests = max(whole.workload.num_requests or 0, CLAIM_REQUESTS)
     rate = whole.workload.request_rate
+    if rate is None:
+        return whole.with_run(seeds=max(whole.run.seeds, CLAIM_SEEDS))
+    requests = max(whole.workload.num_requests or 0, CLAIM_REQUESTS, math.ceil(rate * CLAIM_S))
     longer = whole if whole.workload.is_replay else _with_requests(whole, requests)
-    warmup_s = WARMUP_SHARE * requests / rate if rate is not None and math.isfinite(rate) else 0.0
+    warmup_s = WARMUP_SHARE * requests / rate if math.isfinite(rate) else 0.0
     return longer.with_run(seeds=max(whole.run.seeds, CLAIM_SEEDS), warmup_s=round(warmup_s, 1))
 
 
@@ -78,17 +81,28 @@ def _rate(choice: Choice, variant: Variant) -> float:
 def _claim(plan: Plan, choice: Choice) -> str:
     assert choice.at is not None  # it is ranked
     told = [
-        f"{limit.metric} {choice.at.value(limit.metric):.4g} ({limit.sense} {limit.bound:g})"
+        f"{report.metric_text(limit.metric, choice.at.value(limit.metric))} ({report.limit_text(limit)})"
         for limit in plan.limits
     ]
     held = f": {', '.join(told)}" if told else ""
     objective = choice.objective
-    half = f" ± {objective.half_width:.2g}" if objective.has_interval else ""
+    half = f" ± {objective.half_width:,.3g}" if objective.half_width > 0 else ""
     what = plan.objective.label
     return (
         f"Simulated at {choice.at.rate_rps:.4g} requests a second{held}. "
-        f"{what[0].upper()}{what[1:]}: {objective.value:.4g}{half} {plan.objective.unit}, "
-        f"on {choice.gpus} GPUs at ${choice.price_per_hour_usd:.2f} an hour."
+        f"{what[0].upper()}{what[1:]}: {objective.value:,.6g}{half} {plan.objective.unit}, "
+        f"on {choice.gpus} GPU{'s' if choice.gpus > 1 else ''} at ${choice.price_per_hour_usd:.2f} an hour"
+        f"{_where(choice)}."
+    )
+
+
+def _where(choice: Choice) -> str:
+    """That the numbers are of a rate a little below the capacity, which the objective is of."""
+    rate = choice.capacity_rps
+    if not rate.has_interval:
+        return ""
+    return (
+        f", at its capacity of {rate.value:.4g} ± {rate.half_width:.2g}; the run is at the lower end of that"
     )
 
 

@@ -90,7 +90,12 @@ def settled(asked: Asked, choice: Choice) -> Scenario:
     update: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (tp * pp))}}
     rate = choice.at.rate_rps if choice.at is not None else None
     offline = asked.bench.question.objective.name == "makespan"
-    if rate is not None and not offline:
+    if offline:
+        update["workload"] = {
+            "arrivals": {"kind": "all_at_once"},
+            "num_requests": asked.bench.question.requests,
+        }
+    elif rate is not None:
         update["workload"] = {"request_rate": rate}
     base = whole.model_dump(exclude={"search"}, exclude_unset=True, exclude_none=True)
     name = f"{asked.name}: {choice.name}" if asked.name else choice.name
@@ -134,6 +139,7 @@ def question_of(whole: Scenario, section: SearchSection) -> Question:
     objective = search.objective(section.objective)
     if objective.name not in ("makespan", "goodput"):
         limits = search.with_stability(limits)
+    _check_replicas(section)
     return Question(
         objective=objective,
         promises=search.Promises(limits, slo_of(whole)),
@@ -143,6 +149,16 @@ def question_of(whole: Scenario, section: SearchSection) -> Question:
         precision=section.precision,
         seeds=section.seeds,
     )
+
+
+def _check_replicas(section: SearchSection) -> None:
+    wanted = space_of(section).values().get(search.REPLICAS, ())
+    if "fill" in wanted and section.max_gpus is None:
+        raise InputError('deployment.replicas = "fill" fills search.max_gpus, which is not set')
+    if "auto" in wanted and section.objective not in ("cost_at_rate", "fewest_gpus"):
+        raise InputError(
+            'deployment.replicas = "auto" is for the objectives cost_at_rate and fewest_gpus; give numbers or "fill"'
+        )
 
 
 def _section(whole: Scenario) -> SearchSection:
@@ -181,11 +197,7 @@ def _facts(asked: Asked) -> dict[str, str]:
 def _identity(whole: Scenario) -> str:
     """Whatever decides an evaluation beside the settings that are varied, and the code."""
     section = _section(whole)
-    varied = set(space_of(section).values())
     told = whole.model_dump(mode="json", exclude={"name", "description", "variants", "search"})
-    for key in varied:
-        table, _, leaf = key.rpartition(".")
-        told.get(table, {}).pop(leaf, None)
     asked = section.model_dump(
         mode="json", include={"objective", "rate", "max_gpus", "limits", "precision", "seeds"}
     )

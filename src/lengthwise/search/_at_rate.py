@@ -9,14 +9,17 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Point, Standing
 from lengthwise.search.bounds import ceiling
-from lengthwise.search.capacity import LEAST_REQUESTS, rough_capacity, run_length
+from lengthwise.search.capacity import LEAST_REQUESTS, run_length
 from lengthwise.search.capacity import scout as scout_capacity
-from lengthwise.search.curve import curve, point_at, scaled
+from lengthwise.search.curve import curve, point_at
 from lengthwise.search.load import Load
 from lengthwise.search.objectives import AT_RATE, Question
 from lengthwise.search.trials import Effort, Trials
 
 CURVE_SEEDS = 4
+MANY = 3
+"""So many times the replicas that one alone asks for do not help: then something else is lacking."""
+
 LENGTHS = 8
 """Runs of a ranked configuration are so many times longer than a scouting one."""
 
@@ -91,19 +94,19 @@ class _Sizing:
 
     def fewest(self, guess: int) -> tuple[int, bool]:
         """The fewest replicas that hold, and whether the seeds leave no doubt of it."""
-        replicas, low, high = guess, 0, 0
+        replicas, low, high, step = guess, 0, 0, 1
         strains: dict[int, tuple[float, float]] = {}
-        most = max(1, self.question.max_gpus // self.deployment.parallel.gpus)
+        last = min(max(1, self.question.max_gpus // self.deployment.parallel.gpus), MANY * (guess + 1))
         while not high or high - low > 1:
             strains[replicas] = self._strain(replicas)
             if strains[replicas][0] <= 1:
                 high = replicas
-                replicas = max(low + 1, replicas - 1)
+            elif replicas > last:
+                return replicas, False  # it is not replicas that it lacks
             else:
                 low = replicas
-                if replicas > most:
-                    break
-                replicas = high - 1 if high else replicas + 1
+            replicas = (low + high) // 2 if low and high else max(1, high - step) if high else low + step
+            step *= 2
         sure = [abs(strain - 1) > half for r, (strain, half) in strains.items() if r in (low, high)]
         return (high or low), all(sure)
 
@@ -164,14 +167,14 @@ def _worst(at: Point, question: Question) -> str:
 
     def used(metric: str, bound: float, at_least: bool) -> float:
         value = at.value(metric)
-        return bound / value if at_least else value / bound
+        return bound / max(value, 1e-12) if at_least else value / bound
 
     return max(limits, key=lambda limit: used(limit.metric, limit.bound, limit.at_least)).metric
 
 
 def _read(at: Point, deployment: Deployment, question: Question) -> Estimate:
     if question.objective.name == "goodput":
-        return scaled(at.values["goodput"], at.rate_rps)
+        return at.values["good_requests_per_s"]
     if question.objective.name == "energy":
         return at.values["energy_j_per_output_token"]
     return Estimate(_objective(deployment, question), 0.0)
@@ -230,13 +233,3 @@ def _spent(choice: Choice, effort: Effort) -> Choice:
         simulations=choice.simulations + effort.simulations,
         requests=choice.requests + effort.requests,
     )
-
-
-def shift(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
-    """A rough objective: as many replicas as one of them alone would ask for."""
-    alone = _resized(deployment, 1) if _finds_replicas(choice, question) else deployment
-    found = rough_capacity(alone, load, question.promises)
-    rate, value = found.rate_rps.value, math.nan
-    if rate > 0 and _finds_replicas(choice, question):
-        value = _objective(alone, question) * _rate(question) / rate
-    return _spent(replace(choice, objective=Estimate(value)), found.effort)

@@ -77,9 +77,3 @@ def _run(
         reason = f"{1 - served:.1%} of the requests can never fit"
         done = replace(done, standing=Standing.REJECTED, reason=reason, region="does not serve all requests")
     return done
-
-
-def shift(choice: Choice, deployment: Deployment, load: Load, question: Question) -> Choice:
-    """Limits do not change how long a batch takes."""
-    del deployment, load, question
-    return choice

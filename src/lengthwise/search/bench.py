@@ -11,6 +11,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.plan import Choice, Standing
 from lengthwise.search import _at_capacity, _at_rate, _offline
+from lengthwise.search.bounds import fits_any
 from lengthwise.search.load import Load
 from lengthwise.search.objectives import AT_RATE, Question
 from lengthwise.search.space import Settings, settings_key
@@ -65,6 +66,9 @@ class Bench:
         )
         if sized.gpus > self.question.max_gpus or sized.gpus == 0:
             return self._too_many(sized, deployment)
+        if not fits_any(deployment, self.load):
+            reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is refused"
+            return replace(sized, standing=Standing.REJECTED, reason=reason, region="takes no request")
         bounded: Choice = self._kind.bound(sized, deployment, self.load, self.question)
         return bounded
 
@@ -124,11 +128,6 @@ def sized(deployment: Deployment, gpus: int) -> Deployment:
     return replace(
         deployment, parallel=replace(parallel, replicas=max(1, gpus // (parallel.tp * parallel.pp)))
     )
-
-
-def finds_replicas(settings: Settings, question: Question) -> bool:
-    """Whether the number of replicas is for the search to find."""
-    return question.objective.name in AT_RATE and settings.get(REPLICAS, "auto") == "auto"
 
 
 def better(a: float, b: float, question: Question) -> bool:

@@ -26,6 +26,7 @@ from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search._hull import hull
+from lengthwise.search.load import Load
 
 SLACK = 1.02
 """The requests of a run differ a little from the sample whose means are used."""
@@ -92,6 +93,11 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     jct_s = needs.decodes * per_step / rate * deployment.parallel.pp
     whole = rate * deployment.parallel.replicas * SLACK / float(fits.mean())
     return Ceiling(whole, float(through_s[1]), jct_s, impossible)
+
+
+def fits_any(deployment: Deployment, load: Load) -> bool:
+    """Whether any request of a load is not refused."""
+    return bool(_fits(deployment, load.sample()).any())
 
 
 def _fits(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:

@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass, replace
 
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.crossing import largest
@@ -64,6 +65,11 @@ class Capacity:
 def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
     """A quick look: one seed, a short run, no interval."""
     top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    if math.isinf(top.rate_rps):
+        raise InputError(
+            f"no request fits: every prompt reaches max_model_len ({deployment.max_model_len} tokens) or is refused "
+            "for another reason; raise the limits of [engine], or shorten the prompts"
+        )
     requests = run_length(top, promises)
     trials = Trials(deployment, load, promises, requests, range(1), effort)
     rate = largest(trials.strain, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
@@ -104,10 +110,12 @@ def capacity(
     """
     found, slope = scout(deployment, load, promises), 0.0
     used, before = range(min(seeds, load.seeds or seeds)), math.nan
-    top, most = found.ceiling.rate_rps, min(MOST_REQUESTS, load.most)
+    most = min(MOST_REQUESTS, load.most)
     requests = min(exact_length(found, promises), most // 2)
     while found.rate_rps.value > 0:
         trials = Trials(deployment, load, promises, requests, used, found.effort, each)
+        top = trials.ceiling_rps()
+        found = replace(found, ceiling=replace(found.ceiling, rate_rps=top))
         rate = largest(trials.strain, found.rate_rps.value, top, 1.025, SEED_TOLERANCE, slope)
         spread, slope = trials.spread(rate, level), trials.slope(rate)
         drift = math.inf if math.isnan(before) else abs(rate - before)

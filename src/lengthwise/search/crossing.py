@@ -63,7 +63,7 @@ def _slope(rate: float, got: float, higher: float, at_higher: float) -> float:
 def _step(got: float, slope: float) -> float:
     """The ratio of rates that brings a strain to 1 and a little beyond, by its slope; 10 where none is known."""
     far = got if got > 1 else 1 / max(got, 0.3)  # the logarithm bends down where strains are small
-    return float(far ** (1 / (slope or 10.0))) * 1.004
+    return math.exp(min(math.log(far) / (slope or 10.0), 1.0)) * 1.004
 
 
 def _crossing(at_low: float, at_high: float) -> float:

@@ -10,7 +10,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
 from lengthwise.search.capacity import Capacity, lower_end
-from lengthwise.search.limits import Promises, good_share
+from lengthwise.search.limits import Promises, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.points import mean_point, values_of
 from lengthwise.search.trials import Effort
@@ -61,6 +61,7 @@ def _values(window: Window, promises: Promises) -> dict[str, float]:
     values = values_of(window, promises.guard_s, promises.quantiles)
     if promises.slo is not None:
         values["goodput"] = good_share(window, promises.slo, promises.guard_s)
+        values["good_requests_per_s"] = good_rate_rps(window, promises.slo)
     return values
 
 

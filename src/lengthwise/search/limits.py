@@ -135,6 +135,12 @@ def good_share(window: Window, slo: Slo | None, guard_s: float) -> float:
     return float(good.mean()) if good is not None and len(good) else math.nan
 
 
+def good_rate_rps(window: Window, slo: Slo) -> float:
+    """Requests a second that finish in the window and kept every limit of ``slo``, whenever they arrived."""
+    good = slo.met(window.records.requests)["all"] & window.finished()
+    return float(good.sum()) / (window.end_s - window.start_s)
+
+
 def _share_beyond(window: Window, metric: str, bound: float) -> float:
     if metric == "tbt":
         return gaps_beyond(window.gaps(), bound)

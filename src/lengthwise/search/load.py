@@ -87,8 +87,10 @@ def _first(whole: Workload, n: int, rate_rps: float) -> Workload:
     """The first requests, their times stretched so that these very ones come at the mean rate."""
     if not rate_rps > 0 or math.isinf(rate_rps):
         raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
+    if n < 2:
+        raise InputError(f"a rate needs at least 2 requests to come one after the other; there is {n}")
     since_s = whole.arrival_s[:n] - whole.arrival_s[0]
-    if whole.concurrency is not None or n < 2 or not since_s[-1] > 0:
+    if whole.concurrency is not None or not since_s[-1] > 0:
         raise InputError(
             "a rate can only be searched for requests that arrive one after the other; these come all at once or "
             "in a closed loop. Give the workload a request_rate (its value does not matter here), or arrivals"

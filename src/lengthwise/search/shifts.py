@@ -17,11 +17,13 @@ LEADERS = 6
 
 
 def shifts(run: Run, choices: Sequence[Choice], question: Question) -> tuple[Shift, ...]:
-    """The best objective by bound of each latency limit, over the leaders and the limit's frontier.
+    """The best requests per dollar by bound of each latency limit, over ranked configurations.
 
     A configuration's objective under another bound is its ranked one times the ratio of two rough
     answers to the same requests, with the other bound and with the asked one.
     """
+    if question.objective.name != "requests_per_dollar":
+        return ()  # at a given rate another bound moves whole replicas, or nothing
     limits = [limit for limit in question.promises.limits if limit.metric.partition(".")[0] in LATENCIES]
     told: list[Shift] = []
     for limit in limits:
@@ -34,7 +36,7 @@ def shifts(run: Run, choices: Sequence[Choice], question: Question) -> tuple[Shi
 
 def _asked(choices: Sequence[Choice], limit: Limit, question: Question) -> list[Choice]:
     """The leaders, and those who are fast in this metric."""
-    known = [c for c in choices if c.standing in (Standing.RANKED, Standing.SCOUTED)]
+    known = [c for c in choices if c.standing is Standing.RANKED]
     fast = {trade.choice for trade in frontier(known, limit.metric, question.promises.limits)[-LEADERS:]}
     return [c for at, c in enumerate(known) if at < LEADERS or c.name in fast]
 

@@ -23,9 +23,20 @@ _PAGE = 1_000
 _TABLE = "CREATE TABLE evaluations (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value TEXT NOT NULL)"
 _NO_STORE = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 
-# What decides an evaluation. Left out is what only asks or tells: cli, scenario and report turn text into
-# nouns and numbers into pages, and the nouns are part of an evaluation's key; backend runs real engines.
-DECIDING = ("_jit.py", "schema", "catalog", "workload", "cost", "policy", "engine", "metrics", "search")
+# What decides an evaluation; scenario too, for a key holds its text and not the nouns it becomes. Left out is
+# what only tells: cli and report turn numbers into pages; backend runs real engines.
+DECIDING = (
+    "_jit.py",
+    "schema",
+    "catalog",
+    "workload",
+    "cost",
+    "policy",
+    "engine",
+    "metrics",
+    "search",
+    "scenario",
+)
 _LIBRARIES = ("lengthwise", "numba", "numpy", "scipy")
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lengthwise.metrics import t_quantile
 from lengthwise.schema.deployment import Deployment
+from lengthwise.search.bounds import ceiling
 from lengthwise.search.crossing import LEAST_STRAIN
 from lengthwise.search.limits import Promises
 from lengthwise.search.load import Load
@@ -56,6 +57,11 @@ class Trials:
             self.effort.simulations += len(self.seeds)
             self.effort.requests += len(self.seeds) * self.requests
         return float(self._pooled(rate_rps).max())
+
+    def ceiling_rps(self) -> float:
+        """The rate that no schedule beats on any seed's requests, these very ones."""
+        each = (self.load.at(seed, self.requests, 1.0) for seed in self.seeds)
+        return max(ceiling(self.deployment, requests, self.promises.limits).rate_rps for requests in each)
 
     def _one(self, rate_rps: float, seed: int) -> list[float]:
         workload = self.load.at(seed, self.requests, rate_rps)
