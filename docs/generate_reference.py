@@ -24,7 +24,15 @@ from lengthwise.policy import contracts
 from lengthwise.scenario import _arrivals, _canonical, _lengths, sections
 
 PAGE = Path(__file__).parent / "reference.md"
-COMMANDS: tuple[tuple[str, ...], ...] = ((), ("simulate",), ("capacity",), ("search",), ("explain",), ("catalog",), ("workload", "show"))
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("simulate",),
+    ("capacity",),
+    ("search",),
+    ("explain",),
+    ("catalog",),
+    ("workload", "show"),
+)
 TABLES = {
     "workload": sections.WorkloadSection,
     "deployment": sections.DeploymentSection,
