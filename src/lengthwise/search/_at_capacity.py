@@ -24,6 +24,7 @@ from lengthwise.search.load import Load
 from lengthwise.search.objectives import Question
 
 CURVE_SEEDS = 4
+STEPS_DOWN, STEP_DOWN = 5, 0.985
 SCOUTED_SHARE = 0.95
 """A scouted configuration is looked at a little below its rough capacity."""
 
@@ -88,6 +89,9 @@ def rank(
         )
 
     at = measure(lower_end(found))
+    for _ in range(STEPS_DOWN):
+        if not at.held:  # chance had it at the crossing; the operating point is one that holds
+            at = measure(at.rate_rps * STEP_DOWN)
     return replace(_with(choice, found, at, question, Standing.RANKED), points=curve(at, measure))
 
 
