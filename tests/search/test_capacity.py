@@ -114,7 +114,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(case):
     held, mean, square = agreement(case, 40)
     assert held >= 0.9
     assert abs(mean) < 0.006
-    assert square < 0.015
+    assert square < 0.022  # the interval is to be 0.025
 
 
 def test_the_interval_is_as_narrow_as_was_asked_and_the_effort_is_counted():
