@@ -27,11 +27,11 @@ Function = Callable[..., Any]
 CannotCompile = errors.NumbaError
 
 f8, i8 = types.float64, types.int64
-f8_1d, i8_1d = types.float64[::1], types.int64[::1]
+f8_1d, i8_1d, i8_2d = types.float64[::1], types.int64[::1], types.int64[:, ::1]
 triple_of_ints = types.UniTuple(types.int64, 3)
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "python", "_nrt": False}
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_COMPILED = ("_jit.py", "schema/*.py", "cost/_lookup.py", "policy/*.py", "engine/*.py")
+_COMPILED = ("_jit.py", "schema/*.py", "cost/_lookup.py", "policy/*.py", "engine/*.py", "theory/_batch*.py")
 DISABLED = bool(numba.config.DISABLE_JIT)
 
 
