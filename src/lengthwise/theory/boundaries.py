@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory.service import ExponentialTimes, Floats, SampledTimes, ServiceTimes, UniformTimes
+from lengthwise.theory.sampled import SampledTimes
+from lengthwise.theory.service import ExponentialTimes, Floats, ServiceTimes, UniformTimes
 
 MOST_CELLS = 1500
 """Cuts are learned among so many cells of a distribution at most: the work grows with their square."""
@@ -105,6 +106,4 @@ def _between(values: Floats, ends: list[int], times: ServiceTimes) -> Floats:
 def _batch_s(times: ServiceTimes, cuts_s: Floats, batch: int) -> float:
     masses = times.masses(cuts_s)
     one = np.eye(len(masses))
-    return float(
-        sum(p * times.expected_max_s(cuts_s, one[i], batch) for i, p in enumerate(masses) if p > 0)
-    )
+    return float(sum(p * times.expected_max_s(cuts_s, one[i], batch) for i, p in enumerate(masses) if p > 0))

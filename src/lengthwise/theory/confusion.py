@@ -26,7 +26,7 @@ def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
             f"they are {below:g} and {above:g}"
         )
     matrix = np.diag(np.full(bins - 1, below), -1) + np.diag(np.full(bins - 1, above), 1)
-    return matrix + np.diag(1 - matrix.sum(axis=1))
+    return np.asarray(matrix + np.diag(1 - matrix.sum(axis=1)))
 
 
 def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
@@ -65,17 +65,23 @@ def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: 
     checked_counts(1, bins)
     true, predicted = np.asarray(true_bin, np.int64), np.asarray(predicted_bin, np.int64)
     if true.shape != predicted.shape or true.ndim != 1:
-        raise InputError(f"true and predicted bins must be two columns of one length; {true.shape}, {predicted.shape}")
+        raise InputError(
+            f"true and predicted bins must be two columns of one length; {true.shape}, {predicted.shape}"
+        )
     for name, column in (("true", true), ("predicted", predicted)):
         if len(column) and not (column.min() >= 0 and column.max() < bins):
-            raise InputError(f"{name} bins must lie within 0 to {bins - 1}; found {column.min()} to {column.max()}")
+            raise InputError(
+                f"{name} bins must lie within 0 to {bins - 1}; found {column.min()} to {column.max()}"
+            )
     counts = np.zeros((bins, bins))
     np.add.at(counts, (true, predicted), 1.0)
     totals = counts.sum(axis=1, keepdims=True)
     return np.where(totals > 0, counts / np.maximum(totals, 1), np.eye(bins))
 
 
-def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def confuse(
+    true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike
+) -> npt.NDArray[np.int64]:
     """[n] the bin that each request is put into.
 
     Args:
@@ -96,7 +102,9 @@ def checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
     """The matrix as an array; raises InputError where it is not one of ``bins`` rows of probabilities."""
     matrix = np.asarray(confusion, float)
     if matrix.shape != (bins, bins):
-        raise InputError(f"a confusion matrix of {bins} bins has shape ({bins}, {bins}); this has {matrix.shape}")
+        raise InputError(
+            f"a confusion matrix of {bins} bins has shape ({bins}, {bins}); this has {matrix.shape}"
+        )
     if not ((matrix >= 0).all() and np.allclose(matrix.sum(axis=1), 1, atol=1e-9)):
         raise InputError("each row of a confusion matrix must hold probabilities that add up to 1")
     return matrix

@@ -143,7 +143,7 @@ def bins_for(
 def checked_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
     """Raises InputError where no number of bins reaches a target."""
     capacity = capacity_rps(times, batch)
-    if not (math.isfinite(target_rps) and 0 < target_rps) or (target_rps >= capacity and batch > 1):
+    if not (math.isfinite(target_rps) and target_rps > 0) or (target_rps >= capacity and batch > 1):
         raise InputError(
             f"a target must lie above 0 and below the capacity of {capacity:g} requests a second, which "
             f"infinitely many bins reach; it is {target_rps:g}"

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.theory.boundaries import checked_counts
+from lengthwise.theory.sampled import SampledTimes
 from lengthwise.theory.service import Floats, ServiceTimes
 
 CELLS = 4096
@@ -42,6 +43,7 @@ class Sojourn:
     mean_s: float
     wait_s: float
     slowdown: float
+    """Of FCFS it is infinite where sizes come near 0; of a continuous distribution it is then told by cells."""
 
 
 def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
@@ -106,9 +108,7 @@ def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
     return _sojourn(sizes, shares, wait + interrupted, load, slots)
 
 
-def spjf(
-    sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1
-) -> Sojourn:
+def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
     """Shortest predicted job first, not preempted, from pairs (true size, predicted size), each as likely.
 
     wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load predicted <= y)): only the order of the
@@ -121,9 +121,7 @@ def spjf(
     return _sojourn(sizes, np.full(len(sizes), 1 / len(sizes)), wait, load, slots)
 
 
-def sprpt(
-    sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1
-) -> Sojourn:
+def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
     """Shortest predicted remaining time first, preemptive, from pairs (true size, predicted size).
 
     A request predicted y that was served for a has max(y - a, 0) predicted to come; one that outlives its
@@ -210,9 +208,7 @@ def _squares_ahead(sizes: Floats, predicted: Floats) -> Floats:
     return ahead
 
 
-def _residence(
-    sizes: Floats, predicted: Floats, order: npt.NDArray[np.int64], rate_rps: float
-) -> Floats:
+def _residence(sizes: Floats, predicted: Floats, order: npt.NDArray[np.int64], rate_rps: float) -> Floats:
     """From first to last service: the integral of 1 / (1 - load predicted below what is left)."""
     ends = np.concatenate(([0.0], predicted[order]))
     load_below = np.concatenate(([0.0], np.cumsum(sizes[order])[:-1])) * rate_rps / len(sizes)
@@ -232,15 +228,17 @@ def _thinned(sizes: Floats, predicted: Floats) -> tuple[Floats, Floats]:
 def _pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[Floats, Floats]:
     sizes, predicted = np.asarray(sizes_s, float), np.asarray(predicted_s, float)
     if sizes.ndim != 1 or sizes.shape != predicted.shape or len(sizes) == 0:
-        raise InputError(f"sizes and predictions must be columns of one length; {sizes.shape}, {predicted.shape}")
+        raise InputError(
+            f"sizes and predictions must be columns of one length; {sizes.shape}, {predicted.shape}"
+        )
     if not (np.isfinite(sizes).all() and (sizes > 0).all()):
         raise InputError("true sizes must be finite and above 0")
     if not (np.isfinite(predicted).all() and (predicted >= 0).all()):
-        raise InputError("predicted sizes must be finite and at least 0; look for NaN or negative predictions")
+        raise InputError(
+            "predicted sizes must be finite and at least 0; look for NaN or negative predictions"
+        )
     return sizes, predicted
 
 
 def _load_of_sizes(sizes: Floats, rate_rps: float, slots: int) -> float:
-    from lengthwise.theory.service import SampledTimes
-
     return load_of(SampledTimes(sizes), rate_rps, slots)
