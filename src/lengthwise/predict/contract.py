@@ -41,6 +41,8 @@ class Prompts:
             value = getattr(self, column)
             if value is not None and len(value) != self.size:
                 raise InputError(f"{column} must have one value a request ({self.size}); it has {len(value)}")
+        if self.prompt_tokens is not None:
+            object.__setattr__(self, "prompt_tokens", whole_numbers("prompt_tokens", self.prompt_tokens))
 
     def take(self, rows: Ints) -> Prompts:
         """Some of the requests, in the order of ``rows``."""
@@ -78,6 +80,8 @@ class Samples:
                 raise InputError(f"{column} must have one value a request ({n}); it has {len(value)}")
         if n == 0:
             raise InputError("there must be at least one sample to learn from; there is none")
+        object.__setattr__(self, "output_tokens", whole_numbers("output_tokens", self.output_tokens))
+        object.__setattr__(self, "censored", np.asarray(self.censored, bool))
         if (self.output_tokens < 1).any():
             row = int(np.argmax(self.output_tokens < 1))
             raise InputError(f"output_tokens must be at least 1; sample {row} has {self.output_tokens[row]}")
@@ -108,6 +112,29 @@ class Predictor(Protocol):
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
         """The distribution of each request's whole output length, given that it is above ``tokens_so_far``."""
         ...
+
+
+def partial(
+    prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints
+) -> Prompts:
+    """The requests as they are known once some tokens have come: with that share of the output's text."""
+    if output is None:
+        return prompts
+    shares = np.minimum(tokens_so_far / output_tokens, 1.0)
+    so_far = [text[: round(len(text) * share)] for text, share in zip(output, shares, strict=True)]
+    return replace(prompts, output_so_far=so_far)
+
+
+def whole_numbers(column: str, values: Any) -> Ints:
+    """The values as int64; InputError where one is no whole number."""
+    numbers = np.asarray(values)
+    if numbers.dtype.kind not in "iu":
+        as_floats = np.asarray(values, np.float64)
+        good = np.isfinite(as_floats) & (as_floats == np.floor(as_floats))
+        if not good.all():
+            row = int(np.argmin(good))
+            raise InputError(f"{column} must be whole numbers; row {row} has {as_floats[row]}")
+    return numbers.astype(np.int64)
 
 
 _COLUMNS = ("text", "prompt_tokens", "model", "output_so_far")

@@ -74,7 +74,9 @@ class LengthDistribution:
         """[n] expected length, tokens."""
         widths = np.diff(self.levels, prepend=0.0, append=1.0)
         weights = (widths[1:] + widths[:-1]) / 2
-        return (self.tokens * weights).sum(axis=1)  # a product of matrices would round by batch size
+        return np.asarray(
+            (self.tokens * weights).sum(axis=1)
+        )  # a product of matrices would round by batch size
 
     @property
     def median(self) -> Floats:
@@ -187,7 +189,7 @@ class LengthDistribution:
 def pareto_tail(tokens: npt.ArrayLike, levels: npt.ArrayLike) -> Floats:
     """[n, q] quantiles of what is known to be above ``tokens`` [n] and nothing else; cut at level 0.99."""
     cut = np.minimum(np.asarray(levels, float), _MOST_LEVEL)
-    return np.asarray(tokens, float)[:, None] * (1 - cut) ** (-1 / TAIL_SHAPE)
+    return np.asarray(np.asarray(tokens, float)[:, None] * (1 - cut) ** (-1 / TAIL_SHAPE))
 
 
 def _after(tokens: Floats, a: Floats, steps: Floats) -> tuple[Floats, Floats]:
@@ -202,7 +204,7 @@ def _remaining(tokens: Floats, a: Floats, steps: Floats) -> Floats:
     clipped, mass = _after(tokens, a, steps)
     work = (((clipped[:, 1:] + clipped[:, :-1]) / 2 - a) * mass).sum(axis=1)
     alive = mass.sum(axis=1)
-    return np.divide(work, alive, out=np.zeros(len(work)), where=alive > 0)
+    return np.asarray(np.divide(work, alive, out=np.zeros(len(work)), where=alive > 0))
 
 
 def _gittins(tokens: Floats, a: Floats, steps: Floats) -> Floats:

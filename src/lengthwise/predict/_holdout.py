@@ -1,0 +1,29 @@
+"""Samples in two parts that share no prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lengthwise.predict.contract import Ints, Samples
+from lengthwise.schema.errors import InputError
+
+
+def split(samples: Samples, share: float, seed: int) -> tuple[Ints, Ints]:
+    """Rows to learn from and rows held out, about ``share`` of all; equal texts are on the same side.
+
+    Raises:
+        InputError: Too few samples, or prompts, for two parts.
+    """
+    text = samples.prompts.text
+    groups = (
+        np.arange(len(samples))
+        if text is None
+        else np.unique(np.asarray(text, dtype=object).astype(str), return_inverse=True)[1].reshape(-1)
+    )
+    many = int(groups.max()) + 1
+    if many < 2:
+        raise InputError(f"samples of at least two prompts are needed to hold some out; there is {many}")
+    held = max(1, min(many - 1, round(many * share)))
+    out = np.zeros(many, bool)
+    out[np.random.default_rng(seed).permutation(many)[:held]] = True
+    return np.flatnonzero(~out[groups]), np.flatnonzero(out[groups])
