@@ -75,7 +75,7 @@ def last_state(workload: Workload, deployment: Deployment) -> State:
     from lengthwise import _jit
 
     kernel = plain_kernel if _jit.DISABLED else _compiled(_jit.type_of(state))
-    if kernel(state, setup.rank, setup.leave, setup.batching, setup.memory, setup.router) != 0:
+    if kernel(state, *setup.functions) != 0:
         reject()
     return state
 

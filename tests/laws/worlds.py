@@ -10,9 +10,12 @@ from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, Co
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
 from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
+from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.workload import Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
+INFINITY = float("inf")
+_FAMILIES = ("aged(weight=30)", "aged_gittins(weight=5)", "mlfq(quantum=4, levels=3)")
 LINK = LinkSpec("link", 1e9, 1e-6, "made up")
 GPU = GpuSpec("gpu", {"bfloat16": 1e12}, 1e9, 1e11, 100.0, 10.0, 1.0, "made up", "made up")
 NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
@@ -54,20 +57,44 @@ def workloads(draw: st.DrawFn, max_requests: int = 40) -> Workload:
     arrival_s = np.sort(np.round(rng.uniform(0, 1, n) * spread_s, draw(st.sampled_from([2, 9]))))
     concurrency = draw(st.none() | st.integers(1, 8))
     output = rng.integers(1, draw(st.sampled_from([2, 20, 200])), n)
+    error = draw(st.sampled_from([0.0, 0.7]))
+    again = (
+        _predictions(rng, output, error, draw(st.sampled_from([1, 3, 20]))) if draw(st.booleans()) else None
+    )
     return Workload(
         np.zeros(n) if concurrency else arrival_s,
         rng.integers(1, draw(st.sampled_from([4, 80, 400])), n),
         output,
-        predicted_tokens=np.round(output * rng.lognormal(0, draw(st.sampled_from([0.0, 0.7])), n), 1),
+        predicted_tokens=None if again else np.round(output * rng.lognormal(0, error, n), 1),
         priority=rng.integers(0, 3, n),
+        tenant=rng.integers(0, draw(st.sampled_from([1, 3])), n),
+        predictions=again,
         concurrency=concurrency,
     )
+
+
+def _predictions(rng: np.random.Generator, output: np.ndarray, error: float, window: int) -> Predictions:
+    """Lengths guessed anew at every window, rightly or wrongly."""
+    rows = -(-output // window)
+    start = np.concatenate([[0], np.cumsum(rows)])
+    so_far = (np.arange(start[-1]) - np.repeat(start[:-1], rows)) * window
+    total = np.maximum(np.round(np.repeat(output, rows) * rng.lognormal(0, error, start[-1]), 1), so_far)
+    return Predictions(window, start, total, np.round(rng.uniform(1, 50, start[-1]), 1))
 
 
 @st.composite
 def schedulers(draw: st.DrawFn) -> Scheduler:
     """Any point on the axes."""
-    ranks = sorted(known("rank"))
+    ranks = [*sorted(known("rank")), *_FAMILIES]
+    beyond = {
+        "takeover": draw(
+            st.sampled_from(["never", "never", "by_rank", "worth_it", "worth(factor=0.1, most=2)"])
+        ),
+        "binning": draw(st.sampled_from([None, None, None, "one", "bins(boundaries=[5.0, 50.0])"])),
+        "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
+        "batch_wait_s": draw(st.sampled_from([INFINITY, 0.0, 0.1])),
+        "window_tokens": draw(st.sampled_from([1, 4, 50])),
+    }
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(named())))
         chosen = scheduler(name)
@@ -78,6 +105,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
             chosen.memory,
             draw(st.sampled_from(["recompute", "swap"])),
             draw(st.sampled_from(sorted(known("router")))),
+            **(beyond if chosen.takeover == "never" else beyond | {"takeover": chosen.takeover}),
         )
     return Scheduler(
         rank=draw(st.sampled_from(ranks)),
@@ -86,6 +114,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
         memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
         preempt=draw(st.sampled_from(["recompute", "swap"])),
         router=draw(st.sampled_from(sorted(known("router")))),
+        **beyond,
     )
 
 

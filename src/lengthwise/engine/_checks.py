@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lengthwise.policy import CHUNKED, PREEMPTIONS, Policy, interpreted, resolve
+from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTIONS, Policy, interpreted, resolve
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
 from lengthwise.schema.workload import Workload
@@ -12,17 +12,19 @@ from lengthwise.schema.workload import Workload
 
 @dataclass(frozen=True)
 class Policies:
-    """The five policies of a run."""
+    """The policies of a run."""
 
     rank: Policy
     leave: Policy
     batching: Policy
     memory: Policy
     router: Policy
+    takeover: Policy
+    binning: Policy
 
     def each(self) -> tuple[Policy, ...]:
         """In the order in which the kernel takes them."""
-        return self.rank, self.leave, self.batching, self.memory, self.router
+        return self.rank, self.leave, self.batching, self.memory, self.router, self.takeover, self.binning
 
 
 def policies_of(deployment: Deployment) -> Policies:
@@ -30,8 +32,10 @@ def policies_of(deployment: Deployment) -> Policies:
     s = deployment.scheduler
     if s.preempt not in PREEMPTIONS:
         raise UnknownNameError("preemption", s.preempt, PREEMPTIONS)
-    axes = ("rank", "leave", "batching", "memory", "router")
-    return Policies(*(resolve(axis, getattr(s, axis)) for axis in axes))
+    axes = ("rank", "leave", "batching", "memory", "router", "takeover")
+    binning = "one" if s.binning is None else s.binning
+    found = {axis: resolve(axis, getattr(s, axis)) for axis in axes}
+    return Policies(**found, binning=resolve("binning", binning))
 
 
 def check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
@@ -42,8 +46,7 @@ def check(workload: Workload, deployment: Deployment, policies: Policies) -> Non
         PolicyError: A policy needs predictions that are not there, or refuses everybody.
     """
     for policy in policies.each():
-        needs = policy.uses("predicted_tokens") or policy.uses("peak_tokens")
-        if needs and workload.predicted_tokens is None:
+        if policy.uses(*PREDICTED) and workload.predicted_tokens is None:
             raise PolicyError(
                 f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
                 'none; give predicted_tokens (predicted = "oracle" in a scenario predicts the truth)'
@@ -61,7 +64,7 @@ def empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]
     """What the batching policy says to one request before an idle replica: it must let it in."""
     limits = deployment.limits
     try:
-        plan = interpreted(batching)(0, 0, 1, 0, 0, limits.max_num_batched_tokens, limits.max_num_seqs)
+        plan = interpreted(batching)(0, 0, 1, 0, 0, limits.max_num_batched_tokens, limits.max_num_seqs, 0, 0)
         admit, tokens, flags = (int(x) for x in plan)
     except Exception as error:
         raise PolicyError(

@@ -20,8 +20,11 @@ def may_coast(S, r, end_s, horizon_s):
     group = S.groups[g]
     alone = rep.partials == 0 and S.groups[rep.idle].members == 0
     closed = queue.length == 0 or S.running[r] >= par.max_num_seqs
-    before = end_s < min(horizon_s, rep.deadline_s, queue.deadline_s) and end_s <= par.limit_s
-    if not (alone and closed and before) or next_event(S, g) <= group.steps + 1:
+    before = (
+        end_s < min(horizon_s, rep.deadline_s, queue.deadline_s, queue.overdue_s) and end_s <= par.limit_s
+    )
+    settled = par.counts_steps == 0 and (rep.decide == 0 or par.takes_over == 0 or queue.length == 0)
+    if not (alone and closed and before and settled) or next_event(S, g) <= group.steps + 1:
         return False
     return rep.free_blocks - S.phases[g, (group.steps + 1) % par.block_size] >= 1
 

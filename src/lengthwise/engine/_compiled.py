@@ -25,7 +25,9 @@ def ready() -> bool:
 @lru_cache(maxsize=1)
 def _compiled(state_type: Any) -> Any:
     s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
-    signature = _jit.i8(state_type, s["rank"], s["rank"], s["batching"], s["memory"], s["router"])
+    signature = _jit.i8(
+        state_type, s["rank"], s["rank"], s["batching"], s["memory"], s["router"], s["takeover"], s["binning"]
+    )
     return _jit.compile_now(_kernel.run, signature, cached=True)
 
 
@@ -37,9 +39,8 @@ def run_kernel(setup: Setup, log_rows: int) -> Outcome:
     """
     state = new_state(setup, log_rows)
     kernel = _kernel.run if _jit.DISABLED else _compiled(_jit.type_of(state))
-    functions = (setup.rank, setup.leave, setup.batching, setup.memory, setup.router)
     try:
-        code = kernel(state, *functions)
+        code = kernel(state, *setup.functions)
     except Exception as error:  # the kernel raises nothing itself
         raise setup.policy_raised(error) from error
     _raise_for(code, setup, state)
@@ -54,6 +55,10 @@ def _raise_for(code: int, setup: Setup, state: State) -> None:
         raise setup.bad_memory(request)
     if code == _layout.BAD_ROUTE:
         raise setup.bad_route(request)
+    if code == _layout.BAD_BIN:
+        raise setup.bad_bin(request)
+    if code == _layout.BAD_TAKEOVER:
+        raise setup.bad_takeover(request)
     if code == _layout.STUCK:
         raise PolicyError(setup.stuck(request))
     if code != _layout.OK:

@@ -5,53 +5,129 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._groups import drop_partial, join, leave, member, settle
-from lengthwise.engine._queue import queue_push
+from lengthwise.engine._queue import queue_push, queue_rebuild
 from lengthwise.policy import contracts
 
 BAD_RANK = layout.BAD_RANK
+INFINITY = float("inf")
 FORM_ONCE, RESTART_AS_DECODE = contracts.FORM_ONCE, contracts.RESTART_AS_DECODE
 
 
 @jit
 def enqueue(S, q, now_s, slot, rank):
-    """Puts a request into a queue under its rank; a NaN key is noted as a problem."""
-    request = S.slots[slot]
-    key = _key(rank, now_s, request)
-    if key != key:  # noqa: PLR0124  NaN
-        S.ctr[0].problem = BAD_RANK
-        S.ctr[0].problem_request = request.index
-        key = 0.0
-    queue_push(S, q, key, request.index, slot)
-    deadline_s = request.arrival_s + S.par[0].timeout_s
-    S.queues[q].deadline_s = min(S.queues[q].deadline_s, deadline_s)
+    """Puts a request that joins now into a queue under its rank."""
+    S.slots[slot].queued_s = now_s
+    line_up(S, q, now_s, slot, rank)
 
 
 @jit
-def _key(function, now_s, request):
-    return function(
-        now_s,
-        request.arrival_s,
-        request.prompt,
-        request.generated,
-        request.predicted,
-        request.priority,
-        request.admission,
-        request.eviction,
-    )
+def line_up(S, q, now_s, slot, rank):
+    """Puts a request into a queue under its rank; it may have waited in a bin since ``queued_s``."""
+    request = S.slots[slot]
+    request.waiting = 1
+    key = rank_key(S, now_s, slot, rank)
+    note_overdue(S, q, now_s, request)
+    queue_push(S, q, key, request.index, slot)
+    deadline_s = request.arrival_s + S.par[0].timeout_s
+    S.queues[q].deadline_s = min(S.queues[q].deadline_s, deadline_s)
+    if S.par[0].takes_over == 1:
+        decide(S, q)
 
 
 @jit_cold
-def rekey(S, q, now_s, rank):
-    """Ranks a whole queue anew."""
+def decide(S, q):
+    """All replicas of a queue look for takeovers at their next step."""
+    for r in range(S.par[0].replicas):
+        if S.replicas[r].queue == q:
+            S.replicas[r].decide = 1
+
+
+@jit
+def overdue_s(S, request):
+    """When a waiting request will have waited too long in all."""
+    return request.queued_s + (S.par[0].max_wait_s - request.waited_s)
+
+
+@jit
+def note_overdue(S, q, now_s, request):
+    """Keeps when the next of a queue will have waited too long."""
+    due_s = overdue_s(S, request)
+    if due_s > now_s:
+        S.queues[q].overdue_s = min(S.queues[q].overdue_s, due_s)
+
+
+@jit
+def rank_key(S, now_s, slot, rank):
+    """The key in the queue: whoever has waited too long goes before all others."""
+    q = S.slots[slot]
+    late = overdue_s(S, q) <= now_s if q.waiting == 1 else q.waited_s >= S.par[0].max_wait_s
+    return -INFINITY if late else _key(S, rank, now_s, q)
+
+
+@jit
+def predicted_total(S, i, generated):
+    """The length predicted of request ``i`` once it had produced so many tokens."""
+    window = S.par[0].predicted_window
+    if window == 0:
+        return S.predicted[i]
+    return S.predicted_total[min(S.predicted_start[i] + generated // window, S.predicted_start[i + 1] - 1)]
+
+
+@jit
+def _predicted_index(S, i, generated, remaining):
+    window = S.par[0].predicted_window
+    if window == 0:
+        return remaining
+    return S.predicted_index[min(S.predicted_start[i] + generated // window, S.predicted_start[i + 1] - 1)]
+
+
+@jit
+def remaining_of(S, q):
+    """Predicted tokens still to come of a settled request, at least 1."""
+    return max(1.0, predicted_total(S, q.index, q.generated) - q.generated)
+
+
+@jit_cold
+def _key(S, function, now_s, q):
+    """A rank or leave key of a settled request; NaN is noted as a problem."""
+    predicted = predicted_total(S, q.index, q.generated)
+    remaining = max(1.0, predicted - q.generated)
+    waited_s = q.waited_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
+    key = function(
+        now_s,
+        q.arrival_s,
+        q.prompt,
+        q.generated,
+        predicted,
+        remaining,
+        _predicted_index(S, q.index, q.generated, remaining),
+        waited_s,
+        q.priority,
+        q.admission,
+        q.eviction,
+        S.service[q.tenant],
+        q.batch,
+    )
+    if key != key:  # noqa: PLR0124  NaN
+        S.ctr[0].problem = BAD_RANK
+        S.ctr[0].problem_request = q.index
+        return 0.0
+    return key
+
+
+@jit_cold
+def rank_again(S, q, now_s, rank):
+    """Keys that time has changed: ranks a whole queue anew."""
     queue = S.queues[q]
+    late = queue.overdue_s <= now_s
+    queue.overdue_s = INFINITY
     for at in range(queue.offset, queue.offset + queue.length):
-        request = S.slots[S.pool_slot[at]]
-        key = _key(rank, now_s, request)
-        if key != key:  # noqa: PLR0124  NaN
-            S.ctr[0].problem = BAD_RANK
-            S.ctr[0].problem_request = request.index
-            key = 0.0
-        S.pool_key[at] = key
+        slot = S.pool_slot[at]
+        S.pool_key[at] = rank_key(S, now_s, slot, rank)
+        note_overdue(S, q, now_s, S.slots[slot])
+    queue_rebuild(S, q)
+    if late and S.par[0].takes_over == 1:
+        decide(S, q)
 
 
 @jit_cold
@@ -86,36 +162,52 @@ def evict(S, r, slot, now_s, rank):
 @jit_cold
 def order_to_leave(S, r, now_s, leave_rank):
     """Idle residents in ``scratch``, those who leave first last; returns how many."""
-    rep = S.replicas[r]
     count = 0
-    for i in range(S.groups[rep.idle].members):
-        slot = member(S, rep.idle, i)
-        settle(S, rep.idle, slot)
-        count = _insert(S, count, slot, now_s, leave_rank)
-    for i in range(rep.partials):
-        count = _insert(S, count, S.partials[r, i], now_s, leave_rank)
+    for i in range(_settled(S, r)):
+        slot = _idle(S, r, i)
+        count = _insert(S, count, slot, _key(S, leave_rank, now_s, S.slots[slot]))
     return count
 
 
 @jit_cold
-def _insert(S, count, slot, now_s, leave_rank):
+def order_of_rank(S, r, now_s, rank):
+    """Idle residents in ``scratch``, the worst by rank last; returns how many."""
+    count = 0
+    for i in range(_settled(S, r)):
+        slot = _idle(S, r, i)
+        count = _insert(S, count, slot, rank_key(S, now_s, slot, rank))
+    return count
+
+
+@jit_cold
+def _settled(S, r):
+    """How many are idle on a replica, all brought up to date."""
+    g = S.replicas[r].idle
+    for i in range(S.groups[g].members):
+        settle(S, g, member(S, g, i))
+    return S.groups[g].members + S.replicas[r].partials
+
+
+@jit
+def _idle(S, r, i):
+    g = S.replicas[r].idle
+    members = S.groups[g].members
+    return member(S, g, i) if i < members else S.partials[r, i - members]
+
+
+@jit_cold
+def _insert(S, count, slot, key):
     """Insertion by (key, seat): rare, and nearly sorted where it is not."""
-    q = S.slots[slot]
-    key = _key(leave_rank, now_s, q)
-    if key != key:  # noqa: PLR0124  NaN
-        S.ctr[0].problem = BAD_RANK
-        S.ctr[0].problem_request = q.index
-        key = 0.0
-    i = count
+    seat, i = S.slots[slot].seat, count
     while i > 0 and (
-        S.scratch_key[i - 1] > key or (S.scratch_key[i - 1] == key and S.scratch_tie[i - 1] > q.seat)
+        S.scratch_key[i - 1] > key or (S.scratch_key[i - 1] == key and S.scratch_tie[i - 1] > seat)
     ):
         S.scratch_key[i] = S.scratch_key[i - 1]
         S.scratch_tie[i] = S.scratch_tie[i - 1]
         S.scratch_slot[i] = S.scratch_slot[i - 1]
         i -= 1
     S.scratch_key[i] = key
-    S.scratch_tie[i] = q.seat
+    S.scratch_tie[i] = seat
     S.scratch_slot[i] = slot
     return count + 1
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._groups import drop_partial, leave, member
 from lengthwise.engine._queue import queue_rebuild
+from lengthwise.policy import contracts
 from lengthwise.schema.records import Status
 
+OUTPUT_WEIGHT = contracts.SERVICE_OUTPUT_WEIGHT
 TIMED_OUT = int(Status.TIMED_OUT)
 
 
@@ -17,11 +19,45 @@ def end_request(S, r, slot, status, now_s):
     result = S.results[q.index]
     result.status = status
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
+    S.replicas[r].ended_since += 1
     if S.par[0].central == 0:
-        S.tokens[r] -= outstanding(S.prompt[q.index], q.predicted)
+        S.tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])
+    if S.par[0].charges == 1:
+        settle_service(S, q, result.output_tokens)
     S.free_slots[S.ctr[0].free_slots] = slot
     S.ctr[0].free_slots += 1
     release(S, now_s)
+
+
+@jit_cold
+def charge(S, q):
+    """A tenant pays for the prompt and the predicted output when the request is first admitted."""
+    q.charged = S.predicted[q.index]
+    S.service[q.tenant] += q.prompt + OUTPUT_WEIGHT * q.charged
+
+
+@jit_cold
+def settle_service(S, q, produced):
+    """The tenant is charged for what came instead of what was predicted."""
+    if q.admission >= 0:
+        S.service[q.tenant] += OUTPUT_WEIGHT * (produced - q.charged)
+    S.active[q.tenant] -= 1
+    if S.active[q.tenant] == 0:
+        S.ctr[0].last_service = S.service[q.tenant]
+
+
+@jit_cold
+def lift(S, tenant):
+    """A tenant that comes back starts level with those who are there: no credit from absence (VTC)."""
+    if S.active[tenant] == 0:
+        least = float("inf")
+        for t in range(len(S.service)):
+            if S.active[t] > 0:
+                least = min(least, S.service[t])
+        if least == float("inf"):
+            least = S.ctr[0].last_service
+        S.service[tenant] = max(S.service[tenant], least)
+    S.active[tenant] += 1
 
 
 @jit

@@ -7,21 +7,24 @@ from lengthwise.engine import _layout as layout
 from lengthwise.engine._evict import (
     claim_blocks,
     free_partial_room,
-    rekey,
+    predicted_total,
+    rank_again,
     split_off,
 )
-from lengthwise.engine._expire import expire
+from lengthwise.engine._expire import charge, expire
+from lengthwise.engine._give_way import give_way
 from lengthwise.engine._groups import drop_partial, join, member, settle, sit
-from lengthwise.engine._queue import queue_pop, queue_rebuild
+from lengthwise.engine._queue import queue_pop
 from lengthwise.policy import contracts
 
 BAD_MEMORY = layout.BAD_MEMORY
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
+ONE_BATCH = contracts.ONE_BATCH
 SPARE_BLOCK, ADMIT_AFTER_EVICTION = contracts.SPARE_BLOCK, contracts.ADMIT_AFTER_EVICTION
 
 
 @jit
-def form(S, r, now_s, rank, leave_rank, batching, memory):
+def form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
     """Fills ``work`` with the next step of a replica; False: there is nothing to run."""
     rep, par, w = S.replicas[r], S.par[0], S.work[0]
     _blank(S, r)
@@ -30,22 +33,44 @@ def form(S, r, now_s, rank, leave_rank, batching, memory):
     if decodes + rep.partials + waiting == 0:
         return False
     admit, tokens, flags = batching(
-        decodes, rep.partials, waiting, S.running[r], rep.in_flight, par.token_budget, par.max_num_seqs
+        decodes,
+        rep.partials,
+        waiting,
+        S.running[r],
+        rep.in_flight,
+        par.token_budget,
+        par.max_num_seqs,
+        rep.steps_since,
+        rep.ended_since,
     )
     w.plan_flags = flags
+    if admit > 0:
+        rep.steps_since = 0
+        rep.ended_since = 0
+        _let_in_turn(S, r, now_s, rank, memory, takeover)
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
     prompt_tokens = max(0, tokens - w.decodes)
     if rep.partials > 0:
         _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank)
     if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
-        if par.rekey == 1 and S.queues[rep.queue].length > 0:
-            rekey(S, rep.queue, now_s, rank)
-            queue_rebuild(S, rep.queue)
         _admit(S, r, now_s, admit, prompt_tokens, flags, memory)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
     return w.seqs > 0
+
+
+@jit
+def _let_in_turn(S, r, now_s, rank, memory, takeover):
+    """The queue in the order of now, and running requests out of the way of better waiting ones."""
+    rep, par = S.replicas[r], S.par[0]
+    queue = S.queues[rep.queue]
+    if queue.length == 0:
+        return
+    if par.rekey == 1 or queue.overdue_s <= now_s:
+        rank_again(S, rep.queue, now_s, rank)
+    if par.takes_over == 1 and rep.decide == 1:
+        give_way(S, r, now_s, rank, memory, takeover)
 
 
 @jit
@@ -136,7 +161,7 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):
     """Lets waiting requests in, in the order of their rank, until one has to wait."""
     rep, w, par = S.replicas[r], S.work[0], S.par[0]
     queue = S.queues[rep.queue]
-    admitted = 0
+    admitted, batch = 0, 0
     while (
         queue.length > 0
         and admitted < admit
@@ -145,6 +170,8 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):
     ):
         slot = S.pool_slot[queue.offset]
         q = S.slots[slot]
+        if admitted > 0 and q.batch != batch and flags & ONE_BATCH != 0:
+            return
         q.context = q.prompt + q.generated
         chunk = 1
         if q.swapped == 0:
@@ -157,9 +184,14 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):
         queue_pop(S, rep.queue)
         rep.free_blocks -= blocks
         q.blocks = blocks
+        if q.admission < 0 and par.charges == 1:
+            charge(S, q)
         S.ctr[0].admissions += 1
         admitted += 1
         q.admission = S.ctr[0].admissions
+        batch = q.batch
+        q.waiting = 0
+        q.waited_s += now_s - q.queued_s
         _place(S, r, slot, now_s, chunk)
 
 
@@ -190,7 +222,7 @@ def _ask_memory(S, r, slot, chunk, memory):
     blocks = memory(
         q.context,
         chunk,
-        q.predicted,
+        predicted_total(S, q.index, q.generated),
         par.max_model_len,
         par.block_size,
         rep.free_blocks,
@@ -247,7 +279,7 @@ def _note_group(S, count, g):
 def _note_remaining(S, count, slot):
     """Inserts (tokens held, predicted remaining) into ``scratch``, the longest remaining first."""
     q = S.slots[slot]
-    remaining = remaining_tokens(q.predicted, q.generated)
+    remaining = remaining_tokens(predicted_total(S, q.index, q.generated), q.generated)
     i = count
     while i > 0 and S.scratch_slot[i - 1] < remaining:
         S.scratch_slot[i] = S.scratch_slot[i - 1]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
+from lengthwise.engine._bins import complete_due, complete_oldest, gather
 from lengthwise.engine._coast import may_coast, ride
-from lengthwise.engine._evict import enqueue
-from lengthwise.engine._expire import outstanding, release
+from lengthwise.engine._evict import predicted_total
+from lengthwise.engine._expire import lift, outstanding, release
 from lengthwise.engine._form import chunk_for, form, remaining_tokens
 from lengthwise.engine._groups import member
 from lengthwise.engine._launch import end_step, launch
@@ -27,23 +28,22 @@ OVER_MEMORY = int(Refusal.PROMPT_ABOVE_KV_MEMORY)
 INFINITY = float("inf")
 
 
-def run(S, rank, leave_rank, batching, memory, router):
+def run(S, rank, leave_rank, batching, memory, router, takeover, binning):
     """Runs until nothing is left or the time limit; returns a problem's code."""
     par, ctr = S.par[0], S.ctr[0]
     while True:
         arrival_s = S.arrival_s[ctr.next] if ctr.next < ctr.released else INFINITY
         end_s = S.event_s[0] if ctr.events > 0 else INFINITY
-        now_s = min(arrival_s, end_s)
+        now_s = min(arrival_s, end_s, ctr.bin_due_s)
         if now_s == INFINITY:
-            return _somebody_waits(S)
-        if now_s > par.limit_s:
-            return OK
-        ctr.last_s = max(ctr.last_s, now_s)
-        while True:
-            _arrivals(S, now_s, rank, memory, router)
-            if ctr.events == 0 or S.event_s[0] != now_s:
-                break
-            _end_first(S, now_s)
+            now_s = ctr.last_s
+            if not complete_oldest(S, now_s, rank):
+                return _somebody_waits(S)
+        else:
+            if now_s > par.limit_s:
+                return OK
+            ctr.last_s = max(ctr.last_s, now_s)
+            _happens(S, now_s, rank, memory, router, binning)
         passes = 2 if par.central == 1 else 1
         while passes > 0:
             passes -= 1
@@ -51,11 +51,35 @@ def run(S, rank, leave_rank, batching, memory, router):
             count = _order(S)
             for k in range(count):
                 left = count - 1 - k
-                _schedule(S, S.scratch_order[k], now_s, left, evictions, rank, leave_rank, batching, memory)
+                _schedule(
+                    S,
+                    S.scratch_order[k],
+                    now_s,
+                    left,
+                    evictions,
+                    rank,
+                    leave_rank,
+                    batching,
+                    memory,
+                    takeover,
+                )
             if ctr.evictions == evictions or ctr.problem != OK:
                 break
         if ctr.problem != OK:
             return ctr.problem
+
+
+@jit
+def _happens(S, now_s, rank, memory, router, binning):
+    """All that comes from outside and all steps that end at this instant."""
+    ctr = S.ctr[0]
+    _arrivals(S, now_s, rank, memory, router, binning)
+    if ctr.bin_due_s <= now_s:
+        complete_due(S, now_s, rank)
+    while ctr.events > 0 and S.event_s[0] == now_s:
+        _end_first(S, now_s)
+        if ctr.next < ctr.released and S.arrival_s[ctr.next] == now_s:
+            _arrivals(S, now_s, rank, memory, router, binning)
 
 
 @jit
@@ -103,8 +127,8 @@ def _somebody_waits(S):
     return OK if first == len(S.results) else STUCK
 
 
-@jit
-def _arrivals(S, now_s, rank, memory, router):
+@jit_cold
+def _arrivals(S, now_s, rank, memory, router, binning):
     """Takes in all requests that arrive now."""
     ctr = S.ctr[0]
     while ctr.next < ctr.released and S.arrival_s[ctr.next] == now_s:
@@ -120,13 +144,15 @@ def _arrivals(S, now_s, rank, memory, router):
         r = _route(S, i, router)
         if r < 0:
             return
-        enqueue(S, S.replicas[r].queue, now_s, slot, rank)
+        if S.par[0].charges == 1:
+            lift(S, S.slots[slot].tenant)
+        gather(S, S.replicas[r].queue, now_s, slot, rank, binning)
 
 
 @jit
 def _refusal(S, i, memory):
     """Why not even an idle replica could take the request, if so."""
-    par, prompt, predicted = S.par[0], S.prompt[i], S.predicted[i]
+    par, prompt, predicted = S.par[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= par.max_model_len:
         return TOO_LONG
     S.work[0].prompts = 0
@@ -165,8 +191,8 @@ def _new_slot(S, i, now_s):
     q.arrival_s = now_s
     q.prompt = S.prompt[i]
     q.output = S.output[i]
-    q.predicted = S.predicted[i]
     q.priority = S.priority[i]
+    q.tenant = S.tenant[i] if S.par[0].charges == 1 else 0
     q.generated = 0
     q.context = 0
     q.prefilled = 0
@@ -179,6 +205,11 @@ def _new_slot(S, i, now_s):
     q.growing = 0
     q.decoding = 0
     q.swapped = 0
+    q.waiting = 1
+    q.batch = 0
+    q.queued_s = now_s
+    q.waited_s = 0.0
+    q.charged = 0.0
     return slot
 
 
@@ -200,7 +231,7 @@ def _route(S, i, router):
 
 
 @jit
-def _schedule(S, r, now_s, left, evictions, rank, leave_rank, batching, memory):
+def _schedule(S, r, now_s, left, evictions, rank, leave_rank, batching, memory, takeover):
     """Fills a replica's pipeline with steps; pure decoding runs on in place.
 
     ``left`` replicas are still to be scheduled at this instant, before which there had been so
@@ -209,7 +240,7 @@ def _schedule(S, r, now_s, left, evictions, rank, leave_rank, batching, memory):
     rep, par, w = S.replicas[r], S.par[0], S.work[0]
     coasting, retried, swap_s = False, False, 0.0
     while coasting or rep.in_flight < par.pp:
-        if not coasting and not form(S, r, now_s, rank, leave_rank, batching, memory):
+        if not coasting and not form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
             if w.evicted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True
@@ -236,6 +267,7 @@ def _horizon(S, left, evictions):
     """
     ctr, par = S.ctr[0], S.par[0]
     horizon_s = S.arrival_s[ctr.next] if ctr.next < ctr.released else INFINITY
+    horizon_s = min(horizon_s, ctr.bin_due_s)
     if par.closed == 1 or par.central == 1:
         if left > 0 or ctr.evictions != evictions:
             return -INFINITY

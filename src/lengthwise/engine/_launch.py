@@ -109,7 +109,7 @@ def book(S, r, now_s, end_s, outputs):
     rep.busy_until_s = end_s
     rep.busy_s += busy_s
     rep.kv_block_s += held * busy_s
-    while end_s >= par.bins * rep.bin_s:
+    while end_s >= par.series_bins * rep.bin_s:
         _fold(S, r)
     b = int(end_s / rep.bin_s)
     S.series[r, b, 0] += busy_s
@@ -178,6 +178,7 @@ def end_step(S, r, now_s):
     flight = S.flights[f]
     rep.first_flight = (rep.first_flight + 1) % pp
     rep.in_flight -= 1
+    rep.steps_since += 1
     if S.groups[flight.group].members > 0:
         _end_decodes(S, r, flight, now_s)
     for i in range(flight.prompts):
@@ -230,6 +231,8 @@ def _end_prompt(S, r, slot, now_s):
     if q.generated == q.output:
         _finish(S, r, slot, now_s)
     else:
+        if S.par[0].takes_over == 1 and q.generated % S.par[0].window == 0:
+            S.replicas[r].decide = 1
         sit(S, slot)
         join(S, S.replicas[r].idle, slot)
 

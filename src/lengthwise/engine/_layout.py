@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK = range(5)
+OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_TAKEOVER = range(7)
 """What a run of the kernel comes back with."""
 
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")
@@ -24,8 +24,8 @@ slot_t = np.dtype(
         ("arrival_s", "f8"),
         ("prompt", "i8"),
         ("output", "i8"),
-        ("predicted", "f8"),
         ("priority", "i8"),
+        ("tenant", "i8"),
         ("generated", "i8"),
         ("context", "i8"),
         ("prefilled", "i8"),
@@ -40,6 +40,11 @@ slot_t = np.dtype(
         ("growing", "i8"),
         ("decoding", "i8"),
         ("swapped", "i8"),
+        ("waiting", "i8"),
+        ("batch", "i8"),
+        ("queued_s", "f8"),
+        ("waited_s", "f8"),
+        ("charged", "f8"),
     ],
     align=True,
 )
@@ -64,6 +69,9 @@ replica_t = np.dtype(
         ("idle", "i8"),
         ("partials", "i8"),
         ("queue", "i8"),
+        ("decide", "i8"),
+        ("steps_since", "i8"),
+        ("ended_since", "i8"),
         ("busy_until_s", "f8"),
         ("deadline_s", "f8"),
         ("bin_s", "f8"),
@@ -91,7 +99,10 @@ replica_t = np.dtype(
 
 flight_t = np.dtype([("end_s", "f8"), ("group", "i8"), ("prompts", "i8")], align=True)
 
-queue_t = np.dtype([("offset", "i8"), ("room", "i8"), ("length", "i8"), ("deadline_s", "f8")], align=True)
+queue_t = np.dtype(
+    [("offset", "i8"), ("room", "i8"), ("length", "i8"), ("deadline_s", "f8"), ("overdue_s", "f8")],
+    align=True,
+)
 
 step_t = np.dtype(
     [
@@ -138,7 +149,10 @@ counter_t = np.dtype(
         ("events", "i8"),
         ("problem", "i8"),
         ("problem_request", "i8"),
+        ("batches", "i8"),
         ("last_s", "f8"),
+        ("bin_due_s", "f8"),
+        ("last_service", "f8"),
     ],
     align=True,
 )
@@ -161,6 +175,14 @@ param_t = np.dtype(
         ("rekey", "i8"),
         ("needs_peak", "i8"),
         ("bins", "i8"),
+        ("series_bins", "i8"),
+        ("takes_over", "i8"),
+        ("window", "i8"),
+        ("predicted_window", "i8"),
+        ("charges", "i8"),
+        ("counts_steps", "i8"),
+        ("max_wait_s", "f8"),
+        ("bin_wait_s", "f8"),
         ("empty_tokens", "i8"),
         ("empty_flags", "i8"),
         ("timeout_s", "f8"),

@@ -39,7 +39,7 @@ class Meter:
         self._s = setup
         self._histogram = histogram
         self.row = setup.replica_rows[0].copy()
-        self.series = np.zeros((setup.bins, len(SERIES_COLUMNS)))
+        self.series = np.zeros((setup.series_bins, len(SERIES_COLUMNS)))
         self.steps: list[tuple[Any, ...]] = []
         self.gaps: list[tuple[float, int]] = []
         self._stage_free_s = [0.0] * setup.pp

@@ -14,8 +14,8 @@ class Request:
     arrival_s: float
     prompt: int
     output: int
-    predicted: float
     priority: int
+    tenant: int
     generated: int = 0
     prefilled: int = 0
     blocks: int = 0
@@ -25,16 +25,17 @@ class Request:
     last_token_s: float | None = None
     decoding: bool = False
     swapped: bool = False
+    waiting: bool = True
+    queued_s: float = 0.0
+    waited_s: float = 0.0
+    charged: float = 0.0
+    batch: int = 0
     key: float = 0.0
 
     @property
     def context(self) -> int:
         """Tokens that must be in the cache before the next one can come."""
         return self.prompt + self.generated
-
-    @property
-    def remaining(self) -> int:
-        return max(1, math.ceil(self.predicted) - self.generated)
 
 
 @dataclass(eq=False)
@@ -57,15 +58,37 @@ class Step:
 
 
 @dataclass(eq=False)
+class Queue:
+    """Who waits, and the bins in which arrivals gather first; ``overdue_s``: when the next has waited too long."""
+
+    waiting: list[Request]
+    bins: list[list[Request]]
+    overdue_s: float = math.inf
+
+    @property
+    def length(self) -> int:
+        """Everybody who is not yet admitted."""
+        return len(self.waiting) + sum(map(len, self.bins))
+
+
+@dataclass(eq=False)
 class Replica:
     number: int
     free: int
-    queue: list[Request]
+    line: Queue
     meter: Meter
     idle: list[Request] = field(default_factory=list)
     flights: list[Step] = field(default_factory=list)
     tokens: int = 0
     touched: bool = False
+    decide: bool = False
+    steps_since: int = 0
+    ended_since: int = 0
+
+    @property
+    def queue(self) -> list[Request]:
+        """Who waits for this replica, or over a central queue for any."""
+        return self.line.waiting
 
     @property
     def resident(self) -> list[Request]:

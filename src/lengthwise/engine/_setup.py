@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,23 @@ from lengthwise.engine._layout import GAP_BINS, replica_t, result_t
 from lengthwise.policy import known
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import PolicyError
+from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]
 _SERIES_BINS = 2048
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Predictions by request and window, as in ``Predictions``; ``window`` 0: none are made again."""
+
+    window: int
+    start: Array
+    total: Array
+    index: Array
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,15 @@ class Setup:
     batching: Function
     memory: Function
     router: Function
+    takeover: Function
+    binning: Function
     arrival_s: Array
     prompt: Array
     output: Array
     predicted: Array
+    rows: Rows
     priority: Array
+    tenant: Array
     draws: Array
     results: Array
     replica_rows: Array
@@ -46,6 +61,11 @@ class Setup:
     empty_plan: tuple[int, int, int]
     limit_s: float
     concurrency: int
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The policies in the order in which the kernel takes them."""
+        return tuple(getattr(self, field.name) for field in fields(self.policies))
 
     @property
     def replicas(self) -> int:
@@ -108,11 +128,47 @@ class Setup:
         return self.policies.rank.every_step
 
     @property
+    def takes_over(self) -> bool:
+        return self.policies.takeover != known("takeover")["never"]
+
+    @property
+    def bins(self) -> int:
+        """Bins a queue; 0: arrivals join it at once."""
+        return 0 if self.deployment.scheduler.binning is None else self.policies.binning.bins
+
+    @property
+    def window(self) -> int:
+        """Tokens after which a running request is looked at for takeover."""
+        return self.rows.window or self.deployment.scheduler.window_tokens
+
+    @property
+    def max_wait_s(self) -> float:
+        return self.deployment.scheduler.max_wait_s
+
+    @property
+    def bin_wait_s(self) -> float:
+        """How long the first of a bin waits there: no bin outlasts a bound on waiting."""
+        return min(self.deployment.scheduler.batch_wait_s, self.max_wait_s, self.timeout_s)
+
+    @property
+    def charges(self) -> bool:
+        """Whether tenants' service is counted."""
+        return self.policies.rank.uses("service_tokens") or self.policies.leave.uses("service_tokens")
+
+    @property
+    def counts_steps(self) -> bool:
+        return self.policies.batching.uses("steps_since_admit", "ended_since_admit")
+
+    @property
+    def tenants(self) -> int:
+        return int(self.tenant.max()) + 1 if self.charges else 1
+
+    @property
     def needs_peak(self) -> bool:
         return self.policies.memory.uses("peak_tokens")
 
     @property
-    def bins(self) -> int:
+    def series_bins(self) -> int:
         """Bins of the time series a replica: a power of two, fewer where replicas are many."""
         return max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(self.replicas)) - 3))
 
@@ -127,14 +183,44 @@ class Setup:
             arrival_s,
             int(self.prompt[i]),
             int(self.output[i]),
-            float(self.predicted[i]),
             int(self.priority[i]),
+            int(self.tenant[i]) if self.charges else 0,
         )
 
-    def key(self, function: Function, now_s: float, q: Any) -> float:
+    def predicted_at(self, i: int, generated: int) -> tuple[float, float]:
+        """(total, index) tokens predicted of request ``i`` once it had produced so many."""
+        rows = self.rows
+        if rows.window == 0:
+            predicted = float(self.predicted[i])
+            return predicted, max(1.0, predicted - generated)
+        row = min(int(rows.start[i]) + generated // rows.window, int(rows.start[i + 1]) - 1)
+        return float(rows.total[row]), float(rows.index[row])
+
+    def remaining(self, q: Any) -> float:
+        """Predicted tokens still to come, at least 1."""
+        return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
+
+    def whole_remaining(self, q: Any) -> int:
+        """As ``remaining``, the prediction rounded up to whole tokens."""
+        return max(1, math.ceil(self.predicted_at(q.index, q.generated)[0]) - int(q.generated))
+
+    def key(self, function: Function, now_s: float, q: Any, service: float) -> float:
         """A rank or leave key; raises PolicyError when it is NaN."""
+        predicted, index = self.predicted_at(q.index, q.generated)
         key: float = function(
-            now_s, q.arrival_s, q.prompt, q.generated, q.predicted, q.priority, q.admission, q.eviction
+            now_s,
+            q.arrival_s,
+            q.prompt,
+            q.generated,
+            predicted,
+            max(1.0, predicted - q.generated),
+            index,
+            q.waited_s + (now_s - q.queued_s if q.waiting else 0.0),
+            q.priority,
+            q.admission,
+            q.eviction,
+            service,
+            q.batch,
         )
         if math.isnan(key):
             raise self.bad_rank(q.index)
@@ -158,6 +244,13 @@ class Setup:
         )
         return blocks
 
+    def bin_of(self, i: int) -> int:
+        """The bin of request ``i``; raises PolicyError when there is none of this number."""
+        number: int = self.binning(float(self.predicted[i]), int(self.prompt[i]))
+        if not 0 <= number < self.bins:
+            raise self.bad_bin(number)
+        return number
+
     def outstanding(self, i: int) -> int:
         """Tokens that a router counts for request ``i``: its prompt and its predicted output."""
         return int(self.prompt[i]) + math.ceil(float(self.predicted[i]))
@@ -178,6 +271,17 @@ class Setup:
     def bad_route(self, replica: int) -> PolicyError:
         return PolicyError(
             f"router {self.policies.router.name!r} chose replica {replica}; there are {self.replicas}, from 0"
+        )
+
+    def bad_bin(self, number: int) -> PolicyError:
+        return PolicyError(
+            f"binning {self.policies.binning.name!r} chose bin {number}; there are {self.bins}, from 0"
+        )
+
+    def bad_takeover(self, request: int) -> PolicyError:
+        return PolicyError(
+            f"takeover policy {self.policies.takeover.name!r} returned NaN for waiting request {request}; "
+            "it must return a number"
         )
 
     def policy_raised(self, error: Exception) -> PolicyError:
@@ -203,7 +307,7 @@ def prepare(
     policies = policies_of(deployment)
     check(workload, deployment, policies)
     make = room.compiled if compiled else room.interpreted
-    rank, leave, batching, memory, router = (make(p) for p in policies.each())
+    functions = {field.name: make(getattr(policies, field.name)) for field in fields(policies)}
     n, replicas = len(workload), deployment.parallel.replicas
     limit = deployment.max_model_len - workload.prompt_tokens
     draws = np.zeros((n, 2))
@@ -214,16 +318,14 @@ def prepare(
     return Setup(
         deployment,
         policies,
-        rank,
-        leave,
-        batching,
-        memory,
-        router,
+        **functions,
         arrival_s=_arrivals(workload),
         prompt=_column(workload.prompt_tokens),
         output=np.minimum(workload.output_tokens, np.maximum(limit, 1)),
         predicted=_or_zeros(workload.predicted_tokens, n, np.float64),
+        rows=_rows(workload.predictions),
         priority=_or_zeros(workload.priority, n, np.int64),
+        tenant=_or_zeros(workload.tenant, n, np.int64),
         draws=draws,
         results=_blank_results(n),
         replica_rows=rows,
@@ -231,6 +333,14 @@ def prepare(
         empty_plan=empty_plan(policies.batching, deployment),
         limit_s=limit_s,
         concurrency=workload.concurrency or 0,
+    )
+
+
+def _rows(made: Predictions | None) -> Rows:
+    if made is None:
+        return Rows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
+    return Rows(
+        made.window_tokens, _column(made.start), _column(made.total_tokens), _column(made.index_tokens)
     )
 
 

@@ -16,7 +16,10 @@ Array = npt.NDArray[Any]
 
 
 class State(NamedTuple):
-    """Everything a run touches. Shapes: n requests, R replicas, P stages, G = R (P + 1) groups."""
+    """Everything a run touches. Shapes: n requests, R replicas, P stages, G = R (P + 1) groups.
+
+    The bins of all queues lie one after the other in ``bin_slot``, a row a bin.
+    """
 
     par: Array
     ctr: Array
@@ -49,7 +52,15 @@ class State(NamedTuple):
     prompt: Array
     output: Array
     predicted: Array
+    predicted_start: Array
+    predicted_total: Array
+    predicted_index: Array
     priority: Array
+    tenant: Array
+    service: Array
+    active: Array
+    bin_slot: Array
+    bin_count: Array
     draws: Array
     results: Array
     series: Array
@@ -60,6 +71,8 @@ class State(NamedTuple):
     scratch_tie: Array
     scratch_slot: Array
     scratch_order: Array
+    scratch_waiting: Array
+    scratch_waiting_key: Array
 
 
 def new_state(setup: Setup, log_rows: int) -> State:
@@ -68,9 +81,10 @@ def new_state(setup: Setup, log_rows: int) -> State:
     seqs, groups = setup.max_num_seqs, setup.replicas * (setup.pp + 1)
     queues = 1 if setup.central else r
     pool = n if queues == 1 else 4 * n + 128 * r
+    bins = queues * setup.bins
     return State(
         par=_record(layout.param_t, _params(setup)),
-        ctr=_record(layout.counter_t, {"released": _released(setup), "pool_top": n if queues == 1 else 0}),
+        ctr=_record(layout.counter_t, _counters(setup, n if queues == 1 else 0)),
         work=_records(layout.work_t, 1),
         cost=pack(setup.deployment.cost),
         slots=_empty(layout.slot_t, n),
@@ -100,10 +114,18 @@ def new_state(setup: Setup, log_rows: int) -> State:
         prompt=setup.prompt,
         output=setup.output,
         predicted=setup.predicted,
+        predicted_start=setup.rows.start,
+        predicted_total=setup.rows.total,
+        predicted_index=setup.rows.index,
         priority=setup.priority,
+        tenant=setup.tenant,
+        service=np.zeros(setup.tenants),
+        active=np.zeros(setup.tenants, np.int64),
+        bin_slot=np.empty((max(bins, 1), seqs if bins else 1), np.int64),
+        bin_count=np.zeros(max(bins, 1), np.int64),
         draws=setup.draws,
         results=_view(setup.results.copy()),
-        series=np.zeros((r, setup.bins, len(layout.SERIES_COLUMNS))),
+        series=np.zeros((r, setup.series_bins, len(layout.SERIES_COLUMNS))),
         histogram=setup.histogram.copy(),
         step_log=_empty(layout.step_t, log_rows),
         gap_log=_empty(layout.gap_t, 2 * log_rows),
@@ -111,6 +133,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         scratch_tie=np.empty(max(seqs, r), np.int64),
         scratch_slot=np.empty(max(seqs, r), np.int64),
         scratch_order=np.empty(r, np.int64),
+        scratch_waiting=np.empty(seqs, np.int64),
+        scratch_waiting_key=np.empty(seqs, np.float64),
     )
 
 
@@ -119,9 +143,14 @@ def _released(setup: Setup) -> int:
     return min(setup.concurrency, n) if setup.closed else n
 
 
+def _counters(setup: Setup, pool_top: int) -> dict[str, Any]:
+    return {"released": _released(setup), "pool_top": pool_top, "bin_due_s": np.inf}
+
+
 def _params(setup: Setup) -> dict[str, Any]:
     own = {name: getattr(setup, name) for name in layout.param_t.names or () if hasattr(setup, name)}
-    return own | {"empty_tokens": setup.empty_plan[1], "empty_flags": setup.empty_plan[2]}
+    plan = {"empty_tokens": setup.empty_plan[1], "empty_flags": setup.empty_plan[2]}
+    return own | plan | {"predicted_window": setup.rows.window}
 
 
 def _replicas(setup: Setup) -> Array:
@@ -141,7 +170,7 @@ def _flights(replicas: int, pp: int) -> Array:
 
 def _queues(count: int, n: int) -> Array:
     rows = np.zeros(count, layout.queue_t)
-    rows["deadline_s"] = np.inf
+    rows["deadline_s"] = rows["overdue_s"] = np.inf
     if count == 1:
         rows["room"] = n
     return _view(rows)

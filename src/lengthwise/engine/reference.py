@@ -13,7 +13,7 @@ import numpy as np
 
 from lengthwise.engine._cost_reading import CostReader
 from lengthwise.engine._meter import Meter, outcome_of
-from lengthwise.engine._objects import Replica, Request, Step
+from lengthwise.engine._objects import Queue, Replica, Request, Step
 from lengthwise.engine._outcome import Outcome
 from lengthwise.engine._setup import Setup
 from lengthwise.policy import (
@@ -21,8 +21,10 @@ from lengthwise.policy import (
     CHUNKED,
     DECODES_WAIT,
     FORM_ONCE,
+    ONE_BATCH,
     PADDED,
     RESTART_AS_DECODE,
+    SERVICE_OUTPUT_WEIGHT,
     SPARE_BLOCK,
 )
 from lengthwise.schema.errors import PolicyError
@@ -38,24 +40,37 @@ class Reference:
         self.results = setup.results.copy()
         self.arrival_s = setup.arrival_s.copy()
         self.histogram = setup.histogram.copy()
-        central: list[Request] = []
+        lines = [Queue([], [[] for _ in range(setup.bins)]) for _ in range(setup.replicas)]
+        self.lines = lines[:1] if setup.central else lines
         self.replicas = [
-            Replica(r, setup.total_blocks, central if setup.central else [], Meter(setup, self.histogram))
+            Replica(
+                r, setup.total_blocks, self.lines[0 if setup.central else r], Meter(setup, self.histogram)
+            )
             for r in range(setup.replicas)
         ]
         self.home: dict[int, Replica] = {}
-        self.next = self.admissions = self.evictions = self.seats = 0
+        self.service = [0.0] * setup.tenants
+        self.active = [0] * setup.tenants
+        self.last_service = 0.0
+        self.next = self.admissions = self.evictions = self.seats = self.batches = 0
         self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
         self.now_s = 0.0
 
     def run(self) -> Outcome:
         """All events in order; raises PolicyError when a policy misbehaves."""
-        while (now := self._next_event()) <= self.s.limit_s:
+        while True:
+            now = self._next_event()
             if now == math.inf:
+                if self._complete_oldest():
+                    self._schedule_all(self.now_s)
+                    continue
                 self._check_nobody_waits()
+                break
+            if now > self.s.limit_s:
                 break
             self.now_s = now
             self._arrivals(now)
+            self._complete_due(now)
             while any(self._ends(rep, now) for rep in self.replicas):
                 self._arrivals(now)
             self._schedule_all(now)
@@ -68,7 +83,8 @@ class Reference:
     def _next_event(self) -> float:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
         arrival = self.arrival_s[self.next] if self.next < self.released else math.inf
-        return float(min([arrival, *ends]))
+        bins = [self._due_s(b) for line in self.lines for b in line.bins]
+        return float(min([arrival, *ends, *bins]))
 
     def _arrivals(self, now: float) -> None:
         while self.next < self.released and self.arrival_s[self.next] == now:
@@ -87,7 +103,7 @@ class Reference:
         rep = self.replicas[0]
         if not self.s.central:
             waiting, running = (
-                np.array([len(r.queue) for r in self.replicas]),
+                np.array([r.line.length for r in self.replicas]),
                 np.array([len(r.resident) for r in self.replicas]),
             )
             tokens = np.array([r.tokens for r in self.replicas])
@@ -99,7 +115,57 @@ class Reference:
             rep.tokens += self.s.outstanding(q.index)
             self.home[q.index] = rep
             rep.touched = True
-        self._enqueue(rep.queue, q, now)
+        if self.s.charges:
+            self._lift(q.tenant)
+        self._gather(rep.line, q, now)
+
+    def _lift(self, tenant: int) -> None:
+        """A tenant that comes back starts level with those who are there: no credit from absence (VTC)."""
+        if self.active[tenant] == 0:
+            there = [v for v, count in zip(self.service, self.active, strict=True) if count > 0]
+            self.service[tenant] = max(self.service[tenant], min(there) if there else self.last_service)
+        self.active[tenant] += 1
+
+    # -- bins -----------------------------------------------------------------------------
+
+    def _gather(self, line: Queue, q: Request, now: float) -> None:
+        """Into the queue, or into a bin that becomes a batch when it is full."""
+        q.queued_s = now
+        if self.s.bins == 0:
+            self._enqueue(line, q, now)
+            return
+        number = self.s.bin_of(q.index)
+        line.bins[number].append(q)
+        if len(line.bins[number]) == self.s.max_num_seqs:
+            self._complete(line, number, now)
+
+    def _complete(self, line: Queue, number: int, now: float) -> None:
+        """A bin becomes a batch and joins the queue."""
+        self.batches += 1
+        batch, line.bins[number] = line.bins[number], []
+        for q in batch:
+            q.batch = self.batches
+            self._enqueue(line, q, now, gathered=True)
+        for rep in self.replicas:
+            rep.touched = rep.touched or (rep.line is line and not self.s.central)
+
+    def _due_s(self, waiting: list[Request]) -> float:
+        return waiting[0].arrival_s + self.s.bin_wait_s if waiting else math.inf
+
+    def _complete_due(self, now: float) -> None:
+        for line in self.lines:
+            for number, waiting in enumerate(line.bins):
+                if self._due_s(waiting) <= now:
+                    self._complete(line, number, now)
+
+    def _complete_oldest(self) -> bool:
+        """When nothing else will happen, the bin whose first has waited longest; False: all are empty."""
+        bins = [(b[0].index, n, line) for line in self.lines for n, b in enumerate(line.bins) if b]
+        if not bins:
+            return False
+        _, number, line = min(bins, key=lambda found: found[0])
+        self._complete(line, number, self.now_s)
+        return True
 
     def _ends(self, rep: Replica, now: float) -> bool:
         """Ends one step of the replica if it ends now."""
@@ -107,6 +173,7 @@ class Reference:
             return False
         step = rep.flights.pop(0)
         rep.touched = True
+        rep.steps_since += 1
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.meter.gap(now - last, times[last])  # type: ignore[operator]
         for q in sorted(step.decodes, key=lambda q: q.seat):
@@ -128,6 +195,8 @@ class Reference:
         q.generated += 1
         q.last_token_s = now
         if q.generated < q.output:
+            if q.generated % self.s.window == 0:
+                rep.decide = True
             self._sit(rep, q)
             return
         self.results[q.index]["finished_s"] = now
@@ -143,9 +212,20 @@ class Reference:
         rep.free += q.blocks
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._produced(q)
+        rep.ended_since += 1
         if not self.s.central:
             self.home[q.index].tokens -= self.s.outstanding(q.index)
+        if self.s.charges:
+            self._settle_service(q)
         self._release(now)
+
+    def _settle_service(self, q: Request) -> None:
+        """The tenant is charged for what came instead of what was predicted."""
+        if q.admission >= 0:
+            self.service[q.tenant] += SERVICE_OUTPUT_WEIGHT * (self._produced(q) - q.charged)
+        self.active[q.tenant] -= 1
+        if self.active[q.tenant] == 0:
+            self.last_service = self.service[q.tenant]
 
     def _release(self, now: float) -> None:
         if self.s.closed and self.released < len(self.arrival_s):
@@ -195,9 +275,14 @@ class Reference:
             len(rep.flights),
             self.s.token_budget,
             self.s.max_num_seqs,
+            rep.steps_since,
+            rep.ended_since,
         )
         admit, tokens, flags = (int(x) for x in plan)
         step.flags = flags
+        if admit > 0:
+            rep.steps_since = rep.ended_since = 0
+            self._give_way(rep, step)
         if not flags & DECODES_WAIT:
             self._take_decodes(rep, step, flags)
         prompt_tokens = max(0, tokens - len(step.decodes))
@@ -215,6 +300,83 @@ class Reference:
         for q in [q for q in rep.queue if q.arrival_s + self.s.timeout_s <= now]:
             rep.queue.remove(q)
             self._leave(rep, q, Status.TIMED_OUT, now)
+
+    def _give_way(self, rep: Replica, step: Step) -> None:
+        """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them."""
+        self._rank_again(rep.line)
+        if not (self.s.takes_over and rep.decide and rep.queue):
+            return
+        rep.decide = False
+        running = sorted((self._rank_of(q), q.seat, q) for q in rep.idle)
+        seats, free, left = self.s.max_num_seqs - len(rep.resident), rep.free, len(running)
+        for w in sorted(rep.queue, key=lambda q: (q.key, q.index))[: self.s.max_num_seqs]:
+            k, room, seat = left, free, seats
+            while not (seat > 0 and (blocks := self._blocks_to_enter(w, room, seat)) >= 0):
+                if k == 0 or not self._takes_place(rep, w, *running[k - 1]):
+                    break
+                k -= 1
+                room += running[k][2].blocks
+                seat += 1
+            else:
+                left, free, seats = k, room - blocks, seat - 1
+                continue
+            break
+        for _, _, q in reversed(running[left:]):
+            self._evict(rep, step, q)
+        step.evicted = rep.decide = False
+
+    def _blocks_to_enter(self, q: Request, free: int, seats: int) -> int:
+        predicted, _ = self.s.predicted_at(q.index, q.generated)
+        return self.s.ask_memory(q.context, q.context, predicted, free, self.s.max_num_seqs - seats, 0)
+
+    def _takes_place(self, rep: Replica, w: Request, key: float, _: int, q: Request) -> bool:
+        """Whether waiting ``w`` may take the seat of running ``q``, whose key this is."""
+        if not w.key < key:
+            return False
+        decodes = [d for d in rep.idle if d.decoding]
+        kv_tokens = sum(d.context for d in decodes)
+        tokens = q.context if q.decoding else q.prefilled
+        gain: float = self.s.takeover(
+            w.key,
+            key,
+            self.s.remaining(w),
+            self.s.remaining(q),
+            q.generated,
+            self.cost.recompute_steps(tokens, len(decodes), kv_tokens),
+            len(rep.resident),
+            w.waited_s + (self.now_s - w.queued_s),
+            int(self.results[q.index]["preemptions"]),
+        )
+        if math.isnan(gain):
+            raise self.s.bad_takeover(w.index)
+        return gain > 0
+
+    def _rank_of(self, q: Request) -> float:
+        """The key in the queue: whoever has waited too long goes before all others."""
+        overdue = self._overdue_s(q) <= self.now_s if q.waiting else q.waited_s >= self.s.max_wait_s
+        return -math.inf if overdue else self.s.key(self.s.rank, self.now_s, q, self.service[q.tenant])
+
+    def _overdue_s(self, q: Request) -> float:
+        return q.queued_s + (self.s.max_wait_s - q.waited_s)
+
+    def _rank_again(self, line: Queue) -> None:
+        """Keys that time has changed."""
+        if line.waiting and (self.s.rekey or line.overdue_s <= self.now_s):
+            overdue = line.overdue_s <= self.now_s
+            line.overdue_s = math.inf
+            for q in line.waiting:
+                self._key(line, q)
+            if overdue:
+                self._decide(line)
+
+    def _key(self, line: Queue, q: Request) -> None:
+        q.key = self._rank_of(q)
+        if (overdue_s := self._overdue_s(q)) > self.now_s:
+            line.overdue_s = min(line.overdue_s, overdue_s)
+
+    def _decide(self, line: Queue) -> None:
+        for rep in self.replicas:
+            rep.decide = rep.decide or rep.line is line
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
         spare = 1 if flags & SPARE_BLOCK else 0
@@ -257,7 +419,7 @@ class Reference:
         return True
 
     def _leave_order(self, q: Request) -> tuple[float, int]:
-        return self.s.key(self.s.leave, self.now_s, q), q.seat
+        return self.s.key(self.s.leave, self.now_s, q, self.service[q.tenant]), q.seat
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         rep.idle.remove(q)
@@ -276,17 +438,18 @@ class Reference:
         self.evictions += 1
         q.eviction = self.evictions
         self.results[q.index]["preemptions"] += 1
-        self._enqueue(rep.queue, q, self.now_s)
+        self._enqueue(rep.line, q, self.now_s)
 
-    def _enqueue(self, queue: list[Request], q: Request, now: float) -> None:
-        q.key = self.s.key(self.s.rank, now, q)
-        queue.append(q)
+    def _enqueue(self, line: Queue, q: Request, now: float, *, gathered: bool = False) -> None:
+        q.waiting = True
+        if not gathered:
+            q.queued_s = now
+        self._key(line, q)
+        line.waiting.append(q)
+        self._decide(line)
 
     def _admit(self, rep: Replica, step: Step, admit: int, prompt_tokens: int, flags: int) -> None:
-        if self.s.rekey:
-            for q in rep.queue:
-                q.key = self.s.key(self.s.rank, self.now_s, q)
-        admitted = 0
+        admitted, batch = 0, 0
         while (
             rep.queue
             and admitted < admit
@@ -294,6 +457,8 @@ class Reference:
             and step.seqs < self.s.max_step_seqs
         ):
             q = min(rep.queue, key=lambda q: (q.key, q.index))
+            if admitted > 0 and q.batch != batch and flags & ONE_BATCH:
+                return
             chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags)
             if chunk <= 0:
                 return
@@ -303,10 +468,18 @@ class Reference:
             rep.queue.remove(q)
             rep.free -= blocks
             q.blocks = blocks
+            if q.admission < 0 and self.s.charges:
+                self._charge(q)
             self.admissions += 1
             admitted += 1
-            q.admission = self.admissions
+            q.admission, batch = self.admissions, q.batch
+            q.waiting, q.waited_s = False, q.waited_s + (self.now_s - q.queued_s)
             self._place(rep, step, q, chunk)
+
+    def _charge(self, q: Request) -> None:
+        """The tenant pays for the prompt and the predicted output when the request is first admitted."""
+        q.charged = float(self.s.predicted[q.index])
+        self.service[q.tenant] += q.prompt + SERVICE_OUTPUT_WEIGHT * q.charged
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
         row = self.results[q.index]
@@ -334,13 +507,23 @@ class Reference:
 
     def _ask_memory(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
         held = [*rep.resident, *step.decodes, *(p for p, _ in step.prompts)]
-        peak = _peak_tokens([*held, q]) if self.s.needs_peak else 0
-        blocks = self.s.ask_memory(q.context, chunk, q.predicted, rep.free, len(held), peak)
+        peak = self._peak_tokens([*held, q]) if self.s.needs_peak else 0
+        predicted, _ = self.s.predicted_at(q.index, q.generated)
+        blocks = self.s.ask_memory(q.context, chunk, predicted, rep.free, len(held), peak)
         if blocks >= 0:
             blocks = max(blocks, self.s.blocks_for(q.context if q.swapped else chunk))
             if blocks > rep.free:
                 raise self.s.bad_memory(blocks)
         return blocks
+
+    def _peak_tokens(self, requests: list[Request]) -> int:
+        """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
+        held, peak = 0, 0
+        remaining = {q.index: self.s.whole_remaining(q) for q in requests}
+        for position, q in enumerate(sorted(requests, key=lambda q: -remaining[q.index]), start=1):
+            held += q.context
+            peak = max(peak, held + remaining[q.index] * position)
+        return peak
 
     def _refusal(self, q: Request) -> Refusal:
         """Why not even an idle replica could take the request, if so."""
@@ -349,8 +532,9 @@ class Reference:
         chunk = self._chunk(Step(0.0), q, self.s.empty_plan[1], self.s.empty_plan[2])
         if chunk <= 0:
             return Refusal.PROMPT_ABOVE_TOKEN_BUDGET
-        peak = q.prompt + q.remaining if self.s.needs_peak else 0
-        blocks = self.s.ask_memory(q.prompt, chunk, q.predicted, self.s.total_blocks, 0, peak)
+        peak = q.prompt + self.s.whole_remaining(q) if self.s.needs_peak else 0
+        predicted, _ = self.s.predicted_at(q.index, 0)
+        blocks = self.s.ask_memory(q.prompt, chunk, predicted, self.s.total_blocks, 0, peak)
         return Refusal.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Refusal.NONE
 
     def _launch(self, rep: Replica, step: Step) -> None:
@@ -375,15 +559,6 @@ class Reference:
     def _produced(self, q: Request) -> int:
         """Output tokens; those that a restart counts as decoded prompt (RESTART_AS_DECODE) left out."""
         return max(0, q.generated + q.prompt - int(self.s.prompt[q.index]))
-
-
-def _peak_tokens(requests: list[Request]) -> int:
-    """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
-    held, peak = 0, 0
-    for position, q in enumerate(sorted(requests, key=lambda q: -q.remaining), start=1):
-        held += q.context
-        peak = max(peak, held + q.remaining * position)
-    return peak
 
 
 def simulate_reference(setup: Setup) -> Outcome:

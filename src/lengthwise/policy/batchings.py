@@ -7,6 +7,7 @@ from lengthwise.policy.contracts import (
     CHUNKED,
     DECODES_WAIT,
     FORM_ONCE,
+    ONE_BATCH,
     PADDED,
     RESTART_AS_DECODE,
     SPARE_BLOCK,
@@ -14,6 +15,7 @@ from lengthwise.policy.contracts import (
 )
 
 _UNLIMITED = 1 << 60
+_WINDOW_STEPS = 50
 _VIDUR = SPARE_BLOCK + FORM_ONCE
 
 
@@ -22,6 +24,20 @@ def static(decodes, prefills, max_num_seqs):
     """Request-level batches: a batch runs until all of it has finished (FasterTransformer)."""
     admit = max_num_seqs if decodes + prefills == 0 else 0
     return admit, _UNLIMITED, DECODES_WAIT
+
+
+@batching
+def static_bins(decodes, prefills, max_num_seqs):
+    """As static, and only requests of one completed bin run together (Multi-Bin Batching)."""
+    admit = max_num_seqs if decodes + prefills == 0 else 0
+    return admit, _UNLIMITED, DECODES_WAIT + ONE_BATCH
+
+
+@batching
+def windowed(resident, steps_since_admit, ended_since_admit, max_num_seqs):
+    """A batch is formed anew after 50 steps, or when one of it has finished (ELIS, Algorithm 1)."""
+    opened = resident == 0 or ended_since_admit > 0 or steps_since_admit >= _WINDOW_STEPS
+    return max_num_seqs if opened else 0, _UNLIMITED, 0
 
 
 @batching

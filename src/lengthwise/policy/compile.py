@@ -16,6 +16,8 @@ _RESULT = {
     "batching": "whole_three({call})",
     "memory": "whole({call})",
     "router": "whole({call})",
+    "takeover": "float({call})",
+    "binning": "whole({call})",
 }
 
 
@@ -50,10 +52,12 @@ def signatures() -> dict[str, Any]:
     from lengthwise import _jit as j
 
     return {
-        "rank": j.f8(j.f8, j.f8, j.i8, j.i8, j.f8, j.i8, j.i8, j.i8),
-        "batching": j.triple_of_ints(*[j.i8] * 7),
+        "rank": j.f8(j.f8, j.f8, j.i8, j.i8, j.f8, j.f8, j.f8, j.f8, j.i8, j.i8, j.i8, j.f8, j.i8),
+        "batching": j.triple_of_ints(*[j.i8] * 9),
         "memory": j.i8(j.i8, j.i8, j.f8, *[j.i8] * 7),
         "router": j.i8(j.i8, j.f8, j.f8, j.i8_1d, j.i8_1d, j.i8_1d),
+        "takeover": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.f8, j.i8),
+        "binning": j.i8(j.f8, j.i8),
     }
 
 
@@ -89,10 +93,12 @@ def _check_a_sample(policy: Policy) -> None:
 
     none = np.zeros(2, np.int64)
     samples: dict[str, tuple[Any, ...]] = {
-        "rank": (0.0, 0.0, 1, 0, 1.0, 0, 0, 0),
-        "batching": (0, 0, 1, 0, 0, 64, 8),
+        "rank": (0.0, 0.0, 1, 0, 1.0, 1.0, 1.0, 0.0, 0, 0, 0, 0.0, 0),
+        "batching": (0, 0, 1, 0, 0, 64, 8, 0, 0),
         "memory": (1, 1, 1.0, 64, 16, 8, 8, 0, 0, 2),
         "router": (0, 0.5, 0.5, none, none, none),
+        "takeover": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 0.0, 0),
+        "binning": (1.0, 1),
     }
     given = dict(zip(ARGUMENTS[policy.axis], samples[policy.axis], strict=True))
     who = f"{policy.axis} policy {policy.name!r}"

@@ -22,9 +22,14 @@ RANK_ARGUMENTS = (
     "prompt_tokens",
     "generated_tokens",
     "predicted_tokens",
+    "remaining_tokens",
+    "index_tokens",
+    "waited_s",
     "priority",
     "admission",
     "eviction",
+    "service_tokens",
+    "batch",
 )
 BATCHING_ARGUMENTS = (
     "decodes",
@@ -34,6 +39,8 @@ BATCHING_ARGUMENTS = (
     "in_flight",
     "token_budget",
     "max_num_seqs",
+    "steps_since_admit",
+    "ended_since_admit",
 )
 MEMORY_ARGUMENTS = (
     "context_tokens",
@@ -48,13 +55,36 @@ MEMORY_ARGUMENTS = (
     "peak_tokens",
 )
 ROUTER_ARGUMENTS = ("sequence", "draw_a", "draw_b", "waiting", "running", "tokens")
+TAKEOVER_ARGUMENTS = (
+    "waiting_key",
+    "running_key",
+    "waiting_remaining_tokens",
+    "running_remaining_tokens",
+    "running_generated_tokens",
+    "recompute_steps",
+    "resident",
+    "waited_s",
+    "preemptions",
+)
+BINNING_ARGUMENTS = ("predicted_tokens", "prompt_tokens")
 
 ARGUMENTS = {
     "rank": RANK_ARGUMENTS,
     "batching": BATCHING_ARGUMENTS,
     "memory": MEMORY_ARGUMENTS,
     "router": ROUTER_ARGUMENTS,
+    "takeover": TAKEOVER_ARGUMENTS,
+    "binning": BINNING_ARGUMENTS,
 }
+PREDICTED = (
+    "predicted_tokens",
+    "remaining_tokens",
+    "index_tokens",
+    "peak_tokens",
+    "waiting_remaining_tokens",
+    "running_remaining_tokens",
+)
+"""Arguments that tell a predicted length."""
 
 CHUNKED = 1
 """A prompt may be cut to what is left of the step's prompt tokens."""
@@ -70,6 +100,11 @@ FORM_ONCE = 32
 """A step that evicted all it could have run waits for the replica's next event (Vidur)."""
 RESTART_AS_DECODE = 64
 """An evicted half-computed prompt ends where it had got to; its rest is decoded (Vidur)."""
+ONE_BATCH = 128
+"""Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
+
+SERVICE_OUTPUT_WEIGHT = 2.0
+"""What an output token counts in a tenant's service; a prompt token counts 1 (VTC, OSDI '24)."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +112,15 @@ class Policy:
     """A policy function with what the engine must know of it.
 
     Attributes:
-        axis: "rank" (also used for who leaves), "batching", "memory" or "router".
+        axis: "rank" (also used for who leaves), "batching", "memory", "router", "takeover" or "binning".
         name: For tables and scenario files.
         function: The plain Python function.
         arguments: The names it takes, a subset of its axis'.
         every_step: For ranks: keys change with time, so the queue is re-keyed at every step.
         builtin: Whether it ships with the package (its machine code is then cached on disk).
+        bins: For binnings: how many bins there are.
+        starvation: What bounds a request's wait under this policy, in words, whatever is predicted;
+            "" where only ``Scheduler.max_wait_s`` does.
     """
 
     axis: str
@@ -91,15 +129,17 @@ class Policy:
     arguments: tuple[str, ...]
     every_step: bool = False
     builtin: bool = False
+    bins: int = 0
+    starvation: str = ""
 
     @property
     def doc(self) -> str:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").split("\n")[0]
 
-    def uses(self, argument: str) -> bool:
-        """Whether the function looks at this argument."""
-        return argument in self.arguments
+    def uses(self, *arguments: str) -> bool:
+        """Whether the function looks at any of these arguments."""
+        return any(argument in self.arguments for argument in arguments)
 
 
 def _arguments_of(axis: str, function: Function) -> tuple[str, ...]:
@@ -117,31 +157,54 @@ def _arguments_of(axis: str, function: Function) -> tuple[str, ...]:
     return names
 
 
-def make(axis: str, function: Function, *, every_step: bool = False) -> Policy:
+def make(axis: str, function: Function, **facts: Any) -> Policy:
     """A policy from a plain function; raises PolicyError for arguments its axis does not have."""
     names = _arguments_of(axis, function)
     builtin = str(getattr(function, "__module__", "")).startswith("lengthwise.policy.")
     name = getattr(function, "__name__", type(function).__name__)
-    return Policy(axis, name, function, names, every_step, builtin)
+    return Policy(axis, name, function, names, **({"builtin": builtin} | facts))
 
 
 @overload
 def rank(function: Function) -> Policy: ...
 @overload
-def rank(*, every_step: bool) -> Callable[[Function], Policy]: ...
-def rank(function: Function | None = None, *, every_step: bool = False) -> Any:
+def rank(*, every_step: bool = ..., starvation: str = ...) -> Callable[[Function], Policy]: ...
+def rank(function: Function | None = None, *, every_step: bool = False, starvation: str = "") -> Any:
     """Decorator: a function of RANK_ARGUMENTS that returns a key; the smallest key goes first.
 
     Keys are taken when a request joins the queue, or at every step with ``every_step=True``;
     equal keys keep the order of arrival. ``generated_tokens`` counts tokens so far (an evicted
-    request keeps them), ``predicted_tokens`` is the predicted output length, ``admission`` the
+    request keeps them). ``predicted_tokens`` is the output length predicted at the last window of
+    these, ``remaining_tokens`` what is still to come of it (at least 1), ``index_tokens`` the
+    Gittins index of the predicted distribution. ``waited_s`` is time spent in queues in all,
+    ``service_tokens`` what the request's tenant was served (prompt tokens + 2 x output tokens),
+    ``batch`` the number of the completed bin it belongs to (0: none). ``admission`` is the
     sequence number of the last admission (-1: never), ``eviction`` that of the last eviction
     (0: never). As ``leave`` the same function says who is evicted: the largest key, and of equal
     ones whoever came out of a step last.
     """
     if function is None:
-        return lambda f: make("rank", f, every_step=every_step)
-    return make("rank", function)
+        return lambda f: make("rank", f, every_step=every_step, starvation=starvation)
+    return make("rank", function, starvation=starvation)
+
+
+def takeover(function: Function) -> Policy:
+    """Decorator: a function of TAKEOVER_ARGUMENTS; above 0: a waiting request takes a running one's place.
+
+    It is asked at the first step after an arrival, or after a running request produced another
+    window of tokens, of the best waiting request that finds no seat or memory and of the worst
+    running one, both by ``rank``. ``recompute_steps`` is what bringing the running one back would
+    cost, in decode steps of the present batch; ``preemptions`` how often it had to leave before.
+    """
+    return make("takeover", function)
+
+
+def binning(*, bins: int) -> Callable[[Function], Policy]:
+    """Decorator: a function of BINNING_ARGUMENTS that returns a bin from 0 to ``bins - 1``.
+
+    Arrivals gather in bins; one that holds ``max_num_seqs`` requests joins the queue as a batch.
+    """
+    return lambda function: make("binning", function, bins=bins)
 
 
 def batching(function: Function) -> Policy:
@@ -150,8 +213,9 @@ def batching(function: Function) -> Policy:
     It returns three whole numbers: how many waiting requests may be admitted, how many tokens
     the step may hold (its decodes count first, prompts share what is left), and flags added up:
     CHUNKED, PADDED, DECODES_WAIT, SPARE_BLOCK, and for Vidur's rules ADMIT_AFTER_EVICTION,
-    FORM_ONCE, RESTART_AS_DECODE. ``decodes`` and ``prefills`` count the resident sequences
-    that are free to run; ``in_flight`` the steps still in the pipeline.
+    FORM_ONCE, RESTART_AS_DECODE, ONE_BATCH. ``decodes`` and ``prefills`` count the resident sequences
+    that are free to run; ``in_flight`` the steps still in the pipeline; ``steps_since_admit`` and
+    ``ended_since_admit`` the steps and requests that ended since admissions were last allowed.
     """
     return make("batching", function)
 

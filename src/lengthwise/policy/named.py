@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from lengthwise.policy import batchings, memories, ranks, routers
+from lengthwise.policy import batchings, binnings, memories, ranks, routers, takeovers
 from lengthwise.policy.contracts import Policy
+from lengthwise.policy.families import FAMILIES, from_text
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 
-_ROOMS = {"rank": ranks, "batching": batchings, "memory": memories, "router": routers}
+_ROOMS = {
+    "rank": ranks,
+    "batching": batchings,
+    "memory": memories,
+    "router": routers,
+    "takeover": takeovers,
+    "binning": binnings,
+}
 _SCHEDULERS = {
     "faster_transformer": Scheduler(batching="static", memory="reserve_max"),
     "orca": Scheduler(batching="mixed", memory="reserve_max"),
@@ -17,6 +26,34 @@ _SCHEDULERS = {
     "sarathi": Scheduler(batching="chunked", memory="paged"),
     "lightllm": Scheduler(batching="prefill_first", memory="predicted_peak"),
     "vllm_v1": Scheduler(rank="fcfs_evicted_first", batching="unified", memory="paged_by_chunk"),
+    "sjf": Scheduler(rank="sjf", batching="unified", memory="paged_by_chunk"),
+    "srtf": Scheduler(
+        rank="srtf",
+        leave="longest_remaining",
+        batching="unified",
+        memory="paged_by_chunk",
+        takeover="by_rank",
+    ),
+    "isrtf": Scheduler(
+        rank="srtf",
+        leave="longest_remaining",
+        batching="unified",
+        memory="paged_by_chunk",
+        takeover="worth_it",
+    ),
+    "elis": Scheduler(rank="srtf", batching="windowed", memory="paged", takeover="by_rank"),
+    "gittins": Scheduler(
+        rank="gittins",
+        leave="longest_remaining",
+        batching="unified",
+        memory="paged_by_chunk",
+        takeover="worth_it",
+    ),
+    "hrrn": Scheduler(rank="hrrn", batching="unified", memory="paged_by_chunk"),
+    "mlfq": Scheduler(
+        rank="mlfq(quantum=64, levels=6)", batching="unified", memory="paged_by_chunk", takeover="by_rank"
+    ),
+    "vtc": Scheduler(rank="vtc", batching="unified", memory="paged_by_chunk"),
     "vidur_vllm": Scheduler(
         rank="fcfs_evicted_first", leave="latest_arrival", batching="vidur_vllm", memory="paged_strict"
     ),
@@ -42,16 +79,21 @@ def resolve(axis: str, policy: Any) -> Policy:
     """
     wanted = "rank" if axis == "leave" else axis
     if isinstance(policy, str):
-        policies = known(axis)
-        if policy not in policies:
-            raise UnknownNameError(f"{axis} policy", policy, policies)
-        return policies[policy]
+        return from_text(wanted, policy) or _known_one(axis, policy)
     if not isinstance(policy, Policy) or policy.axis != wanted:
         got = f"one of axis {policy.axis!r}" if isinstance(policy, Policy) else repr(policy)
         raise PolicyError(
             f"{axis} must be a name or a function decorated with lengthwise.policy.{wanted}; got {got}"
         )
     return policy
+
+
+def _known_one(axis: str, name: str) -> Policy:
+    policies = known(axis)
+    if name not in policies:
+        families = FAMILIES.get("rank" if axis == "leave" else axis, {})
+        raise UnknownNameError(f"{axis} policy", name, [*policies, *(f"{one}(...)" for one in families)])
+    return policies[name]
 
 
 def named() -> dict[str, Scheduler]:
@@ -69,8 +111,15 @@ def scheduler(name: str) -> Scheduler:
 def catalog() -> list[tuple[str, str, str]]:
     """(axis, name, what it does) of every built-in policy and named scheduler."""
     rows = [(axis, name, policy.doc) for axis in _ROOMS for name, policy in sorted(known(axis).items())]
+    for axis, families in FAMILIES.items():
+        rows += [(axis, f"{name}(...)", _first_line(make)) for name, make in families.items()]
     return rows + [("scheduler", name, _describe(s)) for name, s in _SCHEDULERS.items()]
 
 
+def _first_line(make: Callable[..., Policy]) -> str:
+    return (make.__doc__ or "").split("\n")[0]
+
+
 def _describe(s: Scheduler) -> str:
-    return f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}"
+    takeover = "" if s.takeover == "never" else f", takeover {s.takeover}"
+    return f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}{takeover}"

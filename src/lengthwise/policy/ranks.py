@@ -5,13 +5,13 @@ from __future__ import annotations
 from lengthwise.policy.contracts import rank
 
 
-@rank
+@rank(starvation="nobody who came later goes first")
 def fcfs(arrival_s):
     """First come, first served."""
     return arrival_s
 
 
-@rank
+@rank(starvation="nobody who came later and was not evicted goes first")
 def fcfs_evicted_first(arrival_s, eviction):
     """First come, first served; an evicted request returns to the very front (vLLM, Vidur)."""
     return -float(eviction) if eviction > 0 else arrival_s
@@ -30,9 +30,39 @@ def shortest_prompt(prompt_tokens):
 
 
 @rank
-def srtf(predicted_tokens, generated_tokens):
+def srtf(remaining_tokens):
     """Shortest remaining predicted output first."""
-    return predicted_tokens - generated_tokens
+    return remaining_tokens
+
+
+@rank
+def gittins(index_tokens):
+    """Least expected work per chance of an end first: the Gittins index of the predicted distribution."""
+    return index_tokens
+
+
+@rank(
+    every_step=True,
+    starvation="passed only by requests that have themselves waited at least its wait x their remaining / its own",
+)
+def hrrn(waited_s, remaining_tokens):
+    """Highest response ratio next: wait over predicted remaining output, so that waiting always tells."""
+    return -waited_s / remaining_tokens
+
+
+@rank(
+    every_step=True,
+    starvation="a tenant with requests waiting is served at most two largest requests less than any other",
+)
+def vtc(service_tokens):
+    """The tenant that was served least first (VTC, charged by prediction at admission, set right at the end)."""
+    return service_tokens
+
+
+@rank(starvation="batches leave in the order in which they were completed")
+def completed_batches(batch):
+    """Multi-Bin: batches in the order in which their bins filled, first come first served without bins."""
+    return float(batch)
 
 
 @rank

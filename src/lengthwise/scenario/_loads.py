@@ -78,6 +78,7 @@ class _Parts:
             output_tokens=self.trace.output_tokens[rows],
             predicted_tokens=_cut(self.trace.predicted_tokens, rows),
             priority=_cut(self.trace.priority, rows),
+            tenant=_cut(self.trace.tenant, rows),
             extra={key: column[rows] for key, column in self.trace.extra.items()},
             name=self.trace.name,
         )

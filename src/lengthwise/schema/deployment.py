@@ -67,11 +67,22 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A point on the axes of a scheduler; every field is a name or a policy object.
+    """A point on the axes of a scheduler; policies are names or policy objects.
 
-    ``rank`` orders the waiting requests (smallest first), ``leave`` the running ones when
-    memory runs out (largest leaves first), ``batching`` forms a step, ``memory`` admits,
-    ``preempt`` is "recompute" or "swap", ``router`` picks a replica.
+    Attributes:
+        rank: Orders the waiting requests (smallest first).
+        leave: Orders the running ones when memory runs out (largest leaves first).
+        batching: Forms a step.
+        memory: Admits to KV memory.
+        preempt: How one leaves: "recompute" or "swap".
+        router: Picks a replica.
+        takeover: Whether a waiting request may take the place of a running one.
+        binning: Gathers arrivals into bins of like length; full bins wait as batches (None: no bins).
+        max_wait_s: Starvation bound. Who has waited so long in all goes before everybody who has
+            not, in order of arrival, and is not made to leave for another.
+        batch_wait_s: How long the first of a bin waits at most for the bin to fill.
+        window_tokens: A running request is looked at for takeover whenever it has produced so many
+            tokens more; predictions that are made again bring their own window.
     """
 
     rank: Any = "fcfs"
@@ -80,6 +91,20 @@ class Scheduler:
     memory: Any = "paged"
     preempt: str = "recompute"
     router: Any = "round_robin"
+    takeover: Any = "never"
+    binning: Any = None
+    max_wait_s: float = float("inf")
+    batch_wait_s: float = float("inf")
+    window_tokens: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("max_wait_s", "batch_wait_s"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} must be at least 0; it is {getattr(self, name)}")
+        if not isinstance(self.window_tokens, int | np.integer) or self.window_tokens < 1:
+            raise InputError(
+                f"window_tokens must be a whole number of at least 1; it is {self.window_tokens!r}"
+            )
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,11 @@ class Predictions:
         return len(self.start) - 1
 
     def __post_init__(self) -> None:
-        for column, dtype in (("start", np.int64), ("total_tokens", np.float64), ("index_tokens", np.float64)):
+        for column, dtype in (
+            ("start", np.int64),
+            ("total_tokens", np.float64),
+            ("index_tokens", np.float64),
+        ):
             value = np.require(getattr(self, column), dtype=dtype, requirements=["C", "A"])
             object.__setattr__(self, column, value)
         if self.window_tokens < 1:
@@ -53,7 +57,9 @@ class Predictions:
 
     def _check(self, column: str, values: Floats) -> None:
         if values.shape != (self.start[-1],):
-            raise InputError(f"{column} must have {self.start[-1]} rows, as start says; it has shape {values.shape}")
+            raise InputError(
+                f"{column} must have {self.start[-1]} rows, as start says; it has shape {values.shape}"
+            )
         good = np.isfinite(values) & (values >= 0) & (values < MOST_TOKENS)
         if not good.all():
             row = int(np.argmin(good))

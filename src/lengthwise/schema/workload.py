@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.prediction import MOST_TOKENS, Predictions
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MOST_TOKENS = 1e12
+MOST_TENANTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,11 @@ class Workload:
             releases the next request when one ends.
         prompt_tokens: [n] int64, at least 1.
         output_tokens: [n] int64, at least 1.
-        predicted_tokens: [n] float64 or None.
+        predicted_tokens: [n] float64 or None, the output length predicted before the first token.
+        predictions: What was predicted at first and again as tokens came, or None; its first rows
+            are ``predicted_tokens`` where these are not given.
         priority: [n] int64 or None; smaller goes first.
+        tenant: [n] int64 from 0 or None; who is to be served fairly among others.
         extra: More columns of length n: "session", "class", "prompt", "block_ids" (object).
         concurrency: None for an open loop, else requests in the system at a time.
         name: For tables and reports.
@@ -42,11 +46,15 @@ class Workload:
     extra: dict[str, Any] = field(default_factory=dict)
     concurrency: int | None = None
     name: str = ""
+    predictions: Predictions | None = None
+    tenant: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
 
     def __post_init__(self) -> None:
+        if self.predictions is not None and self.predicted_tokens is None:
+            object.__setattr__(self, "predicted_tokens", self.predictions.first_tokens)
         for column, dtype in _COLUMNS.items():
             value = getattr(self, column)
             if value is not None:
@@ -77,10 +85,20 @@ class Workload:
                 np.isfinite(value) & (value >= 0), value, "predicted_tokens must be finite and not negative"
             )
             _require(value < MOST_TOKENS, value, "predicted_tokens must be below 1e12")
+        self._check_predictions_and_tenants(n)
         if self.concurrency is not None:
             if self.concurrency < 1:
                 raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")
             _require(self.arrival_s == 0, self.arrival_s, "arrival_s must be 0 throughout in a closed loop")
+
+    def _check_predictions_and_tenants(self, n: int) -> None:
+        if self.predictions is not None and len(self.predictions) != n:
+            raise InputError(
+                f"predictions must be of as many requests ({n}); they are of {len(self.predictions)}"
+            )
+        if self.tenant is not None:
+            good = (self.tenant >= 0) & (self.tenant < MOST_TENANTS)
+            _require(good, self.tenant, f"tenant must be from 0 to {MOST_TENANTS - 1}")
 
 
 _COLUMNS: dict[str, type] = {
@@ -89,6 +107,7 @@ _COLUMNS: dict[str, type] = {
     "output_tokens": np.int64,
     "predicted_tokens": np.float64,
     "priority": np.int64,
+    "tenant": np.int64,
 }
 
 

@@ -106,7 +106,9 @@ def _cut(whole: Workload, n: int, arrival_s: Floats) -> Workload:
         prompt_tokens=whole.prompt_tokens[cut],
         output_tokens=whole.output_tokens[cut],
         predicted_tokens=None if whole.predicted_tokens is None else whole.predicted_tokens[cut],
+        predictions=None if whole.predictions is None else whole.predictions.take(np.arange(n)),
         priority=None if whole.priority is None else whole.priority[cut],
+        tenant=None if whole.tenant is None else whole.tenant[cut],
         extra={key: column[cut] for key, column in whole.extra.items()},
         concurrency=None,
     )

@@ -51,8 +51,11 @@ def read_parquet(source: Source) -> Workload:
     if frame.is_empty():
         raise source.fault(None, "holds no request; a trace must hold at least one")
     try:
+        columns: dict[str, Any] = {
+            n: _numbers(source, frame[n]) for n in (*_COLUMNS, *_OPTIONAL) if n in frame.columns
+        }
         return Workload(
-            **{n: _numbers(source, frame[n]) for n in (*_COLUMNS, *_OPTIONAL) if n in frame.columns},
+            **columns,
             extra={n.removeprefix(_EXTRA): _column(frame[n]) for n in frame.columns if n.startswith(_EXTRA)},
             concurrency=rest.get("concurrency"),
             name=rest.get("name", source.name),
