@@ -21,6 +21,12 @@ class LoadUnit(StrEnum):
     RPS = "rps"
     """Requests a second, as given."""
 
+    def text(self, load: float) -> str:
+        """A load as people read it: "90 % of capacity", "3x the average rate", "2.5 requests/s"."""
+        if self is LoadUnit.CAPACITY:
+            return f"{100 * load:g} % of capacity"
+        return f"{load:g}x the average rate" if self is LoadUnit.ALONE else f"{load:g} requests/s"
+
 
 @dataclass(frozen=True)
 class Cell:

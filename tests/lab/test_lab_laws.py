@@ -1,0 +1,155 @@
+"""What must hold of every laboratory."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.lab import Contestant, gap_closed, lab, ratio
+from lengthwise.schema.deployment import Scheduler
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.lab import LoadUnit
+
+
+def of(table, policy, predictor, load):
+    return next(c for c in table.cells if (c.policy, c.predictor, c.load) == (policy, predictor, load))
+
+
+def test_fcfs_closes_nothing_and_the_oracle_all_of_its_own_gap(table) -> None:
+    for load in table.loads:
+        assert of(table, "fcfs", "", load)["gap_closed"].value == 0
+        own = of(table, "oracle", "oracle", load)["gap_closed"]
+        assert own.value == pytest.approx(1, abs=1e-12)
+        assert own.half_width == pytest.approx(0, abs=1e-12)
+        assert of(table, "sjf", "oracle", load)["gap_closed"].value == pytest.approx(1, abs=1e-12)
+
+
+def test_better_predictions_close_more(table) -> None:
+    gaps = [of(table, "sjf", name, 4.0)["gap_closed"].value for name in ("oracle", "noisy", "reversed")]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[2] < 0 < gaps[1]
+
+
+def test_every_side_serves_the_same_requests_at_the_same_rate(table) -> None:
+    for load in table.loads:
+        cells = table.at(2, load)
+        assert [cell.name for cell in cells] == [
+            "fcfs",
+            "oracle, oracle",
+            "sjf, oracle",
+            "sjf, noisy",
+            "sjf, reversed",
+        ]
+        assert len({cell.rate_rps for cell in cells}) == 1
+        assert all(cell["served"].value == 1 for cell in cells)
+        assert all(cell["slowdown.mean"].value >= 1 - 1e-9 for cell in cells)
+        assert all(cell["preemptions_per_request"].value == 0 for cell in cells)
+        assert all(cell["recomputed_tokens_per_request"].value == 0 for cell in cells)
+
+
+def test_the_same_question_gives_the_same_bytes_however_many_work_at_a_time(table, small) -> None:
+    def two_at_a_time(tasks, work):
+        with ThreadPoolExecutor(2) as pool:
+            yield from enumerate(pool.map(work, tasks))
+
+    again = lab(small.question(), small.Bench(), each=two_at_a_time, how="reference")
+    assert repr(dataclasses.asdict(again)) == repr(dataclasses.asdict(table))
+
+
+def test_progress_counts_every_run_once(small) -> None:
+    told = []
+    lab(
+        small.question(loads=(1.0,), seeds=2),
+        small.Bench(20),
+        progress=lambda *at: told.append(at),
+        how="reference",
+    )
+    assert [done for done, _ in told] == list(range(len(told)))
+    assert {of for _, of in told} == {told[-1][0]}
+
+
+def test_loads_are_shares_of_what_saturates(small) -> None:
+    bench = small.Bench(150)
+    low, high = (
+        of(small.answered(bench, loads=(load,), seeds=1, predictors=("oracle",)), "fcfs", "", load)
+        for load in (0.5, 2.0)
+    )
+    assert high.rate_rps == pytest.approx(4 * low.rate_rps)
+    assert low["requests_per_s"].value == pytest.approx(low.rate_rps, rel=0.1)
+    assert high["requests_per_s"].value == pytest.approx(high.rate_rps / 2, rel=0.1)
+
+
+def test_loads_in_requests_a_second_and_by_time_alone(small) -> None:
+    by_rate = small.answered(loads=(3.0,), seeds=1, unit=LoadUnit.RPS)
+    assert {cell.rate_rps for cell in by_rate.cells} == {3.0}
+    alone = small.answered(loads=(1.0,), seeds=1, unit=LoadUnit.ALONE)
+    fcfs = of(alone, "fcfs", "", 1.0)
+    jct, slowdown = fcfs["jct.mean"].value, fcfs["slowdown.mean"].value
+    assert fcfs.rate_rps > 2 / jct  # nobody is alone
+    assert slowdown > 1
+
+
+def test_a_policy_without_predictions_runs_once(small) -> None:
+    shortest = Contestant(
+        "shortest prompt", Scheduler(rank="shortest_prompt", memory="paged_by_chunk"), predicts=False
+    )
+    made = small.answered(policies=(shortest,), loads=(1.0,), seeds=1)
+    assert [cell.name for cell in made.cells] == ["fcfs", "oracle, oracle", "shortest prompt"]
+
+
+def test_a_single_seed_knows_no_interval(small) -> None:
+    made = small.answered(loads=(4.0,), seeds=1)
+    assert not any(e.has_interval for cell in made.cells for e in cell.values.values())
+    assert made.verdicts[0].worth_it
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=8), st.floats(0, 1))
+def test_a_mixture_of_both_ends_closes_its_share(ends, share) -> None:
+    oracle, more = np.array(ends).T
+    fcfs = oracle + more
+    own = fcfs - share * more
+    found = gap_closed(own, fcfs, oracle, 0.95)
+    if found.value == found.value:  # else the seeds do not tell that there is a gap
+        assert found.value == pytest.approx(share, abs=1e-6)
+        assert found.half_width == pytest.approx(0, abs=1e-5)
+
+
+def test_pairing_narrows_the_interval() -> None:
+    rng = np.random.default_rng(0)
+    seeds = rng.lognormal(0, 1, 10)
+    found = ratio(0.8 * seeds + rng.normal(0, 0.001, 10), seeds, 0.95)
+    assert found.value == pytest.approx(0.8, abs=0.01)
+    assert found.half_width < 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"policies": ()}, "at least one of its policies"),
+        ({"loads": ()}, "at least one of its loads"),
+        ({"loads": (0.0,)}, "loads must be above 0"),
+        ({"batch_sizes": (0,)}, "batch sizes must be at least 1"),
+        ({"seeds": 0}, "at least 1 seed"),
+        ({"predictors": ()}, "needs a predictor"),
+        ({"predictors": ("oracle", "oracle")}, "different names; twice: oracle"),
+        ({"policies": (Contestant("oracle", Scheduler(rank="sjf")),)}, "another name"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(changes, says, small) -> None:
+    with pytest.raises(InputError, match=says):
+        small.question(**changes)
+
+
+def test_requests_that_come_at_once_have_no_load(small) -> None:
+    with pytest.raises(InputError, match="one after the other"):
+        lab(small.question(), small.Together(), how="reference")
+
+
+def test_a_predictor_may_only_predict(small) -> None:
+    with pytest.raises(InputError, match="'noisy' changed the requests of seed 0"):
+        lab(small.question(), small.Cheating(), how="reference")
