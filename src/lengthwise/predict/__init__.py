@@ -1,5 +1,6 @@
 """From a prompt, and the tokens so far, to a distribution of the output length."""
 
+from lengthwise.predict.attach import attach
 from lengthwise.predict.buckets import BucketEcdf
 from lengthwise.predict.classes import BinNeighbour, Confusion, Quantised
 from lengthwise.predict.conditional import Conditional
@@ -35,6 +36,7 @@ __all__ = [
     "Same",
     "Samples",
     "Truthful",
+    "attach",
     "load",
     "save",
 ]

@@ -39,11 +39,12 @@ def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: Fl
     inside = (
         np.searchsorted(cdf, np.minimum(levels, reached) - 1e-12) if len(cdf) else np.zeros(len(levels), int)
     )
-    known = seen[np.minimum(inside, len(seen) - 1)] if len(seen) else np.zeros(len(levels))
+    most = float(np.max(np.asarray(lengths, float)))
+    known = seen[np.minimum(inside, len(seen) - 1)] if len(seen) else np.full(len(levels), most)
     if reached >= 1 - 1e-12:
         return np.asarray(known)
     beyond = np.clip((levels - reached) / (1 - reached), 0, _MOST_LEVEL)
-    tail = float(np.max(np.asarray(lengths, float))) * (1 - beyond) ** (-1 / TAIL_SHAPE)
+    tail = most * (1 - beyond) ** (-1 / TAIL_SHAPE)
     return np.where(levels > reached, tail, known)
 
 

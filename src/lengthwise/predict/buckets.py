@@ -32,6 +32,7 @@ class BucketEcdf:
     """
 
     kind: ClassVar[str] = "bucket_ecdf"
+    asks_once: ClassVar[bool] = True
 
     def __init__(
         self, by: Sequence[str] = ("model", "prompt_tokens"), buckets: int = 8, shrink: float = 32.0

@@ -23,6 +23,7 @@ class Conditional:
     """
 
     kind: ClassVar[str] = "conditional"
+    asks_once: ClassVar[bool] = True
 
     def __init__(self, inner: Predictor) -> None:
         self.inner = inner

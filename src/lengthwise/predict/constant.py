@@ -24,6 +24,7 @@ class Constant:
     """
 
     kind: ClassVar[str] = "constant"
+    asks_once: ClassVar[bool] = True
 
     def __init__(self, tokens: float | None = None) -> None:
         if tokens is not None and not 1 <= tokens < np.inf:

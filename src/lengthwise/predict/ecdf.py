@@ -23,6 +23,7 @@ class Ecdf:
     """
 
     kind: ClassVar[str] = "ecdf"
+    asks_once: ClassVar[bool] = True
 
     def fit(self, samples: Samples) -> Self:
         """Learns a distribution a model, and that of all."""
@@ -49,7 +50,8 @@ class Ecdf:
 
     def state(self) -> State:
         """What is saved."""
-        return {"models": self.models_}, {"table": fitted(self, "table_")}
+        table = fitted(self, "table_")
+        return {"models": self.models_}, {"table": table}
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:

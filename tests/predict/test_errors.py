@@ -1,0 +1,145 @@
+"""Oracles, and errors that have a name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from known_lengths import world
+
+from lengthwise.predict import (
+    BinNeighbour,
+    Confusion,
+    LogNormalError,
+    Oracle,
+    Quantised,
+    Reversed,
+    Same,
+    Truthful,
+)
+from lengthwise.predict.oracle import luck_of
+from lengthwise.schema.errors import InputError
+
+EDGES = [0, 100, 200, 300, 400]
+TRUE = np.repeat([50, 150, 250, 350], 5000)
+LUCK = luck_of(0, len(TRUE))
+MODELS = {
+    "oracle": Oracle(),
+    "lognormal": LogNormalError(0.5),
+    "lognormal_fading": LogNormalError(0.5, 0.2, half_life_tokens=100),
+    "neighbour": BinNeighbour(EDGES, 0.2),
+    "confusion": Confusion(EDGES, np.full((4, 4), 0.25)),
+    "quantised": Quantised(EDGES),
+    "same": Same(),
+    "reversed": Reversed(),
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_is_truthful_and_its_error_is_drawn_once(model):
+    assert isinstance(model, Truthful)
+    whole = model.peek(TRUE, 10, LUCK)
+    assert len(whole) == len(TRUE)
+    some = np.array([3, 7000, 19_999])
+    np.testing.assert_array_equal(model.peek(TRUE[some], 10, LUCK[some]).tokens, whole.tokens[some])
+
+
+def test_luck_is_the_same_for_the_first_whatever_the_number():
+    np.testing.assert_array_equal(luck_of(3, 10), luck_of(3, 1000)[:10])
+    assert not (luck_of(3, 10) == luck_of(4, 10)).any()
+
+
+def test_the_oracle_knows():
+    np.testing.assert_array_equal(Oracle().peek(TRUE, 0, LUCK).mean, TRUE)
+
+
+def test_lognormal_is_wrong_by_the_factor_it_says():
+    said = LogNormalError(0.5, bias=0.3, certain=True).peek(TRUE, 0, LUCK).mean
+    wrong = np.log(said / TRUE)
+    assert wrong.mean() == pytest.approx(0.3, abs=0.02)
+    assert wrong.std() == pytest.approx(0.5, rel=0.03)
+    doubt = LogNormalError(0.5).peek(TRUE, 0, LUCK)
+    inside = (doubt.quantile(0.05) <= TRUE) & (doubt.quantile(0.95) >= TRUE)
+    assert inside.mean() == pytest.approx(0.9, abs=0.01)
+
+
+def test_errors_fade_with_their_half_life():
+    fading = LogNormalError(0.5, half_life_tokens=50, certain=True)
+    now, later = (np.abs(np.log(fading.peek(TRUE, a, LUCK).mean / TRUE)) for a in (0, 50))
+    np.testing.assert_allclose(later, now / 2, atol=1e-9)
+    neighbour = BinNeighbour(EDGES, 0.4, half_life_tokens=10)
+    true = neighbour.class_of(TRUE)
+    wrong = [(neighbour.said(true, a, LUCK) != true).mean() for a in (0, 10, 20)]
+    np.testing.assert_allclose(wrong, [0.6, 0.3, 0.15], atol=0.02)
+
+
+@given(st.floats(0, 0.5), st.floats(0, 1))
+def test_neighbours_as_often_as_the_paper_says(p, split):
+    model = BinNeighbour(EDGES, p, split)
+    true = np.repeat(np.arange(4), 5000)
+    step = model.said(true, 0, LUCK) - true
+    for inner in (1, 2):
+        assert (step[true == inner] == -1).mean() == pytest.approx(2 * p * split, abs=0.03)
+        assert (step[true == inner] == 1).mean() == pytest.approx(2 * p * (1 - split), abs=0.03)
+    assert (step[true == 0] == 1).mean() == pytest.approx(p, abs=0.03)
+    assert (step[true == 3] == -1).mean() == pytest.approx(p, abs=0.03)
+    assert set(np.unique(step)) <= {-1, 0, 1}
+
+
+def test_neighbour_believes_in_the_class_it_says():
+    said = BinNeighbour(EDGES, 0.3).peek(TRUE, 0, LUCK)
+    np.testing.assert_allclose(np.unique(said.mean.round()), [50, 150, 250, 350], atol=1)
+
+
+def test_confusion_as_its_matrix_says():
+    matrix = np.array([[0.9, 0.1, 0, 0], [0.2, 0.5, 0.3, 0], [0, 0, 1, 0], [0.25, 0.25, 0.25, 0.25]])
+    model = Confusion(EDGES, matrix.tolist())
+    true = model.class_of(TRUE)
+    said = model.said(true, 0, LUCK)
+    shares = [[((said == j) & (true == i)).sum() / 5000 for j in range(4)] for i in range(4)]
+    np.testing.assert_allclose(shares, matrix, atol=0.02)
+
+
+def test_classes_are_closed_above_and_take_what_lies_outside():
+    np.testing.assert_array_equal(Quantised(EDGES).class_of([1, 100, 101, 400, 9999]), [0, 0, 1, 3, 3])
+
+
+def test_fitted_classes_are_equally_full_and_know_what_is_in_them():
+    samples = world(4000)
+    model = Quantised(4).fit(samples)
+    counts = np.bincount(model.class_of(samples.output_tokens))
+    np.testing.assert_allclose(counts, 1000, rtol=0.05)
+    said = model.peek(samples.output_tokens, 0, luck_of(0, 4000))
+    for i in range(4):
+        rows = model.class_of(samples.output_tokens) == i
+        assert said.mean[rows][0] == pytest.approx(samples.output_tokens[rows].mean(), rel=0.12)
+    with pytest.raises(InputError, match="fit"):
+        Quantised(4).peek(TRUE, 0, LUCK)
+
+
+def test_adversaries():
+    assert (Same(99).peek(TRUE, 0, LUCK).mean == 99).all()
+    said = Reversed().peek(np.array([1, 10, 100, 1000]), 0, LUCK[:4]).mean
+    assert (np.diff(said) < 0).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LogNormalError(-1),
+        lambda: LogNormalError(1, half_life_tokens=0),
+        lambda: BinNeighbour(EDGES, 0.6),
+        lambda: BinNeighbour([5], 0.1),
+        lambda: BinNeighbour([5, 5, 6], 0.1),
+        lambda: Confusion(EDGES, [[1, 0], [0, 1]]),
+        lambda: Confusion(2, [[1, 0], [0.5, 0.4]]),
+        lambda: Confusion(2, [[1, 0], [1]]),
+        lambda: Quantised(0),
+        lambda: Same(0),
+        lambda: Reversed(0),
+    ],
+)
+def test_what_makes_no_error_model_is_refused(make):
+    with pytest.raises(InputError):
+        make()
