@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli import capacity, catalog, explain, search, simulate, workload
+from lengthwise.cli import capacity, catalog, explain, search, simulate, theory, workload
 from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
@@ -35,6 +35,7 @@ app.command("search", epilog=search.EXAMPLES)(search.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)
 app.command("catalog", epilog=catalog.EXAMPLES)(catalog.run)
 app.add_typer(workload.app, name="workload")
+app.add_typer(theory.app, name="theory")
 
 
 def _version(wanted: bool) -> None:
