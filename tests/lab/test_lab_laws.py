@@ -153,3 +153,15 @@ def test_requests_that_come_at_once_have_no_load(small) -> None:
 def test_a_predictor_may_only_predict(small) -> None:
     with pytest.raises(InputError, match="'noisy' changed the requests of seed 0"):
         lab(small.question(), small.Cheating(), how="reference")
+
+
+def test_a_bound_on_waiting_is_a_multiple_of_what_fcfs_waits(small) -> None:
+    base = Scheduler(rank="sjf", memory="paged_by_chunk")
+    bound = [Contestant(f"within {x:g}", base, longest_wait=x) for x in (1e-6, 0.7, 1e6)]
+    made = small.answered(policies=(Contestant("sjf", base), *bound), predictors=("oracle",), loads=(4.0,))
+    fcfs, free = of(made, "fcfs", "", 4.0), of(made, "sjf", "oracle", 4.0)
+    tight, middle, loose = (of(made, policy.name, "oracle", 4.0) for policy in bound)
+    assert tight["jct.mean"].value == pytest.approx(fcfs["jct.mean"].value, rel=0.02)
+    assert loose.values == free.values
+    assert free["jct.mean"].value <= middle["jct.mean"].value <= fcfs["jct.mean"].value
+    assert middle.values != free.values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,7 @@ class _Runner:
     workloads: dict[tuple[int, str], Workload] = field(default_factory=dict)
     alone: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     rates: dict[Place, float] = field(default_factory=dict)
+    fcfs_p99_s: dict[Place, float] = field(default_factory=dict)
     done: int = 0
     of: int = 0
 
@@ -105,14 +106,22 @@ class _Runner:
     def cells(self) -> Iterator[Cell]:
         """Every cell; FCFS and the oracle come first at each load and batch size."""
         q, sides = self.question, self._sides()
-        tasks = [(*place, side, seed) for place in self.rates for side in sides for seed in range(q.seeds)]
-        results = self._all(tasks, lambda task: self._run(*task))
-        by_side = [results[i : i + q.seeds] for i in range(0, len(results), q.seeds)]
-        for at, (place, rate_rps) in enumerate(self.rates.items()):
-            rows = by_side[at * len(sides) : (at + 1) * len(sides)]
-            for (policy, predictor), runs in zip(sides, rows, strict=True):
-                values = estimates(runs, rows[0], rows[1], q.level)
+        fcfs = self._wave(sides[:1])
+        for place in self.rates:
+            self.fcfs_p99_s[place] = float(np.mean([run["jct.p99"] for run in fcfs[place, 0]]))
+        runs = fcfs | self._wave(sides, first=1)
+        for place, rate_rps in self.rates.items():
+            for at, (policy, predictor) in enumerate(sides):
+                values = estimates(runs[place, at], runs[place, 0], runs[place, 1], q.level)
                 yield Cell(policy.name, predictor, *place, rate_rps, values)
+
+    def _wave(self, sides: list[Side], first: int = 0) -> dict[tuple[Place, int], list[Run]]:
+        """The runs of some sides at every place, one a seed."""
+        keys = [(place, at) for place in self.rates for at in range(first, len(sides))]
+        tasks = [(*place, sides[at], seed) for place, at in keys for seed in range(self.question.seeds)]
+        found = self._all(tasks, lambda task: self._run(*task))
+        size = self.question.seeds
+        return {key: found[i * size : (i + 1) * size] for i, key in enumerate(keys)}
 
     @property
     def count(self) -> int:
@@ -134,7 +143,10 @@ class _Runner:
     def _run(self, batch: int, load: float, side: Side, seed: int) -> Run:
         policy, predictor = side
         workload = at_rate(self.workloads[seed, predictor], self.rates[batch, load])
-        served = self.bench.deployment(policy.scheduler, batch)
+        scheduler = policy.scheduler
+        if policy.longest_wait is not None:
+            scheduler = replace(scheduler, max_wait_s=policy.longest_wait * self.fcfs_p99_s[batch, load])
+        served = self.bench.deployment(scheduler, batch)
         try:
             records = engine.simulate(workload, served, seed=seed, keep_steps=0, engine=self.how)
         except InputError as error:

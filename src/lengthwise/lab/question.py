@@ -17,11 +17,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Contestant:
-    """A policy under a name; ``predicts`` tells whether it reads predictions."""
+    """A policy under a name.
+
+    Attributes:
+        name: For tables.
+        scheduler: The policy.
+        predicts: Whether it reads predictions.
+        longest_wait: Nobody waits longer than so many times the 99th percentile of JCT under FCFS at the
+            same load: sets the scheduler's ``max_wait_s``. None: it stays as it is.
+    """
 
     name: str
     scheduler: Scheduler
     predicts: bool = True
+    longest_wait: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ class Question:
             raise InputError(f"loads must be above 0 and finite; they are {list(self.loads)}")
         if any(batch < 1 for batch in self.batch_sizes):
             raise InputError(f"batch sizes must be at least 1; they are {list(self.batch_sizes)}")
+        if any(p.longest_wait is not None and not p.longest_wait > 0 for p in self.policies):
+            raise InputError("the longest wait, as a multiple of FCFS' 99th percentile, must be above 0")
         names = [policy.name for policy in self.policies]
         _require_each_once("policies", names)
         _require_each_once("predictors", list(self.predictors))
