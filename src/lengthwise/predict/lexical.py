@@ -1,0 +1,191 @@
+"""Gradient-boosted quantiles on what the words of a prompt say: under 0.1 ms a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.predict import _lexical_state
+from lengthwise.predict._lexical_fit import Design, Location, imputed, residual_quantiles, shares_of
+from lengthwise.predict._state import State, fitted
+from lengthwise.predict.contract import Ints, Prompts, Samples
+from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
+from lengthwise.predict.features import NAMES, prompt_features
+from lengthwise.predict.lexical_trees import Trees, grow
+from lengthwise.predict.lexical_windows import Windows, learn_windows
+from lengthwise.schema.errors import InputError
+
+OTHER = ""
+"""Stands for every model that was not seen."""
+_SHRINK = 5.0
+_ROUNDS = 2
+_LEAST_SCALE = 0.02
+_BEYOND = 4.0
+
+
+class Lexical:
+    """Length = its model's typical length x what the prompt calls for x a spread of its own.
+
+    On the logarithm of tokens: an offset a model (models that were not seen share one, and a wider
+    spread); a location, half ridge regression on words and pairs of words, half boosted trees on
+    counts, marks and a reader's guesses, the shares chosen by cross-validation over prompts; a scale by
+    boosted trees; and the quantiles of the residuals over it on prompts left out. Cut outputs count as
+    longer than seen: in the location by the mean of longer residuals (Buckley and James 1979), in the
+    quantiles by Kaplan and Meier. Once tokens have come, a second such model on the first one's
+    answer, the tokens so far, and their text where it is given, tells what is left.
+
+    Args:
+        seed: Of folds and of the windows that are drawn.
+        window_tokens: What comes is looked at in steps of so many tokens.
+        most_windows: Windows learnt from, drawn from all.
+    """
+
+    kind: ClassVar[str] = "lexical"
+
+    def __init__(self, seed: int = 0, window_tokens: int = 50, most_windows: int = 40_000) -> None:
+        if window_tokens < 1 or most_windows < 1:
+            raise InputError(
+                f"window_tokens and most_windows must be at least 1; got {window_tokens}, {most_windows}"
+            )
+        self.seed, self.window_tokens, self.most_windows = seed, window_tokens, most_windows
+
+    def fit(self, samples: Samples) -> Self:
+        """Learns from samples that have texts of prompts; needs scikit-learn (extra ``predict``).
+
+        Raises:
+            InputError: There are no texts, or every output was cut.
+            MissingExtraError: scikit-learn is not installed.
+        """
+        texts = samples.prompts.text
+        if texts is None:
+            raise InputError("the lexical predictor learns from texts of prompts; these samples have none")
+        if samples.censored.all():
+            raise InputError("every output was cut at a limit; some must have ended by themselves")
+        prompts, prompt = np.unique([text.strip() for text in texts], return_inverse=True)
+        features, words = prompt_features([str(text) for text in prompts])
+        names = [model_key(name) for name in samples.prompts.model or [OTHER] * len(samples)]
+        models, model = np.unique(names, return_inverse=True)
+        weight = shares_of(prompt) * shares_of(model)
+        y = np.log(samples.output_tokens.astype(float))
+        design = Design(features, words, self.seed)
+        held, offset = np.zeros(len(y)), _means(y, model, weight)
+        for _ in range(_ROUNDS):
+            full = imputed(y, samples.censored, held + offset[model])
+            offset = _shrunk(full - held, model, weight)
+            total = np.asarray(np.bincount(prompt, weight), float)
+            target = np.bincount(prompt, weight * (full - offset[model])) / total
+            held = design.quick(target, total)[prompt]
+        full = imputed(y, samples.censored, held + offset[model])
+        total = np.asarray(np.bincount(prompt, weight), float)
+        self.location_, out = design.locate(
+            np.bincount(prompt, weight * (full - offset[model])) / total, total
+        )
+        held = out[prompt]
+        offset = _shrunk(full - held, model, weight)
+        self.offsets_ = {str(name): float(o) for name, o in zip(models, offset, strict=True)}
+        self.other_ = float(offset.mean())
+        self._spread(features[prompt], y, full, held, offset[model], samples.censored, weight, model)
+        mu = held + offset[model]
+        self.windows_ = learn_windows(
+            samples, mu, self._scale(features[prompt], mu), [words[i] for i in prompt], features[prompt],
+            weight=weight, window_tokens=self.window_tokens, most=self.most_windows, seed=self.seed,
+        )  # fmt: skip
+        self.most_tokens_ = _BEYOND * float(samples.output_tokens.max())
+        self.facts_ = {
+            **samples.facts,
+            "samples": len(y),
+            "prompts": len(prompts),
+            "models": sorted(self.offsets_),
+        }
+        return self
+
+    def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
+        """Distributions of whole lengths above ``tokens_so_far``; prompts without a text count as empty."""
+        location: Location = fitted(self, "location_")
+        n = len(prompts)
+        features, words = prompt_features(prompts.text if prompts.text is not None else [""] * n)
+        offset, known = self._offsets(prompts.model, n)
+        mu = location(features, words) + offset
+        scale = self._scale(features, mu)
+        so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
+        z = np.where(known[:, None], self.z_[0], self.z_[1])
+        tokens = np.exp(np.minimum(mu[:, None] + scale[:, None] * z, 25.0))
+        tokens = np.minimum(tokens, self.most_tokens_)
+        late = np.flatnonzero(so_far > 0)
+        if len(late):
+            text = prompts.output_so_far
+            tokens = tokens.copy()
+            tokens[late] = self.windows_.total(
+                so_far[late],
+                [text[int(i)] for i in late] if text is not None else None,
+                mu[late], scale[late], [words[i] for i in late], features[late],
+            )  # fmt: skip
+        return LengthDistribution.of(tokens, LEVELS)
+
+    def _offsets(self, models: Sequence[str] | None, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        found: list[float | None] = [None] * n
+        if models is not None:
+            found = [self.offsets_.get(model_key(name)) for name in models]
+        elif len(self.offsets_) == 1:
+            found = [next(iter(self.offsets_.values()))] * n
+        return (
+            np.array([self.other_ if o is None else o for o in found]),
+            np.array([o is not None for o in found], bool),
+        )
+
+    def _scale(self, features: Floats, mu: Floats) -> Floats:
+        log = self.scale_.predict(np.column_stack([features, mu]))
+        return np.asarray(np.maximum(np.exp(np.clip(log, -8, 2)), _LEAST_SCALE))
+
+    def _spread(
+        self, features: Floats, y: Floats, full: Floats, held: Floats, offset: Floats,
+        censored: npt.NDArray[np.bool_], weight: Floats, model: Ints,
+    ) -> None:  # fmt: skip
+        """Learns the scale, and the quantiles of residuals over it: of models seen, and of others."""
+        mu = held + offset
+        size = np.log(np.maximum(np.abs(full - mu), _LEAST_SCALE))
+        rows = np.random.default_rng(self.seed).permutation(len(y))[: self.most_windows]
+        x = np.column_stack([features, mu])
+        self.scale_ = grow(x[rows], size[rows], weight[rows], trees=60, depth=3, seed=self.seed)
+        scale = self._scale(features, mu)
+        same = residual_quantiles((y - mu) / scale, censored, weight, LEVELS)
+        models = int(model.max()) + 1
+        if models < 3:
+            self.z_ = np.stack([same, 1.15 * same])
+            return
+        even = weight / np.bincount(model, weight)[model]
+        other = residual_quantiles((y - held - self.other_) / scale, censored, even, LEVELS)
+        self.z_ = np.stack([same, other])
+
+    def state(self) -> State:
+        """What is saved."""
+        fitted(self, "location_")
+        return _lexical_state.packed(self)
+
+    @classmethod
+    def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The predictor that was saved."""
+        made = cls(int(meta["seed"]), int(meta["window_tokens"]), int(meta["most_windows"]))
+        _lexical_state.unpack(made, meta, arrays)
+        return made
+
+
+def model_key(name: str) -> str:
+    """A model's name without its organisation and in lower case."""
+    return str(name).rsplit("/", 1)[-1].strip().lower()
+
+
+def _means(y: Floats, group: Ints, weight: Floats) -> Floats:
+    return np.asarray(np.bincount(group, weight * y) / np.bincount(group, weight))
+
+
+def _shrunk(residual: Floats, group: Ints, weight: Floats) -> Floats:
+    """[groups] mean residuals, drawn to that of all groups where samples are few."""
+    means, count = _means(residual, group, weight), np.bincount(group)
+    return np.asarray((count * means + _SHRINK * means.mean()) / (count + _SHRINK))
+
+
+__all__ = ["NAMES", "Lexical", "Trees", "Windows", "model_key"]

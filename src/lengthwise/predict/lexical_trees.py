@@ -1,0 +1,151 @@
+"""Gradient-boosted trees as plain arrays: learnt with scikit-learn, read with numpy alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError, MissingExtraError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """A sum of t regression trees, each filled up to the same depth d, so that all are walked at once.
+
+    Attributes:
+        base: What is added to their sum.
+        feature: [t, 2^d - 1] int32, the column that a node looks at; its children are 2i + 1 and 2i + 2.
+        threshold: [t, 2^d - 1] float64, the left child is taken up to it.
+        value: [t, 2^d] float64, what a leaf adds.
+    """
+
+    base: float
+    feature: npt.NDArray[np.int32]
+    threshold: Floats
+    value: Floats
+
+    def __post_init__(self) -> None:
+        trees, nodes = self.feature.shape
+        if self.threshold.shape != (trees, nodes) or self.value.shape != (trees, nodes + 1):
+            raise InputError(
+                "trees must have a threshold a node and one leaf more than nodes; the file is damaged"
+            )
+        object.__setattr__(self, "_first", (np.arange(trees) * nodes)[None, :])
+        object.__setattr__(self, "_leaves", (np.arange(trees) * (nodes + 1))[None, :])
+
+    @property
+    def depth(self) -> int:
+        """Decisions from root to leaf."""
+        return int(self.value.shape[1]).bit_length() - 1
+
+    def predict(self, x: Floats) -> Floats:
+        """[n] float64, for rows of features [n, m]."""
+        if self.feature.shape[0] == 0:
+            return np.full(len(x), self.base)
+        first, leaves = self._first, self._leaves  # type: ignore[attr-defined]
+        feature, threshold = self.feature.ravel(), self.threshold.ravel()
+        flat, starts = np.ascontiguousarray(x).ravel(), (np.arange(len(x)) * x.shape[1])[:, None]
+        node = np.zeros((len(x), len(self.feature)), np.int64)
+        for _ in range(self.depth):
+            at = node + first
+            right = flat.take(feature.take(at) + starts) > threshold.take(at)
+            node = 2 * node + 1 + right
+        leaf = node - self.feature.shape[1] + leaves
+        return np.asarray(self.base + self.value.ravel().take(leaf).sum(axis=1))
+
+    def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """Its arrays, under a name, for a file."""
+        return {
+            f"{name}.base": np.array([self.base]),
+            f"{name}.feature": self.feature,
+            f"{name}.threshold": self.threshold,
+            f"{name}.value": self.value,
+        }
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]], name: str, columns: int) -> Trees:
+        """What ``arrays`` gave, checked: no node may look beyond the columns.
+
+        Raises:
+            InputError: An array is missing or cannot be one of trees over so many columns.
+        """
+        try:
+            base, feature, threshold, value = (
+                arrays[f"{name}.{part}"] for part in ("base", "feature", "threshold", "value")
+            )
+        except KeyError as error:
+            raise InputError(f"the model file lacks {error}; train it again") from error
+        if feature.size and not 0 <= int(feature.min()) <= int(feature.max()) < columns:
+            raise InputError(f"trees of {name} look at columns that do not exist; train the predictor again")
+        return cls(float(base[0]), feature.astype(np.int32), threshold.astype(float), value.astype(float))
+
+
+def grow(
+    x: Floats,
+    y: Floats,
+    weight: Floats,
+    *,
+    trees: int,
+    depth: int,
+    seed: int,
+    rate: float = 0.05,
+    least: int = 20,
+) -> Trees:
+    """Trees that follow ``y`` [n] from ``x`` [n, m] by weighted least squares.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
+    except ImportError as error:
+        raise MissingExtraError("training the lexical predictor", "predict") from error
+    if len(y) < 2 * least or float(np.ptp(y)) == 0:
+        return _constant(float(np.average(y, weights=weight)))
+    model = HistGradientBoostingRegressor(
+        learning_rate=rate,
+        max_iter=trees,
+        max_depth=depth,
+        max_leaf_nodes=None,
+        min_samples_leaf=least,
+        l2_regularization=5.0,
+        max_features=0.2,
+        early_stopping=False,
+        random_state=seed,
+    )
+    with threadpool_limits(1):  # the order of sums is then always the same
+        model.fit(x, y, weight)
+    return _filled(model, depth)
+
+
+def _constant(value: float) -> Trees:
+    return Trees(value, np.zeros((0, 1), np.int32), np.zeros((0, 1)), np.zeros((0, 2)))
+
+
+def _filled(model: Any, depth: int) -> Trees:
+    """The trees of a fitted model, short branches continued down to the full depth."""
+    grown = [stage[0].nodes for stage in model._predictors]  # noqa: SLF001 - it has no public form
+    nodes = 2**depth - 1
+    feature = np.zeros((len(grown), nodes), np.int32)
+    threshold = np.full((len(grown), nodes), np.inf)
+    value = np.zeros((len(grown), nodes + 1))
+    for tree, rows in enumerate(grown):
+        places = [(0, 0)]
+        while places:
+            row, place = places.pop()
+            leaf = bool(rows[row]["is_leaf"])
+            if place >= nodes:
+                value[tree, place - nodes] = rows[row]["value"]
+                continue
+            if not leaf:
+                feature[tree, place] = rows[row]["feature_idx"]
+                threshold[tree, place] = rows[row]["num_threshold"]
+            children = (row, row) if leaf else (int(rows[row]["left"]), int(rows[row]["right"]))
+            places += [(children[0], 2 * place + 1), (children[1], 2 * place + 2)]
+    return Trees(float(np.ravel(model._baseline_prediction)[0]), feature, threshold, value)  # noqa: SLF001
