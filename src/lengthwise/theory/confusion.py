@@ -57,7 +57,7 @@ def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
             f"no matrix of {bins} bins with errors on neighbours has accuracy {accuracy:g} and "
             f"{within_one:g} within one bin; raise the accuracy or lower the other"
         )
-    return spread + near + np.diag(np.maximum(own, 0.0))
+    return np.asarray(spread + near + np.diag(np.maximum(own, 0.0)))
 
 
 def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: int) -> Floats:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -200,12 +201,19 @@ def _predicted_loads(
 
 def _squares_ahead(sizes: Floats, predicted: Floats) -> Floats:
     """Mean squares of the work found ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2."""
+    return np.frombuffer(_squares_of(sizes.tobytes(), predicted.tobytes()))
+
+
+@lru_cache(maxsize=64)
+def _squares_of(sizes_bytes: bytes, predicted_bytes: bytes) -> bytes:
+    """The slow part, the same at every load."""
+    sizes, predicted = np.frombuffer(sizes_bytes), np.frombuffer(predicted_bytes)
     ahead = np.empty(len(sizes))
     for start in range(0, len(sizes), 256):
         y = predicted[start : start + 256, None]
         left = np.minimum(sizes, np.maximum(sizes - predicted + y, 0.0))
         ahead[start : start + 256] = np.mean(np.where(predicted <= y, sizes, left) ** 2, axis=1)
-    return ahead
+    return ahead.tobytes()
 
 
 def _residence(sizes: Floats, predicted: Floats, order: npt.NDArray[np.int64], rate_rps: float) -> Floats:

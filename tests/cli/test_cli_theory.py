@@ -1,0 +1,119 @@
+"""lengthwise theory as a user sees it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+FAST = ("--requests", "2000", "--seeds", "3")
+
+
+def test_bins_of_uniform_times(cli, tmp_path):
+    out, page = tmp_path / "bins.json", tmp_path / "bins.html"
+    ended = cli("theory", "multibin", "--batch", 8, "--bins", "1,4", "--uniform", 1, 20, "--target", 0.95,
+                "--rate", 0.3, "--json", out, "--report", page, *FAST)  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "14 bins with known lengths reach 95 % of the capacity" in ended.out
+    assert "5.75 10.5 15.25" in ended.out
+    told = json.loads(out.read_text())
+    assert told["rows"][1]["throughput_rps"] == pytest.approx(0.647919, rel=1e-5)
+    assert told["rows"][1]["simulated_rps"]["value"] == pytest.approx(0.647919, rel=0.03)
+    assert "What bins are worth" in page.read_text()
+
+
+def test_bins_of_exponential_times_go_by_the_recursion(cli):
+    ended = cli("theory", "multibin", "--exponential", 0.5, "--bins", "2", "--requests", 0, "--json", "-")
+    assert ended.code == 0, ended.err
+    (row,) = json.loads(ended.out)["rows"]
+    assert row["cuts_s"] == pytest.approx([1.99969], rel=1e-4)
+    assert row["simulated_rps"]["value"] is None
+
+
+def test_lengths_of_files_and_presets(cli, tmp_path):
+    path = tmp_path / "lengths.txt"
+    path.write_text("100\n200\n300\n400\n")
+    ended = cli("theory", "multibin", "--lengths", path, "--batch", 2, "--bins", "1,2", *FAST)
+    assert ended.code == 0, ended.err
+    assert "4 lengths of" in ended.out
+    ended = cli("theory", "multibin", "--lengths", "chat-1m", "--bins", "1,2", "--requests", 0, "--quiet")
+    assert (ended.code, ended.out) == (0, "")
+
+
+def test_predictors_of_a_given_accuracy_gain_less(cli):
+    def gained(*more):
+        ended = cli(
+            "theory", "multibin", "--uniform", 1, 20, "--bins", "4", "--requests", 0, "--json", "-", *more
+        )
+        assert ended.code == 0, ended.err
+        return json.loads(ended.out)["rows"][0]
+
+    right, wrong = gained(), gained("--accuracy", "4=0.6297")
+    assert wrong["throughput_rps"] < right["throughput_rps"]
+    assert wrong["accuracy"] == pytest.approx(0.6297)
+    assert gained("--error", 0.2)["accuracy"] == pytest.approx(1 - 0.2 * 6 / 4)
+
+
+def test_queue(cli, tmp_path):
+    page = tmp_path / "queue.html"
+    ended = cli("theory", "queue", "--exponential", 1, "--load", "0.05,0.9", "--slots", 4, "--report", page)
+    assert ended.code == 0, ended.err
+    assert "At a load of 0.9, knowing every length would cut" in ended.out
+    assert "not worth it" in ended.out
+    assert page.stat().st_size > 10_000
+
+
+def test_queue_takes_a_range_and_a_predictors_own_answers(cli, tmp_path):
+    path = tmp_path / "pairs.txt"
+    path.write_text("100, 120\n200, 150\n300, 500\n50, 60\n")
+    ended = cli("theory", "queue", "--pairs", path, "--load", "0.5..0.9", "--json", "-")
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
+    assert len(told["loads"]) == 10
+    assert told["orders"]["srpt"][-1]["mean_s"] < told["orders"]["sprpt"][-1]["mean_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["multibin"], "one of --uniform"),
+        (["multibin", "--uniform", 1, 2, "--exponential", 1], "--uniform and --exponential"),
+        (["multibin", "--uniform", 5, 1], "low < high"),
+        (["multibin", "--uniform", "nan", 1], "low < high"),
+        (["multibin", "--exponential", 0], "above 0"),
+        (["multibin", "--uniform", 1, 2, "--batch", 0], "batch must be"),
+        (["multibin", "--uniform", 1, 2, "--bins", "0"], "bins must be"),
+        (["multibin", "--uniform", 1, 2, "--bins", "two"], "whole numbers between commas"),
+        (["multibin", "--uniform", 1, 2, "--target", 1.2], "below the capacity"),
+        (["multibin", "--uniform", 1, 2, "--rate", -1], "rate"),
+        (["multibin", "--uniform", 1, 2, "--error", 0.7], "together at most 1"),
+        (["multibin", "--uniform", 1, 2, "--accuracy", "much"], "K=SHARE"),
+        (["multibin", "--uniform", 1, 2, "--boundaries", "best"], "optimal, equal, learned"),
+        (["multibin", "--lengths", "chat-1x"], "chat-1m"),
+        (["multibin", "--lengths", "nowhere.txt"], "nowhere.txt"),
+        (["multibin", "--lengths", "chat-1m", "--token-time", 0], "--token-time"),
+        (["queue", "--exponential", 1, "--load", "1.5"], "between 0 and 1"),
+        (["queue", "--exponential", 1, "--load", "high"], "--load takes"),
+        (["queue", "--exponential", 1, "--slots", 0], "at least 1"),
+        (["queue", "--exponential", 1, "--error", -1], "at least 0"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_sentence(cli, words, says):
+    ended = cli("theory", *words)
+    assert ended.code == 2, (ended.out, ended.err)
+    assert says in ended.err
+
+
+def test_files_of_numbers_that_cannot_be_read(cli, tmp_path):
+    for text, says in (
+        ("", "no numbers"),
+        ("1\nx\n", "numbers"),
+        ("1 2\n3\n", "numbers"),
+        ("1\nnan\n", "finite"),
+    ):
+        path = tmp_path / "lengths.txt"
+        path.write_text(text)
+        ended = cli("theory", "multibin", "--lengths", path)
+        assert (ended.code, says in ended.err) == (2, True), (text, ended.err)
+    path.write_text("1 2 3\n")
+    assert "two numbers a line" in cli("theory", "queue", "--pairs", path).err

@@ -1,0 +1,102 @@
+"""The page of theory: what it says, and that headless Chromium draws it within the screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import pytest
+
+from lengthwise import theory
+from lengthwise.report.theory import answers, theory_facts, write_theory_html
+
+UNIFORM = theory.UniformTimes(1.0, 20.0)
+
+
+@pytest.fixture(scope="module")
+def bins() -> theory.MultiBinStudy:
+    return theory.multibin_study(
+        UNIFORM,
+        8,
+        [1, 4, 16],
+        rate_rps=0.5,
+        target_share=0.9,
+        error=0.1,
+        requests=2000,
+        seeds=3,
+        facts=["<b>&"],
+    )
+
+
+@pytest.fixture(scope="module")
+def queue() -> theory.QueueStudy:
+    return theory.queue_study(theory.ExponentialTimes(1.0), [0.02, 0.5, 0.9], slots=4)
+
+
+def test_answers_say_what_was_found(bins, queue):
+    said = " ".join(answers(bins))
+    assert "16 bins of batches of 8" in said
+    assert f"{bins.bins_needed} bins with known lengths reach 90 % of the capacity" in said
+    assert "One bin cannot serve 0.500 requests a second; 4 bins can" in said
+    said = " ".join(answers(queue))
+    assert "At a load of 0.9" in said
+    assert "not worth it" in said
+
+
+def test_little_variance_is_said_to_be_not_worth_bins():
+    same = theory.multibin_study(theory.UniformTimes(10, 10.1), 8, [1, 8], requests=0)
+    assert "No number of bins is worth it" in " ".join(answers(same))
+
+
+def test_json_is_json_and_holds_everything(bins, queue):
+    for study, kind in ((bins, "multibin"), (queue, "queue")):
+        told = json.loads(json.dumps(theory_facts(study), allow_nan=False))
+        assert (told["format"], told["version"], told["kind"]) == ("lengthwise.theory", 1, kind)
+        assert told["answers"] == answers(study)
+    told = theory_facts(bins)
+    assert told["rows"][1]["cuts_s"] == pytest.approx([5.75, 10.5, 15.25])
+    assert told["rows"][0]["simulated_rps"]["half_width"] > 0
+
+
+def test_pages_are_escaped_and_the_same_again(bins, tmp_path):
+    paths = [tmp_path / name for name in ("one.html", "two.html")]
+    for path in paths:
+        write_theory_html(path, bins)
+    text = paths[0].read_text("utf-8")
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert "&lt;b&gt;&amp;" in text
+    assert "<li><b>&" not in text
+    assert "NaN" not in text.split('id="figures">')[1].split("</script>")[0]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_curves_are_drawn_and_nothing_is_wider_than_the_screen(driver, bins, queue, tmp_path, width, scheme):
+    driver.get_log("browser")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    for study in (bins, queue):
+        write_theory_html(tmp_path / "page.html", study)
+        driver.get((tmp_path / "page.html").as_uri())
+        end = time.monotonic() + 20
+        while driver.execute_script("return document.querySelectorAll('.plot .main-svg').length") < 4:
+            assert time.monotonic() < end, "the figures never came"
+            time.sleep(0.05)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        boxes = driver.execute_script(
+            "return [...document.querySelectorAll('.plot')].map(p => p.getBoundingClientRect().toJSON())"
+        )
+        assert len(boxes) == 4
+        assert all(box["right"] <= width and box["height"] >= 300 for box in boxes)
+        assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []
+
+
+def test_nothing_simulated_is_nothing_drawn(tmp_path):
+    study = theory.multibin_study(UNIFORM, 8, [1, 2], requests=0)
+    assert math.isnan(study.rows[0].simulated_rps.value)
+    write_theory_html(tmp_path / "page.html", study)
+    assert '"saturation"' not in (tmp_path / "page.html").read_text("utf-8")
