@@ -24,7 +24,9 @@ def lines_of(section):
     return re.split(r"^\[", body, flags=re.MULTILINE)[0]
 
 
-@pytest.mark.parametrize("section", ["workload", "deployment", "engine", "scheduler", "slo", "run"])
+@pytest.mark.parametrize(
+    "section", ["workload", "deployment", "engine", "scheduler", "predictor", "slo", "run"]
+)
 def test_every_key_and_every_alias_is_there(section):
     keys = Scenario.model_fields[section].annotation.model_fields
     written = set(re.findall(r"^(?:#: )?(\w+) =", lines_of(section), flags=re.MULTILINE))
@@ -39,7 +41,21 @@ def test_every_distribution_and_process_is_there():
         assert re.search(rf"\b{kind}\b", TEXT), kind
 
 
-EXCLUDED = [line[3:] for line in TEXT.splitlines() if line.startswith("#: ")]
+EXCLUDED = [line[3:] for line in lines_of("workload").splitlines() if line.startswith("#: ")]
+PREDICTORS = {
+    "file": {"kind": "model"},
+    "tokens": {"kind": "same"},
+    "buckets": {"kind": "bucket_ecdf"},
+    "sigma": {"kind": "lognormal_error"},
+    "bias": {"kind": "lognormal_error", "sigma": 1.0},
+    "certain": {"kind": "lognormal_error", "sigma": 1.0},
+    "half_life_tokens": {"kind": "lognormal_error", "sigma": 1.0},
+    "boundaries": {"kind": "quantised"},
+    "p": {"kind": "bin_neighbour", "boundaries": 4},
+    "split": {"kind": "bin_neighbour", "boundaries": 4, "p": 0.1},
+    "matrix": {"kind": "confusion", "boundaries": 2},
+    "pivot": {"kind": "reversed"},
+}
 
 
 def beside(key, value):
@@ -58,6 +74,15 @@ def test_lines_that_are_not_in_force_are_right_too(line):
     settings = "\n".join(f"{other} = {given!r}" for other, given in beside(key, value).items())
     found = scenario.loads(f"{BASE}{settings}\n{line}")
     assert getattr(found.workload, key) is not None
+
+
+@pytest.mark.parametrize("line", [s[3:] for s in lines_of("predictor").splitlines() if s.startswith("#: ")])
+def test_predictors_lines_that_are_not_in_force_are_right_too(line):
+    key, value = next(iter(tomllib.loads(line).items()))
+    settings = "\n".join(f"{other} = {given!r}".replace("'", '"') for other, given in PREDICTORS[key].items())
+    load = 'preset = "chat-1m"\nrequest_rate = 1.0\n'
+    found = scenario.loads(f"{BASE}{load}[predictor]\n{settings}\n{line}")
+    assert getattr(found.predictor, key) == value
 
 
 def test_defaults_are_the_defaults():

@@ -55,13 +55,26 @@ def show(variant: Variant, found: Explanation) -> None:
 def _page_of(variant: Variant, found: Explanation) -> tuple[object, ...]:
     """What the page follows from: of the scheduler, what its memory policy lets in."""
     whole = variant.scenario
-    return whole.deployment, whole.engine, whole.workload, found.fits, found.by_prediction
+    return whole.deployment, whole.engine, whole.workload, whole.predictor, found.fits, found.by_prediction
 
 
 def _scheduler(variant: Variant) -> str:
     section = variant.scenario.scheduler
     axes = section.model_dump(exclude={"policy"}, exclude_none=True)
     return ", ".join([section.policy, *(f"{axis} {value}" for axis, value in axes.items())])
+
+
+def _predictions(variant: Variant) -> list[tuple[str, str]]:
+    section = variant.scenario.predictor
+    if section.kind == "none":
+        return []
+    usual = {"kind", "window_tokens", "statistic", "repredict"}
+    own = section.model_dump(exclude=usual, exclude_none=True, exclude_defaults=True)
+    told = [section.kind, *(f"{key} {value}" for key, value in own.items()), f"its {section.statistic}"]
+    again = (
+        f"again every {section.window_tokens} tokens" if section.repredict else "before the first token alone"
+    )
+    return [("predictor", ", ".join([*told, again]))]
 
 
 def _deployment_facts(variant: Variant) -> list[tuple[str, str]]:
@@ -72,6 +85,7 @@ def _deployment_facts(variant: Variant) -> list[tuple[str, str]]:
         ("hardware", f"{p.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
         ("cut", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
         ("scheduler", _scheduler(variant)),
+        *_predictions(variant),
         ("costs", d.cost.source + _roofline_note(d.cost.source)),
         *([("fit", fit_note(d.cost))] if d.cost.fit else []),
         ("longest request", f"{d.max_model_len:,} tokens"),

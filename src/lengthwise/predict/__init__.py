@@ -1,6 +1,6 @@
 """From a prompt, and the tokens so far, to a distribution of the output length."""
 
-from lengthwise.predict.attach import attach
+from lengthwise.predict.attach import attach, statistic_of
 from lengthwise.predict.buckets import BucketEcdf
 from lengthwise.predict.classes import BinNeighbour, Confusion, Quantised
 from lengthwise.predict.conditional import Conditional
@@ -39,4 +39,5 @@ __all__ = [
     "attach",
     "load",
     "save",
+    "statistic_of",
 ]

@@ -33,6 +33,7 @@ def attach(
     statistic: str = "mean",
     repredict: bool = True,
     seed: int = 0,
+    model: str | None = None,
 ) -> Workload:
     """The same workload with what the predictor says of each request, and says again at every window.
 
@@ -52,6 +53,7 @@ def attach(
             requests that look short).
         repredict: Or only before the first token.
         seed: Of an oracle's errors; one draw a request, the same at all its windows.
+        model: Who will answer, where the workload has no column that says so.
 
     Raises:
         InputError: The statistic is unknown, the window is not positive, or the predictor cannot be used.
@@ -68,7 +70,7 @@ def attach(
         requests = np.repeat(np.arange(first, last), rows[first:last])
         at = np.arange(start[first], start[last])
         so_far = (at - start[requests]) * window_tokens
-        belief = _belief(workload, predictor, requests, so_far, luck)
+        belief = _belief(workload, predictor, requests, so_far, luck, model)
         total[at], index[at] = ask(belief, so_far.astype(float)), belief.gittins(so_far)
     predictions = Predictions(window_tokens, start, total, index)
     return replace(workload, predicted_tokens=predictions.first_tokens, predictions=predictions)
@@ -96,16 +98,21 @@ def _tail_inflated(belief: LengthDistribution, so_far: Floats) -> Floats:
 
 
 def _belief(
-    workload: Workload, predictor: Predictor | Truthful, requests: Ints, so_far: Ints, luck: Floats
+    workload: Workload,
+    predictor: Predictor | Truthful,
+    requests: Ints,
+    so_far: Ints,
+    luck: Floats,
+    model: str | None,
 ) -> LengthDistribution:
     """What the predictor says at each row; what has passed may not be ruled out yet."""
     if isinstance(predictor, Truthful):
         return predictor.peek(workload.output_tokens[requests], so_far, luck[requests])
     if getattr(predictor, "asks_once", False):
         once, back = np.unique(requests, return_inverse=True)
-        return predictor.predict(_prompts(workload, once), 0).take(back)
+        return predictor.predict(_prompts(workload, once, model), 0).take(back)
     known = partial(
-        _prompts(workload, requests),
+        _prompts(workload, requests, model),
         _column(workload, "output", requests),
         workload.output_tokens[requests],
         so_far,
@@ -113,12 +120,13 @@ def _belief(
     return predictor.predict(known, so_far)
 
 
-def _prompts(workload: Workload, rows: Ints) -> Prompts:
+def _prompts(workload: Workload, rows: Ints, model: str | None) -> Prompts:
+    named = _column(workload, "model", rows)
     return Prompts(
         len(rows),
         text=_column(workload, "prompt", rows),
         prompt_tokens=workload.prompt_tokens[rows],
-        model=_column(workload, "model", rows),
+        model=[model] * len(rows) if named is None and model is not None else named,
     )
 
 

@@ -47,6 +47,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "timeout": "timeout_s",
     },
     "scheduler": {"name": "policy", "scheduling_policy": "rank", "routing": "router"},
+    "predictor": {"path": "file", "window": "window_tokens"},
     "slo": {"itl": "tpot", "e2e": "jct", "e2el": "jct", "e2e_latency": "jct", "request_latency": "jct"},
     "run": {"num_seeds": "seeds", "warmup": "warmup_s", "time_limit": "time_limit_s"},
     "search": {
@@ -67,6 +68,8 @@ _NO_TBT = (
     "gaps are pooled over requests and judge none of them; limit tpot, and read TBT in the table; "
     "known in slo are ttft, tpot, jct"
 )
+
+_SHORT = {"scheduler": "policy", "predictor": "kind"}
 
 Table = dict[str, Any]
 
@@ -108,8 +111,8 @@ def _undotted(raw: Table) -> Table:
 
 
 def _section(name: str, value: Any, here: tuple[str, ...], problems: list[Problem]) -> Any:
-    if name == "scheduler" and isinstance(value, str):
-        return {"policy": value}
+    if name in _SHORT and isinstance(value, str):
+        return {_SHORT[name]: value}
     if not isinstance(value, dict) or name not in _KEYS:
         return value
     table = _renamed(value, _KEYS[name], here, problems)

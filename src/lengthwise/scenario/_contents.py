@@ -15,9 +15,17 @@ def contents(whole: Scenario) -> dict[str, str]:
     A folder (of a profile) is told by the names, sizes and times of its files.
     """
     on, of = whole.deployment, whole.scheduler
-    policies = (of.policy, of.rank, of.leave, of.batching, of.memory, of.router)
+    policies = (of.policy, of.rank, of.leave, of.batching, of.memory, of.router, of.takeover, of.binning)
     files = [text.rpartition(":")[0] for text in policies if text and ":" in text]
-    named = (whole.workload.trace, on.model, on.gpu, on.node, on.cost.partition(":")[2], *files)
+    named = (
+        whole.workload.trace,
+        whole.predictor.file,
+        on.model,
+        on.gpu,
+        on.node,
+        on.cost.partition(":")[2],
+        *files,
+    )
     if whole.search is not None:
         axes = (whole.search.space, *whole.search.either)
         named += tuple(v for a in axes for vs in a.values() for v in (vs if isinstance(vs, list) else [vs]))

@@ -129,4 +129,4 @@ def _wholes(base: Table, variants: list[Any]) -> list[Table]:
     return [merged(base, one) for one in over] or [base]
 
 
-_VARIED = ("workload", "deployment", "engine", "scheduler", "search")
+_VARIED = ("workload", "deployment", "engine", "scheduler", "predictor", "search")

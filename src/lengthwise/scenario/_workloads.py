@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from lengthwise import workload as w
 from lengthwise.scenario._places import resolved
+from lengthwise.scenario._predictions import forecast
+from lengthwise.scenario._predictor import PredictorSection
 from lengthwise.scenario.sections import WorkloadSection
 from lengthwise.schema.errors import TraceError
 from lengthwise.schema.workload import Workload
@@ -21,32 +23,49 @@ Ints = npt.NDArray[np.int64]
 PerSeed = Callable[[int], Workload]
 
 DEFAULT_REQUESTS = 1000
+NO_PREDICTOR = PredictorSection()
 
 
-def per_seed(section: WorkloadSection, folder: Path) -> PerSeed:
+def per_seed(
+    section: WorkloadSection,
+    folder: Path,
+    predictor: PredictorSection = NO_PREDICTOR,
+    model: str = "",
+) -> PerSeed:
     """The workload of each seed; a trace is read now, so that a bad one is known before anything runs.
 
     Equal seeds give equal requests whatever is deployed: variants are compared on common random
     numbers. The last workload is kept, since variants ask for the same seed one after the other.
 
+    Args:
+        section: The table [workload].
+        folder: Where its paths start.
+        predictor: The table [predictor].
+        model: The deployed model's name, for predictors that look at it.
+
     Raises:
-        InputError: No preset of that name, or a trace that cannot be read.
+        InputError: No preset of that name, or a trace or predictor that cannot be read.
     """
     source = source_of(section, folder)
+    predicted = forecast(predictor, folder, model, lambda: source.others)
     if source.whole is not None:
         replayed = source.whole
-        return lambda seed: replayed  # noqa: ARG005 - a trace has no chance in it
+        if predicted is None:
+            return lambda seed: replayed  # noqa: ARG005 - a trace has no chance in it
+        return lru_cache(maxsize=2)(lambda seed: predicted(replayed, seed))
 
     @lru_cache(maxsize=2)
     def generated(seed: int) -> Workload:
-        return w.generate(
+        drawn = w.generate(
             section.num_requests or DEFAULT_REQUESTS,
             source.lengths,
             source.arrivals,
             seed,
             predicted=section.predicted,
+            tenants=section.tenants,
             name=source.name,
         )
+        return drawn if predicted is None else predicted(drawn, seed)
 
     return generated
 
@@ -59,6 +78,11 @@ class Source:
     arrivals: w.Arrivals
     name: str
     whole: Workload | None = None
+
+    @property
+    def others(self) -> w.Lengths | None:
+        """What other requests of the same distribution can be drawn from; None for a replay."""
+        return self.lengths if self.whole is None else None
 
 
 def source_of(section: WorkloadSection, folder: Path) -> Source:
@@ -122,12 +146,20 @@ class _AsRead:
 def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
     n = min(section.num_requests or len(trace), len(trace))
     lengths = _capped(section, _AsRead(trace))
-    drawn = w.generate(n, lengths, w.Replay(trace.arrival_s), predicted=section.predicted, name=trace.name)
+    drawn = w.generate(
+        n,
+        lengths,
+        w.Replay(trace.arrival_s),
+        predicted=section.predicted,
+        tenants=section.tenants,
+        name=trace.name,
+    )
     own = None if trace.predicted_tokens is None else trace.predicted_tokens[:n]
     return replace(
         drawn,
         predicted_tokens=own if section.predicted == "none" else drawn.predicted_tokens,
         priority=None if trace.priority is None else trace.priority[:n],
+        tenant=drawn.tenant if trace.tenant is None else trace.tenant[:n],
         extra={key: column[:n] for key, column in trace.extra.items()},
         concurrency=trace.concurrency,
     )

@@ -72,7 +72,7 @@ def _sustained(side: Scenario, pool: ThreadPoolExecutor) -> Sustained:
     section = side.search or SearchSection()
     limits = search.with_stability(limits_of(section))
     promises, served = search.Promises(limits, slo_of(side)), deployment(side)
-    load = load_of(side.workload, side.folder, side.run.seed)
+    load = load_of(side.workload, side.folder, side.run.seed, side.predictor, side.deployment.model)
     found = search.capacity(
         served, load, promises, precision=section.precision, seeds=section.seeds, each=pool.map
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from lengthwise.scenario._merge import merged
 from lengthwise.scenario._places import resolved
+from lengthwise.scenario._predictor import PredictorSection
 from lengthwise.scenario._toml import toml
 from lengthwise.scenario._values import Section
 from lengthwise.scenario.sections import (
@@ -32,12 +33,22 @@ class Scenario(Section):
     deployment: DeploymentSection
     engine: EngineSection = EngineSection()
     scheduler: SchedulerSection = SchedulerSection()
+    predictor: PredictorSection = PredictorSection()
     slo: SloSection = SloSection()
     run: RunSection = RunSection()
     search: SearchSection | None = None
     variants: list[VariantSection] = Field(default_factory=list)
     _source: str = PrivateAttr("scenario")
     _folder: Path = PrivateAttr(Path())
+
+    @model_validator(mode="after")
+    def _one_prediction(self) -> Self:
+        if self.predictor.kind != "none" and self.workload.predicted != "none":
+            raise ValueError(
+                f"workload.predicted = {self.workload.predicted!r} and predictor.kind = {self.predictor.kind!r} "
+                "both predict; keep one of them"
+            )
+        return self
 
     @property
     def source(self) -> str:
@@ -55,7 +66,14 @@ class Scenario(Section):
         named = {Path(self.source)}
         for whole in self.effective():
             on = whole.deployment
-            texts = (whole.workload.trace, on.model, on.gpu, on.node, on.cost.partition(":")[2])
+            texts = (
+                whole.workload.trace,
+                whole.predictor.file,
+                on.model,
+                on.gpu,
+                on.node,
+                on.cost.partition(":")[2],
+            )
             named.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in named if path.is_file())
 

@@ -176,7 +176,7 @@ def _plain(whole: Scenario) -> Scenario:
 
 
 def _load(whole: Scenario) -> search.Load:
-    return load_of(whole.workload, whole.folder, whole.run.seed)
+    return load_of(whole.workload, whole.folder, whole.run.seed, whole.predictor, whole.deployment.model)
 
 
 def _facts(asked: Asked) -> dict[str, str]:

@@ -51,7 +51,8 @@ class Variant:
         """Whether a seed changes anything: drawn requests, or a router that draws among replicas."""
         router = policy.resolve("router", self.deployment.scheduler.router)
         draws = router.uses("draw_a") or router.uses("draw_b")
-        return not self.scenario.workload.is_replay or (draws and self.deployment.parallel.replicas > 1)
+        drawn = not self.scenario.workload.is_replay or self.scenario.predictor.has_chance
+        return drawn or (draws and self.deployment.parallel.replicas > 1)
 
 
 def build(scenario: Scenario) -> list[Variant]:
@@ -147,9 +148,12 @@ def _limits(section: EngineSection, on: DeploymentSection) -> EngineLimits:
 
 
 def _source(scenario: Scenario, known: dict[str, PerSeed]) -> PerSeed:
+    model, predictor = scenario.deployment.model, scenario.predictor
     key = scenario.workload.model_dump_json()
+    if predictor.kind != "none":
+        key += predictor.model_dump_json() + model
     if key not in known:
-        known[key] = per_seed(scenario.workload, scenario.folder)
+        known[key] = per_seed(scenario.workload, scenario.folder, predictor, model)
     return known[key]
 
 
