@@ -3,6 +3,7 @@
 from lengthwise.report.binding import Binding, bound_by, what_binds
 from lengthwise.report.html import write_html
 from lengthwise.report.json_file import write_json
+from lengthwise.report.lab import lab_table, write_lab_html, write_lab_json
 from lengthwise.report.result import Result
 from lengthwise.report.search import (
     limit_text,
@@ -18,6 +19,7 @@ __all__ = [
     "Binding",
     "Result",
     "bound_by",
+    "lab_table",
     "limit_text",
     "metric_text",
     "search_table",
@@ -25,6 +27,8 @@ __all__ = [
     "what_binds",
     "write_html",
     "write_json",
+    "write_lab_html",
+    "write_lab_json",
     "write_search_html",
     "write_search_json",
     "write_timeline",
