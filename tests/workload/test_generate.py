@@ -167,3 +167,15 @@ def test_names_are_found_in_any_case_and_near_ones_are_offered():
     assert preset("Chat-1M") is preset("chat-1m")
     with pytest.raises(UnknownNameError, match=r"no workload named 'chat-2m'\. Did you mean: chat-1m"):
         preset("chat-2m")
+
+
+def test_tenants_are_drawn_by_their_weights_and_change_nothing_else():
+    plain, shared = (generate(4000, CHAT, Poisson(1), 3, tenants=t) for t in (None, [9, 1]))
+    assert plain.tenant is None
+    assert set(shared.tenant.tolist()) == {0, 1}
+    assert 0.87 < np.mean(shared.tenant == 0) < 0.93
+    np.testing.assert_array_equal(shared.arrival_s, plain.arrival_s)
+    np.testing.assert_array_equal(shared.output_tokens, plain.output_tokens)
+    for wrong in (0, [], [1, -1], [[1]]):
+        with pytest.raises(InputError, match="tenants must be"):
+            generate(4, CHAT, Poisson(1), tenants=wrong)

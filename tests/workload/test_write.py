@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.schema.errors import OutputError, TraceError, UnknownNameError
+from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.workload import Workload
 from lengthwise.workload import ClosedLoop, preset, read, write
 
@@ -161,3 +162,29 @@ def test_a_cut_off_parquet_file_says_so(tmp_path):
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(TraceError, match="cut off or damaged"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["w.csv", "w.jsonl", "w.parquet"])
+def test_tenants_are_kept(tmp_path, name):
+    write(of([(0.0, 1, 1), (1.0, 1, 1), (2.0, 1, 1)], tenant=[2, 0, 2]), tmp_path / name)
+    assert read(tmp_path / name).tenant.tolist() == [2, 0, 2]
+    assert read(tmp_path / name, max_requests=2).tenant.tolist() == [2, 0]
+
+
+def test_named_tenants_are_numbered_and_nobody_is_a_tenant_too(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens,tenant\n0,1,1,ann\n1,2,2,bob\n2,3,3,\n3,1,1,ann\n"
+    )
+    assert read(path).tenant.tolist() == [0, 1, 2, 0]
+
+
+def test_parquet_keeps_predictions_made_again(tmp_path):
+    made = Predictions(5, np.array([0, 2, 3]), np.array([7.0, 9.5, 1.0]), np.array([4.0, 3.0, 1.5]))
+    write(of([(0.0, 1, 9), (1.0, 1, 1)], predictions=made), tmp_path / "w.parquet")
+    after = read(tmp_path / "w.parquet")
+    assert after.predictions.window_tokens == 5
+    for column in ("start", "total_tokens", "index_tokens"):
+        np.testing.assert_array_equal(getattr(after.predictions, column), getattr(made, column))
+    assert after.predicted_tokens.tolist() == [7.0, 1.0]
+    assert len(read(tmp_path / "w.parquet", max_requests=1).predictions) == 1

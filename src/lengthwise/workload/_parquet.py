@@ -11,12 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError, OutputError, TraceError
+from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.workload import Workload
 from lengthwise.workload._source import Source
 
 _COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
-_OPTIONAL = ("predicted_tokens", "priority")
+_OPTIONAL = ("predicted_tokens", "priority", "tenant")
+_WHOLE = ("prompt_tokens", "output_tokens", "priority", "tenant")
 _EXTRA = "extra."
+_ROWS = "predictions."
+_MADE = ("total_tokens", "index_tokens")
 _KEY = "lengthwise.workload"
 
 
@@ -28,6 +32,9 @@ def write_parquet(workload: Workload, path: Path) -> None:
     columns = {name: values for name, values in columns.items() if values is not None}
     columns |= {_EXTRA + name: _storable(name, values) for name, values in workload.extra.items()}
     rest = {"version": 1, "name": workload.name, "concurrency": workload.concurrency}
+    if workload.predictions is not None:
+        columns |= _rows_by_request(workload.predictions)
+        rest["window_tokens"] = int(workload.predictions.window_tokens)
     pl.DataFrame(columns).write_parquet(path, metadata={_KEY: json.dumps(rest)})
 
 
@@ -57,6 +64,7 @@ def read_parquet(source: Source) -> Workload:
         return Workload(
             **columns,
             extra={n.removeprefix(_EXTRA): _column(frame[n]) for n in frame.columns if n.startswith(_EXTRA)},
+            predictions=_predictions(source, frame, rest.get("window_tokens", 0)),
             concurrency=rest.get("concurrency"),
             name=rest.get("name", source.name),
         )
@@ -64,6 +72,29 @@ def read_parquet(source: Source) -> Workload:
         raise
     except InputError as error:
         raise source.fault(None, str(error)) from error
+
+
+def _rows_by_request(predictions: Predictions) -> dict[str, Any]:
+    """A list a request for each column of its rows."""
+    import polars as pl
+
+    inner = predictions.start[1:-1]
+    return {
+        _ROWS + n: pl.Series([part.tolist() for part in np.split(getattr(predictions, n), inner)])
+        for n in _MADE
+    }
+
+
+def _predictions(source: Source, frame: Any, window_tokens: int) -> Predictions | None:
+    lists = [frame[_ROWS + n] for n in _MADE if _ROWS + n in frame.columns]
+    if len(lists) < len(_MADE):
+        return None
+    lengths = [one.list.len().fill_null(0).to_numpy() for one in lists]
+    if not (lengths[0] == lengths[1]).all() or (lengths[0] < 1).any():
+        raise source.fault(None, "each request must have as many predicted totals as indices, at least one")
+    start = np.concatenate([[0], np.cumsum(lengths[0], dtype=np.int64)])
+    total, index = (_numbers(source, one.explode()) for one in lists)
+    return Predictions(window_tokens, start, total, index)
 
 
 def _storable(name: str, values: Any) -> Any:
@@ -83,7 +114,7 @@ def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
     if not series.dtype.is_numeric() or series.null_count():
         raise source.fault(None, f"{series.name} must hold a number in every row")
     array: npt.NDArray[Any] = series.to_numpy()
-    if series.name in ("prompt_tokens", "output_tokens", "priority") and not series.dtype.is_integer():
+    if series.name in _WHOLE and not series.dtype.is_integer():
         raise source.fault(None, f"{series.name} must hold whole numbers; it holds {series.dtype}")
     return array
 

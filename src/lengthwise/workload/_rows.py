@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import TraceError
+from lengthwise.schema.workload import MOST_TENANTS
 from lengthwise.workload._dates import is_date, parse_dates
 from lengthwise.workload._source import Source
 from lengthwise.workload._trace import Trace
@@ -81,6 +82,7 @@ FORMATS = {
             1.0,
             "num_prefill_tokens",
             "num_decode_tokens",
+            {"tenant": "tenant"},
             arrival_optional=True,
         ),
         RowFormat("splitwise", "csv", "arrival_timestamp", 1.0, "prompt_size", "token_size"),
@@ -91,7 +93,7 @@ FORMATS = {
             1e-3,
             "input_length",
             "output_length",
-            {"hash_ids": "block_ids", "session_id": "session", "priority": "priority"},
+            {"hash_ids": "block_ids", "session_id": "session", "priority": "priority", "tenant": "tenant"},
         ),
         RowFormat(
             "aibrix",
@@ -204,6 +206,8 @@ def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
         for row, ids in enumerate(np.split(flat, ends[:-1])):
             lists[row] = ids
         return lists
+    if name == "tenant":
+        return _tenants(series)
     if series.dtype == pl.Int64:
         return series.fill_null(-1 if name == "session" else 0).to_numpy()
     if name == "prompt":
@@ -212,6 +216,19 @@ def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
     names = series.drop_nulls().unique(maintain_order=True)
     codes = series.replace_strict(names, range(len(names)), default=-1, return_dtype=pl.Int64).to_numpy()
     return codes if name == "session" else np.array([*names, ""])[codes]
+
+
+def _tenants(series: pl.Series) -> npt.NDArray[np.int64]:
+    """Tenants that are numbered from 0 as they are; others by name, in order of appearance; none is one more."""
+    import polars as pl
+
+    numbers = series.cast(pl.Int64, strict=False)
+    if not numbers.null_count() and ((numbers >= 0) & (numbers < MOST_TENANTS)).all():
+        return numbers.to_numpy()
+    names = series.drop_nulls().unique(maintain_order=True)
+    return series.replace_strict(
+        names, range(len(names)), default=len(names), return_dtype=pl.Int64
+    ).to_numpy()
 
 
 def _first_fault(source: Source, form: RowFormat, columns: list[str], otherwise: str) -> TraceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ def generate(
     *,
     predicted: Predicted = "none",
     priority: npt.ArrayLike | None = None,
+    tenants: int | Sequence[float] | None = None,
     name: str = "",
 ) -> Workload:
     """A workload of ``num_requests`` requests drawn from the models.
@@ -38,6 +40,8 @@ def generate(
         predicted: Column of predicted lengths: "none"; "oracle", the true ones; "mean", the mean of
             the drawn outputs for every request.
         priority: One integer a request, or one for all; smaller goes first.
+        tenants: How many tenants send requests, as many each, or the weights of their numbers of
+            requests: ``[9, 1]``. Whose a request is, is drawn from a stream of its own.
         name: For tables and reports.
 
     Raises:
@@ -47,7 +51,7 @@ def generate(
         raise InputError(f"num_requests must be at least 1; it is {num_requests}")
     if seed < 0:
         raise InputError(f"seed must not be negative; it is {seed}")
-    for_arrivals, for_lengths = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
+    for_arrivals, for_lengths, for_tenants = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
     arrival_s = arrivals.sample(num_requests, for_arrivals)
     prompt, output = lengths.sample(num_requests, for_lengths)
     return Workload(
@@ -56,6 +60,7 @@ def generate(
         output_tokens=output,
         predicted_tokens=_predict(output, predicted),
         priority=None if priority is None else _broadcast(priority, num_requests),
+        tenant=None if tenants is None else _tenants(tenants, num_requests, for_tenants),
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )
@@ -69,6 +74,13 @@ def _predict(output: npt.NDArray[np.int64], predicted: str) -> npt.NDArray[np.fl
     if predicted == "mean":
         return np.full(len(output), output.mean())
     raise InputError(f"predicted must be none, oracle or mean; it is {predicted!r}")
+
+
+def _tenants(tenants: int | Sequence[float], n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    weights = np.ones(tenants) if isinstance(tenants, int) else np.asarray(tenants, float)
+    if weights.ndim != 1 or not len(weights) or not (np.isfinite(weights) & (weights > 0)).all():
+        raise InputError(f"tenants must be a number of at least 1, or weights above 0; got {tenants!r}")
+    return rng.choice(len(weights), n, p=weights / weights.sum())
 
 
 def _broadcast(priority: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:

@@ -22,7 +22,7 @@ from lengthwise.workload._trace import Trace
 READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")
 """What ``read(format=)`` may name."""
 
-_COLUMNS = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority")
+_COLUMNS = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority", "tenant")
 
 
 def read(
@@ -43,9 +43,9 @@ def read(
     burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; rows of 0 tokens are
                    requests that failed, and are left out
     vidur          csv arrived_at (s), num_prefill_tokens, num_decode_tokens; without arrived_at all
-                   requests come at 0 and the name says so
+                   requests come at 0 and the name says so; tenant, where there is such a column
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
-    mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids
+    mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids, session_id, priority, tenant
     aibrix         jsonl timestamp_ms, prompt_length, output_length, prompt; rows of 0 tokens are left out
     llmservingsim  jsonl arrival_time_ns, input_toks, output_toks
     sharegpt       json (or jsonl) of conversations: a request an answer, all at 0
@@ -143,6 +143,7 @@ def _workload(path: Path, trace: Trace, time_scale: float, max_requests: int | N
         prompt_tokens=trace.prompt_tokens,
         output_tokens=trace.output_tokens,
         priority=extra.pop("priority", None),
+        tenant=extra.pop("tenant", None),
         extra=extra,
         name=name,
     )
@@ -154,5 +155,7 @@ def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> 
     given = {name: getattr(workload, name) for name in _COLUMNS}
     kept: dict[str, Any] = {n: None if v is None else v[:max_requests] for n, v in given.items()}
     kept["arrival_s"] = workload.arrival_s[:max_requests] * time_scale
+    made = workload.predictions
+    kept["predictions"] = None if made is None else made.take(np.arange(len(made))[:max_requests])
     kept["extra"] = {name: values[:max_requests] for name, values in workload.extra.items()}
     return replace(workload, **kept)

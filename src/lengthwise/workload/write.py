@@ -25,9 +25,10 @@ WRITABLE = ("azure", "mooncake", "parquet", "vidur")
 def write(workload: Workload, path: Path | str, format: str | None = None) -> None:  # noqa: A002
     """The workload in a file, which is written whole or not at all.
 
-    Only Parquet keeps everything. The others keep arrivals and lengths, Mooncake's also "block_ids"
-    and "session", and Azure's rounds times to 100 ns and starts them at 1970-01-01. None of them has a
-    place for a concurrency, so that a closed loop must go to Parquet. A name that ends in .gz is packed.
+    Only Parquet keeps everything. The others keep arrivals and lengths, Vidur's also tenants, Mooncake's
+    those, "block_ids" and "session", and Azure's rounds times to 100 ns and starts them at 1970-01-01.
+    None of them has a place for a concurrency, so that a closed loop must go to Parquet. A name that ends
+    in .gz is packed.
 
     Args:
         workload: What to write.
@@ -60,6 +61,7 @@ def _packed(writer: partial[None], path: Path) -> None:
 
 def _vidur(workload: Workload, path: Path) -> None:
     frame = _frame(workload, ("arrived_at", "num_prefill_tokens", "num_decode_tokens"), workload.arrival_s)
+    frame = _with_tenants(workload, frame)
     with path.open("wb") as file:  # by its name polars would guess a compression
         frame.write_csv(file)
 
@@ -85,8 +87,15 @@ def _mooncake(workload: Workload, path: Path) -> None:
         frame = frame.with_columns(pl.Series("hash_ids", ids, dtype=pl.List(pl.Int64)))
     if "session" in workload.extra:
         frame = frame.with_columns(pl.Series("session_id", workload.extra["session"]))
+    frame = _with_tenants(workload, frame)
     with path.open("wb") as file:
         frame.write_ndjson(file)
+
+
+def _with_tenants(workload: Workload, frame: pl.DataFrame) -> pl.DataFrame:
+    import polars as pl
+
+    return frame if workload.tenant is None else frame.with_columns(pl.Series("tenant", workload.tenant))
 
 
 def _frame(workload: Workload, names: tuple[str, str, str], times: object) -> pl.DataFrame:
