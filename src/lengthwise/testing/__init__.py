@@ -1,0 +1,9 @@
+"""Kits for authors of plug-ins: what a part of one's own must keep to work with all the rest.
+
+Nothing of lengthwise itself imports this room.
+"""
+
+from lengthwise.testing._toys import toy_samples
+from lengthwise.testing.predictors import PREDICTOR_CHECKS, check_predictor
+
+__all__ = ["PREDICTOR_CHECKS", "check_predictor", "toy_samples"]
