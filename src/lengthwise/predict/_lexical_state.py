@@ -44,6 +44,7 @@ def packed(model: Lexical) -> State:
         "linear": location.linear,
         "middle": location.middle,
         "spread": location.spread,
+        "seen": model.seen_,
         "z": model.z_,
         "windows.z": model.windows_.z,
         "windows.base_z": model.windows_.base_z,
@@ -75,6 +76,7 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
     trees = [Trees.of_arrays(dict(arrays), n, c) for n, c in zip(_TREES, columns, strict=True)]
     words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
     model.location_ = Location(words, linear, middle, spread, float(meta["share"]), trees[0])
+    model.seen_ = array(arrays, "seen", 1).astype(np.uint32)
     model.scale_ = trees[1]
     model.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
     bands = _shaped(arrays, "windows.z", (10, len(LEVELS)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -13,9 +14,9 @@ from lengthwise.predict._lexical_fit import Design, Location, imputed, residual_
 from lengthwise.predict._state import State, fitted
 from lengthwise.predict.contract import Ints, Prompts, Samples
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
-from lengthwise.predict.features import NAMES, prompt_features
-from lengthwise.predict.lexical_trees import Trees, grow
-from lengthwise.predict.lexical_windows import Windows, learn_windows
+from lengthwise.predict.features import prompt_features
+from lengthwise.predict.lexical_trees import grow
+from lengthwise.predict.lexical_windows import learn_windows
 from lengthwise.schema.errors import InputError
 
 OTHER = ""
@@ -94,6 +95,7 @@ class Lexical:
             weight=weight, window_tokens=self.window_tokens, most=self.most_windows, seed=self.seed,
         )  # fmt: skip
         self.most_tokens_ = _BEYOND * float(samples.output_tokens.max())
+        self.seen_ = np.unique(_digests([str(text) for text in prompts]))
         self.facts_ = {
             **samples.facts,
             "samples": len(y),
@@ -124,6 +126,14 @@ class Lexical:
                 mu[late], scale[late], [words[i] for i in late], features[late],
             )  # fmt: skip
         return LengthDistribution.of(tokens, LEVELS)
+
+    def knows(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """[n] whether a prompt is one that was learnt from (by a hash: one in a million is taken for one)."""
+        return np.isin(_digests([text.strip() for text in texts]), fitted(self, "seen_"))
+
+    def knows_model(self, name: str) -> bool:
+        """Whether outputs of this model were learnt from."""
+        return model_key(name) in fitted(self, "offsets_")
 
     def _offsets(self, models: Sequence[str] | None, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
         found: list[float | None] = [None] * n
@@ -178,6 +188,10 @@ def model_key(name: str) -> str:
     return str(name).rsplit("/", 1)[-1].strip().lower()
 
 
+def _digests(texts: Sequence[str]) -> npt.NDArray[np.uint32]:
+    return np.array([zlib.crc32(text.encode("utf-8", "replace")) for text in texts], np.uint32)
+
+
 def _means(y: Floats, group: Ints, weight: Floats) -> Floats:
     return np.asarray(np.bincount(group, weight * y) / np.bincount(group, weight))
 
@@ -186,6 +200,3 @@ def _shrunk(residual: Floats, group: Ints, weight: Floats) -> Floats:
     """[groups] mean residuals, drawn to that of all groups where samples are few."""
     means, count = _means(residual, group, weight), np.bincount(group)
     return np.asarray((count * means + _SHRINK * means.mean()) / (count + _SHRINK))
-
-
-__all__ = ["NAMES", "Lexical", "Trees", "Windows", "model_key"]

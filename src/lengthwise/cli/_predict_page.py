@@ -1,0 +1,264 @@
+"""What ``lengthwise predict`` does and prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from lengthwise import predict as p
+from lengthwise.cli._outputs import require_plotly, require_writable
+from lengthwise.cli._show import print_facts, print_table
+from lengthwise.predict.default import opened
+from lengthwise.predict.evaluate import Evaluation
+from lengthwise.predict.evaluate import evaluate as evaluated
+from lengthwise.predict.read import read, split
+from lengthwise.report.predict import WORDS, predict_json, score_text, write_predict_html
+from lengthwise.schema.errors import MissingExtraError, UnknownNameError
+from lengthwise.schema.files import write_whole
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "lexical": lambda seed: _made("lexical", "Lexical")(seed=seed),
+    "encoder": lambda seed: _made("encoder", "Encoder")(seed=seed),
+    "ecdf": lambda _: p.Ecdf(),
+    "buckets": lambda _: p.BucketEcdf(),
+    "constant": lambda _: p.Constant(),
+}
+_CARD = (
+    "mae",
+    "rmse",
+    "r2",
+    "tau",
+    "tau_within",
+    "accuracy_4",
+    "within_one_4",
+    "coverage90",
+    "width90",
+    "pinball",
+)
+_BAR = 32
+
+
+def train(
+    files: Sequence[Path],
+    out: Path,
+    *,
+    kind: str,
+    test_share: float,
+    seed: int,
+    conformal: bool,
+    model: str | None,
+) -> None:
+    """Trains, evaluates on held-out prompts, and saves."""
+    if kind not in KINDS:
+        raise UnknownNameError("kind of predictor", kind, KINDS)
+    require_writable([out], files)
+    samples = read(files, model=model)
+    predictor = KINDS[kind](seed)
+    if conformal:
+        predictor = p.Conformal(predictor, seed=seed)
+    facts: dict[str, Any] = {**_facts_of(samples), "seed": seed, "trained": _today(), "versions": _versions()}
+    known = samples.prompts.text is not None
+    if test_share > 0 and known:
+        parts = split(samples, test_share, seed)
+        predictor.fit(parts.train)
+        found = evaluated(predictor, parts.test, name=f"{kind} on held-out prompts", seed=seed)
+        facts |= {"test_share": test_share, "held_out": _figures(found)}
+        _print_scores(
+            [found], f"{kind}: {len(parts.train):,} samples learnt from, {len(parts.test):,} held out"
+        )
+    else:
+        predictor.fit(samples)
+        why = "no prompts, so nothing could be held out" if not known else "nothing was held out"
+        typer.echo(f"{kind}: {len(samples):,} samples learnt from; {why}")
+    p.save(predictor, out, facts)
+    typer.echo(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB)")
+
+
+def evaluate(
+    source: str,
+    files: Sequence[Path],
+    *,
+    report: Path | None,
+    json_file: str | None,
+    seed: int,
+    model: str | None,
+) -> None:
+    """Evaluates on all files together and, where there are several, on each."""
+    to_stdout = json_file == "-"
+    require_writable(
+        [f for f in (report, Path(json_file) if json_file and not to_stdout else None) if f], files
+    )
+    if report:
+        require_plotly()
+    predictor = opened(source)
+    groups = {"all": list(files)} if len(files) == 1 else {"all": list(files)} | {str(f): [f] for f in files}
+    found = [
+        evaluated(
+            predictor, read(group, model=model), name=str(files[0]) if len(files) == 1 else name, seed=seed
+        )
+        for name, group in groups.items()
+    ]
+    if json_file:
+        text = predict_json(found, getattr(predictor, "facts_", {}))
+        if to_stdout:
+            sys.stdout.write(text)
+        else:
+            write_whole(json_file, text.encode())
+    if not to_stdout:
+        _print_scores(found, f"{source} on {', '.join(map(str, files))}")
+    if report:
+        write_predict_html(
+            report, found, getattr(predictor, "facts_", {}), heading=f"Predicted lengths: {source}"
+        )
+        typer.echo(f"wrote {report}", err=to_stdout)
+
+
+def show_card(source: str) -> None:
+    """Prints what a predictor is, what it learnt from, and how well it did."""
+    predictor = opened(source)
+    facts = dict(getattr(predictor, "facts_", {}) or {})
+    figures = facts.pop("held_out", {})
+    print_facts(
+        f"{source}: a predictor of kind {predictor.kind}",
+        [(key.replace("_", " "), _said(value)) for key, value in facts.items() if not isinstance(value, dict)]
+        + [
+            (key, _said(f"{n} {v}" for n, v in value.items()))
+            for key, value in facts.items()
+            if key == "versions"
+        ],
+    )
+    if figures:
+        rows = [
+            [WORDS.get(name, name), score_text(name, *figures[name])] for name in _CARD if name in figures
+        ]
+        print_table(("on held-out prompts", "value"), rows)
+
+
+def show_prompt(source: str, prompt: str, model: str | None, tokens_so_far: int) -> None:
+    """Prints the distribution of one prompt's answer."""
+    predictor = opened(source)
+    names = [model] if model is not None else None
+    said = predictor.predict(p.Prompts(1, text=[prompt], model=names), np.array([tokens_so_far]))
+    so_far = f", given that {tokens_so_far:,} have come" if tokens_so_far else ""
+    known = getattr(predictor, "knows_model", None)
+    who = (
+        []
+        if model is None
+        else [("model", model + ("" if known is None or known(model) else " (not one it knows)"))]
+    )
+    print_facts(
+        f"Output tokens{so_far}",
+        [
+            *who,
+            ("expected", f"{said.mean[0]:,.0f} tokens"),
+            ("half are below", f"{said.median[0]:,.0f} tokens"),
+            ("nine in ten are in", f"{said.quantile(0.05)[0]:,.0f} to {said.quantile(0.95)[0]:,.0f} tokens"),
+        ],
+    )
+    print_table(
+        (
+            "quantile",
+            "tokens",
+            "",
+        ),
+        _bars(said),
+    )
+
+
+def _bars(said: p.LengthDistribution) -> list[list[str]]:
+    levels = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+    tokens = [float(said.quantile(level)[0]) for level in levels]
+    top = max(tokens)
+    return [
+        [f"{100 * level:g} %", f"{t:,.0f}", "█" * max(1, round(_BAR * t / top))]
+        for level, t in zip(levels, tokens, strict=True)
+    ]
+
+
+def _made(module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(f"lengthwise.predict.{module}"), name)
+    except ImportError as error:
+        raise MissingExtraError(f"the {module} predictor", "predict") from error
+
+
+def _facts_of(samples: p.Samples) -> dict[str, Any]:
+    text, model = samples.prompts.text, samples.prompts.model
+    return {
+        **samples.facts,
+        "samples": len(samples),
+        "prompts": len({t.strip() for t in text}) if text is not None else 0,
+        "models": sorted({str(m) for m in model}) if model is not None else [],
+        "censored": int(samples.censored.sum()),
+    }
+
+
+def _figures(found: Evaluation) -> dict[str, list[float]]:
+    return {
+        name: [float(e.value), float(e.half_width)]
+        for name, e in found.scores.items()
+        if np.isfinite(e.value)
+    }
+
+
+def _print_scores(found: Sequence[Evaluation], title: str) -> None:
+    for one in found:
+        left = [f"{one.censored:,} cut outputs left out"] if one.censored else []
+        seen = [f"{one.seen:,} of its prompts were learnt from: not a fair test"] if one.seen else []
+        speed = [", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items())]
+        told = [f"{one.requests:,} requests, {one.prompts:,} prompts", *left, *seen, *[s for s in speed if s]]
+        print_facts(title if one is found[0] else "", [(one.name, "; ".join(told))])
+    names = [name for name in _CARD if any(name in one.scores for one in found)]
+    columns = ("score", *(one.name if len(found) > 1 else "value" for one in found))
+    rows = [
+        [
+            WORDS[name],
+            *(score_text(name, one.scores[name].value, one.scores[name].half_width) for one in found),
+        ]
+        for name in names
+    ]
+    print_table(columns, rows, wraps=())
+    windows = found[0].windows
+    if len(windows) > 1:
+        typer.echo("")
+        print_table(
+            ("tokens so far", "still running", "MAE", "R2", "tau", "90 % cover", "R2 of all"),
+            [
+                [f"{w.tokens:,}", f"{w.running:,}", f"{w.mae.value:,.0f}", f"{w.r2.value:.2f}", f"{w.tau.value:.2f}",
+                 f"{100 * w.coverage90.value:.0f} %", f"{w.r2_all:.2f}"]
+                for w in windows
+            ],
+        )  # fmt: skip
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}"
+    try:
+        return ", ".join(str(item) for item in value)
+    except TypeError:
+        return str(value)
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("lengthwise", "numpy", "scikit-learn"):
+        try:
+            found[name] = version(name)
+        except ModuleNotFoundError:
+            continue
+    return found

@@ -1,0 +1,133 @@
+"""Scores of predicted distributions against lengths, and of resampled prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.predict.contract import Ints, Prompts
+from lengthwise.predict.distribution import Floats, LengthDistribution
+from lengthwise.schema.estimate import Estimate
+
+BINS = (2, 4, 8)
+_PINBALL = np.round(np.arange(0.05, 0.96, 0.05), 2)
+_MOST_RANKED = 4000
+"""Kendall's tau of a resample takes at most so many requests, drawn from it."""
+
+
+def groups(prompts: Prompts, n: int) -> Ints:
+    """[n] the number of each request's prompt; where nobody kept texts, each is its own."""
+    if prompts.text is None:
+        return np.arange(n)
+    return np.unique(np.array([text.strip() for text in prompts.text], object), return_inverse=True)[
+        1
+    ].reshape(-1)
+
+
+def resampled(group: Ints, draws: int, seed: int) -> list[Ints]:
+    """Rows of so many bootstrap samples over groups, a group always whole."""
+    distinct, group = np.unique(group, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[order], np.arange(len(distinct) + 1))
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(distinct), (draws, len(distinct)))
+    return [np.concatenate([order[starts[g] : starts[g + 1]] for g in one]) for one in drawn]
+
+
+def of_all(
+    said: LengthDistribution, tokens: Ints, model: npt.NDArray[Any], again: Sequence[Ints]
+) -> dict[str, Estimate]:
+    """Every score with its interval."""
+    columns = _Columns(said, tokens, model)
+    names = [*_SCORES, "tau_within", *(f"{what}_{k}" for k in BINS for what in ("accuracy", "within_one"))]
+    return {name: _estimate(columns, name, again) for name in names}
+
+
+def of_some(
+    said: LengthDistribution, tokens: Ints, again: Sequence[Ints], names: Sequence[str]
+) -> dict[str, Estimate]:
+    """Some scores with their intervals."""
+    columns = _Columns(said, tokens, np.zeros(len(tokens), object))
+    return {name: _estimate(columns, name, again) for name in names}
+
+
+def points(said: LengthDistribution, tokens: Ints, model: npt.NDArray[Any]) -> dict[str, float]:
+    """Scores without intervals, for many small groups."""
+    columns = _Columns(said, tokens, model)
+    everyone = np.arange(len(tokens))
+    return {name: columns.score(name, everyone) for name in _SCORES}
+
+
+class _Columns:
+    """What scores are made of, a value a request."""
+
+    def __init__(self, said: LengthDistribution, tokens: Ints, model: npt.NDArray[Any]) -> None:
+        self.actual = np.asarray(tokens, float)
+        self.median, self.mean = said.median, said.mean
+        low, high = said.quantile(0.05), said.quantile(0.95)
+        self.covered = ((low <= self.actual) & (self.actual <= high)).astype(float)
+        self.width = high - low
+        errors = [(self.actual - said.quantile(p), p) for p in _PINBALL]
+        self.pinball = np.mean([np.maximum(p * e, (p - 1) * e) for e, p in errors], axis=0)
+        self.model = np.unique(model.astype(str), return_inverse=True)[1].reshape(-1)
+        self.bins: dict[int, Floats] = {}
+        for k in BINS:
+            edges = np.quantile(self.actual, np.arange(1, k) / k)
+            off = np.searchsorted(edges, self.median, side="right") - np.searchsorted(
+                edges, self.actual, side="right"
+            )
+            self.bins[k] = np.abs(off).astype(float)
+
+    def score(self, name: str, rows: Ints) -> float:
+        if name in _SCORES:
+            return _SCORES[name](self, rows)
+        if name == "tau_within":
+            found = [kendall(self.median[r], self.actual[r]) for r in _by(self.model[rows], rows)]
+            return float(np.nanmean(found)) if np.isfinite(found).any() else float("nan")
+        what, _, k = name.rpartition("_")
+        return float((self.bins[int(k)][rows] <= (0 if what == "accuracy" else 1)).mean())
+
+
+def kendall(predicted: Floats, actual: Floats) -> float:
+    """Kendall's tau-b: the share of pairs in the right order less that in the wrong one; NaN where all are equal."""
+    from scipy.stats import kendalltau
+
+    if len(actual) < 2 or np.ptp(predicted) == 0 or np.ptp(actual) == 0:
+        return float("nan")
+    return float(kendalltau(predicted, actual).statistic)
+
+
+def r2(predicted: Floats, actual: Floats) -> float:
+    """The share of the variance that is told; NaN where there is none."""
+    total = float(((actual - actual.mean()) ** 2).sum())
+    return 1 - float(((actual - predicted) ** 2).sum()) / total if total > 0 else float("nan")
+
+
+def _by(group: Ints, rows: Ints) -> list[Ints]:
+    order = np.argsort(group, kind="stable")
+    return [rows[part] for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1)]
+
+
+def _estimate(columns: _Columns, name: str, again: Sequence[Ints]) -> Estimate:
+    value = columns.score(name, np.arange(len(columns.actual)))
+    ranked = name.startswith("tau")
+    if not again or not np.isfinite(value):
+        return Estimate(value)
+    seen = [columns.score(name, rows[:: -(-len(rows) // _MOST_RANKED)] if ranked else rows) for rows in again]
+    return Estimate(value, 1.96 * float(np.nanstd(seen)))
+
+
+_SCORES: dict[str, Callable[[_Columns, Ints], float]] = {
+    "mae": lambda c, r: float(np.abs(c.actual[r] - c.median[r]).mean()),
+    "rmse": lambda c, r: float(np.sqrt(((c.actual[r] - c.mean[r]) ** 2).mean())),
+    "r2": lambda c, r: r2(c.mean[r], c.actual[r]),
+    "log_r2": lambda c, r: r2(np.log(c.median[r]), np.log(c.actual[r])),
+    "bias": lambda c, r: float((c.mean[r] - c.actual[r]).mean()),
+    "tau": lambda c, r: kendall(c.median[r], c.actual[r]),
+    "coverage90": lambda c, r: float(c.covered[r].mean()),
+    "width90": lambda c, r: float(c.width[r].mean()),
+    "pinball": lambda c, r: float(c.pinball[r].mean()),
+}
