@@ -23,7 +23,8 @@ def may_coast(S, r, end_s, horizon_s):
     before = (
         end_s < min(horizon_s, rep.deadline_s, queue.deadline_s, queue.overdue_s) and end_s <= par.limit_s
     )
-    settled = par.counts_steps == 0 and (rep.decide == 0 or par.takes_over == 0 or queue.length == 0)
+    decided = rep.decide == 0 and rep.undecided + 1 < par.window
+    settled = par.counts_steps == 0 and (par.takes_over == 0 or queue.length == 0 or decided)
     if not (alone and closed and before and settled) or next_event(S, g) <= group.steps + 1:
         return False
     return rep.free_blocks - S.phases[g, (group.steps + 1) % par.block_size] >= 1
@@ -39,4 +40,5 @@ def ride(S, r, end_s):
     advance(S, g, end_s)
     rep.free_blocks -= S.phases[g, S.groups[g].steps % S.par[0].block_size]
     rep.in_flight -= 1
+    rep.undecided += 1
     w.swap_s = 0.0

@@ -52,14 +52,15 @@ class CostReader:
             stages.append(stage)
         return StepCost(layer, comm, prefill, decode, host, head, first, send, stages)
 
-    def recompute_steps(self, tokens: int, decodes: int, kv_tokens: int) -> float:
-        """A layer's time to compute ``tokens`` again over that of a decode step of the batch."""
+    def return_steps(self, tokens: int, swapped_s: float | None, decodes: int, kv_tokens: int) -> float:
+        """A layer's time to compute ``tokens`` again, or all layers' to swap, over that of a decode step."""
         cost = self._cost
-        prompts = [(tokens, 0)] if tokens > 0 else []
-        again = _row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill(prompts)
         seqs = max(1, decodes)
         step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs) + self._decode(decodes, kv_tokens)
-        return again / step
+        if swapped_s is not None:
+            return swapped_s / (float(sum(cost.stage_layers)) * step)
+        prompts = [(tokens, 0)] if tokens > 0 else []
+        return (_row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill(prompts)) / step
 
     def _prefill(self, prompts: list[tuple[int, int]]) -> float:
         rule = self._cost.rule

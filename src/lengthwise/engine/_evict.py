@@ -170,12 +170,14 @@ def order_to_leave(S, r, now_s, leave_rank):
 
 
 @jit_cold
-def order_of_rank(S, r, now_s, rank):
-    """Idle residents in ``scratch``, the worst by rank last; returns how many."""
-    count = 0
-    for i in range(_settled(S, r)):
+def rank_residents(S, r, now_s, rank):
+    """Idle residents with their keys in the queue's order in ``scratch``, unsorted; returns how many."""
+    count = _settled(S, r)
+    for i in range(count):
         slot = _idle(S, r, i)
-        count = _insert(S, count, slot, rank_key(S, now_s, slot, rank))
+        S.scratch_key[i] = rank_key(S, now_s, slot, rank)
+        S.scratch_tie[i] = S.slots[slot].seat
+        S.scratch_slot[i] = slot
     return count
 
 

@@ -34,6 +34,7 @@ def charge(S, q):
     """A tenant pays for the prompt and the predicted output when the request is first admitted."""
     q.charged = S.predicted[q.index]
     S.service[q.tenant] += q.prompt + OUTPUT_WEIGHT * q.charged
+    _stops_waiting(S, q.tenant)
 
 
 @jit_cold
@@ -41,23 +42,30 @@ def settle_service(S, q, produced):
     """The tenant is charged for what came instead of what was predicted."""
     if q.admission >= 0:
         S.service[q.tenant] += OUTPUT_WEIGHT * (produced - q.charged)
-    S.active[q.tenant] -= 1
-    if S.active[q.tenant] == 0:
-        S.ctr[0].last_service = S.service[q.tenant]
+    else:
+        _stops_waiting(S, q.tenant)
+
+
+@jit_cold
+def _stops_waiting(S, tenant):
+    """One fewer of a tenant's requests has yet to be admitted; who is the last to wait sets the level."""
+    S.backlog[tenant] -= 1
+    if S.backlog[tenant] == 0:
+        S.ctr[0].last_service = S.service[tenant]
 
 
 @jit_cold
 def lift(S, tenant):
-    """A tenant that comes back starts level with those who are there: no credit from absence (VTC)."""
-    if S.active[tenant] == 0:
+    """A tenant that comes to wait starts level with those who do: no credit from absence (VTC)."""
+    if S.backlog[tenant] == 0:
         least = float("inf")
         for t in range(len(S.service)):
-            if S.active[t] > 0:
+            if S.backlog[t] > 0:
                 least = min(least, S.service[t])
         if least == float("inf"):
             least = S.ctr[0].last_service
         S.service[tenant] = max(S.service[tenant], least)
-    S.active[tenant] += 1
+    S.backlog[tenant] += 1
 
 
 @jit

@@ -54,7 +54,7 @@ def form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
     if rep.partials > 0:
         _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank)
     if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
-        _admit(S, r, now_s, admit, prompt_tokens, flags, memory)
+        _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
     return w.seqs > 0
@@ -69,7 +69,7 @@ def _let_in_turn(S, r, now_s, rank, memory, takeover):
         return
     if par.rekey == 1 or queue.overdue_s <= now_s:
         rank_again(S, rep.queue, now_s, rank)
-    if par.takes_over == 1 and rep.decide == 1:
+    if par.takes_over == 1 and (rep.decide == 1 or rep.undecided >= par.window):
         give_way(S, r, now_s, rank, memory, takeover)
 
 
@@ -157,7 +157,7 @@ def chunk_for(S, context, evicted_before, prompt_tokens, flags):
 
 
 @jit
-def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):
+def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory):
     """Lets waiting requests in, in the order of their rank, until one has to wait."""
     rep, w, par = S.replicas[r], S.work[0], S.par[0]
     queue = S.queues[rep.queue]
@@ -186,6 +186,8 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, memory):
         q.blocks = blocks
         if q.admission < 0 and par.charges == 1:
             charge(S, q)
+            if par.rekey == 1:
+                rank_again(S, rep.queue, now_s, rank)
         S.ctr[0].admissions += 1
         admitted += 1
         q.admission = S.ctr[0].admissions

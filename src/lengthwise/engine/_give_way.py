@@ -5,7 +5,7 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, merged_prefill_attention, prefill_attention, row
 from lengthwise.engine import _layout as layout
-from lengthwise.engine._evict import evict, order_of_rank, predicted_total, remaining_of
+from lengthwise.engine._evict import evict, predicted_total, rank_residents, remaining_of
 from lengthwise.engine._queue import queue_pop, queue_push
 
 BAD_TAKEOVER = layout.BAD_TAKEOVER
@@ -15,7 +15,8 @@ BAD_TAKEOVER = layout.BAD_TAKEOVER
 def give_way(S, r, now_s, rank, memory, takeover):
     """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them."""
     rep, par = S.replicas[r], S.par[0]
-    running = order_of_rank(S, r, now_s, rank)
+    running = S.groups[rep.idle].members + rep.partials
+    ranked, worst_from = False, running
     seats, free, left = par.max_num_seqs - S.running[r], rep.free_blocks, running
     queue = S.queues[rep.queue]
     tried = 0
@@ -28,7 +29,15 @@ def give_way(S, r, now_s, rank, memory, takeover):
         tried += 1
         k, room, seat = left, free, seats
         blocks = _blocks_to_enter(S, slot, room, seat, memory)
-        while blocks < 0 and k > 0 and _takes_place(S, r, slot, key, k - 1, now_s, takeover):
+        while blocks < 0 and k > 0:
+            if not ranked:
+                ranked = True
+                rank_residents(S, r, now_s, rank)
+            if k == worst_from:
+                worst_from -= 1
+                _worst_to_end(S, k)
+            if not _takes_place(S, r, slot, key, k - 1, now_s, takeover):
+                break
             k -= 1
             room += S.slots[S.scratch_slot[k]].blocks
             seat += 1
@@ -43,6 +52,21 @@ def give_way(S, r, now_s, rank, memory, takeover):
         evict(S, r, S.scratch_slot[i], now_s, rank)
     S.work[0].evicted = 0
     rep.decide = 0
+    rep.undecided = 0
+
+
+@jit_cold
+def _worst_to_end(S, count):
+    """Brings the worst of the first ``count`` in ``scratch`` to their end."""
+    worst, last = 0, count - 1
+    for i in range(1, count):
+        key, tie = S.scratch_key[i], S.scratch_tie[i]
+        if key > S.scratch_key[worst] or (key == S.scratch_key[worst] and tie > S.scratch_tie[worst]):
+            worst = i
+    key, tie, slot = S.scratch_key[worst], S.scratch_tie[worst], S.scratch_slot[worst]
+    S.scratch_key[worst], S.scratch_tie[worst] = S.scratch_key[last], S.scratch_tie[last]
+    S.scratch_slot[worst] = S.scratch_slot[last]
+    S.scratch_key[last], S.scratch_tie[last], S.scratch_slot[last] = key, tie, slot
 
 
 @jit
@@ -72,14 +96,13 @@ def _takes_place(S, r, waiting, key, k, now_s, takeover):
     if not key < S.scratch_key[k]:
         return False
     w, q = S.slots[waiting], S.slots[S.scratch_slot[k]]
-    tokens = q.prompt + q.generated if q.decoding == 1 else q.prefilled
     gain = takeover(
         key,
         S.scratch_key[k],
         remaining_of(S, w),
         remaining_of(S, q),
         q.generated,
-        recompute_steps(S, r, tokens),
+        return_steps(S, r, q),
         S.running[r],
         w.waited_s + (now_s - w.queued_s),
         S.results[q.index].preemptions,
@@ -92,22 +115,30 @@ def _takes_place(S, r, waiting, key, k, now_s, takeover):
 
 
 @jit_cold
-def recompute_steps(S, r, tokens):
-    """A layer's time to compute ``tokens`` again over that of a decode step of the replica's batch."""
+def return_steps(S, r, q):
+    """What bringing a running request back would cost, in decode steps of the replica's batch.
+
+    A layer's time to compute its tokens again, or its blocks out and in again, over that of a step.
+    """
     cost, group = S.cost, S.groups[S.replicas[r].idle]
+    seqs = max(1, group.members)
+    kv_tokens = group.kv_tokens if group.members > 0 else 0
+    step_s = (
+        _linear(cost, seqs, 0) + _linear(cost, seqs, 1) + decode_attention(cost, group.members, kv_tokens)
+    )
+    if S.par[0].swap == 1 and q.decoding == 1:
+        layers = 0.0
+        for p in range(len(cost.stage_layers)):
+            layers += cost.stage_layers[p]
+        return 2 * q.blocks * S.par[0].swap_s_per_block / (layers * step_s)
+    tokens = q.prompt + q.generated if q.decoding == 1 else q.prefilled
     prefill_s = 0.0
     if tokens > 0:
         if cost.merged:
             prefill_s = merged_prefill_attention(cost, 1, tokens * tokens, 0)
         else:
             prefill_s = prefill_attention(cost, tokens, 0)
-    again_s = _linear(cost, tokens, 0) + _linear(cost, tokens, 1) + prefill_s
-    seqs = max(1, group.members)
-    kv_tokens = group.kv_tokens if group.members > 0 else 0
-    step_s = (
-        _linear(cost, seqs, 0) + _linear(cost, seqs, 1) + decode_attention(cost, group.members, kv_tokens)
-    )
-    return again_s / step_s
+    return (_linear(cost, tokens, 0) + _linear(cost, tokens, 1) + prefill_s) / step_s
 
 
 @jit

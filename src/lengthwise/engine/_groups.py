@@ -24,24 +24,15 @@ def join(S, g, slot):
     ahead = q.blocks * block_size + 1 - (q.prompt + q.generated)
     q.grow_at = group.steps + ahead
     q.growing = 1 if ahead < block_size else 0
+    event = q.due
     if q.growing == 1:
         S.phases[g, q.grow_at % block_size] += 1
-    _sift_up(S.heaps, g, group.members, (_event(S, q, group.steps, q.generated) << _SHIFT) | slot)
+    elif q.grow_at < q.due:
+        event = q.grow_at
+    _sift_up(S.heaps, g, group.members, (event << _SHIFT) | slot)
     group.members += 1
     group.kv_tokens += q.prompt + q.generated
     _add_to_cohort(S, g, q.last_token_s, 1)
-
-
-@jit
-def _event(S, q, steps, generated):
-    """The group step at which something next happens to a member that has produced so many tokens."""
-    event = q.due
-    if q.growing == 0 and q.grow_at < event:
-        event = q.grow_at
-    if S.par[0].takes_over == 1:
-        window = S.par[0].window
-        event = min(event, steps + window - generated % window)
-    return event
 
 
 @jit_cold
@@ -154,14 +145,9 @@ def pop_due(S, g):
             group.kv_tokens -= q.prompt + q.generated
             S.cohort_n[g, 0] -= 1
             return slot
-        generated = q.generated + group.steps - q.join_step
-        if q.growing == 0 and q.grow_at <= group.steps:
-            q.growing = 1
-            S.phases[g, q.grow_at % S.par[0].block_size] += 1
-        if S.par[0].takes_over == 1 and generated % S.par[0].window == 0:
-            S.replicas[g // (S.par[0].pp + 1)].decide = 1
-        event = _event(S, q, group.steps, generated)
-        _sift_down(S.heaps, g, group.members, 0, (event << _SHIFT) | slot)
+        q.growing = 1
+        S.phases[g, q.grow_at % S.par[0].block_size] += 1
+        _sift_down(S.heaps, g, group.members, 0, (q.due << _SHIFT) | slot)
     return -1
 
 

@@ -179,6 +179,7 @@ def end_step(S, r, now_s):
     rep.first_flight = (rep.first_flight + 1) % pp
     rep.in_flight -= 1
     rep.steps_since += 1
+    rep.undecided += 1
     if S.groups[flight.group].members > 0:
         _end_decodes(S, r, flight, now_s)
     for i in range(flight.prompts):
@@ -231,8 +232,6 @@ def _end_prompt(S, r, slot, now_s):
     if q.generated == q.output:
         _finish(S, r, slot, now_s)
     else:
-        if S.par[0].takes_over == 1 and q.generated % S.par[0].window == 0:
-            S.replicas[r].decide = 1
         sit(S, slot)
         join(S, S.replicas[r].idle, slot)
 

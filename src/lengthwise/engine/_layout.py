@@ -70,6 +70,7 @@ replica_t = np.dtype(
         ("partials", "i8"),
         ("queue", "i8"),
         ("decide", "i8"),
+        ("undecided", "i8"),
         ("steps_since", "i8"),
         ("ended_since", "i8"),
         ("busy_until_s", "f8"),

@@ -82,6 +82,7 @@ class Replica:
     tokens: int = 0
     touched: bool = False
     decide: bool = False
+    undecided: int = 0
     steps_since: int = 0
     ended_since: int = 0
 

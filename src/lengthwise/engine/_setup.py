@@ -138,8 +138,8 @@ class Setup:
 
     @property
     def window(self) -> int:
-        """Tokens after which a running request is looked at for takeover."""
-        return self.rows.window or self.deployment.scheduler.window_tokens
+        """Steps after which a replica looks for takeovers again."""
+        return self.deployment.scheduler.window_tokens
 
     @property
     def max_wait_s(self) -> float:

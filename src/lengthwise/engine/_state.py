@@ -58,7 +58,7 @@ class State(NamedTuple):
     priority: Array
     tenant: Array
     service: Array
-    active: Array
+    backlog: Array
     bin_slot: Array
     bin_count: Array
     draws: Array
@@ -120,7 +120,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         priority=setup.priority,
         tenant=setup.tenant,
         service=np.zeros(setup.tenants),
-        active=np.zeros(setup.tenants, np.int64),
+        backlog=np.zeros(setup.tenants, np.int64),
         bin_slot=np.empty((max(bins, 1), seqs if bins else 1), np.int64),
         bin_count=np.zeros(max(bins, 1), np.int64),
         draws=setup.draws,

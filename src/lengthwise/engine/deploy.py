@@ -86,8 +86,10 @@ def _node(node: str | NodeSpec | None, gpu: GpuSpec, gpus: int) -> NodeSpec:
 def _scheduler(scheduler: str | Scheduler) -> Scheduler:
     """The scheduler, its names and objects checked."""
     scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
-    for axis in ("rank", "leave", "batching", "memory", "router"):
+    for axis in ("rank", "leave", "batching", "memory", "router", "takeover"):
         policy.resolve(axis, getattr(scheduler, axis))
+    if scheduler.binning is not None:
+        policy.resolve("binning", scheduler.binning)
     if scheduler.preempt not in policy.PREEMPTIONS:
         raise UnknownNameError("preemption", scheduler.preempt, policy.PREEMPTIONS)
     return scheduler

@@ -50,7 +50,7 @@ class Reference:
         ]
         self.home: dict[int, Replica] = {}
         self.service = [0.0] * setup.tenants
-        self.active = [0] * setup.tenants
+        self.backlog = [0] * setup.tenants
         self.last_service = 0.0
         self.next = self.admissions = self.evictions = self.seats = self.batches = 0
         self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
@@ -120,11 +120,11 @@ class Reference:
         self._gather(rep.line, q, now)
 
     def _lift(self, tenant: int) -> None:
-        """A tenant that comes back starts level with those who are there: no credit from absence (VTC)."""
-        if self.active[tenant] == 0:
-            there = [v for v, count in zip(self.service, self.active, strict=True) if count > 0]
+        """A tenant that comes to wait starts level with those who do: no credit from absence (VTC)."""
+        if self.backlog[tenant] == 0:
+            there = [v for v, count in zip(self.service, self.backlog, strict=True) if count > 0]
             self.service[tenant] = max(self.service[tenant], min(there) if there else self.last_service)
-        self.active[tenant] += 1
+        self.backlog[tenant] += 1
 
     # -- bins -----------------------------------------------------------------------------
 
@@ -174,6 +174,7 @@ class Reference:
         step = rep.flights.pop(0)
         rep.touched = True
         rep.steps_since += 1
+        rep.undecided += 1
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.meter.gap(now - last, times[last])  # type: ignore[operator]
         for q in sorted(step.decodes, key=lambda q: q.seat):
@@ -195,8 +196,6 @@ class Reference:
         q.generated += 1
         q.last_token_s = now
         if q.generated < q.output:
-            if q.generated % self.s.window == 0:
-                rep.decide = True
             self._sit(rep, q)
             return
         self.results[q.index]["finished_s"] = now
@@ -223,9 +222,14 @@ class Reference:
         """The tenant is charged for what came instead of what was predicted."""
         if q.admission >= 0:
             self.service[q.tenant] += SERVICE_OUTPUT_WEIGHT * (self._produced(q) - q.charged)
-        self.active[q.tenant] -= 1
-        if self.active[q.tenant] == 0:
-            self.last_service = self.service[q.tenant]
+        else:
+            self._stops_waiting(q.tenant)
+
+    def _stops_waiting(self, tenant: int) -> None:
+        """One fewer of a tenant's requests has yet to be admitted; who is the last to wait sets the level."""
+        self.backlog[tenant] -= 1
+        if self.backlog[tenant] == 0:
+            self.last_service = self.service[tenant]
 
     def _release(self, now: float) -> None:
         if self.s.closed and self.released < len(self.arrival_s):
@@ -304,14 +308,15 @@ class Reference:
     def _give_way(self, rep: Replica, step: Step) -> None:
         """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them."""
         self._rank_again(rep.line)
-        if not (self.s.takes_over and rep.decide and rep.queue):
+        due = rep.decide or rep.undecided >= self.s.window
+        if not (self.s.takes_over and due and rep.queue):
             return
-        rep.decide = False
-        running = sorted((self._rank_of(q), q.seat, q) for q in rep.idle)
-        seats, free, left = self.s.max_num_seqs - len(rep.resident), rep.free, len(running)
+        running: list[tuple[float, int, Request]] = []
+        seats, free, left = self.s.max_num_seqs - len(rep.resident), rep.free, len(rep.idle)
         for w in sorted(rep.queue, key=lambda q: (q.key, q.index))[: self.s.max_num_seqs]:
             k, room, seat = left, free, seats
             while not (seat > 0 and (blocks := self._blocks_to_enter(w, room, seat)) >= 0):
+                running = running or sorted((self._rank_of(q), q.seat, q) for q in rep.idle)
                 if k == 0 or not self._takes_place(rep, w, *running[k - 1]):
                     break
                 k -= 1
@@ -324,6 +329,7 @@ class Reference:
         for _, _, q in reversed(running[left:]):
             self._evict(rep, step, q)
         step.evicted = rep.decide = False
+        rep.undecided = 0
 
     def _blocks_to_enter(self, q: Request, free: int, seats: int) -> int:
         predicted, _ = self.s.predicted_at(q.index, q.generated)
@@ -336,13 +342,15 @@ class Reference:
         decodes = [d for d in rep.idle if d.decoding]
         kv_tokens = sum(d.context for d in decodes)
         tokens = q.context if q.decoding else q.prefilled
+        swapped = self.s.swap and q.decoding
+        swapped_s = 2 * q.blocks * self.s.swap_s_per_block if swapped else None
         gain: float = self.s.takeover(
             w.key,
             key,
             self.s.remaining(w),
             self.s.remaining(q),
             q.generated,
-            self.cost.recompute_steps(tokens, len(decodes), kv_tokens),
+            self.cost.return_steps(tokens, swapped_s, len(decodes), kv_tokens),
             len(rep.resident),
             w.waited_s + (self.now_s - w.queued_s),
             int(self.results[q.index]["preemptions"]),
@@ -470,6 +478,7 @@ class Reference:
             q.blocks = blocks
             if q.admission < 0 and self.s.charges:
                 self._charge(q)
+                self._rank_again(rep.line)
             self.admissions += 1
             admitted += 1
             q.admission, batch = self.admissions, q.batch
@@ -480,6 +489,7 @@ class Reference:
         """The tenant pays for the prompt and the predicted output when the request is first admitted."""
         q.charged = float(self.s.predicted[q.index])
         self.service[q.tenant] += q.prompt + SERVICE_OUTPUT_WEIGHT * q.charged
+        self._stops_waiting(q.tenant)
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
         row = self.results[q.index]

@@ -119,8 +119,8 @@ class Policy:
         every_step: For ranks: keys change with time, so the queue is re-keyed at every step.
         builtin: Whether it ships with the package (its machine code is then cached on disk).
         bins: For binnings: how many bins there are.
-        starvation: What bounds a request's wait under this policy, in words, whatever is predicted;
-            "" where only ``Scheduler.max_wait_s`` does.
+        starvation: What holds of who may pass whom under this policy alone, in words, whatever is predicted
+            (tests/laws/test_starvation.py); "" where only ``Scheduler.max_wait_s`` bounds a wait.
     """
 
     axis: str
@@ -191,9 +191,8 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
 def takeover(function: Function) -> Policy:
     """Decorator: a function of TAKEOVER_ARGUMENTS; above 0: a waiting request takes a running one's place.
 
-    It is asked at the first step after an arrival, or after a running request produced another
-    window of tokens, of the best waiting request that finds no seat or memory and of the worst
-    running one, both by ``rank``. ``recompute_steps`` is what bringing the running one back would
+    It is asked at the first step after an arrival, and every ``Scheduler.window_tokens`` steps, of the
+    best waiting request that finds no seat or memory and of the worst running one, both by ``rank``. ``recompute_steps`` is what bringing the running one back (computed again, or swapped) would
     cost, in decode steps of the present batch; ``preemptions`` how often it had to leave before.
     """
     return make("takeover", function)
@@ -213,7 +212,7 @@ def batching(function: Function) -> Policy:
     It returns three whole numbers: how many waiting requests may be admitted, how many tokens
     the step may hold (its decodes count first, prompts share what is left), and flags added up:
     CHUNKED, PADDED, DECODES_WAIT, SPARE_BLOCK, and for Vidur's rules ADMIT_AFTER_EVICTION,
-    FORM_ONCE, RESTART_AS_DECODE, ONE_BATCH. ``decodes`` and ``prefills`` count the resident sequences
+    FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH. ``decodes`` and ``prefills`` count the resident sequences
     that are free to run; ``in_flight`` the steps still in the pipeline; ``steps_since_admit`` and
     ``ended_since_admit`` the steps and requests that ended since admissions were last allowed.
     """

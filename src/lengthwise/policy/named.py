@@ -7,7 +7,7 @@ from typing import Any
 
 from lengthwise.policy import batchings, binnings, memories, ranks, routers, takeovers
 from lengthwise.policy.contracts import Policy
-from lengthwise.policy.families import FAMILIES, from_text
+from lengthwise.policy.families import FAMILIES, from_text, parameters_of
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 
@@ -32,6 +32,7 @@ _SCHEDULERS = {
         leave="longest_remaining",
         batching="unified",
         memory="paged_by_chunk",
+        preempt="swap",
         takeover="by_rank",
     ),
     "isrtf": Scheduler(
@@ -51,9 +52,17 @@ _SCHEDULERS = {
     ),
     "hrrn": Scheduler(rank="hrrn", batching="unified", memory="paged_by_chunk"),
     "mlfq": Scheduler(
-        rank="mlfq(quantum=64, levels=6)", batching="unified", memory="paged_by_chunk", takeover="by_rank"
+        rank="mlfq(quantum=64, levels=6)",
+        batching="unified",
+        memory="paged_by_chunk",
+        preempt="swap",
+        takeover="by_rank",
     ),
     "vtc": Scheduler(rank="vtc", batching="unified", memory="paged_by_chunk"),
+    "multi_bin": Scheduler(rank="completed_batches", batching="static_bins", memory="paged", binning="one"),
+    "multi_bin_continuous": Scheduler(
+        rank="completed_batches", batching="unified", memory="paged_by_chunk", binning="one"
+    ),
     "vidur_vllm": Scheduler(
         rank="fcfs_evicted_first", leave="latest_arrival", batching="vidur_vllm", memory="paged_strict"
     ),
@@ -112,7 +121,9 @@ def catalog() -> list[tuple[str, str, str]]:
     """(axis, name, what it does) of every built-in policy and named scheduler."""
     rows = [(axis, name, policy.doc) for axis in _ROOMS for name, policy in sorted(known(axis).items())]
     for axis, families in FAMILIES.items():
-        rows += [(axis, f"{name}(...)", _first_line(make)) for name, make in families.items()]
+        rows += [
+            (axis, f"{name}({parameters_of(make)})", _first_line(make)) for name, make in families.items()
+        ]
     return rows + [("scheduler", name, _describe(s)) for name, s in _SCHEDULERS.items()]
 
 
@@ -122,4 +133,5 @@ def _first_line(make: Callable[..., Policy]) -> str:
 
 def _describe(s: Scheduler) -> str:
     takeover = "" if s.takeover == "never" else f", takeover {s.takeover}"
-    return f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}{takeover}"
+    binning = "" if s.binning is None else f", binning {s.binning}"
+    return f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}{takeover}{binning}"
