@@ -24,7 +24,7 @@ from _harness import Row, show
 
 RESULTS = Path(__file__).parent / "results" / "lengths.json"
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
-OTHERS = {"predict": "_predict", "encoder": "_encoder", "elis": "_elis"}
+OTHERS = {"predict": "_predict", "encoder": "_encoder", "elis": "_elis", "rerank": "_rerank"}
 """Sections that are files of their own: each has ``figures(shared, quick) -> {name: value}``."""
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
