@@ -188,3 +188,42 @@ def sample_lengths(text: Path) -> dict[str, np.ndarray]:
         "tokens": tokens,
         "censored": (tokens >= 0.85 * most) & ~(told & ended),
     }
+
+
+OPEN_RUNS = ("pythia-12b-sft-v8-7k", "falcon-7b-sft-mix", "llama2-13b-orca-8k", "codellama-13b-oasst")
+"""Runs of Open-Assistant's own models whose texts are recorded, on base models that may be used freely for this."""
+OPEN_MODELS = ("Mixtral-8x7B-Instruct-v0.1", "Qwen2-7B-Instruct", "Yi-1.5-9B-Chat", "Phi-3.5-mini-instruct")
+"""Models under Apache-2.0 or MIT, which put no terms on what is done with outputs."""
+
+
+def of_models(samples: Samples, names: tuple[str, ...]) -> Samples:
+    """The samples of models whose name holds one of ``names``."""
+    return samples.take(
+        np.array([i for i, m in enumerate(samples.prompts.model) if any(name in m for name in names)])
+    )
+
+
+def without(samples: Samples, texts: list[str]) -> Samples:
+    """The samples of other prompts than these."""
+    known = {text.strip() for text in texts}
+    kept = [i for i, text in enumerate(samples.prompts.text) if text.strip() not in known]
+    return samples.take(np.array(kept, np.int64))
+
+
+def shipped(text: Path) -> Samples:
+    """What the predictor that is shipped may learn from: Apache-2.0 data, outputs of openly licensed models."""
+    tasks = [of_models(zeroeval(text, task), OPEN_MODELS) for task in ("gsm", "crux", "math-l5")]
+    return together([of_models(oasst(text), OPEN_RUNS), *tasks])
+
+
+def wide(text: Path) -> Samples:
+    """Everything that is not non-commercial; prompts that AlpacaEval has, too, are left out."""
+    gpteacher = ("codegen-instruct", "roleplay-simple-deduped", "toolformer-similarity-0.8")
+    parts = [
+        oasst(text),
+        arena_hard(text),
+        *(zeroeval(text, task) for task in ("gsm", "crux", "math-l5")),
+        *(instructions(text, "gpteacher", name) for name in gpteacher),
+        instructions(text, "llamafactory_demo", "alpaca_en_demo"),
+    ]
+    return without(together(parts), list(alpaca_eval(text).prompts.text))

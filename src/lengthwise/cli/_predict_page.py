@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -14,14 +15,16 @@ import numpy as np
 import typer
 
 from lengthwise import predict as p
+from lengthwise.backend.collect import Endpoint
+from lengthwise.backend.collect import collect as backend_collect
 from lengthwise.cli._outputs import require_plotly, require_writable
 from lengthwise.cli._show import print_facts, print_table
 from lengthwise.predict.default import opened
 from lengthwise.predict.evaluate import Evaluation
 from lengthwise.predict.evaluate import evaluate as evaluated
-from lengthwise.predict.read import read, split
+from lengthwise.predict.read import read, read_prompts, split
 from lengthwise.report.predict import WORDS, predict_json, score_text, write_predict_html
-from lengthwise.schema.errors import MissingExtraError, UnknownNameError
+from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
 from lengthwise.schema.files import write_whole
 
 KINDS: dict[str, Callable[[int], Any]] = {
@@ -119,6 +122,21 @@ def evaluate(
             report, found, getattr(predictor, "facts_", {}), heading=f"Predicted lengths: {source}"
         )
         typer.echo(f"wrote {report}", err=to_stdout)
+
+
+def collect(
+    prompts: Path, *, url: str, model: str, out: Path, max_tokens: int | None, temperature: float | None,
+    concurrency: int,
+) -> None:  # fmt: skip
+    """Asks a server, and tells how it went; InputError where nothing was answered."""
+    wanted = read_prompts(prompts)
+    endpoint = Endpoint(url, model, max_tokens, temperature, os.environ.get("OPENAI_API_KEY"))
+    found = backend_collect(wanted, out, endpoint, concurrency=concurrency)
+    typer.echo(f"{found.done:,} answered, {found.skipped:,} were there, {found.failed:,} failed: {out}")
+    if found.failed:
+        raise InputError(
+            f"{found.failed:,} of {len(wanted):,} prompts were not answered; the first: {found.reason}"
+        )
 
 
 def show_card(source: str) -> None:

@@ -72,6 +72,31 @@ def evaluate(
 
 
 @app.command(epilog=EXAMPLES)
+def collect(
+    prompts: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Prompts: JSONL, CSV, Parquet, or text, one a line.")
+    ],
+    *,
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1.")],
+    model: Annotated[str, typer.Option(help="The model's name there.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL that answers are appended to.")],
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of an output.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Of the sampling.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+) -> None:
+    """Ask a running server for the answers to prompts, to train on; goes on where it was interrupted.
+
+    A key is taken from the environment variable OPENAI_API_KEY, where there is one.
+    """
+    from lengthwise.cli import _predict_page as page
+
+    page.collect(
+        prompts, url=url, model=model, out=out, max_tokens=max_tokens, temperature=temperature,
+        concurrency=concurrency,
+    )  # fmt: skip
+
+
+@app.command(epilog=EXAMPLES)
 def show(
     predictor: Annotated[
         str, typer.Argument(metavar="PREDICTOR", help="A file of `predict train`, or default.")

@@ -23,6 +23,7 @@ SHARES = np.linspace(0, 1, 5)
 """Shares of the linear part in the location that are tried."""
 RIDGES = (10.0, 40.0, 160.0)
 _FOLDS = 5
+_TEMPLATE_WORDS = 4
 _CLIP = 4.0
 _TAIL = 2.0
 """The ends of a distribution are at most so many times as far from its 1 % as that is from its 5 %."""
@@ -192,3 +193,15 @@ def imputed(y: Floats, censored: Bools, predicted: Floats) -> Floats:
 def shares_of(groups: Ints) -> Floats:
     """[n] weights that let a group of n samples count as the root of n."""
     return np.asarray(1 / np.sqrt(np.bincount(groups)[groups]))
+
+
+def template_shares(words: Sequence[list[str]]) -> Floats:
+    """[n] weights that let n prompts which begin or end with the same words count as the root of n."""
+    ends = [
+        Counter(map(tuple, (read[part] for read in words)))
+        for part in (slice(None, _TEMPLATE_WORDS), slice(-_TEMPLATE_WORDS, None))
+    ]
+    counts = [
+        max(ends[0][tuple(read[:_TEMPLATE_WORDS])], ends[1][tuple(read[-_TEMPLATE_WORDS:])]) for read in words
+    ]
+    return np.asarray(1 / np.sqrt(counts))

@@ -42,6 +42,7 @@ PHRASES: dict[str, float] = {
     "how do i": 0.4, "how can": 0.5, "how does": 0.4, "what are some": 0.6, "what are": 0.4, "difference": 0.5,
     "what is": -0.1, "who is": -0.3, "what would happen": 0.4, "tell me about": 0.4, "act as": 0.2,
     "following": -0.2, "given": -0.2, "list of": 0.3, "short story": -0.1, "in the world": -0.3,
-    "from scratch": 0.4, "no more than": -0.3, "explain": 0.3, "n't explain": -1.0, "output:": -0.3, "step-by-step": 0.5,
+    "from scratch": 0.4, "no more than": -0.3, "explain": 0.3, "n't explain": -1.0, "output:": -0.3,
+    "step-by-step": 0.5,
 }  # fmt: skip
 """Weights of phrases, found anywhere in lower-case text."""

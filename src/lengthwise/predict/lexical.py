@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict import _lexical_state
-from lengthwise.predict._lexical_fit import Design, Location, imputed, residual_quantiles, shares_of
+from lengthwise.predict._lexical_fit import (
+    Design,
+    Location,
+    imputed,
+    residual_quantiles,
+    shares_of,
+    template_shares,
+)
 from lengthwise.predict._state import State, fitted
 from lengthwise.predict.contract import Ints, Prompts, Samples
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
@@ -24,7 +31,10 @@ OTHER = ""
 _SHRINK = 5.0
 _ROUNDS = 2
 _LEAST_SCALE = 0.02
+_MODELS, _MODELS_SD = 3.0, 0.35
+"""What is thought of models before any is seen: so many, whose log lengths differ by such a deviation."""
 _BEYOND = 4.0
+_MEDIAN = int(np.searchsorted(LEVELS, 0.5))
 
 
 class Lexical:
@@ -35,7 +45,8 @@ class Lexical:
     counts, marks and a reader's guesses, the shares chosen by cross-validation over prompts; a scale by
     boosted trees; and the quantiles of the residuals over it on prompts left out. Cut outputs count as
     longer than seen: in the location by the mean of longer residuals (Buckley and James 1979), in the
-    quantiles by Kaplan and Meier. Once tokens have come, a second such model on the first one's
+    quantiles by Kaplan and Meier. Of prompts, of models and of templates the root of the number counts, so
+    that many alike do not drown the few. Once tokens have come, a second such model on the first one's
     answer, the tokens so far, and their text where it is given, tells what is left.
 
     Args:
@@ -69,7 +80,7 @@ class Lexical:
         features, words = prompt_features([str(text) for text in prompts])
         names = [model_key(name) for name in samples.prompts.model or [OTHER] * len(samples)]
         models, model = np.unique(names, return_inverse=True)
-        weight = shares_of(prompt) * shares_of(model)
+        weight = shares_of(prompt) * shares_of(model) * template_shares(words)[prompt]
         y = np.log(samples.output_tokens.astype(float))
         design = Design(features, words, self.seed)
         held, offset = np.zeros(len(y)), _means(y, model, weight)
@@ -162,13 +173,14 @@ class Lexical:
         self.scale_ = grow(x[rows], size[rows], weight[rows], trees=60, depth=3, seed=self.seed)
         scale = self._scale(features, mu)
         same = residual_quantiles((y - mu) / scale, censored, weight, LEVELS)
-        models = int(model.max()) + 1
-        if models < 3:
-            self.z_ = np.stack([same, 1.15 * same])
-            return
         even = weight / np.bincount(model, weight)[model]
         other = residual_quantiles((y - held - self.other_) / scale, censored, even, LEVELS)
-        self.z_ = np.stack([same, other])
+        seen = np.asarray(np.bincount(model, weight * offset) / np.bincount(model, weight))
+        had = float(np.mean((seen - self.other_) ** 2))
+        expected = (_MODELS * _MODELS_SD**2 + len(seen) * had) / (_MODELS + max(0, len(seen) - 1))
+        within = float(np.average((full - mu) ** 2, weights=even))
+        wider = np.sqrt(1 + max(0.0, expected - had) / max(within + had, _LEAST_SCALE**2))
+        self.z_ = np.stack([same, other[_MEDIAN] + wider * (other - other[_MEDIAN])])
 
     def state(self) -> State:
         """What is saved."""

@@ -60,6 +60,25 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
     return _samples(rows, paths, model)
 
 
+def read_prompts(file: Path | str) -> list[str]:
+    """The different prompts of a file: rows as ``read`` takes them, outputs not needed, or text, one a line.
+
+    Raises:
+        InputError: The file is missing or damaged, or a row has no prompt.
+    """
+    path = Path(file)
+    if path.suffix == ".txt" and path.exists():
+        found = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+        return list(dict.fromkeys(line for line in found if line))
+    prompts = []
+    for number, raw in _raw_rows(path):
+        prompt = _told(raw, path, number).prompt
+        if prompt is None:
+            raise InputError(f"{path}, row {number} must have a prompt; it has {', '.join(map(str, raw))}")
+        prompts.append(prompt)
+    return list(dict.fromkeys(prompts))
+
+
 @dataclass(frozen=True)
 class Split:
     """Two parts that share no prompt.

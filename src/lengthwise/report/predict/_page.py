@@ -14,8 +14,8 @@ from lengthwise.report.predict._words import WORDS, score_text
 CALIBRATION_NOTE = "The share of lengths below each predicted quantile. Honest is the diagonal."
 PAIRS_NOTE = "A point a request; the line is right. Hover for the 90 % interval."
 WINDOWS_NOTE = (
-    "Asked again after every 50 tokens, with the text so far where there is one. Error and order are of the requests that "
-    "still run; R2 is of all requests, those that are done counted as known."
+    "Asked again after every 50 tokens, with the text so far where there is one. Error and order are of the "
+    "requests that still run; R2 is of all requests, those that are done counted as known."
 )
 BINS_NOTE = "Bins of equal mass: the right one (full) and the right one or its neighbour (pale)."
 MODELS_NOTE = "The order that matters to a queue is that among requests of one model: tau within it."
