@@ -32,7 +32,7 @@ def verdict(cells: Sequence[Cell]) -> Verdict:
         best = max(bearable, key=_gain)
         return Verdict(*here, True, WORTH, best.name, _worth(best, oracle))
     if faster:
-        best = max(faster, key=_gain)
+        best = max(faster, key=lambda cell: _gain(cell) - _tail(cell))
         return Verdict(*here, False, TAIL, best.name, _tail_pays(best))
     best = max(candidates, key=_gain, default=oracle)
     return Verdict(*here, False, NONE, best.name, _no_gain(best, oracle))
