@@ -63,6 +63,15 @@ def test_erlang_c():
     assert theory.fcfs(EXPONENTIAL, 8.0, 10).mean_s == pytest.approx(m_m_10)
 
 
+@pytest.mark.parametrize("times", [EXPONENTIAL, theory.UniformTimes(0.1, 1.9)], ids=repr)
+def test_waits_in_slots_are_those_of_a_simulated_queue(times):
+    """FCFS with slots is the batch server with batches of one."""
+    rate = 0.85 * 8 / times.mean_s
+    runs = theory.runs(times, [], 1, rate_rps=rate, servers=8, requests=40_000, seeds=range(3))
+    seen = theory.estimate([run.latency_s for run in runs]).value
+    assert theory.fcfs(times, rate, 8).mean_s == pytest.approx(seen, rel=0.03)
+
+
 def test_equal_sizes_leave_nothing_to_order():
     blind = theory.fcfs(ALWAYS, 0.4)
     for order in (theory.sjf, theory.srpt):
