@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from lengthwise import policy
+from lengthwise import policy, scenario
 from lengthwise.cli import _main
 from lengthwise.policy import contracts
-from lengthwise.scenario import _arrivals, _canonical, _lengths, sections
+from lengthwise.scenario import _arrivals, _canonical, _lengths, _predictor, sections
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -38,6 +38,7 @@ TABLES = {
     "deployment": sections.DeploymentSection,
     "engine": sections.EngineSection,
     "scheduler": sections.SchedulerSection,
+    "predictor": _predictor.PredictorSection,
     "slo": sections.SloSection,
     "run": sections.RunSection,
     "search": sections.SearchSection,
@@ -70,6 +71,8 @@ def policy_arguments() -> str:
         "batching": policy.batching,
         "memory": policy.memory,
         "router": policy.router,
+        "takeover": policy.takeover,
+        "binning": policy.binning,
     }
     out = []
     for axis, maker in makers.items():
@@ -81,7 +84,8 @@ def policy_arguments() -> str:
 
 def policies() -> str:
     """Every built-in policy and named scheduler."""
-    rows = [f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog()]
+    ways = [("binning", f"{name}(k)", text) for name, text in scenario.BINNING_RULES.items()]
+    rows = [f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways]
     return "\n".join(["| axis | name | what it does |", "|---|---|---|", *rows, ""])
 
 

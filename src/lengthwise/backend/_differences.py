@@ -6,6 +6,7 @@ import math
 
 from lengthwise.backend._plan import cuts_prompts, is_overridden, kv_tokens, resident_bound, step_tokens
 from lengthwise.backend.launch import fits_node, policy_name
+from lengthwise.policy import PREDICTED, resolve
 from lengthwise.schema.deployment import Deployment
 
 ORDERED_BY_PRIORITY = {
@@ -13,6 +14,8 @@ ORDERED_BY_PRIORITY = {
     "sjf": "Requests went by predicted output: send it, in tokens, as the field `priority`.",
     "srtf": "Requests went by the predicted output that remained: send the prediction, in tokens, as the "
     "field `priority`; it cannot change once a request is sent.",
+    "gittins": "Requests went by the Gittins index of their predicted length: send it, in tokens, as the field "
+    "`priority`; it cannot change once a request is sent.",
     "longest_remaining": "Requests went by the predicted output that remained: send the prediction, in "
     "tokens, as the field `priority`; it cannot change once a request is sent.",
     "ljf": "Requests went by predicted output, longest first: send it negated as the field `priority`.",
@@ -49,7 +52,20 @@ def router_policy(deployment: Deployment) -> str:
 
 def shared_notes(deployment: Deployment) -> tuple[str, ...]:
     """What differs whichever engine runs: memory, eviction, steps, replicas, clients, caches."""
-    found = (_blocks, _memory, _preempt, _step, _budget, _replicas, _nodes, _timeout)
+    found = (
+        _blocks,
+        _memory,
+        _by_length,
+        _takeover,
+        _binning,
+        _max_wait,
+        _preempt,
+        _step,
+        _budget,
+        _replicas,
+        _nodes,
+        _timeout,
+    )
     made = (note(deployment) for note in found)
     return (
         *tuple(note for note in made if note),
@@ -73,6 +89,47 @@ def _memory(d: Deployment) -> str | None:
         return None
     text = _MEMORIES.get(name, f"Memory policy {name} has no counterpart; the engine pages on demand.")
     return text.format(bound=resident_bound(d))
+
+
+def _by_length(d: Deployment) -> str | None:
+    rank = resolve("rank", d.scheduler.rank)
+    if not rank.uses(*PREDICTED):
+        return None
+    again = " Predictions made again as tokens come cannot reach a request that the engine holds."
+    return (
+        f"Rank {rank.name} goes by predicted lengths, which no engine knows. A gateway orders exactly so: it keeps the "
+        "queue and passes an engine no more requests than run at once."
+        + (again if rank.uses("remaining_tokens", "index_tokens") else "")
+    )
+
+
+def _takeover(d: Deployment) -> str | None:
+    name = policy_name(d.scheduler.takeover)
+    if name == "never":
+        return None
+    return (
+        f"A waiting request took a running one's place where takeover {name} said so. vLLM evicts only when a running "
+        "request finds no memory; a gateway can cut a stream after some tokens and ask for the rest later, with what "
+        "the request has produced as its prompt."
+    )
+
+
+def _binning(d: Deployment) -> str | None:
+    if d.scheduler.binning is None:
+        return None
+    return (
+        f"Arrivals were gathered by predicted length into batches of {d.limits.max_num_seqs} ("
+        f"{policy_name(d.scheduler.binning)}). No engine does so; a gateway gathers them and passes whole batches on."
+    )
+
+
+def _max_wait(d: Deployment) -> str | None:
+    if math.isinf(d.scheduler.max_wait_s):
+        return None
+    return (
+        f"Who had waited {d.scheduler.max_wait_s:g} s went before all others. An engine's priority cannot change once "
+        "a request is with it: keep the bound where the queue is, in a gateway."
+    )
 
 
 def _preempt(d: Deployment) -> str | None:

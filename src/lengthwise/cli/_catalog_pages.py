@@ -16,6 +16,12 @@ from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
 
 Page = TypeVar("Page")
 
+_ONLY_THE_BOUND = "only scheduler.max_wait_s bounds the wait"
+_EXAMPLES = {
+    "bins": "(boundaries=[100, 300])",
+    **dict.fromkeys(("equal_mass", "uniform_optimal", "exponential", "learned"), "(k=8)"),
+}
+
 
 def overview() -> None:
     """How much there is of each kind."""
@@ -23,7 +29,7 @@ def overview() -> None:
         "models": len(catalog.models()),
         "gpus": len(catalog.gpus()),
         "nodes": len(catalog.nodes()),
-        "policies": len(policies_room.catalog()),
+        "policies": len(_all_policies()),
         "workloads": len(workloads_room.presets()),
     }
     rows = [(kind, str(size), f"lengthwise catalog {kind}") for kind, size in sizes.items()]
@@ -193,8 +199,24 @@ def _link(link: LinkSpec) -> str:
 
 def policies() -> None:
     """All policies and named schedulers."""
-    rows = [(axis, name, _plain(doc)) for axis, name, doc in policies_room.catalog()]
+    rows = [(axis, *_bare(name, _plain(doc))) for axis, name, doc in _all_policies()]
     print_table(("axis", "name", "what it does"), rows)
+
+
+def _bare(name: str, doc: str) -> tuple[str, str]:
+    """A policy's name without its parameters, which are told after what it does."""
+    bare, _, parameters = name.rstrip(")").partition("(")
+    return bare, f"{doc} Takes {parameters}." if parameters else doc
+
+
+def _all_policies() -> list[tuple[str, str, str]]:
+    """Policies, and the bins that a scenario cuts from its own workload."""
+    from lengthwise.scenario import BINNING_RULES
+
+    return [
+        *policies_room.catalog(),
+        *(("binning", f"{name}(k)", doc) for name, doc in BINNING_RULES.items()),
+    ]
 
 
 def _plain(doc: str) -> str:
@@ -203,25 +225,38 @@ def _plain(doc: str) -> str:
 
 
 def policy(name: str) -> None:
-    """Every policy or scheduler of one name."""
-    rows = [row for row in policies_room.catalog() if row[1] == name]
+    """Every policy or scheduler of one name; a policy with parameters by its bare name or with some given."""
+    wanted = name.partition("(")[0]
+    rows = [row for row in _all_policies() if row[1].partition("(")[0] == wanted]
     if not rows:
-        raise UnknownNameError("policy", name, [row[1] for row in policies_room.catalog()])
+        raise UnknownNameError("policy", name, [row[1].partition("(")[0] for row in _all_policies()])
     for axis, found, doc in rows:
         print_facts(found, [("axis", axis), ("what it does", _plain(doc)), *_takes(axis, found)])
 
 
 def _takes(axis: str, name: str) -> list[tuple[str, str]]:
     if axis == "scheduler":
-        whole: Scheduler = policies_room.scheduler(name)
-        return [
-            ("in a file", f'[scheduler] policy = "{name}"'),
-            ("preempt", whole.preempt),
-            ("router", str(whole.router)),
-        ]
+        return _parts(name)
+    bare, bracket, parameters = name.partition("(")
+    example = bare + _EXAMPLES.get(bare, bracket + parameters)
+    facts = [("parameters", parameters.rstrip(")"))] if bracket else []
+    facts += [("in a file", f'[scheduler] {axis} = "{example}"')]
+    if axis == "binning" and bare not in policies_room.known(axis) and bare != "bins":
+        return facts
+    found = policies_room.resolve(axis, example)
+    facts.insert(0, ("looks at", ", ".join(found.arguments)))
+    return [*facts, ("starvation", found.starvation or _ONLY_THE_BOUND)] if axis == "rank" else facts
+
+
+def _parts(name: str) -> list[tuple[str, str]]:
+    """A named scheduler's axes, as a file may change them."""
+    whole: Scheduler = policies_room.scheduler(name)
+    rank = policies_room.resolve("rank", whole.rank)
     return [
-        ("looks at", ", ".join(policies_room.resolve(axis, name).arguments)),
-        ("in a file", f'[scheduler] {axis} = "{name}"'),
+        ("in a file", f'[scheduler] policy = "{name}"'),
+        ("preempt", whole.preempt),
+        ("router", str(whole.router)),
+        ("starvation", rank.starvation or _ONLY_THE_BOUND),
     ]
 
 
@@ -261,6 +296,6 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "models": catalog.models,
     "gpus": catalog.gpus,
     "nodes": catalog.nodes,
-    "policies": lambda: {row[1] for row in policies_room.catalog()},
+    "policies": lambda: {row[1].partition("(")[0] for row in _all_policies()},
     "workloads": workloads_room.presets,
 }

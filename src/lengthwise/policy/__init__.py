@@ -20,7 +20,7 @@ from lengthwise.policy.contracts import (
     router,
     takeover,
 )
-from lengthwise.policy.families import aged, aged_gittins, bins, mlfq, worth
+from lengthwise.policy.families import aged, aged_gittins, bins, call_of, mlfq, worth
 from lengthwise.policy.named import PREEMPTIONS, catalog, known, named, resolve, scheduler
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "batching",
     "binning",
     "bins",
+    "call_of",
     "catalog",
     "compiled",
     "interpreted",

@@ -1,16 +1,20 @@
-"""Policies with parameters, written as ``name(key=value)`` where a name may stand."""
+"""Policies with parameters, written as ``name(key=value)``; a bare name takes the defaults."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from lengthwise.policy.contracts import Policy, make
-from lengthwise.schema.errors import PolicyError
+from lengthwise.schema.errors import PolicyError, UnknownNameError
 
 MOST_BINS = 1024
 
@@ -21,24 +25,30 @@ def aged(weight: float = 10.0) -> Policy:
 
     All age alike, so the order needs no clock: remaining + weight x arrival.
     """
-    _require(math.isfinite(weight) and weight > 0, "weight must be above 0 (tokens a second)", weight)
+    _require(0 < _number(weight) < math.inf, "weight must be above 0 and finite (tokens a second)", weight)
 
     def key(remaining_tokens, arrival_s):
         return remaining_tokens + weight * arrival_s
 
-    bound = "passed only by requests that came at most (longest predicted length / weight) seconds later"
+    bound = (
+        "passed only by requests that came at most (its predicted remaining tokens / weight) seconds after it, and "
+        "by no later one that is predicted longer"
+    )
     return _named("rank", f"aged(weight={weight:g})", key, starvation=bound)
 
 
 @lru_cache(maxsize=256)
 def aged_gittins(weight: float = 10.0) -> Policy:
     """As aged, by the Gittins index of the predicted distribution."""
-    _require(math.isfinite(weight) and weight > 0, "weight must be above 0 (tokens a second)", weight)
+    _require(0 < _number(weight) < math.inf, "weight must be above 0 and finite (tokens a second)", weight)
 
     def key(index_tokens, arrival_s):
         return index_tokens + weight * arrival_s
 
-    bound = "passed only by requests that came at most (largest index / weight) seconds later"
+    bound = (
+        "passed only by requests that came at most (its index / weight) seconds after it, and by no later one of a "
+        "larger index"
+    )
     return _named("rank", f"aged_gittins(weight={weight:g})", key, starvation=bound)
 
 
@@ -49,9 +59,11 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
     Level l ends after ``quantum`` x (2^(l+1) - 1) tokens; a request joins at the level whose quantum holds
     ``prompt_weight`` x its prompt. It needs no prediction. Within a level: first come, first served.
     """
-    _require(quantum >= 1, "quantum must be at least 1 token", quantum)
-    _require(1 <= levels <= 32, "levels must be from 1 to 32", levels)
-    _require(prompt_weight >= 0, "prompt_weight must be at least 0", prompt_weight)
+    _require(1 <= _whole(quantum) < 1 << 24, "quantum must be a whole number of tokens, at least 1", quantum)
+    _require(1 <= _whole(levels) <= 32, "levels must be a whole number from 1 to 32", levels)
+    _require(
+        0 <= _number(prompt_weight) < math.inf, "prompt_weight must be at least 0 and finite", prompt_weight
+    )
 
     def key(arrival_s, prompt_tokens, generated_tokens):
         level, room, joined, size = 0, quantum, 0, quantum
@@ -69,8 +81,8 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
 @lru_cache(maxsize=256)
 def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
     """As worth_it, the cost counted ``factor`` times, nobody made to leave more than ``most`` times."""
-    _require(factor >= 0, "factor must be at least 0", factor)
-    _require(most >= 0, "most must be at least 0", most)
+    _require(0 <= _number(factor) < math.inf, "factor must be at least 0 and finite", factor)
+    _require(_whole(most) >= 0, "most must be a whole number of at least 0", most)
 
     def gain(
         waiting_key,
@@ -91,7 +103,7 @@ def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
 
 def bins(boundaries: Sequence[float]) -> Policy:
     """Multi-Bin: bin i holds the predicted lengths from boundary i-1 to below boundary i; k - 1 boundaries."""
-    return _bins(tuple(float(b) for b in boundaries))
+    return _bins(tuple(map(_number, boundaries)))
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +111,7 @@ def _bins(inner: tuple[float, ...]) -> Policy:
     count = len(inner)
     _require(count < MOST_BINS, f"there must be fewer than {MOST_BINS} boundaries", count)
     rising = all(a < b for a, b in pairwise(inner)) and all(map(math.isfinite, inner))
-    _require(rising, "boundaries must be finite and increase", inner)
+    _require(rising, "boundaries must be finite and increase", list(inner))
     edges = inner or (math.inf,)
 
     def bin_of(predicted_tokens):
@@ -120,43 +132,73 @@ FAMILIES: dict[str, dict[str, Callable[..., Policy]]] = {
 
 
 def from_text(axis: str, text: str) -> Policy | None:
-    """The policy that ``name(key=value, ...)`` means; None where the text is no such call.
+    """The policy that ``name(key=value, ...)`` or a family's bare name means; None for any other name.
 
     Raises:
-        PolicyError: The name is no family of the axis, or its parameters are wrong.
+        UnknownNameError: The axis has no family of this name.
+        PolicyError: It is not written like a call, or its parameters are wrong.
     """
-    if "(" not in text:
-        return None
-    name, parameters = _parsed(axis, text)
     families = FAMILIES.get(axis, {})
+    if "(" not in text and text not in families:
+        return None
+    name, parameters = call_of(axis, text) if "(" in text else (text, {})
     if name not in families:
-        raise PolicyError(
-            f"no {axis} policy takes parameters under the name {name!r}; known: {', '.join(families)}"
-        )
+        raise UnknownNameError(f"{axis} policy", name, [f"{one}(...)" for one in families])
     try:
         return families[name](**parameters)
     except TypeError as error:
-        raise PolicyError(f"{axis} policy {text!r} cannot be made: {error}") from error
+        raise PolicyError(
+            f"{axis} policy {text!r} cannot be made: {error}; it takes {parameters_of(families[name])}"
+        ) from error
 
 
-def _parsed(axis: str, text: str) -> tuple[str, dict[str, Any]]:
+def parameters_of(make: Callable[..., Policy]) -> str:
+    """A family's parameters with their defaults: "quantum=64, levels=6"."""
+    return ", ".join(
+        str(p).partition(":")[0] + _default(p) for p in inspect.signature(make).parameters.values()
+    )
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is parameter.empty else f"={parameter.default}"
+
+
+def call_of(axis: str, text: str) -> tuple[str, dict[str, Any]]:
+    """(name, parameters) of ``name(key=value, ...)``; the values are plain literals.
+
+    Raises:
+        PolicyError: It is not written so.
+    """
     wrong = f"a {axis} policy with parameters is written like name(key=1, other=2); got {text!r}"
     try:
         call = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise PolicyError(wrong) from error
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise PolicyError(wrong)
+    if any(k.arg is None for k in call.keywords):
+        raise PolicyError(wrong)
     try:
         return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(wrong) from error
 
 
 def _named(axis: str, name: str, function: Callable[..., Any], **facts: Any) -> Policy:
     function.__name__ = function.__qualname__ = name.partition("(")[0]
-    made = make(axis, function, builtin=False, **facts)
-    return Policy(**{f: getattr(made, f) for f in made.__dataclass_fields__} | {"name": name})
+    return replace(make(axis, function, builtin=False, **facts), name=name)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"a number must stand where {value!r} does")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"a whole number must stand where {value!r} does")
+    return int(value)
 
 
 def _require(good: bool, must: str, got: Any) -> None:

@@ -43,7 +43,8 @@ def gittins(index_tokens):
 
 @rank(
     every_step=True,
-    starvation="passed only by requests that have themselves waited at least its wait x their remaining / its own",
+    starvation="passed only by requests that have waited at least its wait x (their predicted remaining / its own), "
+    "so by nobody who came later and is predicted at least as long",
 )
 def hrrn(waited_s, remaining_tokens):
     """Highest response ratio next: wait over predicted remaining output, so that waiting always tells."""
@@ -52,14 +53,17 @@ def hrrn(waited_s, remaining_tokens):
 
 @rank(
     every_step=True,
-    starvation="a tenant with requests waiting is served at most two largest requests less than any other",
+    starvation="of tenants with requests waiting in one queue none is charged more than one request (prompt + 2 x "
+    "predicted output) ahead of another, plus 4 x the largest error of prediction for each of their running requests",
 )
 def vtc(service_tokens):
     """The tenant that was served least first (VTC, charged by prediction at admission, set right at the end)."""
     return service_tokens
 
 
-@rank(starvation="batches leave in the order in which they were completed")
+@rank(
+    starvation="batches go in the order in which their bins filled; no bin keeps a request beyond batch_wait_s"
+)
 def completed_batches(batch):
     """Multi-Bin: batches in the order in which their bins filled, first come first served without bins."""
     return float(batch)

@@ -24,6 +24,10 @@ FACTS = {
     "memory": "Memory",
     "preempt": "Preemption by",
     "router": "Router",
+    "takeover": "Takeover",
+    "binning": "Bins",
+    "max_wait_s": "Longest wait, s",
+    "batch_wait_s": "Longest wait in a bin, s",
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "max_model_len": "max_model_len",
@@ -61,6 +65,8 @@ def _differing(facts: Sequence[tuple[str, list[Any]]], results: Sequence[Result]
 
 
 def _fact(value: Any) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, float):
         return f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else escape(str(value)) or UNKNOWN

@@ -6,8 +6,9 @@ Schema version 1::
       {"name": str,
        "binding": {"resource": str, "sentence": str, "warning": str},
        "deployment": {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "leave", "batching",
-                      "memory", "preempt", "router", "max_num_seqs", "max_num_batched_tokens",
-                      "max_model_len", "kv_blocks", "block_size_tokens", "price_per_hour_usd", "cost_source"},
+                      "memory", "preempt", "router", "takeover", "binning", "max_wait_s", "batch_wait_s",
+                      "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks",
+                      "block_size_tokens", "price_per_hour_usd", "cost_source"},
        "summary": the fields of lengthwise.metrics.Summary by their names, units in the names;
                   an estimate is {"value": number | null, "half_width": number | null},
        "scenario": str}]}
@@ -47,7 +48,7 @@ def write_json(path: Path | str, results: list[Result]) -> None:
 def deployment_facts(deployment: Deployment) -> dict[str, Any]:
     """What ran, as plain values by name."""
     parallel, scheduler, limits = deployment.parallel, deployment.scheduler, deployment.limits
-    axes = ("rank", "leave", "batching", "memory", "preempt", "router")
+    axes = ("rank", "leave", "batching", "memory", "preempt", "router", "takeover")
     return {
         "model": deployment.model.name,
         "gpu": deployment.gpu.name,
@@ -56,6 +57,9 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "pp": parallel.pp,
         "replicas": parallel.replicas,
         **{axis: _policy_name(getattr(scheduler, axis)) for axis in axes},
+        "binning": None if scheduler.binning is None else _policy_name(scheduler.binning),
+        "max_wait_s": _finite(scheduler.max_wait_s),
+        "batch_wait_s": _finite(scheduler.batch_wait_s),
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "max_model_len": deployment.max_model_len,
@@ -64,6 +68,10 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "price_per_hour_usd": deployment.price_per_hour_usd,
         "cost_source": deployment.cost.source,
     }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _policy_name(policy: Any) -> str:

@@ -24,7 +24,8 @@ class WorkloadSection(Section):
     ``concurrency`` or ``arrivals`` its lengths are drawn instead. A preset has arrivals of its own,
     too, which these replace. ``request_rate = inf`` sends all requests at once. The limits cut as
     ``cut`` says. ``num_requests`` None: 1,000, or all of a replayed trace, which cannot give more than it
-    has. ``sort`` puts a trace's rows in order of arrival.
+    has. ``sort`` puts a trace's rows in order of arrival. ``tenants`` is how many tenants send the requests,
+    or a list of the weights of their numbers of requests; a replayed trace keeps its own.
     """
 
     preset: Text | None = None
@@ -40,6 +41,7 @@ class WorkloadSection(Section):
     time_scale: Rate = 1.0
     sort: bool = False
     predicted: Literal["none", "oracle", "mean"] = "none"
+    tenants: Annotated[int, Field(ge=1, le=10_000)] | list[Rate] | None = None
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
     max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
@@ -138,7 +140,14 @@ class EngineSection(Section):
 class SchedulerSection(Section):
     """A named scheduler, single axes that differ from it, or a user's own policies.
 
-    A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object.
+    A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. One with
+    brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``takeover``
+    says whether a waiting request may take a running one's place. ``binning`` gathers arrivals of like
+    predicted length into batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)",
+    "exponential(k=8)" and "learned(k=8)" take their boundaries from other requests of the same workload.
+    ``max_wait_s`` bounds starvation: who has waited so long in all goes before all who have not, in order of
+    arrival. ``batch_wait_s`` is how long the first of a bin waits for it to fill. ``window_tokens``: takeovers
+    are looked for after every arrival, and again after so many steps.
     """
 
     policy: Text = "vllm_v1"
@@ -148,6 +157,11 @@ class SchedulerSection(Section):
     memory: Text | None = None
     preempt: Literal["recompute", "swap"] | None = None
     router: Text | None = None
+    takeover: Text | None = None
+    binning: Text | None = None
+    max_wait_s: Wait | None = None
+    batch_wait_s: Wait | None = None
+    window_tokens: Count | None = None
 
 
 class SloSection(Section):

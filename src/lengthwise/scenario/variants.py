@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise import catalog, engine, policy
+from lengthwise.scenario._bins import binning_of
 from lengthwise.scenario._places import python_object, resolved
 from lengthwise.scenario._workloads import PerSeed, per_seed
 from lengthwise.scenario.scenario import Scenario
@@ -17,7 +18,8 @@ from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.workload import Workload
 
-_AXES = ("rank", "leave", "batching", "memory", "preempt", "router")
+_AXES = ("rank", "leave", "batching", "memory", "preempt", "router", "takeover", "binning")
+_NUMBERS = ("max_wait_s", "batch_wait_s", "window_tokens")
 _KEY_OF_KIND = {
     "model": "deployment.model",
     "GPU": "deployment.gpu",
@@ -89,13 +91,12 @@ def deployment(scenario: Scenario) -> Deployment:
 
 
 def scheduler(scenario: Scenario) -> Scheduler:
-    """The scheduler of a scenario: the named one, with the axes that the file sets itself."""
-    section = scenario.scheduler
-    axes: dict[str, Any] = {
-        axis: getattr(section, axis) for axis in _AXES if getattr(section, axis) is not None
-    }
-    own: dict[str, Any] = {axis: _named_or_object(value, scenario) for axis, value in axes.items()}
-    return replace(_whole_scheduler(section, scenario), **own)
+    """The scheduler of a scenario: the named one, with what the file sets itself."""
+    given = scenario.scheduler.model_dump(exclude={"policy"}, exclude_none=True)
+    own: dict[str, Any] = {axis: _named_or_object(given[axis], scenario) for axis in _AXES if axis in given}
+    own |= {name: given[name] for name in _NUMBERS if name in given}
+    chosen = replace(_whole_scheduler(scenario.scheduler, scenario), **own)
+    return replace(chosen, binning=binning_of(chosen.binning, scenario))
 
 
 def _whole_scheduler(section: SchedulerSection, scenario: Scenario) -> Scheduler:
@@ -109,7 +110,7 @@ def _whole_scheduler(section: SchedulerSection, scenario: Scenario) -> Scheduler
         return given
     raise PolicyError(
         f"scheduler.policy {section.policy!r} must be a Scheduler or a function decorated with "
-        f"lengthwise.policy.rank, batching, memory or router; it is a {type(given).__name__}"
+        f"lengthwise.policy.rank, batching, memory, router, takeover or binning; it is a {type(given).__name__}"
     )
 
 
