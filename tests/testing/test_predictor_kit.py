@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -162,13 +164,17 @@ class Stubborn(BucketEcdf):
 
 
 class CutsShort(BucketEcdf):
-    """Leaves out what was cut; nothing left, it says 10."""
+    """Takes what was cut for ended."""
 
     def fit(self, samples):
-        super().fit(samples)
-        if samples.censored.all():
-            self.table_ = np.full_like(self.table_, 10)
-        return self
+        return super().fit(replace(samples, censored=np.zeros(len(samples), bool)))
+
+
+class AllOrNothing(BucketEcdf):
+    def fit(self, samples):
+        if samples.censored.mean() > 0.4:
+            raise ValueError("too many were cut")
+        return super().fit(samples)
 
 
 class Forgetful(BucketEcdf):
@@ -207,7 +213,8 @@ BROKEN = [
     (Closed, "odd_prompts", "predict on an unknown model must not raise"),
     (Spread, "one_length", "fit on one constant length must not raise; it raised ZeroDivisionError"),
     (Stubborn, "one_length", "must be predicted as about 64; it says 500"),
-    (CutsShort, "cut_outputs", "it predicts 10"),
+    (CutsShort, "cut_outputs", "cut outputs are longer than what came"),
+    (AllOrNothing, "cut_outputs", "fit on outputs of which half were cut must not raise"),
     (Forgetful, "state_comes_back", r"must not raise|must predict the same"),
     (Unspeakable, "state_comes_back", "JSON"),
     (Dull, "learns", "well below a constant's"),
