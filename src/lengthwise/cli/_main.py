@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli import capacity, catalog, explain, search, simulate, theory, workload
+from lengthwise.cli import capacity, catalog, explain, lab, predict, search, simulate, theory, workload
 from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
@@ -32,8 +32,10 @@ app = typer.Typer(
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
 app.command("capacity", epilog=capacity.EXAMPLES)(capacity.run)
 app.command("search", epilog=search.EXAMPLES)(search.run)
+app.command("lab", epilog=lab.EXAMPLES)(lab.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)
 app.command("catalog", epilog=catalog.EXAMPLES)(catalog.run)
+app.add_typer(predict.app, name="predict")
 app.add_typer(workload.app, name="workload")
 app.add_typer(theory.app, name="theory")
 

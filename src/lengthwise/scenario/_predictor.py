@@ -29,7 +29,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "model": ("file", "conditional"),
     "default": ("conditional",),
 }
-_OF_ALL = ("kind", "window_tokens", "statistic", "repredict")
+_OF_ALL = ("name", "kind", "window_tokens", "statistic", "repredict")
 _NEEDED = {
     "lognormal_error": ("sigma",),
     "bin_neighbour": ("boundaries", "p"),

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from lengthwise.scenario._lab import LabSection
 from lengthwise.scenario._merge import merged
 from lengthwise.scenario._places import resolved
 from lengthwise.scenario._predictor import PredictorSection
@@ -37,6 +38,7 @@ class Scenario(Section):
     slo: SloSection = SloSection()
     run: RunSection = RunSection()
     search: SearchSection | None = None
+    lab: LabSection | None = None
     variants: list[VariantSection] = Field(default_factory=list)
     _source: str = PrivateAttr("scenario")
     _folder: Path = PrivateAttr(Path())
@@ -73,6 +75,7 @@ class Scenario(Section):
                 on.gpu,
                 on.node,
                 on.cost.partition(":")[2],
+                *(one.file for one in (whole.lab.predictors if whole.lab else ())),
             )
             named.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in named if path.is_file())
