@@ -58,12 +58,21 @@ def test_all_kinds_were_tried_here_or_below():
     assert set(PARAMETERS) == set(KINDS) | {"none", "model", "default"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_length_aware_ranks_ends(kind):
-    whole = asked(kind, KINDS[kind], rest='[scheduler]\nrank = "srtf"\n[engine]\nmax_num_seqs = 4\n')
+def mean_jct_s(kind, keys=""):
+    """Of thirty requests that come at once, four at a time, shortest remaining first."""
+    few = WORKLOAD.replace("120", "30").replace("request_rate = 20", 'arrivals = "all_at_once"')
+    whole = asked(kind, keys, few, '[scheduler]\nrank = "srtf"\n[engine]\nmax_num_seqs = 4\n')
     variant = scenario.build(whole)[0]
     records = engine.simulate(variant.workload(0), variant.deployment, engine="reference")
     assert (records.requests.status == Status.FINISHED).all()
+    return float(np.mean(records.requests.finished_s - records.requests.arrival_s))
+
+
+def test_length_aware_ranks_run_and_knowing_is_better_than_being_misled():
+    jct_s = {kind: mean_jct_s(kind, keys) for kind, keys in KINDS.items()}
+    assert jct_s["oracle"] == min(jct_s.values())
+    assert jct_s["reversed"] == max(jct_s.values())
+    assert jct_s["oracle"] < jct_s["lognormal_error"] < jct_s["same"]
 
 
 def test_the_oracle_is_right_and_the_errors_are_of_the_seed():
