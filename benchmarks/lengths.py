@@ -44,9 +44,9 @@ def rows_of(section: str, shared: Path, *, quick: bool) -> list[Row]:
     """The rows of a section that is a file of its own; one that says why where it is absent."""
     try:
         figures: Callable[..., Mapping[str, Any]] = importlib.import_module(OTHERS[section]).figures
-    except ModuleNotFoundError as error:
+        return [_row(name, value) for name, value in figures(shared, quick).items()]
+    except (ModuleNotFoundError, FileNotFoundError) as error:  # a file or recorded data that is not here
         return [Row(f"{section}.skipped", math.nan, "", math.nan, "higher", details={"skipped": str(error)})]
-    return [_row(name, value) for name, value in figures(shared, quick).items()]
 
 
 def _row(name: str, value: Any) -> Row:
