@@ -30,7 +30,7 @@ def line_up(S, q, now_s, slot, rank):
     queue_push(S, q, key, request.index, slot)
     deadline_s = request.arrival_s + S.par[0].timeout_s
     S.queues[q].deadline_s = min(S.queues[q].deadline_s, deadline_s)
-    if S.par[0].takes_over == 1:
+    if S.par[0].takes_over == 1 and S.pool_slot[S.queues[q].offset] == slot:
         decide(S, q)
 
 
@@ -171,13 +171,19 @@ def order_to_leave(S, r, now_s, leave_rank):
 
 @jit_cold
 def rank_residents(S, r, now_s, rank):
-    """Idle residents with their keys in the queue's order in ``scratch``, unsorted; returns how many."""
-    count = _settled(S, r)
-    for i in range(count):
+    """Idle residents that have got on, with their keys in the queue, in ``scratch``, unsorted; how many.
+
+    Whoever has produced nothing since it was admitted is not among them: every admission is worth a
+    token at least, or two requests could take turns for ever.
+    """
+    count = 0
+    for i in range(_settled(S, r)):
         slot = _idle(S, r, i)
-        S.scratch_key[i] = rank_key(S, now_s, slot, rank)
-        S.scratch_tie[i] = S.slots[slot].seat
-        S.scratch_slot[i] = slot
+        if S.slots[slot].generated > S.slots[slot].entered:
+            S.scratch_key[count] = rank_key(S, now_s, slot, rank)
+            S.scratch_tie[count] = S.slots[slot].seat
+            S.scratch_slot[count] = slot
+            count += 1
     return count
 
 

@@ -193,6 +193,7 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory):
         q.admission = S.ctr[0].admissions
         batch = q.batch
         q.waiting = 0
+        q.entered = q.generated
         q.waited_s += now_s - q.queued_s
         _place(S, r, slot, now_s, chunk)
 

@@ -15,9 +15,8 @@ BAD_TAKEOVER = layout.BAD_TAKEOVER
 def give_way(S, r, now_s, rank, memory, takeover):
     """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them."""
     rep, par = S.replicas[r], S.par[0]
-    running = S.groups[rep.idle].members + rep.partials
-    ranked, worst_from = False, running
-    seats, free, left = par.max_num_seqs - S.running[r], rep.free_blocks, running
+    ranked, running, worst_from, left = False, 0, 0, 0
+    seats, free = par.max_num_seqs - S.running[r], rep.free_blocks
     queue = S.queues[rep.queue]
     tried = 0
     while tried < par.max_num_seqs and queue.length > 0:
@@ -29,10 +28,10 @@ def give_way(S, r, now_s, rank, memory, takeover):
         tried += 1
         k, room, seat = left, free, seats
         blocks = _blocks_to_enter(S, slot, room, seat, memory)
+        if blocks < 0 and not ranked:
+            running = rank_residents(S, r, now_s, rank)
+            ranked, worst_from, left, k = True, running, running, running
         while blocks < 0 and k > 0:
-            if not ranked:
-                ranked = True
-                rank_residents(S, r, now_s, rank)
             if k == worst_from:
                 worst_from -= 1
                 _worst_to_end(S, k)

@@ -42,6 +42,7 @@ slot_t = np.dtype(
         ("swapped", "i8"),
         ("waiting", "i8"),
         ("batch", "i8"),
+        ("entered", "i8"),
         ("queued_s", "f8"),
         ("waited_s", "f8"),
         ("charged", "f8"),

@@ -30,6 +30,7 @@ class Request:
     waited_s: float = 0.0
     charged: float = 0.0
     batch: int = 0
+    entered: int = 0
     key: float = 0.0
 
     @property

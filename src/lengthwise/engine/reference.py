@@ -306,17 +306,20 @@ class Reference:
             self._leave(rep, q, Status.TIMED_OUT, now)
 
     def _give_way(self, rep: Replica, step: Step) -> None:
-        """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them."""
+        """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them.
+
+        Whoever has produced nothing since it was admitted is left alone: every admission is worth a
+        token at least, or two requests could take turns for ever.
+        """
         self._rank_again(rep.line)
         due = rep.decide or rep.undecided >= self.s.window
         if not (self.s.takes_over and due and rep.queue):
             return
-        running: list[tuple[float, int, Request]] = []
-        seats, free, left = self.s.max_num_seqs - len(rep.resident), rep.free, len(rep.idle)
+        running = sorted((self._rank_of(q), q.seat, q) for q in rep.idle if q.generated > q.entered)
+        seats, free, left = self.s.max_num_seqs - len(rep.resident), rep.free, len(running)
         for w in sorted(rep.queue, key=lambda q: (q.key, q.index))[: self.s.max_num_seqs]:
             k, room, seat = left, free, seats
             while not (seat > 0 and (blocks := self._blocks_to_enter(w, room, seat)) >= 0):
-                running = running or sorted((self._rank_of(q), q.seat, q) for q in rep.idle)
                 if k == 0 or not self._takes_place(rep, w, *running[k - 1]):
                     break
                 k -= 1
@@ -454,7 +457,8 @@ class Reference:
             q.queued_s = now
         self._key(line, q)
         line.waiting.append(q)
-        self._decide(line)
+        if q is min(line.waiting, key=lambda q: (q.key, q.index)):
+            self._decide(line)
 
     def _admit(self, rep: Replica, step: Step, admit: int, prompt_tokens: int, flags: int) -> None:
         admitted, batch = 0, 0
@@ -482,6 +486,7 @@ class Reference:
             self.admissions += 1
             admitted += 1
             q.admission, batch = self.admissions, q.batch
+            q.entered = q.generated
             q.waiting, q.waited_s = False, q.waited_s + (self.now_s - q.queued_s)
             self._place(rep, step, q, chunk)
 

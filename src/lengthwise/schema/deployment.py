@@ -81,8 +81,8 @@ class Scheduler:
         max_wait_s: Starvation bound. Who has waited so long in all goes before everybody who has
             not, in order of arrival, and is not made to leave for another.
         batch_wait_s: How long the first of a bin waits at most for the bin to fill.
-        window_tokens: A replica looks for takeovers after every arrival, and again after so many
-            steps, in which each running request has produced as many tokens.
+        window_tokens: A replica looks for takeovers after an arrival that goes before all who wait,
+            and again after so many steps, in which each running request has produced as many tokens.
     """
 
     rank: Any = "fcfs"
