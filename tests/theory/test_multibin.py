@@ -212,3 +212,24 @@ def test_confusing_follows_the_matrix():
     put = theory.confuse(true, wrong, rng.random(40_000))
     np.testing.assert_allclose(theory.of_predictions(true, put, 4), wrong, atol=0.02)
     np.testing.assert_array_equal(theory.confuse(true, np.eye(4), rng.random(40_000)), true)
+
+
+@given(tokens=st.lists(st.integers(1, 300), min_size=1, max_size=60), batch=batches, bins=counts)
+@pytest.mark.parametrize("rule", theory.RULES)
+def test_boundaries_in_tokens_rise_and_leave_no_bin_empty(rule, tokens, batch, bins):
+    edges = theory.token_boundaries(tokens, batch, bins, rule)
+    assert len(edges) < bins
+    assert edges == sorted(set(edges))
+    assert all(edge % 1 == 0.5 for edge in edges)
+    assert (np.bincount(np.searchsorted(edges, tokens), minlength=len(edges) + 1) > 0).all()
+
+
+def test_boundaries_in_tokens_are_those_of_an_engine():
+    from lengthwise.policy.families import bins
+
+    tokens = [3, 5, 5, 9, 20, 21, 22, 90]
+    edges = theory.token_boundaries(tokens, 2, 3)
+    policy = bins(edges)
+    assert [policy.function(t) for t in tokens] == list(theory.bin_of(tokens, edges))
+    with pytest.raises(InputError, match="whole numbers"):
+        theory.token_boundaries([1.5], 2, 3)

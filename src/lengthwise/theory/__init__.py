@@ -22,7 +22,14 @@ from lengthwise.theory.multibin import (
     uniform_bins_for,
     uniform_throughput_rps,
 )
-from lengthwise.theory.multibin_study import RULES, Bins, MultiBinStudy, multibin_study
+from lengthwise.theory.multibin_study import (
+    RULES,
+    Bins,
+    MultiBinStudy,
+    cuts_of,
+    multibin_study,
+    token_boundaries,
+)
 from lengthwise.theory.queue_study import ORDERS, QueueStudy, queue_study
 from lengthwise.theory.queues import (
     Sojourn,
@@ -56,6 +63,7 @@ __all__ = [
     "bins_for",
     "capacity_rps",
     "confuse",
+    "cuts_of",
     "equal_mass",
     "erlang_c",
     "estimate",
@@ -82,6 +90,7 @@ __all__ = [
     "sprpt",
     "srpt",
     "throughput_rps",
+    "token_boundaries",
     "uniform_batch_s",
     "uniform_bins_for",
     "uniform_optimal",

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.theory import boundaries, multibin, simulated
 from lengthwise.theory.confusion import neighbours, of_accuracy
+from lengthwise.theory.sampled import SampledTimes
 from lengthwise.theory.service import ExponentialTimes, Floats, ServiceTimes, UniformTimes
 
 RULES = ("optimal", "equal", "learned")
@@ -88,6 +90,20 @@ def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
     if rule == "optimal" and isinstance(times, ExponentialTimes):
         return boundaries.exponential_recursion(times, batch, bins)
     return boundaries.learned(times, batch, bins)
+
+
+def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
+    """Boundaries in tokens for an engine's bins, from lengths that were seen; at most k - 1, each another.
+
+    They lie half a token above the last length of their bin, so that it does not matter on which side a
+    boundary itself belongs. Ties of the lengths can leave fewer bins than were asked for.
+    """
+    lengths = np.asarray(tokens, float)
+    if lengths.size and (lengths != np.rint(lengths)).any():
+        raise InputError("tokens must be whole numbers; round predicted lengths first")
+    times = SampledTimes(lengths)
+    cuts = np.unique(np.floor(cuts_of(times, batch, bins, rule)))
+    return [float(cut) + 0.5 for cut in cuts if cut < float(times.quantile(1.0))]
 
 
 def multibin_study(
