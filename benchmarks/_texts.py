@@ -192,8 +192,6 @@ def sample_lengths(text: Path) -> dict[str, np.ndarray]:
 
 OPEN_RUNS = ("pythia-12b-sft-v8-7k", "falcon-7b-sft-mix", "llama2-13b-orca-8k", "codellama-13b-oasst")
 """Runs of Open-Assistant's own models whose texts are recorded, on base models that may be used freely for this."""
-OPEN_MODELS = ("Mixtral-8x7B-Instruct-v0.1", "Qwen2-7B-Instruct", "Yi-1.5-9B-Chat", "Phi-3.5-mini-instruct")
-"""Models under Apache-2.0 or MIT, which put no terms on what is done with outputs."""
 
 
 def of_models(samples: Samples, names: tuple[str, ...]) -> Samples:
@@ -212,8 +210,7 @@ def without(samples: Samples, texts: list[str]) -> Samples:
 
 def shipped(text: Path) -> Samples:
     """What the predictor that is shipped may learn from: Apache-2.0 data, outputs of openly licensed models."""
-    tasks = [of_models(zeroeval(text, task), OPEN_MODELS) for task in ("gsm", "crux", "math-l5")]
-    return together([of_models(oasst(text), OPEN_RUNS), *tasks])
+    return of_models(oasst(text), OPEN_RUNS)
 
 
 def wide(text: Path) -> Samples:

@@ -23,9 +23,9 @@ from lengthwise.predict.save import save
 SHIPPED = Path(__file__).parents[1] / "src/lengthwise/predict/data/default.lwp"
 TRAINED = "2026-11-21"
 LICENCE = (
-    "Data: Apache-2.0 (github.com/Open-Assistant/oasst-model-eval; github.com/WildEval/ZeroEval), prompts of "
-    "GSM8K, MATH and CRUXEval MIT; outputs of Pythia, Falcon, Code Llama and Llama 2 fine-tunes of Open-Assistant, "
-    "and of Mixtral 8x7B, Qwen2 7B, Yi 1.5 9B (Apache-2.0) and Phi 3.5 mini (MIT). The predictor: Apache-2.0."
+    "Data: sampling reports of github.com/Open-Assistant/oasst-model-eval, Apache-2.0; outputs of Open-Assistant's own "
+    "fine-tunes of Pythia 12B, Falcon 7B, Llama 2 13B and Code Llama 13B, none of a commercial provider's model. "
+    "The predictor: Apache-2.0."
 )
 SCORES = (
     "mae",
@@ -59,9 +59,9 @@ def trained(text: Path) -> tuple[Lexical, dict]:
         "versions": {name: version(name) for name in ("numpy", "scikit-learn")},
         "held_out": figures(held),
         "other_prompts_and_models": figures(out),
-        "weaknesses": "English; everyday questions, school mathematics and code reading; answers up to 400 tokens "
-        "for everyday questions (longer ones were cut there); no reasoning models; what a model that it has not "
-        "seen typically answers is a guess, the order of its requests is not",
+        "weaknesses": "191 English prompts of everyday use; outputs were cut at 400 tokens, so that longer ones are "
+        "extrapolated; no mathematics with long reasoning, no long code, no reasoning models; how long a model that it "
+        "has not seen answers on the whole is a guess, the order of its requests is not",
     }
     return whole, facts
 

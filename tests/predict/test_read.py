@@ -78,7 +78,10 @@ BODY = {
     [
         ({"instruction": "Do", "input": "it", "response": "ok", "generator": "g", "n": 1}, "Do\n\nit", 1, "g", False),
         ({"request": {"messages": CHAT}, "response": BODY}, "Be short.\n\nHello", 7, "qwen", True),
-        ({"request": json.dumps({"messages": CHAT}), "response": json.dumps(BODY)}, "Be short.\n\nHello", 7, "qwen", True),
+        (
+            {"request": json.dumps({"messages": CHAT}), "response": json.dumps(BODY)},
+            "Be short.\n\nHello", 7, "qwen", True,
+        ),
         ({"conversations": [{"from": "human", "value": "A"}, {"from": "gpt", "value": "B c d"}]}, "A", 2, "", False),
         ({"messages": [*CHAT, {"role": "assistant", "content": "Yes"}]}, "Be short.\n\nHello", 1, "", False),
         ({"ContextTokens": 3, "GeneratedTokens": 44.0}, None, 44, "", False),

@@ -23,6 +23,7 @@ SHARES = np.linspace(0, 1, 5)
 """Shares of the linear part in the location that are tried."""
 RIDGES = (10.0, 40.0, 160.0)
 _FOLDS = 5
+_REPEATS = 4.0
 _TEMPLATE_WORDS = 4
 _CLIP = 4.0
 _TAIL = 2.0
@@ -90,13 +91,14 @@ class Design:
 
     def quick(self, y: Floats, weight: Floats) -> Floats:
         """[n] what a ridge regression of middling penalty says of prompts left out of it."""
-        return self._linear(y, weight, RIDGES[1])
+        return self._linear(y, weight / weight.mean(), RIDGES[1])
 
     def locate(self, y: Floats, weight: Floats) -> tuple[Location, Floats]:
         """What follows ``y`` [n] best on prompts left out of it, and [n] what it says of those.
 
         The share of the linear part and its penalty are chosen by cross-validation over prompts.
         """
+        weight = weight / weight.mean()  # a penalty means the same whatever the weights sum to
         linear = {ridge: self._linear(y, weight, ridge) for ridge in RIDGES}
         trees = self._held(y, lambda a, b: self._trees(a, y, weight).predict(self.features[b]))
         _, share, ridge = min(
@@ -190,9 +192,14 @@ def imputed(y: Floats, censored: Bools, predicted: Floats) -> Floats:
     return out
 
 
-def shares_of(groups: Ints) -> Floats:
+def root_shares(groups: Ints) -> Floats:
     """[n] weights that let a group of n samples count as the root of n."""
     return np.asarray(1 / np.sqrt(np.bincount(groups)[groups]))
+
+
+def repeat_shares(groups: Ints) -> Floats:
+    """[n] weights that let n samples of a prompt count as at most ``_REPEATS``: what more they tell is little."""
+    return np.asarray(1 / (1 + (np.bincount(groups)[groups] - 1) / _REPEATS))
 
 
 def template_shares(words: Sequence[list[str]]) -> Floats:

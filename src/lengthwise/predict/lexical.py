@@ -14,8 +14,9 @@ from lengthwise.predict._lexical_fit import (
     Design,
     Location,
     imputed,
+    repeat_shares,
     residual_quantiles,
-    shares_of,
+    root_shares,
     template_shares,
 )
 from lengthwise.predict._state import State, fitted
@@ -45,9 +46,9 @@ class Lexical:
     counts, marks and a reader's guesses, the shares chosen by cross-validation over prompts; a scale by
     boosted trees; and the quantiles of the residuals over it on prompts left out. Cut outputs count as
     longer than seen: in the location by the mean of longer residuals (Buckley and James 1979), in the
-    quantiles by Kaplan and Meier. Of prompts, of models and of templates the root of the number counts, so
-    that many alike do not drown the few. Once tokens have come, a second such model on the first one's
-    answer, the tokens so far, and their text where it is given, tells what is left.
+    quantiles by Kaplan and Meier. Of models and of templates the root of the number counts, of repeated
+    prompts little, so that many alike do not drown the few. Once tokens have come, a second such model on
+    the first one's answer, the tokens so far, and their text where it is given, tells what is left.
 
     Args:
         seed: Of folds and of the windows that are drawn.
@@ -57,7 +58,7 @@ class Lexical:
 
     kind: ClassVar[str] = "lexical"
 
-    def __init__(self, seed: int = 0, window_tokens: int = 50, most_windows: int = 40_000) -> None:
+    def __init__(self, seed: int = 0, window_tokens: int = 50, most_windows: int = 20_000) -> None:
         if window_tokens < 1 or most_windows < 1:
             raise InputError(
                 f"window_tokens and most_windows must be at least 1; got {window_tokens}, {most_windows}"
@@ -80,7 +81,7 @@ class Lexical:
         features, words = prompt_features([str(text) for text in prompts])
         names = [model_key(name) for name in samples.prompts.model or [OTHER] * len(samples)]
         models, model = np.unique(names, return_inverse=True)
-        weight = shares_of(prompt) * shares_of(model) * template_shares(words)[prompt]
+        weight = repeat_shares(prompt) * root_shares(model) * template_shares(words)[prompt]
         y = np.log(samples.output_tokens.astype(float))
         design = Design(features, words, self.seed)
         held, offset = np.zeros(len(y)), _means(y, model, weight)

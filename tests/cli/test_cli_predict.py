@@ -1,0 +1,115 @@
+"""``lengthwise predict``: what a newcomer sees, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from lengthwise.cli import main
+
+ASKS = {"Name the capital of": 6, "Explain the history of": 150, "Write an essay about": 500}
+
+
+def rows(models=("m",), seed=0):
+    rng = np.random.default_rng(seed)
+    for ask, n in ASKS.items():
+        for i in range(24):
+            for model in models:
+                tokens = max(1, round(n * np.exp(0.2 * rng.normal())))
+                yield {
+                    "model": model,
+                    "prompt": f"{ask} place {i}",
+                    "output": "word " * tokens,
+                    "output_tokens": tokens,
+                }
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows()))
+    return path
+
+
+def run(*argv) -> int:
+    return main([str(part) for part in ("predict", *argv)])
+
+
+@pytest.mark.parametrize("kind", ["ecdf", "constant", "buckets"])
+def test_every_kind_is_trained_evaluated_and_shown(log, tmp_path, capsys, kind) -> None:
+    out = tmp_path / "mine.lwp"
+    assert run("train", log, "--out", out, "--kind", kind) == 0
+    assert "held out" in capsys.readouterr().out
+    assert run("eval", out, log) == 0
+    assert "mean absolute error" in capsys.readouterr().out
+    assert run("show", out) == 0
+    shown = capsys.readouterr().out
+    assert "log.jsonl" in shown
+    assert "on held-out prompts" in shown
+
+
+def test_the_lexical_one_orders_and_says_when_a_test_is_not_fair(log, tmp_path, capsys) -> None:
+    out, page, data = tmp_path / "mine.lwp", tmp_path / "page.html", tmp_path / "scores.json"
+    assert run("train", log, "--out", out, "--test-share", "0.3", "--seed", "1") == 0
+    capsys.readouterr()
+    assert run("eval", out, log, "--report", page, "--json", data) == 0
+    said = capsys.readouterr().out
+    assert "not a fair test" in said
+    assert "Content-Security-Policy" in page.read_text()
+    scores = json.loads(data.read_text())["evaluations"][0]["scores"]
+    assert scores["tau"]["value"] > 0.6
+    assert run("show", out, "--prompt", "Write an essay about place 3", "--model", "m") == 0
+    assert "expected" in capsys.readouterr().out
+    assert run("show", out, "--prompt", "Write an essay about place 3", "--tokens-so-far", "200") == 0
+    assert "given that 200 have come" in capsys.readouterr().out
+
+
+def test_two_files_are_scored_together_and_each(log, tmp_path, capsys) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(json.dumps(row) for row in rows(("n",), 5)))
+    run("train", log, "--out", tmp_path / "e.lwp", "--kind", "ecdf", "--test-share", "0")
+    capsys.readouterr()
+    assert run("eval", tmp_path / "e.lwp", log, other, "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["evaluations"]] == ["all", str(log), str(other)]
+    assert found["format"] == "lengthwise.prediction"
+
+
+def test_lengths_without_prompts_train_too(tmp_path, capsys) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("prompt_tokens,output_tokens\n" + "\n".join(f"{i},{i * 2}" for i in range(1, 50)))
+    assert run("train", path, "--out", tmp_path / "x.lwp", "--kind", "ecdf") == 0
+    assert "no prompts" in capsys.readouterr().out
+    assert run("eval", tmp_path / "x.lwp", path) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["train", "LOG", "--out", "x.lwp", "--kind", "lexikal"], "Did you mean: lexical?"),
+        (["train", "none.jsonl", "--out", "x.lwp"], "there is no file"),
+        (["train", "LOG", "--out", "nowhere/x.lwp"], "does not exist"),
+        (["train", "LOG", "--out", "LOG"], "read from it"),
+        (["eval", "none.lwp", "LOG"], "there is no predictor file"),
+        (["eval", "LOG", "LOG"], "must be a whole file"),
+        (["show", "LOG"], "must be a whole file"),
+        (["collect", "LOG", "--url", "ftp://x", "--model", "m", "--out", "y.jsonl"], "http"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_a_line(log, tmp_path, capsys, monkeypatch, argv, says) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*[log if part == "LOG" else part for part in argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert says in error
+
+
+def test_the_shipped_predictor_has_a_card_and_answers(capsys) -> None:
+    assert run("show") == 0
+    shown = capsys.readouterr().out
+    assert "Apache-2.0" in shown
+    assert "weaknesses" in shown
+    assert run("show", "default", "--prompt", "Write a long essay about rivers.", "--model", "gpt-x") == 0
+    assert "not one it knows" in capsys.readouterr().out

@@ -1,0 +1,173 @@
+"""Scores against the formulas they are, their intervals, and the share of the variance that can be known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.predict import Constant, LengthDistribution, Prompts, Samples
+from lengthwise.predict._scores import groups, kendall, resampled
+from lengthwise.predict.evaluate import evaluate, latency_ms
+from lengthwise.predict.knowable import knowable
+from lengthwise.schema.errors import InputError
+
+
+class Says:
+    """A predictor that says what it was given, whoever asks."""
+
+    def __init__(self, tokens, spread=0.0) -> None:
+        self.table, self.spread = dict(tokens), spread
+
+    def fit(self, samples):
+        return self
+
+    def predict(self, prompts, tokens_so_far=0):
+        middle = np.array([self.table[t] for t in prompts.text], float)
+        levels = np.array([0, 0.05, 0.5, 0.95, 1])
+        rows = [
+            middle * f
+            for f in (1 - 1.2 * self.spread, 1 - self.spread, 1, 1 + self.spread, 1 + 1.2 * self.spread)
+        ]
+        return LengthDistribution.of(np.stack(rows, axis=1), levels).given(tokens_so_far)
+
+
+def samples(tokens, model=None, cut=None) -> Samples:
+    n = len(tokens)
+    prompts = Prompts(n, text=[str(i) for i in range(n)], model=model)
+    return Samples(prompts, np.array(tokens, np.int64), np.zeros(n, bool) if cut is None else cut)
+
+
+def told(said, true, spread=0.0, **options):
+    predictor = Says({str(i): t for i, t in enumerate(said)}, spread)
+    return evaluate(predictor, samples(true), draws=0, clock=None, windows=(), **options)
+
+
+def test_points_are_scored_by_their_formulas() -> None:
+    said, true = np.array([10.0, 40, 30, 80]), np.array([20.0, 30, 40, 100])
+    found = told(said, true)
+    value = {name: e.value for name, e in found.scores.items()}
+    assert value["mae"] == pytest.approx(np.abs(said - true).mean())
+    assert value["rmse"] == pytest.approx(np.sqrt(((said - true) ** 2).mean()))
+    assert value["r2"] == pytest.approx(1 - ((said - true) ** 2).sum() / ((true - true.mean()) ** 2).sum())
+    assert value["bias"] == pytest.approx((said - true).mean())
+    assert value["tau"] == pytest.approx((5 - 1) / 6)
+    assert value["coverage90"] == 0
+    assert value["pinball"] == pytest.approx(0.5 * np.abs(said - true).mean())
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=12))
+def test_kendall_counts_pairs(rows) -> None:
+    x, y = (np.array(column, float) for column in zip(*rows, strict=True))
+    pairs = list(itertools.combinations(range(len(x)), 2))
+    signs = np.array([np.sign(x[i] - x[j]) * np.sign(y[i] - y[j]) for i, j in pairs])
+    in_x, in_y = (sum(c[i] != c[j] for i, j in pairs) for c in (x, y))
+    if in_x and in_y:
+        assert kendall(x, y) == pytest.approx(signs.sum() / np.sqrt(in_x * in_y))
+    else:
+        assert np.isnan(kendall(x, y))
+
+
+def test_intervals_and_bins() -> None:
+    true = np.arange(1, 101)
+    found = told(true, true, spread=0.1)
+    assert found.scores["coverage90"].value == 1
+    assert found.scores["width90"].value == pytest.approx(0.2 * true.mean(), rel=1e-3)
+    assert found.scores["accuracy_8"].value == 1
+    level, share = found.calibration
+    assert share[level < 0.4].max() < 0.02
+    off = told(true[::-1], true)
+    assert off.scores["tau"].value == -1
+    assert off.scores["accuracy_2"].value < 0.02
+    assert off.scores["within_one_2"].value == 1
+
+
+def test_order_within_a_model_is_not_order_between_models() -> None:
+    true, said, model = [10, 20, 1000, 2000], [20, 10, 2000, 1000], ["a", "a", "b", "b"]
+    predictor = Says({str(i): t for i, t in enumerate(said)})
+    found = evaluate(predictor, samples(true, model), draws=0, clock=None, windows=())
+    assert found.scores["tau_within"].value == -1
+    assert found.scores["tau"].value > 0
+    assert found.by_model["a"]["tau"] == -1
+
+
+def test_cut_outputs_are_left_out_and_counted() -> None:
+    cut = np.array([False, True, False])
+    found = evaluate(Constant().fit(samples([5, 5, 5])), samples([5, 9, 7], cut=cut), draws=0, clock=None)
+    assert (found.requests, found.censored) == (2, 1)
+    with pytest.raises(InputError, match="every output was cut"):
+        evaluate(Constant(), samples([5], cut=np.array([True])))
+
+
+def test_one_constant_length_has_no_order_and_no_r2() -> None:
+    found = evaluate(Constant().fit(samples([7] * 30)), samples([7] * 30), draws=5, clock=None)
+    assert found.scores["mae"].value == 0
+    assert np.isnan(found.scores["tau"].value)
+    assert np.isnan(found.scores["r2"].value)
+
+
+def test_what_runs_on_is_told_better_and_what_ended_is_known() -> None:
+    true = np.random.default_rng(0).integers(1, 400, 300)
+    found = evaluate(
+        Constant().fit(samples(true)), samples(true), draws=0, clock=None, windows=(0, 100, 200, 399)
+    )
+    assert [w.tokens for w in found.windows] == [0, 100, 200]
+    assert [w.running for w in found.windows] == [int((true > k).sum()) for k in (0, 100, 200)]
+    all_known = [w.r2_all for w in found.windows]
+    assert all_known == sorted(all_known)
+
+
+def test_intervals_shrink_with_prompts_and_the_same_seed_gives_the_same() -> None:
+    rng = np.random.default_rng(1)
+    halves = []
+    for n in (40, 640):
+        true = rng.integers(1, 500, n)
+        made = [
+            evaluate(Constant().fit(samples(true)), samples(true), draws=60, clock=None, windows=())
+            for _ in "ab"
+        ]
+        assert repr(made[0].scores) == repr(made[1].scores)
+        halves.append(made[0].scores["mae"].half_width)
+    assert 2 < halves[0] / halves[1] < 8
+
+
+def test_a_prompt_is_resampled_whole() -> None:
+    group = groups(Prompts(5, text=["a", "b ", "a", " b", "c"]), 5)
+    assert len(set(group)) == 3
+    for rows in resampled(group, 20, 0):
+        counts = np.bincount(rows, minlength=5)
+        assert counts[0] == counts[2]
+        assert counts[1] == counts[3]
+
+
+def test_latency_is_that_of_the_clock() -> None:
+    ticks = iter(np.arange(0, 1000, 0.5))
+    assert latency_ms(Constant().fit(samples([5])), samples([5] * 9).prompts, 4, lambda: next(ticks)) == 125
+
+
+def test_who_is_right_makes_no_error() -> None:
+    true = np.array([5, 50, 500])
+    found = told(true, true)
+    assert found.scores["mae"].value == 0
+    assert found.scores["tau"].value == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_the_knowable_share_is_found_again(share) -> None:
+    rng = np.random.default_rng(2)
+    prompts, repeats, runs = 400, 6, 4
+    between = np.sqrt(share) * rng.normal(size=(runs, prompts, 1))
+    log = between + np.sqrt(1 - share) * rng.normal(size=(runs, prompts, repeats))
+    run, prompt, _ = np.indices(log.shape)
+    found = knowable(run.ravel(), prompt.ravel(), np.exp(log).ravel(), draws=40)
+    assert found.log_share.value == pytest.approx(share, abs=0.06)
+    assert found.log_share.half_width < 0.1
+    assert len(found.runs) == runs
+
+
+def test_the_knowable_share_needs_repeats() -> None:
+    with pytest.raises(InputError, match="several samples"):
+        knowable(["a"] * 5, range(5), [1, 2, 3, 4, 5])
