@@ -1,0 +1,62 @@
+"""What a policy of each axis may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lengthwise.policy import Policy
+from lengthwise.policy.contracts import ARGUMENTS
+
+_CALLS = 60
+_REAL = {
+    "now_s",
+    "arrival_s",
+    "waited_s",
+    "service_tokens",
+    "predicted_tokens",
+    "index_tokens",
+    "recompute_steps",
+}
+_KEYS = {"waiting_key", "running_key"}
+_REMAINING = {"remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens"}
+_SHARES = {"draw_a", "draw_b"}
+_LOADS = {"waiting", "running", "tokens"}
+_FROM_ONE = {"prompt_tokens", "context_tokens", "chunk_tokens", "token_budget", "max_num_seqs", "max_model_len",
+             "block_size", "total_blocks"}  # fmt: skip
+
+
+def calls(policy: Policy, seed: int = 0) -> list[tuple[Any, ...]]:
+    """Full argument lists of the policy's axis, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    return [_call(policy.axis, rng, number) for number in range(_CALLS)]
+
+
+def _call(axis: str, rng: np.random.Generator, number: int) -> tuple[Any, ...]:
+    replicas = int(rng.integers(1, 5))
+    top = (1, 10, 1000, 10**9)[number % 4]
+    given = {name: _kind(axis, name)(rng, top, replicas) for name in ARGUMENTS[axis]}
+    if axis == "batching" and number % 3 == 0:
+        given |= dict.fromkeys(("decodes", "prefills", "resident", "in_flight"), 0)
+    elif axis == "batching":
+        given["resident"] = max(given["resident"], given["decodes"] + given["prefills"])
+    if axis == "memory":
+        given["free_blocks"] = min(given["free_blocks"], given["total_blocks"])
+    return tuple(given.values())
+
+
+def _kind(axis: str, name: str) -> Callable[[np.random.Generator, int, int], Any]:
+    if axis == "router" and name in _LOADS:
+        return lambda rng, top, replicas: rng.integers(0, top + 1, replicas)
+    if name in _SHARES:
+        return lambda rng, *_: float(rng.random())
+    if name in _KEYS:
+        return lambda rng, top, _: float(rng.uniform(-top, top))
+    if name in _REMAINING:
+        return lambda rng, top, _: float(1 + rng.uniform(0, top) * (rng.random() < 0.8))
+    if name in _REAL:
+        return lambda rng, top, _: float(rng.uniform(0, top) * (rng.random() < 0.8))
+    least = 1 if name in _FROM_ONE else 0
+    return lambda rng, top, _: int(rng.integers(least, top + 1))

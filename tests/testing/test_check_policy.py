@@ -1,0 +1,167 @@
+"""The conformance kit of policies passes what ships and catches what is broken."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from lengthwise import _jit, policy
+from lengthwise.engine import simulate
+from lengthwise.testing import POLICY_CHECKS, _worlds, check_policy, policies
+
+AXES = ("rank", "batching", "memory", "router", "takeover", "binning")
+FAMILIES = (
+    ("rank", "aged(weight=30)"),
+    ("rank", "aged_gittins"),
+    ("rank", "mlfq(quantum=8, levels=3)"),
+    ("takeover", "worth(factor=0.5, most=2)"),
+    ("binning", "bins(boundaries=[8, 24])"),
+)
+BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
+ALL = [*BUILT_IN, *(policy.resolve(axis, text) for axis, text in FAMILIES)]
+KERNEL = ("kernel_as_reference",)
+
+
+@pytest.mark.parametrize("chosen", ALL, ids=lambda p: f"{p.axis}-{p.name}")
+def test_what_ships_passes(chosen):
+    passed = check_policy(chosen, count=2, seed=len(chosen.name), skip=KERNEL)
+    assert passed == [name for name in POLICY_CHECKS if name not in KERNEL]
+
+
+@pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
+@pytest.mark.parametrize("text", ["srtf", "hrrn", "vtc", "aged(weight=30)"])
+def test_ranks_pass_in_the_kernel_too(text):
+    assert set(check_policy(policy.resolve("rank", text), count=4)) == set(POLICY_CHECKS)
+
+
+@policy.rank
+def sometimes_nan(prompt_tokens):
+    return 0.0 * (1e300 * 1e300) if prompt_tokens > 500 else 1.0
+
+
+@policy.rank
+def divides(remaining_tokens, generated_tokens):
+    return remaining_tokens / generated_tokens
+
+
+@policy.rank
+def tosses_a_coin(arrival_s):
+    return arrival_s + random.random()
+
+
+@policy.rank
+def overflows(prompt_tokens):
+    return float((prompt_tokens << 40) << 20)
+
+
+@policy.rank
+def by_text(arrival_s):
+    return float({"key": str(arrival_s)}["key"].strip())
+
+
+COUNTED = [0]
+
+
+def counts(arrival_s):
+    COUNTED[0] += 1
+    return arrival_s + (COUNTED[0] % 977) * 1e-3
+
+
+@policy.batching
+def never_two(waiting, token_budget):
+    return (1 if waiting == 1 else 0), token_budget, policy.CHUNKED
+
+
+@policy.batching
+def odd_flags(max_num_seqs, token_budget):
+    return max_num_seqs, token_budget, 4096
+
+
+@policy.batching
+def stops_when_full(resident, waiting, token_budget, max_num_seqs):
+    return (0 if resident == 0 and waiting > 900 else max_num_seqs), token_budget, policy.CHUNKED
+
+
+@policy.memory
+def takes_too_much(free_blocks):
+    return free_blocks + 1
+
+
+@policy.memory
+def keeps_the_last_out(context_tokens, block_size, free_blocks, resident):
+    need = (context_tokens + block_size - 1) // block_size
+    return need if need <= free_blocks and (resident > 0 or context_tokens < 30) else -1
+
+
+@policy.router
+def beyond(waiting):
+    return len(waiting)
+
+
+@policy.takeover
+def shrugs(waiting_key):
+    return np.nan
+
+
+@policy.binning(bins=2)
+def third_of_two(predicted_tokens):
+    return 2 if predicted_tokens > 20 else 0
+
+
+BROKEN = [
+    (sometimes_nan, "must return a finite key"),
+    (divides, "must take all that its axis can ask; it raised ZeroDivisionError"),
+    (tosses_a_coin, "must answer the same arguments alike"),
+    (policy.rank(counts), "must answer the same arguments alike"),
+    (never_two, "must admit somebody on an idle replica"),
+    (odd_flags, "must return flags"),
+    (stops_when_full, "must admit somebody on an idle replica"),
+    (takes_too_much, "blocks that are free"),
+    (keeps_the_last_out, "must (run without an error|let every request end)"),
+    (beyond, "a replica that is there"),
+    (shrugs, "must return a number"),
+    (third_of_two, "must return a bin from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("broken", "told"), BROKEN, ids=lambda x: getattr(x, "name", None))
+def test_what_is_broken_is_caught(broken, told):
+    with pytest.raises(AssertionError, match=told) as caught:
+        check_policy(broken, compiled=False)
+    assert broken.name in str(caught.value)
+
+
+@pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
+def test_what_does_not_compile_or_says_something_else_is_caught():
+    with pytest.raises(AssertionError, match="'by_text' must compile"):
+        check_policy(by_text)
+    assert "compiles" not in check_policy(by_text, compiled=False, count=1)
+    with pytest.raises(AssertionError, match="'overflows' must say the same compiled and interpreted"):
+        check_policy(overflows)
+
+
+def test_checks_can_be_left_out_and_what_is_no_policy_is_said():
+    passed = check_policy(odd_flags, skip=[n for n in POLICY_CHECKS if n != "same_answer_again"])
+    assert passed == ["same_answer_again"]
+    with pytest.raises(AssertionError, match="made by a decorator"):
+        check_policy(lambda arrival_s: arrival_s)
+
+
+def later_first(arrival_s):
+    return -arrival_s
+
+
+def test_a_bound_that_is_not_kept_would_be_seen(monkeypatch):
+    """The engine is told of no bound, the check of one."""
+    chosen = policy.rank(later_first)
+    tried = _worlds.worlds(chosen, 6, 0)
+    plain = {id(world.workload): world for world in tried}
+    monkeypatch.setattr(
+        policies,
+        "_run",
+        lambda _, world: simulate(world.workload, plain[id(world.workload)].deployment, engine="reference"),
+    )
+    with pytest.raises(AssertionError, match="nobody may be passed by who came later"):
+        policies.waiting_is_bounded(chosen, tried)
