@@ -10,7 +10,7 @@ import numpy as np
 
 from lengthwise.predict import Prompts, Samples
 from lengthwise.predict._scores import kendall
-from lengthwise.predict.default import default
+from lengthwise.predict.shipped import default
 from lengthwise.predict.evaluate import Evaluation, evaluate, latency_ms
 from lengthwise.predict.knowable import knowable
 from lengthwise.predict.lexical import Lexical

@@ -19,7 +19,7 @@ from lengthwise.backend.collect import Endpoint
 from lengthwise.backend.collect import collect as backend_collect
 from lengthwise.cli._outputs import require_plotly, require_writable
 from lengthwise.cli._show import print_facts, print_table
-from lengthwise.predict.default import opened
+from lengthwise.predict.shipped import opened
 from lengthwise.predict.evaluate import Evaluation
 from lengthwise.predict.evaluate import evaluate as evaluated
 from lengthwise.predict.read import read, read_prompts, split

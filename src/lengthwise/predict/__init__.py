@@ -11,9 +11,14 @@ from lengthwise.predict.distribution import LEVELS, LengthDistribution
 from lengthwise.predict.ecdf import Ecdf
 from lengthwise.predict.ensemble import Ensemble
 from lengthwise.predict.errors import LogNormalError, Reversed, Same
+from lengthwise.predict.evaluate import Evaluation, evaluate
 from lengthwise.predict.guard import Guarded
+from lengthwise.predict.knowable import Knowable, knowable
+from lengthwise.predict.lexical import Lexical
 from lengthwise.predict.oracle import Oracle, Truthful
+from lengthwise.predict.read import read, read_prompts, split
 from lengthwise.predict.save import load, save
+from lengthwise.predict.shipped import default, opened
 
 __all__ = [
     "LEVELS",
@@ -25,8 +30,11 @@ __all__ = [
     "Constant",
     "Ecdf",
     "Ensemble",
+    "Evaluation",
     "Guarded",
+    "Knowable",
     "LengthDistribution",
+    "Lexical",
     "LogNormalError",
     "Oracle",
     "Predictor",
@@ -37,7 +45,14 @@ __all__ = [
     "Samples",
     "Truthful",
     "attach",
+    "default",
+    "evaluate",
+    "knowable",
     "load",
+    "opened",
+    "read",
+    "read_prompts",
     "save",
+    "split",
     "statistic_of",
 ]

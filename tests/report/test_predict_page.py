@@ -1,0 +1,87 @@
+"""The page and the file of a predictor's scores: whole, safe, the same every time, and drawn in a browser."""
+
+from __future__ import annotations
+
+import json
+import time
+from html import escape
+
+import numpy as np
+import pytest
+
+from lengthwise.predict import Ecdf, Prompts, Samples
+from lengthwise.predict.evaluate import evaluate
+from lengthwise.report.predict import WORDS, predict_json, score_text, write_predict_html
+from lengthwise.schema.errors import InputError
+
+NASTY = "</script><script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def found():
+    made = []
+    for name, seed in (("log <b>.jsonl", 0), ("other.jsonl", 1)):
+        rng = np.random.default_rng(seed)
+        tokens = np.maximum(1, rng.lognormal(4.5, 0.8, 400)).astype(np.int64)
+        prompts = Prompts(400, text=[f"p {i % 150}" for i in range(400)], model=["a", NASTY] * 200)
+        samples = Samples(prompts, tokens, np.zeros(400, bool))
+        made.append(evaluate(Ecdf().fit(samples), samples, name=name, draws=20, clock=None))
+    return made
+
+
+@pytest.fixture(scope="module")
+def page(found, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "predict.html"
+    write_predict_html(path, found, {"samples": 400, "prompts": 150}, heading="Lengths <of> all")
+    return path
+
+
+def test_the_page_is_whole_escaped_and_always_the_same(page, found, tmp_path) -> None:
+    text = page.read_text()
+    assert "alert(1)</script>" not in text
+    assert "log &lt;b&gt;.jsonl" in text
+    assert all(escape(words) in text for words in WORDS.values())
+    write_predict_html(
+        tmp_path / "again.html", found, {"samples": 400, "prompts": 150}, heading="Lengths <of> all"
+    )
+    assert (tmp_path / "again.html").read_text() == text
+    with pytest.raises(InputError, match="a name of its own"):
+        write_predict_html(tmp_path / "x.html", [found[0], found[0]])
+    with pytest.raises(InputError, match="at least one"):
+        write_predict_html(tmp_path / "x.html", [])
+
+
+def test_the_file_holds_every_number(found) -> None:
+    made = json.loads(predict_json(found, {"kind": "ecdf"}))
+    one = made["evaluations"][0]
+    assert one["scores"]["mae"]["value"] == pytest.approx(found[0].scores["mae"].value)
+    assert len(one["windows"]) == len(found[0].windows)
+    assert one["calibration"]["level"][0] == 0.05
+    assert "NaN" not in predict_json(found)
+
+
+def test_scores_read_well() -> None:
+    assert score_text("coverage90", 0.9012, 0.011) == "90.1 ± 1.1 %"
+    assert score_text("mae", 81.234, 2.2) == "81.2 ± 2.2"
+    assert score_text("tau", float("nan")) == "\N{EN DASH}"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_is_drawn_and_nothing_is_wider_than_the_screen(driver, page, width, scheme) -> None:
+    driver.get_log("browser")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    driver.get(page.as_uri())
+    end = time.monotonic() + 20
+    while driver.execute_script("return document.querySelectorAll('.plot .main-svg').length") < 6:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    marks = driver.execute_script("return document.querySelectorAll('#pairs path.point').length")
+    assert marks == 400
+    assert driver.execute_script("return document.querySelectorAll('#bins .bars path').length") == 12
+    assert driver.get_log("browser") == []
