@@ -97,6 +97,26 @@ def nowhere(waiting):
     return -1
 
 
+def no_gain(waiting_key):
+    return math.nan
+
+
+def no_comparison(resident):
+    return 1.0 / (resident - resident)
+
+
+def nothing_gained(waiting_key):
+    return None
+
+
+def a_bin_too_far(predicted_tokens):
+    return 2
+
+
+def a_bin_below(predicted_tokens):
+    return -1
+
+
 BAD = [
     ("rank", divides, "raised (ZeroDivisionError|RuntimeWarning)"),
     ("leave", divides, "raised (ZeroDivisionError|RuntimeWarning)"),
@@ -119,14 +139,28 @@ BAD = [
     ("memory", more_than_free, "'more_than_free' let a request in that needs 99 blocks"),
     ("router", one_too_far, "'one_too_far' chose replica 2; there are 2, from 0"),
     ("router", nowhere, "'nowhere' chose replica -1; there are 2, from 0"),
+    ("takeover", no_gain, "'no_gain' returned NaN for waiting request [0-9]+; it must return a number"),
+    ("takeover", no_comparison, "raised (ZeroDivisionError|RuntimeWarning)"),
+    ("takeover", nothing_gained, "'nothing_gained' must return a number|raised TypeError"),
+    ("binning", a_bin_too_far, "'a_bin_too_far' chose bin 2; there are 2, from 0"),
+    ("binning", a_bin_below, "'a_bin_below' chose bin -1; there are 2, from 0"),
 ]
+
+
+def last_come(arrival_s):
+    return -arrival_s
+
+
+DECORATORS = {"leave": policy.rank, "binning": policy.binning(bins=2)}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("axis", "function", "told"), BAD, ids=lambda x: getattr(x, "__name__", None))
 def test_one_clear_error(axis, function, told, engine):
-    decorate = policy.rank if axis == "leave" else getattr(policy, axis)
+    decorate = DECORATORS.get(axis) or getattr(policy, axis)
     short = {"num_blocks": 20, "replicas": 1, "workload": LONG} if axis == "leave" else {}
+    if axis == "takeover":
+        short = {"replicas": 1, "workload": LONG, "rank": policy.rank(last_come)}
     with pytest.raises(PolicyError, match=told) as caught:
         run(engine, **short, **{axis: decorate(function)})
     assert len(str(caught.value)) < 500

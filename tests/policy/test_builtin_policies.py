@@ -16,6 +16,7 @@ from lengthwise.policy import (
     CHUNKED,
     DECODES_WAIT,
     FORM_ONCE,
+    ONE_BATCH,
     PADDED,
     RESTART_AS_DECODE,
     SPARE_BLOCK,
@@ -26,11 +27,15 @@ from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Paral
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 from lengthwise.schema.workload import Workload
 
-AXES = ("rank", "batching", "memory", "router")
+AXES = ("rank", "batching", "memory", "router", "takeover", "binning")
 BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
 COUNT = st.integers(0, 10_000)
 ARRAYS = ("waiting", "running", "tokens")
-REALS = ("now_s", "arrival_s", "predicted_tokens")
+REALS = (
+    "now_s", "arrival_s", "predicted_tokens", "index_tokens", "waited_s", "service_tokens", "waiting_key",
+    "running_key", "recompute_steps",
+)  # fmt: skip
+REMAINING = ("remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens")
 ATLEAST_ONE = (
     "block_size",
     "max_model_len",
@@ -48,6 +53,8 @@ def argument(axis, name, replicas):
         return st.floats(0, 1, exclude_max=True)
     if name in REALS:
         return st.floats(0, 1e6)
+    if name in REMAINING:
+        return st.floats(1, 1e6)
     return st.integers(1, 10_000) if name in ATLEAST_ONE else COUNT
 
 
@@ -96,6 +103,17 @@ ORDERS = {
     "latest_arrival": "abcd",
     "longest_remaining": "cdab",
     "lowest_priority": "bdca",
+    "gittins": "badc",
+    "hrrn": "dacb",
+    "vtc": "dbac",
+    "completed_batches": "bdac",
+}
+NUMBERS = ("remaining_tokens", "index_tokens", "waited_s", "service_tokens", "batch")
+MORE = {
+    "a": (20.0, 5.0, 4.0, 10.0, 2),
+    "b": (80.0, 1.0, 4.0, 5.0, 1),
+    "c": (6.0, 9.0, 1.0, 20.0, 2),
+    "d": (9.0, 7.0, 9.0, 1.0, 1),
 }
 WAITING = {
     "a": {"arrival_s": 1.0, "prompt_tokens": 90, "predicted_tokens": 20.0, "priority": 3, "admission": 9},
@@ -113,14 +131,16 @@ WAITING = {
 
 def test_orders_worked_by_hand():
     assert set(ORDERS) == set(policy.known("rank"))
+    waiting = {q: WAITING[q] | dict(zip(NUMBERS, MORE[q], strict=True)) for q in WAITING}
     for name, order in ORDERS.items():
-        assert "".join(sorted(WAITING, key=lambda q, name=name: of("rank", name, **WAITING[q]))) == order, (
-            name
-        )
+        found = sorted(waiting, key=lambda q, name=name: of("rank", name, **waiting[q]))
+        assert "".join(found) == order, name
 
 
 PLANS = {
     "static": (0, 1 << 60, DECODES_WAIT),
+    "static_bins": (0, 1 << 60, DECODES_WAIT + ONE_BATCH),
+    "windowed": (0, 1 << 60, 0),
     "prefill_first": (8, 64, DECODES_WAIT + SPARE_BLOCK),
     "mixed": (8, 1 << 60, 0),
     "chunked": (8, 64, CHUNKED),
@@ -140,6 +160,10 @@ def test_plans_worked_by_hand():
         assert of("batching", name, decodes=3, waiting=5, resident=3, token_budget=64, max_num_seqs=8) == plan
     assert of("batching", "static", waiting=5, token_budget=64, max_num_seqs=8)[0] == 8
     assert of("batching", "static", prefills=1, waiting=5, max_num_seqs=8)[0] == 0
+    assert of("batching", "windowed", waiting=5, max_num_seqs=8)[0] == 8
+    assert of("batching", "windowed", resident=3, steps_since_admit=49, max_num_seqs=8)[0] == 0
+    assert of("batching", "windowed", resident=3, steps_since_admit=50, max_num_seqs=8)[0] == 8
+    assert of("batching", "windowed", resident=3, ended_since_admit=1, max_num_seqs=8)[0] == 8
 
 
 ASK = {"context_tokens": 33, "chunk_tokens": 10, "max_model_len": 100, "block_size": 16, "total_blocks": 20}
@@ -225,6 +249,8 @@ def second_a_step(batching, budget=16, **more):
 A_THEN_B = Workload(np.array([0.0, 1.5]), np.array([10, 10]), np.array([5, 3]))
 BATCHES = {
     "static": [(10, 0), (0, 1), (0, 1), (0, 1), (0, 1), (10, 0), (0, 1), (0, 1)],
+    "static_bins": [(10, 0), (0, 1), (0, 1), (0, 1), (0, 1), (10, 0), (0, 1), (0, 1)],
+    "windowed": [(10, 0), (0, 1), (0, 1), (0, 1), (0, 1), (10, 0), (0, 1), (0, 1)],
     "prefill_first": [(10, 0), (0, 1), (10, 0), (0, 2), (0, 2), (0, 1)],
     "vidur_vllm": [(10, 0), (0, 1), (10, 0), (0, 2), (0, 2), (0, 1)],
     "mixed": [(10, 0), (0, 1), (10, 1), (0, 2), (0, 2)],
@@ -264,6 +290,8 @@ def test_a_padded_batch_counts_its_longest_prompt():
         ("batching", "unifed", "unified"),
         ("memory", "pagd", "paged"),
         ("router", "roundrobin", "round_robin"),
+        ("takeover", "worth_t", "worth_it"),
+        ("binning", "bin", "bins"),
     ],
 )
 def test_unknown_names_list_the_nearest(axis, wrong, near):
@@ -285,7 +313,9 @@ def test_unknown_schedulers_and_preemptions_list_the_known():
 def test_named_schedulers_are_points_on_the_axes():
     for name, chosen in policy.named().items():
         assert policy.scheduler(name) is chosen
-        for axis in ("rank", "leave", "batching", "memory", "router"):
-            assert policy.resolve(axis, getattr(chosen, axis)).name == getattr(chosen, axis)
+        for axis in ("rank", "leave", "batching", "memory", "router", "takeover"):
+            text = getattr(chosen, axis)
+            assert policy.resolve(axis, text).name.partition("(")[0] == text.partition("(")[0]
+        assert chosen.binning is None or policy.resolve("binning", chosen.binning).bins >= 1
     with pytest.raises(PolicyError, match="one of axis 'memory'"):
         policy.resolve("rank", policy.known("memory")["paged"])

@@ -1,0 +1,260 @@
+"""Laws 19 to 27: who may pass whom, whatever is predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from admissions import RANKS, TAKEOVERS, Doorkeeper, misled, observe, served
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from observers import INFINITY, LAW, run
+
+from lengthwise.policy import known
+from lengthwise.schema.records import Status
+
+BATCHINGS = [name for name in known("batching") if not name.startswith("vidur")]
+BOUNDED = {
+    "rank": RANKS,
+    "takeover": TAKEOVERS,
+    "batching": BATCHINGS,
+    "max_wait_s": [0.0, 0.01, 0.05, 0.3],
+}
+UNBOUNDED = {"max_wait_s": INFINITY, "takeover": TAKEOVERS}
+
+
+class Bounded(Doorkeeper):
+    def passes(self, q, w):
+        if self._overdue_s(w) <= self.now_s:
+            assert q.key == -INFINITY, "nobody who is not overdue passes somebody who is"
+            assert q.index < w.index, "overdue requests go in the order of arrival"
+
+
+@LAW
+@given(misled(), served(**BOUNDED))
+def test_nobody_passes_who_has_waited_too_long(workload, deployment):
+    keeper = observe(Bounded, workload, deployment)
+    for mine in keeper.admitted:
+        came_before = {other.index for other in mine.passed_by}
+        assert all(index < mine.index for index in came_before)
+        evictions = sum(index in came_before and now_s >= mine.since_s for now_s, index in keeper.evicted)
+        assert len(mine.passed_by) <= len(came_before) + evictions
+
+
+@LAW
+@given(misled(), served(**BOUNDED), st.sampled_from(["kernel", "reference"]))
+def test_a_wait_ends_when_those_before_it_have_ended(workload, deployment, engine):
+    """After ``max_wait_s`` only those who ran or had come before keep a request waiting."""
+    assume(deployment.limits.timeout_s == INFINITY)
+    r = run(workload, deployment, engine=engine).requests
+    overdue_s = r.arrival_s + deployment.scheduler.max_wait_s
+    central = deployment.scheduler.router == "central"
+    for i in np.flatnonzero(r.scheduled_s > overdue_s):
+        mine = (r.replica >= 0) if central else (r.replica == r.replica[i])
+        came_before = np.arange(len(r.arrival_s)) < i
+        between = mine & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
+        assert came_before[between].all()
+        ran = (r.scheduled_s <= overdue_s[i]) | came_before
+        ends_s = r.finished_s[mine & ran & (r.finished_s > overdue_s[i])]
+        assert r.scheduled_s[i] <= max(ends_s)
+
+
+def near(a, b):
+    """``b`` with room for rounding at the size of both."""
+    return b + 1e-9 * (1 + abs(a) + abs(b))
+
+
+class Aged(Doorkeeper):
+    weight = 30.0
+
+    def size(self, q):
+        return self.remaining(q)
+
+    def passes(self, q, w):
+        later_s = q.arrival_s - w.arrival_s
+        most = (self.size(w) - self.size(q)) / self.weight
+        slack = 1e-9 * (1 + self.size(w) + self.size(q))
+        assert later_s <= most + slack
+        if q.index > w.index:
+            assert self.size(q) <= self.size(w) + self.weight * slack
+
+
+class AgedGittins(Aged):
+    weight = 5.0
+
+    def size(self, q):
+        return self.index_of(q)
+
+
+@LAW
+@given(misled(), served(rank="aged(weight=30)", **UNBOUNDED))
+def test_aged_is_passed_only_by_who_came_soon_after(workload, deployment):
+    observe(Aged, workload, deployment)
+
+
+@LAW
+@given(misled(), served(rank="aged_gittins(weight=5)", **UNBOUNDED))
+def test_aged_gittins_is_passed_only_by_who_came_soon_after(workload, deployment):
+    observe(AgedGittins, workload, deployment)
+
+
+class ResponseRatio(Doorkeeper):
+    def passes(self, q, w):
+        waited_s = w.waited_s + (self.now_s - w.queued_s)
+        needed_s = waited_s * self.remaining(q) / self.remaining(w)
+        assert needed_s <= near(needed_s, q.waited_s)
+        if q.eviction == w.eviction == 0 and q.index > w.index and self.remaining(q) > self.remaining(w):
+            assert waited_s <= near(0, q.waited_s)
+
+
+@LAW
+@given(misled(), served(rank="hrrn", **UNBOUNDED))
+def test_a_response_ratio_is_passed_only_by_who_has_waited_too(workload, deployment):
+    observe(ResponseRatio, workload, deployment)
+
+
+class Levels(Doorkeeper):
+    def level(self, q):
+        joined = sum(0.05 * q.prompt > 4 * 2**level for level in range(2))
+        had = sum(q.generated >= 4 * (2 ** (level + 1) - 1) for level in range(2))
+        return max(joined, had)
+
+    def passes(self, q, w):
+        assert self.level(q) <= self.level(w)
+        if self.level(q) == self.level(w):
+            assert q.arrival_s <= w.arrival_s
+
+
+@LAW
+@given(misled(), served(rank="mlfq(quantum=4, levels=3)", **UNBOUNDED))
+def test_levels_go_in_turn_and_in_order_of_arrival(workload, deployment):
+    observe(Levels, workload, deployment)
+
+
+class Arrival(Doorkeeper):
+    def passes(self, q, w):
+        assert q.index < w.index
+
+
+class ArrivalInClass(Doorkeeper):
+    def passes(self, q, w):
+        assert q.priority <= w.priority
+        assert q.priority < w.priority or q.arrival_s <= near(1e6, w.arrival_s)
+
+
+class EvictedFirst(Doorkeeper):
+    def passes(self, q, w):
+        assert q.eviction > 0 or w.eviction == 0
+        assert q.eviction > 0 or q.index < w.index
+
+
+class Batches(Doorkeeper):
+    def passes(self, q, w):
+        assert (q.batch, q.index) < (w.batch, w.index)
+
+
+@LAW
+@given(
+    misled(),
+    served(**UNBOUNDED),
+    st.sampled_from(
+        [
+            ("fcfs", Arrival),
+            ("priority", ArrivalInClass),
+            ("fcfs_evicted_first", EvictedFirst),
+            ("completed_batches", Batches),
+        ]
+    ),
+)
+def test_orders_of_arrival_pass_nobody(workload, deployment, chosen):
+    rank, kind = chosen
+    scheduler = dataclasses.replace(deployment.scheduler, rank=rank)
+    observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
+
+
+class FairShare(Doorkeeper):
+    """Tenants with requests in one line that were never admitted: what they are charged, and how far apart."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.apart = 0.0
+        self.running = set()
+        self.most_running = 0
+
+    def _place(self, rep, step, q, chunk):
+        super()._place(rep, step, q, chunk)
+        self.running.add(q.index)
+        self.most_running = max(self.most_running, len(self.running))
+        self.look(rep.line)
+
+    def _leave(self, rep, q, status, now):
+        super()._leave(rep, q, status, now)
+        self.running.discard(q.index)
+        self.look(rep.line)
+
+    def look(self, line):
+        charged = [self.service[q.tenant] for q in line.waiting if q.admission < 0]
+        if charged:
+            self.apart = max(self.apart, max(charged) - min(charged))
+
+
+@LAW
+@given(misled(), served(rank="vtc", router="central", binning=None, **UNBOUNDED))
+def test_tenants_that_wait_are_charged_alike(workload, deployment):
+    workload = dataclasses.replace(workload, tenant=np.arange(len(workload)) % 3)
+    keeper = observe(FairShare, workload, deployment)
+    prompt, predicted = workload.prompt_tokens, workload.predicted_tokens
+    produced = keeper.results["output_tokens"]
+    came = keeper.results["status"] != Status.REJECTED
+    largest = (prompt + 2 * np.maximum(predicted, produced))[came].max(initial=0)
+    wrong_by = np.abs(predicted - produced)[came].max(initial=0)
+    most = largest + 4 * wrong_by * keeper.most_running
+    assert keeper.apart <= most * (1 + 1e-9)
+
+
+class Binned(Doorkeeper):
+    def _complete(self, line, number, now):
+        for q in line.bins[number]:
+            assert now <= q.arrival_s + self.s.bin_wait_s, "no bin keeps a request longer than batch_wait_s"
+        assert len(line.bins[number]) <= self.s.max_num_seqs
+        super()._complete(line, number, now)
+
+
+@LAW
+@given(
+    misled(), served(binning=["one", "bins(boundaries=[5.0, 50.0])"], batch_wait_s=[0.0, 0.01, 0.1, INFINITY])
+)
+def test_no_bin_keeps_a_request_too_long(workload, deployment):
+    keeper = observe(Binned, workload, deployment)
+    assert not any(waiting for line in keeper.lines for waiting in line.bins)
+
+
+class Windows(Doorkeeper):
+    def _launch(self, rep, step):
+        assert rep.steps_since < 50 + self.s.pp - 1
+        super()._launch(rep, step)
+
+
+@LAW
+@given(misled(), served(**BOUNDED | {"batching": "windowed"}))
+def test_a_window_ends_after_fifty_steps(workload, deployment):
+    observe(Windows, workload, deployment)
+
+
+class Seats(Doorkeeper):
+    """By rank: nobody who has had a token keeps a seat from who ranks better, once takeovers were looked for."""
+
+    def _give_way(self, rep, step):
+        super()._give_way(rep, step)
+        if not rep.queue or rep.decide or rep.undecided:
+            return
+        best = min(rep.queue, key=lambda q: (q.key, q.index))
+        seats = self.s.max_num_seqs - len(rep.resident)
+        if seats < 1 or self._blocks_to_enter(best, rep.free, seats) < 0:
+            assert all(self._rank_of(q) <= best.key for q in rep.idle if q.generated > q.entered)
+
+
+@LAW
+@given(misled(), served(rank=RANKS, takeover="by_rank", max_wait_s=[INFINITY, 0.05]))
+def test_by_rank_leaves_no_seat_to_who_ranks_worse(workload, deployment):
+    observe(Seats, workload, deployment)
