@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, reject, settings
 from lengthwise.engine import simulate
 from lengthwise.engine._compiled import _compiled
 from lengthwise.engine._kernel import run as plain_kernel
-from lengthwise.engine._setup import prepare
+from lengthwise.engine._prepare import prepare
 from lengthwise.engine._state import State, new_state
 from lengthwise.engine.reference import Reference
 from lengthwise.policy import resolve
@@ -140,5 +140,6 @@ def covered(intervals: list[tuple[float, float]], from_s: float, to_s: float) ->
 def uses(deployment: Deployment, argument: str) -> bool:
     """Whether any policy of the deployment looks at this argument."""
     s = deployment.scheduler
-    axes = ("rank", "leave", "batching", "memory", "router")
-    return any(resolve(axis, getattr(s, axis)).uses(argument) for axis in axes)
+    axes = ("rank", "leave", "batching", "memory", "router", "takeover")
+    binning = resolve("binning", s.binning or "one")
+    return any(resolve(axis, getattr(s, axis)).uses(argument) for axis in axes) or binning.uses(argument)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from observers import LAW, longest_output, run, uses
 from worlds import deployments, workloads
 
-from lengthwise.policy import known
+from lengthwise.policy import PREDICTED, known
 from lengthwise.policy.contracts import ARGUMENTS
 from lengthwise.schema.records import Status
 
@@ -82,10 +82,10 @@ def test_no_policy_is_given_the_true_output(axis):
 @LAW
 @given(workloads(), deployments(), st.integers(0, 2**32 - 1))
 def test_predictions_nobody_asks_for_change_nothing(workload, deployment, seed):
-    assume(not any(uses(deployment, argument) for argument in ("predicted_tokens", "peak_tokens", "tokens")))
+    assume(not any(uses(deployment, argument) for argument in (*PREDICTED, "service_tokens", "tokens")))
     predicted = np.random.default_rng(seed).uniform(0, 500, len(workload))
-    other = dataclasses.replace(workload, predicted_tokens=predicted)
-    without = dataclasses.replace(workload, predicted_tokens=None)
+    other = dataclasses.replace(workload, predicted_tokens=predicted, predictions=None)
+    without = dataclasses.replace(workload, predicted_tokens=None, predictions=None)
     told = [bytes_of(run(w, deployment)) for w in (workload, other, without)]
     assert told[0] == told[1] == told[2]
 

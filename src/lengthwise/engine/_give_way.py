@@ -5,7 +5,8 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, merged_prefill_attention, prefill_attention, row
 from lengthwise.engine import _layout as layout
-from lengthwise.engine._evict import evict, predicted_total, rank_residents, remaining_of
+from lengthwise.engine._evict import evict, rank_residents
+from lengthwise.engine._keys import predicted_total, remaining_of
 from lengthwise.engine._queue import queue_pop, queue_push
 
 BAD_TAKEOVER = layout.BAD_TAKEOVER

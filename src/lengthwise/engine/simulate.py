@@ -48,7 +48,7 @@ def simulate(
         PolicyError: A policy misbehaved.
     """
     from lengthwise.engine._outcome import to_records
-    from lengthwise.engine._setup import prepare
+    from lengthwise.engine._prepare import prepare
 
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
