@@ -147,3 +147,11 @@ def test_only_a_load_of_its_own_can_be_kept_up_with(toy) -> None:
     assert "keeps up" not in sentence(lambda r: np.zeros(len(r.status)))
     assert "keeps up" not in sentence(text="[workload]\nconcurrency = 8")
     assert "keeps up" in sentence(text="this is not TOML")
+
+
+def test_seats_that_change_hands_are_no_lack_of_memory(summary) -> None:
+    """Requests that take each other's places preempt without any shortage."""
+    many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrived)
+    moved = dataclasses.replace(summary, counts=many)
+    assert what_binds(moved).resource == "KV memory"
+    assert what_binds(moved, evicts_for_memory=False) == what_binds(summary)

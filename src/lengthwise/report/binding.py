@@ -48,10 +48,19 @@ def binding_of(result: Result) -> Binding:
     """What binds a variant, told from its summary, its limits and whether its load was its own."""
     limits = result.deployment.limits
     step_seqs = limits.max_num_seqs / result.deployment.parallel.pp
-    return what_binds(result.summary, max_batch_seqs=step_seqs, offered=is_offered(result))
+    stays = result.deployment.scheduler.takeover == "never"
+    return what_binds(
+        result.summary, max_batch_seqs=step_seqs, offered=is_offered(result), evicts_for_memory=stays
+    )
 
 
-def what_binds(summary: Summary, *, max_batch_seqs: float = math.inf, offered: bool = True) -> Binding:
+def what_binds(
+    summary: Summary,
+    *,
+    max_batch_seqs: float = math.inf,
+    offered: bool = True,
+    evicts_for_memory: bool = True,
+) -> Binding:
     """What keeps a deployment from serving faster, told from its summary, and whether it keeps up.
 
     Asked in this order: were most requests refused, are the GPUs idle, is the KV cache full, is
@@ -63,13 +72,16 @@ def what_binds(summary: Summary, *, max_batch_seqs: float = math.inf, offered: b
         summary: The numbers of the variant.
         max_batch_seqs: Sequences that a step may hold, where that is known.
         offered: Whether requests came at a rate of their own; a closed loop never falls behind.
+        evicts_for_memory: Whether only a lack of memory preempts; False where requests take others' places.
     """
     h, warning = summary.hardware, unserved(summary.counts)
     if h is None or not h.busy_share.value > 0:
         return _refused(summary, warning) or Binding("unknown", "Nothing is known of the hardware.", warning)
     if (refused := _refused(summary, warning)) is not None:
         return refused
-    resource, reason = _in_use(h, summary) or _roof(h, _advice(summary, h, max_batch_seqs, warning))
+    resource, reason = _in_use(h, summary, evicts_for_memory=evicts_for_memory) or _roof(
+        h, _advice(summary, h, max_batch_seqs, warning)
+    )
     if h.busy_share.value < 1 - IDLE_SHARE:
         resource = "idle"
         reason = (
@@ -120,12 +132,12 @@ def _room(warning: str) -> str:
     return "; while busy" if warning else ", so there is room for more load; while busy"
 
 
-def _in_use(h: Hardware, summary: Summary) -> tuple[str, str] | None:
+def _in_use(h: Hardware, summary: Summary, *, evicts_for_memory: bool) -> tuple[str, str] | None:
     busy = h.busy_share.value
     share = {name: e.value / busy for name, e in h.time_shares.items()}
     held = h.kv_utilization.value / busy
     preempted = summary.counts.preemptions / max(1, summary.counts.arrived)
-    if held > KV_FULL or preempted > PREEMPTED:
+    if held > KV_FULL or (preempted > PREEMPTED and evicts_for_memory):
         return "KV memory", (
             f"the KV cache is {percent(held)} full and {percent(preempted)} of the requests are preempted; "
             "more KV memory or fewer sequences at a time would help"
