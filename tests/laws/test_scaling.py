@@ -8,10 +8,13 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from observers import LAW, run
-from worlds import deployments, workloads
+from worlds import FAMILIES, deployments, workloads
 
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.workload import Workload
+
+ADDS_SECONDS = {"priority", *FAMILIES, "mlfq(quantum=64, levels=6)"}
+"""Orders that add seconds to tokens, or to a large number: no scale, or another rounding."""
 
 SECONDS = (
     "busy_s",
@@ -61,9 +64,11 @@ def one_at_a_time(deployment: Deployment, replicas: int) -> Deployment:
 @LAW
 @given(workloads(), deployments(), POWERS)
 def test_time_has_no_scale(workload, deployment, factor):
-    assume(deployment.scheduler.leave != "priority")  # adds seconds to a large number: rounds
+    s = deployment.scheduler
+    assume(not {s.rank, s.leave} & ADDS_SECONDS)
+    scheduler = dataclasses.replace(s, max_wait_s=s.max_wait_s * factor, batch_wait_s=s.batch_wait_s * factor)
     limits = dataclasses.replace(deployment.limits, timeout_s=deployment.limits.timeout_s * factor)
-    stretched = dataclasses.replace(slower(deployment, factor), limits=limits)
+    stretched = dataclasses.replace(slower(deployment, factor), limits=limits, scheduler=scheduler)
     a, b = run(workload, deployment), run(later(workload, factor), stretched)
     for field in dataclasses.fields(a.requests):
         before, after = getattr(a.requests, field.name), getattr(b.requests, field.name)

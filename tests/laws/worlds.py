@@ -15,7 +15,7 @@ from lengthwise.schema.workload import Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
 INFINITY = float("inf")
-_FAMILIES = ("aged(weight=30)", "aged_gittins(weight=5)", "mlfq(quantum=4, levels=3)")
+FAMILIES = ("aged(weight=30)", "aged_gittins(weight=5)", "mlfq(quantum=4, levels=3)")
 LINK = LinkSpec("link", 1e9, 1e-6, "made up")
 GPU = GpuSpec("gpu", {"bfloat16": 1e12}, 1e9, 1e11, 100.0, 10.0, 1.0, "made up", "made up")
 NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
@@ -85,7 +85,7 @@ def _predictions(rng: np.random.Generator, output: np.ndarray, error: float, win
 @st.composite
 def schedulers(draw: st.DrawFn) -> Scheduler:
     """Any point on the axes."""
-    ranks = [*sorted(known("rank")), *_FAMILIES]
+    ranks = [*sorted(known("rank")), *FAMILIES]
     beyond = {
         "takeover": draw(
             st.sampled_from(["never", "never", "by_rank", "worth_it", "worth(factor=0.1, most=2)"])
