@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lengthwise import theory
@@ -110,6 +110,8 @@ def test_the_exponential_case_in_one_bin_is_a_harmonic_number():
 
 
 @given(batch=st.integers(1, 200), width=st.floats(1e-4, 60))
+@example(batch=170, width=5.0)
+@example(batch=5000, width=13.0)
 def test_the_cut_off_exponential_lies_within_its_bin(batch, width):
     inside = EXPONENTIAL.expected_max_s([3.0, 3.0 + width], [0, 1, 0], batch)
     assert 3.0 < inside < 3.0 + width

@@ -163,14 +163,14 @@ class ExponentialTimes:
         """E[max] of an exponential that is known to be at most ``width_s``."""
         harmonic = np.cumsum(1 / np.arange(1, batch + 1))
         width, inside = self.rate_per_s * width_s, -math.expm1(-self.rate_per_s * width_s)
-        if inside >= 1:
-            return float(harmonic[-1]) / self.rate_per_s
+        if inside <= 0 or inside >= 1:  # an empty bin, or one without an end
+            return float(harmonic[-1]) / self.rate_per_s if inside >= 1 else 0.0
         if inside**batch > _ENOUGH:
             first = np.sum(inside ** np.arange(1, batch + 1) / np.arange(1, batch + 1))
             return float(width - (width - first) / inside**batch) / self.rate_per_s
-        from scipy.special import hyp2f1
-
-        tail = inside / (batch + 1) * hyp2f1(1, batch + 1, batch + 2, inside)
+        # Else the sum's own tail, which shrinks by ``inside`` a term: some five terms a member of the batch.
+        terms = np.arange(1, math.ceil(-40 / math.log(inside)) + 1)
+        tail = np.sum(inside**terms / (batch + terms))
         return float(width - tail) / self.rate_per_s
 
     def _mixed_max_s(self, ends: Floats, above: Floats, shares: Floats, batch: int) -> float:
