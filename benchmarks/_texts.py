@@ -83,12 +83,15 @@ def oasst(text: Path) -> Samples:
     rows = Rows()
     for path in sorted((folder / "outputs").glob("*.jsonl.gz")):
         name = name_of(path)
+        model = (
+            name.split("_", 1)[1].split("_sampling")[0].removeprefix("OpenAssistant_").removesuffix("_sample")
+        )
         says_end = any(r["ended_with_eos"] for r in lines(path))
         for r in lines(path):
             most = r["max_new_tokens"] or 1e9
             near_cap = r["n_tok_tekken131k"] >= 0.85 * most
             cut = near_cap and not (says_end and r["ended_with_eos"])
-            rows.add(prompts[r["prompt_idx"]], name.split("_", 1)[1], r, output=r["output"], censored=cut)
+            rows.add(prompts[r["prompt_idx"]], model, r, output=r["output"], censored=cut)
     return rows.samples("oasst_multisample")
 
 

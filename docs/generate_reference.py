@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from lengthwise import policy, scenario
 from lengthwise.cli import _main
 from lengthwise.policy import contracts
-from lengthwise.scenario import _arrivals, _canonical, _lengths, _predictor, sections
+from lengthwise.scenario import _arrivals, _canonical, _lab, _lengths, _predictor, sections
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -29,8 +29,13 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("simulate",),
     ("capacity",),
     ("search",),
+    ("lab",),
     ("explain",),
     ("catalog",),
+    ("predict", "train"),
+    ("predict", "eval"),
+    ("predict", "show"),
+    ("predict", "collect"),
     ("workload", "show"),
 )
 TABLES = {
@@ -42,6 +47,7 @@ TABLES = {
     "slo": sections.SloSection,
     "run": sections.RunSection,
     "search": sections.SearchSection,
+    "lab": _lab.LabSection,
 }
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -133,6 +139,9 @@ def _first_line(table: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
+    if field.default_factory is not None:
+        made = [getattr(one, "title", str(one)) for one in field.default_factory()]  # type: ignore[call-arg]
+        return f"`{', '.join(made)}`" if made else ""
     return "" if field.default is None else f"`{str(field.default).lower()}`"
 
 

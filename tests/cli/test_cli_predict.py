@@ -73,7 +73,7 @@ def test_two_files_are_scored_together_and_each(log, tmp_path, capsys) -> None:
     capsys.readouterr()
     assert run("eval", tmp_path / "e.lwp", log, other, "--json", "-") == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in found["evaluations"]] == ["all", str(log), str(other)]
+    assert [one["name"] for one in found["evaluations"]] == ["all", "log.jsonl", "other.jsonl"]
     assert found["format"] == "lengthwise.prediction"
 
 

@@ -19,10 +19,10 @@ from lengthwise.backend.collect import Endpoint
 from lengthwise.backend.collect import collect as backend_collect
 from lengthwise.cli._outputs import require_plotly, require_writable
 from lengthwise.cli._show import print_facts, print_table
-from lengthwise.predict.shipped import opened
 from lengthwise.predict.evaluate import Evaluation
 from lengthwise.predict.evaluate import evaluate as evaluated
 from lengthwise.predict.read import read, read_prompts, split
+from lengthwise.predict.shipped import opened
 from lengthwise.report.predict import WORDS, predict_json, score_text, write_predict_html
 from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
 from lengthwise.schema.files import write_whole
@@ -46,6 +46,18 @@ _CARD = (
     "width90",
     "pinball",
 )
+_TOLD = (
+    "sources",
+    "samples",
+    "prompts",
+    "models",
+    "censored",
+    "trained",
+    "versions",
+    "licence",
+    "weaknesses",
+)
+_JUDGED = {"held_out": "on held-out prompts", "other_prompts_and_models": "on other prompts and models"}
 _BAR = 32
 
 
@@ -102,12 +114,12 @@ def evaluate(
     if report:
         require_plotly()
     predictor = opened(source)
-    groups = {"all": list(files)} if len(files) == 1 else {"all": list(files)} | {str(f): [f] for f in files}
+    names = [f.name for f in files] if len({f.name for f in files}) == len(files) else list(map(str, files))
+    groups = {name: [file] for name, file in zip(names, files, strict=True)}
+    if len(files) > 1:
+        groups = {"all": list(files), **groups}
     found = [
-        evaluated(
-            predictor, read(group, model=model), name=str(files[0]) if len(files) == 1 else name, seed=seed
-        )
-        for name, group in groups.items()
+        evaluated(predictor, read(group, model=model), name=name, seed=seed) for name, group in groups.items()
     ]
     if json_file:
         text = predict_json(found, getattr(predictor, "facts_", {}))
@@ -143,21 +155,24 @@ def show_card(source: str) -> None:
     """Prints what a predictor is, what it learnt from, and how well it did."""
     predictor = opened(source)
     facts = dict(getattr(predictor, "facts_", {}) or {})
-    figures = facts.pop("held_out", {})
+    figures = {words: facts.pop(key) for key, words in _JUDGED.items() if facts.get(key)}
+    facts["versions"] = [f"{name} {number}" for name, number in (facts.get("versions") or {}).items()]
+    known = [key for key in _TOLD if key in facts]
     print_facts(
         f"{source}: a predictor of kind {predictor.kind}",
-        [(key.replace("_", " "), _said(value)) for key, value in facts.items() if not isinstance(value, dict)]
-        + [
-            (key, _said(f"{n} {v}" for n, v in value.items()))
-            for key, value in facts.items()
-            if key == "versions"
+        [
+            (key.replace("_", " "), _said(facts[key]))
+            for key in (*known, *sorted(set(facts) - set(known)))
+            if not isinstance(facts[key], dict)
         ],
     )
     if figures:
         rows = [
-            [WORDS.get(name, name), score_text(name, *figures[name])] for name in _CARD if name in figures
+            [WORDS[name], *(score_text(name, *of.get(name, (float("nan"),))) for of in figures.values())]
+            for name in _CARD
+            if any(name in of for of in figures.values())
         ]
-        print_table(("on held-out prompts", "value"), rows)
+        print_table(("score", *figures), rows, wraps=())
 
 
 def show_prompt(source: str, prompt: str, model: str | None, tokens_so_far: int) -> None:

@@ -37,6 +37,7 @@ def packed(model: Lexical) -> State:
         "offsets": model.offsets_,
         "other": model.other_,
         "most_tokens": model.most_tokens_,
+        "horizon": model.windows_.horizon,
     }
     arrays: Arrays = {
         "terms": np.frombuffer("\n".join(kept).encode(), np.uint8),
@@ -80,7 +81,8 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
     model.scale_ = trees[1]
     model.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
     bands = _shaped(arrays, "windows.z", (10, len(LEVELS)))
-    model.windows_ = Windows(trees[2], trees[3], bands, _shaped(arrays, "windows.base_z", (len(LEVELS),)))
+    base = _shaped(arrays, "windows.base_z", (len(LEVELS),))
+    model.windows_ = Windows(trees[2], trees[3], bands, base, max(1, int(meta["horizon"])))
     model.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
     model.other_, model.most_tokens_ = float(meta["other"]), float(meta["most_tokens"])
 

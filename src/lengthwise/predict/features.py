@@ -48,7 +48,7 @@ def prompt_features(texts: Sequence[str]) -> tuple[Floats, list[list[str]]]:
         rows.append(row)
         words.append(read)
     seen = np.array(rows, float).reshape(len(rows), len(NAMES) - 2)
-    phrases = seen[:, -len(_SAYS) :] @ _SAYS_WEIGHT
+    phrases = np.einsum("ij,j->i", seen[:, -len(_SAYS) :], _SAYS_WEIGHT)  # no threads, unlike BLAS
     opening, most, least = (seen[:, _GUESS[f"guess_{n}"]] for n in ("opening", "most", "least"))
     return np.column_stack([seen, phrases, opening + most + least + phrases]), words
 

@@ -22,6 +22,7 @@ COLUMNS = len(PROGRESS) + len(_PROMPT) + 4
 _MOST_WINDOWS = 40
 _LEAST_SCALE = 0.05
 _LEAST_ROWS = 200
+_LEAST_ALIVE, _LEAST_UNCUT = 50, 0.5
 _BANDS = np.array([100, 200, 400, 800])
 
 
@@ -35,23 +36,27 @@ class Windows:
         z: [2 x bands, levels] quantiles of residuals over the scale, first without a text, then with one, by
             tokens so far.
         base_z: [levels] quantiles of the residuals of prompts, for survival.
+        horizon: Tokens so far up to which enough outputs were seen to end by themselves. Beyond, what is
+            left is that at the horizon times the age over it: the older, the longer, in proportion.
     """
 
     middle: Trees
     scale: Trees
     z: Floats
     base_z: Floats
+    horizon: int
 
     def total(
         self, so_far: Ints, texts: Sequence[str] | None, mu: Floats, scale: Floats,
         words: Sequence[list[str]], features: Floats,
     ) -> Floats:  # fmt: skip
         """[n, levels] quantiles of whole lengths above the tokens so far (at least 1)."""
-        x, survival = _table(so_far, texts, mu, scale, words, features, self.base_z)
+        age = np.minimum(so_far, self.horizon)
+        x, survival = _table(so_far, age, texts, mu, scale, words, features, self.base_z)
         middle = survival + self.middle.predict(x)
         size = _size(self.scale.predict(x))
-        z = self.z[_band(so_far, x[:, 1] > 0)]
-        left = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0))
+        z = self.z[_band(age, x[:, 1] > 0)]
+        left = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0)) * (so_far / age)[:, None]
         return np.asarray(so_far[:, None] + np.maximum(left, 1.0))
 
 
@@ -74,9 +79,10 @@ def learn_windows(
     """
     y = np.log(samples.output_tokens.astype(float))
     base_z = residual_quantiles((y - mu) / scale, samples.censored, weight, LEVELS)
-    row, so_far = _drawn(samples.output_tokens, window_tokens, most, seed)
+    horizon = _horizon(samples, window_tokens)
+    row, so_far = _drawn(np.minimum(samples.output_tokens, horizon + 1), window_tokens, most, seed)
     if len(row) < _LEAST_ROWS:
-        return Windows(*_survival_alone(base_z), base_z)
+        return Windows(*_survival_alone(base_z), base_z, horizon)
     given = np.array([samples.output is not None] * len(row)) & (
         np.random.default_rng(seed).random(len(row)) < 0.75
     )
@@ -86,7 +92,9 @@ def learn_windows(
         else ""
         for r, s, known in zip(row, so_far, given, strict=True)
     ]
-    x, survival = _table(so_far, texts, mu[row], scale[row], [words[r] for r in row], features[row], base_z)
+    x, survival = _table(
+        so_far, so_far, texts, mu[row], scale[row], [words[r] for r in row], features[row], base_z
+    )
     left = np.log(samples.output_tokens[row] - so_far + 0.0) - survival
     cut, each = samples.censored[row], weight[row]
     fold = np.random.default_rng(seed).permutation(int(row.max()) + 1)[row] % 3
@@ -101,7 +109,7 @@ def learn_windows(
         size[~a] = grow(x[a], log_size[a], each[a], trees=60, depth=3, seed=seed).predict(x[~a])
     z = _tables((left - held) / _size(size), cut, each, _band(so_far, x[:, 1] > 0))
     whole = _middle(x, left, cut, each, seed)
-    return Windows(whole, grow(x, log_size, each, trees=60, depth=3, seed=seed), z, base_z)
+    return Windows(whole, grow(x, log_size, each, trees=60, depth=3, seed=seed), z, base_z, horizon)
 
 
 def _middle(x: Floats, left: Floats, cut: npt.NDArray[np.bool_], weight: Floats, seed: int) -> Trees:
@@ -125,16 +133,28 @@ def _drawn(tokens: Ints, window_tokens: int, most: int, seed: int) -> tuple[Ints
     return row[kept], (window * window_tokens)[kept]
 
 
+def _horizon(samples: Samples, window_tokens: int) -> int:
+    """The last window that several outputs outlived, most of which then ended by themselves."""
+    ends = np.sort(samples.output_tokens)
+    uncut = np.sort(samples.output_tokens[~samples.censored])
+    windows = np.arange(1, _MOST_WINDOWS + 1) * window_tokens
+    alive = len(ends) - np.searchsorted(ends, windows, side="right")
+    ended = len(uncut) - np.searchsorted(uncut, windows, side="right")
+    good = (alive >= _LEAST_ALIVE) & (ended >= _LEAST_UNCUT * alive)
+    return int(windows[good].max()) if good.any() else window_tokens
+
+
 def _table(
-    so_far: Ints, texts: Sequence[str] | None, mu: Floats, scale: Floats,
+    so_far: Ints, age: Ints, texts: Sequence[str] | None, mu: Floats, scale: Floats,
     words: Sequence[list[str]], features: Floats, base_z: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """[n, COLUMNS] features, and [n] the log tokens left at the middle of what survival alone says."""
     progress = progress_features(so_far, texts, [asked_items(read) for read in words])
-    log = np.log(so_far)
+    log = np.log(age)
+    progress[:, 0] = log
     reached = np.clip(_reached(log, mu, scale, base_z), 0, 0.98)
     middle = mu + scale * np.interp(reached + (1 - reached) / 2, LEVELS, base_z)
-    survival = np.log(np.maximum(np.exp(np.minimum(middle, 20)) - so_far, 0.25 * so_far))
+    survival = np.log(np.maximum(np.exp(np.minimum(middle, 20)) - age, 0.25 * age))
     extra = [mu, scale, mu - log, reached]
     return np.column_stack([progress, features[:, _PROMPT], *extra]), survival
 
