@@ -6,21 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from lengthwise import catalog
-from lengthwise import policy as policies_room
 from lengthwise import workload as workloads_room
+from lengthwise.cli import _policy_pages
 from lengthwise.cli._show import count, gib, print_facts, print_table, si
-from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.hardware import LinkSpec
 from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
 
 Page = TypeVar("Page")
-
-_ONLY_THE_BOUND = "only scheduler.max_wait_s bounds the wait"
-_EXAMPLES = {
-    "bins": "(boundaries=[100, 300])",
-    **dict.fromkeys(("equal_mass", "uniform_optimal", "exponential", "learned"), "(k=8)"),
-}
 
 
 def overview() -> None:
@@ -29,7 +22,7 @@ def overview() -> None:
         "models": len(catalog.models()),
         "gpus": len(catalog.gpus()),
         "nodes": len(catalog.nodes()),
-        "policies": len(_all_policies()),
+        "policies": len(_policy_pages.all_policies()),
         "workloads": len(workloads_room.presets()),
     }
     rows = [(kind, str(size), f"lengthwise catalog {kind}") for kind, size in sizes.items()]
@@ -197,69 +190,6 @@ def _link(link: LinkSpec) -> str:
     return f"{link.name} {si(link.bandwidth_bytes_per_s, 'B/s')}, {link.latency_s * 1e6:g} us"
 
 
-def policies() -> None:
-    """All policies and named schedulers."""
-    rows = [(axis, *_bare(name, _plain(doc))) for axis, name, doc in _all_policies()]
-    print_table(("axis", "name", "what it does"), rows)
-
-
-def _bare(name: str, doc: str) -> tuple[str, str]:
-    """A policy's name without its parameters, which are told after what it does."""
-    bare, _, parameters = name.rstrip(")").partition("(")
-    return bare, f"{doc} Takes {parameters}." if parameters else doc
-
-
-def _all_policies() -> list[tuple[str, str, str]]:
-    """Policies, and the bins that a scenario cuts from its own workload."""
-    from lengthwise.scenario import BINNING_RULES
-
-    return [
-        *policies_room.catalog(),
-        *(("binning", f"{name}(k)", doc) for name, doc in BINNING_RULES.items()),
-    ]
-
-
-def _plain(doc: str) -> str:
-    """A docstring's line without its marks of code."""
-    return doc.replace("``", "")
-
-
-def policy(name: str) -> None:
-    """Every policy or scheduler of one name; a policy with parameters by its bare name or with some given."""
-    wanted = name.partition("(")[0]
-    rows = [row for row in _all_policies() if row[1].partition("(")[0] == wanted]
-    if not rows:
-        raise UnknownNameError("policy", name, [row[1].partition("(")[0] for row in _all_policies()])
-    for axis, found, doc in rows:
-        print_facts(found, [("axis", axis), ("what it does", _plain(doc)), *_takes(axis, found)])
-
-
-def _takes(axis: str, name: str) -> list[tuple[str, str]]:
-    if axis == "scheduler":
-        return _parts(name)
-    bare, bracket, parameters = name.partition("(")
-    example = bare + _EXAMPLES.get(bare, bracket + parameters)
-    facts = [("parameters", parameters.rstrip(")"))] if bracket else []
-    facts += [("in a file", f'[scheduler] {axis} = "{example}"')]
-    if axis == "binning" and bare not in policies_room.known(axis) and bare != "bins":
-        return facts
-    found = policies_room.resolve(axis, example)
-    facts.insert(0, ("looks at", ", ".join(found.arguments)))
-    return [*facts, ("starvation", found.starvation or _ONLY_THE_BOUND)] if axis == "rank" else facts
-
-
-def _parts(name: str) -> list[tuple[str, str]]:
-    """A named scheduler's axes, as a file may change them."""
-    whole: Scheduler = policies_room.scheduler(name)
-    rank = policies_room.resolve("rank", whole.rank)
-    return [
-        ("in a file", f'[scheduler] policy = "{name}"'),
-        ("preempt", whole.preempt),
-        ("router", str(whole.router)),
-        ("starvation", rank.starvation or _ONLY_THE_BOUND),
-    ]
-
-
 def workloads() -> None:
     """All workload presets."""
     print_table(("workload", "what it is"), [(name, p.about) for name, p in workloads_room.presets().items()])
@@ -282,20 +212,20 @@ _LISTS: dict[str, Callable[[], None]] = {
     "models": models,
     "gpus": gpus,
     "nodes": nodes,
-    "policies": policies,
+    "policies": _policy_pages.policies,
     "workloads": workloads,
 }
 _ENTRIES: dict[str, Callable[[str], None]] = {
     "models": model,
     "gpus": gpu,
     "nodes": node,
-    "policies": policy,
+    "policies": _policy_pages.policy,
     "workloads": workload,
 }
 _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "models": catalog.models,
     "gpus": catalog.gpus,
     "nodes": catalog.nodes,
-    "policies": lambda: {row[1].partition("(")[0] for row in _all_policies()},
+    "policies": _policy_pages.names,
     "workloads": workloads_room.presets,
 }

@@ -1,12 +1,14 @@
-"""What a policy of each axis may be asked."""
+"""What a policy of each axis may be asked, and may answer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from lengthwise import policy as room
 from lengthwise.policy import Policy
 from lengthwise.policy.contracts import ARGUMENTS
 
@@ -60,3 +62,47 @@ def _kind(axis: str, name: str) -> Callable[[np.random.Generator, int, int], Any
         return lambda rng, top, _: float(rng.uniform(0, top) * (rng.random() < 0.8))
     least = 1 if name in _FROM_ONE else 0
     return lambda rng, top, _: int(rng.integers(least, top + 1))
+
+
+def fault(policy: Policy, got: Any, given: dict[str, Any]) -> str:
+    """What is wrong with an answer; "" where its axis can use it."""
+    return _RANGES[policy.axis](got, given, policy)
+
+
+def _rank(got: float, _: dict[str, Any], __: Policy) -> str:
+    return "" if math.isfinite(got) else "must return a finite key"
+
+
+def _batching(got: tuple[int, int, int], given: dict[str, Any], _: Policy) -> str:
+    if got[2] < 0 or got[2] >= 2 * room.ONE_BATCH:
+        return "must return flags of lengthwise.policy added up"
+    idle = given["resident"] == 0 and given["waiting"] > 0
+    return "must admit somebody on an idle replica" if idle and (got[0] < 1 or got[1] < 1) else ""
+
+
+def _memory(got: int, given: dict[str, Any], _: Policy) -> str:
+    return "" if -1 <= got <= given["free_blocks"] else "must return -1 or blocks that are free"
+
+
+def _router(got: int, given: dict[str, Any], policy: Policy) -> str:
+    if policy == room.known("router")["central"]:
+        return ""
+    return "" if 0 <= got < len(given["waiting"]) else "must return a replica that is there"
+
+
+def _takeover(got: float, _: dict[str, Any], __: Policy) -> str:
+    return "must return a number" if math.isnan(got) else ""
+
+
+def _binning(got: int, _: dict[str, Any], policy: Policy) -> str:
+    return "" if 0 <= got < policy.bins else f"must return a bin from 0 to {policy.bins - 1}"
+
+
+_RANGES: dict[str, Callable[[Any, dict[str, Any], Policy], str]] = {
+    "rank": _rank,
+    "batching": _batching,
+    "memory": _memory,
+    "router": _router,
+    "takeover": _takeover,
+    "binning": _binning,
+}

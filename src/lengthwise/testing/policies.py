@@ -15,7 +15,7 @@ from lengthwise.policy import Policy
 from lengthwise.policy.contracts import ARGUMENTS
 from lengthwise.schema.errors import LengthwiseError
 from lengthwise.schema.records import Records, Status
-from lengthwise.testing._arguments import calls
+from lengthwise.testing._arguments import calls, fault
 from lengthwise.testing._worlds import World, worlds
 
 Check = Callable[[Policy, Sequence[World]], None]
@@ -58,7 +58,7 @@ def answers_in_range(policy: Policy, _: Sequence[World]) -> None:
     for arguments in calls(policy):
         got = _called(policy, function, arguments)
         given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
-        wrong = _RANGES[policy.axis](got, given, policy)
+        wrong = fault(policy, got, given)
         _require(not wrong, f"{_who(policy)} {wrong}; it returned {got!r} for {_shown(policy, given)}")
 
 
@@ -203,45 +203,6 @@ def _called(policy: Policy, function: Callable[..., Any], arguments: tuple[Any, 
             f"{_who(policy)} must take all that its axis can ask; it raised {type(error).__name__}: {error} for "
             f"{_shown(policy, given)}"
         ) from error
-
-
-def _rank(got: float, _: dict[str, Any], __: Policy) -> str:
-    return "" if math.isfinite(got) else "must return a finite key"
-
-
-def _batching(got: tuple[int, int, int], given: dict[str, Any], _: Policy) -> str:
-    if got[2] < 0 or got[2] >= 2 * room.ONE_BATCH:
-        return "must return flags of lengthwise.policy added up"
-    idle = given["resident"] == 0 and given["waiting"] > 0
-    return "must admit somebody on an idle replica" if idle and (got[0] < 1 or got[1] < 1) else ""
-
-
-def _memory(got: int, given: dict[str, Any], _: Policy) -> str:
-    return "" if -1 <= got <= given["free_blocks"] else "must return -1 or blocks that are free"
-
-
-def _router(got: int, given: dict[str, Any], policy: Policy) -> str:
-    if policy == room.known("router")["central"]:
-        return ""
-    return "" if 0 <= got < len(given["waiting"]) else "must return a replica that is there"
-
-
-def _takeover(got: float, _: dict[str, Any], __: Policy) -> str:
-    return "must return a number" if math.isnan(got) else ""
-
-
-def _binning(got: int, _: dict[str, Any], policy: Policy) -> str:
-    return "" if 0 <= got < policy.bins else f"must return a bin from 0 to {policy.bins - 1}"
-
-
-_RANGES: dict[str, Callable[[Any, dict[str, Any], Policy], str]] = {
-    "rank": _rank,
-    "batching": _batching,
-    "memory": _memory,
-    "router": _router,
-    "takeover": _takeover,
-    "binning": _binning,
-}
 
 
 def _who(policy: Policy) -> str:
