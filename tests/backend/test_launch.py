@@ -265,3 +265,20 @@ def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
     assert value(launch, "--dtype") == "float32"
     assert value(launch, "--gpu-memory-utilization") is None
     assert launch.environment == {"VLLM_CPU_KVCACHE_SPACE": "4"}  # 2048 blocks of 2 MiB
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"rank": "srtf"}, ("predicted lengths, which no engine knows", "cannot reach")),
+        ({"rank": "aged(weight=3)"}, ("Rank aged(weight=3) goes by predicted lengths",)),
+        ({"takeover": "worth_it"}, ("took a running one's place where takeover worth_it said so",)),
+        ({"binning": "bins(boundaries=[100])"}, ("gathered by predicted length into batches of",)),
+        ({"max_wait_s": 30.0}, ("Who had waited 30 s went before all others",)),
+    ],
+)
+def test_what_only_a_gateway_can_do_is_said(axes, words):
+    d = deployment(scheduler=dataclasses.replace(deployment().scheduler, **axes))
+    for launch in (vllm_launch(d), sglang_launch(d)):
+        assert said(launch, *words)
+        assert not said(vllm_launch(deployment()), *words)

@@ -166,3 +166,19 @@ def test_the_shell_completes_commands_kinds_and_names(monkeypatch, capsys, words
     monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
     main([])
     assert offered in capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hrrn", ("starvation", "passed only by requests that have waited at least")),
+        ("sjf", ("starvation", "only scheduler.max_wait_s bounds the wait")),
+        ("mlfq", ("quantum=64, levels=6", 'rank = "mlfq(quantum=64')),
+        ("aged(weight=20)", ("weight=10.0", "predicted remaining tokens / weight")),
+        ("bins", ('binning = "bins(boundaries=[100, 300])"',)),
+        ("equal_mass", ('binning = "equal_mass(k=8)"', "boundaries from the workload")),
+    ],
+)
+def test_policies_tell_their_parameters_and_what_bounds_a_wait(cli, name, words):
+    out = cli("catalog", "policy", name).out
+    assert all(word in out for word in words)
