@@ -6,13 +6,14 @@ import dataclasses
 
 import numpy as np
 from admissions import RANKS, TAKEOVERS, Doorkeeper, misled, observe, served
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from observers import INFINITY, LAW, run
+from observers import EXAMPLES, INFINITY, LAW, run
 
 from lengthwise.policy import known
 from lengthwise.schema.records import Status
 
+HALF = settings(LAW, max_examples=max(1, EXAMPLES // 2))
 BATCHINGS = [name for name in known("batching") if not name.startswith("vidur")]
 BOUNDED = {
     "rank": RANKS,
@@ -86,13 +87,13 @@ class AgedGittins(Aged):
         return self.index_of(q)
 
 
-@LAW
+@HALF
 @given(misled(), served(rank="aged(weight=30)", **UNBOUNDED))
 def test_aged_is_passed_only_by_who_came_soon_after(workload, deployment):
     observe(Aged, workload, deployment)
 
 
-@LAW
+@HALF
 @given(misled(), served(rank="aged_gittins(weight=5)", **UNBOUNDED))
 def test_aged_gittins_is_passed_only_by_who_came_soon_after(workload, deployment):
     observe(AgedGittins, workload, deployment)
@@ -107,7 +108,7 @@ class ResponseRatio(Doorkeeper):
             assert waited_s <= near(0, q.waited_s)
 
 
-@LAW
+@HALF
 @given(misled(), served(rank="hrrn", **UNBOUNDED))
 def test_a_response_ratio_is_passed_only_by_who_has_waited_too(workload, deployment):
     observe(ResponseRatio, workload, deployment)
@@ -125,7 +126,7 @@ class Levels(Doorkeeper):
             assert q.arrival_s <= w.arrival_s
 
 
-@LAW
+@HALF
 @given(misled(), served(rank="mlfq(quantum=4, levels=3)", **UNBOUNDED))
 def test_levels_go_in_turn_and_in_order_of_arrival(workload, deployment):
     observe(Levels, workload, deployment)
@@ -153,7 +154,7 @@ class Batches(Doorkeeper):
         assert (q.batch, q.index) < (w.batch, w.index)
 
 
-@LAW
+@HALF
 @given(
     misled(),
     served(**UNBOUNDED),
@@ -198,7 +199,7 @@ class FairShare(Doorkeeper):
             self.apart = max(self.apart, max(charged) - min(charged))
 
 
-@LAW
+@HALF
 @given(misled(), served(rank="vtc", router="central", binning=None, **UNBOUNDED))
 def test_tenants_that_wait_are_charged_alike(workload, deployment):
     workload = dataclasses.replace(workload, tenant=np.arange(len(workload)) % 3)
@@ -220,7 +221,7 @@ class Binned(Doorkeeper):
         super()._complete(line, number, now)
 
 
-@LAW
+@HALF
 @given(
     misled(), served(binning=["one", "bins(boundaries=[5.0, 50.0])"], batch_wait_s=[0.0, 0.01, 0.1, INFINITY])
 )
@@ -235,7 +236,7 @@ class Windows(Doorkeeper):
         super()._launch(rep, step)
 
 
-@LAW
+@HALF
 @given(misled(), served(**BOUNDED | {"batching": "windowed"}))
 def test_a_window_ends_after_fifty_steps(workload, deployment):
     observe(Windows, workload, deployment)
@@ -254,7 +255,7 @@ class Seats(Doorkeeper):
             assert all(self._rank_of(q) <= best.key for q in rep.idle if q.generated > q.entered)
 
 
-@LAW
+@HALF
 @given(misled(), served(rank=RANKS, takeover="by_rank", max_wait_s=[INFINITY, 0.05]))
 def test_by_rank_leaves_no_seat_to_who_ranks_worse(workload, deployment):
     observe(Seats, workload, deployment)
