@@ -144,9 +144,11 @@ class Encoder:
         read = np.flatnonzero((so_far > 0) & np.array([bool(t) for t in text or [""] * n], bool))
         if len(read) and text is not None and self.left_ is not None:
             texts = [text[int(i)] for i in read]
-            tokens[read] = self.left_.total(
+            total = self.left_.total(
                 so_far[read], texts, self._tail(texts), first.take(read), [asked[i] for i in read]
             )
+            most = np.maximum(self.most_tokens_, 2.0 * so_far[read])
+            tokens[read] = np.minimum(total, most[:, None])
         return LengthDistribution.of(tokens, LEVELS)
 
     def _read(self, texts: Sequence[str]) -> tuple[npt.NDArray[Any], list[int]]:

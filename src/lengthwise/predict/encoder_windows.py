@@ -12,14 +12,17 @@ import numpy.typing as npt
 from lengthwise.predict._lexical_fit import residual_quantiles
 from lengthwise.predict.contract import Ints, Samples
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
-from lengthwise.predict.encoder_head import Head, learn_head
+from lengthwise.predict.encoder_head import Head, learn_head, trusted_share
 from lengthwise.predict.progress import PROGRESS, progress_features, text_so_far
 
 Embed = Callable[[Sequence[str]], npt.NDArray[Any]]
 OWN_COLUMNS = len(PROGRESS) + 5
 _BANDS = np.array([100, 200, 400, 800])
 _MOST_A_SAMPLE = 40
-_LEAST_ROWS, _LEAST_SCALE = 100, 0.05
+_LEAST_ROWS, _LEAST_SCALE, _MOST_SCALE = 100, 0.2, 1.2
+_LEAST_TURN, _MOST_TURN = -4.0, 1.0
+"""The text may say so much less, or more, than survival does, in log tokens."""
+_DECAY = 10.0
 _FOLDS = 3
 
 
@@ -43,7 +46,7 @@ class Left:
     ) -> Floats:  # fmt: skip
         """[n, levels] whole lengths above ``so_far``, given the text so far and what was said before it."""
         x, survival = _columns(so_far, texts, prior, asked)
-        middle = survival + self.middle(np.hstack([x, vectors]))
+        middle = survival + _turn(self.middle, np.hstack([x, vectors]))
         size = _size(self.scale, x)
         left = np.exp(np.minimum(middle[:, None] + size[:, None] * self.z[_band(so_far)], 20.0))
         return np.asarray(so_far[:, None] + np.maximum(left, 1.0))
@@ -91,16 +94,17 @@ def learn_left(
     fold = np.random.default_rng(seed).permutation(int(keys.max()) + 1)[keys[row]] % _FOLDS
     held, size = np.zeros(len(y)), np.zeros(len(y))
     for k in range(_FOLDS):
-        held[fold == k] = _middle(z[fold != k], y[fold != k], cut[fold != k], each[fold != k], seed)(
-            z[fold == k]
-        )
+        head = _middle(z[fold != k], y[fold != k], cut[fold != k], each[fold != k], seed)
+        held[fold == k] = _turn(head, z[fold == k])
+    share = trusted_share(np.where(cut, np.maximum(y, held), y), held, each)
+    held *= share
     full = np.where(cut, np.maximum(y, held) + 0.3, y)
     doubt = np.log(np.maximum(np.abs(full - held), _LEAST_SCALE))
     for k in range(_FOLDS):
         size[fold == k] = _size(
             learn_head(x[fold != k], doubt[fold != k], each[fold != k], seed), x[fold == k]
         )
-    middle, scale = _middle(z, y, cut, each, seed), learn_head(x, doubt, each, seed)
+    middle, scale = _middle(z, y, cut, each, seed).times(share), learn_head(x, doubt, each, seed)
     return Left(middle, scale, _quantiles((y - held) / size, cut, each, _band(so_far)))
 
 
@@ -117,10 +121,10 @@ def drawn(tokens: Ints, window_tokens: int, most: int, seed: int) -> tuple[Ints,
 def _middle(x: npt.NDArray[Any], y: Floats, cut: npt.NDArray[np.bool_], weight: Floats, seed: int) -> Head:
     """Networks of what is left; where the output was cut, of what they say without it, if that is more."""
     if cut.any() and (~cut).sum() >= _LEAST_ROWS:
-        first = learn_head(x[~cut], y[~cut], weight[~cut], seed)(x[cut])
+        first = learn_head(x[~cut], y[~cut], weight[~cut], seed, decay=_DECAY)(x[cut])
         y = y.copy()
         y[cut] = np.maximum(y[cut], first) + 0.3
-    return learn_head(x, y, weight, seed)
+    return learn_head(x, y, weight, seed, decay=_DECAY)
 
 
 def _columns(
@@ -134,8 +138,12 @@ def _columns(
     return np.hstack([progress_features(so_far, texts, asked), more]), survival
 
 
+def _turn(middle: Head, x: npt.NDArray[Any]) -> Floats:
+    return np.asarray(np.clip(middle(x), _LEAST_TURN, _MOST_TURN))
+
+
 def _size(scale: Head, x: Floats) -> Floats:
-    return np.maximum(np.exp(np.clip(scale(x), -6, 2)), _LEAST_SCALE)
+    return np.asarray(np.clip(np.exp(np.clip(scale(x), -6, 2)), _LEAST_SCALE, _MOST_SCALE))
 
 
 def _band(so_far: Ints) -> Ints:
