@@ -9,6 +9,7 @@ from admissions import RANKS, TAKEOVERS, Doorkeeper, misled, observe, served
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observers import EXAMPLES, INFINITY, LAW, run
+from test_kernel_agrees import assert_same, outcome
 
 from lengthwise.policy import known
 from lengthwise.schema.records import Status
@@ -259,3 +260,10 @@ class Seats(Doorkeeper):
 @given(misled(), served(rank=RANKS, takeover="by_rank", max_wait_s=[INFINITY, 0.05]))
 def test_by_rank_leaves_no_seat_to_who_ranks_worse(workload, deployment):
     observe(Seats, workload, deployment)
+
+
+@HALF
+@given(misled(), served())
+def test_kernel_and_reference_agree_when_misled(workload, deployment):
+    """Law 1, where predictions are huge, zero, reversed or constant."""
+    assert_same(*(outcome(engine, workload, deployment) for engine in ("kernel", "reference")))
