@@ -147,7 +147,7 @@ class SchedulerSection(Section):
     "exponential(k=8)" and "learned(k=8)" take their boundaries from other requests of the same workload.
     ``max_wait_s`` bounds starvation: who has waited so long in all goes before all who have not, in order of
     arrival. ``batch_wait_s`` is how long the first of a bin waits for it to fill. ``window_tokens``: takeovers
-    are looked for after every arrival, and again after so many steps.
+    are looked for when somebody arrives who goes before all who wait, and again after so many steps.
     """
 
     policy: Text = "vllm_v1"
