@@ -192,9 +192,10 @@ def takeover(function: Function) -> Policy:
     """Decorator: a function of TAKEOVER_ARGUMENTS; above 0: a waiting request takes a running one's place.
 
     It is asked at the first step after an arrival that goes before all who wait, and every
-    ``Scheduler.window_tokens`` steps, of the best waiting request that finds no seat or memory and of
-    the worst running one, both by ``rank``. ``recompute_steps`` is what bringing the running one back (computed again, or swapped) would
-    cost, in decode steps of the present batch; ``preemptions`` how often it had to leave before.
+    ``Scheduler.window_tokens`` steps, of the best waiting request that finds no seat or memory and
+    of the worst running one, both by ``rank``. ``recompute_steps`` is what bringing the running one
+    back (computed again, or swapped) would cost, in decode steps of the present batch;
+    ``preemptions`` how often it had to leave before.
     """
     return make("takeover", function)
 
