@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
 from lengthwise import scenario as scenarios
+from lengthwise.scenario._lab import LabSection
 from lengthwise.scenario.labs import ScenarioBench, _asked
 from lengthwise.schema.errors import InputError, ScenarioError
 from lengthwise.schema.lab import LoadUnit
@@ -141,3 +144,11 @@ def test_one_or_two_at_a_time_give_the_same_bytes() -> None:
     assert names[:2] == ["fcfs", "oracle, oracle"]
     assert names[-1] == "mlfq"
     assert len(names) == 2 + 3 * 3 + 1
+
+
+def test_the_reference_names_every_key() -> None:
+    text = (Path(__file__).parents[2] / "examples" / "reference.toml").read_text("utf-8")
+    table = text.split("\n[lab]")[1].split("[[variants]]")[0]
+    written = set(re.findall(r"^(?:#: )?(\w+) =", table, flags=re.MULTILINE))
+    assert written >= set(LabSection.model_fields) - {"policies"}
+    assert {"name", "longest_wait"} <= written
