@@ -36,12 +36,14 @@ def packed(model: Lexical) -> State:
         "share": location.share,
         "offsets": model.offsets_,
         "other": model.other_,
+        "templates": model.templates_,
+        "habits": model.habits_,
         "most_tokens": model.most_tokens_,
         "horizon": model.windows_.horizon,
     }
     arrays: Arrays = {
         "terms": np.frombuffer("\n".join(kept).encode(), np.uint8),
-        "weights": np.array(list(kept.values()), np.float32),
+        "weights": np.array(list(kept.values()), np.float64),
         "linear": location.linear,
         "middle": location.middle,
         "spread": location.spread,
@@ -84,6 +86,8 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
     base = _shaped(arrays, "windows.base_z", (len(LEVELS),))
     model.windows_ = Windows(trees[2], trees[3], bands, base, max(1, int(meta["horizon"])))
     model.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
+    model.templates_ = {str(end): int(place) for end, place in meta["templates"].items()}
+    model.habits_ = {str(key): float(habit) for key, habit in meta["habits"].items()}
     model.other_, model.most_tokens_ = float(meta["other"]), float(meta["most_tokens"])
 
 

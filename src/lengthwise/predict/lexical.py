@@ -17,7 +17,9 @@ from lengthwise.predict._lexical_fit import (
     repeat_shares,
     residual_quantiles,
     root_shares,
+    template_of,
     template_shares,
+    templates,
 )
 from lengthwise.predict._state import State, fitted
 from lengthwise.predict.contract import Ints, Prompts, Samples
@@ -47,7 +49,8 @@ class Lexical:
     boosted trees; and the quantiles of the residuals over it on prompts left out. Cut outputs count as
     longer than seen: in the location by the mean of longer residuals (Buckley and James 1979), in the
     quantiles by Kaplan and Meier. Of models and of templates the root of the number counts, of repeated
-    prompts little, so that many alike do not drown the few. Once tokens have come, a second such model on
+    prompts little, so that many alike do not drown the few; a template that many prompts begin or end with
+    has an offset of its own, and one for each model. Once tokens have come, a second such model on
     the first one's answer, the tokens so far, and their text where it is given, tells what is left.
 
     Args:
@@ -100,6 +103,7 @@ class Lexical:
         offset = _shrunk(full - held, model, weight)
         self.offsets_ = {str(name): float(o) for name, o in zip(models, offset, strict=True)}
         self.other_ = float(offset.mean())
+        held = held + self._habits(words, names, prompt, full - held - offset[model])
         self._spread(features[prompt], y, full, held, offset[model], samples.censored, weight, model)
         mu = held + offset[model]
         self.windows_ = learn_windows(
@@ -122,7 +126,7 @@ class Lexical:
         n = len(prompts)
         features, words = prompt_features(prompts.text if prompts.text is not None else [""] * n)
         offset, known = self._offsets(prompts.model, n)
-        mu = location(features, words) + offset
+        mu = location(features, words) + offset + self._habit(words, prompts.model)
         scale = self._scale(features, mu)
         so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
         z = np.where(known[:, None], self.z_[0], self.z_[1])
@@ -158,6 +162,29 @@ class Lexical:
             np.array([o is not None for o in found], bool),
         )
 
+    def _habits(self, words: list[list[str]], names: list[str], prompt: Ints, residual: Floats) -> Floats:
+        """[n] what templates add, once their own residuals, a model's own where it has some, are learnt."""
+        self.templates_ = templates(words)
+        of = np.array([template_of(read, self.templates_) for read in words])[prompt]
+        keys = [(f"{t}", f"{t}/{name}") if t >= 0 else ("", "") for t, name in zip(of, names, strict=True)]
+        self.habits_: dict[str, float] = {}
+        added = np.zeros(len(residual))
+        for level in (0, 1):
+            group = np.array([key[level] for key in keys], object)
+            for key in sorted(set(group) - {""}):
+                rows = np.flatnonzero(group == key)
+                self.habits_[key] = float((residual[rows] - added[rows]).sum() / (len(rows) + _SHRINK))
+                added[rows] += self.habits_[key]
+        return added
+
+    def _habit(self, words: Sequence[list[str]], models: Sequence[str] | None) -> Floats:
+        if not self.templates_:
+            return np.zeros(len(words))
+        of = [template_of(read, self.templates_) for read in words]
+        names = [model_key(m) for m in models] if models is not None else [OTHER] * len(of)
+        known = self.habits_.get
+        return np.array([known(f"{t}", 0.0) + known(f"{t}/{m}", 0.0) for t, m in zip(of, names, strict=True)])
+
     def _scale(self, features: Floats, mu: Floats) -> Floats:
         log = self.scale_.predict(np.column_stack([features, mu]))
         return np.asarray(np.maximum(np.exp(np.clip(log, -8, 2)), _LEAST_SCALE))
@@ -171,9 +198,9 @@ class Lexical:
         size = np.log(np.maximum(np.abs(full - mu), _LEAST_SCALE))
         rows = np.random.default_rng(self.seed).permutation(len(y))[: self.most_windows]
         x = np.column_stack([features, mu])
-        self.scale_ = grow(x[rows], size[rows], weight[rows], trees=60, depth=3, seed=self.seed)
+        self.scale_ = grow(x[rows], size[rows], np.ones(len(rows)), trees=60, depth=3, seed=self.seed)
         scale = self._scale(features, mu)
-        same = residual_quantiles((y - mu) / scale, censored, weight, LEVELS)
+        same = residual_quantiles((y - mu) / scale, censored, np.ones(len(y)), LEVELS)
         even = weight / np.bincount(model, weight)[model]
         other = residual_quantiles((y - held - self.other_) / scale, censored, even, LEVELS)
         seen = np.asarray(np.bincount(model, weight * offset) / np.bincount(model, weight))

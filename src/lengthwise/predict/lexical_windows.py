@@ -22,7 +22,7 @@ COLUMNS = len(PROGRESS) + len(_PROMPT) + 4
 _MOST_WINDOWS = 40
 _LEAST_SCALE = 0.05
 _LEAST_ROWS = 200
-_LEAST_ALIVE, _LEAST_UNCUT = 50, 0.5
+_LEAST_ALIVE, _LEAST_UNCUT = 50, 0.3
 _BANDS = np.array([100, 200, 400, 800])
 
 
@@ -36,8 +36,8 @@ class Windows:
         z: [2 x bands, levels] quantiles of residuals over the scale, first without a text, then with one, by
             tokens so far.
         base_z: [levels] quantiles of the residuals of prompts, for survival.
-        horizon: Tokens so far up to which enough outputs were seen to end by themselves. Beyond, what is
-            left is that at the horizon times the age over it: the older, the longer, in proportion.
+        horizon: Tokens so far up to which enough outputs were seen to end by themselves. Beyond, the least
+            that is left is that at the horizon, and the most grows in proportion to the age.
     """
 
     middle: Trees
@@ -56,7 +56,8 @@ class Windows:
         middle = survival + self.middle.predict(x)
         size = _size(self.scale.predict(x))
         z = self.z[_band(age, x[:, 1] > 0)]
-        left = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0)) * (so_far / age)[:, None]
+        left = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0))
+        left = left * (so_far / age)[:, None] ** LEVELS**2
         return np.asarray(so_far[:, None] + np.maximum(left, 1.0))
 
 
@@ -78,7 +79,7 @@ def learn_windows(
         seed: Of that draw.
     """
     y = np.log(samples.output_tokens.astype(float))
-    base_z = residual_quantiles((y - mu) / scale, samples.censored, weight, LEVELS)
+    base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)
     horizon = _horizon(samples, window_tokens)
     row, so_far = _drawn(np.minimum(samples.output_tokens, horizon + 1), window_tokens, most, seed)
     if len(row) < _LEAST_ROWS:
@@ -107,7 +108,7 @@ def learn_windows(
     for k in range(3):
         a = fold != k
         size[~a] = grow(x[a], log_size[a], each[a], trees=60, depth=3, seed=seed).predict(x[~a])
-    z = _tables((left - held) / _size(size), cut, each, _band(so_far, x[:, 1] > 0))
+    z = _tables((left - held) / _size(size), cut, np.ones(len(row)), _band(so_far, x[:, 1] > 0))
     whole = _middle(x, left, cut, each, seed)
     return Windows(whole, grow(x, log_size, each, trees=60, depth=3, seed=seed), z, base_z, horizon)
 
