@@ -251,9 +251,13 @@ class Seats(Doorkeeper):
         if not rep.queue or rep.decide or rep.undecided:
             return
         best = min(rep.queue, key=lambda q: (q.key, q.index))
-        seats = self.s.max_num_seqs - len(rep.resident)
-        if seats < 1 or self._blocks_to_enter(best, rep.free, seats) < 0:
-            assert all(self._rank_of(q) <= best.key for q in rep.idle if q.generated > q.entered)
+        worse = [q for q in rep.idle if q.generated > q.entered and self._rank_of(q) > best.key]
+        seats, free = self.s.max_num_seqs - len(rep.resident), rep.free
+        if not self.enters(best, free, seats):
+            assert not self.enters(best, free + sum(q.blocks for q in worse), seats + len(worse))
+
+    def enters(self, q, free, seats):
+        return seats > 0 and self._blocks_to_enter(q, free, seats) >= 0
 
 
 @HALF
