@@ -22,7 +22,6 @@ import numpy as np
 
 from lengthwise import engine, policy, predict, search, workload
 from lengthwise.lab import Contestant, Question, lab
-from lengthwise.predict.lexical import Lexical
 from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
 from lengthwise.schema.lab import LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
@@ -43,7 +42,7 @@ KEPT, SEATS = "ours (seats kept)", "ours (seats change hands)"
 OTHERS = {"ELIS ISRTF": "elis", "SRTF": "srtf", "Gittins": "gittins", "HRRN": "hrrn"}
 HEADLINE = "default"
 R2S = (0.4, 0.85)
-WAITS = (0.7, 1.0, 1.3, 1.7, 2.5)
+WAITS = (1.0, 1.4, 2.0)
 """Bounds on waiting, in 99th percentiles of JCT under FCFS at the same load."""
 AGES = (5.0,)
 """Tokens by which a second of age makes a request shorter."""
@@ -153,14 +152,13 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
     text, outputs = shared / "data" / "text", MODELS[model][1]
     learnt = _texts.oasst(text)
     spread = float(np.std(np.log([t.output_tokens for t in texts(shared, outputs)])))
-    lexical, everyday = predict.default(), everyday_predictor(text)
+    lexical = predict.default()
     made = {
         "oracle": (predict.Oracle(), {}),
         "constant": (predict.Same(float(learnt.output_tokens.mean())), {}),
         "ecdf, survival": (predict.Conditional(predict.Ecdf().fit(learnt)), {}),
         "default": (lexical, {}),
         "default, median": (lexical, {"statistic": "median"}),
-        "everyday": (everyday, {"statistic": "median"}),
     }
     for r2 in R2S:  # of the logarithm; the oracle's words times a log-normal factor, said once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
@@ -168,17 +166,6 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
     if path := os.environ.get("LENGTHWISE_ENCODER_PREDICTOR"):
         made["encoder"] = (predict.load(Path(path)), {"statistic": "median"})
     return made
-
-
-@lru_cache(maxsize=1)
-def everyday_predictor(text: Path) -> Lexical:
-    """The lexical predictor of all everyday prompts of permissive sets; none of AlpacaEval's is among them."""
-    sets = [
-        _texts.oasst(text),
-        _texts.arena_hard(text),
-        _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo"),
-    ]
-    return Lexical().fit(_texts.without(_texts.together(sets), list(_texts.alpaca_eval(text).prompts.text)))
 
 
 def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ...]:
@@ -200,7 +187,7 @@ def tables(shared: Path, first_seed: int, shuffles: int, *, others: bool, quick:
     made = {}
     for model in list(MODELS)[: 2 if quick else None]:
         known = predictors(shared, model)
-        asked = contestants(others=others, waits=WAITS[1::2] if quick else WAITS)
+        asked = contestants(others=others, waits=WAITS[::2] if quick else WAITS)
         question = Question(asked, tuple(known), LOADS, BATCHES, shuffles, LoadUnit.ALONE, name=model)
         with search.threads() as workers:
             made[model] = lab(question, Bench(shared, model, known, first_seed), each=workers.run)
@@ -287,7 +274,7 @@ def _told(judged: dict, name: str, predictor: str) -> dict[str, Any]:
 def statistics(judged: dict, names: list[str]) -> dict[str, Any]:
     """Which policy with which statistic of the same predictor closes most."""
     policies = (KEPT, SEATS, *OTHERS)
-    own = [name for name in names if name.startswith(("default", "everyday"))]
+    own = [name for name in names if name.startswith("default")]
     return {f"{one}, {name}": over_cells(judged, one, name) for one in policies for name in own}
 
 
