@@ -36,7 +36,7 @@ def give_way(S, r, now_s, rank, memory, takeover):
             if k == worst_from:
                 worst_from -= 1
                 _worst_to_end(S, k)
-            if not _takes_place(S, r, slot, key, k - 1, now_s, takeover):
+            if not _takes_place(S, r, slot, key, k - 1, tried, now_s, takeover):
                 break
             k -= 1
             room += S.slots[S.scratch_slot[k]].blocks
@@ -91,7 +91,7 @@ def _blocks_to_enter(S, slot, free, seats, memory):
 
 
 @jit_cold
-def _takes_place(S, r, waiting, key, k, now_s, takeover):
+def _takes_place(S, r, waiting, key, k, tried, now_s, takeover):
     """Whether a waiting request may take the place of the running one at ``k`` in ``scratch``."""
     if not key < S.scratch_key[k]:
         return False
@@ -104,6 +104,7 @@ def _takes_place(S, r, waiting, key, k, now_s, takeover):
         q.generated,
         return_steps(S, r, q),
         S.running[r],
+        S.queues[S.replicas[r].queue].length + tried,
         w.waited_s + (now_s - w.queued_s),
         S.results[q.index].preemptions,
     )

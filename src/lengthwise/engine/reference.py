@@ -355,6 +355,7 @@ class Reference:
             q.generated,
             self.cost.return_steps(tokens, swapped_s, len(decodes), kv_tokens),
             len(rep.resident),
+            len(rep.queue),
             w.waited_s + (self.now_s - w.queued_s),
             int(self.results[q.index]["preemptions"]),
         )

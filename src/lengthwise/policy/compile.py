@@ -56,7 +56,7 @@ def signatures() -> dict[str, Any]:
         "batching": j.triple_of_ints(*[j.i8] * 9),
         "memory": j.i8(j.i8, j.i8, j.f8, *[j.i8] * 7),
         "router": j.i8(j.i8, j.f8, j.f8, j.i8_1d, j.i8_1d, j.i8_1d),
-        "takeover": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.f8, j.i8),
+        "takeover": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.i8, j.f8, j.i8),
         "binning": j.i8(j.f8, j.i8),
     }
 
@@ -97,7 +97,7 @@ def _check_a_sample(policy: Policy) -> None:
         "batching": (0, 0, 1, 0, 0, 64, 8, 0, 0),
         "memory": (1, 1, 1.0, 64, 16, 8, 8, 0, 0, 2),
         "router": (0, 0.5, 0.5, none, none, none),
-        "takeover": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 0.0, 0),
+        "takeover": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 1, 0.0, 0),
         "binning": (1.0, 1),
     }
     given = dict(zip(ARGUMENTS[policy.axis], samples[policy.axis], strict=True))

@@ -63,6 +63,7 @@ TAKEOVER_ARGUMENTS = (
     "running_generated_tokens",
     "recompute_steps",
     "resident",
+    "waiting",
     "waited_s",
     "preemptions",
 )
@@ -194,8 +195,8 @@ def takeover(function: Function) -> Policy:
     It is asked at the first step after an arrival that goes before all who wait, and every
     ``Scheduler.window_tokens`` steps, of the best waiting request that finds no seat or memory and
     of the worst running one, both by ``rank``. ``recompute_steps`` is what bringing the running one
-    back (computed again, or swapped) would cost, in decode steps of the present batch;
-    ``preemptions`` how often it had to leave before.
+    back (computed again, or swapped) would cost, in decode steps of the present batch; these delay
+    all ``resident`` and ``waiting`` requests. ``preemptions`` is how often it had to leave before.
     """
     return make("takeover", function)
 

@@ -91,11 +91,12 @@ def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
         running_remaining_tokens,
         recompute_steps,
         resident,
+        waiting,
         preemptions,
     ):
         saved = running_remaining_tokens - waiting_remaining_tokens
         if waiting_key < running_key and preemptions < most:
-            return saved - factor * recompute_steps * resident
+            return saved - factor * recompute_steps * (resident + waiting)
         return 0.0
 
     return _named("takeover", f"worth(factor={factor:g}, most={most})", gain)
