@@ -23,7 +23,7 @@ SMALL_SEARCH = tuple(
     for setting in ("precision=0.3", "seeds=2", "sensitivity=false", "top=1")
     for word in ("--set", f"search.{setting}")
 )
-SMALL_LAB = ("--set", "workload.num_requests=40", "--set", "lab.loads=[0.5,2.0]", "--seeds", "2")
+SMALL_LAB = ("--set", "workload.num_requests=40", "--seeds", "2")
 SMALL_EXAMPLE = ("--requests", "40", "--batches", "16", "--workloads", "bwb-4k")
 
 
