@@ -10,7 +10,7 @@ from lengthwise.predict import Prompts, Samples
 from lengthwise.predict.contract import partial
 from lengthwise.predict.encoder import Encoder
 from lengthwise.predict.encoder_text import PACKAGE, SentenceEncoder, _opened, encoder_folder
-from lengthwise.predict.encoder_windows import drawn
+from lengthwise.predict.lexical_windows import _drawn
 from lengthwise.predict.save import load, save
 from lengthwise.schema.errors import InputError, MissingExtraError
 
@@ -247,9 +247,13 @@ def test_no_prompt_is_too_strange(learnt):
     assert len(learnt.predict(Prompts(0, text=[]))) == 0
 
 
-def test_without_text_so_far_survival_alone_speaks(learnt):
-    prompts = Prompts(1, text=["write a long essay about 2 dogs"])
-    assert learnt.predict(prompts, 90).tokens == pytest.approx(learnt.predict(prompts).given(90).tokens)
+def test_it_answers_where_the_text_so_far_is_not_kept(learnt):
+    texts = ["name a word of the 1 sea", "write a long essay about 2 dogs"]
+    said = learnt.predict(Prompts(2, text=texts), 20)
+    some = Prompts(2, text=texts, output_so_far=["", "word " * 20])
+    assert (said.tokens > 20).all()
+    assert (learnt.predict(some, 20).tokens[0] == said.tokens[0]).all()
+    assert said.median[0] < said.median[1]
 
 
 def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):
@@ -266,10 +270,10 @@ def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):
 
 def test_windows_are_drawn_from_what_was_outlived():
     tokens = np.array([10, 50, 51, 500])
-    row, so_far = drawn(tokens, 50, 100, 0)
+    row, so_far = _drawn(tokens, 50, 100, 0)
     assert (so_far < tokens[row]).all()
     assert (np.bincount(row, minlength=4) == [0, 0, 1, 9]).all()
-    assert len(drawn(tokens, 50, 4, 0)[0]) == 4
+    assert len(_drawn(tokens, 50, 4, 0)[0]) == 4
 
 
 def test_what_cannot_be_learnt_is_told(small):
@@ -323,4 +327,4 @@ def test_another_encoder_than_it_learnt_on_is_refused(learnt, small, tmp_path):
     with pytest.raises(InputError, match="SHA-256"):
         moved.predict(Prompts(1, text=["a"]))
     with pytest.raises(InputError, match="must fit"):
-        Encoder.from_state(meta, {**arrays, "scale.first": np.zeros((1, 2, 3))})
+        Encoder.from_state(meta, {**arrays, "sense.first": np.zeros((1, 2, 3))})

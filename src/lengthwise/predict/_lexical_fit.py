@@ -1,16 +1,17 @@
-"""How the lexical predictor learns: a location a prompt, an offset a model, a scale, and residuals."""
+"""How the lexical predictor, and the encoder's, learn: a location a prompt, an offset a model, a scale, residuals."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict._survival import kaplan_meier
+from lengthwise.predict.encoder_head import Head, learn_head
 from lengthwise.predict.features import score, terms
 from lengthwise.predict.lexical_trees import Trees, grow
 from lengthwise.schema.errors import MissingExtraError
@@ -18,9 +19,12 @@ from lengthwise.schema.errors import MissingExtraError
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Vectors = npt.NDArray[Any]
 
 SHARES = np.linspace(0, 1, 5)
 """Shares of the linear part in the location that are tried."""
+SENSE_SHARES = np.linspace(0, 1, 11)
+"""Shares of the networks in it."""
 RIDGES = (10.0, 40.0, 160.0)
 _FOLDS = 5
 _REPEATS = 4.0
@@ -39,8 +43,10 @@ class Location:
     Attributes:
         weights: Log tokens by term, and by feature (standardised by ``middle`` and ``spread``).
         linear: [m] weights of the standardised features; its last is the constant.
-        share: The linear part's share of the whole.
+        share: The linear part's share of the two.
         trees: The other part.
+        sense: Networks on features and an encoder's vector; None where there are no vectors.
+        sense_share: Their share of the whole.
     """
 
     weights: dict[str, float]
@@ -49,16 +55,24 @@ class Location:
     spread: Floats
     share: float
     trees: Trees
+    sense: Head | None = None
+    sense_share: float = 0.0
 
-    def __call__(self, features: Floats, words: Sequence[list[str]]) -> Floats:
-        """[n] of prompts by their features and words."""
+    def __call__(
+        self, features: Floats, words: Sequence[list[str]], vectors: Vectors | None = None
+    ) -> Floats:
+        """[n] of prompts by their features, their words and their vectors."""
         linear = 0.0
         if self.share > 0:
             learnt = np.array([score(read, self.weights) for read in words])
             linear = (
                 learnt + standard(features, self.middle, self.spread) @ self.linear[:-1] + self.linear[-1]
             )
-        return np.asarray(self.share * linear + (1 - self.share) * self.trees.predict(features))
+        lexical = self.share * linear + (1 - self.share) * self.trees.predict(features)
+        if self.sense is None or vectors is None:
+            return np.asarray(lexical)
+        sense = self.sense(np.hstack([features, vectors]))
+        return np.asarray((1 - self.sense_share) * lexical + self.sense_share * sense)
 
 
 def standard(features: Floats, middle: Floats, spread: Floats) -> Floats:
@@ -73,11 +87,15 @@ class Design:
         features: [n, m] of the prompts.
         words: [n] their words.
         seed: Of the folds, which share no prompt.
+        vectors: [n, v] what an encoder makes of them, if one reads them.
     """
 
-    def __init__(self, features: Floats, words: Sequence[list[str]], seed: int) -> None:
+    def __init__(
+        self, features: Floats, words: Sequence[list[str]], seed: int, vectors: Vectors | None = None
+    ) -> None:
         from scipy import sparse
 
+        self.sense = None if vectors is None else np.hstack([features, vectors])
         self.features, self.seed, n = features, seed, len(words)
         self.fold = np.random.default_rng(seed).permutation(n) % max(2, min(_FOLDS, n))
         self.middle, self.spread = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
@@ -96,7 +114,7 @@ class Design:
     def locate(self, y: Floats, weight: Floats) -> tuple[Location, Floats]:
         """What follows ``y`` [n] best on prompts left out of it, and [n] what it says of those.
 
-        The share of the linear part and its penalty are chosen by cross-validation over prompts.
+        The shares of the parts and the linear one's penalty are chosen by cross-validation over prompts.
         """
         weight = weight / weight.mean()  # a penalty means the same whatever the weights sum to
         linear = {ridge: self._linear(y, weight, ridge) for ridge in RIDGES}
@@ -110,7 +128,22 @@ class Design:
         _, weights, dense = self._ridge(everyone, y, weight, ridge)
         grown = self._trees(everyone, y, weight)
         location = Location(weights, dense, self.middle, self.spread, float(share), grown)
-        return location, share * linear[ridge] + (1 - share) * trees
+        return self._with_sense(location, share * linear[ridge] + (1 - share) * trees, y, weight)
+
+    def _with_sense(
+        self, location: Location, held: Floats, y: Floats, weight: Floats
+    ) -> tuple[Location, Floats]:
+        """The same with networks on the vectors, in the share that serves prompts left out best."""
+        x = self.sense
+        if x is None:
+            return location, held
+        sense = self._held(y, lambda a, b: learn_head(x[a], y[a], weight[a], self.seed)(x[b]))
+        _, share = min(
+            (float(np.average(np.abs(y - (1 - s) * held - s * sense), weights=weight)), s)
+            for s in SENSE_SHARES
+        )
+        head = learn_head(x, y, weight, self.seed)
+        return replace(location, sense=head, sense_share=float(share)), (1 - share) * held + share * sense
 
     def _linear(self, y: Floats, weight: Floats, penalty: float) -> Floats:
         return self._held(y, lambda a, b: self._ridge(a, y, weight, penalty)[0](b))

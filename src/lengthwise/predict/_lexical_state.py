@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lengthwise.predict._lexical_fit import Location
 from lengthwise.predict._state import Arrays, State, array
 from lengthwise.predict.distribution import LEVELS
+from lengthwise.predict.encoder_head import Head
 from lengthwise.predict.features import NAMES
 from lengthwise.predict.lexical_trees import Trees
 from lengthwise.predict.lexical_windows import COLUMNS, Windows
@@ -55,6 +56,9 @@ def packed(model: Lexical) -> State:
     trees = (location.trees, model.scale_, model.windows_.middle, model.windows_.scale)
     for name, tree in zip(_TREES, trees, strict=True):
         arrays |= tree.arrays(name)
+    for name, part in (("sense", location), ("windows.sense", model.windows_)):
+        if part.sense is not None:
+            arrays |= part.sense.arrays(name) | {f"{name}.share": np.array(part.sense_share)}
     return meta, arrays
 
 
@@ -78,17 +82,29 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
     columns = (len(NAMES), len(NAMES) + 1, COLUMNS, COLUMNS)
     trees = [Trees.of_arrays(dict(arrays), n, c) for n, c in zip(_TREES, columns, strict=True)]
     words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
-    model.location_ = Location(words, linear, middle, spread, float(meta["share"]), trees[0])
+    model.location_ = Location(
+        words, linear, middle, spread, float(meta["share"]), trees[0], **_sense(arrays, "sense", len(NAMES))
+    )
     model.seen_ = array(arrays, "seen", 1).astype(np.uint32)
     model.scale_ = trees[1]
     model.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
     bands = _shaped(arrays, "windows.z", (10, len(LEVELS)))
     base = _shaped(arrays, "windows.base_z", (len(LEVELS),))
-    model.windows_ = Windows(trees[2], trees[3], bands, base, max(1, int(meta["horizon"])))
+    horizon, sense = max(1, int(meta["horizon"])), _sense(arrays, "windows.sense", COLUMNS)
+    model.windows_ = Windows(trees[2], trees[3], bands, base, horizon, **sense)
     model.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
     model.templates_ = {str(end): int(place) for end, place in meta["templates"].items()}
     model.habits_ = {str(key): float(habit) for key, habit in meta["habits"].items()}
     model.other_, model.most_tokens_ = float(meta["other"]), float(meta["most_tokens"])
+
+
+def _sense(arrays: Mapping[str, npt.NDArray[Any]], name: str, least: int) -> dict[str, Any]:
+    """The networks on columns and a vector, if there are some; how long vectors are, they themselves say."""
+    if f"{name}.share" not in arrays:
+        return {}
+    columns = max(least, array(arrays, f"{name}.middle", 1).shape[0])
+    share = float(array(arrays, f"{name}.share", 0))
+    return {"sense": Head.of_arrays(arrays, name, columns), "sense_share": share}
 
 
 _TREES = ("location", "scale", "windows.middle", "windows.scale")

@@ -13,6 +13,7 @@ from lengthwise.predict import _lexical_state
 from lengthwise.predict._lexical_fit import (
     Design,
     Location,
+    Vectors,
     imputed,
     repeat_shares,
     residual_quantiles,
@@ -86,7 +87,8 @@ class Lexical:
         models, model = np.unique(names, return_inverse=True)
         weight = repeat_shares(prompt) * root_shares(model) * template_shares(words)[prompt]
         y = np.log(samples.output_tokens.astype(float))
-        design = Design(features, words, self.seed)
+        vectors = self._vectors([str(text) for text in prompts])
+        design = Design(features, words, self.seed, vectors)
         held, offset = np.zeros(len(y)), _means(y, model, weight)
         for _ in range(_ROUNDS):
             full = imputed(y, samples.censored, held + offset[model])
@@ -108,7 +110,8 @@ class Lexical:
         mu = held + offset[model]
         self.windows_ = learn_windows(
             samples, mu, self._scale(features[prompt], mu), [words[i] for i in prompt], features[prompt],
-            weight=weight, window_tokens=self.window_tokens, most=self.most_windows, seed=self.seed,
+            prompt=prompt, weight=weight, endings=self._endings, window_tokens=self.window_tokens,
+            most=self.most_windows, seed=self.seed,
         )  # fmt: skip
         self.most_tokens_ = _BEYOND * float(samples.output_tokens.max())
         self.seen_ = np.unique(_digests([str(text) for text in prompts]))
@@ -124,9 +127,10 @@ class Lexical:
         """Distributions of whole lengths above ``tokens_so_far``; prompts without a text count as empty."""
         location: Location = fitted(self, "location_")
         n = len(prompts)
-        features, words = prompt_features(prompts.text if prompts.text is not None else [""] * n)
+        texts = prompts.text if prompts.text is not None else [""] * n
+        features, words = prompt_features(texts)
         offset, known = self._offsets(prompts.model, n)
-        mu = location(features, words) + offset + self._habit(words, prompts.model)
+        mu = location(features, words, self._vectors(texts)) + offset + self._habit(words, prompts.model)
         scale = self._scale(features, mu)
         so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
         z = np.where(known[:, None], self.z_[0], self.z_[1])
@@ -139,7 +143,7 @@ class Lexical:
             tokens[late] = self.windows_.total(
                 so_far[late],
                 [text[int(i)] for i in late] if text is not None else None,
-                mu[late], scale[late], [words[i] for i in late], features[late],
+                mu[late], scale[late], [words[i] for i in late], features[late], self._endings,
             )  # fmt: skip
         return LengthDistribution.of(tokens, LEVELS)
 
@@ -150,6 +154,14 @@ class Lexical:
     def knows_model(self, name: str) -> bool:
         """Whether outputs of this model were learnt from."""
         return model_key(name) in fitted(self, "offsets_")
+
+    def _vectors(self, texts: Sequence[str]) -> Vectors | None:  # noqa: ARG002 - the encoder reads them
+        """[n, v] what prompts mean, for who reads for sense; None here."""
+        return None
+
+    def _endings(self, texts: Sequence[str]) -> Vectors | None:  # noqa: ARG002 - the encoder reads them
+        """[n, v] what the last words of outputs so far mean, for who reads for sense; None here."""
+        return None
 
     def _offsets(self, models: Sequence[str] | None, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
         found: list[float | None] = [None] * n
@@ -219,8 +231,11 @@ class Lexical:
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """The predictor that was saved."""
         made = cls(int(meta["seed"]), int(meta["window_tokens"]), int(meta["most_windows"]))
-        _lexical_state.unpack(made, meta, arrays)
+        made._unpack(meta, arrays)
         return made
+
+    def _unpack(self, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        _lexical_state.unpack(self, meta, arrays)
 
 
 def model_key(name: str) -> str:

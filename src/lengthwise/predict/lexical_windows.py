@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,12 @@ import numpy.typing as npt
 from lengthwise.predict._lexical_fit import residual_quantiles
 from lengthwise.predict.contract import Ints, Samples
 from lengthwise.predict.distribution import LEVELS, Floats
+from lengthwise.predict.encoder_head import Head, learn_head
 from lengthwise.predict.features import NAMES, asked_items
 from lengthwise.predict.lexical_trees import Trees, grow
 from lengthwise.predict.progress import PROGRESS, progress_features, text_so_far
 
+Endings = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
 _PROMPT = [
     NAMES.index(name) for name in ("log_chars", "asked_log_tokens", "guess", "foreign_share", "words of code")
 ]
@@ -23,6 +26,9 @@ _MOST_WINDOWS = 40
 _LEAST_SCALE = 0.05
 _LEAST_ROWS = 200
 _LEAST_ALIVE, _LEAST_UNCUT = 50, 0.5
+_TOLD, _FOLDS = 0.75, 3
+_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+_DECAY = 30.0
 _BANDS = np.array([100, 200, 400, 800])
 
 
@@ -38,6 +44,8 @@ class Windows:
         base_z: [levels] quantiles of the residuals of prompts, for survival.
         horizon: Tokens so far up to which enough outputs were seen to end by themselves. Beyond, the least
             that is left is that at the horizon, and the most grows in proportion to the age.
+        sense: Networks on the same and the vector of a text so far; None where they told nothing new.
+        sense_share: Their share of the middle, where there is a text.
     """
 
     middle: Trees
@@ -45,25 +53,39 @@ class Windows:
     z: Floats
     base_z: Floats
     horizon: int
+    sense: Head | None = None
+    sense_share: float = 0.0
 
     def total(
         self, so_far: Ints, texts: Sequence[str] | None, mu: Floats, scale: Floats,
-        words: Sequence[list[str]], features: Floats,
+        words: Sequence[list[str]], features: Floats, endings: Endings,
     ) -> Floats:  # fmt: skip
         """[n, levels] quantiles of whole lengths above the tokens so far (at least 1)."""
         age = np.minimum(so_far, self.horizon)
         x, survival = _table(so_far, age, texts, mu, scale, words, features, self.base_z)
-        middle = survival + self.middle.predict(x)
+        middle = survival + self._mixed(x, texts, endings)
         size = _size(self.scale.predict(x))
         z = self.z[_band(age, x[:, 1] > 0)]
         left = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0))
         left = left * (so_far / age)[:, None] ** LEVELS**2
         return np.asarray(so_far[:, None] + np.maximum(left, 1.0))
 
+    def _mixed(self, x: Floats, texts: Sequence[str] | None, endings: Endings) -> Floats:
+        """[n] what the trees say, and the networks where there is a text for them."""
+        said = self.middle.predict(x)
+        told = np.flatnonzero([bool(text) for text in texts or ()])
+        if self.sense is None or len(told) == 0 or texts is None:
+            return said
+        vectors = endings([texts[int(i)] for i in told])
+        if vectors is not None:
+            sense = self.sense(np.hstack([x[told], vectors]))
+            said[told] = (1 - self.sense_share) * said[told] + self.sense_share * sense
+        return said
+
 
 def learn_windows(
     samples: Samples, mu: Floats, scale: Floats, words: Sequence[list[str]], features: Floats,
-    *, weight: Floats, window_tokens: int, most: int, seed: int,
+    *, prompt: Ints, weight: Floats, endings: Endings, window_tokens: int, most: int, seed: int,
 ) -> Windows:  # fmt: skip
     """Learns from outputs cut at multiples of ``window_tokens``, with their text and without.
 
@@ -73,7 +95,9 @@ def learn_windows(
         scale: [n] the size of its residuals.
         words: [n] words of the prompts.
         features: [n, m] their features.
+        prompt: [n] number of the prompt of each: windows that are held out share none.
         weight: [n] how much each sample counts.
+        endings: From texts so far to vectors, None where nobody reads them.
         window_tokens: Tokens of a window.
         most: Windows that are drawn from all.
         seed: Of that draw.
@@ -84,33 +108,66 @@ def learn_windows(
     row, so_far = _drawn(np.minimum(samples.output_tokens, horizon + 1), window_tokens, most, seed)
     if len(row) < _LEAST_ROWS:
         return Windows(*_survival_alone(base_z), base_z, horizon)
-    given = np.array([samples.output is not None] * len(row)) & (
-        np.random.default_rng(seed).random(len(row)) < 0.75
-    )
-    texts = [
-        text_so_far(samples.output[r], int(samples.output_tokens[r]), int(s))
-        if known and samples.output
-        else ""
-        for r, s, known in zip(row, so_far, given, strict=True)
-    ]
+    texts = _texts_of(samples, row, so_far, seed)
     x, survival = _table(
         so_far, so_far, texts, mu[row], scale[row], [words[r] for r in row], features[row], base_z
     )
     left = np.log(samples.output_tokens[row] - so_far + 0.0) - survival
     cut, each = samples.censored[row], weight[row]
-    fold = np.random.default_rng(seed).permutation(int(row.max()) + 1)[row] % 3
-    held, size = np.zeros(len(row)), np.zeros(len(row))
-    for k in range(3):
-        a = fold != k
-        held[~a] = _middle(x[a], left[a], cut[a], each[a], seed).predict(x[~a])
+    fold = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)[prompt[row]] % _FOLDS
+    held = _held(fold, lambda a, b: _middle(x[a], left[a], cut[a], each[a], seed).predict(x[b]))
+    sense, share, held = _learn_sense(x, texts, left, cut, each, fold, held, endings, seed)
     full = np.where(cut, np.maximum(left, held) + 0.3, left)
     log_size = np.log(np.maximum(np.abs(full - held), _LEAST_SCALE))
-    for k in range(3):
-        a = fold != k
-        size[~a] = grow(x[a], log_size[a], each[a], trees=60, depth=3, seed=seed).predict(x[~a])
+    size = _held(
+        fold, lambda a, b: grow(x[a], log_size[a], each[a], trees=60, depth=3, seed=seed).predict(x[b])
+    )
     z = _tables((left - held) / _size(size), cut, np.ones(len(row)), _band(so_far, x[:, 1] > 0))
     whole = _middle(x, left, cut, each, seed)
-    return Windows(whole, grow(x, log_size, each, trees=60, depth=3, seed=seed), z, base_z, horizon)
+    doubt = grow(x, log_size, each, trees=60, depth=3, seed=seed)
+    return Windows(whole, doubt, z, base_z, horizon, sense, share)
+
+
+def _texts_of(samples: Samples, row: Ints, so_far: Ints, seed: int) -> list[str]:
+    """Texts so far of three quarters of the windows; "" for the others, and where nobody kept them."""
+    if samples.output is None:
+        return [""] * len(row)
+    told = np.random.default_rng(seed).random(len(row)) < _TOLD
+    return [
+        text_so_far(samples.output[r], int(samples.output_tokens[r]), int(s)) if known else ""
+        for r, s, known in zip(row, so_far, told, strict=True)
+    ]
+
+
+def _held(fold: Ints, said: Callable[[Ints, Ints], Floats]) -> Floats:
+    """[n] what is said of each fold's rows by who learnt from the others'."""
+    out = np.zeros(len(fold))
+    for k in range(_FOLDS):
+        own, rest = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        if len(own) and len(rest):
+            out[rest] = said(own, rest)
+    return out
+
+
+def _learn_sense(
+    x: Floats, texts: list[str], left: Floats, cut: npt.NDArray[np.bool_], each: Floats, fold: Ints,
+    held: Floats, endings: Endings, seed: int,
+) -> tuple[Head | None, float, Floats]:  # fmt: skip
+    """Networks on vectors of texts so far, the share of the middle that serves held-out prompts, and the mix."""
+    told = np.flatnonzero([bool(text) for text in texts])
+    vectors = endings([texts[i] for i in told]) if len(told) >= _LEAST_ROWS else None
+    if vectors is None:
+        return None, 0.0, held
+    z, y = np.hstack([x[told], vectors]), np.where(cut, np.maximum(left, held) + 0.3, left)[told]
+    w = each[told]
+    said = _held(fold[told], lambda a, b: learn_head(z[a], y[a], w[a], seed, decay=_DECAY)(z[b]))
+    shares = [(float(np.average(np.abs(y - (1 - s) * held[told] - s * said), weights=w)), s) for s in _SHARES]
+    share = min(shares)[1]
+    if share == 0:
+        return None, 0.0, held
+    mixed = held.copy()
+    mixed[told] = (1 - share) * held[told] + share * said
+    return learn_head(z, y, w, seed, decay=_DECAY), share, mixed
 
 
 def _middle(x: Floats, left: Floats, cut: npt.NDArray[np.bool_], weight: Floats, seed: int) -> Trees:
