@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from pathlib import Path
 
 import _texts
@@ -13,11 +14,13 @@ from lengthwise.predict._scores import kendall
 from lengthwise.predict.evaluate import Evaluation, evaluate, latency_ms
 from lengthwise.predict.knowable import knowable
 from lengthwise.predict.lexical import Lexical
-from lengthwise.predict.read import split
+from lengthwise.predict.read import Split, split
 from lengthwise.predict.shipped import default
 from lengthwise.schema.estimate import Estimate
 
 FOLDS = 5
+MOST_WINDOWS = 8000
+APART = (0, 50, 100, 200, 300, 400, 600)
 ELIS_MODELS = (
     "llama-2-7b-chat-hf",
     "llama-2-70b-chat-hf",
@@ -28,28 +31,36 @@ ELIS_MODELS = (
 """Models of the families that ELIS served, of those that AlpacaEval holds."""
 
 
+@cache
+def learnt(text: Path, quick: bool) -> tuple[Split, Lexical]:
+    """Samples in two parts by prompt, and a lexical predictor of the first; quick: Open-Assistant's alone."""
+    parts = split(_texts.oasst(text) if quick else _texts.wide(text), 0.2, 0)
+    return parts, Lexical(most_windows=1500 if quick else MOST_WINDOWS).fit(parts.train)
+
+
 def figures(shared: Path, quick: bool) -> dict:
     """Rows of benchmarks/lengths.py by name; a quick look learns from Open-Assistant's samples alone."""
     text = shared / "data/text"
-    draws = 30 if quick else 60
-    data = _texts.oasst(text) if quick else _texts.wide(text)
-    parts = split(data, 0.2, 0)
-    model = Lexical().fit(parts.train)
+    draws = 10 if quick else 40
+    parts, model = learnt(text, quick)
     inside = evaluate(model, parts.test, draws=draws, clock=None)
     other = _texts.alpaca_eval(text)
-    outside = {"wide" if not quick else "oasst": evaluate(model, other, draws=draws, clock=None)}
+    outside = {
+        "wide" if not quick else "oasst": evaluate(model, other, windows=APART, draws=draws, clock=None)
+    }
     apart = _texts.without(other, list(_texts.shipped(text).prompts.text))
-    outside["shipped"] = evaluate(default(), apart, draws=draws, clock=None)
+    outside["shipped"] = evaluate(default(), apart, windows=APART, draws=draws, clock=None)
     told = {
-        "predict.tau": {
+        "predict.lexical_tau": {
             **number(inside.scores["tau"]),
             "samples": len(parts.train),
             "prompts": len(set(parts.train.prompts.text)),
         },
-        "predict.tau_within": number(inside.scores["tau_within"]),
-        "predict.coverage90": number(inside.scores["coverage90"]),
-        "predict.log_r2": number(inside.scores["log_r2"]),
-        "predict.r2_by_window": {
+        "predict.lexical_scores": {
+            name: number(inside.scores[name])
+            for name in ("tau_within", "coverage90", "pinball", "mae", "r2", "log_r2")
+        },
+        "predict.lexical_r2_by_window": {
             "value": round(inside.windows[-1].r2_all, 4),
             "windows": by_window(inside),
         },
@@ -72,11 +83,12 @@ def number(estimate: Estimate) -> dict:
 
 
 def by_window(found: Evaluation) -> list[dict]:
-    """What is known after so many tokens: of all requests, and of those that still run."""
+    """What is known after so many tokens: of all requests (those that ended count as known), and of those that run."""
     return [
         {
             "tokens": w.tokens,
             "running": w.running,
+            "mae_all": round(w.mae.value * w.running / found.requests, 1),
             "r2_all": round(w.r2_all, 4),
             "r2_running": round(w.r2.value, 4),
             "tau_running": round(w.tau.value, 4),

@@ -14,7 +14,7 @@ from lengthwise.predict.distribution import LEVELS
 from lengthwise.predict.encoder_head import Head
 from lengthwise.predict.features import NAMES
 from lengthwise.predict.lexical_trees import Trees
-from lengthwise.predict.lexical_windows import COLUMNS, Windows
+from lengthwise.predict.lexical_windows import COLUMNS, Axes, Windows
 from lengthwise.predict.progress import PROGRESS
 from lengthwise.schema.errors import InputError
 
@@ -56,9 +56,10 @@ def packed(model: Lexical) -> State:
     trees = (location.trees, model.scale_, model.windows_.middle, model.windows_.scale)
     for name, tree in zip(_TREES, trees, strict=True):
         arrays |= tree.arrays(name)
-    for name, part in (("sense", location), ("windows.sense", model.windows_)):
-        if part.sense is not None:
-            arrays |= part.sense.arrays(name) | {f"{name}.share": np.array(part.sense_share)}
+    if location.sense is not None:
+        arrays |= location.sense.arrays("sense") | {"sense.share": np.array(location.sense_share)}
+    if model.windows_.axes is not None:
+        arrays |= {"axes.middle": model.windows_.axes.middle, "axes.turn": model.windows_.axes.turn}
     return meta, arrays
 
 
@@ -79,32 +80,40 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
         raise InputError(f"there must be a weight a term ({len(terms)}); there are {len(weights)}")
     shapes = {"linear": (len(NAMES) + 1,), "middle": (len(NAMES),), "spread": (len(NAMES),)}
     linear, middle, spread = (_shaped(arrays, name, shape) for name, shape in shapes.items())
-    columns = (len(NAMES), len(NAMES) + 1, COLUMNS, COLUMNS)
+    axes = _axes(arrays)
+    window = COLUMNS + (0 if axes is None else axes.turn.shape[1])
+    columns = (len(NAMES), len(NAMES) + 1, window, window)
     trees = [Trees.of_arrays(dict(arrays), n, c) for n, c in zip(_TREES, columns, strict=True)]
     words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
     model.location_ = Location(
-        words, linear, middle, spread, float(meta["share"]), trees[0], **_sense(arrays, "sense", len(NAMES))
+        words, linear, middle, spread, float(meta["share"]), trees[0], **_sense(arrays)
     )
     model.seen_ = array(arrays, "seen", 1).astype(np.uint32)
     model.scale_ = trees[1]
     model.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
     bands = _shaped(arrays, "windows.z", (10, len(LEVELS)))
     base = _shaped(arrays, "windows.base_z", (len(LEVELS),))
-    horizon, sense = max(1, int(meta["horizon"])), _sense(arrays, "windows.sense", COLUMNS)
-    model.windows_ = Windows(trees[2], trees[3], bands, base, horizon, **sense)
+    model.windows_ = Windows(trees[2], trees[3], bands, base, max(1, int(meta["horizon"])), axes)
     model.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
     model.templates_ = {str(end): int(place) for end, place in meta["templates"].items()}
     model.habits_ = {str(key): float(habit) for key, habit in meta["habits"].items()}
     model.other_, model.most_tokens_ = float(meta["other"]), float(meta["most_tokens"])
 
 
-def _sense(arrays: Mapping[str, npt.NDArray[Any]], name: str, least: int) -> dict[str, Any]:
-    """The networks on columns and a vector, if there are some; how long vectors are, they themselves say."""
-    if f"{name}.share" not in arrays:
+def _sense(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """The networks of a location, if it has some; how long vectors are, they themselves say."""
+    if "sense.share" not in arrays:
         return {}
-    columns = max(least, array(arrays, f"{name}.middle", 1).shape[0])
-    share = float(array(arrays, f"{name}.share", 0))
-    return {"sense": Head.of_arrays(arrays, name, columns), "sense_share": share}
+    columns = array(arrays, "sense.middle", 1).shape[0]
+    share = float(array(arrays, "sense.share", 0))
+    return {"sense": Head.of_arrays(arrays, "sense", columns), "sense_share": share}
+
+
+def _axes(arrays: Mapping[str, npt.NDArray[Any]]) -> Axes | None:
+    if "axes.turn" not in arrays:
+        return None
+    turn = array(arrays, "axes.turn", 2)
+    return Axes(_shaped(arrays, "axes.middle", (len(turn),)), turn)
 
 
 _TREES = ("location", "scale", "windows.middle", "windows.scale")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,6 @@ class Head:
             out += np.maximum(z @ w + b, 0) @ v + c
         return out / len(self.first)
 
-    def times(self, share: float) -> Head:
-        """The same networks that say so much less."""
-        return replace(self, second=self.second * share, second_bias=self.second_bias * share).rounded()
-
     def rounded(self) -> Head:
         """The same in the 32 bits that a file holds."""
         return Head(*(getattr(self, part).astype(np.float32).astype(np.float64) for part in _PARTS))
@@ -73,11 +69,6 @@ class Head:
                 f"the networks of {name} must fit {columns} columns and be finite; train it again"
             )
         return cls(*parts)
-
-
-def trusted_share(y: Floats, held: Floats, weight: Floats) -> float:
-    """How much of what networks say of rows they have not seen is so: the slope of ``y`` on it, 0 to 1."""
-    return float(np.clip((weight * y * held).sum() / max((weight * held * held).sum(), 1e-9), 0.0, 1.0))
 
 
 def standard(x: npt.NDArray[Any], middle: Floats, spread: Floats) -> Floats:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from lengthwise.predict._lexical_fit import residual_quantiles
 from lengthwise.predict.contract import Ints, Samples
 from lengthwise.predict.distribution import LEVELS, Floats
-from lengthwise.predict.encoder_head import Head, learn_head
 from lengthwise.predict.features import NAMES, asked_items
 from lengthwise.predict.lexical_trees import Trees, grow
 from lengthwise.predict.progress import PROGRESS, progress_features, text_so_far
@@ -27,9 +26,37 @@ _LEAST_SCALE = 0.05
 _LEAST_ROWS = 200
 _LEAST_ALIVE, _LEAST_UNCUT = 50, 0.5
 _TOLD, _FOLDS = 0.75, 3
-_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-_DECAY = 30.0
+_EVEN = 0.25
+"""Weights of windows are this power of the samples': what is left depends on the prompt less than the whole does."""
+_AXES = 16
 _BANDS = np.array([100, 200, 400, 800])
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Directions in which vectors differ most.
+
+    Attributes:
+        middle: [v] the mean vector.
+        turn: [v, k] the directions.
+    """
+
+    middle: Floats
+    turn: Floats
+
+    @classmethod
+    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
+        """Of vectors [n, v]."""
+        known = vectors.astype(float)
+        _, directions = np.linalg.eigh(np.cov(known.T))
+        return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
+
+    def beside(self, x: Floats, read: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
+        """[n, m + k] columns ``x`` and the places of the vectors of some rows; 0 for the others."""
+        places = np.zeros((len(x), self.turn.shape[1]))
+        if read is not None:
+            places[read[0]] = np.einsum("ij,jk->ik", read[1] - self.middle, self.turn)
+        return np.hstack([x, places])
 
 
 @dataclass(frozen=True)
@@ -44,8 +71,7 @@ class Windows:
         base_z: [levels] quantiles of the residuals of prompts, for survival.
         horizon: Tokens so far up to which enough outputs were seen to end by themselves. Beyond, the least
             that is left is that at the horizon, and the most grows in proportion to the age.
-        sense: Networks on the same and the vector of a text so far; None where they told nothing new.
-        sense_share: Their share of the middle, where there is a text.
+        axes: Of the vectors of texts so far, whose places on them are columns; None where nobody reads them.
     """
 
     middle: Trees
@@ -53,8 +79,7 @@ class Windows:
     z: Floats
     base_z: Floats
     horizon: int
-    sense: Head | None = None
-    sense_share: float = 0.0
+    axes: Axes | None = None
 
     def total(
         self, so_far: Ints, texts: Sequence[str] | None, mu: Floats, scale: Floats,
@@ -63,24 +88,14 @@ class Windows:
         """[n, levels] quantiles of whole lengths above the tokens so far (at least 1)."""
         age = np.minimum(so_far, self.horizon)
         x, survival = _table(so_far, age, texts, mu, scale, words, features, self.base_z)
-        middle = survival + self._mixed(x, texts, endings)
+        if self.axes is not None:
+            x = self.axes.beside(x, _read(texts or (), endings))
+        middle = survival + self.middle.predict(x)
         size = _size(self.scale.predict(x))
         z = self.z[_band(age, x[:, 1] > 0)]
         left = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0))
         left = left * (so_far / age)[:, None] ** LEVELS**2
         return np.asarray(so_far[:, None] + np.maximum(left, 1.0))
-
-    def _mixed(self, x: Floats, texts: Sequence[str] | None, endings: Endings) -> Floats:
-        """[n] what the trees say, and the networks where there is a text for them."""
-        said = self.middle.predict(x)
-        told = np.flatnonzero([bool(text) for text in texts or ()])
-        if self.sense is None or len(told) == 0 or texts is None:
-            return said
-        vectors = endings([texts[int(i)] for i in told])
-        if vectors is not None:
-            sense = self.sense(np.hstack([x[told], vectors]))
-            said[told] = (1 - self.sense_share) * said[told] + self.sense_share * sense
-        return said
 
 
 def learn_windows(
@@ -113,10 +128,12 @@ def learn_windows(
         so_far, so_far, texts, mu[row], scale[row], [words[r] for r in row], features[row], base_z
     )
     left = np.log(samples.output_tokens[row] - so_far + 0.0) - survival
-    cut, each = samples.censored[row], weight[row]
+    cut, each = samples.censored[row], weight[row] ** _EVEN
     fold = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)[prompt[row]] % _FOLDS
+    read = _read(texts, endings)
+    axes = None if read is None else Axes.of(read[1])
+    x = x if axes is None else axes.beside(x, read)
     held = _held(fold, lambda a, b: _middle(x[a], left[a], cut[a], each[a], seed).predict(x[b]))
-    sense, share, held = _learn_sense(x, texts, left, cut, each, fold, held, endings, seed)
     full = np.where(cut, np.maximum(left, held) + 0.3, left)
     log_size = np.log(np.maximum(np.abs(full - held), _LEAST_SCALE))
     size = _held(
@@ -125,7 +142,7 @@ def learn_windows(
     z = _tables((left - held) / _size(size), cut, np.ones(len(row)), _band(so_far, x[:, 1] > 0))
     whole = _middle(x, left, cut, each, seed)
     doubt = grow(x, log_size, each, trees=60, depth=3, seed=seed)
-    return Windows(whole, doubt, z, base_z, horizon, sense, share)
+    return Windows(whole, doubt, z, base_z, horizon, axes)
 
 
 def _texts_of(samples: Samples, row: Ints, so_far: Ints, seed: int) -> list[str]:
@@ -139,6 +156,13 @@ def _texts_of(samples: Samples, row: Ints, so_far: Ints, seed: int) -> list[str]
     ]
 
 
+def _read(texts: Sequence[str], endings: Endings) -> tuple[Ints, npt.NDArray[Any]] | None:
+    """Rows that have a text so far, and the vectors of these; None where there is none, or nobody reads them."""
+    told = np.flatnonzero([bool(text) for text in texts])
+    vectors = endings([texts[int(i)] for i in told]) if len(told) else None
+    return None if vectors is None else (told, vectors)
+
+
 def _held(fold: Ints, said: Callable[[Ints, Ints], Floats]) -> Floats:
     """[n] what is said of each fold's rows by who learnt from the others'."""
     out = np.zeros(len(fold))
@@ -147,27 +171,6 @@ def _held(fold: Ints, said: Callable[[Ints, Ints], Floats]) -> Floats:
         if len(own) and len(rest):
             out[rest] = said(own, rest)
     return out
-
-
-def _learn_sense(
-    x: Floats, texts: list[str], left: Floats, cut: npt.NDArray[np.bool_], each: Floats, fold: Ints,
-    held: Floats, endings: Endings, seed: int,
-) -> tuple[Head | None, float, Floats]:  # fmt: skip
-    """Networks on vectors of texts so far, the share of the middle that serves held-out prompts, and the mix."""
-    told = np.flatnonzero([bool(text) for text in texts])
-    vectors = endings([texts[i] for i in told]) if len(told) >= _LEAST_ROWS else None
-    if vectors is None:
-        return None, 0.0, held
-    z, y = np.hstack([x[told], vectors]), np.where(cut, np.maximum(left, held) + 0.3, left)[told]
-    w = each[told]
-    said = _held(fold[told], lambda a, b: learn_head(z[a], y[a], w[a], seed, decay=_DECAY)(z[b]))
-    shares = [(float(np.average(np.abs(y - (1 - s) * held[told] - s * said), weights=w)), s) for s in _SHARES]
-    share = min(shares)[1]
-    if share == 0:
-        return None, 0.0, held
-    mixed = held.copy()
-    mixed[told] = (1 - share) * held[told] + share * said
-    return learn_head(z, y, w, seed, decay=_DECAY), share, mixed
 
 
 def _middle(x: Floats, left: Floats, cut: npt.NDArray[np.bool_], weight: Floats, seed: int) -> Trees:
@@ -179,7 +182,7 @@ def _middle(x: Floats, left: Floats, cut: npt.NDArray[np.bool_], weight: Floats,
 
 
 def _trees(x: Floats, y: Floats, weight: Floats, seed: int) -> Trees:
-    return grow(x, y, weight, trees=150, depth=5, seed=seed, least=40)
+    return grow(x, y, weight, trees=300, depth=5, seed=seed, least=40)
 
 
 def _drawn(tokens: Ints, window_tokens: int, most: int, seed: int) -> tuple[Ints, Ints]:
