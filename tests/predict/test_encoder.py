@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples
+from lengthwise.predict._endings import Axes
 from lengthwise.predict.contract import partial
 from lengthwise.predict.encoder import Encoder
 from lengthwise.predict.encoder_text import PACKAGE, SentenceEncoder, _opened, encoder_folder
@@ -254,6 +255,34 @@ def test_it_answers_where_the_text_so_far_is_not_kept(learnt):
     assert (said.tokens > 20).all()
     assert (learnt.predict(some, 20).tokens[0] == said.tokens[0]).all()
     assert said.median[0] < said.median[1]
+
+
+def test_the_end_of_a_text_so_far_is_read(small):
+    """Both kinds of output look alike but for what they are about; who writes of the sea is nearly done."""
+    rng = np.random.default_rng(3)
+    sea = rng.random(200) < 0.5
+    tokens = np.where(sea, 60, 200) + rng.integers(0, 9, 200)
+    output = [("the sea and " if s else "one dogs of ") * n for s, n in zip(sea, tokens, strict=True)]
+    text = [f"write a story {i}" for i in range(200)]
+    learnt = Encoder(small, layers=2).fit(
+        Samples(Prompts(200, text=text), tokens, np.zeros(200, bool), output)
+    )
+    asked = Prompts(2, text=["write a story"] * 2, output_so_far=["the sea and " * 50, "one dogs of " * 50])
+    soon, late = learnt.predict(asked, 50).median
+    assert soon < 90
+    assert late > 150
+
+
+@given(st.integers(1, 60), st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_rows_without_a_text_have_no_place_on_the_axes(n, seed):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(n + 1, 20))
+    told = np.flatnonzero(rng.random(n) < 0.5)
+    wide = Axes.of(vectors).beside(np.ones((n, 3)), (told, vectors[told]))
+    assert wide.shape == (n, 3 + 16)
+    assert (wide[np.setdiff1d(np.arange(n), told), 3:] == 0).all()
+    assert (Axes.of(vectors).beside(np.ones((n, 3)), None)[:, 3:] == 0).all()
 
 
 def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples, load, save
-from lengthwise.predict._lexical_fit import imputed, residual_quantiles, template_shares
+from lengthwise.predict._lexical_fit import imputed, residual_quantiles
+from lengthwise.predict._lexical_weights import template_shares
 from lengthwise.predict._scores import kendall
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.predict.lexical import Lexical

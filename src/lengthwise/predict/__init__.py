@@ -9,6 +9,7 @@ from lengthwise.predict.constant import Constant
 from lengthwise.predict.contract import Predictor, Prompts, Samples
 from lengthwise.predict.distribution import LEVELS, LengthDistribution
 from lengthwise.predict.ecdf import Ecdf
+from lengthwise.predict.encoder import Encoder
 from lengthwise.predict.ensemble import Ensemble
 from lengthwise.predict.errors import LogNormalError, Reversed, Same
 from lengthwise.predict.evaluate import Evaluation, evaluate
@@ -29,6 +30,7 @@ __all__ = [
     "Confusion",
     "Constant",
     "Ecdf",
+    "Encoder",
     "Ensemble",
     "Evaluation",
     "Guarded",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +27,6 @@ SENSE_SHARES = np.linspace(0, 1, 11)
 """Shares of the networks in it."""
 RIDGES = (10.0, 40.0, 160.0)
 _FOLDS = 5
-_REPEATS = 4.0
-_TEMPLATE_WORDS, _LEAST_TEMPLATE = 4, 40
 _CLIP = 4.0
 _TAIL = 2.0
 """The ends of a distribution are at most so many times as far from its 1 % as that is from its 5 %."""
@@ -223,40 +221,3 @@ def imputed(y: Floats, censored: Bools, predicted: Floats) -> Floats:
     out = y.copy()
     out[censored] = predicted[censored] + np.maximum(mean, cut + 0.1)
     return out
-
-
-def root_shares(groups: Ints) -> Floats:
-    """[n] weights that let a group of n samples count as the root of n."""
-    return np.asarray(1 / np.sqrt(np.bincount(groups)[groups]))
-
-
-def repeat_shares(groups: Ints) -> Floats:
-    """[n] weights that let n samples of a prompt count as at most ``_REPEATS``: what more they tell is little."""
-    return np.asarray(1 / (1 + (np.bincount(groups)[groups] - 1) / _REPEATS))
-
-
-def template_shares(words: Sequence[list[str]]) -> Floats:
-    """[n] weights that let n prompts which begin or end with the same words count as the root of n."""
-    both = [_ends(read) for read in words]
-    counted = Counter(end for pair in both for end in pair)
-    return np.asarray([1 / np.sqrt(max(counted[end] for end in pair)) for pair in both])
-
-
-def templates(words: Sequence[list[str]]) -> dict[str, int]:
-    """Beginnings and ends that many of the prompts share, numbered."""
-    counted = Counter(end for read in words for end in _ends(read))
-    return {
-        end: place for place, end in enumerate(sorted(e for e, n in counted.items() if n >= _LEAST_TEMPLATE))
-    }
-
-
-def template_of(read: list[str], known: Mapping[str, int]) -> int:
-    """Which of the known ends, else beginnings, a prompt has; -1 for none."""
-    if not known:
-        return -1
-    begin, end = _ends(read)
-    return known.get(end, known.get(begin, -1))
-
-
-def _ends(read: list[str]) -> tuple[str, str]:
-    return "^" + " ".join(read[:_TEMPLATE_WORDS]), " ".join(read[-_TEMPLATE_WORDS:]) + "$"

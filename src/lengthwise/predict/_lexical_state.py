@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.predict._endings import Axes
 from lengthwise.predict._lexical_fit import Location
 from lengthwise.predict._state import Arrays, State, array
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.predict.encoder_head import Head
 from lengthwise.predict.features import NAMES
 from lengthwise.predict.lexical_trees import Trees
-from lengthwise.predict.lexical_windows import COLUMNS, Axes, Windows
+from lengthwise.predict.lexical_windows import COLUMNS, Windows
 from lengthwise.predict.progress import PROGRESS
 from lengthwise.schema.errors import InputError
 

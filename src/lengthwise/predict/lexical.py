@@ -15,9 +15,14 @@ from lengthwise.predict._lexical_fit import (
     Location,
     Vectors,
     imputed,
-    repeat_shares,
     residual_quantiles,
+)
+from lengthwise.predict._lexical_weights import (
+    SHRINK,
+    group_means,
+    repeat_shares,
     root_shares,
+    shrunk_means,
     template_of,
     template_shares,
     templates,
@@ -32,7 +37,6 @@ from lengthwise.schema.errors import InputError
 
 OTHER = ""
 """Stands for every model that was not seen."""
-_SHRINK = 5.0
 _ROUNDS = 2
 _LEAST_SCALE = 0.02
 _MODELS, _MODELS_SD = 3.0, 0.35
@@ -89,10 +93,10 @@ class Lexical:
         y = np.log(samples.output_tokens.astype(float))
         vectors = self._vectors([str(text) for text in prompts])
         design = Design(features, words, self.seed, vectors)
-        held, offset = np.zeros(len(y)), _means(y, model, weight)
+        held, offset = np.zeros(len(y)), group_means(y, model, weight)
         for _ in range(_ROUNDS):
             full = imputed(y, samples.censored, held + offset[model])
-            offset = _shrunk(full - held, model, weight)
+            offset = shrunk_means(full - held, model, weight)
             total = np.asarray(np.bincount(prompt, weight), float)
             target = np.bincount(prompt, weight * (full - offset[model])) / total
             held = design.quick(target, total)[prompt]
@@ -102,7 +106,7 @@ class Lexical:
             np.bincount(prompt, weight * (full - offset[model])) / total, total
         )
         held = out[prompt]
-        offset = _shrunk(full - held, model, weight)
+        offset = shrunk_means(full - held, model, weight)
         self.offsets_ = {str(name): float(o) for name, o in zip(models, offset, strict=True)}
         self.other_ = float(offset.mean())
         held = held + self._habits(words, names, prompt, full - held - offset[model])
@@ -185,7 +189,7 @@ class Lexical:
             group = np.array([key[level] for key in keys], object)
             for key in sorted(set(group) - {""}):
                 rows = np.flatnonzero(group == key)
-                self.habits_[key] = float((residual[rows] - added[rows]).sum() / (len(rows) + _SHRINK))
+                self.habits_[key] = float((residual[rows] - added[rows]).sum() / (len(rows) + SHRINK))
                 added[rows] += self.habits_[key]
         return added
 
@@ -245,13 +249,3 @@ def model_key(name: str) -> str:
 
 def _digests(texts: Sequence[str]) -> npt.NDArray[np.uint32]:
     return np.array([zlib.crc32(text.encode("utf-8", "replace")) for text in texts], np.uint32)
-
-
-def _means(y: Floats, group: Ints, weight: Floats) -> Floats:
-    return np.asarray(np.bincount(group, weight * y) / np.bincount(group, weight))
-
-
-def _shrunk(residual: Floats, group: Ints, weight: Floats) -> Floats:
-    """[groups] mean residuals, drawn to that of all groups where samples are few."""
-    means, count = _means(residual, group, weight), np.bincount(group)
-    return np.asarray((count * means + _SHRINK * means.mean()) / (count + _SHRINK))

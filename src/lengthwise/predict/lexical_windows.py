@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.predict._endings import Axes, Endings, read_endings
 from lengthwise.predict._lexical_fit import residual_quantiles
 from lengthwise.predict.contract import Ints, Samples
 from lengthwise.predict.distribution import LEVELS, Floats
@@ -16,7 +16,6 @@ from lengthwise.predict.features import NAMES, asked_items
 from lengthwise.predict.lexical_trees import Trees, grow
 from lengthwise.predict.progress import PROGRESS, progress_features, text_so_far
 
-Endings = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
 _PROMPT = [
     NAMES.index(name) for name in ("log_chars", "asked_log_tokens", "guess", "foreign_share", "words of code")
 ]
@@ -28,35 +27,7 @@ _LEAST_ALIVE, _LEAST_UNCUT = 50, 0.5
 _TOLD, _FOLDS = 0.75, 3
 _EVEN = 0.25
 """Weights of windows are this power of the samples': what is left depends on the prompt less than the whole does."""
-_AXES = 16
 _BANDS = np.array([100, 200, 400, 800])
-
-
-@dataclass(frozen=True)
-class Axes:
-    """Directions in which vectors differ most.
-
-    Attributes:
-        middle: [v] the mean vector.
-        turn: [v, k] the directions.
-    """
-
-    middle: Floats
-    turn: Floats
-
-    @classmethod
-    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
-        """Of vectors [n, v]."""
-        known = vectors.astype(float)
-        _, directions = np.linalg.eigh(np.cov(known.T))
-        return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
-
-    def beside(self, x: Floats, read: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
-        """[n, m + k] columns ``x`` and the places of the vectors of some rows; 0 for the others."""
-        places = np.zeros((len(x), self.turn.shape[1]))
-        if read is not None:
-            places[read[0]] = np.einsum("ij,jk->ik", read[1] - self.middle, self.turn)
-        return np.hstack([x, places])
 
 
 @dataclass(frozen=True)
@@ -89,7 +60,7 @@ class Windows:
         age = np.minimum(so_far, self.horizon)
         x, survival = _table(so_far, age, texts, mu, scale, words, features, self.base_z)
         if self.axes is not None:
-            x = self.axes.beside(x, _read(texts or (), endings))
+            x = self.axes.beside(x, read_endings(texts or (), endings))
         middle = survival + self.middle.predict(x)
         size = _size(self.scale.predict(x))
         z = self.z[_band(age, x[:, 1] > 0)]
@@ -130,7 +101,7 @@ def learn_windows(
     left = np.log(samples.output_tokens[row] - so_far + 0.0) - survival
     cut, each = samples.censored[row], weight[row] ** _EVEN
     fold = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)[prompt[row]] % _FOLDS
-    read = _read(texts, endings)
+    read = read_endings(texts, endings)
     axes = None if read is None else Axes.of(read[1])
     x = x if axes is None else axes.beside(x, read)
     held = _held(fold, lambda a, b: _middle(x[a], left[a], cut[a], each[a], seed).predict(x[b]))
@@ -154,13 +125,6 @@ def _texts_of(samples: Samples, row: Ints, so_far: Ints, seed: int) -> list[str]
         text_so_far(samples.output[r], int(samples.output_tokens[r]), int(s)) if known else ""
         for r, s, known in zip(row, so_far, told, strict=True)
     ]
-
-
-def _read(texts: Sequence[str], endings: Endings) -> tuple[Ints, npt.NDArray[Any]] | None:
-    """Rows that have a text so far, and the vectors of these; None where there is none, or nobody reads them."""
-    told = np.flatnonzero([bool(text) for text in texts])
-    vectors = endings([texts[int(i)] for i in told]) if len(told) else None
-    return None if vectors is None else (told, vectors)
 
 
 def _held(fold: Ints, said: Callable[[Ints, Ints], Floats]) -> Floats:
