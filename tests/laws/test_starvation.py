@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from admissions import RANKS, TAKEOVERS, Doorkeeper, misled, observe, served
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observers import EXAMPLES, INFINITY, LAW, run
 from test_kernel_agrees import assert_same, outcome
 
-from lengthwise.policy import known
+from lengthwise.policy import known, named, resolve
 from lengthwise.schema.records import Status
 
 HALF = settings(LAW, max_examples=max(1, EXAMPLES // 2))
@@ -203,6 +204,10 @@ class FairShare(Doorkeeper):
 @HALF
 @given(misled(), served(rank="vtc", router="central", binning=None, **UNBOUNDED))
 def test_tenants_that_wait_are_charged_alike(workload, deployment):
+    charged_alike(workload, deployment)
+
+
+def charged_alike(workload, deployment):
     workload = dataclasses.replace(workload, tenant=np.arange(len(workload)) % 3)
     keeper = observe(FairShare, workload, deployment)
     prompt, predicted = workload.prompt_tokens, workload.predicted_tokens
@@ -229,6 +234,45 @@ class Binned(Doorkeeper):
 def test_no_bin_keeps_a_request_too_long(workload, deployment):
     keeper = observe(Binned, workload, deployment)
     assert not any(waiting for line in keeper.lines for waiting in line.bins)
+
+
+class BinnedBatches(Binned, Batches):
+    """Both bounds of Multi-Bin."""
+
+
+OWN_BOUND = {
+    "fcfs": Arrival,
+    "fcfs_evicted_first": EvictedFirst,
+    "hrrn": ResponseRatio,
+    "completed_batches": BinnedBatches,
+}
+SHORTER = 1 / 6000
+"""The worlds here last for seconds: 300 s become 50 ms (time has no scale, law 15)."""
+OURS = sorted(name for name in named() if not name.startswith("vidur"))
+
+
+@pytest.mark.parametrize("name", sorted(named()))
+def test_every_named_scheduler_has_a_bound_out_of_the_box(name):
+    chosen = named()[name]
+    own = resolve("rank", chosen.rank).starvation
+    assert chosen.max_wait_s == 300 or (own and chosen.rank in {*OWN_BOUND, "vtc"})
+    assert chosen.binning is None or chosen.batch_wait_s == 30
+
+
+@HALF
+@given(misled(), served(router="central"), st.sampled_from(OURS))
+def test_the_bound_of_every_named_scheduler_holds(workload, deployment, name):
+    """Its longest wait where it brings one along, else that of its rank (vtc: for one queue of tenants)."""
+    chosen = named()[name]
+    waits = {"max_wait_s": chosen.max_wait_s * SHORTER, "batch_wait_s": chosen.batch_wait_s * SHORTER}
+    scheduler = dataclasses.replace(chosen, router="central", **waits)
+    deployment = dataclasses.replace(deployment, scheduler=scheduler)
+    if chosen.max_wait_s < INFINITY:
+        observe(Bounded, workload, deployment)
+    elif chosen.rank == "vtc":
+        charged_alike(workload, deployment)
+    else:
+        observe(OWN_BOUND[chosen.rank], workload, deployment)
 
 
 class Windows(Doorkeeper):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import math
+
 from lengthwise import policy as room
 from lengthwise.cli._show import print_facts, print_table
 from lengthwise.schema.deployment import Scheduler
@@ -74,7 +78,14 @@ def _parts(name: str) -> list[tuple[str, str]]:
         ("preempt", whole.preempt),
         ("router", str(whole.router)),
         ("starvation", rank.starvation or _ONLY_THE_BOUND),
+        *_waits(whole),
     ]
+
+
+def _waits(whole: Scheduler) -> list[tuple[str, str]]:
+    """The bounds on waiting that a named scheduler brings along."""
+    bounds = {"max_wait_s": whole.max_wait_s, "batch_wait_s": whole.batch_wait_s}
+    return [(key, f"{s:g} (inf lifts it)") for key, s in bounds.items() if math.isfinite(s)]
 
 
 def names() -> list[str]:

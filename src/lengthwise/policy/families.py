@@ -75,7 +75,12 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
             size = quantum << joined
         return max(level, joined) * 1e9 + arrival_s
 
-    return _named("rank", f"mlfq(quantum={quantum}, levels={levels}, prompt_weight={prompt_weight:g})", key)
+    bound = (
+        "passed only by requests at a level that has had less, within its level by nobody who came later; newcomers "
+        "join above those that have had much, so only scheduler.max_wait_s bounds a wait among them"
+    )
+    name = f"mlfq(quantum={quantum}, levels={levels}, prompt_weight={prompt_weight:g})"
+    return _named("rank", name, key, starvation=bound)
 
 
 @lru_cache(maxsize=256)

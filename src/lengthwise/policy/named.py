@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,14 @@ _ROOMS = {
     "takeover": takeovers,
     "binning": binnings,
 }
+LONGEST_WAIT_S = 300.0
+"""After so long a request goes first under the named schedulers that go by length; inf lifts it."""
+LONGEST_GATHERING_S = 30.0
+"""After so long a bin of the named Multi-Bin schedulers leaves as it is."""
+LONGEST_WAIT_S = 300.0
+"""After so long a request goes first under the named schedulers that go by length; inf lifts it."""
+LONGEST_GATHERING_S = 30.0
+"""After so long a bin of the named Multi-Bin schedulers leaves as it is."""
 _SCHEDULERS = {
     "faster_transformer": Scheduler(batching="static", memory="reserve_max"),
     "orca": Scheduler(batching="mixed", memory="reserve_max"),
@@ -26,7 +36,7 @@ _SCHEDULERS = {
     "sarathi": Scheduler(batching="chunked", memory="paged"),
     "lightllm": Scheduler(batching="prefill_first", memory="predicted_peak"),
     "vllm_v1": Scheduler(rank="fcfs_evicted_first", batching="unified", memory="paged_by_chunk"),
-    "sjf": Scheduler(rank="sjf", batching="unified", memory="paged_by_chunk"),
+    "sjf": Scheduler(rank="sjf", batching="unified", memory="paged_by_chunk", max_wait_s=LONGEST_WAIT_S),
     "srtf": Scheduler(
         rank="srtf",
         leave="longest_remaining",
@@ -34,6 +44,7 @@ _SCHEDULERS = {
         memory="paged_by_chunk",
         preempt="swap",
         takeover="by_rank",
+        max_wait_s=LONGEST_WAIT_S,
     ),
     "isrtf": Scheduler(
         rank="srtf",
@@ -41,14 +52,18 @@ _SCHEDULERS = {
         batching="unified",
         memory="paged_by_chunk",
         takeover="worth_it",
+        max_wait_s=LONGEST_WAIT_S,
     ),
-    "elis": Scheduler(rank="srtf", batching="windowed", memory="paged", takeover="by_rank"),
+    "elis": Scheduler(
+        rank="srtf", batching="windowed", memory="paged", takeover="by_rank", max_wait_s=LONGEST_WAIT_S
+    ),
     "gittins": Scheduler(
         rank="gittins",
         leave="longest_remaining",
         batching="unified",
         memory="paged_by_chunk",
         takeover="worth_it",
+        max_wait_s=LONGEST_WAIT_S,
     ),
     "hrrn": Scheduler(rank="hrrn", batching="unified", memory="paged_by_chunk"),
     "mlfq": Scheduler(
@@ -57,11 +72,22 @@ _SCHEDULERS = {
         memory="paged_by_chunk",
         preempt="swap",
         takeover="by_rank",
+        max_wait_s=LONGEST_WAIT_S,
     ),
     "vtc": Scheduler(rank="vtc", batching="unified", memory="paged_by_chunk"),
-    "multi_bin": Scheduler(rank="completed_batches", batching="static_bins", memory="paged", binning="one"),
+    "multi_bin": Scheduler(
+        rank="completed_batches",
+        batching="static_bins",
+        memory="paged",
+        binning="one",
+        batch_wait_s=LONGEST_GATHERING_S,
+    ),
     "multi_bin_continuous": Scheduler(
-        rank="completed_batches", batching="unified", memory="paged_by_chunk", binning="one"
+        rank="completed_batches",
+        batching="unified",
+        memory="paged_by_chunk",
+        binning="one",
+        batch_wait_s=LONGEST_GATHERING_S,
     ),
     "vidur_vllm": Scheduler(
         rank="fcfs_evicted_first", leave="latest_arrival", batching="vidur_vllm", memory="paged_strict"
@@ -134,4 +160,7 @@ def _first_line(make: Callable[..., Policy]) -> str:
 def _describe(s: Scheduler) -> str:
     takeover = "" if s.takeover == "never" else f", takeover {s.takeover}"
     binning = "" if s.binning is None else f", binning {s.binning}"
-    return f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}{takeover}{binning}"
+    wait = f", nobody waits above {s.max_wait_s:g} s" if math.isfinite(s.max_wait_s) else ""
+    bins = f" for at most {s.batch_wait_s:g} s" if binning and math.isfinite(s.batch_wait_s) else ""
+    axes = f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}"
+    return f"{axes}{takeover}{binning}{bins}{wait}"
