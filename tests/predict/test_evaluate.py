@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
-from lengthwise.predict import Constant, LengthDistribution, Prompts, Samples
+from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, Samples
 from lengthwise.predict._scores import groups, kendall, resampled
 from lengthwise.predict.evaluate import evaluate, latency_ms
 from lengthwise.predict.knowable import knowable
@@ -94,12 +95,69 @@ def test_order_within_a_model_is_not_order_between_models() -> None:
     assert found.by_model["a"]["tau"] == -1
 
 
-def test_cut_outputs_are_left_out_and_counted() -> None:
+def test_cut_outputs_are_counted_and_scored_up_to_the_horizon() -> None:
     cut = np.array([False, True, False])
     found = evaluate(Constant().fit(samples([5, 5, 5])), samples([5, 9, 7], cut=cut), draws=0, clock=None)
-    assert (found.requests, found.censored) == (2, 1)
+    assert (found.requests, found.censored, found.horizon_tokens) == (3, 1, 9)
+    assert found.cut_share == pytest.approx(1 / 3)
+    assert found.scores["bias"].value == pytest.approx(5 - 7)
     with pytest.raises(InputError, match="every output was cut"):
         evaluate(Constant(), samples([5], cut=np.array([True])))
+
+
+class Right:
+    """Knows the log-normal law of each prompt, whose middle is its text."""
+
+    def predict(self, prompts, tokens_so_far=0):
+        z = norm.ppf(np.clip(LEVELS, 1e-4, 1 - 1e-4))
+        middle = np.log([float(text) for text in prompts.text])
+        return LengthDistribution.of(np.exp(middle[:, None] + 0.8 * z)).given(tokens_so_far)
+
+
+@pytest.mark.parametrize("limits", ["one", "many", "late"])
+@pytest.mark.parametrize("middles", [(150,), (30, 120, 480)])
+def test_who_is_right_is_scored_as_right_where_outputs_were_cut(limits, middles) -> None:
+    rng = np.random.default_rng(3)
+    n = 3000
+    middle = rng.choice(middles, n)
+    true = np.maximum(1, np.rint(middle * np.exp(0.8 * rng.normal(size=n))))
+    at = {"one": np.full(n, 300), "many": rng.integers(50, 1200, n), "late": rng.integers(500, 9000, n)}[
+        limits
+    ]
+    prompts = Prompts(n, text=[str(m) for m in middle])
+    given = Samples(prompts, np.minimum(true, at).astype(int), true > at)
+    found = evaluate(Right(), given, draws=30, clock=None, windows=(0, 100))
+    assert found.cut_share > 0
+    assert 0.88 < found.scores["coverage90"].value < 0.92
+    spread = np.minimum(true, found.horizon_tokens).std() / np.sqrt(n)
+    assert abs(found.scores["bias"].value) < 4 * spread
+    assert found.scores["r2"].value > -0.01
+    assert 0.87 < found.windows[1].coverage90.value < 0.93
+    level, share = found.calibration
+    assert np.abs(share - level).max() < 0.03
+
+
+def test_who_is_too_sure_is_seen_where_outputs_were_cut() -> None:
+    rng = np.random.default_rng(4)
+    true = np.maximum(1, np.rint(100 * np.exp(0.8 * rng.normal(size=1000)))).astype(int)
+    found = evaluate(
+        Says({str(i): 100 for i in range(1000)}, 0.3),
+        samples(np.minimum(true, 300), cut=true > 300),
+        draws=0,
+        clock=None,
+    )
+    assert found.scores["coverage90"].value < 0.4
+    assert found.scores["bias"].value < -10
+
+
+def test_a_length_off_by_rounding_is_that_length() -> None:
+    """exp(log 64) is 63.99999999999999."""
+    true = np.full(40, 64)
+    found = told(np.exp(np.log(true.astype(float))), true)
+    value = {name: e.value for name, e in found.scores.items()}
+    assert (value["mae"], value["bias"], value["pinball"]) == (0, 0, 0)
+    assert (value["coverage90"], value["accuracy_4"], value["accuracy_8"]) == (1, 1, 1)
+    assert found.calibration[1].min() == 1
 
 
 def test_one_constant_length_has_no_order_and_no_r2() -> None:

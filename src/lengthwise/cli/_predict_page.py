@@ -244,7 +244,7 @@ def _figures(found: Evaluation) -> dict[str, list[float]]:
 
 def _print_scores(found: Sequence[Evaluation], title: str) -> None:
     for one in found:
-        left = [f"{one.censored:,} cut outputs left out"] if one.censored else []
+        left = [f"{one.censored:,} outputs ({100 * one.cut_share:.3g} %) were cut"] if one.censored else []
         seen = [f"{one.seen:,} of its prompts were learnt from: not a fair test"] if one.seen else []
         speed = [", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items())]
         told = [f"{one.requests:,} requests, {one.prompts:,} prompts", *left, *seen, *[s for s in speed if s]]

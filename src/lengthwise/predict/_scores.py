@@ -1,4 +1,4 @@
-"""Scores of predicted distributions against lengths, and of resampled prompts."""
+"""Scores of predicted distributions against lengths, some of them cut, and of resampled prompts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.predict._known import Known
 from lengthwise.predict.contract import Ints, Prompts
 from lengthwise.predict.distribution import Floats, LengthDistribution
 from lengthwise.schema.estimate import Estimate
@@ -38,45 +39,46 @@ def resampled(group: Ints, draws: int, seed: int) -> list[Ints]:
 
 
 def of_all(
-    said: LengthDistribution, tokens: Ints, model: npt.NDArray[Any], again: Sequence[Ints]
+    said: LengthDistribution, known: Known, model: npt.NDArray[Any], again: Sequence[Ints]
 ) -> dict[str, Estimate]:
     """Every score with its interval."""
-    columns = _Columns(said, tokens, model)
+    columns = _Columns(said, known, model)
     names = [*_SCORES, "tau_within", *(f"{what}_{k}" for k in BINS for what in ("accuracy", "within_one"))]
     return {name: _estimate(columns, name, again) for name in names}
 
 
 def of_some(
-    said: LengthDistribution, tokens: Ints, again: Sequence[Ints], names: Sequence[str]
+    said: LengthDistribution, known: Known, again: Sequence[Ints], names: Sequence[str]
 ) -> dict[str, Estimate]:
     """Some scores with their intervals."""
-    columns = _Columns(said, tokens, np.zeros(len(tokens), object))
+    columns = _Columns(said, known, np.zeros(len(said), object))
     return {name: _estimate(columns, name, again) for name in names}
 
 
-def points(said: LengthDistribution, tokens: Ints, model: npt.NDArray[Any]) -> dict[str, float]:
+def points(said: LengthDistribution, known: Known, model: npt.NDArray[Any]) -> dict[str, float]:
     """Scores without intervals, for many small groups."""
-    columns = _Columns(said, tokens, model)
-    everyone = np.arange(len(tokens))
+    columns = _Columns(said, known, model)
+    everyone = np.arange(len(said))
     return {name: columns.score(name, everyone) for name in _SCORES}
 
 
 class _Columns:
-    """What scores are made of, a value a request."""
+    """What scores are made of, a value a request, all up to the horizon."""
 
-    def __init__(self, said: LengthDistribution, tokens: Ints, model: npt.NDArray[Any]) -> None:
-        self.actual = np.asarray(tokens, float)
-        self.median, self.mean = said.median, said.mean
-        low, high = said.quantile(0.05), said.quantile(0.95)
-        self.covered = ((low <= self.actual) & (self.actual <= high)).astype(float)
+    def __init__(self, said: LengthDistribution, known: Known, model: npt.NDArray[Any]) -> None:
+        self.actual, self.weight, end = known.tokens, known.weight, known.horizon
+        self.median = np.minimum(whole(said.median), end)
+        self.mean = np.minimum(whole(known.mean(said)), end)
+        low, high = whole(said.quantile(0.05)), whole(said.quantile(0.95))
+        self.covered = known.below(said, np.rint(high), 0.95) - known.below(said, np.rint(low) - 1, 0.05)
         self.width = high - low
-        errors = [(self.actual - said.quantile(p), p) for p in _PINBALL]
+        errors = [(self.actual - np.minimum(whole(said.quantile(p)), end), p) for p in _PINBALL]
         self.pinball = np.mean([np.maximum(p * e, (p - 1) * e) for e, p in errors], axis=0)
         self.model = np.unique(model.astype(str), return_inverse=True)[1].reshape(-1)
         self.bins: dict[int, Floats] = {}
         for k in BINS:
-            edges = np.quantile(self.actual, np.arange(1, k) / k)
-            off = np.searchsorted(edges, self.median, side="right") - np.searchsorted(
+            edges = known.quantiles(np.arange(1, k) / k)
+            off = np.searchsorted(edges, np.rint(self.median), side="right") - np.searchsorted(
                 edges, self.actual, side="right"
             )
             self.bins[k] = np.abs(off).astype(float)
@@ -88,7 +90,14 @@ class _Columns:
             found = [kendall(self.median[r], self.actual[r]) for r in _by(self.model[rows], rows)]
             return float(np.nanmean(found)) if np.isfinite(found).any() else float("nan")
         what, _, k = name.rpartition("_")
-        return float((self.bins[int(k)][rows] <= (0 if what == "accuracy" else 1)).mean())
+        return self.over(self.bins[int(k)] <= (0 if what == "accuracy" else 1), rows)
+
+    def over(self, values: npt.NDArray[Any], rows: Ints) -> float:
+        """The weighted mean over some rows."""
+        return float(np.average(values[rows], weights=self.weight[rows]))
+
+    def told(self, predicted: Floats, actual: Floats, rows: Ints) -> float:
+        return r2(predicted[rows], actual[rows], self.weight[rows])
 
 
 def kendall(predicted: Floats, actual: Floats) -> float:
@@ -100,10 +109,17 @@ def kendall(predicted: Floats, actual: Floats) -> float:
     return float(kendalltau(predicted, actual).statistic)
 
 
-def r2(predicted: Floats, actual: Floats) -> float:
+def r2(predicted: Floats, actual: Floats, weight: Floats | None = None) -> float:
     """The share of the variance that is told; NaN where there is none."""
-    total = float(((actual - actual.mean()) ** 2).sum())
-    return 1 - float(((actual - predicted) ** 2).sum()) / total if total > 0 else float("nan")
+    w = np.ones(len(actual)) if weight is None else weight
+    total = float((w * (actual - np.average(actual, weights=w)) ** 2).sum())
+    return 1 - float((w * (actual - predicted) ** 2).sum()) / total if total > 0 else float("nan")
+
+
+def whole(tokens: Floats) -> Floats:
+    """Lengths without the error of rounding: what is a whole number but for a millionth is it."""
+    near = np.rint(tokens)
+    return np.where(np.abs(tokens - near) < 1e-6, near, tokens)
 
 
 def _by(group: Ints, rows: Ints) -> list[Ints]:
@@ -121,13 +137,13 @@ def _estimate(columns: _Columns, name: str, again: Sequence[Ints]) -> Estimate:
 
 
 _SCORES: dict[str, Callable[[_Columns, Ints], float]] = {
-    "mae": lambda c, r: float(np.abs(c.actual[r] - c.median[r]).mean()),
-    "rmse": lambda c, r: float(np.sqrt(((c.actual[r] - c.mean[r]) ** 2).mean())),
-    "r2": lambda c, r: r2(c.mean[r], c.actual[r]),
-    "log_r2": lambda c, r: r2(np.log(c.median[r]), np.log(c.actual[r])),
-    "bias": lambda c, r: float((c.mean[r] - c.actual[r]).mean()),
+    "mae": lambda c, r: c.over(np.abs(c.actual - c.median), r),
+    "rmse": lambda c, r: float(np.sqrt(c.over((c.actual - c.mean) ** 2, r))),
+    "r2": lambda c, r: c.told(c.mean, c.actual, r),
+    "log_r2": lambda c, r: c.told(np.log(c.median), np.log(c.actual), r),
+    "bias": lambda c, r: c.over(c.mean - c.actual, r),
     "tau": lambda c, r: kendall(c.median[r], c.actual[r]),
-    "coverage90": lambda c, r: float(c.covered[r].mean()),
-    "width90": lambda c, r: float(c.width[r].mean()),
-    "pinball": lambda c, r: float(c.pinball[r].mean()),
+    "coverage90": lambda c, r: c.over(c.covered, r),
+    "width90": lambda c, r: c.over(c.width, r),
+    "pinball": lambda c, r: c.over(c.pinball, r),
 }

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict import _scores as scores
+from lengthwise.predict._known import Known, known_of
 from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, partial
 from lengthwise.predict.distribution import Floats, LengthDistribution
 from lengthwise.schema.errors import InputError
@@ -51,9 +52,9 @@ class Evaluation:
 
     Attributes:
         name: What was evaluated on what.
-        requests: Scored; those whose output was cut are not among them.
+        requests: Scored; those whose output was cut before the horizon are not among them.
         prompts: Different prompts.
-        censored: Samples left out because their output was cut.
+        censored: Samples whose output was cut, scored or not.
         scores: By name: mae, rmse, r2, log_r2, tau, tau_within (mean over models of the tau of each), bias,
             coverage90, width90 (tokens), pinball, and for k = 2, 4, 8 bins of equal mass accuracy_k and
             within_one_k. Points are medians, but those of rmse, r2 and bias means.
@@ -63,6 +64,8 @@ class Evaluation:
         latency_ms: A prompt, by batch size; empty where it was not measured.
         seen: Test prompts that the predictor had learnt from; None where it does not say.
         shown: Columns predicted, low, high, actual, model of some requests, for a figure.
+        horizon_tokens: Lengths are scored up to so many; infinite where no output was cut.
+        cut_share: Of the samples, cut.
     """
 
     name: str
@@ -76,6 +79,8 @@ class Evaluation:
     latency_ms: dict[int, float] = field(default_factory=dict)
     seen: int | None = None
     shown: dict[str, Any] = field(default_factory=dict)
+    horizon_tokens: float = float("inf")
+    cut_share: float = 0.0
 
 
 def evaluate(
@@ -90,9 +95,18 @@ def evaluate(
 ) -> Evaluation:
     """The scores of a predictor, with 95 % intervals of a bootstrap over prompts.
 
+    Where outputs were cut, long ones are missing among those that ended, and scores of these alone
+    would call a right predictor wrong. So lengths, and what is predicted of them, count up to a horizon:
+    the greatest length before which at least a tenth of the requests would not have been cut. A request that
+    ended, or reached the horizon, is weighed by one over the chance of not having been cut before
+    (Kaplan and Meier on the cuts, taken to be independent of the lengths). MAE, RMSE, R2, bias, pinball loss, bins,
+    and coverage are of these with these weights, Kendall's tau of these without. What nobody saw, on which side
+    of a quantile beyond the horizon a length lies, is taken at the predictor's word. Without cuts all
+    this changes nothing.
+
     Args:
         predictor: Trained.
-        samples: Requests it has not seen. Those whose output was cut are left out: their length is not known.
+        samples: Requests it has not seen.
         name: What to call it.
         windows: Tokens so far at which it is asked again, with the text of so many.
         draws: Of the bootstrap; 0: no intervals.
@@ -102,9 +116,9 @@ def evaluate(
     Raises:
         InputError: Every output was cut.
     """
-    rows = np.flatnonzero(~samples.censored)
-    if len(rows) == 0:
+    if samples.censored.all():
         raise InputError("every output was cut at a limit, so no true length is known; some must have ended")
+    rows, known = known_of(samples.output_tokens, samples.censored)
     kept = samples.take(rows)
     said = predictor.predict(kept.prompts)
     group = scores.groups(kept.prompts, len(kept))
@@ -114,14 +128,16 @@ def evaluate(
         name,
         len(kept),
         int(group.max()) + 1,
-        len(samples) - len(kept),
-        scores.of_all(said, kept.output_tokens, model, again),
-        {str(m): _of_model(said, kept, np.flatnonzero(model == m)) for m in sorted(set(model))},
-        tuple(_windows(predictor, kept, windows, group, draws, seed)),
-        (CALIBRATED, np.array([(kept.output_tokens <= said.quantile(p)).mean() for p in CALIBRATED])),
+        int(samples.censored.sum()),
+        scores.of_all(said, known, model, again),
+        {str(m): _of_model(said, known, np.flatnonzero(model == m)) for m in sorted(set(model))},
+        tuple(_windows(predictor, kept, known, windows, group, draws, seed)),
+        (CALIBRATED, np.array([_share_below(said, known, p) for p in CALIBRATED])),
         {n: latency_ms(predictor, kept.prompts, n, clock) for n in (1, 32)} if clock else {},
         _seen(predictor, kept.prompts),
         _some(said, kept, model, seed),
+        known.horizon,
+        float(samples.censored.mean()),
     )
 
 
@@ -139,30 +155,41 @@ def latency_ms(
     return float(np.median(taken))
 
 
-def _of_model(said: LengthDistribution, kept: Samples, rows: Ints) -> dict[str, float]:
-    found = scores.points(said.take(rows), kept.output_tokens[rows], np.zeros(len(rows), object))
+def _of_model(said: LengthDistribution, known: Known, rows: Ints) -> dict[str, float]:
+    found = scores.points(said.take(rows), known.take(rows), np.zeros(len(rows), object))
     return {"requests": float(len(rows)), **found}
 
 
+def _share_below(said: LengthDistribution, known: Known, level: float) -> float:
+    below = known.below(said, scores.whole(said.quantile(level)), level)
+    return float(np.average(below, weights=known.weight))
+
+
 def _windows(
-    predictor: Predictor, kept: Samples, windows: Sequence[int], group: Ints, draws: int, seed: int
+    predictor: Predictor,
+    kept: Samples,
+    known: Known,
+    windows: Sequence[int],
+    group: Ints,
+    draws: int,
+    seed: int,
 ) -> list[Window]:
-    y = kept.output_tokens.astype(float)
-    whole = float(((y - y.mean()) ** 2).sum())
+    y, w = known.tokens, known.weight
+    whole = float((w * (y - np.average(y, weights=w)) ** 2).sum())
     made = []
     for so_far in windows:
-        rows = np.flatnonzero(kept.output_tokens > so_far)
+        rows = np.flatnonzero(y > so_far)
         if len(rows) < _LEAST_RUNNING:
             break
-        part = kept.take(rows)
+        part, still = kept.take(rows), known.take(rows)
         tokens = np.full(len(rows), so_far, np.int64)
         prompts = part.prompts
         if so_far and part.output is not None and any(part.output):
             prompts = partial(prompts, part.output, part.output_tokens, tokens)
         said = predictor.predict(prompts, tokens)
         again = scores.resampled(group[rows], draws, seed)
-        found = scores.of_some(said, part.output_tokens, again, ("mae", "r2", "tau", "coverage90"))
-        error = float(((said.mean - part.output_tokens) ** 2).sum())
+        found = scores.of_some(said, still, again, ("mae", "r2", "tau", "coverage90"))
+        error = float((still.weight * (still.mean(said) - still.tokens) ** 2).sum())
         r2_all = 1 - error / whole if whole > 0 else float("nan")
         made.append(
             Window(so_far, len(rows), found["mae"], found["r2"], found["tau"], found["coverage90"], r2_all)

@@ -25,7 +25,8 @@ NOTES = """<dl class="notes">
 <dt>Pinball loss</dt><dd>mean over the quantiles from 5 to 95 %; smaller is better, and it judges the whole
 distribution</dd>
 <dt>Interval</dt><dd>± is the half-width of a 95 % interval of a bootstrap over prompts</dd>
-<dt>Cut outputs</dt><dd>are left out here: their true length is not known</dd></dl>"""
+<dt>Cut outputs</dt><dd>have a length that nobody knows: lengths are scored up to a horizon, and those that ended
+before it stand for those that were cut before it</dd></dl>"""
 
 _MODEL_COLUMNS = {
     "requests": "requests",
@@ -65,7 +66,7 @@ def _facts(found: Sequence[Evaluation], facts: Mapping[str, Any]) -> list[str]:
     if "samples" in facts:
         told.append(f"learnt from {facts['samples']:,} samples of {facts.get('prompts', 0):,} prompts")
     if first.censored:
-        told.append(f"{first.censored:,} cut outputs left out")
+        told.append(f"{first.censored:,} outputs ({100 * first.cut_share:.3g} %) were cut")
     if first.seen:
         told.append(f"{first.seen:,} of its prompts were learnt from: not a fair test")
     told += [f"{ms:.3f} ms a prompt at batch {n}" for n, ms in first.latency_ms.items()]
