@@ -131,7 +131,7 @@ def test_failed_and_empty_outputs_are_left_out_and_counted(tmp_path) -> None:
         ('{"prompt": "a", "output": "b"}\n{"prompt": "a"', "row 2 must be JSON"),
         ('{"prompt": "a"}', "row 1 must have an output .*it has prompt"),
         ('{"prompt": "a", "output_tokens": -3}', "row 1: output_tokens must be a whole number"),
-        ('{"prompt": "a", "output_tokens": "many"}', "row 1: could not convert"),
+        ('{"prompt": "a", "output_tokens": "many"}', "row 1: output_tokens must be a whole number"),
         ('{"prompt": "a", "output": ""}\n{"prompt": "b", "output": "", "x": 1}', "all 2 outputs"),
         ("[1, 2]", "row 1 must be a JSON object"),
         ("[]", "there is none"),
@@ -204,3 +204,32 @@ def test_the_estimate_is_near_a_tokenizer_that_counted(shared) -> None:
     ratios = [estimated_tokens(r["output"]) / r["n_tok_tekken131k"] for r in rows if r["output"]]
     assert 0.97 < np.median(ratios) < 1.03
     assert np.quantile(np.abs(np.array(ratios) - 1), 0.9) < 0.12
+
+
+@pytest.mark.parametrize("reason", ["MAX_TOKENS", "LENGTH", " Length ", "length", "Max_Output_Tokens"])
+def test_a_reason_to_end_is_known_however_it_is_written(tmp_path, reason) -> None:
+    rows = [{"prompt": "a", "output_tokens": 9, "finish_reason": reason}]
+    assert read(jsonl(tmp_path / "x.jsonl", rows)).censored.tolist() == [True]
+    failed = [
+        {"prompt": "a", "output_tokens": 9},
+        {"prompt": "b", "output_tokens": 3, "finish_reason": "ABORT"},
+    ]
+    assert len(read(jsonl(tmp_path / "y.jsonl", failed))) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"choices": [{"message": "hi"}]}', "message of a choice must be a table"),
+        ('{"prompt": "a", "output_tokens": 1e300}', "output_tokens must be a whole number"),
+        ('{"prompt": "a", "output_tokens": "many"}', "output_tokens must be a whole number .* 'many'"),
+        ('{"prompt": "a", "output_tokens": 3, "prompt_tokens": [1]}', "prompt_tokens must be a whole number"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_are_told_with_file_and_row(tmp_path, row, words) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "a", "output_tokens": 3}\n' + row + "\n")
+    with pytest.raises(InputError, match=rf"x.jsonl, row 2.*{words}"):
+        read(path)

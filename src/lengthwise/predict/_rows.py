@@ -30,6 +30,9 @@ CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 FAILED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "content_filter"})
 """Reasons to end that say nothing about the length."""
 
+MOST_TOKENS = 10**9
+"""No request has more."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -41,6 +44,7 @@ class Row:
     prompt_tokens: int | None
     model: str | None
     finish: str | None
+    """In lower case."""
 
     @property
     def tokens(self) -> int | None:
@@ -54,7 +58,7 @@ def row_of(raw: Mapping[str, Any]) -> Row:
     """A row in our words, from a flat row, a chat completion, or a line of an OpenAI batch.
 
     Raises:
-        ValueError: A count is not a whole number.
+        ValueError: A count is not a whole number, or a message is no table.
     """
     found = _unfolded(raw)
     prompt, output = _text(_first(found, "prompt")), _text(_first(found, "output"))
@@ -70,7 +74,7 @@ def row_of(raw: Mapping[str, Any]) -> Row:
         _count(_first(found, "output_tokens"), "output_tokens"),
         _count(_first(found, "prompt_tokens"), "prompt_tokens"),
         _text(_first(found, "model")),
-        _text(_first(found, "finish_reason")),
+        (_text(_first(found, "finish_reason")) or "").strip().lower() or None,
     )
 
 
@@ -91,6 +95,10 @@ def _unfolded(raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
         choice = choices[0]
         message = choice.get("message") or {}
+        if not isinstance(message, Mapping):
+            raise ValueError(
+                f"the message of a choice must be a table with its content; it is {message!r:.60}"
+            )
         flat["output"] = message.get("content") if message else choice.get("text")
         flat["finish_reason"] = choice.get("finish_reason")
     return flat
@@ -101,7 +109,7 @@ def _table(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, str) and value.startswith("{") and ('"choices"' in value or '"messages"' in value):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return value if isinstance(value, Mapping) else None
 
@@ -140,7 +148,10 @@ def _text(value: Any) -> str | None:
 def _count(value: Any, column: str) -> int | None:
     if value is None or value == "":
         return None
-    number = float(value) if not isinstance(value, bool) else math.nan
-    if not (math.isfinite(number) and number == int(number)) or number < 0:
-        raise ValueError(f"{column} must be a whole number that is not negative; it is {value!r}")
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and number == int(number)) or not 0 <= number <= MOST_TOKENS:
+        raise ValueError(f"{column} must be a whole number from 0 to {MOST_TOKENS:,}; it is {value!r:.60}")
     return int(number)

@@ -167,6 +167,12 @@ def _told(raw: dict[str, Any], path: Path, number: int) -> Row:
         return row_of(raw)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}, row {number}: {error}") from error
+    except RecursionError:
+        raise InputError(_too_deep(path, number)) from None
+
+
+def _too_deep(path: Path, number: int) -> str:
+    return f"{path}, row {number} must be JSON of a few levels; it is nested too deeply to be read"
 
 
 def _nothing(path: Path, number: int, raw: dict[str, Any]) -> str:
@@ -215,7 +221,7 @@ def _parquet(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
 def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         whole = json.loads(text) if text.lstrip()[0] in "[{" else None
-    except ValueError:
+    except (ValueError, RecursionError):  # line by line the number of the row can be told
         whole = None
     if isinstance(whole, list):
         lines = list(enumerate(whole, 1))
@@ -234,6 +240,8 @@ def _line(line: str, path: Path, number: int) -> Any:
         return json.loads(line)
     except ValueError as error:
         raise InputError(f"{path}, row {number} must be JSON: {error}") from error
+    except RecursionError:
+        raise InputError(_too_deep(path, number)) from None
 
 
 def _bench(whole: dict[str, Any]) -> list[dict[str, Any]]:
