@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_predictors_of_a_given_accuracy_gain_less(cli):
     assert gained("--error", 0.2)["accuracy"] == pytest.approx(1 - 0.2 * 6 / 4)
 
 
+def test_where_one_server_cannot_keep_up_no_latency_is_told(cli):
+    ended = cli("theory", "multibin", "--uniform", 1, 20, "--bins", "1,8", "--rate", 0.6, "--requests", 0)
+    assert ended.code == 0, ended.err
+    one, eight = (line for line in ended.out.splitlines() if re.match(r"\s+[18]  ", line))
+    assert "latency s" in ended.out
+    assert "queue)" in ended.out
+    assert ("\N{EN DASH}" in one, "\N{EN DASH}" in eight) == (True, False)
+
+
 def test_queue(cli, tmp_path):
     page = tmp_path / "queue.html"
     ended = cli("theory", "queue", "--exponential", 1, "--load", "0.05,0.9", "--slots", 4, "--report", page)
@@ -83,8 +93,10 @@ def test_queue_takes_a_range_and_a_predictors_own_answers(cli, tmp_path):
         (["multibin", "--exponential", 0], "above 0"),
         (["multibin", "--uniform", 1, 2, "--batch", 0], "batch must be"),
         (["multibin", "--uniform", 1, 2, "--bins", "0"], "bins must be"),
+        (["multibin", "--uniform", 1, 2, "--bins", "1,100000", "--requests", 0], "at most 1,024"),
+        (["multibin", "--uniform", 1, 2, "--bins", "2,4", "--accuracy", "8=0.5"], "given for 8 bins"),
         (["multibin", "--uniform", 1, 2, "--bins", "two"], "whole numbers between commas"),
-        (["multibin", "--uniform", 1, 2, "--target", 1.2], "below the capacity"),
+        (["multibin", "--uniform", 1, 2, "--target", 1.2], "a share below 1"),
         (["multibin", "--uniform", 1, 2, "--rate", -1], "rate"),
         (["multibin", "--uniform", 1, 2, "--error", 0.7], "together at most 1"),
         (["multibin", "--uniform", 1, 2, "--accuracy", "much"], "K=SHARE"),
@@ -94,7 +106,7 @@ def test_queue_takes_a_range_and_a_predictors_own_answers(cli, tmp_path):
         (["multibin", "--lengths", "chat-1m", "--token-time", 0], "--token-time"),
         (["queue", "--exponential", 1, "--load", "1.5"], "between 0 and 1"),
         (["queue", "--exponential", 1, "--load", "high"], "--load takes"),
-        (["queue", "--exponential", 1, "--slots", 0], "at least 1"),
+        (["queue", "--exponential", 1, "--slots", 0], "slots must be a whole number of at least 1"),
         (["queue", "--exponential", 1, "--error", -1], "at least 0"),
     ],
 )
@@ -108,7 +120,7 @@ def test_files_of_numbers_that_cannot_be_read(cli, tmp_path):
     for text, says in (
         ("", "no numbers"),
         ("1\nx\n", "numbers"),
-        ("1 2\n3\n", "numbers"),
+        ("1 2\n\n3\n", "line 3 has 1: '3'"),
         ("1\nnan\n", "finite"),
     ):
         path = tmp_path / "lengths.txt"

@@ -15,7 +15,8 @@ import typer
 from lengthwise import theory
 from lengthwise.cli import _outputs
 from lengthwise.cli._show import console, duration, print_table
-from lengthwise.report.theory import answers, theory_facts, write_theory_html
+from lengthwise.report._numbers import UNKNOWN
+from lengthwise.report.theory import answers, cuts_text, theory_facts, write_theory_html
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
@@ -27,7 +28,6 @@ DRAWN = 20_000
 """Requests drawn from a preset."""
 POINTS = 10
 """Loads of a range."""
-SHOWN_CUTS = 4
 
 
 def require(report: Path | None, json: Path | None) -> None:
@@ -155,7 +155,9 @@ def _show(study: MultiBinStudy | QueueStudy) -> None:
 def _show_bins(study: MultiBinStudy) -> None:
     timed, simulated = math.isfinite(study.rate_rps), not math.isnan(study.rows[0].simulated_rps.value)
     heads = ["bins", "batch s", "requests/s"] + ["simulated"] * simulated
-    heads += ["gain", "of capacity"] + ["latency s"] * timed + ["simulated s"] * (timed and simulated)
+    heads += (
+        ["gain", "of capacity"] + ["latency s (no queue)"] * timed + ["simulated s"] * (timed and simulated)
+    )
     rows = []
     for row in study.rows:
         cells = [str(row.bins), f"{row.batch_s:.4g}", f"{row.throughput_rps:.4g}"]
@@ -164,10 +166,11 @@ def _show_bins(study: MultiBinStudy) -> None:
             f"{100 * (row.throughput_rps / study.one_bin_rps - 1):.1f} %",
             f"{100 * row.throughput_rps / study.capacity_rps:.1f} %",
         ]
-        cells += [f"{row.latency_s:.4g}"] * timed + [_estimate(row.simulated_latency_s)] * (
+        waits = [f"{row.latency_s:.4g}"] * timed + [_estimate(row.simulated_latency_s)] * (
             timed and simulated
         )
-        rows.append([*cells, _cuts(row.cuts_s)])
+        cells += [UNKNOWN] * len(waits) if study.overloads(row) else waits
+        rows.append([*cells, cuts_text(row.cuts_s)])
     print_table([*heads, "boundaries s"], rows, drops=("boundaries s", "batch s"))
 
 
@@ -189,7 +192,7 @@ def _show_queue(study: QueueStudy) -> None:
                 f"{load:g}",
                 *(f"{here[name].mean_s:.4g}" for name in theory.ORDERS),
                 f"{100 * (1 - here['srpt'].mean_s / here['fcfs'].mean_s):.1f} %",
-                f"{100 * kept:.0f} %" if math.isfinite(kept) else "-",
+                f"{100 * kept:.0f} %" if math.isfinite(kept) else UNKNOWN,
                 f"{here['fcfs'].slowdown:.3g}",
                 f"{here['srpt'].slowdown:.3g}",
             ]
@@ -202,13 +205,6 @@ def _show_queue(study: QueueStudy) -> None:
 def _estimate(value: Estimate) -> str:
     half = f" ± {value.half_width:.2g}" if value.has_interval else ""
     return f"{value.value:.4g}{half}"
-
-
-def _cuts(cuts: Floats) -> str:
-    shown = [f"{cut:.4g}" for cut in cuts]
-    if len(shown) > SHOWN_CUTS:
-        shown = [*shown[: SHOWN_CUTS - 1], "..", shown[-1]]
-    return " ".join(shown) or "none"
 
 
 def _tokens(source: str) -> Floats:
@@ -225,15 +221,28 @@ def _tokens(source: str) -> Floats:
 def _numbers(path: Path) -> Floats:
     """A table of numbers between spaces or commas, a row a line."""
     try:
-        lines = [
-            line.replace(",", " ").split() for line in path.read_text("utf-8").splitlines() if line.strip()
-        ]
-        table = np.array([[float(word) for word in line] for line in lines])
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} must hold numbers, as many in each line: {error}") from None
-    if table.ndim != 2 or table.size == 0:
+    rows: list[list[float]] = []
+    for number, line in enumerate(lines, 1):
+        if words := line.replace(",", " ").split():
+            rows.append(_row(path, number, words))
+            if len(words) != len(rows[0]):
+                raise InputError(
+                    f"{path} must hold as many numbers in each line, {len(rows[0])} as in its first; line {number} "
+                    f"has {len(words)}: {line.strip()!r}"
+                )
+    if not rows:
         raise InputError(f"{path} holds no numbers; write one request a line")
-    return table
+    return np.array(rows)
+
+
+def _row(path: Path, number: int, words: Sequence[str]) -> list[float]:
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        raise InputError(f"{path} must hold numbers; line {number} is {' '.join(words)!r}") from None
 
 
 def _seconds(tokens: Floats, token_time: float, fixed_time: float) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory.boundaries import checked_counts
+from lengthwise.theory.boundaries import checked_count, checked_counts
 from lengthwise.theory.service import Floats
 
 
@@ -92,7 +92,7 @@ def serve(
     checked_counts(batch, num_bins)
     columns = _checked(arrival_s, service_s, bins, num_bins)
     if servers is not None:
-        checked_counts(servers)
+        checked_count("servers", servers)
     if math.isnan(max_wait_s) or max_wait_s < 0:
         raise InputError(f"max_wait_s must be at least 0 seconds, or infinite; it is {max_wait_s:g}")
     run = _compiled_run if engine == "compiled" else reference

@@ -14,9 +14,14 @@ MOST_CELLS = 1500
 
 def checked_counts(batch: int, bins: int = 1) -> None:
     """Raises InputError where a batch or a number of bins makes no sense."""
-    for name, value in (("batch", batch), ("bins", bins)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} must be a whole number of at least 1; it is {value}")
+    checked_count("batch", batch)
+    checked_count("bins", bins)
+
+
+def checked_count(name: str, value: int) -> None:
+    """Raises InputError where a number of things, by this name, makes no sense."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1; it is {value}")
 
 
 def equal_mass(times: ServiceTimes, bins: int) -> Floats:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory.boundaries import checked_counts, exponential_steps
+from lengthwise.theory.boundaries import checked_count, checked_counts, exponential_steps
 from lengthwise.theory.confusion import checked_confusion
 from lengthwise.theory.service import ExponentialTimes, Floats, ServiceTimes, UniformTimes, checked_cuts
 
@@ -51,14 +51,14 @@ def throughput_rps(
     servers: int = 1,
 ) -> float:
     """Requests a second that ``servers`` serve when there is always a batch: B / E[T_k] (Proposition 4.1)."""
-    checked_counts(servers)
+    checked_count("servers", servers)
     return servers * batch / expected_batch_s(times, cuts_s, batch, confusion)
 
 
 def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
     """The limit of infinitely many bins, c_max = B / mean service time (Remark 4.3)."""
     checked_counts(batch)
-    checked_counts(servers)
+    checked_count("servers", servers)
     return servers * batch / times.mean_s
 
 

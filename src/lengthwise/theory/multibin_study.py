@@ -19,6 +19,9 @@ from lengthwise.theory.service import ExponentialTimes, Floats, ServiceTimes, Un
 RULES = ("optimal", "equal", "learned")
 """``optimal`` is what the paper proves for its two distributions, and learned boundaries for any other."""
 
+MOST_BINS = 1024
+"""Beyond so many a bin takes longer to fill than anybody would wait, and tables grow with their square."""
+
 ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Probabilities of a neighbouring bin: the range of Figure 8."""
 
@@ -77,6 +80,10 @@ class MultiBinStudy:
     saturation: tuple[Floats, Mapping[int, Sequence[Estimate]]] | None = None
     robustness: tuple[Floats, Mapping[int, Floats]] | None = None
     facts: Sequence[str] = field(default_factory=tuple)
+
+    def overloads(self, row: Bins) -> bool:
+        """Whether one server with a row's bins cannot keep up with the arrivals, so that its queue grows for ever."""
+        return math.isfinite(self.rate_rps) and self.rate_rps >= row.throughput_rps
 
 
 def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
@@ -137,11 +144,10 @@ def multibin_study(
         curves: Whether to work out saturation and robustness, too.
         facts: Passed on.
     """
-    for count in bins:
-        boundaries.checked_counts(batch, count)
+    given = dict(accuracy or {})
+    _check(batch, bins, given, target_share)
     if not math.isnan(rate_rps) and not (math.isfinite(rate_rps) and rate_rps > 0):
         raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
-    given = dict(accuracy or {})
     cut = {k: cuts_of(times, batch, k, rule) for k in dict.fromkeys(bins)}
     wrong = {k: of_accuracy(k, given[k]) if k in given else neighbours(k, error) for k in cut}
     rows = [_row(times, batch, cut[k], wrong[k], rate_rps, requests, seeds) for k in cut]
@@ -149,7 +155,9 @@ def multibin_study(
     target = target_share * capacity
     needed = None
     if not math.isnan(target_share):
-        needed = multibin.bins_for(times, batch, target, lambda k: cuts_of(times, batch, k, rule), most=1024)
+        needed = multibin.bins_for(
+            times, batch, target, lambda k: cuts_of(times, batch, k, rule), most=MOST_BINS
+        )
     return MultiBinStudy(
         batch,
         rule,
@@ -163,6 +171,23 @@ def multibin_study(
         _robustness(times, batch, cut) if curves else None,
         tuple(facts),
     )
+
+
+def _check(batch: int, bins: Sequence[int], accuracy: Mapping[int, float], target_share: float) -> None:
+    boundaries.checked_count("batch", batch)
+    for count in bins:
+        boundaries.checked_count("bins", count)
+        if count > MOST_BINS:
+            raise InputError(f"bins must be at most {MOST_BINS:,}; they are {count:,}; ask for fewer")
+    if stray := [k for k in accuracy if k not in bins]:
+        raise InputError(
+            f"an accuracy belongs to a number of bins that is asked for ({', '.join(map(str, bins))}); one was "
+            f"given for {stray[0]} bins"
+        )
+    if not math.isnan(target_share) and not 0 < target_share < 1:
+        raise InputError(
+            f"the target must be a share below 1 of the capacity, and above 0; it is {target_share:g}"
+        )
 
 
 def _row(

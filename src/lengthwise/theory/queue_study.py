@@ -72,7 +72,7 @@ def queue_study(
         seed: Of the errors' order.
         facts: Passed on.
     """
-    boundaries.checked_counts(slots)
+    boundaries.checked_count("slots", slots)
     own = queues.with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
     noisy = {float(s): queues.with_error(times, float(s), np.random.default_rng(seed)) for s in sigmas}
     kept, unpreempted = dict[float, Floats](), dict[float, Floats]()

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory.boundaries import checked_counts
+from lengthwise.theory.boundaries import checked_count
 from lengthwise.theory.sampled import SampledTimes
 from lengthwise.theory.service import Floats, ServiceTimes
 
@@ -53,7 +53,7 @@ def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
     Raises:
         InputError: It is 1 or more: the queue would grow without end.
     """
-    checked_counts(slots)
+    checked_count("slots", slots)
     load = rate_rps * times.mean_s / slots
     if not (math.isfinite(load) and 0 < load < 1):
         raise InputError(
@@ -167,7 +167,7 @@ def share_kept(blind: Sojourn, predicted: Sojourn, oracle: Sojourn) -> float:
 
 def erlang_c(load: float, slots: int) -> float:
     """The chance that an arrival finds all ``slots`` busy, in an M/M/slots queue."""
-    checked_counts(slots)
+    checked_count("slots", slots)
     blocked = 1.0
     for busy in range(1, slots + 1):
         offered = load * slots

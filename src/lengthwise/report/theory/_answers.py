@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from lengthwise.report._numbers import percent, rounded, seconds
 from lengthwise.theory import MultiBinStudy, QueueStudy, share_kept
 
+SHOWN_CUTS = 4
+"""So many boundaries are written out."""
 LITTLE = 0.05
 """A gain of less than this share is not worth a predictor."""
 
@@ -19,6 +22,14 @@ def answers(study: MultiBinStudy | QueueStudy) -> list[str]:
 def amount(value: float) -> str:
     """A number with three digits."""
     return rounded(value, math.nan)[0]
+
+
+def cuts_text(cuts_s: Iterable[float]) -> str:
+    """Boundaries in a row; of many the first ones and the last."""
+    shown = [f"{cut:.4g}" for cut in cuts_s]
+    if len(shown) > SHOWN_CUTS:
+        shown = [*shown[: SHOWN_CUTS - 1], "..", shown[-1]]
+    return " ".join(shown) or "none"
 
 
 def _of_bins(study: MultiBinStudy) -> list[str]:

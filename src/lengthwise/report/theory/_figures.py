@@ -21,7 +21,7 @@ def figures(study: MultiBinStudy | QueueStudy) -> list[Figure]:
 
 def _of_bins(study: MultiBinStudy) -> list[Figure]:
     bins = [row.bins for row in study.rows]
-    ticks = {"label": "bins", "log": True, "ticks": bins}
+    ticks = {"label": "bins, log scale", "log": True, "ticks": bins}
     drawn = [
         _figure(
             "throughput", "Throughput by number of bins", ticks, {"label": "requests a second"},
@@ -36,7 +36,7 @@ def _of_bins(study: MultiBinStudy) -> list[Figure]:
     if math.isfinite(study.rate_rps):
         drawn.append(
             _figure(
-                "latency", "Latency by number of bins", ticks, {"label": "seconds"},
+                "latency", "Latency without a queue, by number of bins", ticks, {"label": "seconds"},
                 [
                     _line("theory", 1, bins, [row.latency_s for row in study.rows]),
                     _marks("simulated", 1, bins, [row.simulated_latency_s for row in study.rows]),
@@ -82,8 +82,20 @@ def _of_queue(study: QueueStudy) -> list[Figure]:
     error = {"label": "error of the predictor, sd of ln(predicted / true)"}
     share = {"label": "of the gap from FCFS to SRPT", "format": ".0%"}
     return [
-        _figure("sojourn", "Mean time from arrival to end", x, {"label": "seconds", "log": True}, sojourns),
-        _figure("slowdown", "Mean slowdown", x, {"label": "time over service time", "log": True}, slower),
+        _figure(
+            "sojourn",
+            "Mean time from arrival to end",
+            x,
+            {"label": "seconds, log scale", "log": True},
+            sojourns,
+        ),
+        _figure(
+            "slowdown",
+            "Mean slowdown",
+            x,
+            {"label": "time over service time, log scale", "log": True},
+            slower,
+        ),
         _figure("kept", "What a predictor keeps, preemptive", error, share, kept),
         _figure("kept-waiting", "What a predictor keeps, not preemptive", error, share, waiting),
     ]
