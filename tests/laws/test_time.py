@@ -89,3 +89,15 @@ def test_first_come_first_served_never_overtakes(workload, deployment, rank):
         queues = [r.replica >= 0]
     for queue in queues:
         assert (np.diff(r.scheduled_s[queue]) >= 0).all()
+
+
+@LAW
+@given(workloads(), deployments())
+def test_waiting_is_told_whole(workload, deployment):
+    r = run(workload, deployment).requests
+    done = r.status == Status.FINISHED
+    first_wait_s = (r.scheduled_s - r.arrival_s)[done]
+    assert (r.waited_s[done] >= first_wait_s).all()
+    assert (r.waited_s[done] <= (r.finished_s - r.arrival_s)[done]).all()
+    once = r.preemptions[done] == 0
+    np.testing.assert_array_equal(r.waited_s[done][once], first_wait_s[once])

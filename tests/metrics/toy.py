@@ -114,6 +114,7 @@ def records(
         first,
         finished,
         (rng.random(n) < 0.02).astype(np.int32),
+        np.nan_to_num(scheduled - arrival),
         refusal=np.zeros(len(arrival), np.int8),
     )
     return _records(requests, server, now, seed, name)

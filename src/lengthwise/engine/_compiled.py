@@ -91,3 +91,4 @@ def _count_unfinished(state: State) -> None:
         tokens[members] += group["steps"] - slots["join_step"][members]
     cut = state.results["status"][index] == Status.UNFINISHED
     state.results["output_tokens"][index[cut]] = np.maximum(tokens[cut], 0)
+    state.results["waited_s"][index[cut]] = slots["waited_s"][cut]

@@ -19,6 +19,7 @@ def end_request(S, r, slot, status, now_s):
     result = S.results[q.index]
     result.status = status
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
+    result.waited_s = q.waited_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
     S.replicas[r].ended_since += 1
     if S.par[0].central == 0:
         S.tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])

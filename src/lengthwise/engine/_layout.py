@@ -127,6 +127,7 @@ result_t = np.dtype(
         ("scheduled_s", "f8"),
         ("first_token_s", "f8"),
         ("finished_s", "f8"),
+        ("waited_s", "f8"),
         ("output_tokens", "i8"),
         ("replica", "i4"),
         ("preemptions", "i4"),

@@ -93,6 +93,7 @@ def _requests(workload: Workload, outcome: Outcome) -> RequestRecords:
         first_token_s=results["first_token_s"].copy(),
         finished_s=results["finished_s"].copy(),
         preemptions=results["preemptions"].copy(),
+        waited_s=results["waited_s"].copy(),
         refusal=results["refusal"].astype(np.int8),
     )
 

@@ -211,6 +211,7 @@ class Reference:
         rep.free += q.blocks
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._produced(q)
+        self.results[q.index]["waited_s"] = q.waited_s + (now - q.queued_s if q.waiting else 0.0)
         rep.ended_since += 1
         if not self.s.central:
             self.home[q.index].tokens -= self.s.outstanding(q.index)
@@ -571,6 +572,7 @@ class Reference:
         for rep in self.replicas:
             for q in (*rep.resident, *rep.queue):
                 self.results[q.index]["output_tokens"] = self._produced(q)
+                self.results[q.index]["waited_s"] = q.waited_s
 
     def _produced(self, q: Request) -> int:
         """Output tokens; those that a restart counts as decoded prompt (RESTART_AS_DECODE) left out."""

@@ -46,6 +46,7 @@ _COLUMNS = (
     "replica",
     *_DERIVED,
     "preemptions",
+    "waited_s",
 )
 
 

@@ -36,6 +36,7 @@ class RequestRecords:
 
     ``output_tokens`` counts what was produced (0 when rejected); ``replica`` is -1 for a
     request that no replica took. ``scheduled_s`` is when it was first put into a step.
+    ``waited_s`` is time spent in queues and bins in all, up to the last admission or the end.
     ``refusal`` (Refusal) says why a rejected one could never run. In a closed loop that was cut
     off, requests that were never let in have arrival NaN.
     """
@@ -49,6 +50,7 @@ class RequestRecords:
     first_token_s: Floats
     finished_s: Floats
     preemptions: npt.NDArray[np.int32]
+    waited_s: Floats
     refusal: npt.NDArray[np.int8]
 
 
