@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -130,7 +131,53 @@ def test_texts_models_and_partial_outputs_are_handed_over():
 
     told = workload([100, 40], prompt=["hello", None], model=["a", "b"], output=["x" * 200, "y" * 10])
     attach(told, Reader())
-    assert seen == [(["hello", "hello", ""], ["a", "a", "b"], ["", "x" * 100, ""], [0, 50, 0])]
+    assert seen == [
+        (["hello", ""], ["a", "b"], ["", ""], [0, 0]),
+        (["hello"], ["a"], ["x" * 100], [50]),
+    ]
+
+
+def test_a_prompt_comes_once_a_call_however_long_its_output_is():
+    class Counts:
+        """Takes a prompt for long that comes often."""
+
+        def predict(self, prompts, tokens_so_far=0):
+            often = Counter(prompts.text)
+            return LengthDistribution.point(np.array([50.0 * often[t] for t in prompts.text])).given(
+                tokens_so_far
+            )
+
+    output = np.array([1, 400, 90, 1000])
+    told = attach(workload(output, prompt=list("abcd")), Counts())
+    np.testing.assert_array_equal(told.predicted_tokens, 50)
+
+    class OnceCounts(Counts):
+        asks_once = True
+
+    np.testing.assert_array_equal(
+        attach(workload(output, prompt=list("abcd")), OnceCounts()).predicted_tokens, 50
+    )
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (np.ones, r"LengthDistribution with a row a request \(3\); it returned ndarray of 3"),
+        (lambda n: LengthDistribution.point([4.0]), "it returned LengthDistribution of 1"),
+        (lambda n: None, "it returned NoneType"),
+        (lambda n: LengthDistribution.point(np.full(n, 1e11)), "at most 1e.10 tokens; Bad said 1e.11"),
+    ],
+)
+def test_answers_that_are_none_are_errors(once, answer, words):
+    class Bad:
+        asks_once = once
+
+        def predict(self, prompts, tokens_so_far=0):
+            return answer(len(prompts))
+
+    with pytest.raises(InputError, match=words):
+        attach(workload([5, 60, 7]), Bad())
 
 
 def test_many_requests_go_in_chunks_and_say_the_same():

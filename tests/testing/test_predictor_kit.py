@@ -98,6 +98,17 @@ class InOrder(BucketEcdf):
         return LengthDistribution(said.tokens + np.arange(len(said))[:, None], said.levels)
 
 
+class Counting(BucketEcdf):
+    """Takes for longer what comes more than once."""
+
+    def predict(self, prompts, tokens_so_far=0):
+        said = super().predict(prompts, tokens_so_far)
+        often = np.array(
+            [list(prompts.text).count(t) for t in prompts.text] if prompts.text else [1] * len(said)
+        )
+        return LengthDistribution(said.tokens * often.reshape(-1, 1), said.levels)
+
+
 class Careless(BucketEcdf):
     def fit(self, samples):
         super().fit(samples)
@@ -201,6 +212,7 @@ BROKEN = [
     (Fickle, "deterministic", "fitted twice"),
     (Sociable, "rows_alone", "a request alone must be predicted as in a batch"),
     (InOrder, "rows_alone", "order of a batch"),
+    (Counting, "rows_alone", "how often a request is in a batch"),
     (Careless, "inputs_untouched", "fit must not change its samples"),
     (Greedy, "inputs_untouched", "predict must not change the prompts"),
     (Deaf, "above_what_came", "a length must be above the tokens so far"),

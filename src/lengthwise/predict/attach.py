@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.workload import Workload
 
 _ROWS = 1 << 15  # at a time: a chunk of predictions fits the memory whatever the workload
+_MOST_TOKENS = 1e10
+"""A tail of what outlived everything may be long; nothing is longer than this."""
 _QUANTILE = re.compile(r"q(0?\.\d+)")
 _TAIL_LEVELS = np.array([0.9125, 0.9375, 0.9625, 0.9875])
 _TAIL_WEIGHT = 0.5
@@ -39,8 +41,9 @@ def attach(
 
     A predictor that is not truthful sees prompt tokens and, where the workload has such columns in
     ``extra``, the texts "prompt" and the names "model". Of an "output" it sees, after w windows, the
-    share of the text that w * window_tokens are of its tokens. The true length decides how many
-    rows a request has, nothing more. A predictor whose class says ``asks_once = True`` (its later words are
+    share of the text that w * window_tokens are of its tokens. It is asked window by window of the
+    requests that reach it, a row a request: the true length decides who still runs, which a scheduler sees
+    too, and nothing more. A predictor whose class says ``asks_once = True`` (its later words are
     its first one, given the tokens so far) is asked once a request.
 
     Args:
@@ -56,7 +59,8 @@ def attach(
         model: Who will answer, where the workload has no column that says so.
 
     Raises:
-        InputError: The statistic is unknown, the window is not positive, or the predictor cannot be used.
+        InputError: The statistic is unknown, the window is not positive, or what the predictor answers is no
+            distribution a request.
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")
@@ -65,12 +69,7 @@ def attach(
     rows = -(-workload.output_tokens // window_tokens) if repredict else np.ones(n, np.int64)
     start = np.concatenate([[0], np.cumsum(rows)])
     total, index = np.empty(start[-1]), np.empty(start[-1])
-    luck = luck_of(seed, n)
-    for first, last in _spans(start):
-        requests = np.repeat(np.arange(first, last), rows[first:last])
-        at = np.arange(start[first], start[last])
-        so_far = (at - start[requests]) * window_tokens
-        belief = _belief(workload, predictor, requests, so_far, luck, model)
+    for at, so_far, belief in _beliefs(workload, predictor, start, window_tokens, seed, model):
         total[at], index[at] = ask(belief, so_far.astype(float)), belief.gittins(so_far)
     predictions = Predictions(window_tokens, start, total, index)
     return replace(workload, predicted_tokens=predictions.first_tokens, predictions=predictions)
@@ -97,27 +96,64 @@ def _tail_inflated(belief: LengthDistribution, so_far: Floats) -> Floats:
     return np.asarray((1 - _TAIL_WEIGHT) * mean + _TAIL_WEIGHT * np.maximum(tail, mean))
 
 
-def _belief(
+def _beliefs(
     workload: Workload,
     predictor: Predictor | Truthful,
-    requests: Ints,
-    so_far: Ints,
-    luck: Floats,
+    start: Ints,
+    window_tokens: int,
+    seed: int,
     model: str | None,
-) -> LengthDistribution:
-    """What the predictor says at each row; what has passed may not be ruled out yet."""
+) -> Iterator[tuple[Ints, Ints, LengthDistribution]]:
+    """Some rows, their tokens so far, and what the predictor says at each; what has passed may not be ruled out."""
     if isinstance(predictor, Truthful):
-        return predictor.peek(workload.output_tokens[requests], so_far, luck[requests])
-    if getattr(predictor, "asks_once", False):
-        once, back = np.unique(requests, return_inverse=True)
-        return predictor.predict(_prompts(workload, once, model), 0).take(back)
-    known = partial(
-        _prompts(workload, requests, model),
-        _column(workload, "output", requests),
-        workload.output_tokens[requests],
-        so_far,
-    )
-    return predictor.predict(known, so_far)
+        luck = luck_of(seed, len(workload))
+        for requests, at in _spans(start, 0, len(workload)):
+            so_far = (at - start[requests]) * window_tokens
+            yield at, so_far, predictor.peek(workload.output_tokens[requests], so_far, luck[requests])
+    elif getattr(predictor, "asks_once", False):
+        for once in _chunks(np.arange(len(workload))):
+            said = _said(predictor, _prompts(workload, once, model), np.zeros(len(once), np.int64))
+            for requests, at in _spans(start, int(once[0]), int(once[-1]) + 1):
+                yield at, (at - start[requests]) * window_tokens, said.take(requests - once[0])
+    else:
+        yield from _window_by_window(workload, predictor, start, window_tokens, model)
+
+
+def _window_by_window(
+    workload: Workload, predictor: Predictor, start: Ints, window_tokens: int, model: str | None
+) -> Iterator[tuple[Ints, Ints, LengthDistribution]]:
+    """A predictor must not count how often a prompt comes: each call has a request once."""
+    running, window = np.arange(len(workload)), 0
+    while len(running):
+        for part in _chunks(running):
+            so_far = np.full(len(part), window * window_tokens, np.int64)
+            known = partial(
+                _prompts(workload, part, model),
+                _column(workload, "output", part),
+                workload.output_tokens[part],
+                so_far,
+            )
+            yield start[part] + window, so_far, _said(predictor, known, so_far)
+        window += 1
+        running = running[start[running] + window < start[running + 1]]
+
+
+def _said(predictor: Predictor, prompts: Prompts, so_far: Ints) -> LengthDistribution:
+    """The answer, if it is one."""
+    said: Any = predictor.predict(prompts, so_far)
+    if not isinstance(said, LengthDistribution) or len(said) != len(prompts):
+        came = f"{type(said).__name__} of {len(said)}" if hasattr(said, "__len__") else type(said).__name__
+        raise InputError(
+            f"predict of {type(predictor).__name__} must return a LengthDistribution with a row a request "
+            f"({len(prompts)}); it returned {came}; wrap it in lengthwise.predict.Guarded to use plain lengths"
+        )
+    most = float(said.tokens[:, -1].max(initial=0))
+    if most > _MOST_TOKENS:
+        raise InputError(
+            f"predicted lengths must be at most {_MOST_TOKENS:.0e} tokens; {type(predictor).__name__} said {most:.3g}; "
+            "wrap it in lengthwise.predict.Guarded to leave such rows to a prior"
+        )
+    return said
 
 
 def _prompts(workload: Workload, rows: Ints, model: str | None) -> Prompts:
@@ -135,11 +171,17 @@ def _column(workload: Workload, name: str, rows: Ints) -> list[str] | None:
     return None if column is None else ["" if column[row] is None else str(column[row]) for row in rows]
 
 
-def _spans(start: Ints) -> list[tuple[int, int]]:
-    """Requests first to last - 1 of each chunk: about so many rows, at least one request."""
-    spans, first = [], 0
-    while first < len(start) - 1:
+def _chunks(requests: Ints) -> Iterator[Ints]:
+    return (requests[first : first + _ROWS] for first in range(0, len(requests), _ROWS))
+
+
+def _spans(start: Ints, first: int, end: int) -> Iterator[tuple[Ints, Ints]]:
+    """The request of each row, and the rows, of some requests at a time: about so many rows."""
+    while first < end:
         last = int(np.searchsorted(start, start[first] + _ROWS, side="right")) - 1
-        spans.append((first, max(first + 1, last)))
-        first = spans[-1][1]
-    return spans
+        last = min(max(first + 1, last), end)
+        yield (
+            np.repeat(np.arange(first, last), np.diff(start[first : last + 1])),
+            np.arange(start[first], start[last]),
+        )
+        first = last

@@ -96,7 +96,7 @@ def deterministic(make: Make, samples: Samples) -> None:
 
 
 def rows_alone(make: Make, samples: Samples) -> None:
-    """What is said of a request does not depend on the others of its batch, nor on their order."""
+    """What is said of a request does not depend on the others of its batch: their order, or how often they come."""
     predictor = _fitted(make, samples)
     few = samples.prompts.take(np.arange(min(16, len(samples))))
     for ages in (np.zeros(len(few), np.int64), np.arange(len(few)) * 37):
@@ -114,6 +114,11 @@ def rows_alone(make: Make, samples: Samples) -> None:
                 f"a request alone must be predicted as in a batch; the median of request {row} is "
                 f"{alone[12]:g} alone and {whole[row][12]:g} in a batch of {len(few)}",
             )
+        often = np.repeat(np.arange(len(few)), 1 + np.arange(len(few)) % 3)
+        _require(
+            _close(_said(predictor, few.take(often), ages[often]).at(LEVELS).tokens, whole[often]),
+            "how often a request is in a batch must not matter; with some of them repeated, it predicts otherwise",
+        )
 
 
 def inputs_untouched(make: Make, samples: Samples) -> None:
