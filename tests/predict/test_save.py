@@ -185,3 +185,43 @@ def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(OutputError):
         save(Constant(3), tmp_path / "no" / "x.lwp")
     assert list(tmp_path.iterdir()) == []
+
+
+def _patched(path, at_local, at_central, value):
+    """The file with a byte of every header of its zip changed."""
+    data = bytearray(path.read_bytes())
+    for mark, at in ((b"PK\x03\x04", at_local), (b"PK\x01\x02", at_central)):
+        place = data.find(mark)
+        while place >= 0:
+            data[place + at] = value
+            place = data.find(mark, place + 4)
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("at_local", "at_central", "value"),
+    [(6, 8, 1), (8, 10, 99), (4, 6, 99)],
+    ids=["encrypted", "unknown compression", "a version to come"],
+)
+def test_a_zip_that_cannot_be_opened_is_one_clear_error(good, at_local, at_central, value):
+    _patched(good, at_local, at_central, value)
+    with pytest.raises(InputError, match="must be a whole file of `save`"):
+        load(good)
+
+
+@pytest.mark.parametrize("shape", ["(17592186044416,)", "(3,)", "(-2, -2)"])
+def test_an_array_that_claims_what_is_not_there(good, shape):
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    lie = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(32)
+    with zipfile.ZipFile(good) as file:
+        meta = file.read("meta.json")
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as file:
+        file.writestr("table.npy", lie)
+    with zipfile.ZipFile(good, "w") as file:
+        file.writestr("meta.json", meta)
+        file.writestr("arrays.npz", inner.getvalue())
+    with pytest.raises(
+        InputError, match=r"must be a whole file of `save`|must be as it was written|must be finite"
+    ):
+        load(good)
