@@ -2,7 +2,8 @@
 
 Five models on one A100-80GB, batches of 1, 2 and 4, 1x, 3x and 5x the rate of one request after the other, Gamma
 arrivals of shape 0.73, 200 prompts in three shuffles. Prompts are AlpacaEval's (non-commercial: evaluated
-on, never trained on), outputs those of the same model or its nearest relative there (``MODELS``).
+on, never trained on), outputs those of the same model or its nearest relative there (``MODELS``). Which policy is
+"ours" is chosen on 200 other prompts of the set.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import _blend
 import _texts
 import numpy as np
 
@@ -39,10 +41,11 @@ PROMPTS, SHUFFLES, SHAPE = 200, 3, 0.73
 GPU = "A100-80GB"
 OURS = "ours"
 KEPT, SEATS = "ours (seats kept)", "ours (seats change hands)"
+WORTH = "worth(factor=1)"
 OTHERS = {"ELIS ISRTF": "elis", "SRTF": "srtf", "Gittins": "gittins", "HRRN": "hrrn"}
-HEADLINE = "default"
+HEADLINE = "blend"
 R2S = (0.4, 0.85)
-WAITS = (1.0, 1.4, 2.0)
+WAITS = (0.9, 1.0, 1.2, 1.4, 2.0)
 """Bounds on waiting, in 99th percentiles of JCT under FCFS at the same load."""
 AGES = (5.0,)
 """Tokens by which a second of age makes a request shorter."""
@@ -64,16 +67,15 @@ class Text:
     output_tokens: int
 
 
-@lru_cache(maxsize=8)
-def texts(shared: Path, outputs: str) -> list[Text]:
-    """The sampled prompts of one model, the same for every shuffle."""
-    asked = {row["idx"]: row for row in _lines(shared / FOLDER / "instructions.jsonl.gz")}
-    told = [
-        row
-        for row in _lines(shared / FOLDER / "outputs" / f"{outputs}.jsonl.gz")
-        if row["n_tok_tekken131k"] > 0
-    ]
-    rows = np.random.default_rng(0).choice(len(told), PROMPTS, replace=False)
+@lru_cache(maxsize=16)
+def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
+    """The sampled prompts of one model, the same for every shuffle; for tuning others, on which nobody is judged."""
+    asked, told = _asked(shared), _told_by(shared, outputs)
+    rows = _judged(told)
+    if tuning:
+        judged = {r["idx"] for _, name in MODELS.values() for r in _judged(_told_by(shared, name))}
+        left = [r for r in told if r["idx"] not in judged]
+        rows = [left[i] for i in np.random.default_rng(1).choice(len(left), PROMPTS, replace=False)]
     return [
         Text(
             asked[r["idx"]]["instruction"],
@@ -81,8 +83,23 @@ def texts(shared: Path, outputs: str) -> list[Text]:
             r["output"],
             r["n_tok_tekken131k"],
         )
-        for r in (told[i] for i in rows)
+        for r in rows
     ]
+
+
+def _judged(told: list[dict]) -> list[dict]:
+    return [told[i] for i in np.random.default_rng(0).choice(len(told), PROMPTS, replace=False)]
+
+
+@lru_cache(maxsize=1)
+def _asked(shared: Path) -> dict[Any, dict]:
+    return {row["idx"]: row for row in _lines(shared / FOLDER / "instructions.jsonl.gz")}
+
+
+@lru_cache(maxsize=8)
+def _told_by(shared: Path, outputs: str) -> list[dict]:
+    rows = _lines(shared / FOLDER / "outputs" / f"{outputs}.jsonl.gz")
+    return [row for row in rows if row["n_tok_tekken131k"] > 0]
 
 
 def _lines(path: Path) -> list[dict]:
@@ -118,20 +135,20 @@ class Bench:
         shared: The folder of recorded data.
         model: By the paper's name.
         predictors: What predicts, by name; a tuple adds arguments of ``predict.attach``.
-        first_seed: Of the shuffles.
+        tuning: Other prompts and shuffles than those that are judged.
     """
 
     shared: Path
     model: str
     predictors: dict[str, Any]
-    first_seed: int = 0
+    tuning: bool = False
 
     def requests(self, seed: int, predictor: str) -> Workload:
         """The prompts in the order of a shuffle, with what is predicted of them."""
         outputs = MODELS[self.model][1]
-        seed += self.first_seed
+        seed += SHUFFLES * self.tuning
         most = self.deployment(Scheduler(), max(BATCHES)).max_model_len
-        made = shuffled(texts(self.shared, outputs), outputs, seed, most)
+        made = shuffled(texts(self.shared, outputs, tuning=self.tuning), outputs, seed, most)
         if not predictor:
             return made
         which, options = self.predictors[predictor]
@@ -159,6 +176,7 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
         "ecdf, survival": (predict.Conditional(predict.Ecdf().fit(learnt)), {}),
         "default": (lexical, {}),
         "default, median": (lexical, {"statistic": "median"}),
+        HEADLINE: (_blend.trained(text), {"statistic": "median"}),
     }
     for r2 in R2S:  # of the logarithm; the oracle's words times a log-normal factor, said once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
@@ -171,7 +189,10 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
 def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ...]:
     """Ours, with seats kept or changing hands, without a bound on waiting and with bounds; and others."""
     made = [Contestant(name, policy.scheduler(named)) for name, named in OTHERS.items() if others]
-    for name, scheduler in {KEPT: policy.scheduler("sjf"), SEATS: policy.scheduler("isrtf")}.items():
+    for name, scheduler in {
+        KEPT: policy.scheduler("sjf"),
+        SEATS: replace(policy.scheduler("isrtf"), takeover=WORTH),
+    }.items():
         made.append(Contestant(name, scheduler))
         made += [Contestant(f"{name}, wait {w:g}", scheduler, longest_wait=w) for w in waits]
         ages = AGES if others else ()
@@ -181,16 +202,16 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
     return tuple(made)
 
 
-def tables(shared: Path, first_seed: int, shuffles: int, *, others: bool, quick: bool) -> dict[str, LabTable]:
-    """A laboratory for each model: every policy with every predictor on the shuffles from a seed on."""
+def tables(shared: Path, shuffles: int, *, tuning: bool, quick: bool) -> dict[str, LabTable]:
+    """A laboratory a model: every policy with every predictor; for tuning ours alone, on other prompts."""
     engine.warm_up()
     made = {}
     for model in list(MODELS)[: 2 if quick else None]:
         known = predictors(shared, model)
-        asked = contestants(others=others, waits=WAITS[::2] if quick else WAITS)
+        asked = contestants(others=not tuning, waits=WAITS[::2] if quick else WAITS)
         question = Question(asked, tuple(known), LOADS, BATCHES, shuffles, LoadUnit.ALONE, name=model)
         with search.threads() as workers:
-            made[model] = lab(question, Bench(shared, model, known, first_seed), each=workers.run)
+            made[model] = lab(question, Bench(shared, model, known, tuning), each=workers.run)
     return made
 
 
@@ -214,6 +235,21 @@ def over_cells(of: dict[str, LabTable], policy_name: str, predictor: str) -> dic
     }
 
 
+def by_model(of: dict[str, LabTable], policy_name: str, predictor: str) -> dict[str, float]:
+    """The share of the gap closed for each model, and half of the 95 % interval of its mean over models."""
+    made = {
+        model: over_cells({model: table}, policy_name, predictor)["gap_closed"] for model, table in of.items()
+    }
+    return made | {"half_width": float(f"{mean_half_width(list(made.values())):.2g}")}
+
+
+def mean_half_width(values: list[float]) -> float:
+    """Half of the 95 % t interval of the mean."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
 def frontier(of: dict[str, LabTable], predictor: str) -> list[dict[str, Any]]:
     """Gap closed against the tail as the bound on waiting, or ageing, varies."""
     names = list(dict.fromkeys(c.policy for t in of.values() for c in t.cells if c.policy.startswith(OURS)))
@@ -221,7 +257,7 @@ def frontier(of: dict[str, LabTable], predictor: str) -> list[dict[str, Any]]:
 
 
 def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
-    """The policy that closes most of the gap within a bound on the tail, on other shuffles than it is judged by."""
+    """The policy that closes most of the gap within a bound on the tail, on other prompts than it is judged by."""
     within = [point for point in tuned if point[tail] <= most] or [min(tuned, key=lambda point: point[tail])]
     return str(max(within, key=lambda point: point["gap_closed"])["policy"])
 
@@ -230,18 +266,22 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     """Rows of benchmarks/lengths.py by name."""
     if not (shared / FOLDER).is_dir():
         return {"elis.skipped": f"no folder {shared / FOLDER}"}
-    tuning = tables(shared, SHUFFLES, SHUFFLES - 1, others=False, quick=quick)
-    judged = tables(shared, 0, SHUFFLES, others=True, quick=quick)
+    tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
+    judged = tables(shared, SHUFFLES, tuning=False, quick=quick)
     names = list(dict.fromkeys(c.predictor for t in judged.values() for c in t.cells if c.predictor))
     best = HEADLINE
     tuned = frontier(tuning, best)
     near_oracle = over_cells(judged, by_oracle := chosen(tuned, "p99_over_oracle", 1.05), best)
     near_fcfs = over_cells(judged, by_fcfs := chosen(tuned, "p99_over_fcfs", 1.15), best)
     return {
-        "elis.gap_closed": {"value": near_oracle["gap_closed"], "policy": by_oracle, "predictor": best, **near_oracle},
+        "elis.gap_closed": {
+            "value": near_oracle["gap_closed"], "policy": by_oracle, "predictor": best, **near_oracle,
+            "trained_on": _blend.about(), "by_model": by_model(judged, by_oracle, best),
+        },
         "elis.p99_over_oracle": {"value": near_oracle["p99_over_oracle"], "policy": by_oracle},
         "elis.gap_closed_at_p99_115": {
             "value": near_fcfs["gap_closed"], "policy": by_fcfs, "predictor": best, **near_fcfs,
+            "trained_on": _blend.about(), "by_model": by_model(judged, by_fcfs, best),
         },
         "elis.by_predictor": {"value": math.nan, **by_predictor(tuning, judged, names)},
         "elis.frontier": {"value": math.nan, **{name: frontier(judged, name) for name in names}},
@@ -274,7 +314,7 @@ def _told(judged: dict, name: str, predictor: str) -> dict[str, Any]:
 def statistics(judged: dict, names: list[str]) -> dict[str, Any]:
     """Which policy with which statistic of the same predictor closes most."""
     policies = (KEPT, SEATS, *OTHERS)
-    own = [name for name in names if name.startswith("default")]
+    own = [name for name in names if name.startswith(("default", HEADLINE))]
     return {f"{one}, {name}": over_cells(judged, one, name) for one in policies for name in own}
 
 
@@ -304,7 +344,7 @@ def figure6(judged: dict[str, LabTable]) -> dict[str, float]:
                 c["jct.mean/fcfs"].value
                 for t in judged.values()
                 for c in t.at(batch, load)
-                if (c.policy, c.predictor) == ("ELIS ISRTF", "default")
+                if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)
             ],
         )
     }

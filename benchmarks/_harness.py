@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -64,7 +65,7 @@ def show(rows: list[Row], *, as_json: bool) -> None:
     """Prints the rows as JSON lines, or as a table."""
     if as_json:
         for row in rows:
-            print(json.dumps(asdict(row)))
+            print(strict_json(asdict(row)))
         return
     for row in rows:
         verdict = "ok " if met(row) else "---"
@@ -72,6 +73,19 @@ def show(rows: list[Row], *, as_json: bool) -> None:
         print(
             f"{verdict} {row.name:34} {row.value:12.5g} {row.unit:12} target {row.target:g} {row.better}{spread}"
         )
+
+
+def strict_json(value: Any) -> str:
+    """JSON that every reader takes: null where a number is not finite."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def met(row: Row) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import _multibin
-from _harness import Row, show
+from _harness import Row, show, strict_json
 
 RESULTS = Path(__file__).parent / "results" / "lengths.json"
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
@@ -68,7 +68,7 @@ def save(rows: list[Row]) -> None:
     if RESULTS.exists():
         kept = {row["name"]: row for row in map(json.loads, RESULTS.read_text("utf-8").splitlines())}
     kept |= {row.name: asdict(row) for row in rows}
-    RESULTS.write_text("".join(json.dumps(kept[name]) + "\n" for name in sorted(kept)), "utf-8")
+    RESULTS.write_text("".join(strict_json(kept[name]) + "\n" for name in sorted(kept)), "utf-8")
 
 
 def main() -> None:
