@@ -23,9 +23,15 @@ from lengthwise.predict import (
     Predictor,
     Prompts,
     Samples,
+    load,
+    save,
 )
+from lengthwise.predict._holdout import split as holdout
 from lengthwise.predict._survival import kaplan_meier, length_quantiles, mean_length
+from lengthwise.predict.contract import partial
 from lengthwise.predict.ensemble import pinball
+from lengthwise.predict.progress import text_so_far
+from lengthwise.predict.read import split as read_split
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 TRAIN, TEST = world(3000, 1), world(3000, 2)
@@ -281,3 +287,62 @@ def test_guarded_survives_one_that_cannot_be_fitted():
 def test_samples_without_a_length_are_refused(bad):
     with pytest.raises(InputError, match=r"output_tokens must be"):
         lengths(bad)
+
+
+def test_a_model_that_nobody_knows_is_unknown():
+    samples = Samples(Prompts(4, model=["a", None, "a", None]), np.array([5, 50, 5, 50]), np.zeros(4, bool))
+    found = Ecdf().fit(samples)
+    assert list(samples.prompts.model) == ["a", "unknown", "a", "unknown"]
+    assert found.predict(Prompts(2, model=["a", None])).median.tolist() == [5, 50]
+
+
+def test_lengths_are_numbers():
+    with pytest.raises(InputError, match="output_tokens must be whole numbers; among them is 'many'"):
+        Samples(Prompts(2), ["3", "many"], np.zeros(2, bool))
+
+
+class Wavers(Misled):
+    """Is in doubt of prompts of odd length alone."""
+
+    def predict(self, prompts, tokens_so_far=0):
+        wide = np.where(prompts.prompt_tokens % 2, 1.5, 0.05)[:, None]
+        said = LengthDistribution.of(np.exp(4 + wide * (2 * LEVELS - 1)))
+        return said.given(tokens_so_far)
+
+
+def test_the_doubt_of_a_conformal_is_that_of_its_window_and_is_saved(tmp_path):
+    known = world(300, cap=60)
+    fitted = Conformal(BucketEcdf()).fit(known)
+    save(fitted, tmp_path / "x.lwp")
+    loaded = load(tmp_path / "x.lwp")
+    short = Samples(Prompts(41, prompt_tokens=np.full(41, 9)), np.full(41, 20), np.zeros(41, bool))
+    for one in (fitted, loaded):
+        one.observe(short.prompts, short.output_tokens)
+    for age in (0, 50):
+        pair = [one.predict(known.prompts, age).tokens for one in (fitted, loaded)]
+        np.testing.assert_allclose(pair[0], pair[1], rtol=1e-4)
+    wavers = Conformal(Wavers(), prefit=True).fit(known)
+    top = wavers.predict(known.prompts).tokens[:, -1]
+    narrow = Prompts(41, prompt_tokens=np.full(41, 1000))
+    wavers.observe(narrow, np.full(41, 55))
+    np.testing.assert_allclose(wavers.predict(known.prompts).tokens[:, -1], top, rtol=0.2)
+
+
+def test_equal_prompts_stand_on_one_side_however_they_are_written():
+    n = 60
+    texts = [f" Prompt {row // 3} " if row % 3 else f"PROMPT {row // 3}" for row in range(n)]
+    samples = Samples(Prompts(n, texts), np.full(n, 5), np.zeros(n, bool))
+    parts = read_split(samples, 0.3)
+    assert parts.prompts == n // 3
+    for own, out in (holdout(samples, 0.3, 0), (parts.train.prompts.text, parts.test.prompts.text)):
+        sides = [
+            {texts[x].strip().lower() if isinstance(x, np.integer) else x.strip().lower() for x in side}
+            for side in (own, out)
+        ]
+        assert not sides[0] & sides[1]
+
+
+@given(st.text(max_size=40), st.integers(1, 30), st.integers(0, 40))
+def test_partial_output_is_cut_in_one_place(text, tokens, so_far):
+    known = partial(Prompts(1), [text], np.array([tokens]), np.array([so_far]))
+    assert list(known.output_so_far) == [text_so_far(text, tokens, so_far)]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.predict._holdout import by_prompt
 from lengthwise.predict._known import Known
 from lengthwise.predict.contract import Ints, Prompts
 from lengthwise.predict.distribution import Floats, LengthDistribution
@@ -23,9 +24,7 @@ def groups(prompts: Prompts, n: int) -> Ints:
     """[n] the number of each request's prompt; where nobody kept texts, each is its own."""
     if prompts.text is None:
         return np.arange(n)
-    return np.unique(np.array([text.strip() for text in prompts.text], object), return_inverse=True)[
-        1
-    ].reshape(-1)
+    return by_prompt(prompts.text)[1]
 
 
 def resampled(group: Ints, draws: int, seed: int) -> list[Ints]:

@@ -62,7 +62,6 @@ class Conformal:
             )
         self.inner, self.share, self.window, self.ages = inner, share, window, tuple(ages)
         self.prefit, self.seed, self._new = prefit, seed, 0
-        self._spread: dict[int, float] = dict.fromkeys(ages, 1.0)
 
     def fit(self, samples: Samples) -> Self:
         """Fits the other on most samples and calibrates it on the rest."""
@@ -73,6 +72,7 @@ class Conformal:
             self.inner.fit(samples.take(own))
             held = samples.take(out)
         self.scores_: Floats = np.empty((0, len(self.ages), len(LEVELS)))
+        self.spread_: Floats = np.empty((0, len(self.ages)))
         self.censored_ = np.empty(0, bool)
         self._add(held)
         self._calibrate()
@@ -106,14 +106,16 @@ class Conformal:
 
     def _add(self, samples: Samples) -> None:
         last = samples.take(np.arange(max(0, len(samples) - self.window), len(samples)))
-        scores = np.stack([self._scores(last, age) for age in self.ages], axis=1)
+        found = [self._scores(last, age) for age in self.ages]
+        scores, spread = (np.stack(part, axis=1) for part in zip(*found, strict=True))
         self.scores_ = np.concatenate([self.scores_, scores])[-self.window :]
+        self.spread_ = np.concatenate([self.spread_, spread])[-self.window :]
         self.censored_ = np.concatenate([self.censored_, last.censored])[-self.window :]
 
-    def _scores(self, samples: Samples, age: int) -> Floats:
-        """[n, q] scores at an age; NaN for those that had ended."""
+    def _scores(self, samples: Samples, age: int) -> tuple[Floats, Floats]:
+        """[n, q] scores at an age, and [n] the predictor's doubt; NaN for those that had ended."""
         rows = np.flatnonzero(samples.output_tokens > age)
-        scores = np.full((len(samples), len(LEVELS)), np.nan)
+        scores, doubt = np.full((len(samples), len(LEVELS)), np.nan), np.full(len(samples), np.nan)
         if len(rows):
             part = samples.take(rows)
             so_far = np.full(len(rows), age)
@@ -121,19 +123,19 @@ class Conformal:
             left, spread = _left(self.inner.predict(prompts, so_far).given(so_far).at(LEVELS), so_far)
             true = (part.output_tokens - age)[:, None]
             scores[rows] = (np.log(true) - np.log(left)) / spread
-            self._spread[age] = float(np.median(spread))
-        return scores
+            doubt[rows] = spread[:, 0]
+        return scores, doubt
 
     def _calibrate(self) -> None:
         """Shifts [ages, q]; an age with few scores is moved as the one before it."""
         self._new = 0
         self.shifts_: Floats = np.zeros((len(self.ages), len(LEVELS)))
-        for at, age in enumerate(self.ages):
+        for at in range(len(self.ages)):
             rows = np.isfinite(self.scores_[:, at, 0])
             if rows.sum() < _LEAST_SCORES and at > 0:
                 self.shifts_[at] = self.shifts_[at - 1]
             elif rows.any():
-                tail = 1 / (TAIL_SHAPE * self._spread[age])
+                tail = 1 / (TAIL_SHAPE * float(np.median(self.spread_[rows, at])))
                 self.shifts_[at] = _quantiles(self.scores_[rows, at], self.censored_[rows], tail)
 
     def state(self) -> State:
@@ -143,8 +145,8 @@ class Conformal:
         shifts = fitted(self, "shifts_")
         meta, arrays = packed(self.inner)
         given = {"share": self.share, "window": self.window, "ages": self.ages, "prefit": self.prefit}
-        scores, cut = self.scores_[-_SAVED:].astype(np.float32), self.censored_[-_SAVED:]
-        own = {"shifts": shifts, "scores": scores, "censored": cut}
+        scores, spread = (of[-_SAVED:].astype(np.float32) for of in (self.scores_, self.spread_))
+        own = {"shifts": shifts, "scores": scores, "spread": spread, "censored": self.censored_[-_SAVED:]}
         return {"inner": meta, "seed": self.seed, **given}, prefixed("inner", arrays) | own
 
     @classmethod
@@ -161,7 +163,12 @@ class Conformal:
             raise InputError(
                 f"shifts and scores must have ages x levels {grid}; they are {shifts.shape}, {scores.shape}"
             )
+        spread = arrays["spread"].astype(float)
+        known = np.isfinite(scores[:, :, 0])
+        if spread.shape != known.shape or not (spread[known] > 0).all() or np.isinf(spread).any():
+            raise InputError(f"spread must be above 0 wherever there is a score, {known.shape}; it is not")
         loaded.shifts_, loaded.scores_, loaded.censored_ = shifts, scores, cut.astype(bool)
+        loaded.spread_ = spread
         return loaded
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict.distribution import LengthDistribution
+from lengthwise.predict.progress import text_so_far
 from lengthwise.schema.errors import InputError
 
 Ints = npt.NDArray[np.int64]
@@ -23,7 +24,7 @@ class Prompts:
         size: How many requests there are.
         text: [n] the prompt.
         prompt_tokens: [n] int64, its length in tokens.
-        model: [n] the name of the model that will answer.
+        model: [n] the name of the model that will answer; None, where nobody knows it, becomes "unknown".
         output_so_far: [n] text of the tokens that have come, for predictors that read it.
     """
 
@@ -41,6 +42,9 @@ class Prompts:
             value = getattr(self, column)
             if value is not None and len(value) != self.size:
                 raise InputError(f"{column} must have one value a request ({self.size}); it has {len(value)}")
+        if self.model is not None and any(name is None for name in self.model):
+            named = ["unknown" if name is None else name for name in self.model]
+            object.__setattr__(self, "model", named)
         if self.prompt_tokens is not None:
             object.__setattr__(self, "prompt_tokens", whole_numbers("prompt_tokens", self.prompt_tokens))
 
@@ -120,21 +124,36 @@ def partial(
     """The requests as they are known once some tokens have come: with that share of the output's text."""
     if output is None:
         return prompts
-    shares = np.minimum(tokens_so_far / output_tokens, 1.0)
-    so_far = [text[: round(len(text) * share)] for text, share in zip(output, shares, strict=True)]
-    return replace(prompts, output_so_far=so_far)
+    so_far = np.broadcast_to(np.asarray(tokens_so_far), (len(output_tokens),))
+    parts = zip(output, output_tokens, so_far, strict=True)
+    return replace(prompts, output_so_far=[text_so_far(text, int(y), int(a)) for text, y, a in parts])
 
 
 def whole_numbers(column: str, values: Any) -> Ints:
     """The values as int64; InputError where one is no whole number."""
     numbers = np.asarray(values)
     if numbers.dtype.kind not in "iu":
-        as_floats = np.asarray(values, np.float64)
+        try:
+            as_floats = np.asarray(values, np.float64)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{column} must be whole numbers; among them is {_no_number(values)!r:.60}"
+            ) from None
         good = np.isfinite(as_floats) & (as_floats == np.floor(as_floats))
         if not good.all():
             row = int(np.argmin(good))
             raise InputError(f"{column} must be whole numbers; row {row} has {as_floats[row]}")
     return numbers.astype(np.int64)
+
+
+def _no_number(values: Any) -> Any:
+    """The first of the values that is no number, or all of them."""
+    for value in values:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return value
+    return values
 
 
 _COLUMNS = ("text", "prompt_tokens", "model", "output_so_far")

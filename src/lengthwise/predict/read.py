@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.predict._holdout import by_prompt
 from lengthwise.predict._rows import CUT, FAILED, NAMES, Row, row_of
 from lengthwise.predict.contract import Prompts, Samples
 from lengthwise.schema.errors import InputError
@@ -99,6 +100,8 @@ class Split:
 def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     """Parts by prompt: its hash decides, so that a prompt stands on the same side in every file.
 
+    Prompts that differ in case, or in blanks at their edges, are the same.
+
     Raises:
         InputError: ``share`` is not between 0 and 1, there are no texts, or a part would be empty.
     """
@@ -107,8 +110,8 @@ def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     texts = samples.prompts.text
     if texts is None:
         raise InputError("samples are split by prompt, so they must have texts of prompts; these have none")
-    distinct, prompt = np.unique([text.strip() for text in texts], return_inverse=True)
-    drawn = np.array([_drawn(str(text), seed) for text in distinct])
+    distinct, prompt = by_prompt(texts)
+    drawn = np.array([_drawn(text, seed) for text in distinct])
     held = drawn < share
     if len(distinct) < 2:
         raise InputError(
