@@ -355,5 +355,5 @@ def test_another_encoder_than_it_learnt_on_is_refused(learnt, small, tmp_path):
     moved = Encoder.from_state({**meta, "folder": str(tmp_path)}, arrays)
     with pytest.raises(InputError, match="SHA-256"):
         moved.predict(Prompts(1, text=["a"]))
-    with pytest.raises(InputError, match="must fit"):
-        Encoder.from_state(meta, {**arrays, "sense.first": np.zeros((1, 2, 3))})
+    with pytest.raises(InputError, match="middle must have the shape"):
+        Encoder.from_state(meta, {**arrays, "middle": np.zeros(3)})

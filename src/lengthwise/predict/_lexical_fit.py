@@ -140,6 +140,8 @@ class Design:
             (float(np.average(np.abs(y - (1 - s) * held - s * sense), weights=weight)), s)
             for s in SENSE_SHARES
         )
+        if share == 0:
+            return location, held
         head = learn_head(x, y, weight, self.seed)
         return replace(location, sense=head, sense_share=float(share)), (1 - share) * held + share * sense
 

@@ -65,6 +65,7 @@ class Lexical:
     """
 
     kind: ClassVar[str] = "lexical"
+    reads_text: ClassVar[bool] = True
 
     def __init__(self, seed: int = 0, window_tokens: int = 50, most_windows: int = 20_000) -> None:
         if window_tokens < 1 or most_windows < 1:
@@ -134,7 +135,8 @@ class Lexical:
         texts = prompts.text if prompts.text is not None else [""] * n
         features, words = prompt_features(texts)
         offset, known = self._offsets(prompts.model, n)
-        mu = location(features, words, self._vectors(texts)) + offset + self._habit(words, prompts.model)
+        vectors = self._vectors(texts) if location.sense is not None else None
+        mu = location(features, words, vectors) + offset + self._habit(words, prompts.model)
         scale = self._scale(features, mu)
         so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
         z = np.where(known[:, None], self.z_[0], self.z_[1])
