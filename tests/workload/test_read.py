@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
-from lengthwise.workload import Samples, read
+from lengthwise.schema.tokens import estimated_tokens
+from lengthwise.workload import Samples, detect, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
@@ -217,10 +218,15 @@ CHAT = [
 @pytest.mark.parametrize("text", [json.dumps(CHAT), lines(*CHAT)])
 def test_sharegpt_counts_the_history_and_skips_what_nobody_asked(tmp_path, text):
     got = read(put(tmp_path, "chat.json", text))
-    assert got.prompt_tokens.tolist() == [2 + 10, 2 + 10 + 1 + 2 + 2 + 0 + 2, 2]
-    assert got.output_tokens.tolist() == [1, 3, 2]
+    turns = [t.get("value", t.get("content")) for t in CHAT[0]["conversations"] if isinstance(t, dict)]
+    tokens = [estimated_tokens(t) if t else 0 for t in turns]
+    last = len(tokens) - 1
+    assert got.prompt_tokens.tolist() == [sum(tokens[:2]), sum(tokens[:last]), estimated_tokens("問い")]
+    assert got.output_tokens.tolist() == [tokens[2], tokens[last], estimated_tokens("答え")]
     assert got.extra["session"].tolist() == [0, 0, 1]
-    assert got.extra["prompt"].tolist() == ["h" * 40, "again", "問い"]
+    assert got.extra["prompt"].tolist()[::2] == ["\n\n".join(turns[:2]), "問い"]
+    assert got.extra["prompt"][1].endswith("again")
+    assert got.extra["output"].tolist() == [turns[2], "j" * 9, "答え"]
     assert got.name == "chat (tokens estimated)"
     counted = read(tmp_path / "chat.json", count_tokens=len)
     assert counted.output_tokens.tolist() == [4, 9, 2]
@@ -255,9 +261,7 @@ def test_recorded_block_ids_cover_the_prompts(shared):
 
 
 def test_the_estimate_of_tokens_is_as_good_as_it_says(shared):
-    from lengthwise.workload._sharegpt import estimate_tokens
-
     got = read(shared("data/traces/aibrix_sharegpt_8min_up_and_down.jsonl.gz"))
-    estimates = np.array([estimate_tokens(text) for text in got.extra["prompt"]])
+    estimates = np.array([estimated_tokens(text) for text in got.extra["prompt"]])
     assert estimates.sum() / got.prompt_tokens.sum() == pytest.approx(1, abs=0.15)
     assert np.mean(np.abs(estimates / got.prompt_tokens - 1) < 0.25) > 0.5

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lengthwise import workload as w
 from lengthwise.cli._show import duration, print_facts, print_table
+from lengthwise.scenario.traces import read_trace
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import Workload
 
@@ -22,7 +23,7 @@ def opened(source: str, form: str | None, num_requests: int, seed: int) -> Workl
     """
     path = Path(source).expanduser()
     if path.exists() or form is not None or path.suffix:
-        return w.read(path, form)
+        return read_trace(path, form)
     try:
         return w.preset(source).generate(num_requests, seed=seed)
     except UnknownNameError as error:

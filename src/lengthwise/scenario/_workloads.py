@@ -16,6 +16,7 @@ from lengthwise.scenario._places import resolved
 from lengthwise.scenario._predictions import forecast
 from lengthwise.scenario._predictor import PredictorSection
 from lengthwise.scenario.sections import WorkloadSection
+from lengthwise.scenario.traces import read_trace
 from lengthwise.schema.errors import TraceError
 from lengthwise.schema.workload import Workload
 
@@ -99,7 +100,13 @@ def _trace(section: WorkloadSection, folder: Path) -> Workload | None:
         return None
     path = resolved(section.trace, folder)
     try:
-        return w.read(path, section.format, time_scale=section.time_scale, sort=section.sort)
+        return read_trace(
+            path,
+            section.format,
+            time_scale=section.time_scale,
+            sort=section.sort or not section.is_replay,
+            replayed=section.is_replay,
+        )
     except TraceError as error:  # the reader speaks of its own argument
         raise TraceError(str(error).replace("pass sort=True", "set workload.sort = true")) from None
 
@@ -139,8 +146,14 @@ class _AsRead:
 
     trace: Workload
 
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:  # noqa: ARG002 - the contract
-        return self.trace.prompt_tokens[:n].copy(), self.trace.output_tokens[:n].copy()
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        drawn = self.draw(n, rng)
+        return drawn.prompt, drawn.output
+
+    def draw(self, n: int, rng: np.random.Generator) -> w.Drawn:  # noqa: ARG002 - the contract
+        texts = w.Samples.of(self.trace).texts
+        rows = {name: np.array(column[:n], object) for name, column in texts.items()}
+        return w.Drawn(self.trace.prompt_tokens[:n].copy(), self.trace.output_tokens[:n].copy(), rows)
 
 
 def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
@@ -160,6 +173,6 @@ def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
         predicted_tokens=own if section.predicted == "none" else drawn.predicted_tokens,
         priority=None if trace.priority is None else trace.priority[:n],
         tenant=drawn.tenant if trace.tenant is None else trace.tenant[:n],
-        extra={key: column[:n] for key, column in trace.extra.items()},
+        extra={key: column[:n] for key, column in trace.extra.items()} | drawn.extra,
         concurrency=trace.concurrency,
     )

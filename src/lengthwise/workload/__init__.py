@@ -14,7 +14,7 @@ from lengthwise.workload.arrivals import (
 )
 from lengthwise.workload.describe import Description, Histogram, LengthSummary, describe
 from lengthwise.workload.generate import generate
-from lengthwise.workload.lengths import Capped, Conditional, Joint, Lengths, Samples
+from lengthwise.workload.lengths import Capped, Conditional, Drawn, Joint, Lengths, Samples, draw
 from lengthwise.workload.marginals import (
     Fixed,
     LogNormal,
@@ -25,7 +25,7 @@ from lengthwise.workload.marginals import (
     Zipf,
 )
 from lengthwise.workload.presets import Preset, preset, presets
-from lengthwise.workload.read import READABLE, read
+from lengthwise.workload.read import READABLE, detect, read
 from lengthwise.workload.tables import Empirical, Quantiles
 from lengthwise.workload.write import WRITABLE, write
 
@@ -39,6 +39,7 @@ __all__ = [
     "Conditional",
     "Constant",
     "Description",
+    "Drawn",
     "Empirical",
     "Fixed",
     "Gamma",
@@ -60,6 +61,8 @@ __all__ = [
     "Weibull",
     "Zipf",
     "describe",
+    "detect",
+    "draw",
     "elis_gamma",
     "generate",
     "preset",

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lengthwise.schema.errors import InputError, OutputError, TraceError
 from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.workload import Workload
+from lengthwise.workload._rows import TEXTS
 from lengthwise.workload._source import Source
 
 _COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -36,6 +37,17 @@ def write_parquet(workload: Workload, path: Path) -> None:
         columns |= _rows_by_request(workload.predictions)
         rest["window_tokens"] = int(workload.predictions.window_tokens)
     pl.DataFrame(columns).write_parquet(path, metadata={_KEY: json.dumps(rest)})
+
+
+def is_workload(source: Source) -> bool:
+    """Whether it can be ours: it has our main columns, or cannot be read."""
+    import polars as pl
+    from polars.exceptions import PolarsError
+
+    try:
+        return set(_COLUMNS) <= set(pl.read_parquet_schema(io.BytesIO(source.data)))
+    except (PolarsError, OSError, ValueError):
+        return True
 
 
 def read_parquet(source: Source) -> Workload:
@@ -63,7 +75,7 @@ def read_parquet(source: Source) -> Workload:
         }
         return Workload(
             **columns,
-            extra={n.removeprefix(_EXTRA): _column(frame[n]) for n in frame.columns if n.startswith(_EXTRA)},
+            extra=_extra(frame),
             predictions=_predictions(source, frame, rest.get("window_tokens", 0)),
             concurrency=rest.get("concurrency"),
             name=rest.get("name", source.name),
@@ -72,6 +84,15 @@ def read_parquet(source: Source) -> Workload:
         raise
     except InputError as error:
         raise source.fault(None, str(error)) from error
+
+
+def _extra(frame: Any) -> dict[str, npt.NDArray[Any]]:
+    """Our further columns, and texts that another wrote."""
+    import polars as pl
+
+    texts = {n: TEXTS[n] for n in reversed(frame.columns) if n in TEXTS and frame[n].dtype == pl.String}
+    own = {n: n.removeprefix(_EXTRA) for n in frame.columns if n.startswith(_EXTRA)}
+    return {name: _column(frame[n]) for n, name in (texts | own).items()}
 
 
 def _rows_by_request(predictions: Predictions) -> dict[str, Any]:

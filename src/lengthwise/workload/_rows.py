@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
+TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}
+"""Columns of any format that are kept where they hold text: column -> name in the workload."""
+
 
 @dataclass(frozen=True)
 class RowFormat:
@@ -36,7 +39,8 @@ class RowFormat:
         unit_s: Seconds in one unit of that column; None where it holds dates or 100-ns ticks.
         prompt: Column of prompt tokens.
         output: Column of output tokens.
-        extra: Further columns that are kept where they are present: column -> name in the workload.
+        extra: Further columns that are kept where they are present: column -> name in the workload. Texts of
+            prompts and outputs and names of models are kept besides.
         arrival_optional: Without the arrival column all requests come at 0.
         drops_empty: Rows of 0 prompt or output tokens are failed requests, and are left out.
     """
@@ -55,6 +59,13 @@ class RowFormat:
     def needed(self) -> list[str]:
         """Columns that must be there."""
         return [*([] if self.arrival_optional else [self.arrival]), self.prompt, self.output]
+
+    def kept(self, columns: list[str]) -> dict[str, str]:
+        """Further columns of these that are kept: column -> name in the workload, each name once."""
+        taken = {*self.needed, self.arrival, *self.extra}
+        texts = {c: TEXTS[c.lower()] for c in reversed(columns) if c not in taken and c.lower() in TEXTS}
+        once = {name: column for column, name in texts.items() if name not in self.extra.values()}
+        return {c: name for c, name in self.extra.items() if c in columns} | {c: n for n, c in once.items()}
 
     def matches(self, columns: list[str]) -> bool:
         """Whether a file with these columns can be of this format."""
@@ -152,12 +163,13 @@ def _frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
     types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
     if form.arrival in columns:
         types[form.arrival] = pl.String if form.unit_s is None else pl.Float64
+    kept = form.kept(columns)
     if form.kind == "csv":
-        types |= {name: pl.String for name in form.extra if name in columns}
+        types |= dict.fromkeys(kept, pl.String)
         return pl.read_csv(source.data.rstrip(), columns=list(types), schema_overrides=types)
     kinds = {int: pl.Int64, str: pl.String, list: pl.List(pl.Int64)}
     values = source.first_object or {}
-    types |= {name: kinds[type(values[name])] for name in form.extra if type(values.get(name)) in kinds}
+    types |= {name: kinds[type(values[name])] for name in kept if type(values.get(name)) in kinds}
     return pl.read_ndjson(source.data, schema=types)
 
 
@@ -171,7 +183,8 @@ def _trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | None
     name = source.name
     if form.arrival not in frame.columns:
         name += " (lengths only: all at once)"
-    extra = {form.extra[c]: _column(frame[c], form.extra[c]) for c in frame.columns if c in form.extra}
+    kept = form.kept(frame.columns)
+    extra = {kept[c]: _column(frame[c], kept[c]) for c in frame.columns if c in kept}
     return Trace(arrival_s, prompt, output, extra, name)
 
 
@@ -210,8 +223,8 @@ def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
         return _tenants(series)
     if series.dtype == pl.Int64:
         return series.fill_null(-1 if name == "session" else 0).to_numpy()
-    if name == "prompt":
-        return series.to_numpy()
+    if name in TEXTS.values():
+        return series.to_numpy().astype(object)
     # Few names, many rows: codes in order of appearance take less room than a text each; -1 is none.
     names = series.drop_nulls().unique(maintain_order=True)
     codes = series.replace_strict(names, range(len(names)), default=-1, return_dtype=pl.Int64).to_numpy()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.schema.tokens import estimated_tokens
 from lengthwise.workload._source import Source
 from lengthwise.workload._trace import Trace
 
@@ -15,45 +16,41 @@ _USERS = {"human", "user"}
 _MODELS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
 
 
-def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has: a quarter of its UTF-8 bytes, rounded up.
-
-    The rule of thumb for English and byte-pair vocabularies of 32k to 128k; on chat it is mostly within
-    25 % for a text and 15 % for a sum, and worse for code and other languages. Pass a tokenizer's
-    counter where that matters.
-    """
-    return -(-len(text.encode()) // 4)
-
-
 def read_sharegpt(source: Source, count_tokens: Callable[[str], int] | None) -> Trace:
     """A request for each answer; its prompt is everything said before it in the conversation.
 
     All requests come at 0: ShareGPT has no times. ``extra`` holds "session", the number of the
-    conversation, and "prompt", the user's last message.
+    conversation, "prompt", all that was said before, "output", the answer, and where entries name it "model".
 
     Raises:
         TraceError: The file is not JSON, or holds no answered message.
     """
-    count = count_tokens or estimate_tokens
+    count = count_tokens or _estimated
     rows = [
-        (session, prompt, output, text)
-        for session, turns in enumerate(_conversations(source))
-        for prompt, output, text in _requests(turns, count)
+        (session, model, *request)
+        for session, (model, turns) in enumerate(_conversations(source))
+        for request in _requests(turns, count)
     ]
     if not rows:
         raise source.fault(None, "no conversation in it has an answered message")
-    session, prompt, output, texts = zip(*rows, strict=True)
-    extra = {"session": np.array(session), "prompt": np.array(texts, object)}
+    session, model, prompt, output, asked, answered = zip(*rows, strict=True)
+    texts = {"prompt": asked, "output": answered} | ({"model": model} if any(model) else {})
+    extra = {"session": np.array(session)} | {k: np.array(v, object) for k, v in texts.items()}
     name = source.name if count_tokens else f"{source.name} (tokens estimated)"
     return Trace(np.zeros(len(rows)), np.array(prompt), np.array(output), extra, name)
 
 
-def _conversations(source: Source) -> Iterator[list[Any]]:
+def _estimated(text: str) -> int:
+    return estimated_tokens(text) if text else 0
+
+
+def _conversations(source: Source) -> Iterator[tuple[str, list[Any]]]:
+    """The model that answers, where it is named, and the turns."""
     for line, entry in _entries(source):
         turns = entry.get("conversations", entry.get("conversation", entry.get("messages")))
         if not isinstance(turns, list):
             raise source.fault(line, "each entry must hold a list named conversations")
-        yield turns
+        yield str(entry.get("model") or ""), turns
 
 
 def _entries(source: Source) -> Iterable[tuple[int | None, dict[str, Any]]]:
@@ -72,9 +69,9 @@ def _entries(source: Source) -> Iterable[tuple[int | None, dict[str, Any]]]:
         yield None, entry
 
 
-def _requests(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[int, int, str]]:
-    """Prompt tokens, output tokens and the user's last message, for each answer to a user."""
-    history, asked = 0, ""
+def _requests(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[int, int, str, str]]:
+    """Prompt tokens, output tokens, all that was said before, and the answer, for each answer to a user."""
+    history, said, asked = 0, "", False
     for turn in turns:
         if not isinstance(turn, dict):
             continue
@@ -82,6 +79,7 @@ def _requests(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[i
         text = str(turn.get("value", turn.get("content")) or "")
         tokens = count(text)
         if speaker in _MODELS and asked and tokens > 0:
-            yield history, tokens, asked
-        asked = text if speaker in _USERS else ""
+            yield history, tokens, said, text
+        asked = speaker in _USERS and bool(text)
         history += tokens
+        said = f"{said}\n\n{text}" if said else text

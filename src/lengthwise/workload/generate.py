@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 from lengthwise.workload.arrivals import Arrivals, ClosedLoop
-from lengthwise.workload.lengths import Lengths
+from lengthwise.workload.lengths import Lengths, draw
 
 Predicted = Literal["none", "oracle", "mean"]
 
@@ -34,7 +34,7 @@ def generate(
 
     Args:
         num_requests: How many, at least 1.
-        lengths: Draws prompt and output lengths.
+        lengths: Draws prompt and output lengths; those of a trace with texts draw these too, into ``extra``.
         arrivals: Draws arrival times. A ``ClosedLoop`` also sets the workload's concurrency.
         seed: Any integer from 0; the same seed gives the same bytes.
         predicted: Column of predicted lengths: "none"; "oracle", the true ones; "mean", the mean of
@@ -53,14 +53,15 @@ def generate(
         raise InputError(f"seed must not be negative; it is {seed}")
     for_arrivals, for_lengths, for_tenants = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
     arrival_s = arrivals.sample(num_requests, for_arrivals)
-    prompt, output = lengths.sample(num_requests, for_lengths)
+    drawn = draw(lengths, num_requests, for_lengths)
     return Workload(
         arrival_s=arrival_s,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        predicted_tokens=_predict(output, predicted),
+        prompt_tokens=drawn.prompt,
+        output_tokens=drawn.output,
+        predicted_tokens=_predict(drawn.output, predicted),
         priority=None if priority is None else _broadcast(priority, num_requests),
         tenant=None if tenants is None else _tenants(tenants, num_requests, for_tenants),
+        extra=dict(drawn.texts),
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )

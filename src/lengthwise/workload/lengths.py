@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import pi, sin, sqrt
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,38 @@ _BLOCK = 1 << 18  # draws at a time: the temporaries stay in the cache, and ten 
 _REDRAWS = 200
 
 
+TEXTS = ("prompt", "output", "model")
+"""Columns of a workload that are drawn with its lengths: what predictors read."""
+
+
 class Lengths(Protocol):
     """Anything that draws pairs of lengths."""
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Prompt and output tokens of ``n`` requests, [n] int64 each, at least 1."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Pairs of lengths, and the texts of the same requests where the model has any.
+
+    Attributes:
+        prompt: [n] prompt tokens.
+        output: [n] output tokens.
+        texts: Columns of [n] texts under their names in a workload's ``extra``.
+    """
+
+    prompt: Ints
+    output: Ints
+    texts: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
+    """What ``lengths.sample`` draws, with texts where the model has a method ``draw`` that gives them."""
+    whole = getattr(lengths, "draw", None)
+    drawn: Drawn = Drawn(*lengths.sample(n, rng)) if whole is None else whole(n, rng)
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -106,10 +132,12 @@ class Samples:
     Attributes:
         prompt: [m] prompt tokens, at least 1.
         output: [m] output tokens, at least 1.
+        texts: Columns of [m] texts that are drawn with them: "prompt", "output", "model".
     """
 
     prompt: Sequence[int] | Ints
     output: Sequence[int] | Ints
+    texts: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         prompt, output = np.asarray(self.prompt), np.asarray(self.output)
@@ -117,17 +145,26 @@ class Samples:
             raise InputError(f"samples must be pairs; got {prompt.size} prompts and {output.size} outputs")
         if not (prompt >= 1).all() or not (output >= 1).all():
             raise InputError("sampled lengths must be at least 1 token")
+        if any(len(column) != prompt.size for column in self.texts.values()):
+            raise InputError(f"there must be a text a sample ({prompt.size}) in every column of texts")
 
     @classmethod
     def of(cls, workload: Workload) -> Samples:
-        """The pairs of a workload, such as one read from a trace."""
-        return cls(workload.prompt_tokens, workload.output_tokens)
+        """The pairs of a workload, such as one read from a trace, with its texts."""
+        texts = {name: workload.extra[name] for name in TEXTS if name in workload.extra}
+        return cls(workload.prompt_tokens, workload.output_tokens, texts)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Prompt and output tokens, [n] int64 each."""
+        drawn = self.draw(n, rng)
+        return drawn.prompt, drawn.output
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+        """Lengths and texts of the same rows."""
         prompt, output = np.asarray(self.prompt, np.int64), np.asarray(self.output, np.int64)
         rows = rng.integers(0, len(prompt), n)
-        return prompt[rows], output[rows]
+        texts = {name: np.asarray(column, object)[rows] for name, column in self.texts.items()}
+        return Drawn(prompt[rows], output[rows], texts)
 
 
 @dataclass(frozen=True)
@@ -169,14 +206,20 @@ class Capped:
         Raises:
             InputError: With "redraw", next to no pair lies within the limits.
         """
-        prompt, output = self.lengths.sample(n, rng)
+        drawn = self.draw(n, rng)
+        return drawn.prompt, drawn.output
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+        """Lengths within the limits with their texts; that of an output is cut with it."""
+        drawn = draw(self.lengths, n, rng)
         if self.cut == "redraw":
-            return self._redraw(prompt, output, rng)
-        np.minimum(prompt, self.max_prompt_tokens or prompt, out=prompt)
-        np.minimum(output, self.max_output_tokens or output, out=output)
+            return self._redraw(drawn, rng)
+        whole = drawn.output.copy()
+        np.minimum(drawn.prompt, self.max_prompt_tokens or drawn.prompt, out=drawn.prompt)
+        np.minimum(drawn.output, self.max_output_tokens or drawn.output, out=drawn.output)
         if self.max_total_tokens is not None:
-            self._trim(prompt, output, self.max_total_tokens)
-        return prompt, output
+            self._trim(drawn.prompt, drawn.output, self.max_total_tokens)
+        return Drawn(drawn.prompt, drawn.output, _cut_texts(drawn, whole))
 
     def _trim(self, prompt: Ints, output: Ints, limit: int) -> None:
         rows = np.flatnonzero(prompt + output > limit)
@@ -193,13 +236,16 @@ class Capped:
         p = np.minimum(p, np.maximum(limit - o, 1))
         prompt[rows], output[rows] = p, np.minimum(o, limit - p)
 
-    def _redraw(self, prompt: Ints, output: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        bad = np.flatnonzero(self._above(prompt, output))
+    def _redraw(self, drawn: Drawn, rng: np.random.Generator) -> Drawn:
+        bad = np.flatnonzero(self._above(drawn.prompt, drawn.output))
         for _ in range(_REDRAWS):
             if len(bad) == 0:
-                return prompt, output
-            prompt[bad], output[bad] = self.lengths.sample(len(bad), rng)
-            bad = bad[self._above(prompt[bad], output[bad])]
+                return drawn
+            more = draw(self.lengths, len(bad), rng)
+            drawn.prompt[bad], drawn.output[bad] = more.prompt, more.output
+            for name, column in more.texts.items():
+                drawn.texts[name][bad] = column
+            bad = bad[self._above(more.prompt, more.output)]
         raise InputError(
             f"after {_REDRAWS} draws {len(bad)} requests still lie above the limits; raise the limits, or cut"
         )
@@ -213,6 +259,18 @@ class Capped:
         if self.max_output_tokens is not None:
             above |= output > self.max_output_tokens
         return above
+
+
+def _cut_texts(drawn: Drawn, whole: Ints) -> dict[str, npt.NDArray[Any]]:
+    """The texts, those of outputs that lost tokens shortened in proportion."""
+    texts = dict(drawn.texts)
+    rows = np.flatnonzero(drawn.output < whole)
+    if "output" in texts and len(rows):
+        texts["output"] = texts["output"].copy()
+        for row in rows:
+            text = str(texts["output"][row] or "")
+            texts["output"][row] = text[: int(len(text) * drawn.output[row] / whole[row])]
+    return texts
 
 
 def _draw(

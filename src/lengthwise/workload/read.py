@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
@@ -12,7 +13,7 @@ import numpy as np
 
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
 from lengthwise.schema.workload import Workload
-from lengthwise.workload._parquet import read_parquet
+from lengthwise.workload._parquet import is_workload, read_parquet
 from lengthwise.workload._rows import FORMATS, line_of, read_rows
 from lengthwise.workload._servegen import read_servegen
 from lengthwise.workload._sharegpt import read_sharegpt
@@ -22,6 +23,9 @@ from lengthwise.workload._trace import Trace
 READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")
 """What ``read(format=)`` may name."""
 
+_LOOK = 1 << 16
+_OUTPUT = re.compile(rb'"(?:output|response|completion|output_tokens|completion_tokens|choices)"\s*:')
+"""In the first bytes of a JSON list: rows of outputs, not conversations."""
 _COLUMNS = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority", "tenant")
 
 
@@ -46,7 +50,7 @@ def read(
                    requests come at 0 and the name says so; tenant, where there is such a column
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids, session_id, priority, tenant
-    aibrix         jsonl timestamp_ms, prompt_length, output_length, prompt; rows of 0 tokens are left out
+    aibrix         jsonl timestamp_ms, prompt_length, output_length; rows of 0 tokens are left out
     llmservingsim  jsonl arrival_time_ns, input_toks, output_toks
     sharegpt       json (or jsonl) of conversations: a request an answer, all at 0
     servegen       rates and length histograms of clients: requests are drawn for ``window_s``
@@ -60,13 +64,13 @@ def read(
         max_requests: Keep the first so many.
         sort: Put the requests in order of arrival (those of one time stay in the file's order) where
             the file does not have them so; otherwise that is an error.
-        count_tokens: ShareGPT: tokens of a text; None takes a quarter of its bytes.
+        count_tokens: ShareGPT: tokens of a text; None estimates them (``schema.tokens``).
         window_s: ServeGen: start and end of the span to draw, seconds.
         seed: ServeGen: for the draws.
 
     Returns:
         The workload, its first arrival at 0. ``extra`` holds what the format knows of "session",
-        "class", "prompt" and "block_ids".
+        "class" and "block_ids", and the texts of columns prompt, output (or response) and model.
 
     Raises:
         TraceError: The file is missing, empty, cut off or of no known format, or a row cannot be used;
@@ -83,7 +87,11 @@ def read(
     if path.is_dir() or format == "servegen":
         return _workload(path, read_servegen(path, window_s, seed), time_scale, max_requests)
     source = Source.load(path)
-    found = format or _detect(source)
+    found = format or _detected(source)
+    if found is None and _is_parquet(source):
+        found = "parquet"  # its reader says what is missing
+    if found is None:
+        raise _unknown(source)
     if found == "parquet":
         return _scaled(read_parquet(source), time_scale, max_requests)
     if found == "servegen":
@@ -96,25 +104,42 @@ def read(
     return _workload(path, trace, time_scale, max_requests)
 
 
-def _detect(source: Source) -> str:
-    """The format by what the file starts with."""
-    if source.data[:4] == b"PAR1" or source.path.suffix == ".parquet":
-        return "parquet"
+def detect(path: Path | str) -> str | None:
+    """The format of a trace file by what it starts with; None where it is none of those that ``read`` knows.
+
+    Raises:
+        TraceError: The file is missing, cut off or empty.
+    """
+    path = Path(path)
+    return "servegen" if path.is_dir() else _detected(Source.load(path))
+
+
+def _detected(source: Source) -> str | None:
+    if _is_parquet(source):
+        return "parquet" if is_workload(source) else None
     first = source.first_object
     columns = list(first) if first is not None else source.header
     if first is not None and {"client", "window"} <= set(first):
         return "servegen"
     if first is None and {"client", "timestamp", "rate", "pattern"} <= set(columns):
         return "servegen"
-    if source.data.lstrip()[:1] == b"[" or {"conversations", "conversation"} & set(columns):
+    if {"conversations", "conversation"} & set(columns):
         return "sharegpt"
+    if source.data.lstrip()[:1] == b"[":
+        return None if _OUTPUT.search(source.data, 0, _LOOK) else "sharegpt"
     kind = "csv" if first is None else "jsonl"
-    for form in FORMATS.values():
-        if form.kind == kind and form.matches(columns):
-            return form.name
+    return next((f.name for f in FORMATS.values() if f.kind == kind and f.matches(columns)), None)
+
+
+def _is_parquet(source: Source) -> bool:
+    return source.data[:4] == b"PAR1" or source.path.suffix == ".parquet"
+
+
+def _unknown(source: Source) -> TraceError:
+    columns = source.header if source.first_object is None else list(source.first_object)
     known = "; ".join(f"{form.name}: {', '.join(form.needed)}" for form in FORMATS.values())
     shown = ", ".join(columns[:12])[:200]
-    raise source.fault(1, f"of no known format, with {shown!r} in the first line. Known are {known}")
+    return source.fault(1, f"of no known format, with {shown!r} in the first line. Known are {known}")
 
 
 def _in_order(source: Source, found: str, trace: Trace, *, sort: bool) -> Trace:
