@@ -175,7 +175,7 @@ def test_what_is_written_loads_to_the_same(kind):
         ("lognormal_error", "", "needs sigma"),
         ("lognormal_error", "sigma = -1", "at least 0"),
         ("bin_neighbour", "p = 0.1", "needs boundaries"),
-        ("bin_neighbour", "boundaries = [5]\np = 0.1", "at least two lengths"),
+        ("bin_neighbour", "boundaries = [5, 5]\np = 0.1", "at least two lengths"),
         ("confusion", "boundaries = 2\nmatrix = [[1, 0], [0.5, 0.4]]", "sum to 1"),
         ("confusion", "boundaries = 2\nmatrix = [[1, 0], [1]]", "rows of one length"),
         ("model", "", "needs file"),
@@ -187,6 +187,14 @@ def test_what_is_written_loads_to_the_same(kind):
 def test_what_cannot_be_used_is_told(kind, keys, said):
     with pytest.raises(ScenarioError, match=said):
         asked(kind, keys)
+
+
+def test_lengths_between_classes_do_where_they_are_one_fewer_than_the_classes():
+    matrix = "matrix = [[0.8, 0.2], [0.3, 0.7]]"
+    inner = asked("confusion", f"boundaries = [100]\n{matrix}").predictor.made()
+    assert inner.boundaries == [0.0, 100.0, 200.0]
+    assert asked("confusion", f"boundaries = [0, 100, 900]\n{matrix}").predictor.made().boundaries[2] == 900
+    assert asked("quantised", "boundaries = [100]").predictor.made().class_of([100, 101]).tolist() == [0, 1]
 
 
 def test_one_word_on_predictions():
@@ -204,3 +212,11 @@ def test_a_search_sees_predictions_too():
     assert len(at.predictions) == 60
     plain = load_of(whole.workload, whole.folder, 0).at(0, 60, 5.0)
     np.testing.assert_array_equal(at.output_tokens, plain.output_tokens)
+
+
+@pytest.mark.parametrize("keys", ["", "conditional = true"])
+def test_who_reads_prompts_needs_some(keys):
+    if getattr(predict, "default", None) is None:
+        pytest.skip("no default predictor in this build")
+    with pytest.raises(InputError, match="this predictor reads prompts and the workload has none"):
+        requests("default", keys)

@@ -36,8 +36,17 @@ class Forecast:
     model: str
 
     def __call__(self, workload: Workload, seed: int) -> Workload:
-        """The workload with predictions; an oracle's errors are those of the seed."""
+        """The workload with predictions; an oracle's errors are those of the seed.
+
+        Raises:
+            InputError: The predictor reads prompts, and the workload has none; nor models, which it may know.
+        """
         asked = self.section
+        if not {"prompt", "model"} & set(workload.extra) and _reads_text(self.predictor):
+            raise InputError(
+                "this predictor reads prompts and the workload has none, so it would say the same of every request; "
+                "replay a trace that has prompts, or take a kind that needs none, such as bucket_ecdf"
+            )
         return predict.attach(
             workload,
             self.predictor,
@@ -99,6 +108,14 @@ def _loaded(section: PredictorSection, folder: Path) -> Any:
             'this build of lengthwise comes with no default predictor; use kind = "model" and a file'
         )
     return shipped()
+
+
+def _reads_text(predictor: Any) -> bool:
+    """Whether it, or all that it is made of, has prompts alone to go by."""
+    if hasattr(predictor, "members"):
+        return all(map(_reads_text, predictor.members))
+    inner = getattr(predictor, "inner", None)
+    return bool(getattr(predictor, "reads_text", False)) or (inner is not None and _reads_text(inner))
 
 
 @lru_cache(maxsize=8)
