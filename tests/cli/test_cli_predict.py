@@ -113,3 +113,29 @@ def test_the_shipped_predictor_has_a_card_and_answers(capsys) -> None:
     assert "weaknesses" in shown
     assert run("show", "default", "--prompt", "Write a long essay about rivers.", "--model", "gpt-x") == 0
     assert "not one it knows" in capsys.readouterr().out
+
+
+def test_what_may_be_meant_otherwise_is_told_before_the_scores(cli, tmp_path):
+    rows = [{"pormpt": "a", "output": "b c", "finish_reason": "because"}, {"pormpt": "b", "output_tokens": 4}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = cli("predict", "train", tmp_path / "log.jsonl", "--out", tmp_path / "x.lwp", "--kind", "ecdf")
+    assert out.code == 0, out.err
+    for said in (
+        "2 of 2 rows have no prompt",
+        "pormpt (did you mean prompt?)",
+        "taken for an end by itself: because (1)",
+        "1 of 2 rows were estimated",
+        "2 samples are few",
+    ):
+        assert said in out.out
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "outptu": "b"}\n')
+    assert "outptu (did you mean output?)" in cli("predict", "eval", "default", tmp_path / "bad.jsonl").err
+    assert "did you mean: default?" in cli("predict", "show", "defalt").err
+
+
+def test_a_log_is_a_workload_to_look_at(cli, tmp_path):
+    rows = [{"prompt": "why", "output_tokens": n, "model": "m"} for n in (4, 8, 9)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "requests" in cli("workload", "show", tmp_path / "log.jsonl").out
+    out = cli("theory", "queue", "--lengths", tmp_path / "log.jsonl", "--load", "0.5")
+    assert out.code == 0, out.err

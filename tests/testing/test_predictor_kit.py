@@ -265,3 +265,8 @@ def test_the_package_does_not_need_the_kit():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "False"
+
+
+def test_an_instance_is_told_to_be_a_class():
+    with pytest.raises(AssertionError, match="pass the class BucketEcdf"):
+        check_predictor(BucketEcdf())

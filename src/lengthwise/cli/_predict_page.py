@@ -18,6 +18,7 @@ from lengthwise import predict as p
 from lengthwise.backend.collect import Endpoint
 from lengthwise.backend.collect import collect as backend_collect
 from lengthwise.cli._outputs import require_plotly, require_writable
+from lengthwise.cli._predict_notes import mend_name, notes, seen_lines
 from lengthwise.cli._show import print_facts, print_table
 from lengthwise.predict.evaluate import Evaluation
 from lengthwise.predict.evaluate import evaluate as evaluated
@@ -76,10 +77,17 @@ def train(
         raise UnknownNameError("kind of predictor", kind, KINDS)
     require_writable([out], files)
     samples = read(files, model=model)
+    for line in notes(samples):
+        typer.echo(line)
     predictor = KINDS[kind](seed)
     if conformal:
         predictor = p.Conformal(predictor, seed=seed)
-    facts: dict[str, Any] = {**_facts_of(samples), "seed": seed, "trained": _today(), "versions": _versions()}
+    facts: dict[str, Any] = {
+        **{k: v for k, v in _facts_of(samples).items() if k not in ("unknown_finish", "misspelt")},
+        "seed": seed,
+        "trained": _today(),
+        "versions": _versions(),
+    }
     known = samples.prompts.text is not None
     if test_share > 0 and known:
         parts = split(samples, test_share, seed)
@@ -113,7 +121,7 @@ def evaluate(
     )
     if report:
         require_plotly()
-    predictor = opened(source)
+    predictor = opened(mend_name(source))
     names = [f.name for f in files] if len({f.name for f in files}) == len(files) else list(map(str, files))
     groups = {name: [file] for name, file in zip(names, files, strict=True)}
     if len(files) > 1:
@@ -153,7 +161,7 @@ def collect(
 
 def show_card(source: str) -> None:
     """Prints what a predictor is, what it learnt from, and how well it did."""
-    predictor = opened(source)
+    predictor = opened(mend_name(source))
     facts = dict(getattr(predictor, "facts_", {}) or {})
     figures = {words: facts.pop(key) for key, words in _JUDGED.items() if facts.get(key)}
     facts["versions"] = [f"{name} {number}" for name, number in (facts.get("versions") or {}).items()]
@@ -177,7 +185,7 @@ def show_card(source: str) -> None:
 
 def show_prompt(source: str, prompt: str, model: str | None, tokens_so_far: int) -> None:
     """Prints the distribution of one prompt's answer."""
-    predictor = opened(source)
+    predictor = opened(mend_name(source))
     names = [model] if model is not None else None
     said = predictor.predict(p.Prompts(1, text=[prompt], model=names), np.array([tokens_so_far]))
     so_far = f", given that {tokens_so_far:,} have come" if tokens_so_far else ""
@@ -245,10 +253,11 @@ def _figures(found: Evaluation) -> dict[str, list[float]]:
 def _print_scores(found: Sequence[Evaluation], title: str) -> None:
     for one in found:
         left = [f"{one.censored:,} outputs ({100 * one.cut_share:.3g} %) were cut"] if one.censored else []
-        seen = [f"{one.seen:,} of its prompts were learnt from: not a fair test"] if one.seen else []
         speed = [", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items())]
-        told = [f"{one.requests:,} requests, {one.prompts:,} prompts", *left, *seen, *[s for s in speed if s]]
+        told = [f"{one.requests:,} requests, {one.prompts:,} prompts", *left, *[s for s in speed if s]]
         print_facts(title if one is found[0] else "", [(one.name, "; ".join(told))])
+        for line in seen_lines(one):
+            typer.echo(line)
     names = [name for name in _CARD if any(name in one.scores for one in found)]
     columns = ("score", *(one.name if len(found) > 1 else "value" for one in found))
     rows = [

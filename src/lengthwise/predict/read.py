@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.predict._doubts import doubts, hint
 from lengthwise.predict._holdout import by_prompt
 from lengthwise.predict._rows import CUT, FAILED, NAMES, Row, row_of
 from lengthwise.predict.contract import Prompts, Samples
@@ -43,6 +44,7 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
     if not paths:
         raise InputError("at least one file of requests with outputs is needed; none was given")
     rows: list[Row] = []
+    keys: set[str] = set()
     asked: dict[str, str] = {}
     late: list[tuple[int, str]] = []
     for path in paths:
@@ -56,9 +58,10 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
             if place is not None and row.prompt is None:
                 late.append((len(rows), str(place)))
             rows.append(row)
+            keys.update(map(str, raw))
     for at, place in late:
         rows[at] = replace(rows[at], prompt=asked.get(place))
-    return _samples(rows, paths, model)
+    return _samples(rows, paths, model, keys)
 
 
 def read_prompts(file: Path | str) -> list[str]:
@@ -133,7 +136,7 @@ def _drawn(text: str, seed: int) -> float:
     return int.from_bytes(digest[:7], "big") / 2**56
 
 
-def _samples(rows: list[Row], paths: Sequence[Path], model: str | None) -> Samples:
+def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: set[str]) -> Samples:
     told = ", ".join(str(path) for path in paths)
     if not rows:
         raise InputError(f"{told} must hold requests with outputs; there is none")
@@ -147,6 +150,7 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None) -> Sampl
         "left_out": len(rows) - len(kept),
         "estimated_tokens": sum(r.output_tokens is None for r in kept),
         "censored": sum((r.finish or "") in CUT for r in kept),
+        **doubts(kept, keys),
     }
     names = [r.model or model for r in kept]
     counts = [r.prompt_tokens for r in kept]
@@ -181,7 +185,7 @@ def _too_deep(path: Path, number: int) -> str:
 def _nothing(path: Path, number: int, raw: dict[str, Any]) -> str:
     return (
         f"{path}, row {number} must have an output ({', '.join(NAMES['output'][:3])}, ...) or its tokens "
-        f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}"
+        f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}{hint(raw)}"
     )
 
 

@@ -51,6 +51,11 @@ def check_predictor(
     Raises:
         AssertionError: A check failed; one sentence says what must hold and what came.
     """
+    _require(
+        callable(make_predictor),
+        f"check_predictor takes what makes predictors, as it makes several: pass the class "
+        f"{type(make_predictor).__name__}, or a function, not an instance",
+    )
     known = toy_samples() if samples is None else samples
     left_out = {*skip, *(() if learns else ("learns",))}
     passed = [name for name in PREDICTOR_CHECKS if name not in left_out]
