@@ -55,6 +55,20 @@ class Together(Bench):
         return replace(made, arrival_s=np.zeros(len(made)))
 
 
+class Constant(Bench):
+    """Outputs all alike, seats for all, and memory for a few."""
+
+    def requests(self, seed: int, predictor: str) -> Workload:
+        made = super().requests(seed, predictor)
+        guess = None if made.predicted_tokens is None else np.full(len(made), 60.0)
+        return replace(made, output_tokens=np.full(len(made), 60), predicted_tokens=guess)
+
+    def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
+        limits = EngineLimits(max_num_seqs=batch, max_model_len=256)
+        served = engine.deploy("opt-125m", "A100-80GB", limits=limits, num_blocks=16)
+        return replace(served, scheduler=scheduler)
+
+
 class Cheating(Bench):
     """A predictor that shortens the requests."""
 
@@ -87,5 +101,10 @@ def table() -> LabTable:
 def small() -> SimpleNamespace:
     """What labs are made of here."""
     return SimpleNamespace(
-        question=question, answered=answered, Bench=Bench, Together=Together, Cheating=Cheating
+        question=question,
+        answered=answered,
+        Bench=Bench,
+        Together=Together,
+        Cheating=Cheating,
+        Constant=Constant,
     )

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lengthwise import engine
 from lengthwise.lab import Contestant, gap_closed, lab, ratio
+from lengthwise.lab.measure import at_rate, measured
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import LoadUnit
@@ -105,7 +107,22 @@ def test_a_policy_without_predictions_runs_once(small) -> None:
 def test_a_single_seed_knows_no_interval(small) -> None:
     made = small.answered(loads=(4.0,), seeds=1)
     assert not any(e.has_interval for cell in made.cells for e in cell.values.values())
-    assert made.verdicts[0].worth_it
+    assert made.verdicts[0].reason == "one seed"
+
+
+def test_waiting_counts_every_stay_in_the_queue(small) -> None:
+    """Who is let in at once and made to leave again has waited, too."""
+    moving = Scheduler(rank="mlfq(quantum=2)", memory="paged_by_chunk", takeover="by_rank", window_tokens=1)
+    bench = small.Bench()
+    workload = at_rate(bench.requests(0, ""), 400.0)
+    records = engine.simulate(workload, bench.deployment(moving, 2), engine="reference")
+    r = records.requests
+    assert r.preemptions.sum() > len(workload)
+    found = measured(records, 2, np.ones(len(workload)))
+    first_s = r.scheduled_s - r.arrival_s
+    assert found["wait.max"] == r.waited_s.max() > first_s.max()
+    assert found["wait.mean"] == pytest.approx(r.waited_s.mean())
+    assert found["waiting_share"] == pytest.approx(r.waited_s.sum() / (r.finished_s - r.arrival_s).sum())
 
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=8), st.floats(0, 1))

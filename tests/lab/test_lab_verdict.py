@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.lab import answer, verdict
+from lengthwise import lab
+from lengthwise.lab import answer
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.lab import Cell, LoadUnit
 
 
+def verdict(cells, seeds: int = 5):
+    return lab.verdict(cells, seeds=seeds)
+
+
 def cell(
-    policy: str, predictor: str, mean: float, tail: float, half: float = 0.02, full: float = 0.8
+    policy: str,
+    predictor: str,
+    mean: float,
+    tail: float,
+    half: float = 0.02,
+    full: float = 0.8,
+    waiting: float = 0.5,
+    served: float = 1.0,
 ) -> Cell:
     values = {
         "jct.mean/fcfs": Estimate(mean, half),
         "jct.p99/fcfs": Estimate(tail, half),
         "gap_closed": Estimate((1 - mean) / 0.5, half),
         "found_full": Estimate(full),
+        "waiting_share": Estimate(waiting),
+        "served": Estimate(served),
     }
     return Cell(policy, predictor, 4, 0.9, 1.0, values)
 
 
-def ends(gain: float = 0.5, full: float = 0.8) -> list[Cell]:
-    return [cell("fcfs", "", 1, 1, 0, full), cell("oracle", "oracle", 1 - gain, 1.3, full=full)]
+def ends(gain: float = 0.5, full: float = 0.8, **more: float) -> list[Cell]:
+    return [
+        cell("fcfs", "", 1, 1, 0, full, **more),
+        cell("oracle", "oracle", 1 - gain, 1.3, full=full, **more),
+    ]
 
 
 def test_worth_it_names_the_best_and_what_it_brings() -> None:
     found = verdict([*ends(), cell("sjf", "model", 0.7, 1.1), cell("srtf", "model", 0.6, 1.2)])
     assert found.worth_it
     assert found.best == "srtf, model"
-    assert "cuts mean JCT by 40.0 ± 2.0 %, 80 % of what perfect lengths would bring" in found.sentence
+    assert (
+        "cuts mean JCT by 40.0 ± 2.5 % (sure for the best of 2), 80 % of what perfect lengths would bring"
+        in found.sentence
+    )
     assert "grows by 20 %" in found.sentence
 
 
@@ -40,7 +60,7 @@ def test_what_knows_the_lengths_is_no_candidate_beside_what_can_be_had() -> None
 
 
 def test_nobody_waits() -> None:
-    found = verdict([*ends(full=0.001, gain=0.001), cell("sjf", "model", 0.7, 1.0)])
+    found = verdict([*ends(full=0.001, gain=0.001, waiting=0.01), cell("sjf", "model", 0.7, 1.0)])
     assert (found.worth_it, found.reason) == (False, "no queue")
     assert "Everything fits the batch" in found.sentence
 
@@ -63,6 +83,42 @@ def test_a_smaller_gain_with_a_bearable_tail_wins_over_a_larger_one_without() ->
     assert (found.worth_it, found.best) == (True, "aged, model")
 
 
+def test_who_waits_for_memory_alone_has_a_queue(small) -> None:
+    """Constant outputs, seats for all, memory for few: perfect lengths bring nothing, but requests wait."""
+    found = verdict([*ends(full=0.0, gain=0.0, waiting=0.64), cell("sjf", "model", 1, 1)])
+    assert (found.worth_it, found.reason) == (False, "lengths alike")
+    assert "wait for 64 % of their JCT" in found.sentence
+    assert "lengths do not differ enough" in found.sentence
+    made = small.answered(small.Constant(), batch_sizes=(64,), loads=(1.5,), seeds=2)
+    assert made.cells[0]["found_full"].value < 0.01
+    assert made.cells[0]["waiting_share"].value > 0.3
+    assert [v.reason for v in made.verdicts] == ["lengths alike"]
+
+
+def test_other_survivors_are_not_compared() -> None:
+    found = verdict([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.95)])
+    assert (found.worth_it, found.reason, found.head) == (False, "not compared", "Cannot be compared")
+    assert "90 % of the requests are served under FCFS and 95 % under sjf, model" in found.sentence
+    alike = verdict([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.905)])
+    assert alike.worth_it
+    assert "Of all requests 90 % are served" in alike.sentence
+    assert answer((found,), LoadUnit.CAPACITY)[0].startswith("Cannot be compared at every load")
+
+
+def test_the_best_of_many_must_be_surer_than_one() -> None:
+    """10 ± 9 % alone is sure; as the best of twenty it is not."""
+    one = cell("sjf", "model", 0.9, 1.0, half=0.09)
+    others = [cell(f"p{i}", "model", 1.0, 1.0, half=0.09) for i in range(19)]
+    assert verdict([*ends(), one]).worth_it
+    assert verdict([*ends(), one, *others]).reason == "no gain"
+
+
+def test_one_seed_is_never_sure() -> None:
+    found = verdict([*ends(), cell("sjf", "model", 0.6, 1.0, half=float("nan"))], seeds=1)
+    assert (found.worth_it, found.reason, found.head) == (False, "one seed", "Not sure")
+    assert "one seed has no interval" in found.sentence
+
+
 def test_a_workload_that_fits_the_batch_is_not_worth_it(small) -> None:
     made = small.answered(batch_sizes=(64,), loads=(0.1,), seeds=2)
     assert [v.reason for v in made.verdicts] == ["no queue"]
@@ -76,7 +132,7 @@ def test_an_overload_with_known_lengths_is_worth_it(small) -> None:
 
 def test_verdicts_that_end_alike_are_told_together() -> None:
     good = verdict([*ends(), cell("sjf", "model", 0.7, 1.1)])
-    idle = verdict(ends(full=0.0, gain=0.0))
+    idle = verdict(ends(full=0.0, gain=0.0, waiting=0.01))
     lines = answer((good, idle), LoadUnit.CAPACITY)
     assert lines[0].startswith("Worth it at 90 % of capacity (batch 4). sjf, model cuts")
     assert lines[1].startswith("Not worth it at 90 % of capacity (batch 4). Everything fits")

@@ -52,7 +52,8 @@ def lab(
     cells = tuple(runner.cells())
     batches = list(dict.fromkeys(question.batch_sizes))
     places = [(batch, load) for batch in batches for load in question.loads]
-    verdicts = tuple(verdict([c for c in cells if (c.batch, c.load) == place]) for place in places)
+    here = ([c for c in cells if (c.batch, c.load) == place] for place in places)
+    verdicts = tuple(verdict(one, seeds=question.seeds, level=question.level) for one in here)
     return LabTable(
         name=question.name,
         facts=question.facts,

@@ -74,16 +74,15 @@ def measured(records: Records, seats: int, alone: Floats) -> dict[str, float]:
         raise InputError(
             "no request of the lab's workload was served; raise timeout_s or look at lengthwise explain"
         )
-    jct_s, wait_s = (request_column(r, name)[done] for name in ("jct_s", "queueing_delay_s"))
+    jct_s, wait_s = (request_column(r, name)[done] for name in ("jct_s", "waited_s"))
     slowdown = jct_s / alone[done]
-    waited_s = request_column(r, "queueing_delay_s")
     return {
         "jct.mean": float(jct_s.mean()),
         "jct.p50": float(np.quantile(jct_s, 0.5)),
         "jct.p99": float(np.quantile(jct_s, 0.99)),
         "ttft.mean": float(request_column(r, "ttft_s")[done].mean()),
         "wait.mean": float(wait_s.mean()),
-        "wait.max": float(np.nanmax(waited_s)),
+        "wait.max": float(np.nanmax(r.waited_s)),
         "waiting_share": float(wait_s.sum() / jct_s.sum()),
         "found_full": _found_full(r, seats),
         "slowdown.mean": float(slowdown.mean()),

@@ -54,6 +54,16 @@ def ratio(above: npt.ArrayLike, below: npt.ArrayLike, level: float) -> Estimate:
     return Estimate(value, _half_width(a - value * b, level) / abs(middle))
 
 
+def widened(half_width: float, seeds: int, level: float, among: int) -> float:
+    """The half-width at which ``among`` intervals hold together (Bonferroni); NaN with a single seed."""
+    if seeds < 2:
+        return math.nan
+    from scipy.special import stdtrit
+
+    alone, together = (stdtrit(seeds - 1, 1 - (1 - level) / (2 * n)) for n in (1, among))
+    return half_width * float(together / alone)
+
+
 def _mean(values: npt.ArrayLike, level: float) -> Estimate:
     column = np.asarray(values, float)
     return Estimate(float(column.mean()), _half_width(column, level))

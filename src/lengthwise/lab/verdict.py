@@ -3,48 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from lengthwise.lab.pairs import widened
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.lab import FCFS, ORACLE, Cell, LoadUnit, Verdict
+from lengthwise.schema.lab import FCFS, NOT_COMPARED, ONE_SEED, ORACLE, Cell, LoadUnit, Verdict
 
 NO_QUEUE = 0.01
-"""Where fewer requests find every seat taken, there is no queue to speak of."""
+"""Where fewer requests find every seat taken, there is no queue for seats to speak of."""
+NO_WAIT = 0.05
+"""Nor is there one for memory where a smaller share of the JCT is spent in it."""
 LEAST_GAIN = 0.01
 """A smaller gain in mean JCT is not worth the trouble, however sure it is."""
+SAME_SERVED = 0.01
+"""Where served shares differ by more, the means are of different requests."""
 
-WORTH, IDLE, NONE, TAIL = "worth it", "no queue", "no gain", "the tail pays"
+WORTH, IDLE, ALIKE, NONE, TAIL = "worth it", "no queue", "lengths alike", "no gain", "the tail pays"
 
 
-def verdict(cells: Sequence[Cell]) -> Verdict:
+def verdict(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdict:
     """What the cells of one load and batch size say; FCFS and the oracle are the first two.
 
     It is worth it where some policy, with a predictor that one can have, is surely faster than FCFS in
-    the mean, by at least 1 %, and costs the 99th percentile no more than it gains the mean.
+    the mean, by at least 1 %, and costs the 99th percentile no more than it gains the mean. Sure is what
+    holds for all candidates together (Bonferroni), since the best of them is picked.
+
+    Args:
+        cells: FCFS, the oracle, and who else was tried.
+        seeds: Runs behind each cell; of a single one nothing is sure.
+        level: Confidence level of the cells' intervals.
     """
     fcfs, oracle = cells[0], cells[1]
-    here = (fcfs.batch, fcfs.load)
-    if fcfs["found_full"].value < NO_QUEUE and _gain(oracle) < LEAST_GAIN:
-        return Verdict(*here, False, IDLE, "", _no_queue(fcfs))
-    candidates = _candidates(cells)
+    candidates = [_among_all(cell, cells, seeds, level) for cell in _candidates(cells)]
+    unlike = [cell for cell in (oracle, *candidates) if _served_apart(cell, fcfs) > SAME_SERVED]
+    if unlike:
+        worst = max(unlike, key=lambda cell: _served_apart(cell, fcfs))
+        return Verdict(fcfs.batch, fcfs.load, False, NOT_COMPARED, "", _not_compared(fcfs, worst))
+    reason, best, sentence = _judged(fcfs, oracle, candidates)
+    return Verdict(fcfs.batch, fcfs.load, reason == WORTH, reason, best, sentence + _served(fcfs))
+
+
+def _judged(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str, str]:
+    """(reason, the cell that was judged, sentence) where all serve the same share."""
+    if _idle(fcfs) and _gain(oracle) < LEAST_GAIN:
+        return IDLE, "", _no_queue(fcfs)
     faster = [cell for cell in candidates if _surely_faster(cell)]
     bearable = [cell for cell in faster if _tail(cell) <= _gain(cell)]
     if bearable:
         best = max(bearable, key=_gain)
-        return Verdict(*here, True, WORTH, best.name, _worth(best, oracle))
+        if best["jct.mean/fcfs"].has_interval:
+            return WORTH, best.name, _worth(best, oracle, len(candidates))
+        return ONE_SEED, best.name, _one_seed(best)
     if faster:
         best = max(faster, key=lambda cell: _gain(cell) - _tail(cell))
-        return Verdict(*here, False, TAIL, best.name, _tail_pays(best))
+        return TAIL, best.name, _tail_pays(best)
     best = max(candidates, key=_gain, default=oracle)
-    return Verdict(*here, False, NONE, best.name, _no_gain(best, oracle))
+    if _gain(oracle) < LEAST_GAIN:
+        return ALIKE, best.name, _alike(fcfs, oracle)
+    return NONE, best.name, _no_gain(best, oracle)
 
 
 def answer(verdicts: Sequence[Verdict], unit: LoadUnit) -> tuple[str, ...]:
     """All verdicts in a few sentences: those that end alike together, one of them in full."""
     lines = []
-    for reason in (WORTH, TAIL, NONE, IDLE):
+    for reason in (WORTH, ONE_SEED, TAIL, NONE, ALIKE, IDLE, NOT_COMPARED):
         alike = [v for v in verdicts if v.reason == reason]
         if alike:
-            head = "Worth it" if reason == WORTH else "Not worth it"
+            head = alike[0].head
             where = "at every load and batch size" if len(alike) == len(verdicts) else _places(alike, unit)
             shown = alike[-1] if reason == WORTH else alike[0]
             of = f" For instance {_place(shown, unit)}:" if len(alike) > 1 else ""
@@ -59,6 +84,22 @@ def _candidates(cells: Sequence[Cell]) -> list[Cell]:
     return real or own
 
 
+def _among_all(cell: Cell, cells: Sequence[Cell], seeds: int, level: float) -> Cell:
+    """The cell with the interval of its mean JCT widened for the choice among all candidates."""
+    shorter = cell["jct.mean/fcfs"]
+    half = widened(shorter.half_width, seeds, level, len(_candidates(cells)))
+    return replace(cell, values={**cell.values, "jct.mean/fcfs": Estimate(shorter.value, half)})
+
+
+def _served_apart(cell: Cell, fcfs: Cell) -> float:
+    """By how much the shares of requests served differ."""
+    return abs(cell["served"].value - fcfs["served"].value)
+
+
+def _idle(fcfs: Cell) -> bool:
+    return fcfs["found_full"].value < NO_QUEUE and fcfs["waiting_share"].value < NO_WAIT
+
+
 def _gain(cell: Cell) -> float:
     return 1 - cell["jct.mean/fcfs"].value
 
@@ -68,7 +109,7 @@ def _tail(cell: Cell) -> float:
 
 
 def _surely_faster(cell: Cell) -> bool:
-    """With a single seed there is no interval to doubt."""
+    """With a single seed there is no interval: it only seems so."""
     shorter: Estimate = cell["jct.mean/fcfs"]
     sure = shorter.high < 1 if shorter.has_interval else shorter.value < 1
     return sure and _gain(cell) >= LEAST_GAIN
@@ -82,15 +123,45 @@ def _no_queue(fcfs: Cell) -> str:
     )
 
 
-def _worth(best: Cell, oracle: Cell) -> str:
+def _not_compared(fcfs: Cell, other: Cell) -> str:
+    return (
+        f"{_percent(fcfs['served'].value)} of the requests are served under FCFS and "
+        f"{_percent(other['served'].value)} under {other.name}: the means are of different requests. Raise "
+        "timeout_s, or lower the load."
+    )
+
+
+def _served(fcfs: Cell) -> str:
+    """A sentence on who was left out of all means; "" where nobody was."""
+    share = fcfs["served"].value
+    return f" Of all requests {_percent(share)} are served; the others count nowhere." if share < 1 else ""
+
+
+def _one_seed(best: Cell) -> str:
+    return (
+        f"{best.name} cuts mean JCT by {_interval(best)} and the 99th percentile "
+        f"{_change(best['jct.p99/fcfs'].value)}, but one seed has no interval: ask again with more seeds."
+    )
+
+
+def _alike(fcfs: Cell, oracle: Cell) -> str:
+    return (
+        f"Requests wait for {_percent(fcfs['waiting_share'].value)} of their JCT, but the shortest first with lengths "
+        f"known changes mean JCT by {_interval(oracle, sign=True)}: lengths do not differ enough for an order "
+        "to matter."
+    )
+
+
+def _worth(best: Cell, oracle: Cell, among: int) -> str:
     closed = best["gap_closed"]
     share = (
         f", {_percent(closed.value)} of what perfect lengths would bring"
         if closed.value == closed.value
         else ""
     )
+    chosen = f" (sure for the best of {among})" if among > 1 else ""
     return (
-        f"{best.name} cuts mean JCT by {_interval(best)}{share}; the 99th percentile "
+        f"{best.name} cuts mean JCT by {_interval(best)}{chosen}{share}; the 99th percentile "
         f"{_change(best['jct.p99/fcfs'].value)}, that of the oracle {_change(oracle['jct.p99/fcfs'].value)}."
     )
 

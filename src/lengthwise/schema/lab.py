@@ -10,6 +10,9 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 FCFS, ORACLE = "fcfs", "oracle"
 """The two ends of the gap: first come first served, and the shortest first with lengths known."""
 
+ONE_SEED, NOT_COMPARED = "one seed", "not compared"
+"""Reasons of a verdict that is neither yes nor no."""
+
 
 class LoadUnit(StrEnum):
     """What a load is a multiple of."""
@@ -33,7 +36,7 @@ class Cell:
     """One policy with one predictor under one load and batch size, over all seeds.
 
     ``values`` maps metrics to estimates. Of the runs themselves: "jct.mean", "jct.p50", "jct.p99",
-    "ttft.mean", "wait.mean", "wait.max" (arrival until first put into a step) in seconds,
+    "ttft.mean", "wait.mean", "wait.max" (time in queues in all, after evictions, too) in seconds,
     "slowdown.mean", "slowdown.p99" (JCT over the JCT of the same request alone), "requests_per_s",
     "preemptions_per_request", "recomputed_tokens_per_request", "waiting_share" (of the JCT),
     "found_full" (share of requests that find every seat taken) and "served" (share of requests).
@@ -71,8 +74,9 @@ class Cell:
 class Verdict:
     """Whether length-aware scheduling is worth it at one load and batch size.
 
-    ``reason`` is short and the same for all that end alike: "worth it", "no queue", "no gain" or
-    "the tail pays". ``best`` names the cell that was judged; "" where there was none.
+    ``reason`` is short and the same for all that end alike: "worth it", "no queue", "lengths alike",
+    "no gain", "the tail pays", "one seed" (it seems so, but there is no interval) or "not compared" (other
+    requests were served). ``best`` names the cell that was judged; "" where there was none.
     """
 
     batch: int
@@ -81,6 +85,13 @@ class Verdict:
     reason: str
     best: str
     sentence: str
+
+    @property
+    def head(self) -> str:
+        """The answer in two or three words."""
+        if self.worth_it:
+            return "Worth it"
+        return {ONE_SEED: "Not sure", NOT_COMPARED: "Cannot be compared"}.get(self.reason, "Not worth it")
 
 
 @dataclass(frozen=True)

@@ -72,5 +72,5 @@ def _text(cell: Cell, name: str) -> str:
 
 
 def _verdict(verdict: Verdict) -> Text:
-    head = ("Worth it: ", "bold green") if verdict.worth_it else ("Not worth it: ", "bold red")
+    head = (f"{verdict.head}: ", "bold green" if verdict.worth_it else "bold red")
     return Text.assemble(head, verdict.sentence)
