@@ -154,4 +154,40 @@ def test_seats_that_change_hands_are_no_lack_of_memory(summary) -> None:
     many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrived)
     moved = dataclasses.replace(summary, counts=many)
     assert what_binds(moved).resource == "KV memory"
-    assert what_binds(moved, evicts_for_memory=False) == what_binds(summary)
+    assert what_binds(moved, evicts_for_memory=False).resource == what_binds(summary).resource
+
+
+def test_who_loses_its_seat_again_and_again_is_not_kept_up_with(summary) -> None:
+    """MLFQ lets everybody in at once: the wait comes afterwards."""
+
+    def said(preemptions: int, waited_s: float) -> str:
+        counts = dataclasses.replace(summary.counts, preemptions=preemptions)
+        means = {"queueing_delay_s": 0.006, "ttft_s": 0.1, "jct_s": 20.0}
+        times = {
+            name: dataclasses.replace(getattr(summary, name), mean=Estimate(s)) for name, s in means.items()
+        }
+        made = dataclasses.replace(summary, counts=counts, **times)
+        return what_binds(made, evicts_for_memory=False, waited_s=waited_s).sentence
+
+    many = summary.counts.arrived
+    assert "It keeps up with the load: requests wait 6.00 ms" in said(0, 0.006)
+    moved = said(many, 14.9)
+    assert "keeps up" not in moved
+    assert "wait 14.9 s in all on average, 74 % of their JCT: 6.00 ms before they are scheduled" in moved
+    assert "keeps up" not in said(many, float("nan"))
+    assert "keeps up" not in said(many // 20, 14.9)
+
+
+def test_the_wait_in_all_is_read_from_the_records(toy) -> None:
+    records = toy.records(100, rate=1.0, odd=False)
+    moved = dataclasses.replace(
+        records.requests,
+        waited_s=np.full(100, 7.0),
+        preemptions=np.full(100, 3, np.int32),
+    )
+    made = dataclasses.replace(records, requests=moved)
+    stays = toy.deployment()
+    seats = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, takeover="by_rank"))
+    found = binding_of(Result("one", summarize(made, seats), made, seats, "")).sentence
+    assert "wait 7" in found
+    assert "in all" in found

@@ -1,6 +1,6 @@
 """Numbers to people: terminal table, self-contained page, timeline, machine-readable file."""
 
-from lengthwise.report.binding import Binding, bound_by, what_binds
+from lengthwise.report.binding import Binding, bound_by, waited_in_all, what_binds
 from lengthwise.report.html import write_html
 from lengthwise.report.json_file import write_json
 from lengthwise.report.lab import lab_table, write_lab_html, write_lab_json
@@ -24,6 +24,7 @@ __all__ = [
     "metric_text",
     "search_table",
     "table",
+    "waited_in_all",
     "what_binds",
     "write_html",
     "write_json",

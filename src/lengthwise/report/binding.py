@@ -11,6 +11,7 @@ from lengthwise.metrics import Counts, Hardware, Summary
 from lengthwise.report._asked import asked
 from lengthwise.report._numbers import percent, seconds
 from lengthwise.report.result import Result
+from lengthwise.schema.records import Records
 
 IDLE_SHARE = 0.4
 WASTE_SHARE = 0.3
@@ -18,7 +19,10 @@ KV_FULL = 0.9
 PREEMPTED = 0.05
 AT_LIMIT = 0.9
 RELEASED = 0.5
-
+MOVED = 0.1
+"""From so many preemptions a request on, the time before the first admission is not the wait."""
+LONG_WAIT = 0.25
+"""Nor does what spends so large a share of the JCT in queues keep up."""
 
 REFUSED = 0.5
 UNSERVED = 0.01
@@ -50,8 +54,19 @@ def binding_of(result: Result) -> Binding:
     step_seqs = limits.max_num_seqs / result.deployment.parallel.pp
     stays = result.deployment.scheduler.takeover == "never"
     return what_binds(
-        result.summary, max_batch_seqs=step_seqs, offered=is_offered(result), evicts_for_memory=stays
+        result.summary,
+        max_batch_seqs=step_seqs,
+        offered=is_offered(result),
+        evicts_for_memory=stays,
+        waited_s=waited_in_all(result.records),
     )
+
+
+def waited_in_all(records: Records) -> float:
+    """Mean seconds in queues, after evictions, too, of those that were ever scheduled; NaN without any."""
+    r = records.requests
+    waited_s = r.waited_s[np.isfinite(r.scheduled_s)]
+    return float(waited_s.mean()) if len(waited_s) else math.nan
 
 
 def what_binds(
@@ -60,6 +75,7 @@ def what_binds(
     max_batch_seqs: float = math.inf,
     offered: bool = True,
     evicts_for_memory: bool = True,
+    waited_s: float = math.nan,
 ) -> Binding:
     """What keeps a deployment from serving faster, told from its summary, and whether it keeps up.
 
@@ -73,6 +89,7 @@ def what_binds(
         max_batch_seqs: Sequences that a step may hold, where that is known.
         offered: Whether requests came at a rate of their own; a closed loop never falls behind.
         evicts_for_memory: Whether only a lack of memory preempts; False where requests take others' places.
+        waited_s: Mean time in queues in all, where that is known: before the first admission and after evictions.
     """
     h, warning = summary.hardware, unserved(summary.counts)
     if h is None or not h.busy_share.value > 0:
@@ -87,7 +104,7 @@ def what_binds(
         reason = (
             f"no step is in flight {percent(1 - h.busy_share.value)} of the time{_room(warning)}, {reason}"
         )
-    queue = _queue(summary, can_keep_up=offered and not warning)
+    queue = _queue(summary, waited_s, can_keep_up=offered and not warning)
     return Binding(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
 
 
@@ -184,14 +201,23 @@ def _waits(summary: Summary) -> bool:
     return summary.queueing_delay_s.mean.value > summary.ttft_s.mean.value / 2
 
 
-def _queue(summary: Summary, *, can_keep_up: bool) -> str:
+def _queue(summary: Summary, waited_s: float, *, can_keep_up: bool) -> str:
     """How long requests wait, and whether the deployment keeps up."""
     wait, ttft = summary.queueing_delay_s.mean.value, summary.ttft_s.mean.value
+    moved = summary.counts.preemptions / max(1, summary.counts.arrived) > MOVED
+    if moved and waited_s > wait:
+        share = percent(min(1.0, waited_s / summary.jct_s.mean.value))
+        return (
+            f" Requests wait {seconds(waited_s)} in all on average, {share} of their JCT: {seconds(wait)} before they "
+            "are scheduled, the rest after evictions."
+        )
     if _waits(summary):
         share = percent(min(1.0, wait / ttft))
         return f" Requests wait {seconds(wait)} on average before they are scheduled, {share} of their TTFT."
     if not wait >= 0:
         return ""
-    head = "It keeps up with the load: requests" if can_keep_up else "Requests"
-    of = "" if can_keep_up else " before they are scheduled"
+    long = moved or waited_s > LONG_WAIT * summary.jct_s.mean.value
+    keeps_up = can_keep_up and not long
+    head = "It keeps up with the load: requests" if keeps_up else "Requests"
+    of = "" if keeps_up else " before they are scheduled"
     return f" {head} wait {seconds(wait)} on average{of}."

@@ -223,7 +223,10 @@ def _binding(choice: Choice, asked: Asked) -> str:
     summary = metrics.summarize(records, deployed)
     limits = deployed.limits
     binds = report.what_binds(
-        summary, max_batch_seqs=limits.max_num_seqs / deployed.parallel.pp, offered=not offline
+        summary,
+        max_batch_seqs=limits.max_num_seqs / deployed.parallel.pp,
+        offered=not offline,
+        waited_s=report.waited_in_all(records),
     )
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.sentence}"
 
