@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import math
-
 from lengthwise import policy as room
 from lengthwise.cli._show import print_facts, print_table
 from lengthwise.schema.deployment import Scheduler
