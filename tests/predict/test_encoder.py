@@ -354,6 +354,6 @@ def test_another_encoder_than_it_learnt_on_is_refused(learnt, small, tmp_path):
     meta, arrays = learnt.state()
     moved = Encoder.from_state({**meta, "folder": str(tmp_path)}, arrays)
     with pytest.raises(InputError, match="SHA-256"):
-        moved.predict(Prompts(1, text=["a"]))
+        _ = moved.encoder
     with pytest.raises(InputError, match="middle must have the shape"):
         Encoder.from_state(meta, {**arrays, "middle": np.zeros(3)})
