@@ -32,7 +32,7 @@ Lengths = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|NAME",
-        help="Output tokens of a trace, of a .txt file of numbers, or of a preset; times are linear in them.",
+        help="Output tokens of a trace or log, of a .txt file of numbers, or of a preset; times are linear in them.",
     ),
 ]
 TokenTime = Annotated[float, typer.Option(metavar="SECONDS", help="With --lengths: of a token.")]
