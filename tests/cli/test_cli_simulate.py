@@ -255,3 +255,24 @@ def test_the_program_as_installed(scenario_file):
     )
     assert done.returncode == 0
     assert "TTFT" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["scheduler.policy=multi_bin"], 'multi_bin has one bin; give scheduler.binning = "learned(k=8)"'),
+        (["scheduler.policy=multi_bin", "scheduler.binning=bins(boundaries=[100])"], ""),
+        (["scheduler.policy=vtc"], "vtc without tenants is first come, first served"),
+        (["scheduler.policy=vtc", "workload.tenants=2"], ""),
+        (["scheduler.policy=sjf"], ""),
+    ],
+)
+def test_schedulers_with_nothing_to_go_by_are_hinted_at(settings, says, capsys):
+    from lengthwise import scenario
+    from lengthwise.cli import _results
+
+    base = ["variants=[]", "predictor.kind=oracle", "workload.num_requests=20"]
+    asked = scenario.load("examples/lab-chat.toml", [*base, *settings])
+    _results.hint(scenario.build(asked))
+    told = capsys.readouterr().err
+    assert told.startswith(says) if says else told == ""

@@ -85,8 +85,13 @@ def test_every_predictor_sees_the_same_requests() -> None:
 @pytest.mark.parametrize(
     ("lab", "says"),
     [
-        ("[lab]\npolicies = []", "lab.policies"),
-        ("[lab]\nloads = []", "lab.loads"),
+        ("[lab]\npolicies = []", "lab.policies: must not be empty; it is []"),
+        ("[lab]\nloads = []", "lab.loads: must not be empty; it is []"),
+        (
+            '[lab]\npolicies = [{ policy = "sjf", longst_wait = 1 }]',
+            "did you mean lab.policies.0.longest_wait?",
+        ),
+        ('[lab]\npredictors = [{ kind = "oracle", sgma = 1 }]', "did you mean lab.predictors.0.sigma?"),
         ("[lab]\nloads = [0.0]", "lab.loads.0: must be above 0; it is 0.0"),
         ("[lab]\nloads = [1.0]\nrates = [1.0]", "exclude each other"),
         ('[lab]\npolicies = ["sjf", "sjf"]', "two policies are called 'sjf'"),
@@ -152,3 +157,9 @@ def test_the_reference_names_every_key() -> None:
     written = set(re.findall(r"^(?:#: )?(\w+) =", table, flags=re.MULTILINE))
     assert written >= set(LabSection.model_fields) - {"policies"}
     assert {"name", "longest_wait"} <= written
+
+
+def test_rates_on_the_command_line_replace_the_files_loads() -> None:
+    told = scenarios.load("examples/lab-chat.toml", ["lab.rates=[1.5]"]).lab
+    assert told is not None
+    assert (told.loads, told.rates) == (None, [1.5])

@@ -41,6 +41,25 @@ GOLDEN = [
         "deployment.max_num_seqs: there is no such key; did you mean engine.max_num_seqs?",
     ),
     (
+        text(workload=BASE["workload"] + "\ntenants = 0"),
+        "workload.tenants: must be at least 1, or a list; it is 0",
+    ),
+    (
+        text(workload=BASE["workload"] + "\ntenants = [1, -1]"),
+        "workload.tenants.1: must be above 0; it is -1",
+    ),
+    (
+        text(engine="max_step_seqs = 0"),
+        "engine.max_step_seqs: must be at least 1, or 'per_stage'; it is 0",
+    ),
+    (
+        text(predictor='kind = "oracle"\nstatistic = "meen"'),
+        (
+            'predictor.statistic: a statistic is "mean", "median", a quantile such as "q0.9", or "tail_inflated"; '
+            "it is 'meen'"
+        ),
+    ),
+    (
         text(run="colour = 1"),
         "run.colour: there is no such key; known in run are seed, seeds, warmup_s, time_limit_s, strict",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -90,6 +91,20 @@ def tell_of_replays(variants: list[Variant], seeds: int) -> None:
         notes["a replay has no chance in it; seeds change nothing, so one was run"] = None
     for note in notes:
         typer.echo(note, err=True)
+
+
+def hint(variants: list[Variant]) -> None:
+    """Says where a scheduler is given nothing to go by, and so is first come, first served."""
+    for note in dict.fromkeys(note for variant in variants for note in _idle(variant)):
+        typer.echo(note, err=True)
+
+
+def _idle(variant: Variant) -> Iterator[str]:
+    scheduler, named = variant.deployment.scheduler, variant.scenario.scheduler.policy
+    if scheduler.binning == "one":
+        yield f'{named} has one bin; give scheduler.binning = "learned(k=8)" and a [predictor] for more'
+    if scheduler.rank == "vtc" and variant.workload(0).tenant is None:
+        yield "vtc without tenants is first come, first served; give workload.tenants"
 
 
 def tell(written: list[Path]) -> None:

@@ -60,6 +60,7 @@ def run(
     results = _results.results_of(outcomes)
     if not quiet:
         _results.tell_of_replays(variants, asked.run.seeds)
+        _results.hint(variants)
     if not quiet and json != _results.STDOUT:
         _results.show(asked, results)
     written = _results.write(results, json, report, traces)

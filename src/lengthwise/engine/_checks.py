@@ -49,7 +49,7 @@ def check(workload: Workload, deployment: Deployment, policies: Policies) -> Non
         if policy.uses(*PREDICTED) and workload.predicted_tokens is None:
             raise PolicyError(
                 f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
-                'none; give predicted_tokens (predicted = "oracle" in a scenario predicts the truth)'
+                'none; give predicted_tokens ([predictor] kind = "oracle" in a scenario predicts the truth)'
             )
     kv = deployment.kv
     if kv.num_blocks * kv.block_size < deployment.max_model_len:

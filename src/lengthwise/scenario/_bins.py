@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lengthwise import policy, theory
 from lengthwise.scenario._workloads import per_seed
 from lengthwise.scenario.scenario import Scenario
-from lengthwise.schema.errors import PolicyError
+from lengthwise.schema.errors import PolicyError, UnknownNameError
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,10 +63,22 @@ def binning_of(binning: Any, scenario: Scenario) -> Any:
     if binning == "none":
         return None
     if not isinstance(binning, str) or binning.partition("(")[0].strip() not in RULES:
+        _require_known(binning)
         return binning
     name, k = _rule(binning)
     cuts = RULES[name](_lengths(binning, scenario), k, scenario.engine.max_num_seqs)
     return f"bins(boundaries={_edges(cuts)})"
+
+
+def _require_known(binning: Any) -> None:
+    """Raises UnknownNameError, which lists the rules too."""
+    if not isinstance(binning, str):
+        return
+    try:
+        policy.resolve("binning", binning)
+    except UnknownNameError as error:
+        known = [*error.known, *(f"{name}(k=8)" for name in RULES)]
+        raise UnknownNameError(error.kind, error.name, known) from None
 
 
 def _rule(text: str) -> tuple[str, int]:

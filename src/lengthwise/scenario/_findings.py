@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,7 @@ _KINDS: dict[str, Mapping[str, type[BaseModel]]] = {
     "output": LENGTHS,
     "arrivals": ARRIVALS,
 }
+_KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
 _MUST: dict[str, str] = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
@@ -32,13 +34,49 @@ _MUST: dict[str, str] = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
     "union_tag_invalid": "kind must be one of {expected_tags}",
+    "too_short": "must not be empty",
     "value_error": "{error}",
 }
 
 
 def findings(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     """The problems of a failed validation of ``root``, in the order of its fields."""
-    return [_problem(found, root) for found in error.errors(include_url=False)]
+    listed: list[Mapping[str, Any]] = list(error.errors(include_url=False))
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for found in listed:
+        groups.setdefault(_fork(found["loc"]), []).append(found)
+    problems = {
+        fork: [_problem(found, root) for found in group] if fork == () else _of_fork(fork, group, root)
+        for fork, group in groups.items()
+    }
+    own = iter(problems.get((), []))
+    told: list[Problem] = []
+    for found in listed:
+        fork = _fork(found["loc"])
+        told += [next(own)] if fork == () else problems.pop(fork, [])
+    return told
+
+
+def _fork(loc: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The place of a value that may be of several types, such as a number or a list; () of any other."""
+    return next((loc[:at] for at, key in enumerate(loc) if _is_type(key)), ())
+
+
+def _is_type(key: Any) -> bool:
+    """Whether pydantic put a type into a path, rather than a key of the file."""
+    return isinstance(key, str) and (key in ("int", "float", "str", "bool") or not _KEY.fullmatch(key))
+
+
+def _of_fork(
+    fork: tuple[Any, ...], group: Sequence[Mapping[str, Any]], root: type[BaseModel]
+) -> list[Problem]:
+    """A list is told what is wrong in it; anything else which types would have done, in one sentence."""
+    in_list = [one for one in group if str(one["loc"][len(fork)]).startswith("list[")]
+    if any(one["type"] != "list_type" for one in in_list):
+        return [_problem({**one, "loc": (*fork, *one["loc"][len(fork) + 1 :])}, root) for one in in_list]
+    first, *others = (_text(one) for one in group)
+    wanted = ", or ".join([first, *(text.removeprefix("must be ") for text in others)])
+    return [Problem(_path(fork), wanted + _came(group[0]))]
 
 
 def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
@@ -54,9 +92,17 @@ def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
             return Problem(path, "must not be empty")
         case "union_tag_not_found":
             return Problem((*path, "kind"), f"is missing; it is one of {', '.join(_KINDS[path[-1]])}")
-    template = _MUST.get(found["type"], found["msg"])
-    context = {key: _plain(value) for key, value in found.get("ctx", {}).items()}
-    return Problem(path, template.format(**context) + _came(found))
+    text = _text(found)
+    said = found["type"] == "value_error" and f"it is {found['input']!r}" in text
+    return Problem(path, text if said else text + _came(found))
+
+
+def _text(found: Mapping[str, Any]) -> str:
+    """What must hold."""
+    template = _MUST.get(found["type"])
+    if template is None:
+        return str(found["msg"])
+    return template.format(**{key: _plain(value) for key, value in found.get("ctx", {}).items()})
 
 
 def _came(found: Mapping[str, Any]) -> str:
@@ -104,10 +150,8 @@ def _keys_at(loc: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
     for at, key in enumerate(loc):
         if at > 0 and loc[at - 1] in _KINDS:
             model = _KINDS[loc[at - 1]][key]
-        elif key in root.model_fields and at == 0:
-            model = _section(root, key) or model
-        elif isinstance(key, int):
-            continue
+        elif key in model.model_fields:
+            model = _section(model, key) or model
     return list(model.model_fields)
 
 

@@ -6,10 +6,13 @@ from typing import Any
 
 Table = dict[str, Any]
 
-_RIVALS = (
-    (("preset",), ("trace", "format", "time_scale", "sort"), ("prompt", "output", "correlation")),
-    (("concurrency",), ("request_rate", "arrivals")),
-)
+_RIVALS = {
+    "workload": (
+        (("preset",), ("trace", "format", "time_scale", "sort"), ("prompt", "output", "correlation")),
+        (("concurrency",), ("request_rate", "arrivals")),
+    ),
+    "lab": ((("loads",), ("rates",)),),
+}
 _RATELESS = ("all_at_once", "rate_profile")
 
 
@@ -17,21 +20,22 @@ def merged(base: Table, over: Table) -> Table:
     """``base`` with what ``over`` says. Tables are merged key by key; the rest is replaced.
 
     A table with a ``kind`` replaces the other whole, and a workload's new source or load drops the
-    old one: over ``preset = "chat-1m"``, ``trace = "x.csv"`` leaves the trace alone.
+    old one: over ``preset = "chat-1m"``, ``trace = "x.csv"`` leaves the trace alone. A
+    laboratory's ``rates`` and ``loads`` drop each other.
     """
     out = {key: value for key, value in base.items() if key not in over}
     for key, value in over.items():
         old = base.get(key)
         if isinstance(value, dict) and isinstance(old, dict) and "kind" not in value:
-            out[key] = merged(_without_rivals(old, value) if key == "workload" else old, value)
+            out[key] = merged(_without_rivals(key, old, value) if key in _RIVALS else old, value)
         else:
             out[key] = value
     return out
 
 
-def _without_rivals(base: Table, over: Table) -> Table:
+def _without_rivals(section: str, base: Table, over: Table) -> Table:
     dropped: set[str] = set()
-    for family in _RIVALS:
+    for family in _RIVALS[section]:
         for group in family:
             if any(key in over for key in group):
                 dropped.update(key for rival in family if rival is not group for key in rival)

@@ -37,6 +37,8 @@ _NEEDED = {
     "quantised": ("boundaries",),
     "model": ("file",),
 }
+OUTERMOST = 2.0
+"""Where only the lengths between classes are given, the last class is believed to end at so many times the last."""
 _LEARNING = ("ecdf", "bucket_ecdf")
 _Positive = Annotated[NotNan, Field(gt=0, le=1e9)]
 
@@ -50,7 +52,8 @@ class PredictorSection(Section):
     ``pivot`` squared over the length. "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn from other
     requests of the same [workload], drawn with another seed, never from the requests themselves.
     "model" is a trained predictor's ``file``, "default" the one that comes with lengthwise.
-    ``boundaries`` are growing lengths, or into how many equally full classes lengths fall. An error halves
+    ``boundaries`` are growing lengths, or into how many equally full classes lengths fall;
+    those between the classes do as well where there is one, or one fewer than the ``matrix`` has rows. An error halves
     every ``half_life_tokens``. ``conditional`` asks once and then lets survival alone tell what is left.
     ``statistic`` is what policies are told of the distribution: "mean", "median", a quantile ("q0.9"), or
     "tail_inflated".
@@ -121,11 +124,18 @@ class PredictorSection(Section):
         own = {
             key: getattr(self, key) for key in PARAMETERS[self.kind] if key not in ("conditional", "buckets")
         }
+        if isinstance(self.boundaries, list) and "boundaries" in own:
+            own["boundaries"] = self._edges(self.boundaries)
         if self.kind == "same" and self.tokens is None:
             own = {}
         if self.kind == "bucket_ecdf":
             own = {"by": ("model", "prompt_tokens"), "buckets": self.buckets}
         return _CLASSES[self.kind](**own)
+
+    def _edges(self, given: list[float]) -> list[float]:
+        """Boundaries from the least length to the greatest; those between classes alone get outer ones."""
+        inner = len(given) == 1 or (self.matrix is not None and len(given) == len(self.matrix) - 1)
+        return [0.0, *given, OUTERMOST * given[-1]] if inner and min(given) > 0 else given
 
 
 _CLASSES: dict[str, Any] = {

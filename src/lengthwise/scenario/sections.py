@@ -41,7 +41,7 @@ class WorkloadSection(Section):
     time_scale: Rate = 1.0
     sort: bool = False
     predicted: Literal["none", "oracle", "mean"] = "none"
-    tenants: Annotated[int, Field(ge=1, le=10_000)] | list[Rate] | None = None
+    tenants: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[Rate], Field(min_length=1)] | None = None
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
     max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None

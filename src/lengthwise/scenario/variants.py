@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise import catalog, engine, policy
-from lengthwise.scenario._bins import binning_of
+from lengthwise.scenario._bins import RULES, binning_of
 from lengthwise.scenario._places import python_object, resolved
 from lengthwise.scenario._workloads import PerSeed, per_seed
 from lengthwise.scenario.scenario import Scenario
@@ -101,7 +102,7 @@ def scheduler(scenario: Scenario) -> Scheduler:
 
 def _whole_scheduler(section: SchedulerSection, scenario: Scenario) -> Scheduler:
     if ":" not in section.policy:
-        return policy.scheduler(section.policy)
+        return _named_scheduler(section.policy)
     given = python_object(section.policy, scenario.folder)
     if isinstance(given, policy.Policy):
         axis: dict[str, Any] = {given.axis: given}
@@ -112,6 +113,32 @@ def _whole_scheduler(section: SchedulerSection, scenario: Scenario) -> Scheduler
         f"scheduler.policy {section.policy!r} must be a Scheduler or a function decorated with "
         f"lengthwise.policy.rank, batching, memory, router, takeover or binning; it is a {type(given).__name__}"
     )
+
+
+def _named_scheduler(name: str) -> Scheduler:
+    try:
+        return policy.scheduler(name)
+    except UnknownNameError:
+        if axis := _axis_of(name):
+            raise PolicyError(
+                f"there is no scheduler named {name!r}; it is a {axis}: give scheduler.{axis} = {json.dumps(name)}"
+            ) from None
+        raise
+
+
+def _axis_of(text: str) -> str | None:
+    """The axis that has a policy of this name, its parameters right or not; None where there is none."""
+    if text.partition("(")[0].strip() in RULES:
+        return "binning"
+    for axis in ("rank", "batching", "memory", "router", "takeover", "binning"):
+        try:
+            policy.resolve(axis, text)
+        except UnknownNameError:
+            continue
+        except PolicyError:
+            return axis
+        return axis
+    return None
 
 
 def _named_or_object(value: str, scenario: Scenario) -> object:

@@ -54,12 +54,13 @@ def tied_with_best(plan: Plan) -> list[Choice]:
 
 
 def spent_text(spent: Spent) -> str:
-    """What the search took, in a sentence."""
+    """What the search took, in a sentence: the first three counts add up; some of each were simulated."""
     share = spent.pruned / spent.candidates if spent.candidates else 0.0
+    ranked = spent.candidates - spent.pruned - spent.rejected
     reused = f" {spent.reused:,} evaluations came from an earlier run." if spent.reused else ""
     return (
-        f"{spent.candidates:,} candidates: {spent.simulated:,} simulated, {spent.pruned:,} pruned "
-        f"({100 * share:.0f} %), {spent.rejected:,} rejected. {spent.simulations:,} simulations of "
+        f"{spent.candidates:,} candidates: {ranked:,} ranked, {spent.pruned:,} pruned ({100 * share:.0f} %), "
+        f"{spent.rejected:,} rejected; {spent.simulated:,} of them simulated. {spent.simulations:,} simulations of "
         f"{spent.requests:,} requests in {_duration(spent.seconds)}.{reused}"
     )
 
