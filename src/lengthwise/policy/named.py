@@ -159,7 +159,7 @@ def _first_line(make: Callable[..., Policy]) -> str:
 def _describe(s: Scheduler) -> str:
     takeover = "" if s.takeover == "never" else f", takeover {s.takeover}"
     binning = "" if s.binning is None else f", binning {s.binning}"
-    wait = f", nobody waits above {s.max_wait_s:g} s" if math.isfinite(s.max_wait_s) else ""
+    wait = f", who has waited {s.max_wait_s:g} s goes first" if math.isfinite(s.max_wait_s) else ""
     bins = f" for at most {s.batch_wait_s:g} s" if binning and math.isfinite(s.batch_wait_s) else ""
     axes = f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}"
     return f"{axes}{takeover}{binning}{bins}{wait}"
