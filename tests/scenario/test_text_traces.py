@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from lengthwise import predict, scenario
+from lengthwise import engine, predict, scenario
 from lengthwise import workload as w
 from lengthwise.scenario.traces import read_trace
 from lengthwise.schema.errors import InputError, TraceError
@@ -192,3 +192,23 @@ def test_learning_from_a_log_and_reading_it_as_a_trace_agree(tmp_path):
     samples, got = predict.read(path), read_trace(path)
     assert list(samples.prompts.text) == got.extra["prompt"].tolist()
     np.testing.assert_array_equal(samples.output_tokens, got.output_tokens)
+
+
+def mean_jct_s(folder, policy, predictor):
+    """Of sixty requests of a log that come at once, two at a time."""
+    rest = f'engine = {{ max_num_seqs = 2, max_model_len = 2048 }}\n[scheduler]\npolicy = "{policy}"\n{predictor}'
+    head = 'workload = { trace = "later.jsonl", arrivals = "all_at_once", num_requests = 60 }\n'
+    on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
+    variant = scenario.build(scenario.loads(head + on + rest, folder=folder))[0]
+    records = engine.simulate(variant.workload(0), variant.deployment, engine="reference").requests
+    return float(np.mean(records.finished_s - records.arrival_s))
+
+
+def test_a_simulation_with_a_trained_predictor_is_nearer_to_the_oracle(tmp_path):
+    write_log(tmp_path / "log.jsonl", log_rows(300))
+    write_log(tmp_path / "later.jsonl", log_rows(200, seed=1))
+    predict.save(predict.Lexical().fit(predict.read(tmp_path / "log.jsonl")), tmp_path / "mine.lwp")
+    fcfs = mean_jct_s(tmp_path, "vllm_v1", "")
+    knows = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "oracle"\n')
+    mine = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "model"\nfile = "mine.lwp"\n')
+    assert (fcfs - mine) / (fcfs - knows) > 0.8
