@@ -54,7 +54,7 @@ def test_a_policy_stands_on_the_scenarios_own_scheduler() -> None:
     question, _ = _asked(loaded(text))
     own, named = (p.scheduler for p in question.policies)
     assert (own.batching, own.rank, own.max_wait_s) == ("chunked", "shortest_prompt", 9.0)
-    assert (named.batching, named.max_wait_s) == ("unified", float("inf"))
+    assert (named.batching, named.max_wait_s) == ("unified", 300.0)
     assert (question.base.batching, question.base.max_wait_s) == ("chunked", float("inf"))
 
 
