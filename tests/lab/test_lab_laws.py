@@ -43,9 +43,9 @@ def test_every_side_serves_the_same_requests_at_the_same_rate(table) -> None:
         assert [cell.name for cell in cells] == [
             "fcfs",
             "oracle, oracle",
-            "sjf, oracle",
-            "sjf, noisy",
-            "sjf, reversed",
+            "sjf (oracle)",
+            "sjf (noisy)",
+            "sjf (reversed)",
         ]
         assert len({cell.rate_rps for cell in cells}) == 1
         assert all(cell["served"].value == 1 for cell in cells)

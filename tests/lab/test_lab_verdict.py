@@ -45,7 +45,7 @@ def ends(gain: float = 0.5, full: float = 0.8, **more: float) -> list[Cell]:
 def test_worth_it_names_the_best_and_what_it_brings() -> None:
     found = verdict([*ends(), cell("sjf", "model", 0.7, 1.1), cell("srtf", "model", 0.6, 1.2)])
     assert found.worth_it
-    assert found.best == "srtf, model"
+    assert found.best == "srtf (model)"
     assert (
         "cuts mean JCT by 40.0 ± 2.5 % (sure for the best of 2), 80 % of what perfect lengths would bring"
         in found.sentence
@@ -55,8 +55,8 @@ def test_worth_it_names_the_best_and_what_it_brings() -> None:
 
 def test_what_knows_the_lengths_is_no_candidate_beside_what_can_be_had() -> None:
     found = verdict([*ends(), cell("sjf", "oracle", 0.5, 1.1), cell("sjf", "model", 0.9, 1.0)])
-    assert found.best == "sjf, model"
-    assert verdict([*ends(), cell("sjf", "oracle", 0.5, 1.1)]).best == "sjf, oracle"
+    assert found.best == "sjf (model)"
+    assert verdict([*ends(), cell("sjf", "oracle", 0.5, 1.1)]).best == "sjf (oracle)"
 
 
 def test_nobody_waits() -> None:
@@ -80,7 +80,7 @@ def test_a_tail_that_pays_more_than_the_mean_gains() -> None:
 
 def test_a_smaller_gain_with_a_bearable_tail_wins_over_a_larger_one_without() -> None:
     found = verdict([*ends(), cell("sjf", "model", 0.6, 2.0), cell("aged", "model", 0.8, 1.1)])
-    assert (found.worth_it, found.best) == (True, "aged, model")
+    assert (found.worth_it, found.best) == (True, "aged (model)")
 
 
 def test_who_waits_for_memory_alone_has_a_queue(small) -> None:
@@ -98,7 +98,7 @@ def test_who_waits_for_memory_alone_has_a_queue(small) -> None:
 def test_other_survivors_are_not_compared() -> None:
     found = verdict([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.95)])
     assert (found.worth_it, found.reason, found.head) == (False, "not compared", "Cannot be compared")
-    assert "90 % of the requests are served under FCFS and 95 % under sjf, model" in found.sentence
+    assert "90 % of the requests are served under FCFS and 95 % under sjf (model)" in found.sentence
     alike = verdict([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.905)])
     assert alike.worth_it
     assert "Of all requests 90 % are served" in alike.sentence
@@ -134,7 +134,7 @@ def test_verdicts_that_end_alike_are_told_together() -> None:
     good = verdict([*ends(), cell("sjf", "model", 0.7, 1.1)])
     idle = verdict(ends(full=0.0, gain=0.0, waiting=0.01))
     lines = answer((good, idle), LoadUnit.CAPACITY)
-    assert lines[0].startswith("Worth it at 90 % of capacity (batch 4). sjf, model cuts")
+    assert lines[0].startswith("Worth it at 90 % of capacity (batch 4). sjf (model) cuts")
     assert lines[1].startswith("Not worth it at 90 % of capacity (batch 4). Everything fits")
 
 

@@ -66,7 +66,7 @@ def test_the_terminal_says_what_it_is_worth_at_every_load(found) -> None:
     assert text.count("Not worth it: Everything fits the batch") == 2
     assert (
         text.count(
-            "Worth it: sjf, </script><b>model</b> cuts mean JCT by 30.0 ± 1.4 % (sure for the best of 3), 60 %"
+            "Worth it: sjf (</script><b>model</b>) cuts mean JCT by 30.0 ± 1.4 % (sure for the best of 3), 60 %"
         )
         == 4
     )

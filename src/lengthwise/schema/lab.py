@@ -67,7 +67,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Policy and predictor."""
-        return f"{self.policy}, {self.predictor}" if self.predictor else self.policy
+        return f"{self.policy} ({self.predictor})" if self.predictor else self.policy
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def lab_data(table: LabTable) -> dict[str, Any]:
         "batches": table.batches,
         "sides": [
             {
-                "name": NAMES.get(policy, f"{policy}, {predictor}" if predictor else policy),
+                "name": NAMES.get(policy, f"{policy} ({predictor})" if predictor else policy),
                 "policy": policies.index(policy),
                 "predictor": predictors.index(predictor),
                 "end": policy in NAMES,

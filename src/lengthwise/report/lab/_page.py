@@ -13,10 +13,17 @@ from lengthwise.schema.lab import Cell, LabTable, Verdict
 
 FRONTIER_NOTE = (
     "Up is a larger share of the gap in mean JCT between FCFS and the oracle, left a shorter tail. Bars are "
-    "intervals. A colour is a policy, a shape a predictor; the line joins what nothing else beats in both."
+    "intervals. A colour is a policy, a shape a predictor; the line joins what nothing else beats in both. "
+    "What lies below -100 % is drawn there with an open mark."
 )
-ACROSS_NOTE = "The same policies over all loads, or over all batch sizes."
-HEAT_NOTE = "Every policy and predictor at every load and batch size. Darker is better."
+ACROSS_NOTE = (
+    "The same policies over all loads, or over all batch sizes. A colour is a policy, a dash and a mark a predictor. "
+    "A gap closed below -100 % is drawn at -100 % with an open mark; hover for its value."
+)
+HEAT_NOTE = (
+    "Every policy and predictor at every load and batch size. Darker is better; of the gap closed the shade goes from "
+    "0 to 100 %, and red is worse than FCFS."
+)
 ALL_NOTE = "Means over seeds; ± half-widths of {level} intervals, paired by seed."
 
 FRONTIER = """<div class="tools"><label>Load <select id="load"></select></label>
@@ -31,6 +38,10 @@ ACROSS = """<div class="tools"><label>Of <select id="metric"></select></label>
 HEAT = """<div class="tools"><label>Of <select id="heat-metric"></select></label></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Heat map"><table id="heat"></table></div>"""
 
+RULE = (
+    "Worth it: some policy with a predictor that can be had surely cuts the mean JCT of FCFS by 1 % at least, and "
+    "costs the 99th percentile no more than that."
+)
 LISTED = (
     "gap_closed", "jct.mean", "jct.p50/fcfs", "jct.p99/fcfs", "jct.p50/oracle", "jct.p99/oracle", "slowdown.mean",
     "slowdown.p99", "wait.max", "requests_per_s", "preemptions_per_request", "recomputed_tokens_per_request",
@@ -56,7 +67,11 @@ least, and costs the 99th percentile no more than it gains the mean; sure for al
 def page(table: LabTable, *, styles: str, scripts: Sequence[str], data: str) -> str:
     """The whole document; ``data`` is what its figures draw, as JSON."""
     heading, level = table.name or "Is length-aware scheduling worth it?", f"{100 * table.level:g} %"
-    facts = [*table.facts.values(), f"{table.requests:,} requests", f"{table.seeds} seeds"]
+    facts = [
+        *table.facts.values(),
+        f"{table.requests:,} requests",
+        "1 seed" if table.seeds == 1 else f"{table.seeds} seeds",
+    ]
     body = [
         header(heading, facts),
         section("Is length-aware scheduling worth it?", _answers(table)),
@@ -75,7 +90,7 @@ def _interactive(html: str) -> str:
 
 def _answers(table: LabTable) -> str:
     items = "".join(_answer(table, verdict) for verdict in table.verdicts)
-    return f'<ul class="verdicts">{items}</ul>'
+    return f'<p class="muted">{RULE}</p><ul class="verdicts">{items}</ul>'
 
 
 def _answer(table: LabTable, verdict: Verdict) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.report.lab._words import BY_NAME, check_table, place_text, shown
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, Verdict
 
 HEADS = {
@@ -15,13 +16,15 @@ HEADS = {
     "jct.mean": "JCT, s",
     "jct.p99/fcfs": "P99/FCFS",
     "jct.p99/oracle": "P99/oracle",
-    "slowdown.mean": "slowdown",
-    "slowdown.p99": "P99",
+    "slowdown.mean": "mean slowdown",
+    "slowdown.p99": "P99 slowdown",
     "wait.max": "longest wait, s",
     "requests_per_s": "req/s",
-    "preemptions_per_request": "preempted",
-    "recomputed_tokens_per_request": "recomputed",
+    "preemptions_per_request": "preempted/request",
+    "recomputed_tokens_per_request": "recomputed tokens/request",
 }
+IDLE = "no queue"
+"""The reason of verdicts where everything fits the batch."""
 ENDS = {FCFS: "FCFS", ORACLE: "oracle (SJF)"}
 
 
@@ -35,10 +38,13 @@ def lab_table(table: LabTable) -> Group:
     parts: list[RenderableType] = []
     for verdict in table.verdicts:
         parts += [Text(place_text(table, verdict.batch, verdict.load), style="bold")]
-        parts += [_grid(table.at(verdict.batch, verdict.load), verdict), _verdict(verdict), Text()]
+        if verdict.reason != IDLE:  # where nothing queues all rows are alike
+            parts += [_grid(table.at(verdict.batch, verdict.load), verdict)]
+        parts += [_verdict(verdict), Text()]
+    seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
     lines = [Text(line) for line in table.answer]
     facts = (
-        f"{table.requests:,} requests x {table.seeds} seeds a row, the same in all of them; ± half-widths of "
+        f"{table.requests:,} requests x {seeds} a row, the same in all of them; ± half-widths of "
         f"{100 * table.level:g} % intervals, paired by seed. The gap is that in mean JCT between FCFS and the "
         "shortest first with lengths known."
     )
@@ -68,6 +74,8 @@ def _told(name: str, cells: list[Cell]) -> bool:
 def _text(cell: Cell, name: str) -> str:
     value, half = shown(BY_NAME[name], cell[name])
     with_half = name in ("gap_closed", "jct.p99/fcfs")
+    if not with_half:
+        value, _ = shown(BY_NAME[name], Estimate(cell[name].value))
     return f"{value} ± {half}" if with_half and half not in ("", "0") else value
 
 

@@ -36,16 +36,17 @@
     const [batch, load] = [at("batch"), at("load")], gap = metric("gap_closed"), tail = metric(lab.tails[at("tail")]);
     const points = lab.sides.map((side, i) => {
       const [y, halfY] = lab.values.gap_closed?.[i][batch][load] ?? [null, null], [x, halfX] = lab.values[tail.name][i][batch][load];
-      return { side, x, y: y === null ? null : 100 * y, halfX, halfY: halfY === null ? null : 100 * halfY };
+      const low = y !== null && y < -1; // drawn at -100 %, told as it is
+      return { side, x, low, real: y === null ? null : 100 * y, y: y === null ? null : low ? -100 : 100 * y, halfX, halfY: halfY === null || low ? null : 100 * halfY };
     }).filter(({ side }) => side.end || !(off.policies.has(side.policy) || off.predictors.has(side.predictor)));
     const line = best(points);
-    const error = (values) => ({ type: "data", array: values.map((v) => v ?? 0), thickness: 1.2, width: 3, color: look.colour("--faint") });
-    const told = (p) => `<b>${look.text(p.side.name)}</b><br>gap closed ${text([p.y, p.halfY], { factor: 1, unit: "%" })}<br>${tail.label} ${text([p.x, p.halfX], tail)}`;
+    const error = (values, faded) => ({ type: "data", array: values.map((v) => v ?? 0), thickness: 1.2, width: 3, color: look.colour(faded ? "--line" : "--faint") });
+    const told = (p) => `<b>${look.text(p.side.name)}</b><br>gap closed ${text([p.real, p.halfY], { factor: 1, unit: "%" })}<br>${tail.label} ${text([p.x, p.halfX], tail)}`;
     const traces = [
       { type: "scatter", mode: "lines", x: line.map((p) => p.x), y: line.map((p) => p.y), hoverinfo: "skip", line: { color: look.colour("--faint"), width: 1.5, dash: "dot" } },
       ...points.filter((p) => p.y !== null).map((p) => ({
-        type: "scatter", mode: "markers", x: [p.x], y: [p.y], error_x: error([p.halfX]), error_y: error([p.halfY]), name: p.side.name,
-        marker: { size: p.side.end ? 15 : 12, symbol: p.side.end ? "x" : SHAPES[p.side.predictor % SHAPES.length], color: p.side.end ? look.colour("--ink") : look.series(p.side.policy), line: { color: look.colour("--card"), width: 1.2 } },
+        type: "scatter", mode: "markers", x: [p.x], y: [p.y], error_x: error([p.halfX], true), error_y: error([p.halfY]), name: p.side.name,
+        marker: { size: p.side.end ? 17 : 15, symbol: p.side.end ? "x" : SHAPES[p.side.predictor % SHAPES.length] + (p.low ? "-open" : ""), color: p.side.end ? look.colour("--ink") : look.series(p.side.policy), line: { color: look.colour("--card"), width: 1.2 } },
         text: [told(p)], hovertemplate: "%{text}<extra></extra>",
       })),
     ];
@@ -63,12 +64,14 @@
     const xs = byLoad ? lab.loads : lab.batches;
     const traces = lab.sides.map((side, i) => {
       const cells = xs.map((_, j) => (byLoad ? lab.values[one.name][i][fixed][j] : lab.values[one.name][i][j][fixed]));
-      const ys = cells.map(([value]) => (value === null ? null : value * one.factor));
-      const halves = cells.map(([, half]) => (half ?? 0) * one.factor);
+      const floor = one.name === "gap_closed" ? -100 : -Infinity;
+      const below = cells.map(([value]) => value !== null && value * one.factor < floor);
+      const ys = cells.map(([value]) => (value === null ? null : Math.max(floor, value * one.factor)));
+      const halves = cells.map(([, half], j) => (below[j] ? 0 : (half ?? 0) * one.factor));
       return {
         type: "scatter", mode: "lines+markers", x: xs, y: ys, name: side.name, visible: !off.sides.has(i),
         line: { color: side.end ? look.colour("--ink") : look.series(side.policy), width: 2, dash: side.end ? ["dash", "dot"][side.policy] : look.dash(8 * side.predictor) },
-        marker: { size: 8, symbol: side.end ? "x" : SHAPES[side.predictor % SHAPES.length] },
+        marker: { size: 9, symbol: below.map((low) => (side.end ? "x" : SHAPES[side.predictor % SHAPES.length] + (low ? "-open" : ""))) },
         error_y: { type: "data", array: halves, thickness: 1, width: 3, color: look.colour("--faint") },
         text: cells.map((cell) => `<b>${look.text(side.name)}</b><br>${one.label} ${text(cell, one)}`), hovertemplate: "%{text}<extra></extra>",
       };
@@ -91,9 +94,10 @@
     const rows = lab.sides.map((side, i) => make("tr", {}, make("th", { scope: "row" }, side.name), ...columns.map(([b, l], j) => {
       const cell = all[i][b][l], [low, high] = range[j];
       if (cell[0] === null) return make("td", { class: "none" }, "–");
-      const share = high > low ? (cell[0] - low) / (high - low) : 0.5;
+      const gap = one.name === "gap_closed", bad = gap && cell[0] < 0;
+      const share = gap ? Math.min(1, Math.abs(cell[0])) : high > low ? (cell[0] - low) / (high - low) : 0.5;
       const shade = one.better ? Math.round(4 + 46 * (one.better > 0 ? share : 1 - share)) : 0;
-      return make("td", { style: `--heat:${shade}%`, title: `${side.name}: ${text(cell, one)}` }, number(cell[0] * one.factor));
+      return make("td", { class: bad ? "bad" : null, style: `--heat:${shade}%`, title: `${side.name}: ${text(cell, one)}` }, number(cell[0] * one.factor));
     })));
     element("heat").replaceChildren(make("thead", {}, make("tr", {}, make("td", {}), ...spans), make("tr", {}, make("td", {}, named(one)), ...heads)), make("tbody", {}, ...rows));
   }
@@ -110,6 +114,13 @@
     }));
   }
   const swatch = (i) => make("i", { class: "swatch", style: `--c:var(--series-${i % 8})` });
+  // A policy's colour, a predictor's dash and mark.
+  const DASHES = ["none", "7 3", "2 3", "7 3 2 3"]; // as look.dash
+  const keyed = (s) => {
+    const made = make("span", { class: "key", style: `--c:var(--series-${s.policy % 8})` }, SIGNS[s.predictor % SIGNS.length]);
+    made.insertAdjacentHTML("afterbegin", `<svg width="24" height="8" aria-hidden="true"><path d="M0 4H24" stroke="currentColor" stroke-width="2" stroke-dasharray="${DASHES[s.predictor % 4]}"/></svg>`);
+    return made;
+  };
   const sign = (i) => make("span", { class: "mark" }, SIGNS[i % SIGNS.length]);
   function fixedOptions() {
     const byLoad = at("across") === 0;
@@ -127,7 +138,7 @@
     fixedOptions();
     legend("policies", [...new Set(own.map((s) => s.policy))].map((i) => [i, lab.policies[i], swatch(i)]), frontier);
     legend("predictors", [...new Set(own.map((s) => s.predictor))].map((i) => [i, lab.predictors[i], sign(i)]), frontier);
-    legend("sides", lab.sides.map((s, i) => [i, s.name, s.end ? make("span", { class: "mark" }, "✕") : swatch(s.policy)]), curves);
+    legend("sides", lab.sides.map((s, i) => [i, s.name, s.end ? make("span", { class: "mark" }, "✕") : keyed(s)]), curves);
     for (const id of ["load", "batch", "tail"]) element(id).addEventListener("change", frontier);
     for (const id of ["metric", "fixed"]) element(id).addEventListener("change", curves);
     element("across").addEventListener("change", () => { fixedOptions(); curves(); });

@@ -15,8 +15,8 @@
     const curves = data.calibration.map((d, i) => line(i, d, { hovertemplate: "%{y:.1%} are below" }));
     return [[honest, ...curves], layout({ title: "Calibration" }, {
       hovermode: "x unified",
-      xaxis: axis({ title: label("quantile"), range: [0, 1], tickformat: ".0%" }),
-      yaxis: axis({ title: label("share below it"), range: [0, 1], tickformat: ".0%" }),
+      xaxis: axis({ title: label("quantile"), range: [-0.03, 1.03], tickvals: [0.2, 0.4, 0.6, 0.8, 1], tickformat: ".0%" }),
+      yaxis: axis({ title: label("share below it"), range: [-0.03, 1.03], tickvals: [0, 0.2, 0.4, 0.6, 0.8, 1], tickformat: ".0%" }),
     })];
   }
 
@@ -66,7 +66,7 @@
   const drawn = {
     calibration, pairs, bins,
     mae: () => windows("mae", "Mean absolute error, tokens", { rangemode: "tozero" }),
-    tau: () => windows("tau", "Kendall's tau of those still running", { range: [-0.05, 1] }),
+    tau: () => windows("tau", "Kendall's tau of those still running", { range: [Math.min(0, ...data.tau.flatMap((d) => d.y.map((v) => v ?? 0))) - 0.05, 1] }),
     r2: () => windows("r2", "R2 of all", { range: [Math.min(0, ...data.r2.flatMap((d) => d.y.map((v) => v ?? 0))) - 0.02, 1] }),
   };
   function draw() {
