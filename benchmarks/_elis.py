@@ -186,12 +186,17 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
     return made
 
 
+def _unbounded(name: str) -> Scheduler:
+    """A named scheduler without the bound on waiting that it has by itself."""
+    return replace(policy.scheduler(name), max_wait_s=math.inf)
+
+
 def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ...]:
     """Ours, with seats kept or changing hands, without a bound on waiting and with bounds; and others."""
-    made = [Contestant(name, policy.scheduler(named)) for name, named in OTHERS.items() if others]
+    made = [Contestant(name, _unbounded(named)) for name, named in OTHERS.items() if others]
     for name, scheduler in {
-        KEPT: policy.scheduler("sjf"),
-        SEATS: replace(policy.scheduler("isrtf"), takeover=WORTH),
+        KEPT: _unbounded("sjf"),
+        SEATS: replace(_unbounded("isrtf"), takeover=WORTH),
     }.items():
         made.append(Contestant(name, scheduler))
         made += [Contestant(f"{name}, wait {w:g}", scheduler, longest_wait=w) for w in waits]
