@@ -44,7 +44,8 @@ class Head:
         z = standard(x, self.middle, self.spread)
         out = np.zeros(len(z))
         for w, b, v, c in zip(self.first, self.first_bias, self.second, self.second_bias, strict=True):
-            out += np.maximum(z @ w + b, 0) @ v + c
+            hidden = np.maximum(np.einsum("ij,jk->ik", z, w) + b, 0)  # no threads, unlike BLAS
+            out += np.einsum("ij,j->i", hidden, v) + c
         return out / len(self.first)
 
     def rounded(self) -> Head:
