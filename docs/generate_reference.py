@@ -91,7 +91,9 @@ def policy_arguments() -> str:
 def policies() -> str:
     """Every built-in policy and named scheduler."""
     ways = [("binning", f"{name}(k)", text) for name, text in scenario.BINNING_RULES.items()]
-    rows = [f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways]
+    rows = [
+        f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways
+    ]
     return "\n".join(["| axis | name | what it does |", "|---|---|---|", *rows, ""])
 
 

@@ -31,7 +31,7 @@ def test_the_table_and_the_verdicts(cli, small) -> None:
     out = cli("lab", small)
     assert out.code == 0, out.err
     assert "10 % of capacity" in out.out
-    assert "Worth it: sjf, fair cuts mean JCT" in out.out
+    assert "Worth it: sjf (fair) cuts mean JCT" in out.out
     assert "Not worth it at 10 % of capacity (batch 2)" in out.out
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
 ONE_POLICY = """
 from lengthwise._jit import source_stamp
 from lengthwise.policy import compiled, known
-print(compiled(known("rank")["srtf"])(0.0, 0.0, 1, 3, 10.0, 0, 0, 0), source_stamp())
+print(compiled(known("rank")["srtf"])(0.0, 0.0, 1, 3, 10.0, 7.0, 7.0, 0.0, 0, 0, 0, 0.0, 0), source_stamp())
 """
 ONE_RUN = """
 import sys

@@ -42,7 +42,7 @@ def test_every_side_serves_the_same_requests_at_the_same_rate(table) -> None:
         cells = table.at(2, load)
         assert [cell.name for cell in cells] == [
             "fcfs",
-            "oracle, oracle",
+            "oracle (oracle)",
             "sjf (oracle)",
             "sjf (noisy)",
             "sjf (reversed)",
@@ -101,7 +101,7 @@ def test_a_policy_without_predictions_runs_once(small) -> None:
         "shortest prompt", Scheduler(rank="shortest_prompt", memory="paged_by_chunk"), predicts=False
     )
     made = small.answered(policies=(shortest,), loads=(1.0,), seeds=1)
-    assert [cell.name for cell in made.cells] == ["fcfs", "oracle, oracle", "shortest prompt"]
+    assert [cell.name for cell in made.cells] == ["fcfs", "oracle (oracle)", "shortest prompt"]
 
 
 def test_a_single_seed_knows_no_interval(small) -> None:

@@ -146,7 +146,7 @@ def test_one_or_two_at_a_time_give_the_same_bytes() -> None:
     assert repr(dataclasses.asdict(one)) == repr(dataclasses.asdict(two))
     assert [v.load for v in one.verdicts] == [0.5, 2.0]
     names = [cell.name for cell in one.at(2, 2.0)]
-    assert names[:2] == ["fcfs", "oracle, oracle"]
+    assert names[:2] == ["fcfs", "oracle (oracle)"]
     assert names[-1] == "mlfq"
     assert len(names) == 2 + 3 * 3 + 1
 

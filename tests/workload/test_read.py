@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
 from lengthwise.schema.tokens import estimated_tokens
-from lengthwise.workload import Samples, detect, read
+from lengthwise.workload import Samples, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"

@@ -35,9 +35,7 @@ def seen_lines(found: Evaluation) -> list[str]:
     """One line where the predictor had learnt from prompts that it is judged by."""
     if not found.seen:
         return []
-    return [
-        f"warning: not a fair test: {found.seen:,} of these {found.prompts:,} prompts were learnt from"
-    ]
+    return [f"warning: not a fair test: {found.seen:,} of these {found.prompts:,} prompts were learnt from"]
 
 
 def mend_name(source: str) -> str:

@@ -18,7 +18,8 @@ from lengthwise import predict as p
 from lengthwise.backend.collect import Endpoint
 from lengthwise.backend.collect import collect as backend_collect
 from lengthwise.cli._outputs import require_plotly, require_writable
-from lengthwise.cli._predict_notes import mend_name, notes, seen_lines
+from lengthwise.cli._predict_notes import mend_name, notes
+from lengthwise.cli._predict_scores import CARD, print_scores
 from lengthwise.cli._show import print_facts, print_table
 from lengthwise.predict.evaluate import Evaluation
 from lengthwise.predict.evaluate import evaluate as evaluated
@@ -35,18 +36,6 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "buckets": lambda _: p.BucketEcdf(),
     "constant": lambda _: p.Constant(),
 }
-_CARD = (
-    "mae",
-    "rmse",
-    "r2",
-    "tau",
-    "tau_within",
-    "accuracy_4",
-    "within_one_4",
-    "coverage90",
-    "width90",
-    "pinball",
-)
 _TOLD = (
     "sources",
     "samples",
@@ -94,7 +83,7 @@ def train(
         predictor.fit(parts.train)
         found = evaluated(predictor, parts.test, name=f"{kind} on held-out prompts", seed=seed)
         facts |= {"test_share": test_share, "held_out": _figures(found)}
-        _print_scores(
+        print_scores(
             [found], f"{kind}: {len(parts.train):,} samples learnt from, {len(parts.test):,} held out"
         )
     else:
@@ -136,7 +125,7 @@ def evaluate(
         else:
             write_whole(json_file, text.encode())
     if not to_stdout:
-        _print_scores(found, f"{source} on {', '.join(map(str, files))}")
+        print_scores(found, f"{source} on {', '.join(map(str, files))}")
     if report:
         write_predict_html(
             report, found, getattr(predictor, "facts_", {}), heading=f"Predicted lengths: {source}"
@@ -177,7 +166,7 @@ def show_card(source: str) -> None:
     if figures:
         rows = [
             [WORDS[name], *(score_text(name, *of.get(name, (float("nan"),))) for of in figures.values())]
-            for name in _CARD
+            for name in CARD
             if any(name in of for of in figures.values())
         ]
         print_table(("score", *figures), rows, wraps=())
@@ -248,37 +237,6 @@ def _figures(found: Evaluation) -> dict[str, list[float]]:
         for name, e in found.scores.items()
         if np.isfinite(e.value)
     }
-
-
-def _print_scores(found: Sequence[Evaluation], title: str) -> None:
-    for one in found:
-        left = [f"{one.censored:,} outputs ({100 * one.cut_share:.3g} %) were cut"] if one.censored else []
-        speed = [", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items())]
-        told = [f"{one.requests:,} requests, {one.prompts:,} prompts", *left, *[s for s in speed if s]]
-        print_facts(title if one is found[0] else "", [(one.name, "; ".join(told))])
-        for line in seen_lines(one):
-            typer.echo(line)
-    names = [name for name in _CARD if any(name in one.scores for one in found)]
-    columns = ("score", *(one.name if len(found) > 1 else "value" for one in found))
-    rows = [
-        [
-            WORDS[name],
-            *(score_text(name, one.scores[name].value, one.scores[name].half_width) for one in found),
-        ]
-        for name in names
-    ]
-    print_table(columns, rows, wraps=())
-    windows = found[0].windows
-    if len(windows) > 1:
-        typer.echo("")
-        print_table(
-            ("tokens so far", "still running", "MAE", "R2", "tau", "90 % cover", "R2 of all"),
-            [
-                [f"{w.tokens:,}", f"{w.running:,}", f"{w.mae.value:,.0f}", f"{w.r2.value:.2f}", f"{w.tau.value:.2f}",
-                 f"{100 * w.coverage90.value:.0f} %", f"{w.r2_all:.2f}"]
-                for w in windows
-            ],
-        )  # fmt: skip
 
 
 def _said(value: Any) -> str:

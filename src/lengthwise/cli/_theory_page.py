@@ -15,7 +15,6 @@ import typer
 from lengthwise import theory
 from lengthwise.cli import _outputs
 from lengthwise.cli._show import console, duration, print_table
-from lengthwise.report._numbers import UNKNOWN
 from lengthwise.report.theory import answers, cuts_text, theory_facts, write_theory_html
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -24,6 +23,7 @@ from lengthwise.theory import MultiBinStudy, QueueStudy, ServiceTimes
 
 Floats = npt.NDArray[np.float64]
 
+UNKNOWN = "\N{EN DASH}"
 DRAWN = 20_000
 """Requests drawn from a preset."""
 POINTS = 10

@@ -25,7 +25,9 @@ def run(
         str | None,
         typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions behind a cell: 5.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Independent repetitions behind a cell: 5.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a CPU.")] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write a self-contained HTML report to this file.")

@@ -24,7 +24,9 @@ def _workload() -> None:
 
 @app.command(epilog=EXAMPLES)
 def show(
-    source: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A trace or log, or the name of a preset.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|NAME", help="A trace or log, or the name of a preset.")
+    ],
     *,
     format_: Annotated[
         str | None, typer.Option("--format", help="The trace's format; without it, it is detected.")

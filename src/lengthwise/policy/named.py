@@ -50,7 +50,7 @@ _SCHEDULERS = {
         leave="longest_remaining",
         batching="unified",
         memory="paged_by_chunk",
-        takeover="worth_it",
+        takeover="worth(factor=100)",
         max_wait_s=LONGEST_WAIT_S,
     ),
     "elis": Scheduler(
@@ -61,7 +61,7 @@ _SCHEDULERS = {
         leave="longest_remaining",
         batching="unified",
         memory="paged_by_chunk",
-        takeover="worth_it",
+        takeover="worth(factor=100)",
         max_wait_s=LONGEST_WAIT_S,
     ),
     "hrrn": Scheduler(rank="hrrn", batching="unified", memory="paged_by_chunk"),

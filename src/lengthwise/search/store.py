@@ -32,6 +32,8 @@ DECIDING = (
     "workload",
     "cost",
     "policy",
+    "predict",
+    "theory",
     "engine",
     "metrics",
     "search",
@@ -233,7 +235,7 @@ def code_version() -> str:
 
 def _deciding_files(root: Path) -> list[Path]:
     rooms = [root / name for name in DECIDING]
-    inside = [path for room in rooms for kind in ("*.py", "*.toml") for path in room.rglob(kind)]
+    inside = [path for room in rooms for kind in ("*.py", "*.toml", "*.lwp") for path in room.rglob(kind)]
     return sorted({path for path in [*rooms, *inside] if path.is_file()})
 
 
