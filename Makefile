@@ -32,7 +32,7 @@ test-slow: setup ## those that compile kernels of their own: index checks, the c
 	$(BIN)/pytest -m slow $(ARGS)
 
 test-nojit: setup ## laws, oracles and policies without the compiler
-	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest tests/laws tests/policy tests/golden $(ARGS)
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest -n 2 --dist load tests/laws tests/policy tests/golden $(ARGS)
 
 engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm
