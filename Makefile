@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 UV_VERSION := 0.13.8
+TORCH_VERSION := 2.13.0
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 
-.PHONY: help setup demo test test-slow test-nojit engine test-engine coverage bench docs check lint types imports format lock clean
+.PHONY: help setup demo test test-slow test-nojit engine test-engine torch test-torch coverage bench docs check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,7 +19,7 @@ setup: .venv/.ready ## make .venv from the lock file
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@echo "installing the locked packages into .venv ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras --compile-bytecode
+	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras --no-extra torch --compile-bytecode
 	@touch $@
 
 demo: setup ## which deployment is cheapest for a chat workload? a table and demo-report.html
@@ -26,7 +27,7 @@ demo: setup ## which deployment is cheapest for a chat workload? a table and dem
 
 test: setup ## all tests but the slow ones and those of real engines, compiled
 	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not engine" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 
 test-slow: setup ## those that compile kernels of their own: index checks, the cache stamp
 	$(BIN)/pytest -m slow $(ARGS)
@@ -40,8 +41,14 @@ engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
 test-engine: setup engine ## those that run a real vLLM
 	$(BIN)/pytest -m engine tests/backend $(ARGS)
 
+torch: setup ## torch into .venv, the build that pip finds (a CPU build is enough to profile a CPU)
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH_VERSION)"
+
+test-torch: torch ## those that measure this machine's operators
+	$(BIN)/pytest -m torch tests/measure $(ARGS)
+
 coverage: setup ## coverage, the kernel's lines too
-	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow and not engine" $(ARGS)
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow and not engine and not torch" $(ARGS)
 	$(BIN)/coverage report
 
 bench: setup ## all benchmarks (ARGS=--quick, --json)

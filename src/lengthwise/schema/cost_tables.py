@@ -69,6 +69,33 @@ class FitError:
 
 
 @dataclass(frozen=True)
+class PartError:
+    """How far the seconds of one part of a step may be off as a whole.
+
+    ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "decode", or "step" (all of
+    them together); ``log_sd`` is the standard deviation of log(measured / predicted) on held-out points,
+    taken as one factor that all steps share: the cautious reading.
+    """
+
+    part: str
+    log_sd: float
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The largest step that the measurements behind the tables saw; None: not known, or no bound.
+
+    Beyond it the tables extrapolate, and whoever uses them says so.
+    """
+
+    tokens: int | None = None
+    seqs: int | None = None
+    chunk: int | None = None
+    context: int | None = None
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class CostTables:
     """Seconds of one step of one replica, by part.
 
@@ -89,6 +116,8 @@ class CostTables:
         rule: How the attention tables are read.
         source: Where the seconds come from, in words.
         fit: Cross-validated errors by operator, where a profile was fitted.
+        errors: How far the parts may be off as a whole, where somebody measured it.
+        reach: How far the measurements behind the tables went.
     """
 
     layer_s: Floats
@@ -103,3 +132,5 @@ class CostTables:
     rule: AttentionRule = AttentionRule()
     source: str = ""
     fit: tuple[FitError, ...] = ()
+    errors: tuple[PartError, ...] = ()
+    reach: Reach = Reach()

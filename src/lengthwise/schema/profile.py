@@ -1,0 +1,209 @@
+"""What was measured of operators on a device: a row a point, with how far repeats lay apart.
+
+A row belongs to an operator of a model's shard (``tp`` >= 1; then ``ProfileFacts.model`` names the model)
+or to a kernel of no model (``tp`` 0), which its shape columns describe. Columns that say nothing of a row
+hold 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import ProfileError
+
+OPERATOR_PARTS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "input norm",
+            "post-attention norm",
+            "residual add",
+            "norms",
+            "qkv projection",
+            "latent projection",
+            "query projection",
+            "kv up-projection",
+            "rope",
+            "kv write",
+            "output projection",
+            "mlp up",
+            "activation",
+            "mlp down",
+            "router",
+            "experts up",
+            "expert activation",
+            "experts down",
+            "fused moe",
+            "shared mlp up",
+            "shared activation",
+            "shared mlp down",
+        ),
+        "layer",
+    ),
+    "all-reduce": "comm",
+    "embedding": "first",
+    "send": "send",
+    "final norm": "head",
+    "lm head": "head",
+    "sampler": "head",
+    "logits gather": "head",
+    "host": "host",
+    "prefill attention": "prefill",
+    "prefill window attention": "prefill",
+    "decode attention": "decode",
+    "decode window attention": "decode",
+    "mixed attention": "mixed",
+    "gemm": "gemm",
+}
+"""The part of the cost tables that an operator's seconds belong to: once a layer for "layer", "prefill" and
+"decode", twice a layer for an all-reduce, once a step for the others. "mixed attention" (prompts and decodes
+in one kernel) and "gemm" (of no model) are parts of their own, which an estimator may use."""
+
+WHOLE_COLUMNS = (
+    "tp",
+    "tokens",
+    "seqs",
+    "chunk",
+    "context",
+    "kv_tokens",
+    "n",
+    "k",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "window",
+    "experts",
+    "topk",
+    "gpus",
+    "bytes",
+    "repeats",
+)
+"""``tokens``: rows through the operator (for the head: sequences; for the host: sequences of the step).
+Prefill attention: ``seqs`` prompts of ``chunk`` new tokens after ``context`` cached ones each. Decode
+attention: ``seqs`` sequences with ``kv_tokens`` cached tokens in all. Mixed attention: prompts' ``chunk``,
+``context`` and decodes' ``seqs``, ``kv_tokens``. GEMM: [tokens, k] by [k, n]. MoE: ``experts``, ``topk``, ``n``
+the experts' width, ``k`` the hidden size. Collectives and send: ``bytes`` of the message over ``gpus``."""
+
+REAL_COLUMNS = ("skew", "seconds", "spread_s")
+"""``skew``: longest over mean context of the sequences (1: all equal; 0: not told). ``seconds``: the median
+over ``repeats``; ``spread_s``: the distance between their quartiles (NaN where it is not known)."""
+
+TEXT_COLUMNS = ("operator", "dtype", "kv_dtype", "backend")
+"""``backend``: the kernel's or library's name where it is known, such as an attention backend or "nccl"."""
+
+COLUMNS = (*TEXT_COLUMNS, *WHOLE_COLUMNS, *REAL_COLUMNS)
+
+
+@dataclass(frozen=True)
+class ProfileFacts:
+    """Where a profile comes from.
+
+    Attributes:
+        name: For tables and reports.
+        source: "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator".
+        gpu: The device: a catalog name where there is one, else what the source calls it.
+        model: The model whose shards were measured; "" for kernels of no model.
+        engine: Whose kernels these are, such as "vLLM 0.19.0" or "torch 2.13.0".
+        licence: Of the data.
+        measured: Date or dates (ISO), or "".
+        machine: JSON-able facts: processor, driver, versions, threads.
+        notes: What a reader must know: points skipped, units converted.
+    """
+
+    name: str
+    source: str
+    gpu: str
+    model: str = ""
+    engine: str = ""
+    licence: str = ""
+    measured: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured points as columns of one length, see the module's first lines.
+
+    Columns that are not given are filled with 0, "" or (``spread_s``) NaN.
+
+    Raises:
+        ProfileError: A column is unknown, of another length, or holds what it must not.
+    """
+
+    facts: ProfileFacts
+    columns: Mapping[str, npt.NDArray[Any]]
+
+    def __post_init__(self) -> None:
+        unknown = set(self.columns) - set(COLUMNS)
+        if unknown or not {"operator", "seconds"} <= set(self.columns):
+            raise ProfileError(
+                f"a profile's columns must be of {', '.join(COLUMNS)}, with operator and seconds; "
+                f"there are {', '.join(sorted(self.columns)) or 'none'}"
+            )
+        n = len(self.columns["seconds"])
+        object.__setattr__(self, "columns", {name: self._column(name, n) for name in COLUMNS})
+        self._check()
+
+    def _column(self, name: str, n: int) -> npt.NDArray[Any]:
+        kind: Any = np.str_ if name in TEXT_COLUMNS else np.int64 if name in WHOLE_COLUMNS else np.float64
+        if name not in self.columns:
+            blank = "" if kind is np.str_ else np.nan if name == "spread_s" else 0
+            return np.full(n, blank, dtype=kind)
+        values = np.asarray(self.columns[name]).astype(kind)
+        if values.shape != (n,):
+            raise ProfileError(f"{name} must have one value a row ({n}); it has shape {values.shape}")
+        return values
+
+    def _check(self) -> None:
+        operators = np.unique(self.columns["operator"])
+        unknown = sorted(set(operators.tolist()) - set(OPERATOR_PARTS))
+        if unknown:
+            raise ProfileError(
+                f"operators must be of {', '.join(OPERATOR_PARTS)}; there are {', '.join(unknown)}"
+            )
+        seconds = self.columns["seconds"]
+        bad = np.flatnonzero(~np.isfinite(seconds) | (seconds < 0))
+        if len(bad):
+            raise ProfileError(
+                f"seconds must be finite and not negative; row {bad[0]} ({self.columns['operator'][bad[0]]}) "
+                f"has {seconds[bad[0]]}"
+            )
+        for name in WHOLE_COLUMNS:
+            bad = np.flatnonzero(self.columns[name] < 0)
+            if len(bad):
+                raise ProfileError(
+                    f"{name} must not be negative; row {bad[0]} has {self.columns[name][bad[0]]}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.columns["seconds"])
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        return self.columns[column]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators that have rows, in the order of OPERATOR_PARTS."""
+        there = set(self.columns["operator"].tolist())
+        return tuple(name for name in OPERATOR_PARTS if name in there)
+
+    @property
+    def tensor_parallel(self) -> tuple[int, ...]:
+        """TP degrees that have rows of a model's shard, ascending."""
+        return tuple(int(tp) for tp in np.unique(self.columns["tp"]) if tp > 0)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Profile:
+        """The rows for which the mask holds."""
+        return replace(self, columns={name: column[mask] for name, column in self.columns.items()})
+
+    def of(self, operator: str, tp: int | None = None) -> Profile:
+        """The rows of one operator, of one TP degree if it is given."""
+        mask = self.columns["operator"] == operator
+        if tp is not None:
+            mask &= self.columns["tp"] == tp
+        return self.where(mask)
