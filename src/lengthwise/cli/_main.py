@@ -14,7 +14,18 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli import capacity, catalog, explain, lab, predict, search, simulate, theory, workload
+from lengthwise.cli import (
+    capacity,
+    catalog,
+    explain,
+    lab,
+    predict,
+    profile,
+    search,
+    simulate,
+    theory,
+    workload,
+)
 from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
@@ -36,6 +47,7 @@ app.command("lab", epilog=lab.EXAMPLES)(lab.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)
 app.command("catalog", epilog=catalog.EXAMPLES)(catalog.run)
 app.add_typer(predict.app, name="predict")
+app.add_typer(profile.app, name="profile")
 app.add_typer(workload.app, name="workload")
 app.add_typer(theory.app, name="theory")
 
