@@ -61,6 +61,10 @@ class OutputError(InputError):
     """A file that was asked for cannot be written."""
 
 
+class EngineError(InputError):
+    """A real engine did not start, ended, or was not ready in time; the message holds what it said last."""
+
+
 class MissingExtraError(InputError):
     """A feature needs an optional dependency; the message names the extra to install."""
 
