@@ -43,6 +43,21 @@ def test_files_are_written_where_asked_and_told(cli, scenario_file, tmp_path):
     assert json.loads(trace.read_text("utf-8"))["traceEvents"]
 
 
+def test_records_of_each_variant_hold_its_first_run(cli, scenario_file, tmp_path):
+    from lengthwise import measure
+
+    ended = cli("simulate", scenario_file, "--records", tmp_path / "r.parquet")
+    assert ended.code == 0
+    runs = {name: measure.read_records(tmp_path / f"r-{name}.parquet") for name in ("one", "two-too")}
+    assert not (tmp_path / "r.parquet").exists()
+    outcomes = scenario.run(scenario_file)
+    for run, outcome in zip(runs.values(), outcomes, strict=True):
+        assert run.is_simulated
+        assert (run.records.requests.finished_s == outcome.records.requests.finished_s).all()
+        assert (run.workload.output_tokens == outcome.variant.workload(0).output_tokens).all()
+        assert scenario.loads(run.facts["scenario"]).deployment.model == "llama-3-8b"
+
+
 def test_the_scenario_in_the_json_gives_the_same_numbers_again(cli, scenario_file, tmp_path):
     cli("simulate", scenario_file, "--json", tmp_path / "a.json", "--quiet")
     first = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"][1]

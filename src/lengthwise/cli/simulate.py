@@ -38,17 +38,29 @@ def run(
         Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
     ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto to this file.")] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.parquet",
+            help="Write requests and what happened to them, first seed; several variants: FILE-NAME.parquet.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
 ) -> None:
     """Simulate a scenario: what users will see, and why."""
     from lengthwise import scenario as scenarios
-    from lengthwise.cli import _outputs, _progress, _results, _settings
+    from lengthwise.cli import _outputs, _progress, _records, _results, _settings
 
     asked = scenarios.load(scenario, _settings.overrides(set_, cost))
     if seeds is not None:
         asked = asked.with_run(seeds=seeds)
-    traces = _results.timelines(timeline, [whole.name for whole in asked.effective()])
-    files = [*filter(None, (json if json != _results.STDOUT else None, report)), *traces.values()]
+    names = [whole.name for whole in asked.effective()]
+    traces, kept = _results.timelines(timeline, names), _records.places(records, names)
+    files = [
+        *filter(None, (json if json != _results.STDOUT else None, report)),
+        *traces.values(),
+        *kept.values(),
+    ]
     _outputs.require_writable(files, inputs=asked.files)
     if report is not None:
         _outputs.require_plotly()
@@ -63,6 +75,6 @@ def run(
         _results.hint(variants)
     if not quiet and json != _results.STDOUT:
         _results.show(asked, results)
-    written = _results.write(results, json, report, traces)
+    written = _results.write(results, json, report, traces) + _records.write_simulated(outcomes, kept)
     if not quiet:
         _results.tell(written)

@@ -1,3 +1,5 @@
 """Measures real hardware and engines, and calibrates the cost model from what it measured."""
 
-__all__: list[str] = []
+from lengthwise.measure.records_file import read_records, write_records
+
+__all__ = ["read_records", "write_records"]
