@@ -1,0 +1,247 @@
+"""transformers' continuous batching as an engine: runs in on stdin, what happened out to files.
+
+    python continuous_batching.py CONFIG [FLAGS]
+
+CONFIG is a folder with a model, or a config.json, of which a model of random weights is made on the device.
+A run is one line of JSON: {"out": file, "arrival_s": [...], "prompt_tokens": [...], "output_tokens": [...],
+"concurrency": null or how many at a time}. Its file holds one JSON object; the line "done" on stdout follows.
+The first line on stdout is "ready" and the engine's facts. Nothing but torch and transformers is needed.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import platform
+import random
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.generation.continuous_batching import continuous_api
+
+try:
+    from transformers import ContinuousBatchingConfig
+except ImportError:
+    from transformers.generation import ContinuousBatchingConfig
+
+now = time.perf_counter
+WAIT_S = 60.0
+
+
+def accepted(function, **words):
+    """Those of the arguments that this version takes."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in words.items() if name in known}
+
+
+def made_model(given):
+    """The model on its device, and the attention it took: names of it changed between versions."""
+    dtype, path = getattr(torch, given.dtype), Path(given.config)
+    errors = []
+    for attention in given.attention.split(","):
+        try:
+            if (path / "model.safetensors").exists():
+                model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+            else:
+                config = AutoConfig.from_pretrained(path)
+                torch.manual_seed(0)
+                with torch.device(given.device):
+                    model = AutoModelForCausalLM.from_config(
+                        config, dtype=dtype, attn_implementation=attention
+                    )
+            model = model.to(given.device).eval()
+            manager = model.init_continuous_batching(**settings(given))
+        except (ValueError, ImportError, KeyError) as error:
+            errors.append(f"{attention}: {error}")
+        else:
+            return model, manager, attention
+    sys.exit("no attention that continuous batching takes: " + "; ".join(errors))
+
+
+def settings(given):
+    """What the manager is made with: greedy, no end of sequence, no cleverness that a step's cost would hide."""
+    words = accepted(
+        ContinuousBatchingConfig,
+        num_blocks=given.blocks,
+        page_size=given.block_size,
+        block_size=given.block_size,
+        max_batch_tokens=given.batch_tokens,
+        max_requests_per_batch=given.seqs,
+        scheduler_type=given.scheduler,
+        use_async_batching=False,
+        auto_switch_to_flash=False,
+        use_cuda_graph=False,
+        allow_block_sharing=False,
+    )
+    if "page_size" in words:
+        words.pop("block_size", None)
+    greedy = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    return accepted(
+        continuous_api.ContinuousMixin.init_continuous_batching,
+        generation_config=greedy,
+        continuous_batching_config=ContinuousBatchingConfig(**words),
+    )
+
+
+class Steps:
+    """A row a step, taken by wrapping two methods of the engine's loop."""
+
+    def __init__(self):
+        self.rows, self.done, self.prompts, self.current = [], {}, {}, None
+        loop, work = continuous_api.ContinuousBatchingManager, continuous_api.ContinuousBatchProcessor
+        self._body, self._step = loop._generation_loop_body, work._generation_step
+        steps = self
+        loop._generation_loop_body = lambda manager, *args, **words: steps._loop(manager, *args, **words)
+        work._generation_step = lambda processor, *args, **words: steps._work(processor, *args, **words)
+
+    def _loop(self, manager, *args, **words):
+        self.current, start_s, cpu_s = None, now(), time.thread_time()
+        result = self._body(manager, *args, **words)
+        if self.current is not None:
+            self.rows.append([start_s, now(), time.thread_time() - cpu_s, *self.current])
+        return result
+
+    def _work(self, processor, *args, **words):
+        prefill_seqs = prefill_tokens = decode_seqs = kv_tokens = pairs = 0
+        for future in processor.inputs_and_outputs.requests_in_batch:
+            name, chunk = future.state.request_id, future.query_length
+            context = self.done.get(name, 0)
+            if context < self.prompts.get(name, 0):
+                prefill_seqs, prefill_tokens = prefill_seqs + 1, prefill_tokens + chunk
+            else:
+                decode_seqs += 1
+            kv_tokens += context + chunk
+            pairs += chunk * context + chunk * (chunk + 1) // 2
+            self.done[name] = context + chunk
+        self.current = (prefill_seqs, prefill_tokens, decode_seqs, kv_tokens, pairs)
+        return self._step(processor, *args, **words)
+
+    COLUMNS = (
+        "start_s",
+        "end_s",
+        "cpu_s",
+        "prefill_seqs",
+        "prefill_tokens",
+        "decode_seqs",
+        "kv_tokens",
+        "pairs",
+    )
+
+
+class Engine:
+    """Feeds requests at their times and gathers when their tokens came."""
+
+    def __init__(self, given):
+        self.steps = Steps()
+        self.model, self.manager, self.attention = made_model(given)
+        self.vocab = self.model.config.vocab_size
+        self.random = random.Random(0)
+        self.runs = 0
+        self.manager.start()
+
+    def run(self, wanted):
+        """What happened to the requests of a run, and its steps; times count from its first moment."""
+        self.runs += 1
+        n = len(wanted["prompt_tokens"])
+        prompts = [
+            [self.random.randrange(self.vocab // 8, self.vocab) for _ in range(length)]
+            for length in wanted["prompt_tokens"]
+        ]
+        names = {f"{self.runs}:{i}": i for i in range(n)}
+        self.steps.rows, self.steps.done = [], {}
+        self.steps.prompts = {name: len(prompts[i]) for name, i in names.items()}
+        rows = [None] * n
+        start_s, sent, ended = now(), 0, 0
+        most = wanted.get("concurrency") or n
+        due_s = [start_s + s for s in wanted["arrival_s"]]
+        sent_s = [0.0] * n
+        while ended < n:
+            while sent < n and sent - ended < most and now() >= due_s[sent]:
+                sent_s[sent] = now()
+                self._add(f"{self.runs}:{sent}", prompts[sent], wanted["output_tokens"][sent])
+                sent += 1
+            waits = sent < n and sent - ended < most
+            result = self.manager.get_result(timeout=max(0.0, due_s[sent] - now()) if waits else WAIT_S)
+            if result is None:
+                if not self.manager.is_running():
+                    sys.exit(f"the engine's loop ended: {self.manager.background_thread_status.fatal_error}")
+                continue
+            if result.is_finished() and result.request_id in names:
+                rows[names[result.request_id]] = self._row(result, start_s)
+                ended += 1
+        return {
+            "requests": rows,
+            "sent_s": [s - start_s for s in sent_s],
+            "end_s": now() - start_s,
+            "step_columns": Steps.COLUMNS,
+            "steps": [[row[0] - start_s, row[1] - start_s, *row[2:]] for row in self.steps.rows],
+        }
+
+    def _add(self, name, prompt, output_tokens):
+        words = accepted(
+            self.manager.add_request, max_new_tokens=output_tokens, record_timestamps=True, eos_token_id=-1
+        )
+        self.manager.add_request(prompt, request_id=name, **words)
+
+    @staticmethod
+    def _row(result, start_s):
+        return {
+            "output_tokens": len(result.generated_tokens),
+            "token_s": [s - start_s for s in (result.timestamps or [])],
+            "error": result.error,
+        }
+
+
+def facts(given, engine):
+    """What runs: versions, device, limits."""
+    cuda = given.device != "cpu"
+    limits = engine.manager.continuous_batching_config if cuda else None
+    found = {
+        "engine": f"transformers {transformers.__version__} continuous batching",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "attention": engine.attention,
+        "dtype": given.dtype,
+        "scheduler": given.scheduler,
+        "batch_tokens": given.batch_tokens,
+        "seqs": given.seqs,
+        "blocks": given.blocks,
+        "block_size": given.block_size,
+        "threads": torch.get_num_threads(),
+    }
+    return found | ({"resolved": str(limits)} if limits else {})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--attention", default="paged|sdpa,sdpa", help="tried in this order")
+    parser.add_argument("--scheduler", default="fifo", choices=("fifo", "prefill_first"))
+    parser.add_argument("--blocks", type=int, default=512)
+    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--batch-tokens", type=int, default=512)
+    parser.add_argument("--seqs", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    engine = Engine(given)
+    print("ready " + json.dumps(facts(given, engine)), flush=True)
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        Path(wanted["out"]).write_text(json.dumps(engine.run(wanted)))
+        print("done", flush=True)
+    engine.manager.stop(block=True)
+
+
+if __name__ == "__main__":
+    main()
