@@ -37,21 +37,6 @@ from lengthwise.schema.hardware import GpuSpec
 from lengthwise.schema.units import DTYPE_BYTES, dtype_name
 
 RIDGE = 4
-MEMORY_EFFICIENCY = 0.8
-
-STREAM_EFFICIENCY, STREAM_LATENCY_S = 0.6, 2.4e-6
-"""Element-wise kernels: 0.4-0.9 of the bandwidth and 1.2-2.8 us on Vidur's A100, H100 and A40."""
-
-PREFILL_EFFICIENCY, PREFILL_PAD_TOKENS, PREFILL_LATENCY_S = 0.54, 190, 12e-6
-PREFILL_SERIAL_S = 2e-8
-"""One block of threads walks all keys of its queries: so many seconds a key, however short the chunk."""
-
-DECODE_LATENCY_S, DECODE_SEQUENCE_S = 11.7e-6, 3e-8
-DECODE_EFFICIENCY, DECODE_TILE_ROWS = 0.7, 64
-"""A tile holds 64 query rows; a group of g query heads fills g of them, and 64 of g + 64 in general.
-
-0.7 of the peak is what FlashMLA reports for groups of 128 (660 of 989 TFLOP/s,
-github.com/deepseek-ai/FlashMLA)."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +48,56 @@ class GemmCurve:
     pad_n: float
     pad_k: float
     latency_s: float
-    memory_efficiency: float = MEMORY_EFFICIENCY
+    memory_efficiency: float = 0.8
 
 
-WIDE = GemmCurve(0.82, 80, 80, 96, 4e-6)
-NARROW = GemmCurve(0.72, 120, 2400, 400, 6e-6)
-GROUPED = GemmCurve(0.6, 40, 80, 96, 10e-6, 0.7)
+@dataclass(frozen=True)
+class StreamCurve:
+    """Element-wise kernels: 0.4-0.9 of the bandwidth and 1.2-2.8 us on Vidur's A100, H100 and A40."""
+
+    memory_efficiency: float = 0.6
+    latency_s: float = 2.4e-6
+
+
+@dataclass(frozen=True)
+class PrefillCurve:
+    """FlashAttention; one block of threads walks all keys of its queries: ``serial_s`` a key, however short the chunk."""
+
+    efficiency: float = 0.54
+    pad_tokens: float = 190
+    latency_s: float = 12e-6
+    serial_s: float = 2e-8
+    memory_efficiency: float = 0.8
+
+
+@dataclass(frozen=True)
+class DecodeCurve:
+    """A tile holds 64 query rows; a group of g query heads fills g of them, and 64 of g + 64 in general.
+
+    0.7 of the peak is what FlashMLA reports for groups of 128 (660 of 989 TFLOP/s,
+    github.com/deepseek-ai/FlashMLA).
+    """
+
+    efficiency: float = 0.7
+    tile_rows: float = 64
+    latency_s: float = 11.7e-6
+    sequence_s: float = 3e-8
+    memory_efficiency: float = 0.8
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The constants of every kind of kernel; the defaults are those that the roofline ships."""
+
+    wide: GemmCurve = GemmCurve(0.82, 80, 80, 96, 4e-6)
+    narrow: GemmCurve = GemmCurve(0.72, 120, 2400, 400, 6e-6)
+    grouped: GemmCurve = GemmCurve(0.6, 40, 80, 96, 10e-6, 0.7)
+    stream: StreamCurve = StreamCurve()
+    prefill: PrefillCurve = PrefillCurve()
+    decode: DecodeCurve = DecodeCurve()
+
+
+CURVES = Curves()
 
 
 @dataclass(frozen=True)
@@ -106,6 +135,7 @@ class Kernels:
     gpu: GpuSpec
     weight_dtype: str
     wide_bytes: float = 2.0
+    curves: Curves = CURVES
 
     def gemm(self, name: str, m: Any, n: float, k: float, *, wide: bool = False) -> Work:
         """An [m, k] by [k, n] product; ``wide`` keeps 16-bit weights (embedding, head)."""
@@ -113,7 +143,7 @@ class Kernels:
 
     def grouped_gemm(self, name: str, m: Any, groups: Any, n: float, k: float) -> Work:
         """``groups`` products over m rows in all, each with its own [k, n] weights (fused MoE)."""
-        return self._gemm(name, (m, groups), n, k, GROUPED, wide=False)
+        return self._gemm(name, (m, groups), n, k, self.curves.grouped, wide=False)
 
     def _gemm(
         self, name: str, rows: tuple[Any, Any], n: float, k: float, curve: GemmCurve, *, wide: bool
@@ -130,12 +160,12 @@ class Kernels:
             latency_s=curve.latency_s,
         )
 
-    def stream(
-        self, name: str, moved_bytes: Any, *, kernels: int = 1, latency_s: Any = STREAM_LATENCY_S
-    ) -> Work:
+    def stream(self, name: str, moved_bytes: Any, *, kernels: int = 1, latency_s: Any = None) -> Work:
         """``kernels`` element-wise kernels that read and write so many bytes in all."""
-        bandwidth = self.gpu.bandwidth_bytes_per_s * STREAM_EFFICIENCY
-        return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * latency_s)
+        curve = self.curves.stream
+        bandwidth = self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency
+        each_s = curve.latency_s if latency_s is None else latency_s
+        return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * each_s)
 
     def prefill(
         self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: float, moved: Any
@@ -144,31 +174,33 @@ class Kernels:
 
         Padding the queries adds ``mean_keys`` pairs each: the keys that a query sees on average.
         """
-        padded = pairs + PREFILL_PAD_TOKENS * (mean_keys + PREFILL_PAD_TOKENS / 2)
-        memory_s = moved / (self.gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY)
+        curve = self.curves.prefill
+        padded = pairs + curve.pad_tokens * (mean_keys + curve.pad_tokens / 2)
+        memory_s = moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency)
         return Work(
             name,
             flops=head_flops * pairs,
             bytes=moved,
-            compute_s=head_flops * padded / (self._peak(wide=True) * PREFILL_EFFICIENCY),
-            memory_s=(memory_s**RIDGE + (PREFILL_SERIAL_S * keys) ** RIDGE) ** (1 / RIDGE),
-            latency_s=PREFILL_LATENCY_S,
+            compute_s=head_flops * padded / (self._peak(wide=True) * curve.efficiency),
+            memory_s=(memory_s**RIDGE + (curve.serial_s * keys) ** RIDGE) ** (1 / RIDGE),
+            latency_s=curve.latency_s,
         )
 
     def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, moved: Any, group: float) -> Work:
         """One query a sequence over ``keys`` cached tokens in all; ``group`` heads share a KV head."""
-        tile = group / (group + DECODE_TILE_ROWS)
+        curve = self.curves.decode
+        tile = group / (group + curve.tile_rows)
         return Work(
             name,
             flops=head_flops * keys,
             bytes=moved,
-            compute_s=head_flops * keys / (self._peak(wide=True) * DECODE_EFFICIENCY * tile),
-            memory_s=moved / (self.gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY),
-            latency_s=DECODE_LATENCY_S + DECODE_SEQUENCE_S * seqs,
+            compute_s=head_flops * keys / (self._peak(wide=True) * curve.efficiency * tile),
+            memory_s=moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
+            latency_s=curve.latency_s + curve.sequence_s * seqs,
         )
 
     def _curve(self, wide: bool) -> GemmCurve:
-        return NARROW if self._peak(wide) > self._peak(wide=True) else WIDE
+        return self.curves.narrow if self._peak(wide) > self._peak(wide=True) else self.curves.wide
 
     def _peak(self, wide: bool) -> float:
         if wide or self.weight_dtype == "int4":
