@@ -65,7 +65,9 @@ def _let_in_turn(S, r, now_s, rank, memory, takeover):
     queue = S.queues[rep.queue]
     if queue.length == 0:
         return
-    if par.rekey == 1 or queue.overdue_s <= now_s:
+    stays = par.takes_over == 0 and S.work[0].plan_flags & ADMIT_AFTER_EVICTION == 0
+    full = stays and S.running[r] >= par.max_num_seqs
+    if not full and (par.rekey == 1 or queue.overdue_s <= now_s):
         rank_again(S, rep.queue, now_s, rank)
     if par.takes_over == 1 and (rep.decide == 1 or rep.undecided >= par.window):
         give_way(S, r, now_s, rank, memory, takeover)

@@ -312,7 +312,9 @@ class Reference:
         Whoever has produced nothing since it was admitted is left alone: every admission is worth a
         token at least, or two requests could take turns for ever.
         """
-        self._rank_again(rep.line)
+        stays = not self.s.takes_over and not step.flags & ADMIT_AFTER_EVICTION
+        if not (stays and len(rep.resident) >= self.s.max_num_seqs):  # else nobody could get in
+            self._rank_again(rep.line)
         due = rep.decide or rep.undecided >= self.s.window
         if not (self.s.takes_over and due and rep.queue):
             return
