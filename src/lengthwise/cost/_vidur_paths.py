@@ -45,12 +45,10 @@ def find_files(
         raise ProfileError(
             f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one"
         )
-    device = _device_folder(folder, gpu_name)
-    place = _model_folder(device, model)
-    mlp = _csv(place, "mlp")
-    attention = (
-        [_csv(place, "attention")] if _has(place, "attention") else sorted(place.glob("attention_*.csv*"))
-    )
+    device = device_folder(folder, gpu_name)
+    place = model_folder(device, model)
+    mlp = csv_file(place, "mlp")
+    attention = attention_files(place)
     if not attention:
         raise ProfileError(
             f"{place} must hold attention.csv; it holds {_names(place)}. Add a measured one, or use the "
@@ -58,16 +56,24 @@ def find_files(
         )
     network = None
     if parallel.tp * parallel.pp > 1:
-        network = _network_folder(folder, device.name, node)
+        network = network_folder(folder, device.name, node)
     return ProfileFiles(
         mlp,
-        tuple(attention),
-        _csv(network, ALL_REDUCE) if network and parallel.tp > 1 else None,
-        _csv(network, SEND_RECV) if network and parallel.pp > 1 else None,
+        attention,
+        csv_file(network, ALL_REDUCE) if network and parallel.tp > 1 else None,
+        csv_file(network, SEND_RECV) if network and parallel.pp > 1 else None,
     )
 
 
-def _device_folder(folder: Path, gpu_name: str) -> Path:
+def attention_files(place: Path) -> tuple[Path, ...]:
+    """A model's attention.csv, or the parts that it was cut into; none where there is none."""
+    if has_csv(place, "attention"):
+        return (csv_file(place, "attention"),)
+    return tuple(sorted(place.glob("attention_*.csv*")))
+
+
+def device_folder(folder: Path, gpu_name: str) -> Path:
+    """The folder under compute/ whose name a GPU's name starts with; raises ProfileError."""
     compute = folder / "compute"
     there = sorted(path for path in compute.glob("*") if path.is_dir())
     name = _plain(gpu_name)
@@ -78,7 +84,8 @@ def _device_folder(folder: Path, gpu_name: str) -> Path:
     return max(fitting, key=lambda path: len(path.name))
 
 
-def _model_folder(device: Path, model: ModelSpec) -> Path:
+def model_folder(device: Path, model: ModelSpec) -> Path:
+    """The folder of a model by its name or an alias; raises ProfileError."""
     there = sorted({path.parent for path in device.rglob("mlp.csv*")})
     names = {name.lower() for name in (model.name, *model.facts.aliases)}
     names |= {name.rpartition("/")[2] for name in names}
@@ -89,7 +96,8 @@ def _model_folder(device: Path, model: ModelSpec) -> Path:
     raise ProfileError(f"{device} must hold a folder for {model.name} with mlp.csv; it holds {shown}")
 
 
-def _network_folder(folder: Path, device: str, node: NodeSpec | None) -> Path:
+def network_folder(folder: Path, device: str, node: NodeSpec | None) -> Path:
+    """The folder of a node, or else of the device's pairwise NVLink or its DGX; raises ProfileError."""
     network = folder / "network"
     there = sorted(path for path in network.glob("*") if path.is_dir())
     names = [node.name, *node.aliases] if node else [f"{device}_pairwise_nvlink", f"{device}_dgx"]
@@ -105,7 +113,8 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _csv(folder: Path, name: str) -> Path:
+def csv_file(folder: Path, name: str) -> Path:
+    """The file of that name, packed or not; raises ProfileError."""
     for ending in (".csv", ".csv.gz"):
         path = folder / f"{name}{ending}"
         if path.is_file():
@@ -113,7 +122,8 @@ def _csv(folder: Path, name: str) -> Path:
     raise ProfileError(f"{folder} must hold {name}.csv; it holds {_names(folder)}")
 
 
-def _has(folder: Path, name: str) -> bool:
+def has_csv(folder: Path, name: str) -> bool:
+    """Whether there is such a file, packed or not."""
     return any((folder / f"{name}{ending}").is_file() for ending in (".csv", ".csv.gz"))
 
 

@@ -28,7 +28,7 @@ from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.model import ModelSpec
 
-_TP = "num_tensor_parallel_workers"
+TP = "num_tensor_parallel_workers"
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,7 @@ def read_samples(
 
 
 def _mlp_samples(path: Path, model: ModelSpec, tp: int) -> dict[str, Samples]:
-    shapes = _shapes(model) | {
-        "n_head": model.attention.heads,
-        "n_expanded_embd": model.ffn.intermediate,
-        "use_gated_mlp": model.ffn.gated,
-    }
-    rows = _filtered(_read([path]), shapes, tp, path)
+    rows = _filtered(read_rows([path]), mlp_shapes(model), tp, path)
     names = [*ONCE_A_LAYER] + [SECOND_NORM] * (f"time_stats.{SECOND_NORM}.median" in rows.columns)
     return {name: _samples(rows, name, ("num_tokens",), path) for name in names}
 
@@ -75,8 +70,8 @@ def _mlp_samples(path: Path, model: ModelSpec, tp: int) -> dict[str, Samples]:
 def _attention_samples(
     paths: tuple[Path, ...], model: ModelSpec, tp: int, block_size: int
 ) -> dict[str, Samples]:
-    shapes = _shapes(model) | {"n_q_head": model.attention.heads, "block_size": block_size}
-    rows = _filtered(_read(paths), shapes, tp, paths[0])
+    shapes = attention_shapes(model) | {"block_size": block_size}
+    rows = _filtered(read_rows(paths), shapes, tp, paths[0])
     prefill = rows.filter(pl.col("is_prefill"))
     decode = rows.filter(~pl.col("is_prefill"))
     samples = {
@@ -90,7 +85,7 @@ def _attention_samples(
 
 
 def _all_reduce_samples(path: Path, model: ModelSpec, tp: int) -> Samples:
-    rows = _read([path])
+    rows = read_rows([path])
     same = (pl.col("num_workers") == tp) & (pl.col("devices_per_node") == tp)
     left = rows.filter(same)
     if left.is_empty():
@@ -102,7 +97,7 @@ def _all_reduce_samples(path: Path, model: ModelSpec, tp: int) -> Samples:
 
 
 def _send_recv_samples(path: Path, model: ModelSpec, parallel: Parallelism) -> Samples:
-    rows = _read([path])
+    rows = read_rows([path])
     inside = parallel.tp * parallel.pp <= int(rows["max_devices_per_node"].max() or 0)  # type: ignore[arg-type]
     left = rows.filter(pl.col("devices_per_node") == (2 if inside else 1))
     if left.is_empty():
@@ -115,11 +110,28 @@ def _with_tokens(rows: pl.DataFrame, model: ModelSpec) -> pl.DataFrame:
     return rows.with_columns(num_tokens=pl.col("size") / model.hidden / 2)
 
 
-def _shapes(model: ModelSpec) -> dict[str, Any]:
-    return {"n_embd": model.hidden, "n_kv_head": model.attention.kv_heads}
+def mlp_shapes(model: ModelSpec) -> dict[str, Any]:
+    """The columns of mlp.csv that must be the model's own."""
+    return {
+        "n_embd": model.hidden,
+        "n_kv_head": model.attention.kv_heads,
+        "n_head": model.attention.heads,
+        "n_expanded_embd": model.ffn.intermediate,
+        "use_gated_mlp": model.ffn.gated,
+    }
 
 
-def _read(paths: Iterable[Path]) -> pl.DataFrame:
+def attention_shapes(model: ModelSpec) -> dict[str, Any]:
+    """The columns of attention.csv that must be the model's own."""
+    return {
+        "n_embd": model.hidden,
+        "n_kv_head": model.attention.kv_heads,
+        "n_q_head": model.attention.heads,
+    }
+
+
+def read_rows(paths: Iterable[Path]) -> pl.DataFrame:
+    """The rows of CSV files as one table, each once; raises ProfileError."""
     tables = []
     for path in paths:
         try:
@@ -130,20 +142,26 @@ def _read(paths: Iterable[Path]) -> pl.DataFrame:
 
 
 def _filtered(rows: pl.DataFrame, shapes: dict[str, Any], tp: int, path: Path) -> pl.DataFrame:
-    if _TP not in rows.columns:
-        raise ProfileError(f"{path} must have the column {_TP}; it has {', '.join(rows.columns)}")
+    same = of_shapes(rows, shapes, path)
+    left = same.filter(pl.col(TP) == tp)
+    if left.is_empty():
+        degrees = sorted(same[TP].unique().to_list())
+        raise ProfileError(
+            f"{path} must hold rows of tp {tp}; it holds tp {degrees}. Use one of these or measure it."
+        )
+    return left
+
+
+def of_shapes(rows: pl.DataFrame, shapes: dict[str, Any], path: Path) -> pl.DataFrame:
+    """The rows of a model's shapes, of every TP degree; raises ProfileError where there is none."""
+    if TP not in rows.columns:
+        raise ProfileError(f"{path} must have the column {TP}; it has {', '.join(rows.columns)}")
     here = {name: value for name, value in shapes.items() if name in rows.columns}
     same = rows.filter(*(pl.col(name) == value for name, value in here.items()))
     if same.is_empty():
         there = rows.select(*here).unique().rows(named=True)
         raise ProfileError(f"{path} must hold rows with {here}; it holds {there}")
-    left = same.filter(pl.col(_TP) == tp)
-    if left.is_empty():
-        degrees = sorted(same[_TP].unique().to_list())
-        raise ProfileError(
-            f"{path} must hold rows of tp {tp}; it holds tp {degrees}. Use one of these or measure it."
-        )
-    return left
+    return same
 
 
 def _samples(rows: pl.DataFrame, name: str, columns: tuple[str, ...], path: Path) -> Samples:
