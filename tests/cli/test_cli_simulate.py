@@ -95,7 +95,8 @@ def test_jobs_change_nothing_but_the_time(cli, scenario_file, tmp_path):
 def test_run_gives_the_outcome_of_each_variant_and_counts_them(scenario_file):
     calls = []
     outcomes = scenario.run(scenario_file, progress=lambda done, of: calls.append((done, of)))
-    assert calls == [(0, 2), (1, 2), (2, 2)]
+    in_all = 2 + 2 * 16  # and those behind the model intervals
+    assert calls == [(done, in_all) for done in range(in_all + 1)]
     assert [outcome.variant.name for outcome in outcomes] == ["one", "Two, too"]
     again = engine.simulate(outcomes[1].variant.workload(0), outcomes[1].variant.deployment, seed=0)
     assert (again.requests.finished_s == outcomes[1].records.requests.finished_s).all()

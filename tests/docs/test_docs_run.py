@@ -136,10 +136,10 @@ def plan_rows(text):
 
 
 def table_rows(text):
-    """{label: [(value, half-width)]} of a table in box characters."""
+    """{label: [(value, half-width)]} of a table in box characters, model intervals left out."""
     rows = {}
     for line in text.splitlines():
-        parts = [part.strip() for part in line.split("│")[1:-1]]
+        parts = [re.sub(r" \(.*\)", "", part).strip() for part in line.split("│")[1:-1]]
         if len(parts) > 1 and "±" in parts[1]:
             rows[parts[0]] = [tuple(float(x.replace(",", "")) for x in p.split("±")) for p in parts[1:]]
     return rows

@@ -61,7 +61,7 @@ GOLDEN = [
     ),
     (
         text(run="colour = 1"),
-        "run.colour: there is no such key; known in run are seed, seeds, warmup_s, time_limit_s, strict",
+        "run.colour: there is no such key; known in run are seed, seeds, warmup_s, time_limit_s, strict, model_draws",
     ),
     (
         text(workload=BASE["workload"].replace("cv", "cvv")),

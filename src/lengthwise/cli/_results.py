@@ -39,6 +39,9 @@ def results_of(outcomes: list[Outcome]) -> list[Result]:
             deployment=o.variant.deployment,
             scenario_text=o.variant.scenario.to_toml(),
             summaries=o.summaries,
+            notes=o.notes,
+            beyond=o.beyond,
+            model_draws=o.model_draws,
         )
         for o in outcomes
     ]

@@ -10,6 +10,7 @@ import numpy as np
 
 from lengthwise.cost._efficiency import Work, kernels_of
 from lengthwise.cost._operators import Operators
+from lengthwise.cost._roofline_errors import roofline_errors
 from lengthwise.cost._shard import shard_of
 from lengthwise.schema.cost_tables import CostTables, Floats, Ints, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
@@ -95,6 +96,7 @@ def roofline(
         decode_s=_table(ops.decode, batch[:, None], cached[None, :]),
         stage_layers=np.array(ops.shard.layers, dtype=np.int64),
         source=f"roofline of {model.name} on {gpu.name}",
+        errors=roofline_errors(model, gpu, ops.shard.weight_dtype),
     )
 
 

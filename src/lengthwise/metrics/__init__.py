@@ -14,6 +14,8 @@ from lengthwise.metrics.hardware import (
     model_flops,
     moved_bytes,
 )
+from lengthwise.metrics.model_error import with_model_error
+from lengthwise.metrics.reach import Beyond, beyond_reach, worst_of
 from lengthwise.metrics.slo import Slo
 from lengthwise.metrics.summarize import summarize
 from lengthwise.metrics.summary import Counts, Goodput, Rates, Summary
@@ -23,6 +25,7 @@ __all__ = [
     "QUANTILES",
     "SHARES",
     "STATISTICS",
+    "Beyond",
     "Cost",
     "Counts",
     "Distribution",
@@ -32,6 +35,7 @@ __all__ = [
     "Rates",
     "Slo",
     "Summary",
+    "beyond_reach",
     "combine",
     "difference",
     "frame",
@@ -45,4 +49,6 @@ __all__ = [
     "summarize",
     "t_quantile",
     "weighted_quantiles",
+    "with_model_error",
+    "worst_of",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ Estimates = Callable[[list[Estimate]], Estimate]
 def combine(summaries: Sequence[Summary]) -> Summary:
     """Means over independent seeds, with Student t intervals over the seeds.
 
-    Counts are summed. A number that one seed cannot tell (NaN) is NaN. The only summary of a
+    Counts are summed. A number that one seed cannot tell (NaN) is NaN. Ends of model intervals are
+    means, too: the cost model is wrong in the same way at every seed. The only summary of a
     single seed comes back as it is, batch-means intervals and all.
 
     Raises:
@@ -30,7 +32,7 @@ def combine(summaries: Sequence[Summary]) -> Summary:
     if len(summaries) == 1:
         return summaries[0]
     level = summaries[0].level
-    merged: Summary = _merge(summaries, lambda parts: _t_interval([p.value for p in parts], level))
+    merged: Summary = _merge(summaries, lambda parts: _over_seeds(parts, level))
     seeds = tuple(s.seeds[0] for s in summaries)
     return dataclasses.replace(merged, seeds=seeds, intervals="seeds")
 
@@ -82,6 +84,12 @@ def _check(summaries: Sequence[Summary]) -> None:
 def _t_interval(values: list[float], level: float) -> Estimate:
     mean, half = over_seeds(np.array(values), level)
     return Estimate(float(mean), float(half))
+
+
+def _over_seeds(parts: list[Estimate], level: float) -> Estimate:
+    mean = _t_interval([p.value for p in parts], level)
+    low, high = (float(np.mean([getattr(p, end) for p in parts])) for end in ("model_low", "model_high"))
+    return mean if math.isnan(low) or math.isnan(high) else Estimate(mean.value, mean.half_width, low, high)
 
 
 def _minus(a: Estimate, b: Estimate, *, relative: bool) -> Estimate:

@@ -75,6 +75,7 @@ def summarize(
         **{f"{name}_s": _latency(r, f"{name}_s", level) for name in _LATENCIES},
         goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
         hardware=None if deployment is None else hardware_of(records, deployment),
+        model_level=math.nan,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lengthwise.metrics.estimate import Distribution
@@ -76,6 +77,7 @@ class Summary:
         normalized_latency_s: JCT a token of output.
         goodput: None where no SLO was given.
         hardware: None where no deployment was given; of the whole run, warm-up included.
+        model_level: Level of the model intervals (``model_low``, ``model_high``); NaN where there are none.
     """
 
     name: str
@@ -93,3 +95,4 @@ class Summary:
     normalized_latency_s: Distribution
     goodput: Goodput | None
     hardware: Hardware | None
+    model_level: float = math.nan

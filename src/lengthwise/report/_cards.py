@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from lengthwise.metrics import Estimate
 from lengthwise.report._marks import SERIES, interval
 from lengthwise.report._rows import Cell, Row, rows
 from lengthwise.report.result import Result
@@ -33,7 +34,7 @@ def cards(results: Sequence[Result]) -> str:
 def _card(key: str, row: Row, results: Sequence[Result]) -> str:
     title = "Requests" if row.metric.key == "rates.requests" else TITLES[key]
     hint = {1: "higher is better", -1: "lower is better", 0: ""}[row.metric.better]
-    top = max(_finite(c.estimate.high, _finite(c.estimate.value)) for c in row.cells)
+    top = max(_top(c.estimate) for c in row.cells)
     lines = "".join(_line(i, r.name, c, top) for i, (r, c) in enumerate(zip(results, row.cells, strict=True)))
     unit = {"/s": "a second", "%": "%", "$": "$"}.get(row.unit, row.unit)
     return (
@@ -43,11 +44,11 @@ def _card(key: str, row: Row, results: Sequence[Result]) -> str:
 
 
 def _line(index: int, name: str, cell: Cell, top: float) -> str:
-    value, low, high = cell.estimate.value, cell.estimate.low, cell.estimate.high
-    whisker = ""
-    if cell.estimate.has_interval:
-        left = _share(low, top)
-        whisker = f'<i class="whisker" style="left:{left:.2f}%;width:{_share(high, top) - left:.2f}%"></i>'
+    shown = cell.estimate
+    value = shown.value
+    whisker = _span("whisker", shown.low, shown.high, top) if shown.has_interval else ""
+    if shown.has_model_interval:
+        whisker = _span("model-span", shown.model_low, shown.model_high, top) + whisker
     leads = " leads" if cell.leads else ""
     return (
         f'<li class="bar{leads}" style="--c:var(--series-{index % SERIES})">'
@@ -56,6 +57,17 @@ def _line(index: int, name: str, cell: Cell, top: float) -> str:
         f'<span class="track"><i class="fill" style="width:{_share(value, top):.2f}%"></i>{whisker}</span>'
         "</li>"
     )
+
+
+def _span(kind: str, low: float, high: float, top: float) -> str:
+    left = _share(low, top)
+    return f'<i class="{kind}" style="left:{left:.2f}%;width:{_share(high, top) - left:.2f}%"></i>'
+
+
+def _top(estimate: Estimate) -> float:
+    """The largest number that a bar must show."""
+    ends = (estimate.value, estimate.high, estimate.model_high)
+    return max(_finite(end) for end in ends)
 
 
 def _share(value: float, top: float) -> float:

@@ -33,5 +33,6 @@ def scrolling(label: str, table: str, kind: str = "") -> str:
 
 
 def interval(cell: Cell) -> str:
-    """The interval behind a value; nothing where it is not known."""
-    return f' <span class="half">{cell.interval}</span>' if cell.interval else ""
+    """The intervals behind a value, of chance and of the cost model; nothing where they are not known."""
+    half = f' <span class="half">{cell.interval}</span>' if cell.interval else ""
+    return half + (f' <span class="half model">{cell.model}</span>' if cell.model else "")

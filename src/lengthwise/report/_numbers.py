@@ -21,6 +21,13 @@ def rounded(value: float, half_width: float) -> tuple[str, str]:
     return _fixed(value, decimals), _fixed(half_width, decimals)
 
 
+def span(low: float, high: float) -> str:
+    """An interval's ends as text, "1.1 to 1.5" with a dash: two digits of each, up to four where it is narrow."""
+    fine = _decimals((high - low) / 2, 1)
+    ends = (_fixed(end, max(_decimals(end, 2), min(fine, _decimals(end, 4)))) for end in (low, high))
+    return "\N{EN DASH}".join(ends)
+
+
 def percent(share: float) -> str:
     """A share as a whole percentage ("37 %"), with a decimal below 1 %."""
     if not math.isfinite(share):

@@ -18,7 +18,7 @@ from lengthwise.report._ran import what_ran
 from lengthwise.report._rows import WORTH_SHARE, Row, paired, rows
 from lengthwise.report.binding import binding_of, bound_by
 from lengthwise.report.result import Result
-from lengthwise.report.table import counts_note, intervals_note
+from lengthwise.report.table import counts_note, intervals_note, model_note, notes_of
 
 LATENCY_NOTE = (
     "Share of requests (for TBT, of tokens) that were at least this fast, in the first seed's run; "
@@ -43,6 +43,8 @@ NOTES = """<dl class="notes">
 <dt>MFU, MBU</dt><dd>FLOPs that the model needs, and bytes of weights and KV cache that steps must read,
 over the hardware's peak, idle time included</dd>
 <dt>Cost</dt><dd>price of all GPUs over the delivered tokens of that kind; each kind carries all of it</dd>
+<dt>± and brackets</dt><dd>± says how far the number moves with the requests that happen to come; brackets, how
+far with the cost model, were its parts off by as much as they were where they were measured</dd>
 <dt>Energy</dt><dd>estimated from MFU and MBU between the GPUs' idle and full power;
 hosts and cooling left out</dd>
 </dl>"""
@@ -60,7 +62,7 @@ def page(
     heading = title(results)
     body = [
         header(heading, _facts(results, heading)),
-        section("At a glance", cards(results), f"{intervals_note(results)}."),
+        section("At a glance", _notices(results) + cards(results), _intervals(results)),
         _verdicts(results),
         _figures("Latency", LATENCY_NOTE, results, sections["latency"], TAIL_BUTTON),
         _figures("Over time", TIME_NOTE, results, sections["time"]),
@@ -93,6 +95,21 @@ def _alike(texts: Sequence[str], what: str) -> str:
     """The different texts of the variants, or how many there are where they are many."""
     different = list(dict.fromkeys(text for text in texts if text))
     return " / ".join(different) if len(different) <= FEW else f"{len(different)} {what}"
+
+
+def _intervals(results: Sequence[Result]) -> str:
+    """What the intervals mean; the shade behind a bar is the cost model's."""
+    model = model_note(results)
+    return f"{intervals_note(results)}. {f'{model}; shaded on the bars.' if model else ''}".strip()
+
+
+def _notices(results: Sequence[Result]) -> str:
+    """What limits the trust in the numbers, before them."""
+    items = "".join(
+        f"<li>{f'<b>{escape(who)}:</b> ' if who else ''}{escape(note)}</li>"
+        for who, note in notes_of(results)
+    )
+    return f'<ul class="notice">{items}</ul>' if items else ""
 
 
 def _verdicts(results: Sequence[Result]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lengthwise.metrics import Estimate, difference
 from lengthwise.report._metrics import METRICS, NEITHER, Metric
-from lengthwise.report._numbers import rounded
+from lengthwise.report._numbers import rounded, span
 from lengthwise.report.result import Result
 
 WORTH_SHARE = 0.005
@@ -20,7 +20,8 @@ class Cell:
     """One variant's number: texts in the row's unit, the estimate in SI, and whether it leads.
 
     ``interval`` is "± half-width", or both sides where one would reach what cannot be: below 0,
-    or a share above 100 %; it is empty where none is known.
+    or a share above 100 %; it is empty where none is known. ``model`` is the interval by the cost
+    model's own error, "(low - high)", or empty.
 
     A variant leads where it is better than every other one beyond doubt, and by enough to
     matter: where the paired differences (same seeds) have intervals without 0, or, without
@@ -29,6 +30,7 @@ class Cell:
 
     text: str
     interval: str
+    model: str
     estimate: Estimate
     leads: bool
 
@@ -69,7 +71,7 @@ def _row(metric: Metric, results: Sequence[Result]) -> Row:
     leader = _leader(metric, results, estimates)
     top = scale if metric.unit == "share" else math.inf
     cells = (
-        Cell(*_texts(e.value * scale, e.half_width * scale, top), e, i == leader)
+        Cell(*_texts(e.value * scale, e.half_width * scale, top), _model(e, scale), e, i == leader)
         for i, e in enumerate(estimates)
     )
     return Row(metric, unit, tuple(cells))
@@ -83,6 +85,11 @@ def _texts(value: float, half_width: float, top: float) -> tuple[str, str]:
         return text, f"\N{PLUS-MINUS SIGN} {half}" if half else ""
     decimals = len(half.partition(".")[2])
     return text, f"+{up:,.{decimals}f} \N{MINUS SIGN}{down:,.{decimals}f}"
+
+
+def _model(estimate: Estimate, scale: float) -> str:
+    low, high = estimate.model_low * scale, estimate.model_high * scale
+    return f"({span(low, high)})" if estimate.has_model_interval else ""
 
 
 def _scale(metric: Metric, results: Sequence[Result]) -> tuple[float, str]:

@@ -10,7 +10,11 @@ Schema version 1::
                       "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks",
                       "block_size_tokens", "price_per_hour_usd", "cost_source"},
        "summary": the fields of lengthwise.metrics.Summary by their names, units in the names;
-                  an estimate is {"value": number | null, "half_width": number | null},
+                  an estimate is {"value": number | null, "half_width": number | null} and, where the cost
+                  model's error is known, "model_low" and "model_high",
+       "notes": [str],
+       "model_error": null or {"level": number, "draws": int, "parts": [{"part": str, "log_sd": number}]},
+       "beyond_reach": [{"bound", "measured", "largest", "beyond", "of", "unit"}],
        "scenario": str}]}
 
 Keys are only ever added within a version. What is not known is null.
@@ -30,6 +34,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.files import write_whole
 
 VERSION = 1
+_MODEL = frozenset({"model_low", "model_high", "model_level"})
 
 
 def write_json(path: Path | str, results: list[Result]) -> None:
@@ -84,14 +89,28 @@ def _result(result: Result) -> dict[str, Any]:
         "binding": dataclasses.asdict(binding_of(result)),
         "deployment": deployment_facts(result.deployment),
         "summary": plain(dataclasses.asdict(result.summary)),
+        "notes": list(result.notes),
+        "model_error": _model_error(result),
+        "beyond_reach": [dataclasses.asdict(one) for one in result.beyond],
         "scenario": result.scenario_text,
     }
 
 
+def _model_error(result: Result) -> dict[str, Any] | None:
+    if not result.model_draws:
+        return None
+    parts = [dataclasses.asdict(error) for error in result.deployment.cost.errors]
+    return {"level": result.summary.model_level, "draws": result.model_draws, "parts": parts}
+
+
 def plain(value: Any) -> Any:
-    """The same tree of what JSON knows; numbers that are not finite become null."""
+    """The same tree of what JSON knows; numbers that are not finite become null.
+
+    What is said of the cost model's error is left out where nothing is known of it.
+    """
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        told = {key: item for key, item in value.items() if key not in _MODEL or math.isfinite(item)}
+        return {key: plain(item) for key, item in told.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lengthwise.metrics import Summary
+from lengthwise.metrics import Beyond, Summary
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
@@ -23,6 +23,9 @@ class Result:
         scenario_text: The scenario it came from, shown as it is; may be empty.
         summaries: One a seed, where there are several; variants with the same seeds are then
             compared pair by pair, which tells smaller differences apart.
+        notes: What limits the trust in the numbers, a sentence each: extrapolated costs, for one.
+        beyond: Where runs went beyond the measurements behind the cost tables.
+        model_draws: Runs under tables that are a little off, behind the model intervals.
     """
 
     name: str
@@ -31,6 +34,9 @@ class Result:
     deployment: Deployment
     scenario_text: str = ""
     summaries: Sequence[Summary] = ()
+    notes: Sequence[str] = ()
+    beyond: Sequence[Beyond] = ()
+    model_draws: int = 0
 
 
 def check_results(results: list[Result]) -> None:

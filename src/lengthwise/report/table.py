@@ -20,7 +20,7 @@ FEW_SEEDS = 3
 
 
 def table(results: list[Result]) -> Group:
-    """Variants side by side: metrics as rows, "value ± half-width" as cells, what binds below.
+    """Variants side by side: metrics as rows, "value ± half-width (low - high)" as cells, what binds below.
 
     An interval that would leave what is possible (below 0, a share above 100 %) is cut there and
     shown with both its sides. The lines below are as wide as the console, not as the table.
@@ -58,6 +58,27 @@ def intervals_note(results: Sequence[Result]) -> str:
     return f"± half-widths of {level} within one run (batch means)"
 
 
+def model_note(results: Sequence[Result]) -> str:
+    """What stands in brackets, in a few words; empty where nothing does."""
+    told = [r for r in results if r.model_draws]
+    if not told:
+        return ""
+    level = f"{100 * told[0].summary.model_level:g} %"
+    return (
+        f"In brackets: {level} intervals by the cost model's own error, from {told[0].model_draws} more runs of the "
+        "same requests; it is common to all variants of one cost model"
+    )
+
+
+def notes_of(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """(variants, note) of what limits the trust, each note once."""
+    who: dict[str, list[str]] = {}
+    for result in results:
+        for note in result.notes:
+            who.setdefault(note, []).append(result.name)
+    return [("" if len(names) == len(results) else ", ".join(names), note) for note, names in who.items()]
+
+
 def counts_note(counts: Counts) -> str:
     """Requests by bucket; buckets that are empty go without saying."""
     others = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
@@ -83,6 +104,8 @@ def _cell(cell: Cell) -> Text:
     text = Text(cell.text, style="bold green" if cell.leads else "")
     if cell.interval:
         text.append(f" {cell.interval}", style="dim")
+    if cell.model:
+        text.append(f" {cell.model}", style="dim")
     return text
 
 
@@ -93,11 +116,15 @@ def _caption(results: list[Result]) -> Text:
         lines += [Text.assemble((r.name, "bold"), f": {counts_note(r.summary.counts)}.") for r in results]
     else:
         lines[0].append(" All requests finished.")
+    if note := model_note(results):
+        lines.insert(1, Text(f"{note}."))
+    for who, note in notes_of(results):
+        lines.append(Text.assemble((f"{who}: " if who else "", "bold"), (note, "bold yellow")))
     names: dict[Binding, list[str]] = {}
     for result in results:
         names.setdefault(binding_of(result), []).append(result.name)
-    for binding, who in names.items():
-        line = Text.assemble((", ".join(who), "bold"), ": ", (binding.warning, "bold"))
+    for binding, bound in names.items():
+        line = Text.assemble((", ".join(bound), "bold"), ": ", (binding.warning, "bold"))
         by = f" {_sentence(bound_by(binding))} " if binding.warning else f"{bound_by(binding)} "
         lines.append(line.append_text(Text.assemble(by, (binding.resource, "bold"), f". {binding.sentence}")))
     return Text("\n").join(lines)

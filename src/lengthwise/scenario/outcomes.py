@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from pathlib import Path
 from typing import TypeVar
 
 from lengthwise import engine, metrics
-from lengthwise.metrics import Slo, Summary
+from lengthwise.metrics import Beyond, Slo, Summary
+from lengthwise.scenario import model_error
 from lengthwise.scenario._load import load
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.variants import Variant, build
@@ -33,13 +34,38 @@ class Outcome:
         variant: What was asked.
         records: All that the first seed's run left behind.
         summaries: One a seed, in their order.
-        summary: Over all seeds.
+        summary: Over all seeds; with model intervals where the cost tables carry errors.
+        beyond: Where any seed's run went beyond the measurements behind the cost tables.
+        model_draws: Runs under tables that are a little off, behind the model intervals.
     """
 
     variant: Variant
     records: Records
     summaries: list[Summary]
     summary: Summary
+    beyond: tuple[Beyond, ...] = ()
+    model_draws: int = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know, a sentence each: extrapolated steps, model intervals left out."""
+        said = [f"{one.sentence}." for one in self.beyond]
+        if self.variant.deployment.cost.errors and not self.model_draws:
+            said.append(_NO_MODEL.format(why=_why_none(self.variant)))
+        return tuple(said)
+
+
+_NO_MODEL = "The cost model's own error is not in the intervals: {why}."
+_Run = tuple[Records | None, Summary, tuple[Beyond, ...]]
+
+
+def _why_none(variant: Variant) -> str:
+    if variant.scenario.run.model_draws == 0:
+        return "run.model_draws is 0"
+    return (
+        f"runs of more than {model_error.LARGEST_RUN:,} requests are not repeated unasked; "
+        f"run.model_draws = {model_error.DRAWS} repeats them"
+    )
 
 
 def run(
@@ -53,7 +79,8 @@ def run(
     """The outcome of every variant of a scenario, each simulated at every seed.
 
     All variants see the same requests at the same seed; where none has any chance in it (replays), one
-    seed says it all and no other is run. Runs share this process: the compiled engine lets go of the
+    seed says it all and no other is run. Where cost tables carry errors, the first seed is run again under
+    tables that are off by as much, for the model intervals. Runs share this process: the compiled engine lets go of the
     interpreter, so that threads use all cores.
 
     Args:
@@ -70,16 +97,33 @@ def run(
     sides = list(build(asked) if variants is None else variants)
     repeated = asked.run.seeds if any(side.has_chance for side in sides) else 1
     seeds = range(asked.run.seed, asked.run.seed + repeated)
-    tasks = [
+    tasks: list[Callable[[], _Run]] = [
         partial(_one, side, seed, keep=seed == seeds[0], every_step=every_step)
         for seed in seeds
         for side in sides
     ]
-    runs = _all(tasks, jobs or available_cpus(), progress)
-    return [_outcome(side, runs[at :: len(sides)]) for at, side in enumerate(sides)]
+    again = [_off(side, seeds[0]) for side in sides]
+    runs = _all([*tasks, *(task for some in again for task in some)], jobs or available_cpus(), progress)
+    plain, off = runs[: len(tasks)], iter(runs[len(tasks) :])
+    return [
+        _outcome(side, plain[at :: len(sides)], [next(off)[1] for _ in some])
+        for at, (side, some) in enumerate(zip(sides, again, strict=True))
+    ]
 
 
-def _one(variant: Variant, seed: int, *, keep: bool, every_step: bool) -> tuple[Records | None, Summary]:
+def _off(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
+    """The runs behind a variant's model intervals."""
+    draws = variant.scenario.run.model_draws
+    if not variant.deployment.cost.errors or draws == 0:
+        return []
+    if draws is None and len(variant.workload(seed)) > model_error.LARGEST_RUN:
+        return []
+    tables = model_error.perturbed(variant.deployment.cost, draws or model_error.DRAWS)
+    sides = [replace(variant, deployment=replace(variant.deployment, cost=cost)) for cost in tables]
+    return [partial(_one, side, seed, keep=False, every_step=False) for side in sides]
+
+
+def _one(variant: Variant, seed: int, *, keep: bool, every_step: bool) -> _Run:
     asked = variant.scenario
     with _located(variant, seed):
         records = engine.simulate(
@@ -93,13 +137,17 @@ def _one(variant: Variant, seed: int, *, keep: bool, every_step: bool) -> tuple[
         summary = metrics.summarize(
             records, variant.deployment, slo=slo_of(asked), warmup_s=asked.run.warmup_s
         )
-    return records if keep else None, summary
+    return records if keep else None, summary, metrics.beyond_reach(records, variant.deployment)
 
 
-def _outcome(variant: Variant, runs: Sequence[tuple[Records | None, Summary]]) -> Outcome:
-    records, summaries = runs[0][0], [summary for _, summary in runs]
+def _outcome(variant: Variant, runs: Sequence[_Run], off: Sequence[Summary]) -> Outcome:
+    records, summaries = runs[0][0], [summary for _, summary, _ in runs]
     assert records is not None  # the first seed keeps its records
-    return Outcome(variant, records, summaries, metrics.combine(summaries))
+    summary = metrics.combine(summaries)
+    if off:
+        summary = metrics.with_model_error(summary, summaries[0], off, model_error.LEVEL)
+    beyond = metrics.worst_of([beyond for _, _, beyond in runs])
+    return Outcome(variant, records, summaries, summary, beyond, len(off))
 
 
 def slo_of(scenario: Scenario) -> Slo | None:

@@ -16,6 +16,7 @@ from lengthwise.scenario.outcomes import slo_of
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.sections import SearchSection
 from lengthwise.scenario.variants import deployment
+from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Choice, Plan, Standing, Study
@@ -219,7 +220,8 @@ def _binding(choice: Choice, asked: Asked) -> str:
     offline = question.objective.name == "makespan"
     few = min(_EXPLAINED, load.most)
     requests = load.batch(0, question.requests) if offline else load.at(0, few, choice.at.rate_rps)
-    records = engine.simulate(requests, deployed, keep_steps=0)
+    steps = STEPS if deployed.cost.reach != Reach() else 0
+    records = engine.simulate(requests, deployed, keep_steps=steps)
     summary = metrics.summarize(records, deployed)
     limits = deployed.limits
     binds = report.what_binds(
@@ -228,10 +230,11 @@ def _binding(choice: Choice, asked: Asked) -> str:
         offered=not offline,
         waited_s=report.waited_in_all(records),
     )
-    return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.sentence}"
+    beyond = [f" {one.sentence}." for one in metrics.beyond_reach(records, deployed)]
+    return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.sentence}{''.join(beyond)}"
 
 
-_EXPLAINED = 4000
+_EXPLAINED, STEPS = 4000, 1_000_000
 
 
 def _named_progress(name: str, progress: Progress) -> Progress:

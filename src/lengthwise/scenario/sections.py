@@ -13,6 +13,7 @@ from lengthwise.scenario._lengths import Length
 from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Share, Text, Wait
 
 Rate = Annotated[NotNan, Field(gt=0)]
+FEWEST_DRAWS = 10
 _SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
 _LOADS = 'say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"'
 
@@ -177,13 +178,25 @@ class SloSection(Section):
 
 
 class RunSection(Section):
-    """How it is simulated: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers."""
+    """How it is simulated: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers.
+
+    ``model_draws``: so many more runs, under cost tables that are off by as much as their errors say, tell how
+    far the cost model moves each number. None: 16 for up to 50,000 requests; 0: none.
+    """
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
     warmup_s: Wait = 0.0
     time_limit_s: Seconds = math.inf
     strict: bool = False
+    model_draws: Annotated[int, Field(ge=0, le=10_000)] | None = None
+
+    @field_validator("model_draws")
+    @classmethod
+    def _enough_draws(cls, draws: int | None) -> int | None:
+        if draws is not None and 0 < draws < FEWEST_DRAWS:
+            raise ValueError(f"must be 0 (no model intervals) or at least {FEWEST_DRAWS}, to see both tails")
+        return draws
 
 
 class SearchSection(Section):

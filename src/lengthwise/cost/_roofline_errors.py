@@ -1,0 +1,67 @@
+"""How far the roofline's parts may be off as a whole: from its published fits, see ``_efficiency``.
+
+The fits say the median and the 95th percentile of the relative error over measured points. A normal law of
+the log with the same median, or the same 95th percentile if that is wider, has the ``log_sd`` of a part. Taken
+as one factor for all steps that is cautious: errors of points partly cancel in a run. It agrees with what is
+known of whole runs: parts of these sizes make some 12 % of a large model's time per output token, and 225
+deployments of AIConfigurator's samples lie within 9 % at the median, 25 % at the 95th percentile (log_sd 0.13).
+
+A GPU that no fit has seen gets the widest error that any has. Three parts were never measured alone:
+element-wise kernels reach 0.4 to 0.9 of the bandwidth where 0.6 is taken; a send is taken for as uncertain as
+an all-reduce; the host differs from engine to engine by more than from machine to machine, so that 0.5 (a
+factor of 2.3 within 90 %) is an assumption, and says so here.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lengthwise.schema.cost_tables import PartError
+from lengthwise.schema.hardware import GpuSpec
+from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.units import DTYPE_BYTES, dtype_name
+
+Fits = dict[str, tuple[float, float]]
+
+WIDE_GEMM: Fits = {
+    "A100": (0.10, 0.28),
+    "H100": (0.11, 0.27),
+    "H200": (0.10, 0.28),
+    "B200": (0.09, 0.41),
+    "A40": (0.06, 0.23),
+}
+NARROW_GEMM: Fits = {"H100": (0.11, 0.35), "H200": (0.14, 0.39), "B200": (0.15, 0.50)}
+PREFILL: Fits = {"A100": (0.11, 0.32), "H100": (0.09, 0.37), "H200": (0.08, 0.35), "B200": (0.13, 0.37)}
+DECODE: Fits = {"A100": (0.24, 0.48), "H100": (0.08, 0.33), "H200": (0.08, 0.31), "B200": (0.24, 0.76)}
+MOE: Fits = {"A100": (0.22, 0.47), "H100": (0.18, 0.70)}
+ALL_REDUCE: Fits = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
+"""(median, 95th percentile) of the relative error, by GPU."""
+
+STREAM_LOG_SD = math.log(0.9 / 0.6) / 1.96
+HOST_LOG_SD = 0.5
+_MEDIAN, _P95 = 0.6745, 1.96
+"""Quantiles of the absolute value of a standard normal."""
+
+
+def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[PartError, ...]:
+    """The errors of the parts of a roofline's tables."""
+    narrow = DTYPE_BYTES[dtype_name(weight_dtype)] < DTYPE_BYTES["bfloat16"]
+    gemm = log_sd(NARROW_GEMM if narrow else WIDE_GEMM, gpu)
+    comm = log_sd(ALL_REDUCE, gpu)
+    return (
+        PartError("layer", max(gemm, log_sd(MOE, gpu)) if model.ffn.experts else gemm),
+        PartError("comm", comm),
+        PartError("first", STREAM_LOG_SD),
+        PartError("send", comm),
+        PartError("head", log_sd(WIDE_GEMM, gpu)),
+        PartError("host", HOST_LOG_SD),
+        PartError("prefill", log_sd(PREFILL, gpu)),
+        PartError("decode", log_sd(DECODE, gpu)),
+    )
+
+
+def log_sd(fits: Fits, gpu: GpuSpec) -> float:
+    """Of a fit for this GPU; the widest of all where there is none."""
+    family = gpu.name.partition("-")[0]
+    known = [fits[family]] if family in fits else fits.values()
+    return round(max(max(math.log1p(median) / _MEDIAN, math.log1p(p95) / _P95) for median, p95 in known), 3)
