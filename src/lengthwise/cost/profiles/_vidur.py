@@ -158,7 +158,7 @@ def _one_block_size(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
 
     if "block_size" not in rows.columns or rows["block_size"].n_unique() == 1:
         return rows
-    size = rows["block_size"].mode().min()
+    size = int(rows["block_size"].mode().min())  # type: ignore[arg-type]
     notes.append(f"attention is of blocks of {size} tokens; other block sizes are left out")
     return rows.filter(pl.col("block_size") == size)
 
