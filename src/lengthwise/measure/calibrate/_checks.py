@@ -1,0 +1,103 @@
+"""What cannot be calibrated to is refused, with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from lengthwise.measure.calibrate._runs import Run
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import RequestRecords, Status
+
+LEAST_REQUESTS = 50
+ALLOWED = ("doubts", "simulated")
+CLOCK_SLACK = 1.02
+PROMPT_SLACK = 0.02
+
+
+def check_run(measured: Measured, name: str, deployment: Deployment, allow: Collection[str]) -> None:
+    """Nothing, if the run can be of this deployment and may be trusted.
+
+    Raises:
+        InputError: It was simulated, is doubted, or cannot have run on this deployment.
+    """
+    unknown = sorted(set(allow) - set(ALLOWED))
+    if unknown:
+        raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
+    if measured.is_simulated and "simulated" not in allow:
+        raise InputError(
+            f"{name} must be measured on a real engine; it was simulated, and calibrating to it would only repeat "
+            "the simulator. Measure with `lengthwise bench`, or allow it (--force)"
+        )
+    doubts = [*measured.doubts, *(f"{n} requests failed of {why}" for why, n in measured.errors.items())]
+    if doubts and "doubts" not in allow:
+        raise InputError(
+            f"{name} must be a run that can be trusted; of this one it is told: {'; '.join(doubts)}. "
+            "Measure again, or allow it (--allow-doubts)"
+        )
+    _check_lengths(measured, name, deployment)
+    _check_running(measured.records.requests, name, deployment)
+
+
+def _check_lengths(measured: Measured, name: str, deployment: Deployment) -> None:
+    r, asked = measured.records.requests, measured.workload.prompt_tokens
+    apart = np.abs(r.prompt_tokens - asked) / np.maximum(1, asked)
+    if np.median(apart) > PROMPT_SLACK:
+        raise InputError(
+            f"{name} must be of the workload it holds; half of its prompts differ by {np.median(apart):.0%} or more "
+            "in length from those that were asked for. Records and workload do not belong together, or the server "
+            "adds a chat template: send token ids, or count with its tokenizer"
+        )
+    took = np.isin(r.status, (Status.FINISHED, Status.UNFINISHED, Status.TIMED_OUT))
+    total = np.where(took, r.prompt_tokens + r.output_tokens, 0)
+    longest = int(total.max(initial=0))
+    if longest > deployment.max_model_len:
+        raise InputError(
+            f"{name} must have run on this deployment, which takes {deployment.max_model_len} tokens a request "
+            f"(max_model_len); request {int(total.argmax())} has {longest}. Give the engine's own settings in "
+            "the scenario"
+        )
+
+
+def _check_running(r: RequestRecords, name: str, deployment: Deployment) -> None:
+    """From first token to last a request runs for certain; clocks may overlap by a little."""
+    done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
+    running = most_at_once(r.first_token_s[done], r.finished_s[done])
+    most = deployment.limits.max_num_seqs * deployment.parallel.replicas
+    if running > most * CLOCK_SLACK + 1:
+        raise InputError(
+            f"{name} must have run on this deployment, of which at most {most} requests run at a time "
+            f"(max_num_seqs {deployment.limits.max_num_seqs}, {deployment.parallel.replicas} replicas); "
+            f"{running} did. Give the engine's own settings in the scenario"
+        )
+
+
+def most_at_once(start_s: np.ndarray, end_s: np.ndarray) -> int:
+    """The largest number of open intervals that share a moment."""
+    times = np.concatenate([end_s, start_s])
+    change = np.concatenate([np.full(len(end_s), -1), np.ones(len(start_s), dtype=np.int64)])
+    order = np.lexsort((change, times))  # who ends goes before who starts
+    return int(np.cumsum(change[order]).max(initial=0))
+
+
+def check_enough(runs: Sequence[Run]) -> None:
+    """Nothing, if there are requests enough to fit to and to hold out.
+
+    Raises:
+        InputError: There are too few.
+    """
+    fit = sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
+    if fit < LEAST_REQUESTS:
+        raise InputError(
+            f"a calibration needs {LEAST_REQUESTS} finished requests or more to fit to; there are {fit}. Measure more, "
+            "or hold out less"
+        )
+    held = sum(int((run.held & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
+    if held < LEAST_REQUESTS // 5:
+        raise InputError(
+            f"a calibration needs {LEAST_REQUESTS // 5} finished requests or more to report on; {held} are held out. "
+            "Measure more, or hold out more"
+        )

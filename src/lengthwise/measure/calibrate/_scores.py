@@ -1,0 +1,92 @@
+"""Errors on held-out requests, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.measure.calibrate._runs import Run
+from lengthwise.measure.calibrate.answer import METRICS, Score
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+LEAST = {"p99": 100, "p95": 20}
+DRAWS = 200
+LEAST_LOG_SD = 0.005
+
+
+def scores(run: Run, before: Mapping[str, Floats], after: Mapping[str, Floats], seed: int) -> list[Score]:
+    """A run's scores on its held-out requests; intervals by drawing blocks of consecutive ones again."""
+    rng = np.random.default_rng(seed)
+    told: list[Score] = []
+    for metric in METRICS:
+        rows = np.flatnonzero(run.held & (run.seconds[metric] > 0))
+        if len(rows):
+            columns = run.seconds[metric][rows], before[metric][rows], after[metric][rows]
+            told += _of_metric(run.name, metric, columns, _draws(len(rows), rng))
+    return told
+
+
+def _of_metric(run: str, metric: str, columns: tuple[Floats, ...], draws: Ints) -> list[Score]:
+    theirs, old, new = columns
+    found = []
+    for name in ("mean", *LEVELS, "each"):
+        if len(theirs) < LEAST.get(name, 0):
+            continue
+        drawn = _errors(name, theirs[draws], new[draws])
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        found.append(
+            Score(
+                run=run,
+                metric=metric,
+                statistic=name,
+                measured=float("nan") if name == "each" else float(_statistic(name, theirs[None])[0]),
+                before=float(_errors(name, theirs[None], old[None])[0]),
+                after=float(_errors(name, theirs[None], new[None])[0]),
+                low=float(low),
+                high=float(high),
+            )
+        )
+    return found
+
+
+def _errors(name: str, theirs: Floats, ours: Floats) -> Floats:
+    """[draws] relative errors of a statistic over the last axis."""
+    if name == "each":
+        return np.asarray(np.abs(ours / theirs - 1).mean(axis=-1))
+    return np.asarray(_statistic(name, ours) / _statistic(name, theirs) - 1)
+
+
+def _statistic(name: str, seconds: Floats) -> Floats:
+    if name == "mean":
+        return np.asarray(seconds.mean(axis=-1))
+    return np.asarray(np.quantile(seconds, LEVELS[name], axis=-1))
+
+
+def _draws(n: int, rng: np.random.Generator) -> Ints:
+    """[draws, n] rows in blocks of consecutive requests, which a queue makes alike."""
+    length = max(1, round(n**0.5))
+    starts = rng.integers(0, n, size=(DRAWS, -(-n // length)))
+    rows = (starts[:, :, None] + np.arange(length)) % n
+    return np.asarray(rows.reshape(DRAWS, -1)[:, :n])
+
+
+def log_sd(runs: Sequence[Run], after: Sequence[Mapping[str, Floats]]) -> float:
+    """Spread of log(measured / simulated) of held-out times between tokens about zero, outliers cut.
+
+    Of whole latencies where too few requests have tokens enough.
+    """
+    for metric in ("tpot", "jct"):
+        logs = [
+            np.log(run.seconds[metric][rows] / told[metric][rows])
+            for run, told in zip(runs, after, strict=True)
+            for rows in (np.flatnonzero(run.held & (run.seconds[metric] > 0)),)
+        ]
+        pooled = np.concatenate(logs)
+        if len(pooled) >= 10:
+            break
+    most = 3 * max(LEAST_LOG_SD, 1.4826 * float(np.median(np.abs(pooled))))
+    return max(LEAST_LOG_SD, float(np.sqrt(np.mean(np.clip(pooled, -most, most) ** 2))))

@@ -1,0 +1,81 @@
+"""What the tables say of logged steps, part by part, so that a change of scales is a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.measure.calibrate.iterations import Iterations
+from lengthwise.schema.cost_tables import MERGED, CostTables, grid_axis
+from lengthwise.schema.deployment import Deployment
+
+Floats = npt.NDArray[np.float64]
+
+
+def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
+    """[m] seconds of each step by part: work, prefill, decode, comm, and sequences (a count).
+
+    A prompt's chunk is the mean of its step, without context before it; the KV tokens of decodes are what the
+    cache held, less the prompts' own.
+    """
+    cost = deployment.cost
+    layers = float(cost.stage_layers.sum())
+    tokens, seqs = log.prefill_tokens + log.decode_seqs, log.prefill_seqs + log.decode_seqs
+    capacity = deployment.kv.num_blocks * deployment.kv.block_size
+    held = np.nan_to_num(log.kv_share) * capacity - log.prefill_tokens
+    kv_tokens = np.maximum(log.decode_seqs, held)
+    send = _row(cost.send_s, tokens) * (len(cost.stage_layers) - 1)
+    return {
+        "work": layers * _row(cost.layer_s, tokens) + _row(cost.first_s, tokens) + _row(cost.head_s, seqs),
+        "comm": layers * _row(cost.comm_s, tokens) + send,
+        "prefill": layers * _prefill(cost, log),
+        "decode": layers * _decode(cost, log.decode_seqs, kv_tokens),
+        "sequences": seqs,
+    }
+
+
+def seconds_of(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
+    """[m] seconds of the steps with these scales and this host."""
+    kernels = sum(parts[name] * values.get(name, 1.0) for name in ("work", "comm", "prefill", "decode"))
+    return np.asarray(kernels + values["log_step"] + values["host_sequence"] * parts["sequences"])
+
+
+def _prefill(cost: CostTables, log: Iterations) -> Floats:
+    prompts = np.maximum(1, log.prefill_seqs)
+    if cost.rule.kind == MERGED:  # sqrt of the sum of squares of equal chunks
+        factor = np.where(log.prefill_seqs > 1, cost.rule.merge_factor, 1.0)
+        one = factor * _stepped(cost.prefill_s, log.prefill_tokens / np.sqrt(prompts), np.zeros(len(log)))
+        return np.where(log.prefill_seqs > 0, one, 0.0)
+    return log.prefill_seqs * _bilinear(cost.prefill_s, log.prefill_tokens / prompts, np.zeros(len(log)))
+
+
+def _decode(cost: CostTables, seqs: Floats, kv_tokens: Floats) -> Floats:
+    if cost.rule.kind == MERGED:
+        factor = np.where(seqs > 1, cost.rule.merge_factor, 1.0)
+        steps = np.ceil(kv_tokens / np.maximum(1, seqs) / cost.rule.step_tokens)
+        return np.where(seqs > 0, factor * _stepped(cost.decode_s, seqs, steps), 0.0)
+    return np.where(seqs > 0, _bilinear(cost.decode_s, seqs, kv_tokens), 0.0)
+
+
+def _row(table: Floats, at: Floats) -> Floats:
+    return np.interp(at, np.arange(len(table)), table)
+
+
+def _stepped(table: Floats, i: Floats, j: Floats) -> Floats:
+    rows = np.minimum(np.round(i).astype(np.int64), table.shape[0] - 1)
+    return np.asarray(table[rows, np.minimum(j.astype(np.int64), table.shape[1] - 1)])
+
+
+def _bilinear(table: Floats, x: Floats, y: Floats) -> Floats:
+    (i, u), (j, v) = _cell(x, table.shape[0]), _cell(y, table.shape[1])
+    low = table[i, j] + v * (table[i, j + 1] - table[i, j])
+    high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
+    return np.asarray(low + u * (high - low))
+
+
+def _cell(values: Floats, points: int) -> tuple[npt.NDArray[np.int64], Floats]:
+    axis = grid_axis(2**30)[:points].astype(np.float64)
+    index = np.clip(np.searchsorted(axis, values, side="right") - 1, 0, points - 2)
+    return index, (values - axis[index]) / (axis[index + 1] - axis[index])

@@ -1,0 +1,254 @@
+"""Measured runs and a deployment become cost tables that agree with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.measure.calibrate import _parameters as parameters
+from lengthwise.measure.calibrate._checks import check_enough, check_run
+from lengthwise.measure.calibrate._loads import loads_of
+from lengthwise.measure.calibrate._problem import Problem
+from lengthwise.measure.calibrate._reach import reach_of
+from lengthwise.measure.calibrate._runs import Run, run_of, simulated
+from lengthwise.measure.calibrate._scores import log_sd, scores
+from lengthwise.measure.calibrate._solve import Solution, solve
+from lengthwise.measure.calibrate.answer import Calibration, Parameter
+from lengthwise.measure.calibrate.iterations import Iterations, in_cells
+from lengthwise.schema.cost_tables import CostTables, PartError, Reach
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.measured import Measured
+
+Floats = npt.NDArray[np.float64]
+KEEP_STEPS = 5_000_000
+SEVERAL = 3
+
+
+@dataclass(frozen=True)
+class _Split:
+    runs: tuple[Run, ...]
+    words: str
+
+    @property
+    def fitted(self) -> list[Run]:
+        return [run for run in self.runs if run.fit.any()]
+
+    @property
+    def held(self) -> list[Run]:
+        return [run for run in self.runs if run.held.any()]
+
+
+def calibrate(
+    runs: Sequence[Measured],
+    deployment: Deployment,
+    *,
+    fit: Sequence[str] | None = None,
+    holdout: float | Sequence[Measured] = 0.3,
+    iterations: Iterations | None = None,
+    allow: Collection[str] = (),
+    seed: int = 0,
+) -> Calibration:
+    """Cost tables with which simulations of measured runs agree with them, and errors on what was held out.
+
+    The same requests are simulated with candidate tables until TTFT, TPOT and JCT (in log, by request and by
+    quantile, Huber's loss) lie as close as they can; a factor on each kind of kernel and the host's seconds move,
+    each held back by what the tables say of their own errors. What the runs cannot tell stays as it was, and is
+    named.
+
+    Args:
+        runs: Of one engine with one setting, at one load or several.
+        deployment: What ran, with the tables to start from.
+        fit: The parameters that may move (names of ``Parameter``); None: all that the deployment has.
+        holdout: A share, or runs of their own. Of three runs or more a share of whole runs is held out, and
+            of their loads neither the least nor the most; else the last requests of each run, which are
+            simulated with the others but not looked at.
+        iterations: The engine's log of steps, for the same parameters.
+        allow: "doubts": also runs that are told to be doubtful; "simulated": also runs of no engine.
+        seed: Of the search's draws, the routers and the intervals; equal inputs give equal answers.
+
+    Raises:
+        InputError: The runs do not belong to the deployment, are too few or tell nothing, or are not to be trusted.
+    """
+    split = _split(runs, deployment, holdout, allow)
+    check_enough(split.runs)
+    log = None if iterations is None else in_cells(iterations)
+    knobs = parameters.knobs(deployment, logged=log is not None)
+    problem = Problem(split.fitted, deployment, knobs, log, seed)
+    problem.check_simulated()
+    solution = solve(problem, _free(fit, knobs), seed)
+    if not solution.told.any():
+        raise InputError(
+            "the runs must tell at least one parameter; whatever moves, they stay within "
+            "1 % of where they are. Measure longer requests at a higher load"
+        )
+    return _answer(problem, solution, split, deployment, seed, fit)
+
+
+def _free(fit: Sequence[str] | None, knobs: Sequence[parameters.Knob]) -> list[str]:
+    names = [knob.name for knob in knobs]
+    if fit is None:
+        return names
+    for name in fit:
+        if name not in parameters.NAMES:
+            raise UnknownNameError("parameter", name, parameters.NAMES)
+        if name not in names:
+            raise InputError(f"this deployment has no parameter {name!r}; it has {', '.join(names)}")
+    return [*fit, *(["log_step"] if "log_step" in names else [])]
+
+
+def _split(
+    runs: Sequence[Measured],
+    deployment: Deployment,
+    holdout: float | Sequence[Measured],
+    allow: Collection[str],
+) -> _Split:
+    given = list(holdout) if isinstance(holdout, Sequence) else []
+    share = holdout if isinstance(holdout, float | int) else 0.0
+    if not runs or (not given and not 0 < share < 1):
+        raise InputError(
+            "a calibration needs one run or more, and something to hold out: a share above 0 and below 1, or runs; "
+            f"there are {len(runs)} runs, and holdout is {share}"
+        )
+    names = _names([*runs, *given])
+    for name, measured in zip(names, [*runs, *given], strict=True):
+        check_run(measured, name, deployment, allow)
+    if given:
+        shares = [0.0] * len(runs) + [1.0] * len(given)
+        words = f"fitted to {_counted(len(runs))}, held out {_counted(len(given))}"
+    elif len(runs) >= SEVERAL:
+        away = _middle(runs, share)
+        shares = [1.0 if r in away else 0.0 for r in range(len(runs))]
+        words = f"fitted to {_counted(len(runs) - len(away))}, held out {', '.join(names[r] for r in sorted(away))}"
+    else:
+        shares = [float(share)] * len(runs)
+        words = (
+            f"fitted to the first {1 - share:.0%} of the requests{' of each run' if len(runs) > 1 else ''}, held out "
+            "the last ones, which were simulated in the same queue"
+        )
+    each = zip([*runs, *given], names, shares, strict=True)
+    return _Split(tuple(run_of(measured, name, part) for measured, name, part in each), words)
+
+
+def _counted(n: int) -> str:
+    return f"{n} run{'s' if n > 1 else ''}"
+
+
+def _names(runs: Sequence[Measured]) -> list[str]:
+    """A name for each run; equal ones are numbered."""
+    given = [measured.records.name or measured.workload.name or "run" for measured in runs]
+    return [name if given.count(name) == 1 else f"{name} {i + 1}" for i, name in enumerate(given)]
+
+
+def _middle(runs: Sequence[Measured], share: float) -> set[int]:
+    """Which runs to hold out: spread over the loads, but neither the least nor the most of them."""
+    order = sorted(range(len(runs)), key=lambda r: (_load(runs[r]), r))
+    inner = order[1:-1]
+    count = min(len(inner), max(1, round(share * len(runs))))
+    return {inner[(2 * i + 1) * len(inner) // (2 * count)] for i in range(count)}
+
+
+def _load(measured: Measured) -> float:
+    r = measured.records.requests
+    span = float(np.nanmax(r.finished_s) - np.nanmin(r.arrival_s))
+    return float(np.nansum(r.finished_s - r.arrival_s)) / max(span, 1e-9)
+
+
+def _answer(
+    problem: Problem,
+    solution: Solution,
+    split: _Split,
+    deployment: Deployment,
+    seed: int,
+    fit: Sequence[str] | None,
+) -> Calibration:
+    values = problem.values(solution.z)
+    found = _parameters(problem, solution)
+    client_s = values["client"] if any(p.name == "client" and p.told for p in found) else 0.0
+    values["client"] = client_s
+    new = {id(run): problem.simulate(run, values, keep_steps=KEEP_STEPS) for run in split.runs}
+    old = {id(run): problem.simulate(run, {}) for run in split.held}
+    after = [simulated(new[id(run)], client_s) for run in split.held]
+    told = [
+        score
+        for run, mine in zip(split.held, after, strict=True)
+        for score in scores(run, simulated(old[id(run)], 0.0), mine, seed)
+    ]
+    spread = log_sd(split.held, after)
+    reach = reach_of(split.fitted, [new[id(run)] for run in split.fitted], deployment)
+    tables = _tables(deployment.cost, values, found, spread, reach, split)
+    return Calibration(
+        tables=tables,
+        parameters=found,
+        scores=tuple(told),
+        client_s=client_s,
+        log_sd=spread,
+        split=split.words,
+        fitted=sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
+        held_out=sum(int((run.held & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
+        simulations=problem.simulations,
+        loads=tuple(load for run in split.held for load in loads_of(run, old[id(run)], new[id(run)])),
+        notes=tuple(_notes(found, client_s, fit)),
+    )
+
+
+def _parameters(problem: Problem, solution: Solution) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            name=knob.name,
+            label=parameters.LABELS[knob.name],
+            unit=knob.unit,
+            value=knob.value(float(z)),
+            low=knob.value(float(z - 1.96 * sd)),
+            high=knob.value(float(z + 1.96 * sd)),
+            prior=knob.centre,
+            told=bool(told),
+            effect=float(effect),
+        )
+        for knob, z, sd, told, effect in zip(
+            problem.knobs, solution.z, solution.sd, solution.told, solution.effect, strict=True
+        )
+    )
+
+
+def _tables(
+    cost: CostTables,
+    values: Mapping[str, float],
+    found: Sequence[Parameter],
+    spread: float,
+    reach: Reach,
+    split: _Split,
+) -> CostTables:
+    """The tables with what is now known of their errors: those of parts that nobody could tell stay."""
+    parts = [
+        PartError(part, max(log_sd, 0.0))
+        for p in found
+        if not p.told and p.name in parameters.PARTS
+        for part in parameters.PARTS[p.name]
+        for log_sd in (math.log(p.high / p.prior) / 1.96,)
+    ]
+    source = f"{cost.source or 'tables'}, calibrated to {len(split.fitted)} measured run"
+    source += "s" if len(split.fitted) > 1 else ""
+    return replace(
+        parameters.apply(cost, values),
+        source=source,
+        errors=(PartError("step", spread), *parts),
+        reach=reach,
+    )
+
+
+def _notes(found: Sequence[Parameter], client_s: float, fit: Sequence[str] | None) -> list[str]:
+    notes = []
+    if client_s:
+        notes.append(
+            f"clients wait {1e3 * client_s:.3g} ms outside the engine, which cost tables do not hold: "
+            "add it to simulated TTFT and JCT"
+        )
+    asked = [p for p in found if not p.told and (fit is None or p.name in fit)]
+    if asked:
+        notes.append(f"these runs cannot tell, and so left as they were: {'; '.join(p.label for p in asked)}")
+    return notes
