@@ -1,0 +1,166 @@
+"""A measurement of many operators within a budget: the coarse grid, then points where they tell most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lengthwise.measure.operators.adaptive import Wish, wishes
+from lengthwise.measure.operators.grids import coarse
+from lengthwise.measure.operators.journal import Journal
+from lengthwise.measure.operators.points import Operator, Point
+from lengthwise.measure.operators.result import known_of
+from lengthwise.measure.operators.timing import LEAST_REPEATS, Bench, Outcome, measure
+from lengthwise.schema.errors import InputError
+
+Progress = Callable[[float, float, str], None]
+_BATCH = 8
+_AGAIN_AT_MOST = 6
+_GROWTH = 8.0
+_TELLING_S = 2e-3  # a point that takes less says little of larger ones: overhead
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure and for how long.
+
+    Attributes:
+        operators: What to measure.
+        budget_s: Seconds in all, with those of interrupted runs before.
+        repeats: Of a point.
+        target: Relative error, of points told by others, at which to stop early.
+    """
+
+    operators: tuple[Operator, ...]
+    budget_s: float
+    repeats: int = 5
+    target: float = 0.03
+
+
+class Campaign:
+    """Measures a plan's points on a bench, and keeps each in the journal as it comes.
+
+    Args:
+        plan: What to measure.
+        bench: On what.
+        journal: Where points go, and those of a run before come from.
+        clock: Seconds from any start.
+        progress: Told seconds spent, the budget, and what is being measured.
+    """
+
+    def __init__(
+        self, plan: Plan, bench: Bench, journal: Journal, clock: Callable[[], float], progress: Progress
+    ) -> None:
+        self._plan, self._bench, self._journal, self._progress = plan, bench, journal, progress
+        self._clock, self._started = clock, clock() - journal.spent_s
+        self.outcomes: dict[tuple[str, tuple[int, ...], int], Outcome] = {}
+        self._times_again: dict[tuple[str, tuple[int, ...], int], int] = {}
+        for outcome in journal.before:
+            self._keep(outcome)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds so far, with those of interrupted runs before."""
+        return self._clock() - self._started
+
+    def run(self) -> list[Outcome]:
+        """An outcome for every point that was tried.
+
+        Raises:
+            InputError: The budget does not suffice for the coarse grid; what was measured is kept.
+        """
+        self._coarse()
+        while self.spent_s < self._plan.budget_s and (batch := self._next()):
+            self._measure(batch)
+        return list(self.outcomes.values())
+
+    def adopt(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes points that others measured, and keeps them in the journal."""
+        for outcome in outcomes:
+            self._journal.add(outcome, self.spent_s)
+            self._keep(outcome)
+
+    def _coarse(self) -> None:
+        grids = [coarse(operator) for operator in self._plan.operators]
+        waves = [[grid[i] for grid in grids if i < len(grid)] for i in range(max(map(len, grids), default=0))]
+        left = [p for wave in waves for p in wave if p.key not in self.outcomes]
+        while left:
+            batch, left = left[:_BATCH], left[_BATCH:]
+            self._require_time([*batch, *left])
+            self._measure([p for p in batch if not self._is_beyond_memory(p)])
+            left = [p for p in batch if not self._is_done(p)] + left
+
+    def _is_done(self, point: Point) -> bool:
+        return point.key in self.outcomes or self._is_beyond_memory(point)
+
+    def _require_time(self, left: Sequence[Point]) -> None:
+        """Nothing, if the rest of the coarse grid seems to fit the budget.
+
+        The rest is told from the largest point of each operator so far, growing with the work where it
+        takes longer than overheads do, eightfold at most: what is far is told when what is nearer is known.
+        """
+        needs_s = self.spent_s + sum(self._cost_s(point) for point in left)
+        if needs_s <= self._plan.budget_s:
+            return
+        raise InputError(
+            f"a budget of {self._plan.budget_s:.0f} s does not suffice for the coarse grid of these operators: "
+            f"at least {math.ceil(1.1 * needs_s)} s are needed. Give more, or measure fewer tokens, sequences or TP "
+            f"degrees, or shorter contexts."
+        )
+
+    def _cost_s(self, point: Point) -> float:
+        """Seconds that measuring a point takes, as far as it can be told."""
+        told = [
+            (o.point.work, o.seconds)
+            for o in self.outcomes.values()
+            if o.point.operator.key == point.operator.key and not o.skipped
+        ]
+        if not told:
+            return 0.0
+        work, seconds = max(told)
+        each = seconds * min(max(1.0, point.work / work), _GROWTH) if seconds > _TELLING_S else seconds
+        return (LEAST_REPEATS + 2) * each
+
+    def _next(self) -> list[Point]:
+        """The next batch: the most wanted points that still fit the budget."""
+        wanted = [
+            w for w in wishes(known_of(list(self.outcomes.values())), self._plan.target) if self._may(w)
+        ]
+        left_s, batch = self._plan.budget_s - self.spent_s, list[Point]()
+        for wish in wanted:
+            cost_s = self._cost_s(wish.point)
+            if cost_s <= left_s and len(batch) < _BATCH:
+                batch.append(wish.point)
+                left_s -= cost_s
+        return batch
+
+    def _may(self, wish: Wish) -> bool:
+        if wish.again:
+            return self._times_again.get(wish.point.key, 0) < _AGAIN_AT_MOST
+        return wish.point.key not in self.outcomes and not self._is_beyond_memory(wish.point)
+
+    def _is_beyond_memory(self, point: Point) -> bool:
+        """Whether a point no larger than this one found no memory."""
+        return any(
+            o.skipped
+            and o.point.operator.key == point.operator.key
+            and all(a <= b for a, b in zip(o.point.at, point.at, strict=True))
+            for o in self.outcomes.values()
+        )
+
+    def _measure(self, points: list[Point]) -> None:
+        if not points:
+            return
+        self._progress(self.spent_s, self._plan.budget_s, points[0].operator.name)
+        late = lambda: self.spent_s >= self._plan.budget_s  # noqa: E731 - a clock, read many times
+        for outcome in measure(self._bench, points, self._plan.repeats, late):
+            if outcome.point.key in self.outcomes:
+                self._times_again[outcome.point.key] = self._times_again.get(outcome.point.key, 0) + 1
+            self._journal.add(outcome, self.spent_s)
+            self._keep(outcome)
+        self._progress(self.spent_s, self._plan.budget_s, points[-1].operator.name)
+
+    def _keep(self, outcome: Outcome) -> None:
+        before = self.outcomes.get(outcome.point.key)
+        self.outcomes[outcome.point.key] = outcome if before is None else before.with_more(outcome)

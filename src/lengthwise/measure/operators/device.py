@@ -1,0 +1,103 @@
+"""Which device and dtype to measure: what was asked for, if this machine has it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
+from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.units import dtype_name
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is measured on: "cpu" or "cuda", the numbers' dtype, and the threads of a CPU."""
+
+    kind: str
+    dtype: str
+    threads: int
+
+
+def torch_module() -> Any:
+    """The module.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError("measuring operators", "torch") from error
+    return torch
+
+
+def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int | None) -> Device:
+    """The device and the dtype that were asked for; "auto": a GPU where there is one, and its usual dtype.
+
+    Raises:
+        UnknownNameError: There is no such device or dtype.
+        InputError: This machine has no such device, or the device not the dtype.
+    """
+    if device not in DEVICES:
+        raise UnknownNameError("device", device, DEVICES)
+    kind = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        _require_cuda(torch)
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1; it is {threads}")
+    return Device(kind, _dtype(torch, model, kind, dtype), threads or default_threads())
+
+
+def default_threads() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def emulates_bfloat16() -> bool:
+    """Whether this CPU has no instructions for bfloat16, as far as Linux on x86 tells."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "flags" in text and "avx512_bf16" not in text and "amx_bf16" not in text
+
+
+def _require_cuda(torch: Any) -> None:
+    if torch.cuda.is_available():
+        return
+    if torch.version.cuda is None:
+        why = f"torch {torch.__version__} was built without CUDA: install a build with it"
+    else:
+        why = f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: look at nvidia-smi and the driver"
+    raise InputError(f"device cuda needs an NVIDIA GPU and its driver; {why}, or measure with --device cpu")
+
+
+def _dtype(torch: Any, model: ModelSpec, kind: str, asked: str) -> str:
+    if asked == "auto":
+        if kind == "cpu":
+            return "float32"
+        asked = model.dtype if model.dtype in DTYPES[:2] else "bfloat16"
+        if asked == "bfloat16" and not _has_bfloat16(torch):
+            asked = "float16"
+    dtype = dtype_name(asked)
+    if dtype not in DTYPES:
+        raise InputError(
+            f"dtype must be of {', '.join(DTYPES)}, what torch multiplies everywhere; it is {dtype}"
+        )
+    if kind == "cuda" and dtype == "bfloat16" and not _has_bfloat16(torch):
+        raise InputError(
+            f"{torch.cuda.get_device_name(0)} has no bfloat16; measure with --dtype float16 or float32"
+        )
+    return dtype
+
+
+def _has_bfloat16(torch: Any) -> bool:
+    return bool(torch.cuda.get_device_capability(0)[0] >= 8)
