@@ -1,0 +1,171 @@
+"""Whether a new measurement says something else than an old profile, operator by operator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lengthwise.cost.profiles._matched import Pairs, matched
+from lengthwise.schema.errors import InputError, ProfileError
+from lengthwise.schema.profile import OPERATOR_PARTS, Profile
+
+DRAWS = 1000
+LEVEL = 0.99
+"""Of an interval: some dozens of operators and regions are looked at, and one in twenty would often be wrong."""
+
+FEWEST = 3
+"""So few points whose spread nobody tells say nothing."""
+
+_UNITS = {"prefill": "tokens", "decode": "KV tokens", "mixed": "tokens", "comm": "bytes", "send": "bytes"}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """New over old of one operator, shard and region.
+
+    Attributes:
+        operator: Its name.
+        tp: The shard (0: a kernel of no model).
+        dtype: Of its weights or activations.
+        region: "small" or "large", cut at the geometric middle of the sizes; "all" where there is one size.
+        sizes: The smallest and the largest size that was compared, in ``unit``.
+        unit: "tokens", "KV tokens", "sequences" or "bytes".
+        points: How many were compared.
+        ratio: The median of new over old.
+        low: The lower end of its interval (99 %, a bootstrap over points and their spreads).
+        high: The upper end.
+        moved: Whether the whole interval lies beyond the tolerance.
+    """
+
+    operator: str
+    tp: int
+    dtype: str
+    region: str
+    sizes: tuple[int, int]
+    unit: str
+    points: int
+    ratio: float
+    low: float
+    high: float
+    moved: bool
+
+
+@dataclass(frozen=True)
+class ProfileCheck:
+    """All that was compared, and what could not be."""
+
+    rows: tuple[Moved, ...]
+    tolerance: float
+    unmatched: int
+    only_new: tuple[str, ...]
+    only_old: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def moved(self) -> tuple[Moved, ...]:
+        """What moved by more than the tolerance, and surely."""
+        return tuple(row for row in self.rows if row.moved)
+
+
+def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed: int = 0) -> ProfileCheck:
+    """Which operators moved by more than a tolerance, beyond what the spreads explain.
+
+    Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a
+    factor of two apart is compared with what lies between them.
+
+    Args:
+        new: What was measured now.
+        old: What it should agree with.
+        tolerance: A share: 0.05 lets a time be 5 % longer, or as many times shorter.
+        seed: Of the intervals.
+
+    Raises:
+        InputError: The tolerance is not positive.
+        ProfileError: The profiles are of different models, kinds or dtypes, or share no point.
+    """
+    if not (math.isfinite(tolerance) and tolerance > 0):
+        raise InputError(f"the tolerance must be above 0; it is {tolerance}")
+    _require_same(new, old)
+    rng = np.random.default_rng(seed)
+    rows: list[Moved] = []
+    unmatched = 0
+    shared = [name for name in new.operators if name in old.operators]
+    for operator in shared:
+        groups, alone = matched(new, old, operator)
+        unmatched += alone
+        for (tp, dtype), pairs in sorted(groups.items()):
+            rows += _regions(operator, tp, dtype, pairs, tolerance, rng)
+    if not rows:
+        raise ProfileError(
+            "the profiles must share points; they share none: no operator has equal or neighbouring sizes, TP and "
+            f"dtype in both (operators in both: {', '.join(shared) or 'none'})"
+        )
+    return ProfileCheck(
+        tuple(rows),
+        tolerance,
+        unmatched,
+        tuple(name for name in new.operators if name not in shared),
+        tuple(name for name in old.operators if name not in shared),
+        _notes(new, old),
+    )
+
+
+def _require_same(new: Profile, old: Profile) -> None:
+    if new.facts.model != old.facts.model:
+        raise ProfileError(
+            f"both profiles must be of one model; they are of {new.facts.model or 'no model (kernels)'} and "
+            f"{old.facts.model or 'no model (kernels)'}"
+        )
+    kinds = [bool((one["tp"] > 0).any()) for one in (new, old)]
+    if kinds[0] != kinds[1]:
+        words = ["operators of a model's shards" if shard else "kernels of no model" for shard in kinds]
+        raise ProfileError(f"both profiles must be of one kind; one holds {words[0]}, the other {words[1]}")
+    dtypes = [sorted(set(one["dtype"].tolist()) - {""}) for one in (new, old)]
+    if all(dtypes) and not set(dtypes[0]) & set(dtypes[1]):
+        raise ProfileError(
+            f"both profiles must be of one dtype; they are of {', '.join(dtypes[0])} and {', '.join(dtypes[1])}"
+        )
+
+
+def _notes(new: Profile, old: Profile) -> tuple[str, ...]:
+    pairs = {"GPU": (new.facts.gpu, old.facts.gpu), "engine": (new.facts.engine, old.facts.engine)}
+    return tuple(f"the {what} is another: {a} now, {b} then" for what, (a, b) in pairs.items() if a != b)
+
+
+def _regions(
+    operator: str, tp: int, dtype: str, pairs: Pairs, tolerance: float, rng: np.random.Generator
+) -> list[Moved]:
+    sizes = np.maximum(pairs.size, 1)
+    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
+    cuts = {"small": sizes <= middle, "large": sizes > middle}
+    if not cuts["large"].any():
+        cuts = {"all": cuts["small"]}
+    part = OPERATOR_PARTS[operator]
+    unit = "sequences" if part in ("head", "host") else _UNITS.get(part, "tokens")
+    found = []
+    for region, mask in cuts.items():
+        ratio, noise = pairs.log_ratio[mask], pairs.noise[mask]
+        low, high = _interval(ratio, noise, rng)
+        limit = math.log1p(tolerance)
+        enough = len(ratio) >= FEWEST or bool(np.isfinite(noise).all())
+        span = (int(pairs.size[mask].min()), int(pairs.size[mask].max()))
+        found.append(
+            Moved(
+                operator, tp, dtype, region, span, unit, len(ratio), math.exp(float(np.median(ratio))),
+                math.exp(low), math.exp(high), enough and (low > limit or high < -limit),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _interval(ratio: np.ndarray, noise: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    """Of the median: points drawn again, each off by its noise."""
+    most = 400  # of many points, a sample says the same
+    kept = rng.choice(len(ratio), most, replace=False) if len(ratio) > most else np.arange(len(ratio))
+    drawn = rng.choice(kept, (DRAWS, len(kept)))
+    off = np.nan_to_num(noise)[drawn] * rng.standard_normal(drawn.shape)
+    medians = np.median(ratio[drawn] + off, axis=1)
+    low, high = np.quantile(medians, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
