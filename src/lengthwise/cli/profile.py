@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from lengthwise.cli import profile_run
+
 EXAMPLES = """\b
 Examples:
   lengthwise profile import llmservingsim RTXPRO6000/meta-llama/Llama-3.1-8B/bf16 --out pro6000.parquet
@@ -22,3 +24,6 @@ app = typer.Typer(
 @app.callback()
 def _profile() -> None:
     """Keeps its commands beside each other, however many there are."""
+
+
+app.command("run", epilog=profile_run.EXAMPLES)(profile_run.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,31 +70,31 @@ def wishes(known: Mapping[str, Known], target: float) -> list[Wish]:
     """New points and old ones to measure again, the most wanted first; none: the target is met.
 
     A new point is wanted by the error that the points around it were told with, beyond what repeats lie
-    apart, by how far it is from them, and by its operator's share. A point that was told worse than
-    ``target`` while its repeats lay far apart is measured again.
+    apart, by how far it is from them, and by the root of its operator's share, so that small ones are not
+    left out. A point that was told worse than ``target`` while its repeats lay far apart is measured again.
     """
     share = shares(known)
     found = [
         wish
         for key, one in known.items()
-        for wish in _of_operator(one, max(share.get(key, 0.0), _LEAST_SHARE), target)
+        for wish in _of_operator(one, math.sqrt(max(share.get(key, 0.0), _LEAST_SHARE)), target)
     ]
     return sorted(found, key=lambda wish: -wish.score)
 
 
-def _of_operator(one: Known, share: float, target: float) -> list[Wish]:
+def _of_operator(one: Known, weight: float, target: float) -> list[Wish]:
     errors = leave_one_out(one.operator, list(one.places), one.seconds)
     errors = np.where(np.isnan(errors), 0.0, errors)
     if not len(errors) or errors.max() <= target:
         return []
     shaky = np.flatnonzero((errors > target) & (one.spread > target))
-    again = [Wish(Point(one.operator, one.places[i]), share * errors[i] / 4, again=True) for i in shaky]
+    again = [Wish(Point(one.operator, one.places[i]), weight * errors[i] / 4, again=True) for i in shaky]
     taken = set(one.places)
     free = [place for place in fine(one.operator) if place not in taken]
     if not free:
         return again
     beyond = np.where(errors > target, np.maximum(errors - one.spread / 2, errors / 4), 0.0)
-    return again + [Wish(Point(one.operator, p), share * score) for p, score in _best(one, beyond, free)]
+    return again + [Wish(Point(one.operator, p), weight * score) for p, score in _best(one, beyond, free)]
 
 
 def _best(one: Known, errors: Floats, free: list[tuple[int, ...]]) -> list[tuple[tuple[int, ...], float]]:
@@ -116,5 +117,5 @@ def _around(here: Floats, errors: Floats, there: Floats) -> tuple[Floats, Floats
     distance = np.sqrt(((there[:, None, :] - here[None, :, :]) ** 2).sum(axis=2))
     near = np.argsort(distance, axis=1, kind="stable")[:, : min(_NEAREST, len(errors))]
     gap = np.take_along_axis(distance, near, axis=1)
-    weight = 1 / (gap + 0.1)
-    return (errors[near] * weight).sum(axis=1) / weight.sum(axis=1), gap[:, 0]
+    near_by = 1 / (gap + 0.1)
+    return (errors[near] * near_by).sum(axis=1) / near_by.sum(axis=1), gap[:, 0]

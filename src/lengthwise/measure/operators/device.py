@@ -37,6 +37,11 @@ def torch_module() -> Any:
     return torch
 
 
+def device_kind(device: str = "auto") -> str:
+    """Which of "cpu" and "cuda" is meant; raises as ``measure_operators`` does."""
+    return _kind(torch_module(), device)
+
+
 def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int | None) -> Device:
     """The device and the dtype that were asked for; "auto": a GPU where there is one, and its usual dtype.
 
@@ -44,14 +49,19 @@ def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int |
         UnknownNameError: There is no such device or dtype.
         InputError: This machine has no such device, or the device not the dtype.
     """
+    kind = _kind(torch, device)
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1; it is {threads}")
+    return Device(kind, _dtype(torch, model, kind, dtype), threads or default_threads())
+
+
+def _kind(torch: Any, device: str) -> str:
     if device not in DEVICES:
         raise UnknownNameError("device", device, DEVICES)
     kind = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         _require_cuda(torch)
-    if threads is not None and threads < 1:
-        raise InputError(f"threads must be at least 1; it is {threads}")
-    return Device(kind, _dtype(torch, model, kind, dtype), threads or default_threads())
+    return kind
 
 
 def default_threads() -> int:

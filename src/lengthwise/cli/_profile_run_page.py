@@ -1,0 +1,100 @@
+"""What ``lengthwise profile run`` does and prints."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from lengthwise import catalog
+from lengthwise.cli._outputs import require_writable
+from lengthwise.cli._show import print_table
+from lengthwise.cost.profiles import write_profile
+from lengthwise.measure.operators import Measurement, OperatorLine, device_kind, measure_operators
+from lengthwise.schema.errors import InputError
+
+_COLUMNS = ("operator", "tp", "points", "spread", "error", "share of a step")
+_ERROR_AIM = 0.05
+
+
+def run(
+    model: str, *, device: str, out: Path | None, resume: bool, budget_s: float, quiet: bool, **settings: Any
+) -> None:
+    """Measures, writes, prints."""
+    spec = catalog.model(model)
+    kind = device_kind(device)
+    target = out or Path(f"{spec.name.replace('/', '-')}-{kind}.parquet")
+    require_writable([target])
+    points = _points_file(target, resume=resume)
+    with _shown(budget_s, quiet=quiet) as progress:
+        measured = measure_operators(
+            spec, device=device, budget_s=budget_s, resume=points, progress=progress, **settings
+        )
+    write_profile(measured.profile, target)
+    points.unlink(missing_ok=True)
+    _print(measured, target)
+
+
+def _points_file(target: Path, *, resume: bool) -> Path:
+    """Where points are kept until the profile is whole."""
+    points = target.with_name(target.name + ".points.jsonl")
+    if points.exists() and not resume:
+        raise InputError(
+            f"{points} holds the points of a run that was interrupted: give --resume to go on with it, or delete it"
+        )
+    return points
+
+
+def _print(measured: Measurement, target: Path) -> None:
+    facts = measured.profile.facts
+    typer.echo(f"{facts.name}: {len(measured.profile)} rows, {facts.engine}")
+    print_table(_COLUMNS, [_row(line) for line in measured.lines], drops=("spread",))
+    _print_error(measured.lines)
+    for note in facts.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"wrote {target}; look at it with: lengthwise profile show {target}")
+
+
+def _print_error(lines: Sequence[OperatorLine]) -> None:
+    errors = [line.error for line in lines if np.isfinite(line.error)]
+    if not errors:
+        return
+    median = float(np.median(errors))
+    typer.echo(f"points are told by the others within {median:.1%} (median over operators)")
+    if median > _ERROR_AIM:
+        typer.echo("more time (--budget) or a quieter machine would make that better")
+
+
+def _row(line: OperatorLine) -> list[str]:
+    tp = str(line.tp) if line.tp else "-"
+    return [
+        line.operator,
+        tp,
+        str(line.points),
+        *(_percent(x) for x in (line.spread, line.error, line.share)),
+    ]
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1%}"
+
+
+@contextmanager
+def _shown(budget_s: float, *, quiet: bool) -> Iterator[Callable[[float, float, str], None]]:
+    """A callable for seconds spent, seconds in all, and what is under way: a bar on a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("measuring {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=budget_s)
+        yield lambda spent, _, what: progress.update(task, completed=min(spent, budget_s), description=what)
