@@ -7,6 +7,7 @@ what a client saw with what happened.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -81,7 +82,8 @@ class ScriptedServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with contextlib.suppress(RuntimeError):  # it may have died by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
 
     def die(self) -> None:

@@ -44,4 +44,5 @@ def _read(body: Any) -> list[int] | None:
     if not isinstance(rows, list):
         return None
     ids = [row.get("id") if isinstance(row, dict) else row for row in rows]
-    return ids if ids and all(isinstance(i, int) for i in ids) else None
+    known = [i for i in ids if isinstance(i, int)]
+    return known if known and len(known) == len(ids) else None

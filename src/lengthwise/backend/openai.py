@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -30,7 +30,17 @@ from lengthwise.backend._openai_server import (
 from lengthwise.backend._openai_tokens import tokenize
 from lengthwise.backend._sse import SseReader
 
-__all__ = ["CHAT", "COMPLETIONS", "Abilities", "Client", "Piece", "RequestError", "Server", "Usage"]
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "Abilities",
+    "Client",
+    "Piece",
+    "Prompt",
+    "RequestError",
+    "Server",
+    "Usage",
+]
 
 _DRAIN_S = 0.5
 Prompt = str | Sequence[int]
@@ -123,7 +133,7 @@ class Client:
         *,
         sent: Callable[[float], None] | None = None,
         usage_each: bool | None = None,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """The pieces of an answer as they come; the last ones hold usage and finish reason.
 
         Args:

@@ -1,0 +1,263 @@
+"""The load generator against a server that logs what it did: honest times, honest doubts, partial results."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scripted_server import EVERYTHING, Script, ScriptedServer
+
+from lengthwise import metrics
+from lengthwise.backend.openai import Abilities, Server
+from lengthwise.measure import bench, read_records, write_records
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.records import Status
+from lengthwise.schema.workload import Workload
+
+ABLE = Abilities(
+    engine="vllm", model="toy", token_ids=True, usage=True, usage_each=True, ignore_eos=True, min_tokens=True
+)
+NEAR_S = 0.06
+"""How much later than the server sent it a client on a busy machine may read a piece."""
+
+
+def requests(n=8, gap_s=0.0, prompt=20, output=6, **more):
+    return Workload(np.arange(n) * gap_s, np.full(n, prompt), np.full(n, output), name="toy load", **more)
+
+
+def served(script, workload, *, abilities=ABLE, server_options=None, **options):
+    """What was measured, and the server's own log."""
+    with ScriptedServer(script) as server:
+        asked = Server(server.url, **(server_options or {}))
+        return bench(asked, workload, abilities=abilities, **options), server
+
+
+def doubted(measured, words):
+    return any(words in doubt for doubt in measured.doubts)
+
+
+def test_times_are_those_of_the_servers_log():
+    script = Script(first_s=0.08, gap_s=0.02)
+    measured, server = served(script, requests(8, 0.03))
+    r = measured.records.requests
+    assert (r.status == Status.FINISHED).all()
+    assert (r.output_tokens == 6).all()
+    assert (r.prompt_tokens == 20).all()
+    # The prompts are unique: the log's order is found by them, and by the order of coming.
+    first = np.array([sent.at_s[0] for sent in server.log])
+    last = np.array([sent.at_s[-1] for sent in server.log])
+    begun = np.array([sent.came_s for sent in server.log]) - r.arrival_s
+    zero = begun.min()  # no request can come before it is due
+    seen_first, seen_last = r.first_token_s + zero, r.finished_s + zero
+    assert np.all((seen_first >= first - NEAR_S) & (seen_first <= first + NEAR_S))
+    assert np.all((seen_last >= last - NEAR_S) & (seen_last <= last + NEAR_S))
+    span = metrics.request_column(r, "tpot_s")
+    assert span == pytest.approx((last - first) / 5, abs=NEAR_S / 5)
+    assert np.median(np.diff(measured.tokens.at_s[:6])) == pytest.approx(0.02, abs=0.01)
+
+
+def test_the_gaps_are_one_less_than_the_tokens_whatever_a_piece_holds():
+    for together in (1, 4):
+        measured, _ = served(Script(together=together), requests(5, output=9))
+        assert measured.records.gaps.total == 5 * 8
+        assert measured.records.gaps.histogram.sum() == 5 * 8
+        assert measured.tokens.tokens.sum() == 5 * 9
+        assert not any("token" in doubt for doubt in measured.doubts)
+
+
+def test_a_stall_shows_in_requests_that_were_due_meanwhile():
+    """Coordinated omission: who is due while the server sleeps waits, though nobody was asked for them."""
+    n, gap_s, start_s, stall_s = 40, 0.05, 0.5, 1.0
+    measured, _ = served(Script(pauses=((start_s, stall_s),)), requests(n, gap_s, output=1))
+    ttft_s = metrics.request_column(measured.records.requests, "ttft_s")
+    due_s = measured.records.requests.arrival_s
+    inside = (due_s > start_s + NEAR_S) & (due_s < start_s + stall_s - NEAR_S)
+    left_s = start_s + stall_s - due_s[inside]
+    assert inside.sum() > 12
+    assert np.all(np.abs(ttft_s[inside] - left_s) < 2 * NEAR_S)
+    assert np.median(ttft_s[~inside]) < NEAR_S
+
+
+def test_latencies_count_from_when_a_request_was_due_even_where_the_client_is_late():
+    """A client whose thread is held up sends late; that is in the latencies, in the facts, and doubted."""
+    held = []
+
+    def told(done, _of):
+        if done == 3:  # within the loop: nothing can be sent meanwhile
+            held.append(time.perf_counter())
+            time.sleep(0.5)
+
+    measured, _ = served(Script(), requests(30, 0.02, output=1), told=told)
+    assert held
+    ttft_s = metrics.request_column(measured.records.requests, "ttft_s")
+    assert ttft_s.max() > 0.35
+    assert measured.facts["client"]["late_s"]["max"] > 0.35
+    assert doubted(measured, "after they were due")
+
+
+def test_a_closed_loop_never_exceeds_its_concurrency_and_fills_it():
+    measured, server = served(Script(first_s=0.01, gap_s=0.005), requests(30), concurrency=4)
+    assert server.most_at_once == 4
+    assert len(server.log) == 30
+    r = measured.records.requests
+    assert np.all(np.diff(r.arrival_s) >= 0)
+    assert measured.workload.concurrency == 4
+
+
+def test_an_open_loop_does_not_wait_for_answers():
+    _, server = served(Script(first_s=0.4), requests(20, output=1))
+    assert server.most_at_once == 20
+
+
+def test_rate_and_concurrency_replace_the_arrivals():
+    measured, _ = served(Script(), requests(20, output=1), rate_rps=100.0, seed=3)
+    arrival_s = measured.workload.arrival_s
+    again, _ = served(Script(), requests(20, output=1), rate_rps=100.0, seed=3)
+    assert (arrival_s == again.workload.arrival_s).all()
+    assert 0.05 < arrival_s[-1] < 0.6
+    with pytest.raises(InputError, match="excludes"):
+        bench("http://localhost:1", requests(), rate_rps=1.0, concurrency=1)
+
+
+def test_prompts_are_unique_of_exact_length_and_the_same_for_a_seed():
+    prompts = []
+    for seed in (1, 1, 2):
+        _, server = served(Script(), requests(10, prompt=33), seed=seed, concurrency=1)
+        prompts.append([tuple(sent.body["prompt"]) for sent in server.log])
+    assert {len(p) for p in prompts[0]} == {33}
+    assert len({p[:16] for p in prompts[0]}) == 10
+    assert prompts[0] == prompts[1] != prompts[2]
+
+
+def test_a_shared_prefix_is_shared_as_far_as_asked():
+    _, server = served(Script(), requests(6, prompt=40), shared_prefix=0.5)
+    prompts = [sent.body["prompt"] for sent in server.log]
+    assert len({tuple(p[:20]) for p in prompts}) == 1
+    assert len({tuple(p[20:]) for p in prompts}) == 6
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_where_ids_are_not_taken_words_are_as_long_by_the_servers_count(api):
+    can = EVERYTHING - {"token_ids", "tokenize"} - ({"completions"} if api == "chat" else set())
+    measured, server = served(Script(can=can), requests(5, prompt=31), abilities=None)
+    assert (measured.records.requests.prompt_tokens == 31).all()
+    assert [sent.prompt_tokens for sent in server.log[-5:]] == [31] * 5
+    assert measured.facts["prompts"] == "words"
+    assert not doubted(measured, "prompts")
+
+
+def test_the_workloads_own_texts_are_sent():
+    texts = np.array(["a b c", "d e"], object)
+    measured, server = served(Script(), requests(2, prompt=2, extra={"prompt": texts}), concurrency=1)
+    assert [sent.body["prompt"] for sent in server.log] == ["a b c", "d e"]
+    assert measured.records.requests.prompt_tokens.tolist() == [3, 2]
+    assert doubted(measured, "prompts were not as long as wanted")
+
+
+def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
+    can = EVERYTHING - {"ignore_eos", "min_tokens"}
+    measured, _ = served(Script(can=can, stops_at=3), requests(5, output=9), abilities=None)
+    assert (measured.records.requests.output_tokens == 3).all()
+    assert (measured.workload.output_tokens == 9).all()
+    assert measured.facts["finish_reasons"] == {"stop": 5}
+    assert doubted(measured, "outputs were not as long as wanted (33 % of it)")
+
+
+def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
+    can = EVERYTHING - {"usage_each", "ids_each"}
+    measured, _ = served(Script(can=can, together=3), requests(4, output=6), abilities=None)
+    assert (measured.records.requests.output_tokens == 6).all()
+    assert measured.records.gaps.total == 4
+    assert doubted(measured, "a piece held several tokens")
+
+
+@pytest.mark.parametrize("fault", ["lies", "lies of prompts"])
+def test_a_usage_that_cannot_be_true_is_told(fault):
+    measured, _ = served(Script(faults={1: fault}), requests(5), concurrency=1)
+    assert measured.errors == {"lied usage": 1}
+    assert (measured.records.requests.output_tokens == 6).all()
+
+
+def test_each_failure_is_counted_by_name_and_the_rest_goes_on():
+    faults = {1: "http 429", 2: "http 500", 3: "malformed", 4: "stalls", 5: "closes", 6: "server error"}
+    measured, _ = served(Script(faults=faults), requests(12), concurrency=1, server_options={"stall_s": 0.3})
+    assert measured.errors == {
+        "http 429": 1, "http 500": 1, "malformed": 1, "stalled": 1, "closed early": 1, "server error": 1
+    }  # fmt: skip
+    counts = np.bincount(measured.records.requests.status, minlength=4).tolist()
+    assert counts == [6, 2, 1, 3]
+    assert doubted(measured, "6 of 12 requests failed")
+    assert metrics.summarize(measured.records).counts.finished == 6
+
+
+def test_a_slow_header_counts_into_the_first_token():
+    measured, _ = served(Script(fault="slow header"), requests(2, output=1))
+    assert (metrics.request_column(measured.records.requests, "ttft_s") > 0.2).all()
+
+
+def test_a_server_that_dies_midway_leaves_a_marked_partial_run(tmp_path):
+    script = Script(gap_s=0.01, faults={20: "dies"})
+    measured, _ = served(script, requests(400, 0.02), give_up_after=5)
+    r = measured.records.requests
+    assert 10 < (r.status == Status.FINISHED).sum() < 40
+    assert measured.errors["refused"] >= 1
+    assert measured.records.end_s < 6
+    assert doubted(measured, "a partial run, ended by 5 failures in a row")
+    counts = metrics.summarize(measured.records).counts
+    assert counts.arrived < 400
+    write_records(measured, tmp_path / "partial.parquet")
+    assert read_records(tmp_path / "partial.parquet").doubts == measured.doubts
+
+
+def test_the_time_limit_cuts_and_keeps():
+    measured, _ = served(Script(gap_s=0.05), requests(100, 0.05, output=10), time_limit_s=1.0)
+    status = measured.records.requests.status
+    assert (status == Status.FINISHED).any()
+    assert (status == Status.UNFINISHED).any()
+    assert measured.records.end_s == pytest.approx(1.0, abs=0.3)
+    assert doubted(measured, "the time limit of 1 s")
+    assert not measured.errors
+
+
+def test_ctrl_c_keeps_what_there_is():
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    measured, _ = served(Script(), requests(200, 0.05, output=2))
+    timer.join()
+    finished = int((measured.records.requests.status == Status.FINISHED).sum())
+    assert 2 < finished < 100
+    assert doubted(measured, "an interruption")
+
+
+def test_warm_up_requests_are_sent_and_not_counted():
+    measured, server = served(Script(), requests(4), warmup_requests=3)
+    assert len(server.log) == 7
+    assert len(measured.records.requests.arrival_s) == 4
+    assert len({tuple(sent.body["prompt"]) for sent in server.log}) == 7
+
+
+def test_the_servers_metrics_are_kept_by_the_second():
+    measured, _ = served(Script(), requests(3, 0.6, output=1), scrape=True)
+    columns = measured.facts["metrics"]
+    assert len(columns["at_s"]) == 2
+    assert columns["vllm:num_requests_running"] == [0.0, 0.0]
+    assert columns["vllm:iteration_tokens_total_sum"] == [12.0, 12.0]
+    assert not [name for name in columns if "bucket" in name or name.startswith("process")]
+
+
+def test_what_was_measured_goes_to_a_file_and_back(tmp_path):
+    measured, _ = served(Script(), requests(3), scrape=True)
+    write_records(measured, tmp_path / "m.parquet")
+    again = read_records(tmp_path / "m.parquet")
+    assert (again.facts, again.doubts, again.source) == (measured.facts, measured.doubts, "bench")
+    assert (again.tokens.at_s == measured.tokens.at_s).all()
+    assert again.facts["engine"] == "vllm"
