@@ -32,6 +32,8 @@ class PackedCost(NamedTuple):
     merged: bool
     step_tokens: int
     merge_factor: float
+    beside: Floats
+    has_beside: bool
 
 
 def pack(cost: CostTables) -> PackedCost:
@@ -49,6 +51,10 @@ def pack(cost: CostTables) -> PackedCost:
         cost.rule.kind == MERGED,
         int(cost.rule.step_tokens),
         float(cost.rule.merge_factor),
+        np.ones((2, 2))
+        if cost.beside_prompts is None
+        else np.array(cost.beside_prompts, np.float64, order="C"),
+        cost.beside_prompts is not None,
     )
 
 
@@ -99,12 +105,15 @@ def bilinear(table, x, y):
 
 
 @jit
-def decode_attention(cost, seqs, kv_tokens):
-    """Seconds of one layer's decode attention; 0 without sequences."""
+def decode_attention(cost, seqs, kv_tokens, prompts):
+    """Seconds of one layer's decode attention in a step of so many prompts; 0 without sequences."""
     if seqs == 0:
         return 0.0
     if not cost.merged:
-        return bilinear(cost.decode, seqs, kv_tokens)
+        seconds = bilinear(cost.decode, seqs, kv_tokens)
+        if prompts > 0 and cost.has_beside:
+            seconds *= bilinear(cost.beside, seqs, kv_tokens)
+        return seconds
     column = (kv_tokens // seqs + cost.step_tokens - 1) // cost.step_tokens
     factor = cost.merge_factor if seqs > 1 else 1.0
     return factor * stepped(cost.decode, seqs, column)

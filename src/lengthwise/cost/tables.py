@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import numpy as np
 
 from lengthwise.cost._npz import read_npz, write_npz
 from lengthwise.cost._vidur_rule import ONCE_A_LAYER, vidur_tables
-from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Floats
+from lengthwise.schema.cost_tables import (
+    MERGED,
+    PER_REQUEST,
+    AttentionRule,
+    CostTables,
+    FitError,
+    Floats,
+    PartError,
+    Reach,
+)
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.model import ModelSpec
 
@@ -21,6 +31,7 @@ _BY_TOKENS = ("layer_s", "comm_s", "first_s", "send_s")
 _BY_SEQS = ("head_s", "host_s")
 _ATTENTION = ("prefill_s", "decode_s")
 _SECONDS = (*_BY_TOKENS, *_BY_SEQS, *_ATTENTION)
+_REACH = tuple(field.name for field in fields(Reach))
 _RULE = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
 
 
@@ -83,6 +94,10 @@ def check(tables: CostTables, where: str) -> None:
         lengths = {name: len(getattr(tables, name)) for name in group}
         if len(set(lengths.values())) > 1:
             raise ProfileError(f"{where}: {', '.join(group)} must be of one length; they are {lengths}")
+    if tables.beside_prompts is not None:
+        _check_seconds(tables.beside_prompts, 2, f"{where}: beside_prompts")
+        if tables.beside_prompts.shape != tables.decode_s.shape:
+            raise ProfileError(f"{where}: beside_prompts must have the shape of decode_s")
     stages, rule = tables.stage_layers, tables.rule
     if stages.ndim != 1 or len(stages) < 1 or (stages < 1).any():
         raise ProfileError(f"{where}: stage_layers must be a layer or more a stage; it is {stages}")
@@ -112,7 +127,45 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
         "source": tables.source,
         "format": FORMAT,
         "version": VERSION,
+        **_told(tables),
     }
+
+
+def _told(tables: CostTables) -> dict[str, Any]:
+    """What tables need not have: how good they are, how far they go, what prompts do to decodes."""
+    told: dict[str, Any] = {}
+    if tables.fit:
+        names, medians, p95s = zip(*((f.operator, f.median, f.p95) for f in tables.fit), strict=True)
+        told |= {"fit_operator": names, "fit_median": medians, "fit_p95": p95s}
+    if tables.errors:
+        parts, log_sds = zip(*((e.part, e.log_sd) for e in tables.errors), strict=True)
+        told |= {"error_part": parts, "error_log_sd": log_sds}
+    reach = [getattr(tables.reach, name) for name in _REACH]
+    if any(largest is not None for largest in reach):
+        told["reach"] = [-1 if largest is None else largest for largest in reach]
+    if tables.beside_prompts is not None:
+        told["beside_prompts"] = tables.beside_prompts
+    return told
+
+
+def _from_told(arrays: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The same, read back; what an older file lacks stays unknown."""
+    told: dict[str, Any] = {}
+    try:
+        if "fit_operator" in arrays:
+            rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
+            told["fit"] = tuple(FitError(*row) for row in rows)
+        if "error_part" in arrays:
+            pairs = zip(arrays["error_part"].tolist(), arrays["error_log_sd"].tolist(), strict=True)
+            told["errors"] = tuple(PartError(*pair) for pair in pairs)
+        if "reach" in arrays:
+            largest = zip(_REACH, arrays["reach"].tolist(), strict=True)
+            told["reach"] = Reach(**{name: int(most) if most >= 0 else None for name, most in largest})
+    except (KeyError, ValueError) as error:
+        raise ProfileError(f"{path} must tell errors, fit and reach as they were saved: {error}") from error
+    if "beside_prompts" in arrays:
+        told["beside_prompts"] = np.ascontiguousarray(arrays["beside_prompts"], dtype=np.float64)
+    return told
 
 
 def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
@@ -139,6 +192,7 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
             int(arrays["rule_kind"]), int(arrays["rule_step_tokens"]), float(arrays["rule_merge_factor"])
         ),
         source=str(arrays["source"]),
+        **_from_told(arrays, path),
     )
     check(tables, path)
     return tables

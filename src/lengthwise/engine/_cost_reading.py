@@ -41,7 +41,7 @@ class CostReader:
         first, send = _row(cost.first_s, tokens), _row(cost.send_s, tokens)
         head, host = _row(cost.head_s, seqs), _row(cost.host_s, seqs)
         prefill = self._prefill(prompts)
-        decode = self._decode(decodes, kv_tokens)
+        decode = self._decode(decodes, kv_tokens, len(prompts))
         stages = []
         last = len(cost.stage_layers) - 1
         for p, layers in enumerate(cost.stage_layers):
@@ -56,7 +56,7 @@ class CostReader:
         """A layer's time to compute ``tokens`` again, or all layers' to swap, over that of a decode step."""
         cost = self._cost
         seqs = max(1, decodes)
-        step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs) + self._decode(decodes, kv_tokens)
+        step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs) + self._decode(decodes, kv_tokens, 0)
         if swapped_s is not None:
             return swapped_s / (float(sum(cost.stage_layers)) * step)
         prompts = [(tokens, 0)] if tokens > 0 else []
@@ -75,12 +75,15 @@ class CostReader:
         chunk = int(sum(chunk * chunk for chunk, _ in prompts) ** 0.5 + 0.5)
         return (rule.merge_factor if len(prompts) > 1 else 1.0) * _stepped(self._cost.prefill_s, chunk, steps)
 
-    def _decode(self, decodes: int, kv_tokens: int) -> float:
+    def _decode(self, decodes: int, kv_tokens: int, prompts: int) -> float:
         rule = self._cost.rule
         if decodes == 0:
             return 0.0
         if rule.kind != MERGED:
-            return self._bilinear(self._cost.decode_s, decodes, kv_tokens)
+            seconds = self._bilinear(self._cost.decode_s, decodes, kv_tokens)
+            if prompts > 0 and self._cost.beside_prompts is not None:
+                seconds *= self._bilinear(self._cost.beside_prompts, decodes, kv_tokens)
+            return seconds
         column = -(-(kv_tokens // decodes) // rule.step_tokens)
         return (rule.merge_factor if decodes > 1 else 1.0) * _stepped(self._cost.decode_s, decodes, column)
 

@@ -125,7 +125,7 @@ def return_steps(S, r, q):
     seqs = max(1, group.members)
     kv_tokens = group.kv_tokens if group.members > 0 else 0
     step_s = (
-        _linear(cost, seqs, 0) + _linear(cost, seqs, 1) + decode_attention(cost, group.members, kv_tokens)
+        _linear(cost, seqs, 0) + _linear(cost, seqs, 1) + decode_attention(cost, group.members, kv_tokens, 0)
     )
     if S.par[0].swap == 1 and q.decoding == 1:
         layers = 0.0

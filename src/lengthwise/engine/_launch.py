@@ -28,7 +28,7 @@ def launch(S, r, now_s):
     flight = S.flights[w.flight]
     prefill_s, pairs, completed = _prompts_cost(S)
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
-    decode_s = decode_attention(S.cost, w.decodes, kv_tokens)
+    decode_s = decode_attention(S.cost, w.decodes, kv_tokens, w.prompts)
     end_s = _pipeline(S, r, now_s, prefill_s, decode_s)
     rep.pairs += kv_tokens
     rep.pairs += pairs

@@ -118,6 +118,9 @@ class CostTables:
         fit: Cross-validated errors by operator, where a profile was fitted.
         errors: How far the parts may be off as a whole, where somebody measured it.
         reach: How far the measurements behind the tables went.
+        beside_prompts: [sequences, KV tokens] on the axes of ``decode_s`` (rule PER_REQUEST): how many times
+            as long a step's decode attention takes when prompts are in the step; None: as long as alone.
+            Attention kernels treat batches of single queries apart, and fall back to those for prompts.
     """
 
     layer_s: Floats
@@ -134,3 +137,4 @@ class CostTables:
     fit: tuple[FitError, ...] = ()
     errors: tuple[PartError, ...] = ()
     reach: Reach = Reach()
+    beside_prompts: Floats | None = None

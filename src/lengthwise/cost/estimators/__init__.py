@@ -1,3 +1,5 @@
 """From measured points to cost tables: several estimators, judged by points they have not seen."""
 
-__all__: list[str] = []
+from lengthwise.cost.estimators.fit import ESTIMATORS, fit_profile
+
+__all__ = ["ESTIMATORS", "fit_profile"]

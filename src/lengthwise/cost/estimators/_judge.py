@@ -1,0 +1,114 @@
+"""One operator: every estimator tried on unseen points, one of them taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lengthwise.cost._profile_report import OperatorFit, RegionFit
+from lengthwise.cost.estimators._folds import REGIONS, Held, held_out
+from lengthwise.cost.estimators._learners import LEARNERS, Fitted, usable
+from lengthwise.cost.estimators._points import Points
+from lengthwise.schema.cost_tables import Floats
+from lengthwise.schema.errors import ProfileError
+
+SEVERAL = ("auto", "all")
+"""Take the best of several by held-out points; "all" tries the forest, too, which takes a minute."""
+
+_FEW_ROWS = 8
+FAR_FACTOR = 2.0
+"""What was fitted on one shape and is used for another has at least twice the error beyond its points."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An operator's estimator, learnt from all points, and what it was chosen by.
+
+    ``log_sd`` is of log(measured / said) on held-out points: inside, or with those beyond where the tables
+    go on beyond the points (``reaches_beyond``).
+    """
+
+    operator: str
+    estimator: str
+    fitted: Fitted
+    rows: int
+    log_sd: float
+    compared: tuple[RegionFit, ...]
+
+    def summary(self) -> OperatorFit:
+        """The errors inside (beyond, where nothing was inside) of the estimator taken."""
+        own = {fit.region: fit for fit in self.compared if fit.estimator == self.estimator}
+        best = own.get("inside") or own.get("beyond")
+        median, p95 = (best.median_error, best.p95_error) if best else (float("nan"), float("nan"))
+        return OperatorFit(self.operator, self.rows, median, p95)
+
+
+def judge(points: Points, estimator: str, *, beyond: bool, elsewhere: bool) -> Judged:
+    """The estimator asked for, or (SEVERAL) the one with the smallest error on unseen points.
+
+    Args:
+        points: What was measured.
+        estimator: Of LEARNERS, or of SEVERAL.
+        beyond: The tables go beyond the points; then errors beyond count as much as those inside.
+        elsewhere: The tables are for another shape, model or GPU: only physics may speak.
+
+    Raises:
+        ProfileError: The estimator cannot learn from these points.
+    """
+    names = _candidates(points, estimator, elsewhere=elsewhere)
+    held = {name: held_out(name, LEARNERS[name], points) for name in names} if len(points) > 2 else {}
+    compared = tuple(fit for name, of in held.items() for fit in _regions(points.operator, name, of))
+    picked = min(held, key=lambda name: _score(held[name], beyond=beyond)) if held else names[0]
+    log_sd = _log_sd(held[picked], beyond=beyond or elsewhere) if held else float("nan")
+    if elsewhere:
+        log_sd *= FAR_FACTOR
+    return Judged(points.operator, picked, LEARNERS[picked](points), len(points), log_sd, compared)
+
+
+def _candidates(points: Points, estimator: str, *, elsewhere: bool) -> list[str]:
+    if elsewhere:
+        if estimator not in (*SEVERAL, "physics"):
+            raise ProfileError(
+                f"{points.operator} was measured for another shard, model or GPU, of which only the estimator "
+                f"physics can speak; {estimator} was asked for. Use physics or auto, or measure this one."
+            )
+        return ["physics"]
+    if estimator in SEVERAL:
+        names = [
+            name for name in LEARNERS if usable(name, points) and (name != "forest" or estimator == "all")
+        ]
+        return names if len(points) >= _FEW_ROWS else ["physics"]
+    return [estimator] if usable(estimator, points) else ["physics"]
+
+
+def _score(held: Held, *, beyond: bool) -> float:
+    """Root mean square of the log errors inside; with those beyond, half and half."""
+    inside, outside = _rms(held.inside), _rms(held.beyond)
+    scores = [inside, outside] if beyond else [inside]
+    known = [score for score in scores if np.isfinite(score)]
+    return float(np.mean(known)) if known else float("inf")
+
+
+def _log_sd(held: Held, *, beyond: bool) -> float:
+    return _rms(np.concatenate([held.inside, held.beyond]) if beyond or not len(held.inside) else held.inside)
+
+
+def _rms(log_ratio: Floats) -> float:
+    return float(np.sqrt(np.mean(log_ratio**2))) if len(log_ratio) else float("nan")
+
+
+def _regions(operator: str, estimator: str, held: Held) -> list[RegionFit]:
+    groups = [(name, held.log_ratio[held.region == i]) for i, name in enumerate(REGIONS)]
+    groups.insert(len(REGIONS) - 1, ("inside", held.inside))
+    return [
+        RegionFit(operator, estimator, name, len(ratio), *_errors(ratio))
+        for name, ratio in groups
+        if len(ratio)
+    ]
+
+
+def _errors(log_ratio: Floats) -> tuple[float, float]:
+    """(median, 95th percentile) of |said / measured - 1|."""
+    error = np.abs(np.expm1(-log_ratio))
+    return float(np.median(error)), float(np.quantile(error, 0.95))

@@ -1,0 +1,224 @@
+"""A profile becomes cost tables and a report of how good they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from lengthwise.cost._efficiency import kernels_of
+from lengthwise.cost._profile_report import FitReport
+from lengthwise.cost.estimators._assemble import Assembly
+from lengthwise.cost.estimators._beside import factors, fit_beside
+from lengthwise.cost.estimators._fitted import FittedOperators
+from lengthwise.cost.estimators._judge import SEVERAL, Judged, judge
+from lengthwise.cost.estimators._kernel_points import kernel_points
+from lengthwise.cost.estimators._learners import LEARNERS
+from lengthwise.cost.estimators._model_points import rows_points
+from lengthwise.cost.estimators._points import Points
+from lengthwise.cost.estimators._reach import reach_of
+from lengthwise.cost.estimators._rows import Source, rows_for
+from lengthwise.cost.estimators._target import Target
+from lengthwise.cost.roofline import LARGEST_KV_TOKENS, HostOverhead
+from lengthwise.cost.tables import check
+from lengthwise.schema.cost_tables import CostTables, FitError, Floats, Reach, grid_axis
+from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.schema.errors import ProfileError, UnknownNameError
+from lengthwise.schema.hardware import GpuSpec, NodeSpec
+from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.profile import OPERATOR_PARTS, Profile
+
+METHOD = "held-out interior points, and the largest third told by the rest"
+ESTIMATORS = (*SEVERAL, *LEARNERS)
+_APART = ("mixed", "gemm", "comm", "send")
+
+
+def fit_profile(
+    profile: Profile,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    node: NodeSpec,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    max_model_len: int,
+    *,
+    estimator: str = "auto",
+    host: HostOverhead = HostOverhead(),
+) -> tuple[CostTables, FitReport]:
+    """Cost tables (rule PER_REQUEST) from measured operators, and how good the fit is.
+
+    Operators of the model's shard are learnt from their own rows, those of kernels of no model by their
+    sizes. Another TP degree, model or GPU than was measured is told by "physics" alone, with at least twice
+    its error beyond the points. What the profile lacks comes from the roofline. ``source`` and the
+    report say which is which.
+
+    A part's error is ``sum_o w_o sd_o``: ``w_o`` the operator's share of the part's time, ``sd_o`` the root
+    mean square of log(measured / said) over its held-out points, or the roofline's own error where that filled it in.
+
+    Args:
+        profile: What was measured.
+        model: What is served.
+        gpu: On what.
+        node: What joins the GPUs.
+        parallel: How the model is cut.
+        limits: Largest step and batch, dtypes of weights and cache.
+        max_model_len: Tokens of the longest request.
+        estimator: "auto" (the best on held-out points, by operator) or one of ESTIMATORS for all.
+        host: Overhead of the host where the profile has none.
+
+    Raises:
+        ProfileError: The profile has no rows that may speak of this deployment; says why.
+        MissingExtraError: The forest needs scikit-learn.
+        UnknownNameError: There is no such estimator.
+        InputError: ``tp`` does not divide the heads, or there are more stages than layers.
+    """
+    if estimator not in ESTIMATORS:
+        raise UnknownNameError("estimator", estimator, ESTIMATORS)
+    target = Target(model, gpu, node, parallel, limits, max_model_len)
+    source = rows_for(profile, target)
+    reach = reach_of(source, target)
+    notes = list(source.notes)
+    shard = _shard(source, target, reach, estimator, notes)
+    kernels = _kernels(source, target, estimator)
+    if not shard and not kernels:
+        raise ProfileError(
+            f"the profile {profile.facts.name} has no operator of {model.name}; it has "
+            f"{', '.join(profile.operators) or 'no rows'}"
+        )
+    assembly = Assembly(target, FittedOperators(target, kernels), shard, kernels, host)
+    tables = assembly.tables()
+    tables = replace(tables, beside_prompts=_beside(source, target, shard, notes))
+    report = _report(estimator, shard, kernels, assembly.filled(), tuple(notes))
+    fits = tuple(FitError(o.name, o.median_error, o.p95_error) for o in report.operators)
+    told = _source(profile, target, report)
+    tables = replace(tables, source=told, fit=fits, reach=reach)
+    check(tables, told)
+    return tables, report
+
+
+def _shard(
+    source: Source, target: Target, reach: Reach, estimator: str, notes: list[str]
+) -> dict[str, Judged]:
+    """What is learnt of the model's shard; of the TP degree asked for, where it was measured."""
+    found: dict[str, Judged] = {}
+    bridged = set()
+    for operator in source.shard.operators:
+        if OPERATOR_PARTS[operator] in _APART:
+            continue
+        rows = source.shard.of(operator)
+        exact = source.same and target.parallel.tp in rows.tensor_parallel
+        own = rows.where(rows["tp"] == target.parallel.tp) if exact else rows
+        points = rows_points(operator, own, source.target)
+        if points is None:
+            continue
+        if not exact and source.same:
+            bridged.add(rows.tensor_parallel)
+        found[operator] = judge(
+            points, estimator, beyond=_beyond(OPERATOR_PARTS[operator], reach, target), elsewhere=not exact
+        )
+    for degrees in sorted(bridged):
+        measured = ", ".join(map(str, degrees))
+        notes.append(f"measured at TP {measured}, carried to TP {target.parallel.tp} by physics")
+    return found
+
+
+def _beside(source: Source, target: Target, shard: Mapping[str, Judged], notes: list[str]) -> Floats | None:
+    """How much longer decodes take in steps with prompts, where that tells held-out steps better than a sum."""
+    rows = source.shard.of("mixed attention", target.parallel.tp)
+    prompts, decodes = shard.get("prefill attention"), shard.get("decode attention")
+    if not source.same or prompts is None or decodes is None:
+        return None
+    found = fit_beside(rows, prompts, decodes, target)
+    if found is None:
+        return None
+    told = f"prompts and decodes in one step: their sum is off by {found.summed:.1%} at the median"
+    if found.apart >= found.summed:
+        notes.append(told)
+        return None
+    notes.append(f"{told}, with decodes beside prompts on their own {found.apart:.1%}")
+    batch = grid_axis(target.limits.max_num_seqs).astype(np.float64)
+    cached = grid_axis(min(target.limits.max_num_seqs * target.max_model_len, LARGEST_KV_TOKENS))
+    return factors(found, decodes, batch[:, None], cached.astype(np.float64)[None, :], target)
+
+
+def _kernels(source: Source, target: Target, estimator: str) -> dict[str, Judged]:
+    """What is learnt of kernels of no model; "gemm wide" are products in 16 bits beside narrower ones."""
+    found: dict[str, Judged] = {}
+    rows = Profile(source.kernels.facts, source.kernels.columns)
+    # Collectives are of no model even when a model's shard was measured with them.
+    if source.same_gpu and (source.shard["operator"] == "all-reduce").any():
+        found |= _learnt("all-reduce", source.shard.of("all-reduce"), source, target, estimator)
+    for operator in rows.operators:
+        found |= _learnt(operator, rows.of(operator), source, target, estimator)
+    return found
+
+
+def _learnt(
+    operator: str, rows: Profile, source: Source, target: Target, estimator: str
+) -> Mapping[str, Judged]:
+    kinds = {operator: rows}
+    if operator == "gemm":
+        kinds = _by_width(rows, target)
+    found = {}
+    for name, own in kinds.items():
+        dtype = "bfloat16" if name == "gemm wide" else target.weight_dtype
+        kernels = kernels_of(source.target.gpu, dtype)
+        points: Points | None = (
+            kernel_points(operator, own.columns, kernels, target.node) if len(own) else None
+        )
+        if points is not None:
+            asked = "tables" if estimator == "monotone" else estimator
+            judged = judge(points, asked, beyond=False, elsewhere=not source.same_gpu)
+            found[name] = judged
+    return found
+
+
+def _by_width(rows: Profile, target: Target) -> dict[str, Profile]:
+    """GEMM rows of the layers' dtype, and those in 16 bits for what stays wide."""
+    wide = np.isin(rows["dtype"], ("", "bfloat16", "bf16", "float16", "fp16", "half"))
+    if target.weight_dtype in ("bfloat16", "float16"):
+        return {"gemm": rows.where(wide), "gemm wide": rows.where(wide)}
+    return {"gemm": rows.where(~wide), "gemm wide": rows.where(wide)}
+
+
+def _beyond(part: str, reach: Reach, target: Target) -> bool:
+    """Whether steps of the deployment go beyond what was measured of a part."""
+    limits = target.limits
+    tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+    chunk = min(limits.max_num_batched_tokens, target.max_model_len)
+    asked: dict[str, tuple[tuple[int | None, int], ...]] = {
+        "layer": ((reach.tokens, tokens),),
+        "first": ((reach.tokens, tokens),),
+        "prefill": ((reach.chunk, chunk), (reach.context, target.max_model_len)),
+        "decode": ((reach.seqs, limits.max_num_seqs),),
+    }
+    return any(measured is not None and measured < most for measured, most in asked.get(part, ()))
+
+
+def _report(
+    estimator: str,
+    shard: Mapping[str, Judged],
+    kernels: Mapping[str, Judged],
+    filled: tuple[str, ...],
+    notes: tuple[str, ...],
+) -> FitReport:
+    judged = [*shard.values(), *(j for name, j in kernels.items() if name != "gemm wide")]
+    return FitReport(
+        estimator,
+        METHOD,
+        tuple(j.summary() for j in judged),
+        compared=tuple(fit for j in judged for fit in j.compared),
+        picked=tuple((j.operator, j.estimator) for j in judged),
+        filled=filled,
+        notes=notes,
+    )
+
+
+def _source(profile: Profile, target: Target, report: FitReport) -> str:
+    told = (
+        f"profile {profile.facts.name}, {report.estimator}, for {target.model.name} tp={target.parallel.tp}"
+    )
+    if report.notes:
+        told += f"; {'; '.join(report.notes)}"
+    return f"{told}; from the roofline: {'; '.join(report.filled)}" if report.filled else told
