@@ -1,3 +1,4 @@
+# ruff: noqa: SLF001
 """transformers' continuous batching as an engine: runs in on stdin, what happened out to files.
 
     python continuous_batching.py CONFIG [FLAGS]
@@ -98,8 +99,8 @@ class Steps:
         loop, work = continuous_api.ContinuousBatchingManager, continuous_api.ContinuousBatchProcessor
         self._body, self._step = loop._generation_loop_body, work._generation_step
         steps = self
-        loop._generation_loop_body = lambda manager, *args, **words: steps._loop(manager, *args, **words)
-        work._generation_step = lambda processor, *args, **words: steps._work(processor, *args, **words)
+        loop._generation_loop_body = lambda *args, **words: steps._loop(*args, **words)  # noqa: PLW0108 - binds
+        work._generation_step = lambda *args, **words: steps._work(*args, **words)  # noqa: PLW0108 - binds
 
     def _loop(self, manager, *args, **words):
         self.current, start_s, cpu_s = None, now(), time.thread_time()

@@ -1,0 +1,233 @@
+"""What every circle of measuring, calibrating and simulating shares: requests, errors, rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
+from lengthwise.measure import calibrate
+from lengthwise.metrics.columns import request_column
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.hardware import GpuSpec
+from lengthwise.schema.measured import SIMULATED, Measured
+from lengthwise.schema.records import Records
+
+LOADS = {"static": None, "half": 0.5, "high": 0.85}
+"""All at once, or Poisson arrivals at a share of the measured capacity."""
+METRICS = {
+    "jct_p50": ("jct_s", 0.5, 0.10),
+    "jct_p95": ("jct_s", 0.95, 0.10),
+    "ttft_p50": ("ttft_s", 0.5, 0.10),
+    "ttft_p95": ("ttft_s", 0.95, 0.10),
+    "tpot_p50": ("tpot_s", 0.5, 0.05),
+}
+"""Name: column, quantile, the error aimed at."""
+HEADLINES = ("jct_p50", "jct_p95", "ttft_p50", "tpot_p50")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An engine's limits under a name."""
+
+    name: str
+    seqs: int
+    step_tokens: int
+
+    def limits(self, max_model_len: int, block_size: int) -> EngineLimits:
+        return EngineLimits(
+            max_num_seqs=self.seqs,
+            max_num_batched_tokens=self.step_tokens,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            watermark=0.0,
+            weight_dtype=None,
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run: which requests, under what, how often before."""
+
+    setting: str
+    load: str
+    repeat: int
+    measured: Measured
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}-{self.load}-{self.repeat}"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Log-normal lengths: median, sigma, least and most, of prompts and of outputs."""
+
+    prompt: tuple[float, float, int, int] = (64, 0.7, 8, 500)
+    output: tuple[float, float, int, int] = (24, 0.6, 4, 120)
+
+    def workload(self, n: int, seed: int, rate_rps: float | None, name: str = "") -> Workload:
+        """``n`` requests, all at once without a rate, else as a Poisson process."""
+        rng = np.random.default_rng(seed)
+        prompt, output = (self._draw(rng, n, *of) for of in (self.prompt, self.output))
+        gaps = rng.exponential(1.0, n)
+        arrival_s = np.zeros(n) if rate_rps is None else np.cumsum(gaps) / rate_rps
+        return Workload(arrival_s - arrival_s[0], prompt, output, name=name)
+
+    @staticmethod
+    def _draw(rng: Any, n: int, median: float, sigma: float, least: int, most: int) -> Any:
+        return np.clip(rng.lognormal(np.log(median), sigma, n), least, most).astype(np.int64)
+
+
+def capacity_rps(measured: Measured) -> float:
+    """Requests a second of a run in which somebody always waited, between its first fifth and its fourth."""
+    finished = np.sort(measured.records.requests.finished_s)
+    n = len(finished)
+    low, high = n // 5, (4 * n) // 5
+    return float((high - low) / (finished[high] - finished[low]))
+
+
+def measure_loads(
+    bench: Callable[[Workload], Measured],
+    setting: Setting,
+    lengths: Lengths,
+    *,
+    static_n: int,
+    seconds: float,
+    repeats: int,
+    kept: Callable[[Run], None],
+    say: Callable[[str], None],
+) -> list[Run]:
+    """Every load so many times, in turns, so that a machine that slows down slows all of them."""
+    runs: list[Run] = []
+    workloads = {"static": lengths.workload(static_n, 1, None, "static")}
+    for repeat in range(repeats):
+        for k, (load, share) in enumerate(LOADS.items()):
+            if share is not None and load not in workloads:
+                rate_rps = share * capacity_rps(runs[0].measured)
+                n = min(600, max(80, round(rate_rps * seconds)))
+                workloads[load] = lengths.workload(n, 10 + k, rate_rps, load)
+            run = Run(setting.name, load, repeat, bench(workloads[load]))
+            runs.append(run)
+            kept(run)
+            told = ", ".join(f"{m} {1000 * s:.1f} ms" for m, s in quantiles(run.measured.records).items())
+            say(f"{run.name}: {len(run.measured.workload)} requests, {told}")
+    return runs
+
+
+def quantiles(records: Records, client_s: float = 0.0) -> dict[str, float]:
+    """Seconds by metric of the requests that finished; ``client_s`` is what a client waits besides."""
+    done = records.requests.status == Status.FINISHED
+    out = {}
+    for name, (column, q, _) in METRICS.items():
+        values = request_column(records.requests, column)[done]
+        out[name] = float(np.nanquantile(values, q)) + (0.0 if column == "tpot_s" else client_s)
+    return out
+
+
+def simulated(deployment: Deployment, run: Run) -> Records:
+    """The same requests on the deployment, with the lengths they really had."""
+    asked, r = run.measured.workload, run.measured.records.requests
+    arrival_s = np.zeros(len(asked)) if asked.concurrency else r.arrival_s - np.nanmin(r.arrival_s)
+    return simulate(
+        replace(
+            asked,
+            arrival_s=arrival_s,
+            prompt_tokens=r.prompt_tokens,
+            output_tokens=np.maximum(1, r.output_tokens),
+        ),
+        deployment,
+    )
+
+
+def as_simulated(records: Records, run: Run) -> Measured:
+    """Simulated records beside the measured ones, for a file."""
+    return Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
+
+
+def errors(
+    deployment: Deployment, tables: CostTables, runs: Sequence[Run], client_s: float = 0.0
+) -> dict[str, dict[str, float]]:
+    """(simulated - measured) / measured of each metric, by run."""
+    priced = replace(deployment, cost=tables)
+    out = {}
+    for run in runs:
+        told, real = quantiles(simulated(priced, run), client_s), quantiles(run.measured.records)
+        out[run.name] = {metric: told[metric] / real[metric] - 1 for metric in METRICS}
+    return out
+
+
+def calibrated(run: Run, deployment: Deployment) -> Any:
+    """A calibration to one run alone; doubts of a busy machine do not forbid it, they are told beside it."""
+    return calibrate([run.measured], deployment, allow=("doubts",))
+
+
+def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """By load and metric: how far a repeat lies from the median of its like, the largest; the floor of any error."""
+    out: dict[str, dict[str, float]] = {}
+    for load in sorted({(run.setting, run.load) for run in runs}):
+        told = [quantiles(r.measured.records) for r in runs if (r.setting, r.load) == load]
+        out["-".join(load)] = {
+            metric: max(abs(t[metric] / statistics.median(o[metric] for o in told) - 1) for t in told)
+            for metric in METRICS
+        }
+    return out
+
+
+def rows(
+    prefix: str, of_tables: dict[str, dict[str, dict[str, float]]], runs: Sequence[Run], held: Sequence[Run]
+) -> dict[str, dict[str, Any]]:
+    """A row a metric: the median over held-out runs of the absolute error, and beside it all that made it.
+
+    ``of_tables``: by "calibrated", "profile", "roofline", then by run, then by metric.
+    """
+    floor = spread(runs)
+    out = {}
+    for metric, (_, _, target) in METRICS.items():
+        each = {kind: {run: told[run][metric] for run in told} for kind, told in of_tables.items()}
+        ours = [abs(each["calibrated"][run.name]) for run in held]
+        out[f"{prefix}.{metric}_error"] = {
+            "value": round(statistics.median(ours), 4),
+            "unit": "relative",
+            "target": target,
+            "better": "lower",
+            "ci": [round(min(ours), 4), round(max(ours), 4)],
+            "details": {
+                "held_out": [run.name for run in held],
+                "signed": {kind: {run: round(e, 4) for run, e in of.items()} for kind, of in each.items()},
+                "median_of": {
+                    kind: round(statistics.median(abs(of[run.name]) for run in held), 4)
+                    for kind, of in each.items()
+                },
+                "of_median_repeat": round(_of_median_repeat(each["calibrated"], held, metric), 4),
+                "repeats_spread": {load: round(of[metric], 4) for load, of in floor.items()},
+                "measured_s": {run.name: round(quantiles(run.measured.records)[metric], 5) for run in runs},
+            },
+        }
+    return out
+
+
+def _of_median_repeat(told: dict[str, float], held: Sequence[Run], metric: str) -> float:
+    """The median over loads of the error against the median of a load's repeats: noise of the engine taken out."""
+    by_load: dict[tuple[str, str], list[float]] = {}
+    for run in held:
+        real = quantiles(run.measured.records)[metric]
+        by_load.setdefault((run.setting, run.load), []).append(real)
+    first = {(run.setting, run.load): run for run in reversed(held)}
+    found = []
+    for load, values in by_load.items():
+        run = first[load]
+        simulated_s = (1 + told[run.name]) * quantiles(run.measured.records)[metric]
+        found.append(abs(simulated_s / statistics.median(values) - 1))
+    return statistics.median(found)
+
+
+def deployment_of(
+    config: str, gpu: GpuSpec, limits: EngineLimits, blocks: int, scheduler: Any = "vllm_v1"
+) -> Deployment:
+    """A model on one device, priced by the roofline until somebody knows better."""
+    return deploy(config, gpu, limits=limits, num_blocks=blocks, scheduler=scheduler)

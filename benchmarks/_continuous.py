@@ -1,0 +1,200 @@
+"""transformers' continuous batching as a real engine: a process that is fed runs, its answers as Measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lengthwise import Records, Status, Workload
+from lengthwise.schema.measured import BENCH, Measured, TokenTimes
+from lengthwise.schema.records import (
+    ReplicaTotals,
+    RequestRecords,
+    StepRecords,
+    TimeSeries,
+    TokenGaps,
+)
+
+SCRIPT = Path(__file__).parent / "engines" / "continuous_batching.py"
+_TOTALS_WHOLE = ("steps", "tokens")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running engine; ``facts`` is what it says of itself."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    facts: Mapping[str, Any]
+
+    def run(self, workload: Workload) -> Measured:
+        """What happened to the workload's requests, sent at their times."""
+        out = self.folder / "run.json"
+        wanted = {
+            "out": str(out),
+            "arrival_s": workload.arrival_s.tolist(),
+            "prompt_tokens": workload.prompt_tokens.tolist(),
+            "output_tokens": workload.output_tokens.tolist(),
+            "concurrency": workload.concurrency,
+        }
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(wanted) + "\n")
+        self.process.stdin.flush()
+        _expect(self, "done")
+        return measured(json.loads(out.read_text()), workload, self.facts)
+
+
+def _expect(engine: Engine, word: str) -> str:
+    """The rest of the line that begins so; an error with the engine's last words if it ends before."""
+    assert engine.process.stdout
+    for line in engine.process.stdout:
+        if line.startswith(word):
+            return line[len(word) :]
+    log = (engine.folder / "engine.log").read_text()[-3000:]
+    raise RuntimeError(f"the engine ended with status {engine.process.wait()}:\n{log}")
+
+
+@contextlib.contextmanager
+def started(python: str, config: Path, flags: Mapping[str, Any]) -> Iterator[Engine]:
+    """The engine in an environment of its own, gone at the end."""
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        (Path(folder) / "engine.log").open("w") as log,
+        subprocess.Popen(
+            [python, "-u", str(SCRIPT), str(config), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        try:
+            engine = Engine(process, Path(folder), {})
+            yield Engine(process, Path(folder), json.loads(_expect(engine, "ready ")))
+        finally:
+            process.kill()
+
+
+def measured(told: Mapping[str, Any], workload: Workload, facts: Mapping[str, Any]) -> Measured:
+    """Records of what the engine told; a request is due when it should have been sent."""
+    failed = [row["error"] for row in told["requests"] if row["error"]]
+    closed = workload.concurrency is not None
+    late_s = 0.0 if closed else float(np.max(np.array(told["sent_s"]) - workload.arrival_s))
+    return Measured(
+        records=_records(told, workload),
+        workload=workload,
+        source=BENCH,
+        facts={**facts, "latest_send_s": late_s},
+        errors={reason: failed.count(reason) for reason in set(failed)},
+        tokens=_pieces(told["requests"]),
+    )
+
+
+def _records(told: Mapping[str, Any], workload: Workload) -> Records:
+    rows = told["requests"]
+    arrival_s = np.array(told["sent_s"]) if workload.concurrency else workload.arrival_s
+    good = np.array([row["error"] is None and len(row["token_s"]) > 0 for row in rows])
+    n = len(rows)
+    requests = RequestRecords(
+        arrival_s=arrival_s,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=np.array([row["output_tokens"] for row in rows], dtype=np.int64),
+        status=np.where(good, int(Status.FINISHED), int(Status.UNFINISHED)).astype(np.int8),
+        replica=np.zeros(n, dtype=np.int32),
+        scheduled_s=np.full(n, np.nan),
+        first_token_s=_times(rows, 0),
+        finished_s=_times(rows, -1),
+        preemptions=np.zeros(n, dtype=np.int32),
+        waited_s=np.full(n, np.nan),
+        refusal=np.zeros(n, dtype=np.int8),
+    )
+    gap_s = np.sort(np.concatenate([np.diff(row["token_s"]) for row in rows]))
+    return Records(
+        requests=requests,
+        steps=_steps(told),
+        gaps=_gaps(gap_s),
+        totals=_totals(told),
+        series=TimeSeries(1.0, *(np.zeros(1) for _ in range(6))),
+        end_s=float(told["end_s"]),
+        seed=0,
+        name=workload.name,
+    )
+
+
+def _times(rows: Sequence[Mapping[str, Any]], which: int) -> np.ndarray:
+    return np.array([row["token_s"][which] if row["token_s"] else np.nan for row in rows])
+
+
+def _column(told: Mapping[str, Any], name: str) -> np.ndarray:
+    k = list(told["step_columns"]).index(name)
+    return np.array([row[k] for row in told["steps"]], dtype=np.float64)
+
+
+def _steps(told: Mapping[str, Any]) -> StepRecords:
+    count = len(told["steps"])
+    whole = {name: _column(told, name).astype(np.int64) for name in told["step_columns"][3:]}
+    return StepRecords(
+        start_s=_column(told, "start_s"),
+        end_s=_column(told, "end_s"),
+        replica=np.zeros(count, dtype=np.int64),
+        decode_seqs=whole["decode_seqs"],
+        prefill_seqs=whole["prefill_seqs"],
+        prefill_tokens=whole["prefill_tokens"],
+        kv_blocks=np.zeros(count, dtype=np.int64),
+        waiting=np.zeros(count, dtype=np.int64),
+    )
+
+
+def _totals(told: Mapping[str, Any]) -> ReplicaTotals:
+    import dataclasses
+
+    tokens = float((_column(told, "prefill_tokens") + _column(told, "decode_seqs")).sum())
+    known = {
+        "steps": len(told["steps"]),
+        "tokens": tokens,
+        "attention_pairs": _column(told, "pairs").sum(),
+        "busy_s": (_column(told, "end_s") - _column(told, "start_s")).sum(),
+    }
+    return ReplicaTotals(
+        **{
+            field.name: np.array(
+                [known.get(field.name, 0)], dtype=np.int64 if field.name in _TOTALS_WHOLE else np.float64
+            )
+            for field in dataclasses.fields(ReplicaTotals)
+        }
+    )
+
+
+def _gaps(gap_s: np.ndarray) -> TokenGaps:
+    """The gaps between tokens, in bins that are 1/128 of their lower edge wide."""
+    low, high = 2.0**-20, 2.0**12
+    edges_s = np.concatenate([[0.0], np.geomspace(low, high, 128 * 23)])
+    histogram = np.histogram(np.clip(gap_s, 0, high * 0.999), edges_s)[0].astype(np.int64)
+    values, counts = np.unique(gap_s, return_counts=True)
+    return TokenGaps(
+        histogram=histogram,
+        edges_s=edges_s,
+        total=len(gap_s),
+        sum_s=float(gap_s.sum()),
+        max_s=float(gap_s.max(initial=0.0)),
+        gap_s=values,
+        count=counts.astype(np.int64),
+    )
+
+
+def _pieces(rows: Sequence[Mapping[str, Any]]) -> TokenTimes:
+    lengths = [len(row["token_s"]) for row in rows]
+    return TokenTimes(
+        start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        at_s=np.concatenate([np.array(row["token_s"], dtype=np.float64) for row in rows]),
+        tokens=np.ones(sum(lengths), dtype=np.int64),
+    )

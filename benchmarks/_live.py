@@ -1,0 +1,286 @@
+"""The whole circle on real engines of this machine: profile, measure, calibrate, simulate the same, compare.
+
+    python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again]
+
+writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
+measured records from the folder and does the rest anew. vLLM on
+one thread of a CPU at two settings of its scheduler and three loads, each three times; transformers'
+continuous batching at three loads. Calibrated on one run; errors are of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import _circle
+import _continuous
+import _vllm
+import numpy as np
+from _circle import Lengths, Run, Setting
+from _device import machine, this_thread
+from _harness import strict_json
+
+from lengthwise import Deployment, Workload
+from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.profiles import read_profile, write_profile
+from lengthwise.measure import bench, read_records, write_records
+from lengthwise.measure.operators import measure_profile
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.measured import Measured
+from lengthwise.schema.profile import Profile
+
+MAX_MODEL_LEN = 1024
+BLOCK, BLOCKS = 32, 512
+WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
+FIFO = Setting("fifo", 32, 512)
+"""Of transformers: decodes first, then prompts in order of arrival, cut to the step's tokens, as vLLM v1 does."""
+WARM_UP = 32
+SECTIONS = ("vllm", "transformers")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it."""
+
+    size: str = "small"
+    settings: tuple[Setting, ...] = (WIDE, NARROW)
+    profile_s: float = 60.0
+    static_s: float = 12.0
+    seconds: float = 20.0
+    repeats: int = 3
+    lengths: Lengths = field(default_factory=Lengths)
+
+
+FULL = Plan()
+QUICK = Plan(size="tiny", profile_s=20.0, static_s=5.0, seconds=8.0, repeats=1)
+
+
+def figures(
+    shared: Path, quick: bool, out: Path | None = None, only: Sequence[str] = SECTIONS, *, again: bool = False
+) -> dict[str, Any]:
+    """Rows by name; raises FileNotFoundError where no engine is installed. ``shared`` is not needed."""
+    del shared
+    _vllm.require()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(out) if out else Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        circle = Circle(place.resolve(), QUICK if quick else FULL, again=again)
+        told: dict[str, Any] = {}
+        for section in only:
+            told |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
+        (place / "rows.json").write_text(
+            "".join(strict_json({"name": n} | row) + "\n" for n, row in told.items())
+        )
+        return told
+
+
+class Circle:
+    """One machine's round, its files in a folder."""
+
+    def __init__(self, out: Path, plan: Plan, *, again: bool = False) -> None:
+        self.out, self.plan, self.again = out, plan, again
+        self.start = time.monotonic()
+        self.model = out / "model" / plan.size
+        if not again:
+            _vllm.make_model(self.model, plan.size)
+        self.config = str(self.model / "config.json")
+        self.gpu = this_thread()
+        self.profile = self._profiled()
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.start:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def deployment(self, setting: Setting) -> Deployment:
+        limits = replace(setting.limits(MAX_MODEL_LEN, BLOCK), weight_dtype="float32", kv_dtype="float32")
+        return _circle.deployment_of(self.config, self.gpu, limits, BLOCKS)
+
+    def _profiled(self) -> Profile:
+        if self.again:
+            return read_profile(self.out / "profile.parquet")
+        d = self.deployment(WIDE)
+        profile = measure_profile(
+            d.model,
+            device="cpu",
+            dtype="float32",
+            threads=1,
+            budget_s=self.plan.profile_s,
+            max_tokens=WIDE.step_tokens,
+            max_seqs=WIDE.seqs,
+            max_context=MAX_MODEL_LEN,
+        )
+        write_profile(profile, self.out / "profile.parquet")
+        self.say(f"profile of {len(profile)} points")
+        return profile
+
+    def tables(self, d: Deployment) -> CostTables:
+        """What the profile alone says."""
+        tables, _ = fit_profile(self.profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)
+        return tables
+
+    def vllm(self) -> dict[str, Any]:
+        """Both settings measured; calibrated on half the capacity of the first one."""
+        runs: list[Run] = []
+        notes: dict[str, Any] = {}
+        for setting in self.plan.settings:
+            runs += self._kept(setting) if self.again else self._under_vllm(setting, notes)
+        return self._compared("fidelity.live", runs, self.plan.settings[0], self._noted("vllm", notes))
+
+    def _under_vllm(self, setting: Setting, notes: dict[str, Any]) -> list[Run]:
+        d, log = self.deployment(setting), self.out / f"vllm-{setting.name}.log"
+        with _vllm.served(d, self.model, log) as engine:
+            self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
+            told = Watched(engine.url, self.model.name, log, engine.process.pid, notes)
+            return self._measure(setting, told.bench, told.named)
+
+    def transformers(self) -> dict[str, Any]:
+        """One setting of another engine, in a process that feeds itself."""
+        if self.again:
+            return self._compared(
+                "fidelity.live_transformers", self._kept(FIFO), FIFO, self._noted("fifo", {})
+            )
+        flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
+        with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
+            self.say(f"{engine.facts['engine']} ready")
+            runs = self._measure(FIFO, engine.run, lambda _: None)
+            notes = self._noted("fifo", {"engine": dict(engine.facts)})
+        return self._compared("fidelity.live_transformers", runs, FIFO, notes)
+
+    def _kept(self, setting: Setting) -> list[Run]:
+        """The runs of a setting that the folder holds, in the order in which they were measured."""
+        found = []
+        for path in sorted(
+            self.out.glob(f"{setting.name}-*.measured.parquet"), key=lambda p: p.stat().st_mtime
+        ):
+            name, load, repeat = path.name.split(".")[0].split("-")
+            found.append(Run(name, load, int(repeat), read_records(path)))
+        return found
+
+    def _noted(self, name: str, notes: dict[str, Any]) -> dict[str, Any]:
+        """Notes beside the runs, kept in the folder."""
+        path = self.out / f"{name}.notes.json"
+        if not self.again:
+            path.write_text(strict_json(notes))
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+
+    def _measure(
+        self, setting: Setting, bench: Callable[[Workload], Measured], named: Callable[[str], None]
+    ) -> list[Run]:
+        lengths, plan = self.plan.lengths, self.plan
+        for _ in range(2):  # the first is the engine's own warm-up
+            first = bench(lengths.workload(WARM_UP, 0, None, "warm-up"))
+        rate_rps = WARM_UP / float(np.nanmax(first.records.requests.finished_s))
+        static_n = min(500, max(60, round(rate_rps * plan.static_s)))
+
+        def kept(run: Run) -> None:
+            named(run.name)
+            write_records(run.measured, self.out / f"{run.name}.measured.parquet")
+
+        return _circle.measure_loads(
+            bench,
+            setting,
+            lengths,
+            static_n=static_n,
+            seconds=plan.seconds,
+            repeats=plan.repeats,
+            kept=kept,
+            say=self.say,
+        )
+
+    def _compared(
+        self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]
+    ) -> dict[str, Any]:
+        by_name = {s.name: s for s in (*self.plan.settings, FIFO)}
+        learnt = next(run for run in runs if run.load == "half")
+        held = [run for run in runs if (run.setting, run.load) != (learnt.setting, learnt.load)]
+        base = self.deployment(first)
+        started = time.monotonic()
+        calibration = _circle.calibrated(learnt, replace(base, cost=self.tables(base)))
+        took_s = time.monotonic() - started
+        self.say(f"calibrated on {learnt.name} in {took_s:.1f} s")
+        told: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
+        for setting in {run.setting: by_name[run.setting] for run in runs}.values():
+            own = [run for run in runs if run.setting == setting.name]
+            d = self.deployment(setting)
+            told["calibrated"] |= _circle.errors(d, calibration.tables, own, calibration.client_s)
+            told["profile"] |= _circle.errors(d, self.tables(d), own)
+            told["roofline"] |= _circle.errors(d, d.cost, own)
+            for run in own:
+                records = _circle.simulated(replace(d, cost=calibration.tables), run)
+                write_records(_circle.as_simulated(records, run), self.out / f"{run.name}.simulated.parquet")
+        found = _circle.rows(prefix, told, runs, held)
+        found[f"{prefix}.calibration"] = {
+            "value": round(took_s, 2),
+            "unit": "s",
+            "details": {
+                "learnt_of": learnt.name,
+                "requests": len(learnt.measured.workload),
+                "client_s": calibration.client_s,
+                "parameters": [asdict(p) for p in calibration.parameters],
+                "scores": [asdict(s) for s in calibration.scores],
+                "notes": list(calibration.notes),
+                "doubts": {run.name: list(run.measured.doubts) for run in runs if run.measured.doubts},
+                "machine": machine(self.gpu),
+                "runs": notes,
+            },
+        }
+        return found
+
+
+class Watched:
+    """A served engine under load: its log's iterations and its processor time beside each run."""
+
+    def __init__(self, url: str, model: str, log: Path, group: int, notes: dict[str, Any]) -> None:
+        self.url, self.model, self.log, self.group, self.notes = url, model, log, group, notes
+        self.last: dict[str, Any] = {}
+
+    def bench(self, workload: Workload) -> Measured:
+        """The run of ``bench``, and what the engine did meanwhile."""
+        at, cpu_s, load = self.log.stat().st_size, _vllm.cpu_seconds(self.group), os.getloadavg()[0]
+        measured = bench(self.url, workload, model=self.model)
+        cpu_s = _vllm.cpu_seconds(self.group) - cpu_s
+        time.sleep(0.3)  # its log is behind
+        with self.log.open("rb") as file:
+            file.seek(at)
+            steps = _vllm.iterations(file.read().decode("utf-8", "replace"))
+        end_s = float(np.nanmax(measured.records.requests.finished_s))
+        alone = (steps.prefill_tokens == 0) & (steps.decode_seqs == 1)
+        self.last = {
+            "iterations": len(steps.seconds),
+            "iterations_s": round(float(steps.seconds.sum()), 3),
+            "span_s": round(end_s, 3),
+            "engine_cpu_s": round(cpu_s, 2),
+            "decode_alone_ms": round(1000 * float(np.median(steps.seconds[alone])), 3)
+            if alone.any()
+            else None,
+            "load_1m": load,
+        }
+        return measured
+
+    def named(self, name: str) -> None:
+        self.notes[name] = self.last
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for records and rows")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
+    parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--again", action="store_true", help="measure nothing: take what the folder holds")
+    given = parser.parse_args()
+    told = figures(given.out, given.quick, given.out, given.only.split(","), again=given.again)
+    for name, row in told.items():
+        print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}")
+
+
+if __name__ == "__main__":
+    main()
