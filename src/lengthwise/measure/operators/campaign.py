@@ -84,12 +84,11 @@ class Campaign:
     def _coarse(self) -> None:
         grids = [coarse(operator) for operator in self._plan.operators]
         waves = [[grid[i] for grid in grids if i < len(grid)] for i in range(max(map(len, grids), default=0))]
-        left = [p for wave in waves for p in wave if p.key not in self.outcomes]
-        while left:
-            batch, left = left[:_BATCH], left[_BATCH:]
-            self._require_time([*batch, *left])
-            self._measure([p for p in batch if not self._is_beyond_memory(p)])
-            left = [p for p in batch if not self._is_done(p)] + left
+        for turn, wave in enumerate(waves):
+            later = [point for one in waves[turn + 1 :] for point in one]
+            while left := [point for point in wave if not self._is_done(point)]:
+                self._require_time([*left, *(point for point in later if not self._is_done(point))])
+                self._measure(left[:_BATCH])
 
     def _is_done(self, point: Point) -> bool:
         return point.key in self.outcomes or self._is_beyond_memory(point)

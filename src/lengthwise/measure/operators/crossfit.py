@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
+import numpy.typing as npt
 
 from lengthwise.measure.operators.grids import position, terms
 from lengthwise.measure.operators.points import MESSAGE, ROWS, Operator
 from lengthwise.schema.cost_tables import Floats
 
 _NEIGHBOURS = 8
+_LEAST_POINTS = 5  # of two coordinates: as many as the terms of a plane, and the one that is told
 
 
 def predict(operator: Operator, places: list[tuple[int, ...]], seconds: Floats, at: tuple[int, ...]) -> float:
@@ -20,11 +20,12 @@ def predict(operator: Operator, places: list[tuple[int, ...]], seconds: Floats, 
     of attention are a sum of, through the nearest points, the nearer the heavier.
     """
     if operator.kind in {ROWS, MESSAGE}:
-        return _between(np.array([p[0] for p in places], dtype=np.float64), seconds, float(at[0]))
-    here = position(operator, [*places, at])
-    distance = np.sqrt(((here[:-1] - here[-1]) ** 2).sum(axis=1))
-    near = np.argsort(distance, kind="stable")[:_NEIGHBOURS]
-    return _plane(operator, [places[i] for i in near], seconds[near], distance[near], at)
+        rows = np.array([place[0] for place in places], dtype=np.float64)
+        order = np.argsort(rows, kind="stable")
+        return float(np.interp(at[0], rows[order], seconds[order]))
+    where = position(operator, [*places, at])
+    distance = np.sqrt(((where[:-1] - where[-1]) ** 2).sum(axis=1))[None, :]
+    return float(_planes(operator, places, seconds, distance, [at])[0])
 
 
 def leave_one_out(operator: Operator, places: list[tuple[int, ...]], seconds: Floats) -> Floats:
@@ -32,40 +33,47 @@ def leave_one_out(operator: Operator, places: list[tuple[int, ...]], seconds: Fl
 
     Of rows, the first and the last have no others on both sides; of two coordinates, the corners.
     """
-    errors = np.full(len(places), np.nan)
-    if len(places) < (3 if operator.kind in {ROWS, MESSAGE} else 5):
-        return errors
-    inner = ~_ends(operator, places)
-    for i in np.flatnonzero(inner & (seconds > 0)):
-        others = [p for j, p in enumerate(places) if j != i]
-        told = predict(operator, others, np.delete(seconds, i), places[i])
-        errors[i] = abs(np.log(told / seconds[i]))
-    return errors
+    if operator.kind in {ROWS, MESSAGE}:
+        told = _between_neighbours(np.array([place[0] for place in places], dtype=np.float64), seconds)
+    elif len(places) < _LEAST_POINTS:
+        told = np.full(len(places), np.nan)
+    else:
+        where = position(operator, places)
+        distance = np.sqrt(((where[:, None, :] - where[None, :, :]) ** 2).sum(axis=2))
+        np.fill_diagonal(distance, np.inf)
+        told = np.where(_corners(where), np.nan, _planes(operator, places, seconds, distance, places))
+    positive = np.where(seconds > 0, seconds, np.nan)
+    return np.asarray(np.abs(np.log(told / positive)))
 
 
-def _ends(operator: Operator, places: list[tuple[int, ...]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _between_neighbours(rows: Floats, seconds: Floats) -> Floats:
+    """[points] what the line between both neighbours says; NaN at the ends."""
+    told = np.full(len(rows), np.nan)
+    order = np.argsort(rows, kind="stable")
+    x, y = rows[order], seconds[order]
+    told[order[1:-1]] = y[:-2] + (y[2:] - y[:-2]) * (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
+    return told
+
+
+def _corners(where: Floats) -> npt.NDArray[np.bool_]:
     """[points] whether a point stands at an end of every coordinate."""
-    where = position(operator, places)
     return np.asarray(((where == where.min(axis=0)) | (where == where.max(axis=0))).all(axis=1))
 
 
-def _between(x: Floats, seconds: Floats, at: float) -> float:
-    order = np.argsort(x, kind="stable")
-    x, seconds = x[order], seconds[order]
-    for (a, ta), (b, tb) in pairwise(zip(x, seconds, strict=True)):
-        if at <= b or b == x[-1]:
-            line = ta + (tb - ta) * (at - a) / (b - a)
-            return max(float(line), float(min(ta, tb)) / 4)
-    return float(seconds[0])
-
-
-def _plane(
-    operator: Operator, places: list[tuple[int, ...]], seconds: Floats, distance: Floats, at: tuple[int, ...]
-) -> float:
-    seconds = np.maximum(seconds, 1e-12)
-    heavy = 1 / (distance**2 + 0.25) / seconds
-    told_by = terms(operator, places)
-    scale = np.maximum(np.abs(told_by).max(axis=0), 1e-12)
-    weights, *_ = np.linalg.lstsq(told_by / scale * heavy[:, None], seconds * heavy, rcond=1e-6)
-    told = float((terms(operator, [at])[0] / scale) @ weights)
-    return min(max(told, float(seconds.min()) / 4), float(seconds.max()) * 4)
+def _planes(
+    operator: Operator,
+    places: list[tuple[int, ...]],
+    seconds: Floats,
+    distance: Floats,
+    at: list[tuple[int, ...]],
+) -> Floats:
+    """[at] seconds by a plane through the points that are nearest by ``distance`` [at, points]."""
+    near = np.argsort(distance, axis=1, kind="stable")[:, : min(_NEIGHBOURS, len(places) - 1) or 1]
+    gap = np.take_along_axis(distance, near, axis=1)
+    around = np.maximum(seconds[near], 1e-12)
+    heavy = np.where(np.isfinite(gap), 1 / (gap**2 + 0.25) / around, 0.0)
+    told_by = terms(operator, places)[near]
+    scale = np.maximum(np.abs(told_by).max(axis=1, keepdims=True), 1e-12)
+    solved = np.linalg.pinv(told_by / scale * heavy[:, :, None], rcond=1e-6) @ (around * heavy)[:, :, None]
+    told = (terms(operator, at) / scale[:, 0, :] * solved[:, :, 0]).sum(axis=1)
+    return np.asarray(np.clip(told, around.min(axis=1) / 4, around.max(axis=1) * 4))
