@@ -38,8 +38,8 @@ test-nojit: setup ## laws, oracles and policies without the compiler
 engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm
 
-test-engine: setup engine ## those that run a real vLLM
-	$(BIN)/pytest -m engine tests/backend $(ARGS)
+test-engine: setup engine torch ## those that run a real engine
+	$(BIN)/pytest -m engine tests/backend tests/live $(ARGS)
 
 torch: setup ## torch into .venv, the build that pip finds (a CPU build is enough to profile a CPU)
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH_VERSION)"
@@ -51,8 +51,8 @@ coverage: setup ## coverage, the kernel's lines too
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow and not engine and not torch" $(ARGS)
 	$(BIN)/coverage report
 
-bench: setup ## all benchmarks (ARGS=--quick, --json)
-	@for b in benchmarks/*.py; do case $$b in */_*) ;; *) $(BIN)/python $$b $(ARGS) || exit 1;; esac; done
+bench: setup ## all benchmarks but a GPU's campaign (ARGS=--quick, --json)
+	@for b in benchmarks/*.py; do case $$b in */_*|*/gpu_campaign.py) ;; *) $(BIN)/python $$b $(ARGS) || exit 1;; esac; done
 
 docs: setup ## check that the examples in the docs run
 	$(BIN)/pytest tests/docs $(ARGS)

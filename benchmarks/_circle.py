@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
-from lengthwise.measure import calibrate
+from lengthwise.measure.calibrate import Calibration, Iterations, calibrate
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.hardware import GpuSpec
@@ -161,9 +161,17 @@ def errors(
     return out
 
 
-def calibrated(run: Run, deployment: Deployment) -> Any:
-    """A calibration to one run alone; doubts of a busy machine do not forbid it, they are told beside it."""
-    return calibrate([run.measured], deployment, allow=("doubts",))
+def calibrated(
+    learnt: Run, again: Sequence[Run], deployment: Deployment, iterations: Iterations | None = None
+) -> Calibration:
+    """A calibration to one run alone, with its repeats held out; doubts of a busy machine are told, not obeyed."""
+    return calibrate(
+        [learnt.measured],
+        deployment,
+        holdout=[run.measured for run in again] or 0.2,
+        iterations=iterations,
+        allow=("doubts",),
+    )
 
 
 def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:

@@ -30,9 +30,11 @@ from _device import machine, this_thread
 from _harness import strict_json
 
 from lengthwise import Deployment, Workload
+from lengthwise.backend.openai import Server
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import read_profile, write_profile
 from lengthwise.measure import bench, read_records, write_records
+from lengthwise.measure.calibrate import read_iterations
 from lengthwise.measure.operators import measure_profile
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.measured import Measured
@@ -204,7 +206,14 @@ class Circle:
         held = [run for run in runs if (run.setting, run.load) != (learnt.setting, learnt.load)]
         base = self.deployment(first)
         started = time.monotonic()
-        calibration = _circle.calibrated(learnt, replace(base, cost=self.tables(base)))
+        again = [r for r in runs if (r.setting, r.load) == (learnt.setting, learnt.load) and r is not learnt]
+        log = iterations_of(self.out, learnt.name)
+        calibration = _circle.calibrated(
+            learnt,
+            again,
+            replace(base, cost=self.tables(base)),
+            read_iterations(log) if log.exists() else None,
+        )
         took_s = time.monotonic() - started
         self.say(f"calibrated on {learnt.name} in {took_s:.1f} s")
         told: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
@@ -242,32 +251,38 @@ class Watched:
     def __init__(self, url: str, model: str, log: Path, group: int, notes: dict[str, Any]) -> None:
         self.url, self.model, self.log, self.group, self.notes = url, model, log, group, notes
         self.last: dict[str, Any] = {}
+        self.said = b""
 
     def bench(self, workload: Workload) -> Measured:
         """The run of ``bench``, and what the engine did meanwhile."""
         at, cpu_s, load = self.log.stat().st_size, _vllm.cpu_seconds(self.group), os.getloadavg()[0]
-        measured = bench(self.url, workload, model=self.model)
+        measured = bench(Server(self.url, self.model, body={"temperature": 0}), workload)
         cpu_s = _vllm.cpu_seconds(self.group) - cpu_s
-        time.sleep(0.3)  # its log is behind
+        time.sleep(0.5)  # its log is behind
         with self.log.open("rb") as file:
             file.seek(at)
-            steps = _vllm.iterations(file.read().decode("utf-8", "replace"))
+            self.said = file.read()
         end_s = float(np.nanmax(measured.records.requests.finished_s))
-        alone = (steps.prefill_tokens == 0) & (steps.decode_seqs == 1)
-        self.last = {
-            "iterations": len(steps.seconds),
-            "iterations_s": round(float(steps.seconds.sum()), 3),
-            "span_s": round(end_s, 3),
-            "engine_cpu_s": round(cpu_s, 2),
-            "decode_alone_ms": round(1000 * float(np.median(steps.seconds[alone])), 3)
-            if alone.any()
-            else None,
-            "load_1m": load,
-        }
+        self.last = {"span_s": round(end_s, 3), "engine_cpu_s": round(cpu_s, 2), "load_1m": load}
         return measured
 
     def named(self, name: str) -> None:
-        self.notes[name] = self.last
+        """Keeps what the last run left under its name."""
+        path = iterations_of(self.log.parent, name)
+        path.write_bytes(self.said)
+        steps = read_iterations(path)
+        alone = (steps.prefill_tokens == 0) & (steps.decode_seqs == 1)
+        alone_ms = round(1000 * float(np.median(steps.seconds[alone])), 3) if alone.any() else None
+        self.notes[name] = self.last | {
+            "iterations": len(steps),
+            "iterations_s": round(float(steps.seconds.sum()), 3),
+            "decode_alone_ms": alone_ms,
+        }
+
+
+def iterations_of(folder: Path, run: str) -> Path:
+    """Where the engine's log of a run is kept."""
+    return folder / f"{run}.iterations.log"
 
 
 def main() -> None:

@@ -1,15 +1,11 @@
-"""A real vLLM on this machine's CPU: its environment, its start, what its log says of each iteration."""
+"""A real vLLM on this machine's CPU: its environment, its start, the processor time it takes."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from lengthwise import Deployment
 from lengthwise.backend import vllm_launch
@@ -26,10 +22,6 @@ QUIET = {
     "KMP_BLOCKTIME": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-_ITERATION = re.compile(
-    r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
-    r"(\d+) generation tokens, iteration elapsed time: ([\d.]+) ms"
-)
 
 
 def require() -> str:
@@ -56,25 +48,6 @@ def served(deployment: Deployment, model: Path, log_path: Path) -> Iterator[Loca
     env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(log_path.parent / "cache")}
     with local_engine(command, port=port, env=env, log_path=log_path) as engine:
         yield engine
-
-
-@dataclass(frozen=True)
-class Iterations:
-    """[m] columns of the log's iterations; ``seconds`` is what the engine waited for its worker."""
-
-    prefill_seqs: np.ndarray
-    prefill_tokens: np.ndarray
-    decode_seqs: np.ndarray
-    seconds: np.ndarray
-
-
-def iterations(text: str) -> Iterations:
-    """What a piece of vLLM's log says of each iteration."""
-    rows = [[float(word) for word in found.groups()] for found in _ITERATION.finditer(text)]
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 6).T
-    return Iterations(
-        columns[1].astype(int), columns[2].astype(int), columns[3].astype(int), columns[5] / 1000
-    )
 
 
 def cpu_seconds(group: int) -> float:

@@ -217,7 +217,8 @@ class Campaign:
         learnt = next(run for run in runs if run.load == "half")
         held = [run for run in runs if run.load != learnt.load]
         started = time.monotonic()
-        found = _circle.calibrated(learnt, replace(base, cost=tables))
+        again = [run for run in runs if run.load == learnt.load and run is not learnt]
+        found = _circle.calibrated(learnt, again, replace(base, cost=tables))
         took_s = time.monotonic() - started
         self.say(f"calibrated on {learnt.name} in {took_s:.1f} s")
         told = {

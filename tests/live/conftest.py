@@ -1,0 +1,33 @@
+"""Real engines for tests that run them, and the benchmarks' circle, which the tests share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # the circle that the benchmarks measure is the one that is tested
+
+
+@pytest.fixture(scope="session")
+def engine_python():
+    """The interpreter of the engines' own environment. A checked change must not pass without it."""
+    found = ROOT / ".engines" / "vllm" / "bin" / "python"
+    if not found.exists():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
+            f"no {found.parents[1]}: make engine"
+        )
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """The torch of this environment, which profiles the machine."""
+    if os.environ.get("CI") == "true":
+        import torch
+
+        return torch
+    return pytest.importorskip("torch", reason="no torch here: make torch")

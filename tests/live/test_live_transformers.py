@@ -1,0 +1,92 @@
+"""The circle on transformers' continuous batching: another engine, another scheduler, no HTTP."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise import Status
+from lengthwise.cost.estimators import fit_profile
+from lengthwise.measure import read_records, write_records
+from lengthwise.measure.calibrate import calibrate
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
+
+WITHIN = 0.35
+LIGHT, HEAVY = 0.4, 0.75
+REPEATS = 2
+FLAGS = {"batch-tokens": 256, "seqs": 16, "blocks": 256, "block-size": 32}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    import json
+
+    import _circle
+    import _device
+    import gpu_campaign
+
+    config = tmp_path_factory.mktemp("transformers") / "tiny.json"
+    config.write_text(json.dumps(gpu_campaign.TINY))
+    limits = replace(
+        _circle.Setting("live", 16, 256).limits(512, 32), weight_dtype="float32", kv_dtype="float32"
+    )
+    return _circle.deployment_of(str(config), _device.this_thread(), limits, 256), config
+
+
+@pytest.fixture(scope="module")
+def measured(deployment, engine_python):
+    import _circle
+    import _continuous
+
+    _, config = deployment
+    lengths = _circle.Lengths(prompt=(48, 0.6, 8, 300), output=(16, 0.5, 8, 60))
+    with _continuous.started(engine_python, Path(config), FLAGS) as engine:
+        engine.run(lengths.workload(16, 0, None))
+        full = engine.run(lengths.workload(64, 1, None, "full"))
+        capacity_rps = _circle.capacity_rps(full)
+        runs = {LIGHT: [], HEAVY: []}
+        for _ in range(REPEATS):
+            for k, share in enumerate(runs):
+                runs[share].append(engine.run(lengths.workload(80, 2 + k, share * capacity_rps)))
+    return full, runs
+
+
+def test_every_request_is_answered_to_the_token_and_every_step_is_seen(measured, tmp_path):
+    full, runs = measured
+    for one in (full, *runs[LIGHT], *runs[HEAVY]):
+        r, steps = one.records.requests, one.records.steps
+        assert (r.status == Status.FINISHED).all(), one.errors
+        np.testing.assert_array_equal(r.output_tokens, one.workload.output_tokens)
+        assert steps.prefill_tokens.sum() == one.workload.prompt_tokens.sum()
+        assert steps.decode_seqs.sum() == (one.workload.output_tokens - 1).sum()
+        assert (steps.prefill_tokens + steps.decode_seqs).max() <= FLAGS["batch-tokens"]
+        assert (steps.prefill_seqs + steps.decode_seqs).max() <= FLAGS["seqs"]
+    write_records(full, tmp_path / "run.parquet")
+    again = read_records(tmp_path / "run.parquet")
+    np.testing.assert_array_equal(again.records.steps.end_s, full.records.steps.end_s)
+
+
+def test_calibrated_to_one_load_the_simulation_tells_the_other(deployment, measured):
+    import _circle
+
+    from lengthwise.measure.operators import measure_profile
+
+    d, _ = deployment
+    reach = {"max_tokens": 256, "max_seqs": 16, "max_context": 512}
+    profile = measure_profile(d.model, device="cpu", dtype="float32", threads=1, budget_s=25.0, **reach)
+    tables, _ = fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)
+    runs = measured[1]
+    found = calibrate(runs[LIGHT], replace(d, cost=tables), holdout=runs[HEAVY], allow=("doubts",))
+    held = [_circle.Run("live", "high", k, one) for k, one in enumerate(runs[HEAVY])]
+    told = _circle.quantiles(_circle.simulated(replace(d, cost=found.tables), held[0]), found.client_s)
+    real = [_circle.quantiles(run.measured.records) for run in held]
+    apart = _circle.spread(held)["live-high"]
+    for metric in ("jct_p50", "tpot_p50"):
+        middle = statistics.median(one[metric] for one in real)
+        error = abs(told[metric] / middle - 1)
+        assert error < WITHIN + apart[metric], f"{metric}: {error:.0%} off, repeats {apart[metric]:.0%} apart"
