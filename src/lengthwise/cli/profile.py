@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli import profile_run
+from lengthwise.cli import profile_fit, profile_run
 
 EXAMPLES = """\b
 Examples:
@@ -37,6 +37,7 @@ def _profile() -> None:
     """Keeps its commands beside each other, however many there are."""
 
 
+app.command("fit", epilog=profile_fit.EXAMPLES)(profile_fit.run)
 app.command("run", epilog=profile_run.EXAMPLES)(profile_run.run)
 
 imports = typer.Typer(

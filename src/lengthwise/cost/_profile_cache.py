@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import astuple
@@ -11,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.cost._npz import read_npz, write_npz
-from lengthwise.cost._profile_report import FitReport, OperatorFit
+from lengthwise.cost._profile_report import FitReport, OperatorFit, RegionFit
 from lengthwise.cost.tables import from_arrays, to_arrays
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import OutputError, ProfileError
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
-def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...]) -> Path:
+def cache_path(
+    cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur"
+) -> Path:
     """Where the result for these files and arguments is kept; ``cache`` "user" is platformdirs' folder."""
     digest = hashlib.sha256(repr((CACHE_VERSION, _versions(), arguments)).encode())
     for path in files:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return _cache_folder(cache) / f"vidur-{digest.hexdigest()[:32]}.npz"
+    return _cache_folder(cache) / f"{kind}-{digest.hexdigest()[:32]}.npz"
 
 
 def _cache_folder(cache: Path | str) -> Path:
@@ -47,9 +50,18 @@ def read_cache(path: Path) -> tuple[CostTables, FitReport] | None:
     """What was stored, or None: a file that is missing or damaged is built again."""
     with suppress(ProfileError, KeyError):
         arrays = read_npz(path)
-        rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True)
+        rows = zip(
+            *(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True
+        )
+        told = json.loads(str(arrays["report"]))
         report = FitReport(
-            str(arrays["fit_estimator"]), str(arrays["fit_method"]), tuple(OperatorFit(*row) for row in rows)
+            str(arrays["report_estimator"]),
+            str(arrays["report_method"]),
+            tuple(OperatorFit(*row) for row in rows),
+            compared=tuple(RegionFit(*row) for row in told["compared"]),
+            picked=tuple((operator, estimator) for operator, estimator in told["picked"]),
+            filled=tuple(told["filled"]),
+            notes=tuple(told["notes"]),
         )
         return from_arrays(arrays, str(path)), report
     return None
@@ -58,8 +70,15 @@ def read_cache(path: Path) -> tuple[CostTables, FitReport] | None:
 def write_cache(path: Path, tables: CostTables, report: FitReport) -> None:
     """Stores a result; a cache that cannot be written is no reason to fail."""
     names, rows, medians, p95s = zip(*map(astuple, report.operators), strict=True)
-    arrays = to_arrays(tables) | {"fit_estimator": report.estimator, "fit_method": report.method}
-    arrays |= {"fit_name": names, "fit_rows": rows, "fit_median": medians, "fit_p95": p95s}
+    told = {
+        "compared": [astuple(fit) for fit in report.compared],
+        "picked": report.picked,
+        "filled": report.filled,
+        "notes": report.notes,
+    }
+    arrays = to_arrays(tables) | {"report_estimator": report.estimator, "report_method": report.method}
+    arrays |= {"report_name": names, "report_rows": rows, "report_median": medians, "report_p95": p95s}
+    arrays["report"] = json.dumps(told)
     with suppress(OutputError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_npz(path, arrays)

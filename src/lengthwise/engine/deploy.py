@@ -12,7 +12,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
 from lengthwise.schema.model import ModelSpec
 
-COST_SOURCES = ("roofline", "vidur:DIR", "vidur_forest:DIR", "tables:FILE")
+COST_SOURCES = ("roofline", "profile:FILE", "vidur:DIR", "vidur_forest:DIR", "tables:FILE")
 _ESTIMATORS = {"vidur": "monotone", "vidur_forest": "random_forest"}
 
 
@@ -41,7 +41,8 @@ def deploy(
         replicas: Independent replicas behind a router.
         limits: The engine's knobs.
         scheduler: A named scheduler or a point on its axes.
-        cost: "roofline", "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (its
+        cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
+            estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (its
             own random forest), "tables:FILE" (an npz), or tables.
         memory_planner: "lengthwise" or "vidur".
         num_blocks: KV blocks a replica; None plans them.
@@ -129,6 +130,10 @@ def _tables(
     kind, _, place = source.partition(":")
     if kind == "roofline" and not place:
         return costs.roofline(model, gpu, node, parallel, limits, max_model_len)
+    if kind == "profile" and place:
+        from lengthwise.cost.estimators import profile_tables
+
+        return profile_tables(place, model, gpu, node, parallel, limits, max_model_len)[0]
     if kind == "tables" and place:
         return costs.from_tables(place, model, parallel.pp)
     if kind in _ESTIMATORS and place:

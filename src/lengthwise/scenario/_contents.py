@@ -23,7 +23,7 @@ def contents(whole: Scenario) -> dict[str, str]:
         on.model,
         on.gpu,
         on.node,
-        on.cost.partition(":")[2],
+        on.cost.partition(":")[2].partition("#")[0],
         *files,
     )
     if whole.search is not None:
@@ -31,6 +31,7 @@ def contents(whole: Scenario) -> dict[str, str]:
         named += tuple(v for a in axes for vs in a.values() for v in (vs if isinstance(vs, list) else [vs]))
     whole_texts = {text for text in named if isinstance(text, str) and text}
     parts = {part for text in whole_texts for part in (text, text.partition(":")[2], text.rpartition(":")[0])}
+    parts |= {part.partition("#")[0] for part in parts}  # an estimator after a profile's name
     places = {text: resolved(text, whole.folder) for text in parts if text}
     return {text: _digest(place) for text, place in sorted(places.items()) if place.exists()}
 

@@ -74,7 +74,7 @@ class Scenario(Section):
                 on.model,
                 on.gpu,
                 on.node,
-                on.cost.partition(":")[2],
+                on.cost.partition(":")[2].partition("#")[0],
                 *(one.file for one in (whole.lab.predictors if whole.lab else ())),
             )
             named.update(resolved(text, self.folder) for text in texts if text)

@@ -94,8 +94,9 @@ class WorkloadSection(Section):
 class DeploymentSection(Section):
     """What runs. ``model`` is a catalog name or a Hugging Face config.json.
 
-    ``cost`` is a source of ``engine.deploy``, such as "roofline" or "vidur:DIR"; ``num_blocks``
-    overrides what the memory planner finds for the KV cache of a replica.
+    ``cost`` is a source of ``engine.deploy``, such as "roofline", "profile:FILE.parquet" (after which "#physics"
+    names an estimator) or "vidur:DIR"; ``num_blocks`` overrides what the memory planner finds for the KV cache
+    of a replica.
     """
 
     model: Text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.cost import _forest, _monotone
+from lengthwise.cost import _forest
 from lengthwise.cost.estimators._linear import fit_linear
 from lengthwise.cost.estimators._nested import nested
 from lengthwise.cost.estimators._physics import Physics, fit_physics
@@ -49,6 +49,8 @@ def _logs(points: Points) -> Floats:
 
 def fit_monotone(points: Points) -> Fitted:
     """Curves and surfaces that never fall (cost/_monotone.py); knows one shape, and one or two axes."""
+    from lengthwise.cost import _monotone  # imports scipy
+
     axes = points.axes
     if axes.shape[1] == 1:
         curve = _monotone.fit_curve(axes[:, 0], points.seconds)

@@ -1,0 +1,94 @@
+"""What ``lengthwise profile fit`` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lengthwise.cost import FitReport
+from lengthwise.schema.cost_tables import CostTables
+
+_REGIONS = ("inside", "small", "medium", "large", "beyond")
+Fitted = Mapping[int, tuple[CostTables, FitReport]]
+
+
+def show(fitted: Fitted, files: Mapping[int, Path | None], *, as_json: bool) -> None:
+    """Prints each degree's report, as tables or as one JSON object."""
+    if as_json:
+        told = [_told(degree, *pair, files[degree]) for degree, pair in fitted.items()]
+        typer.echo(json.dumps({"fits": told}, indent=2, allow_nan=False))
+        return
+    for degree, (tables, report) in fitted.items():
+        _show_one(degree, tables, report)
+        path = files[degree]
+        if path is not None:
+            typer.echo(f'wrote {path}; use it as cost = "tables:{path}"')
+
+
+def _show_one(degree: int, tables: CostTables, report: FitReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    picked = dict(report.picked)
+    table = Table(
+        title=f"TP {degree}: errors on held-out points, median (95th percentile)", title_justify="left"
+    )
+    for column in ("operator", "estimator", "points", *_REGIONS):
+        table.add_column(
+            column, justify="left" if column in ("operator", "estimator") else "right", no_wrap=True
+        )
+    last = ""
+    for (operator, estimator), regions in _rows(report).items():
+        mark = "*" if picked.get(operator) == estimator else " "
+        points = max((fit.rows for fit in regions.values()), default=0)
+        cells = [_cell(regions.get(region)) for region in _REGIONS]
+        table.add_row("" if operator == last else operator, f"{mark} {estimator}", f"{points:,}", *cells)
+        last = operator
+    Console(width=120).print(table)
+    typer.echo("* taken: the smallest root-mean-square error inside; with that beyond where steps go there")
+    for line in _lines(tables, report):
+        typer.echo(line)
+
+
+def _lines(tables: CostTables, report: FitReport) -> list[str]:
+    lines = [f"from the roofline: {filled}" for filled in report.filled]
+    lines += [f"note: {note}" for note in report.notes]
+    errors = ", ".join(f"{error.part} {error.log_sd:.1%}" for error in tables.errors)
+    lines.append(f"one standard deviation of each part as a whole: {errors}")
+    known = {name: largest for name, largest in asdict(tables.reach).items() if largest is not None}
+    lines.append(
+        f"measured up to: {', '.join(f'{most:,} {name}' for name, most in known.items()) or 'unknown'}"
+    )
+    return lines
+
+
+def _rows(report: FitReport) -> dict[tuple[str, str], dict[str, Any]]:
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for fit in report.compared:
+        rows.setdefault((fit.operator, fit.estimator), {})[fit.region] = fit
+    return rows
+
+
+def _cell(fit: Any) -> str:
+    return f"{fit.median_error:.1%} ({fit.p95_error:.0%})" if fit is not None else "-"
+
+
+def _told(degree: int, tables: CostTables, report: FitReport, path: Path | None) -> dict[str, Any]:
+    return {
+        "tp": degree,
+        "file": str(path) if path else None,
+        "source": tables.source,
+        "estimator": report.estimator,
+        "method": report.method,
+        "picked": dict(report.picked),
+        "compared": [asdict(fit) for fit in report.compared],
+        "filled": list(report.filled),
+        "notes": list(report.notes),
+        "errors": {error.part: error.log_sd for error in tables.errors},
+        "reach": asdict(tables.reach),
+    }
