@@ -38,7 +38,7 @@ def test_json_holds_every_number_under_stable_keys(results, tmp_path) -> None:
     made = json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
     assert (made["format"], made["version"]) == ("lengthwise.results", 1)
     first = made["results"][0]
-    said = {"notes", "model_error", "beyond_reach"}
+    said = {"notes", "model_error", "beyond_reach", "engine"}
     assert set(first) == {"name", "binding", "deployment", "summary", "scenario", *said}
     summary = results[0].summary
     assert first["summary"]["ttft_s"]["p99"]["value"] == summary.ttft_s.p99.value

@@ -1,5 +1,7 @@
 """``python -m lengthwise.cli``: the same as the command ``lengthwise``."""
 
+import sys
+
 from lengthwise.cli import main
 
-main()
+sys.exit(main())

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli import (
+    bench,
     capacity,
     catalog,
     explain,
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
 app.command("capacity", epilog=capacity.EXAMPLES)(capacity.run)
+app.command("bench", epilog=bench.EXAMPLES)(bench.run)
 app.command("search", epilog=search.EXAMPLES)(search.run)
 app.command("lab", epilog=lab.EXAMPLES)(lab.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)

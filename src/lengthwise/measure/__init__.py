@@ -1,6 +1,6 @@
 """Measures real hardware and engines, and calibrates the cost model from what it measured."""
 
-from lengthwise.measure.load import bench
+from lengthwise.measure.load import INTERRUPTED, bench
 from lengthwise.measure.records_file import read_records, write_records
 
-__all__ = ["bench", "read_records", "write_records"]
+__all__ = ["INTERRUPTED", "bench", "read_records", "write_records"]

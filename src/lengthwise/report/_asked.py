@@ -32,13 +32,21 @@ def title(results: Sequence[Result]) -> str:
 
 def hardware(results: Sequence[Result]) -> str:
     """Model and GPUs where all variants share them, else how many there are to compare."""
-    setups = {(d.model.name, d.parallel.gpus, d.gpu.name) for d in (r.deployment for r in results)}
+    known = [r.deployment for r in results if r.deployment is not None]
+    if len(known) < len(results):
+        return " / ".join(dict.fromkeys(_measured(r) for r in results if r.deployment is None))
+    setups = {(d.model.name, d.parallel.gpus, d.gpu.name) for d in known}
     if len(setups) == 1:
         model, gpus, gpu = setups.pop()
         return f"{model} on {gpus} {TIMES} {gpu}"
     models = {model for model, _, _ in setups}
     some = f"{len(results)} deployments"
     return f"{models.pop()}: {some}" if len(models) == 1 else some
+
+
+def _measured(result: Result) -> str:
+    """A measured engine in a few words."""
+    return " on ".join(filter(None, (result.engine.get("Model"), result.engine.get("Engine")))) or result.name
 
 
 def workload(result: Result) -> str:

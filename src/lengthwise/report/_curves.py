@@ -65,10 +65,11 @@ def over_time(result: Result, points: int) -> dict[str, Array]:
         out: Array = np.full(len(step_s), np.nan)
         return np.divide(folded(column), step_s, out=out, where=step_s > 0)
 
+    blocks = np.nan if result.deployment is None else result.deployment.kv.num_blocks
     return {
         "time_s": (np.arange(len(step_s)) + 0.5) * width_s,
         "batch": mean(series.seqs_s),
         "waiting": mean(series.waiting_s),
-        "kv": mean(series.kv_blocks_s) / result.deployment.kv.num_blocks,
+        "kv": mean(series.kv_blocks_s) / blocks,
         "output": folded(series.output_tokens) / width_s,
     }

@@ -94,6 +94,7 @@ def _panels(results: Sequence[Result], points: int) -> list[Figure]:
             ],
         }
         for key, (title, unit, fmt) in PANELS.items()
+        if any(np.isfinite(c[key]).any() for c in columns)
     ]
 
 

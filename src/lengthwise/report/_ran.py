@@ -40,11 +40,12 @@ FACTS = {
 
 def what_ran(results: Sequence[Result]) -> str:
     """HTML: what all variants have in common, what differs side by side, and the scenarios."""
-    facts = [deployment_facts(r.deployment) for r in results]
+    facts = [{} if r.deployment is None else deployment_facts(r.deployment) for r in results]
     common: list[tuple[str, list[Any]]] = []
     differing: list[tuple[str, list[Any]]] = []
-    for key, label in FACTS.items():
-        values = [f[key] for f in facts]
+    labels = {name: name for r in results for name in r.engine} | (FACTS if any(facts) else {})
+    for key, label in labels.items():
+        values = [(f or r.engine).get(key, UNKNOWN) for f, r in zip(facts, results, strict=True)]
         (common if len(set(values)) == 1 else differing).append((label, values))
     return _common(common) + _differing(differing, results) + _scenarios(results)
 

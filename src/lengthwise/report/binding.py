@@ -50,6 +50,11 @@ def bound_by(binding: Binding) -> str:
 
 def binding_of(result: Result) -> Binding:
     """What binds a variant, told from its summary, its limits and whether its load was its own."""
+    if result.deployment is None:
+        warning = unserved(result.summary.counts)
+        return Binding(
+            "unknown", "What a measured engine spends its time on is not seen from outside.", warning
+        )
     limits = result.deployment.limits
     step_seqs = limits.max_num_seqs / result.deployment.parallel.pp
     stays = result.deployment.scheduler.takeover == "never"

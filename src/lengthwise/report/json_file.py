@@ -5,7 +5,8 @@ Schema version 1::
     {"format": "lengthwise.results", "version": 1, "results": [
       {"name": str,
        "binding": {"resource": str, "sentence": str, "warning": str},
-       "deployment": {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "leave", "batching",
+       "deployment": null where an engine was measured, else
+                     {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "leave", "batching",
                       "memory", "preempt", "router", "takeover", "binning", "max_wait_s", "batch_wait_s",
                       "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks",
                       "block_size_tokens", "price_per_hour_usd", "cost_source"},
@@ -15,6 +16,7 @@ Schema version 1::
        "notes": [str],
        "model_error": null or {"level": number, "draws": int, "parts": [{"part": str, "log_sd": number}]},
        "beyond_reach": [{"bound", "measured", "largest", "beyond", "of", "unit"}],
+       "engine": {str: str},
        "scenario": str}]}
 
 Keys are only ever added within a version. What is not known is null.
@@ -87,17 +89,18 @@ def _result(result: Result) -> dict[str, Any]:
     return {
         "name": result.name,
         "binding": dataclasses.asdict(binding_of(result)),
-        "deployment": deployment_facts(result.deployment),
+        "deployment": None if result.deployment is None else deployment_facts(result.deployment),
         "summary": plain(dataclasses.asdict(result.summary)),
         "notes": list(result.notes),
         "model_error": _model_error(result),
         "beyond_reach": [dataclasses.asdict(one) for one in result.beyond],
+        "engine": dict(result.engine),
         "scenario": result.scenario_text,
     }
 
 
 def _model_error(result: Result) -> dict[str, Any] | None:
-    if not result.model_draws:
+    if not result.model_draws or result.deployment is None:
         return None
     parts = [dataclasses.asdict(error) for error in result.deployment.cost.errors]
     return {"level": result.summary.model_level, "draws": result.model_draws, "parts": parts}

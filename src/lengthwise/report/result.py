@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lengthwise.metrics import Beyond, Summary
 from lengthwise.schema.deployment import Deployment
@@ -19,24 +19,26 @@ class Result:
         name: Of the variant, unique in a report.
         summary: Its numbers, over as many seeds as were run.
         records: One run of it; curves and timelines show this one.
-        deployment: What ran.
+        deployment: What ran; None where a real engine was measured, whose hardware nobody described.
         scenario_text: The scenario it came from, shown as it is; may be empty.
         summaries: One a seed, where there are several; variants with the same seeds are then
             compared pair by pair, which tells smaller differences apart.
         notes: What limits the trust in the numbers, a sentence each: extrapolated costs, for one.
         beyond: Where runs went beyond the measurements behind the cost tables.
         model_draws: Runs under tables that are a little off, behind the model intervals.
+        engine: What is known of a measured engine, by label.
     """
 
     name: str
     summary: Summary
     records: Records
-    deployment: Deployment
+    deployment: Deployment | None
     scenario_text: str = ""
     summaries: Sequence[Summary] = ()
     notes: Sequence[str] = ()
     beyond: Sequence[Beyond] = ()
     model_draws: int = 0
+    engine: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_results(results: list[Result]) -> None:

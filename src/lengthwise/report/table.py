@@ -54,7 +54,7 @@ def intervals_note(results: Sequence[Result]) -> str:
         few = ", few seeds: wide intervals" if len(summary.seeds) < FEW_SEEDS else ""
         return f"± half-widths of {level} over {len(summary.seeds)} seeds{few}"
     if not any(c.estimate.has_interval for row in rows(results) for c in row.cells):
-        return "no intervals: too few requests; use --seeds"
+        return f"no intervals: too few requests{'; use --seeds' if results[0].deployment else ''}"
     return f"± half-widths of {level} within one run (batch means)"
 
 
@@ -89,7 +89,7 @@ def counts_note(counts: Counts) -> str:
         "prompt above the token budget of a step": counts.rejected_over_token_budget,
         "prompt above the KV memory": counts.rejected_over_kv_memory,
     }
-    if counts.rejected:
+    if any(why.values()):
         parts.append("rejected because " + ", ".join(f"{reason}: {n:,}" for reason, n in why.items() if n))
     if counts.preemptions:
         parts.append(f"{counts.preemptions:,} preemptions")
@@ -124,6 +124,8 @@ def _caption(results: list[Result]) -> Text:
     for result in results:
         names.setdefault(binding_of(result), []).append(result.name)
     for binding, bound in names.items():
+        if all(r.deployment is None for r in results if r.name in bound):
+            continue
         line = Text.assemble((", ".join(bound), "bold"), ": ", (binding.warning, "bold"))
         by = f" {_sentence(bound_by(binding))} " if binding.warning else f"{bound_by(binding)} "
         lines.append(line.append_text(Text.assemble(by, (binding.resource, "bold"), f". {binding.sentence}")))

@@ -6,7 +6,8 @@ from lengthwise.scenario.capacities import Sustained, capacities
 from lengthwise.scenario.explanation import Explanation, Fit, Step, explain
 from lengthwise.scenario.labs import lab
 from lengthwise.scenario.launches import write_launches
-from lengthwise.scenario.outcomes import Outcome, run
+from lengthwise.scenario.outcomes import Outcome, run, slo_of
+from lengthwise.scenario.requests import asked_of_server, requests
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.searches import Asked, plan, questions, settled
 from lengthwise.scenario.variants import Variant, build, deployment, scheduler
@@ -21,6 +22,7 @@ __all__ = [
     "Step",
     "Sustained",
     "Variant",
+    "asked_of_server",
     "build",
     "capacities",
     "deployment",
@@ -30,8 +32,10 @@ __all__ = [
     "loads",
     "plan",
     "questions",
+    "requests",
     "run",
     "scheduler",
     "settled",
+    "slo_of",
     "write_launches",
 ]

@@ -1,0 +1,141 @@
+"""``lengthwise bench``: a real server under the same load that is simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Examples:
+  lengthwise bench http://localhost:8000 --workload chat-1m --request-rate 4 --num-requests 300
+  lengthwise bench http://localhost:8000 --isl 512 --osl 128 --concurrency 16 --num-requests 100
+  lengthwise bench http://localhost:8000 examples/chat-70b.toml --records measured.parquet --report bench.html
+"""
+
+
+def run(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://localhost:8000.")
+    ],
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SCENARIO]", help="A .toml or .yaml file; its workload and limits are used."),
+    ] = None,
+    *,
+    workload: Annotated[
+        str | None, typer.Option(metavar="FILE|PRESET", help="A trace, or the name of a preset.")
+    ] = None,
+    isl: Annotated[int | None, typer.Option(min=1, help="Prompt tokens of every request.")] = None,
+    osl: Annotated[int | None, typer.Option(min=1, help="Output tokens of every request.")] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(help="Open loop: requests a second, Poisson; default: the workload's arrivals."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.")
+    ] = None,
+    num_requests: Annotated[
+        int | None, typer.Option(min=1, help="Default: 1,000, or all of a trace.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="The scenario's variant whose workload it is.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Change a setting: workload.cut=redraw; repeatable."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of requests and prompts; default: the scenario's.")
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=BOUND", help="A limit for goodput: ttft=2s, tpot=50ms, jct=30s; repeatable."
+        ),
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="So many requests before, which nobody counts.")] = 3,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Stop after so many seconds; keep what there is.")
+    ] = None,
+    stall: Annotated[
+        float, typer.Option(help="A request fails after so many seconds without a byte.")
+    ] = 120.0,
+    timeout: Annotated[float, typer.Option(help="A request fails after so many seconds in all.")] = 900.0,
+    shared_prefix: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of each prompt that all have in common.")
+    ] = 0.0,
+    exact: Annotated[
+        bool,
+        typer.Option(help="Ask for outputs of exactly the workload's lengths; otherwise at most so long."),
+    ] = True,
+    priorities: Annotated[
+        bool,
+        typer.Option(
+            "--priorities", help="Send the workload's priorities (vLLM: --scheduling-policy priority)."
+        ),
+    ] = False,
+    scrape: Annotated[
+        bool, typer.Option("--scrape", help="Keep the server's /metrics of every second with the records.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name there; default: the first it lists.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token.")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE.parquet", help="Write requests and what happened to them.")
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write all numbers to this file; -: to standard output, without the table."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
+) -> None:
+    """Put a real server under load: the numbers of simulate, measured, and what the client says of itself.
+
+    What the server can do (token ids as prompts, outputs of exact lengths, numbers of tokens) is found by
+    asking it. Latencies count from when a request was due. Ctrl-C keeps what there is.
+    """
+    from lengthwise import measure
+    from lengthwise import scenario as scenarios
+    from lengthwise.backend.openai import Server
+    from lengthwise.cli import _bench_page, _outputs, _results
+
+    given = _bench_page.settings(isl, osl, request_rate, concurrency, num_requests, slo)
+    asked = scenarios.asked_of_server(scenario, workload, variant, [*(set_ or ()), *given])
+    _outputs.require_writable(
+        filter(None, (json if json != _results.STDOUT else None, report, records)), inputs=asked.files
+    )
+    if report is not None:
+        _outputs.require_plotly()
+    chosen = asked.run.seed if seed is None else seed
+    requests = scenarios.requests(asked, chosen)
+    server = Server(url, model, api_key, stall_s=stall, timeout_s=timeout)
+    with _bench_page.progress(quiet=quiet) as told:
+        measured = measure.bench(
+            server,
+            requests,
+            seed=chosen,
+            warmup_requests=warmup,
+            time_limit_s=time_limit or float("inf"),
+            exact=exact,
+            shared_prefix=shared_prefix,
+            priorities=priorities,
+            scrape=scrape,
+            told=told,
+        )
+    if records is not None:
+        measure.write_records(measured, records)
+    result = _bench_page.result_of(measured, asked)
+    if not quiet and json != _results.STDOUT:
+        _bench_page.show(result, measured)
+    written = _results.write([result], json, report, {}) + ([records] if records is not None else [])
+    if not quiet:
+        _results.tell(written)
+    _bench_page.end(measured)

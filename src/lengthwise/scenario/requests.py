@@ -1,0 +1,59 @@
+"""The requests of a scenario alone, for a server that is there already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lengthwise.scenario._load import load, loads
+from lengthwise.scenario._workloads import per_seed
+from lengthwise.scenario.scenario import Scenario
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Workload
+
+_NOBODY = '[deployment]\nmodel = "a server that runs already"\ngpu = "unknown"\n'
+
+
+def requests(scenario: Scenario, seed: int | None = None) -> Workload:
+    """The requests that a scenario simulates with this seed (default: its first); nothing is deployed.
+
+    Raises:
+        InputError: A preset, a trace or a predictor cannot be used.
+    """
+    model = scenario.deployment.model
+    drawn = per_seed(scenario.workload, scenario.folder, scenario.predictor, model)
+    return drawn(scenario.run.seed if seed is None else seed)
+
+
+def asked_of_server(
+    scenario: Path | None, workload: str | None, variant: str | None, overrides: Sequence[str]
+) -> Scenario:
+    """A scenario of which only workload, limits and run count.
+
+    Args:
+        scenario: Its file; None: there is none, and ``workload`` says what to send.
+        workload: A trace's path or a preset's name; wins over the scenario's.
+        variant: Which of the scenario's; None: the settings that all share, where they have one workload.
+        overrides: Assignments as of ``--set``.
+
+    Raises:
+        InputError: Neither says what to send, a value cannot be used, or there is no such variant.
+    """
+    source = [] if workload is None else [_source(workload)]
+    if scenario is None:
+        return loads(_NOBODY, overrides=[*source, *overrides])
+    whole = load(scenario, [*source, *overrides])
+    sides = {side.name: side for side in whole.effective()}
+    if variant is not None and variant not in sides:
+        raise InputError(f"{scenario} has no variant {variant!r}; it has {', '.join(sides)}")
+    if variant is None and len({side.workload.model_dump_json() for side in sides.values()}) > 1:
+        raise InputError(f"the variants of {scenario} have different workloads; name one: {', '.join(sides)}")
+    return sides[variant] if variant is not None else next(iter(sides.values()))
+
+
+def _source(workload: str) -> str:
+    path = Path(workload).expanduser()
+    if path.exists() or path.suffix in {".csv", ".jsonl", ".json", ".parquet", ".gz"}:
+        return f"workload.trace={json.dumps(str(path.resolve()))}"
+    return f"workload.preset={json.dumps(workload)}"

@@ -1,0 +1,151 @@
+"""``lengthwise bench`` against a server on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
+
+from scripted_server import Script, ScriptedServer
+
+from lengthwise import measure, scenario
+
+
+@pytest.fixture
+def server():
+    with ScriptedServer(Script(first_s=0.01, gap_s=0.002)) as running:
+        yield running
+
+
+LOAD = ("--isl", 40, "--osl", 8, "--num-requests", 30)
+
+
+def test_the_table_of_simulate_is_printed_with_the_engine_and_the_client(cli, server):
+    ended = cli("bench", server.url, *LOAD, "--request-rate", 60, "--slo", "ttft=5s")
+    assert ended.code == 0, ended.err
+    for words in (
+        "TTFT p50",
+        "JCT p99",
+        "Goodput",
+        "vllm 1.2.3, model toy",
+        "ignore_eos",
+        "client: requests left",
+    ):
+        assert words in ended.out
+    assert "Nothing is known" not in ended.out
+
+
+def test_records_report_and_json_say_the_same(cli, server, tmp_path):
+    records, page, out = tmp_path / "r.parquet", tmp_path / "r.html", tmp_path / "r.json"
+    ended = cli(
+        "bench", server.url, *LOAD, "--concurrency", 4, "--seed", 5, "--scrape",
+        "--records", records, "--report", page, "--json", out,
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    run = measure.read_records(records)
+    assert not run.is_simulated
+    assert run.workload.concurrency == 4
+    assert run.facts["arguments"]["seed"] == 5
+    assert "metrics" in run.facts
+    result = json.loads(out.read_text("utf-8"))["results"][0]
+    assert result["deployment"] is None
+    assert result["engine"]["Engine"] == "vllm 1.2.3"
+    assert result["summary"]["counts"]["finished"] == 30
+    assert result["notes"] == list(run.doubts)
+    text = page.read_text("utf-8")
+    assert "toy on vllm 1.2.3" in text
+    assert "KV blocks" not in text
+    assert "time-kv" not in text
+
+
+def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(
+    cli, server, scenario_file, tmp_path
+):
+    ended = cli(
+        "bench",
+        server.url,
+        scenario_file,
+        "--set",
+        "workload.request_rate=100",
+        "--records",
+        tmp_path / "r.parquet",
+    )
+    assert ended.code == 0, ended.err
+    assert "Within SLO" in ended.out
+    run = measure.read_records(tmp_path / "r.parquet")
+    same = scenario.build(scenario.load(scenario_file, ["workload.request_rate=100"]))[0].workload(0)
+    assert (run.workload.prompt_tokens == same.prompt_tokens).all()
+    assert (run.workload.arrival_s == same.arrival_s).all()
+
+
+def test_a_trace_and_a_preset_are_told_apart(cli, server, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,2\n0.1,6,3\n", "utf-8")
+    records = tmp_path / "r.parquet"
+    assert cli("bench", server.url, "--workload", trace, "--records", records).code == 0
+    assert measure.read_records(records).workload.prompt_tokens.tolist() == [5, 6]
+    ended = cli("bench", server.url, "--workload", "chat-1n", "--request-rate", 5)
+    assert ended.code == 2
+    assert "chat-1m" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1], "no server answers at http://127.0.0.1:1"),
+        (["localhost:8000", *LOAD, "--concurrency", 1], "must begin with http"),
+        (["http://127.0.0.1:1", "--isl", 5], "workload"),
+        (["http://127.0.0.1:1", *LOAD], "request_rate"),
+        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--request-rate", 1], "excludes --concurrency"),
+        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--slo", "ttff=1s"], "ttft"),
+        (["http://127.0.0.1:1", "none.toml"], "none.toml"),
+        (
+            ["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--records", "no/where.parquet"],
+            "does not exist",
+        ),
+    ],
+)
+def test_bad_input_ends_in_two_and_one_message(cli, arguments, words):
+    ended = cli("bench", *arguments)
+    assert ended.code == 2
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_run_in_which_nothing_finished_is_an_error_with_its_reason(cli, tmp_path):
+    with ScriptedServer(Script(faults=dict.fromkeys(range(7, 100), "http 503"))) as server:
+        ended = cli(
+            "bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, "--records", tmp_path / "r.parquet"
+        )
+    assert ended.code == 2
+    assert "http 503" in ended.err
+    assert measure.read_records(tmp_path / "r.parquet").errors["http 503"] >= 10
+
+
+def test_the_key_goes_to_the_server_and_into_no_file(cli, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    records, out = tmp_path / "r.parquet", tmp_path / "r.json"
+    cli("bench", server.url, *LOAD, "--concurrency", 4, "--records", records, "--json", out)
+    assert server.log[-1].headers["Authorization"] == "Bearer s3cret"
+    assert "s3cret" not in out.read_text("utf-8") + repr(measure.read_records(records).facts)
+
+
+@pytest.mark.slow
+def test_ctrl_c_writes_what_there_is_and_ends_in_130(server, tmp_path):
+    records = tmp_path / "r.parquet"
+    command = [sys.executable, "-m", "lengthwise.cli", "bench", server.url, "--isl", "9", "--osl", "2"]
+    command += ["--request-rate", "20", "--num-requests", "5000", "--records", str(records)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while len(server.log) < 40:
+            assert process.poll() is None, process.stderr.read()
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert any("an interruption" in doubt for doubt in measure.read_records(records).doubts)
