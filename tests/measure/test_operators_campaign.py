@@ -128,7 +128,7 @@ def test_budget_below_the_coarse_grid_says_what_it_needs_and_keeps_its_points(tm
 def test_killed_run_goes_on_and_measures_nothing_twice(tmp_path):
     file, operators = tmp_path / "points.jsonl", [UP, PROMPT]
     first = FakeBench(kinked)
-    campaign(first, operators, journal=Journal(file, {"model": "m"}, operators)).run()
+    campaign(first, operators, 12.0, Journal(file, {"model": "m"}, operators)).run()
     lines = file.read_bytes().splitlines(keepends=True)
     kept = len(lines) // 2
     file.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])  # killed within a line
@@ -138,7 +138,7 @@ def test_killed_run_goes_on_and_measures_nothing_twice(tmp_path):
     journal = Journal(file, {"model": "m"}, operators)
     assert len(journal.before) == len(done)
     assert journal.spent_s == json.loads(lines[kept - 1])["spent_s"]
-    outcomes = campaign(again, operators, journal=journal).run()
+    outcomes = campaign(again, operators, 12.0, journal).run()
     assert not done & set(again.prepared)
     assert {o.point.key for o in outcomes} == done | set(again.prepared)
     assert len(Journal(file, {"model": "m"}, operators).before) == len(outcomes)

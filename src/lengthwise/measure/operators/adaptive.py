@@ -88,7 +88,7 @@ def _of_operator(one: Known, weight: float, target: float) -> list[Wish]:
     if not len(errors) or errors.max() <= target:
         return []
     shaky = np.flatnonzero((errors > target) & (one.spread > target))
-    again = [Wish(Point(one.operator, one.places[i]), weight * errors[i] / 4, again=True) for i in shaky]
+    again = [Wish(Point(one.operator, one.places[i]), weight * errors[i] / 2, again=True) for i in shaky]
     taken = set(one.places)
     free = [place for place in fine(one.operator) if place not in taken]
     if not free:

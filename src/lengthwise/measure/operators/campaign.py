@@ -17,7 +17,7 @@ from lengthwise.schema.errors import InputError
 Progress = Callable[[float, float, str], None]
 _BATCH = 8
 _AGAIN_AT_MOST = 6
-_GROWTH = 8.0
+_GROWTH, _POINT_S = 8.0, 0.05
 _TELLING_S = 2e-3  # a point that takes less says little of larger ones: overhead
 
 
@@ -122,13 +122,13 @@ class Campaign:
         return (LEAST_REPEATS + 2) * each
 
     def _next(self) -> list[Point]:
-        """The next batch: the most wanted points that still fit the budget."""
-        wanted = [
-            w for w in wishes(known_of(list(self.outcomes.values())), self._plan.target) if self._may(w)
-        ]
+        """The next batch: the points that are wanted most for what they cost, and still fit the budget."""
+        known = known_of(list(self.outcomes.values()))
+        wanted = [wish for wish in wishes(known, self._plan.target) if self._may(wish)]
+        priced = [(wish, self._cost_s(wish.point)) for wish in wanted]
+        priced.sort(key=lambda pair: -pair[0].score / math.sqrt(pair[1] + _POINT_S))
         left_s, batch = self._plan.budget_s - self.spent_s, list[Point]()
-        for wish in wanted:
-            cost_s = self._cost_s(wish.point)
+        for wish, cost_s in priced:
             if cost_s <= left_s and len(batch) < _BATCH:
                 batch.append(wish.point)
                 left_s -= cost_s
