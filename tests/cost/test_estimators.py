@@ -1,0 +1,88 @@
+"""Each estimator recovers a law that was planted; only physics goes beyond what was measured."""
+
+import numpy as np
+import pytest
+from made_profiles import FACTORS, LAYER, NODE, TOKENS, planted
+
+from lengthwise import catalog
+from lengthwise.cost._efficiency import kernels_of
+from lengthwise.cost.estimators._kernel_points import kernel_points
+from lengthwise.cost.estimators._learners import LEARNERS, fit_tables
+from lengthwise.cost.estimators._nested import nested
+from lengthwise.cost.estimators._physics import fit_physics
+from lengthwise.cost.estimators._points import PARTS, combined, joined
+
+
+@pytest.mark.parametrize("operator", [*LAYER, "lm head", "prefill attention", "decode attention"])
+def test_physics_recovers_planted_constants_through_noise(operator):
+    points = planted(operator, noise=0.01)
+    error = np.abs(fit_physics(points)(points) / combined(points.parts, FACTORS) - 1)
+    assert np.median(error) < 0.01
+    assert error.max() < 0.05
+
+
+def test_physics_fitted_on_two_degrees_tells_a_third():
+    seen, unseen = joined([planted("mlp up", 1, 0.01), planted("mlp up", 2, 0.01)]), planted("mlp up", 4)
+    assert np.abs(fit_physics(seen)(unseen) / unseen.seconds - 1).max() < 0.05
+
+
+def test_physics_fitted_on_small_steps_tells_large_ones():
+    small = planted("mlp up", tokens=TOKENS[TOKENS <= 512], noise=0.01)
+    large = planted("mlp up", tokens=np.array([1024, 2048, 8192]))
+    assert np.abs(fit_physics(small)(large) / large.seconds - 1).max() < 0.1
+
+
+def test_a_part_that_no_row_shows_keeps_the_rooflines_constant():
+    told = fit_physics(planted("norms")).told()
+    assert told["network"] == 1.0
+    assert told["memory"] == pytest.approx(FACTORS[PARTS.index("memory")], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["monotone", "tables"])
+@pytest.mark.parametrize("operator", ["mlp up", "prefill attention", "decode attention"])
+def test_interpolation_goes_through_its_points(name, operator):
+    points = planted(operator)
+    assert LEARNERS[name](points)(points) == pytest.approx(points.seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["monotone", "tables"])
+def test_interpolation_tells_points_between_its_own(name):
+    between = planted("mlp up", tokens=np.array([3, 50, 300, 1500]))
+    assert LEARNERS[name](planted("mlp up"))(between) == pytest.approx(between.seconds, rel=0.05)
+
+
+def test_linear_recovers_a_line_of_each_batch():
+    points = planted("decode attention")
+    a, b = 1e-6 * (1 + points.batch), 2e-10 * (1 + 1 / points.batch)
+    line = type(points)(**{**vars(points), "seconds": a + b * points.total})
+    assert LEARNERS["linear"](line)(line) == pytest.approx(line.seconds, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_forest_is_near_its_points_and_constant_beyond_them():
+    pytest.importorskip("sklearn")
+    points = planted("mlp up")
+    forest = LEARNERS["forest"](points)
+    assert np.median(np.abs(forest(points) / points.seconds - 1)) < 0.05
+    beyond = forest(planted("mlp up", tokens=np.array([4096, 8192])))
+    assert beyond[0] == beyond[1]
+
+
+def test_tables_of_a_kernel_of_no_model_tell_shapes_between_the_measured_ones():
+    kernels = kernels_of(catalog.gpu("H100"), "bfloat16")
+    m, n, k = (
+        x.ravel() for x in np.meshgrid([1, 16, 64, 256, 1024, 4096], [1024, 4096, 16384], [1024, 4096, 16384])
+    )
+    columns = {"tokens": m, "n": n, "k": k}
+    bare = kernel_points("gemm", columns, kernels, NODE)
+    seen = kernel_points("gemm", {**columns, "seconds": combined(bare.parts, FACTORS)}, kernels, NODE)
+    other = kernel_points("gemm", {"tokens": np.array([100, 3000]), "n": 6144, "k": 8192}, kernels, NODE)
+    assert fit_tables(seen)(other) == pytest.approx(combined(other.parts, FACTORS), rel=0.02)
+
+
+def test_nested_interpolation_is_bilinear_on_a_grid_and_stops_at_its_edge():
+    x, y = (v.ravel().astype(float) for v in np.meshgrid([0, 1, 2], [0, 10]))
+    found = nested(
+        np.stack([x, y], axis=1), 3 * x + y + x * y, np.array([[0.5, 5.0], [1.5, 2.0], [9.0, 99.0]])
+    )
+    assert found == pytest.approx([1.5 + 5 + 2.5, 4.5 + 2 + 3, 6 + 10 + 20])

@@ -1,0 +1,221 @@
+"""A profile becomes tables that say what they rest on, how good they are, and how far they go."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_profiles import (
+    FACTORS,
+    GPU,
+    LAYER,
+    LIMITS,
+    LONGEST,
+    MODEL,
+    NODE,
+    OPERATORS,
+    planted,
+    profile,
+    target,
+)
+
+from lengthwise import catalog
+from lengthwise.cost import load, roofline, save
+from lengthwise.cost._npz import read_npz, write_npz
+from lengthwise.cost.estimators import fit_profile, profile_tables
+from lengthwise.cost.profiles import write_profile
+from lengthwise.engine import deploy, simulate
+from lengthwise.schema.cost_tables import PartError, Reach, grid_axis
+from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.schema.errors import ProfileError, UnknownNameError
+from lengthwise.schema.units import DTYPE_BYTES
+from lengthwise.schema.workload import Workload
+
+
+def fitted(rows, tp=1, model=MODEL, gpu=GPU, estimator="auto", limits=LIMITS):
+    return fit_profile(rows, model, gpu, NODE, Parallelism(tp), limits, LONGEST, estimator=estimator)
+
+
+def truth(tp=1):
+    """[T + 1] planted seconds of a layer."""
+    tokens = np.arange(1, LIMITS.max_num_batched_tokens + 1)
+    return sum(planted(operator, tp, tokens=tokens).seconds for operator in LAYER)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return profile((1, 2), noise=0.01)
+
+
+@pytest.fixture(scope="module")
+def one(measured):
+    return fitted(measured)
+
+
+def test_tables_are_the_sum_of_the_planted_operators(one):
+    tables, _ = one
+    assert tables.layer_s[1:] == pytest.approx(truth(), rel=0.03)
+    columns = {"chunk": np.array([grid_axis(2048)[40]]), "context": np.array([grid_axis(2048)[50]])}
+    from lengthwise.cost.estimators._model_points import shard_points
+    from lengthwise.cost.estimators._points import combined
+
+    place = shard_points("prefill attention", columns, target())
+    assert tables.prefill_s[40, 50] == pytest.approx(combined(place.parts, FACTORS)[0], rel=0.05)
+
+
+def test_what_the_profile_lacks_comes_from_the_roofline_and_is_said(one):
+    tables, report = one
+    plain = roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)
+    assert np.array_equal(tables.host_s, plain.host_s)
+    assert "from the roofline: send: send; host: host" in tables.source
+    assert "host: host" in report.filled
+
+
+def test_without_an_operator_its_roofline_time_stands_in(one):
+    rows = profile(operators=tuple(o for o in OPERATORS if o != "mlp up"), noise=0.01)
+    tables, report = fitted(rows)
+    assert "layer: mlp up" in report.filled
+    assert abs(tables.layer_s[64] - one[0].layer_s[64]) > 1e-6
+    layer = next(e.log_sd for e in tables.errors if e.part == "layer")
+    assert layer > 2 * next(e.log_sd for e in one[0].errors if e.part == "layer")
+
+
+def test_an_error_of_a_part_is_the_spread_of_its_held_out_points(one):
+    errors = {error.part: error.log_sd for error in one[0].errors}
+    assert 0.005 < errors["layer"] < 0.03
+    assert 0.005 < errors["decode"] < 0.04
+    assert errors["host"] == 0.5
+
+
+def test_reach_is_what_was_measured(one):
+    assert one[0].reach == Reach(tokens=2048, seqs=128, chunk=2048, context=8192, kv_tokens=128 * 8192)
+
+
+def test_another_degree_is_told_by_physics_with_more_doubt(measured, one):
+    tables, report = fitted(measured, tp=4)
+    assert tables.layer_s[1:] == pytest.approx(truth(4), rel=0.06)
+    assert {estimator for _, estimator in report.picked} == {"physics"}
+    assert "measured at TP 1, 2, carried to TP 4 by physics" in tables.source
+    assert all(
+        far.log_sd > near.log_sd for far, near in zip(tables.errors[:1], one[0].errors[:1], strict=True)
+    )
+    with pytest.raises(ProfileError, match="only the estimator physics"):
+        fitted(measured, tp=4, estimator="monotone")
+
+
+def test_another_gpu_or_model_is_said(measured):
+    tables, _ = fitted(measured, gpu=catalog.gpu("H200"))
+    assert "measured on H100, carried to H200" in tables.source
+    other = catalog.model("qwen3-32b")
+    assert "measured for llama-3.1-8b, carried to qwen3-32b" in fitted(measured, model=other)[0].source
+
+
+def test_profiles_that_cannot_speak_of_a_deployment_are_refused(measured):
+    with pytest.raises(ProfileError, match=r"has fp8 weights, and .* measured with bfloat16"):
+        fitted(measured, limits=replace(LIMITS, weight_dtype="fp8"))
+    with pytest.raises(ProfileError, match="is of Abacus 9"):
+        fitted(profile(operators=LAYER, gpu="Abacus 9"))
+    with pytest.raises(ProfileError, match="is of the model nobody-1b"):
+        fitted(profile(operators=LAYER, model="nobody-1b"))
+    with pytest.raises(UnknownNameError, match="estimator"):
+        fitted(measured, estimator="oracle")
+
+
+def test_kernels_of_no_model_give_tables_of_any_model():
+    rows = []
+    bandwidth, peak = GPU.bandwidth_bytes_per_s * 0.5, GPU.flops("bfloat16") * 0.4
+    for m in (1, 16, 128, 1024, 4096):
+        for n in (1024, 4096, 8192, 32768):
+            for k in (1024, 4096, 16384):
+                seconds = max(2 * m * n * k / peak, DTYPE_BYTES["bfloat16"] * n * k / bandwidth) + 5e-6
+                rows.append(
+                    {"operator": "gemm", "dtype": "bfloat16", "tokens": m, "n": n, "k": k, "seconds": seconds}
+                )
+    tables, report = fitted(profile(operators=(), more=tuple(rows), model=""))
+    assert dict(report.picked) == {"gemm": "tables"}
+    assert "prefill: prefill attention" in report.filled
+    slower = tables.layer_s[1] / roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).layer_s[1]
+    assert slower == pytest.approx(0.8 / 0.5, rel=0.12)
+
+
+def test_decodes_beside_prompts_take_what_they_were_measured_at():
+    rows = []
+    for chunk in (64, 256, 1024):
+        for seqs in (4, 16, 64):
+            for mean in (256, 1024, 4096):
+                prompt = _alone("prefill attention", {"chunk": [chunk], "context": [0]})
+                decode = _alone("decode attention", {"seqs": [seqs], "kv_tokens": [seqs * mean]})
+                rows.append(
+                    {
+                        "operator": "mixed attention",
+                        "tp": 1,
+                        "dtype": "bfloat16",
+                        "seconds": prompt + 1.7 * decode,
+                    }
+                    | {"chunk": chunk, "seqs": seqs, "kv_tokens": seqs * mean}
+                )
+    tables, report = fitted(profile(more=tuple(rows)))
+    assert tables.beside_prompts[20, 100] == pytest.approx(1.7, rel=0.05)
+    assert any("their sum is off by" in note for note in report.notes)
+
+
+def _alone(operator, columns):
+    from lengthwise.cost.estimators._model_points import shard_points
+    from lengthwise.cost.estimators._points import combined
+
+    place = shard_points(operator, {name: np.array(c) for name, c in columns.items()}, target())
+    return float(combined(place.parts, FACTORS)[0])
+
+
+def test_both_engines_read_decodes_beside_prompts_alike():
+    limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=512)
+    made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=200)
+    factor = np.full(made.cost.decode_s.shape, 1.5)
+    slow = replace(made, cost=replace(made.cost, beside_prompts=factor))
+    requests = Workload(np.arange(12) * 0.01, np.full(12, 100), np.full(12, 20))
+    fast, a, b = (
+        simulate(requests, made),
+        simulate(requests, slow),
+        simulate(requests, slow, engine="reference"),
+    )
+    assert np.array_equal(a.requests.finished_s, b.requests.finished_s)
+    assert a.end_s > fast.end_s
+
+
+def test_errors_reach_and_fit_survive_a_file_and_older_files_load(tmp_path, one):
+    tables = replace(one[0], beside_prompts=np.full(one[0].decode_s.shape, 1.25))
+    save(tables, tmp_path / "new.npz")
+    back = load(tmp_path / "new.npz")
+    assert (back.errors, back.reach, back.fit) == (tables.errors, tables.reach, tables.fit)
+    assert np.array_equal(back.beside_prompts, tables.beside_prompts)
+    newer = ("error_", "fit_", "reach", "beside_prompts")
+    arrays = {n: a for n, a in read_npz(tmp_path / "new.npz").items() if not n.startswith(newer)}
+    write_npz(tmp_path / "old.npz", arrays)
+    old = load(tmp_path / "old.npz")
+    assert (old.errors, old.reach, old.fit, old.beside_prompts) == ((), Reach(), (), None)
+    write_npz(tmp_path / "bad.npz", {**arrays, "error_part": ["layer"]})
+    with pytest.raises(ProfileError, match="error_log_sd"):
+        load(tmp_path / "bad.npz")
+
+
+def test_a_bound_that_is_not_known_stays_unknown_in_a_file(tmp_path, one):
+    known = replace(one[0], errors=(PartError("step", 0.1),), reach=Reach(tokens=7))
+    save(known, tmp_path / "t.npz")
+    assert load(tmp_path / "t.npz").reach == Reach(tokens=7)
+
+
+def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one, monkeypatch):
+    monkeypatch.setattr("lengthwise.cost._profile_cache._cache_folder", lambda _: tmp_path / "cache")
+    path = tmp_path / "h100.parquet"
+    write_profile(measured, path)
+    limits = replace(LIMITS, max_model_len=LONGEST)
+    made = deploy("llama-3.1-8b", "H100", limits=limits, cost=f"profile:{path}")
+    assert made.cost.layer_s == pytest.approx(one[0].layer_s)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    place = (MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)
+    first, second = (profile_tables(f"{path}#physics", *place, cache=tmp_path / "own") for _ in range(2))
+    assert first[1] == second[1]
+    assert np.array_equal(first[0].decode_s, second[0].decode_s)
+    with pytest.raises(UnknownNameError, match="oracle"):
+        deploy("llama-3.1-8b", "H100", cost=f"profile:{path}#oracle")
+    with pytest.raises(ProfileError, match="there is no file"):
+        deploy("llama-3.1-8b", "H100", cost="profile:nowhere.parquet")
