@@ -1,6 +1,7 @@
 """Measures real hardware and engines, and calibrates the cost model from what it measured."""
 
+from lengthwise.measure.foreign import read_foreign
 from lengthwise.measure.load import INTERRUPTED, bench
 from lengthwise.measure.records_file import read_records, write_records
 
-__all__ = ["INTERRUPTED", "bench", "read_records", "write_records"]
+__all__ = ["INTERRUPTED", "bench", "read_foreign", "read_records", "write_records"]
