@@ -58,11 +58,11 @@ def summarize(
     """
     if not 0 < level < 1:
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
-    window = _window(records, warmup_s, warmup_requests)
-    r = _rows(records.requests, window)
+    window = window_of(records, warmup_s, warmup_requests)
+    r = rows_of(records.requests, window)
     start_s = max(warmup_s, float(r.arrival_s[0]))
     span_s = float(records.end_s) - start_s
-    counts = _counts(r)
+    counts = counts_of(r)
     return Summary(
         name=records.name,
         seeds=(records.seed,),
@@ -86,7 +86,7 @@ def _latency(r: RequestRecords, name: str, level: float) -> Distribution:
     return _describe.of_column(request_column(r, name), level)
 
 
-def _window(records: Records, warmup_s: float, warmup_requests: int) -> slice:
+def window_of(records: Records, warmup_s: float, warmup_requests: int) -> slice:
     """The requests that count: a run of rows, so that nothing is copied.
 
     Rows stand in order of arrival; a closed loop's requests that were never released stand
@@ -105,12 +105,14 @@ def _window(records: Records, warmup_s: float, warmup_requests: int) -> slice:
     return slice(start, stop)
 
 
-def _rows(r: RequestRecords, rows: slice) -> RequestRecords:
+def rows_of(r: RequestRecords, rows: slice) -> RequestRecords:
+    """A run of rows, as views."""
     views = {f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)}
     return RequestRecords(**views)
 
 
-def _counts(r: RequestRecords) -> Counts:
+def counts_of(r: RequestRecords) -> Counts:
+    """Requests by bucket."""
     by_status = np.bincount(r.status, minlength=len(Status))
     why = np.bincount(r.refusal, minlength=len(Refusal))
     counts = Counts(
