@@ -10,9 +10,9 @@ import pytest
 from lengthwise.measure.operators.campaign import Campaign, Plan
 from lengthwise.measure.operators.grids import coarse, fine
 from lengthwise.measure.operators.journal import Journal
-from lengthwise.measure.operators.points import DECODE, PREFILL, ROWS, NoRoomError, Operator
+from lengthwise.measure.operators.points import DECODE, MESSAGE, PREFILL, ROWS, NoRoomError, Operator, Point
 from lengthwise.measure.operators.result import as_profile, notes, table
-from lengthwise.measure.operators.timing import Sample
+from lengthwise.measure.operators.timing import Outcome, Sample
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.profile import ProfileFacts
 
@@ -193,7 +193,24 @@ def test_profile_has_a_row_a_degree_and_what_describes_it():
     decode = profile.of("decode attention")
     assert set(decode["skew"]) == {1, 4}
     assert (decode["kv_tokens"] >= 16 * decode["seqs"]).all()
-    assert (profile["repeats"] == 5).all()
+    assert (profile.of("mlp up")["repeats"] == 9).all()
+    assert 3 <= decode["repeats"][decode["seconds"].argmax()] < 9  # slow points have fewer
+
+
+def test_messages_that_others_measured_are_kept_and_not_asked_of_the_bench():
+    send = Operator("send", MESSAGE, (0,), (1 << 20,), 1, {"gpus": 2})
+    bench = FakeBench(affine)
+    one = campaign(bench, [UP])
+    one.adopt([Outcome(Point(send, (n,)), (kinked(send, (n,)),), (), "gloo") for n in (16, 256, 4096, 65536)])
+    outcomes = one.run()
+    assert {key[0] for key in bench.prepared} == {UP.key}
+    profile = as_profile(outcomes, FACTS, "float32")
+    assert profile.of("send")["bytes"].tolist() == [16, 256, 4096, 65536]
+    assert set(profile.of("send")["tp"]) == {0}
+    assert set(profile.of("send")["gpus"]) == {2}
+    lines = {line.operator: line for line in table(outcomes)}
+    assert math.isnan(lines["send"].share)
+    assert lines["mlp up"].share == 1
 
 
 def test_table_tells_errors_and_shares():

@@ -62,7 +62,7 @@ def _print(measured: Measurement, target: Path) -> None:
 
 
 def _print_error(lines: Sequence[OperatorLine]) -> None:
-    errors = [line.error for line in lines if np.isfinite(line.error)]
+    errors = [line.error for line in lines if line.tp and np.isfinite(line.error)]
     if not errors:
         return
     median = float(np.median(errors))

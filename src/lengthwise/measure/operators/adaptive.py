@@ -10,7 +10,7 @@ import numpy as np
 
 from lengthwise.measure.operators.crossfit import leave_one_out, predict
 from lengthwise.measure.operators.grids import fine, position
-from lengthwise.measure.operators.points import DECODE, PREFILL, Operator, Point
+from lengthwise.measure.operators.points import DECODE, MESSAGE, PREFILL, Operator, Point
 from lengthwise.schema.cost_tables import Floats
 
 _LEAST_SHARE = 0.003
@@ -58,6 +58,8 @@ def _step(known: Mapping[str, Known], *, of_prompts: bool) -> dict[str, float]:
 
 
 def _typical(operator: Operator, *, of_prompts: bool) -> tuple[int, ...] | None:
+    if operator.kind == MESSAGE:  # of no model: how often a step sends depends on how it is cut
+        return None
     quarter = max(1, operator.largest[0] // 4)
     if operator.kind == PREFILL:
         return (quarter, min(quarter, operator.largest[1] + 1 - quarter)) if of_prompts else None
@@ -77,6 +79,7 @@ def wishes(known: Mapping[str, Known], target: float) -> list[Wish]:
     found = [
         wish
         for key, one in known.items()
+        if one.operator.kind != MESSAGE  # measured by processes of their own, once
         for wish in _of_operator(one, math.sqrt(max(share.get(key, 0.0), _LEAST_SHARE)), target)
     ]
     return sorted(found, key=lambda wish: -wish.score)

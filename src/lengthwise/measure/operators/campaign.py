@@ -11,7 +11,7 @@ from lengthwise.measure.operators.grids import coarse
 from lengthwise.measure.operators.journal import Journal
 from lengthwise.measure.operators.points import Operator, Point
 from lengthwise.measure.operators.result import known_of
-from lengthwise.measure.operators.timing import LEAST_REPEATS, Bench, Outcome, measure
+from lengthwise.measure.operators.timing import ENOUGH_S, LEAST_REPEATS, Bench, Outcome, measure
 from lengthwise.schema.errors import InputError
 
 Progress = Callable[[float, float, str], None]
@@ -28,13 +28,13 @@ class Plan:
     Attributes:
         operators: What to measure.
         budget_s: Seconds in all, with those of interrupted runs before.
-        repeats: Of a point.
+        repeats: Of a point that does not take long.
         target: Relative error, of points told by others, at which to stop early.
     """
 
     operators: tuple[Operator, ...]
     budget_s: float
-    repeats: int = 5
+    repeats: int = 9
     target: float = 0.03
 
 
@@ -111,7 +111,7 @@ class Campaign:
     def _cost_s(self, point: Point) -> float:
         """Seconds that measuring a point takes, as far as it can be told."""
         told = [
-            (o.point.work, o.seconds)
+            (o.point.work, o.wall_median_s)
             for o in self.outcomes.values()
             if o.point.operator.key == point.operator.key and not o.skipped
         ]
@@ -119,7 +119,7 @@ class Campaign:
             return 0.0
         work, seconds = max(told)
         each = seconds * min(max(1.0, point.work / work), _GROWTH) if seconds > _TELLING_S else seconds
-        return (LEAST_REPEATS + 2) * each
+        return 2 * each + max(LEAST_REPEATS * each, min(self._plan.repeats * each, ENOUGH_S))
 
     def _next(self) -> list[Point]:
         """The next batch: the points that are wanted most for what they cost, and still fit the budget."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from lengthwise.measure.operators.points import NoRoomError, Point
 
-LEAST_REPEATS = 3
+LEAST_REPEATS, ENOUGH_S = 3, 0.25
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,25 @@ class Outcome:
     @property
     def seconds(self) -> float:
         """The median; of the processor's seconds where they are told and fewer: others took the rest."""
-        wall = float(np.median(self.wall_s))
-        return min(wall, float(np.median(self.cpu_s))) if self.cpu_s else wall
+        wall_s = self.wall_median_s
+        return min(wall_s, float(np.median(self.cpu_s))) if self.cpu_s else wall_s
+
+    @property
+    def wall_median_s(self) -> float:
+        """The median by the clock: what a point takes to measure."""
+        return float(np.median(self.wall_s))
 
     @property
     def by_processor(self) -> bool:
         """Whether ``seconds`` are the processor's since the wall's are a twentieth more."""
-        return bool(self.cpu_s) and float(np.median(self.wall_s)) > 1.05 * float(np.median(self.cpu_s))
+        return bool(self.cpu_s) and self.wall_median_s > 1.05 * float(np.median(self.cpu_s))
 
     @property
     def spread_s(self) -> float:
         """The distance between the quartiles of the repeats that ``seconds`` is the median of."""
         if len(self.wall_s) < 2:
             return float("nan")
-        wall = float(np.median(self.wall_s))
-        of = self.cpu_s if self.cpu_s and float(np.median(self.cpu_s)) < wall else self.wall_s
+        of = self.cpu_s if self.cpu_s and float(np.median(self.cpu_s)) < self.wall_median_s else self.wall_s
         low, high = np.percentile(of, [25, 75])
         return float(high - low)
 
@@ -95,8 +99,9 @@ def measure(
 ) -> list[Outcome]:
     """An outcome a point: all are prepared, then every round repeats each once.
 
-    Once ``late`` says so no point is prepared, and rounds end when every point has LEAST_REPEATS; points
-    that were never prepared have no outcome.
+    Slow points, once ENOUGH_S were spent on them, have LEAST_REPEATS rather than ``repeats``. Once ``late``
+    says so no point is prepared, and rounds end when every point has LEAST_REPEATS; points that were never
+    prepared have no outcome.
     """
     ready: dict[int, Prepared] = {}
     samples: dict[int, list[Sample]] = {}
@@ -121,7 +126,7 @@ def measure(
 
 def _round(ready: dict[int, Prepared], samples: dict[int, list[Sample]], why: dict[int, str]) -> None:
     for i, one in ready.items():
-        if i in why:
+        if i in why or (len(samples[i]) >= LEAST_REPEATS and sum(s.wall_s for s in samples[i]) > ENOUGH_S):
             continue
         try:
             samples[i].append(one.sample())
