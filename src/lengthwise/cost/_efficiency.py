@@ -37,6 +37,8 @@ from lengthwise.schema.hardware import GpuSpec
 from lengthwise.schema.units import DTYPE_BYTES, dtype_name
 
 RIDGE = 4
+SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}
+"""Bytes of scales read with a weight: NVFP4 has one of 8 bits for 16, AWQ 16 bits and a 4-bit zero for 128."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Curves:
     stream: StreamCurve = StreamCurve()
     prefill: PrefillCurve = PrefillCurve()
     decode: DecodeCurve = DecodeCurve()
+    routing_power: float = 1.0
 
 
 CURVES = Curves()
@@ -208,7 +211,11 @@ class Kernels:
         return self.gpu.flops(self.weight_dtype)
 
     def _weight_bytes(self, wide: bool) -> float:
-        return self.wide_bytes if wide else DTYPE_BYTES[self.weight_dtype]
+        return (
+            self.wide_bytes
+            if wide
+            else DTYPE_BYTES[self.weight_dtype] + SCALE_BYTES.get(self.weight_dtype, 0.0)
+        )
 
 
 def kernels_of(gpu: GpuSpec, weight_dtype: str) -> Kernels:

@@ -183,13 +183,24 @@ class Operators:
             self.kernels.gemm("mlp down", tokens, hidden, width),
         ]
 
+    def experts_hit(self, tokens: Any) -> Any:
+        """Experts that any of so many tokens chooses: E (1 - (1 - k/E)^T) were they drawn evenly.
+
+        They are not: T tokens choose as many as T**a drawn evenly (a: ``routing_power``).
+        """
+        ffn = self.model.ffn
+        share = ffn.experts_per_token / ffn.experts
+        if share >= 1:
+            return ffn.experts
+        drawn = np.asarray(tokens) ** self.kernels.curves.routing_power
+        return ffn.experts * -np.expm1(drawn * math.log1p(-share))
+
     def _moe(self, tokens: Any) -> list[Work]:
-        """Routed experts: with T tokens choosing k of E evenly, E (1 - (1 - k/E)^T) experts are read."""
+        """Routed experts, a router before them, and the shared one."""
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
         width = ffn.expert_intermediate / self.tp
-        share = ffn.experts_per_token / ffn.experts
-        hit = ffn.experts * -np.expm1(np.asarray(tokens) * math.log1p(-share)) if share < 1 else ffn.experts
+        hit = self.experts_hit(tokens)
         rows = tokens * ffn.experts_per_token
         works = [
             self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
