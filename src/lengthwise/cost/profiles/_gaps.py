@@ -107,11 +107,11 @@ def _cell(
 
 
 def _edges(last: int) -> npt.NDArray[np.int64]:
-    """0, then 16, 64, 256 ... to the last value: cells are (edge, next edge]."""
+    """0, then 16, 64, 256 ... to the last value: cells are (edge, next edge], the last one of more than a doubling."""
     inner = [0, 4 * CELL]
     while inner[-1] * CELL < last:
         inner.append(inner[-1] * CELL)
-    return np.array([*(edge for edge in inner if edge < last), last], dtype=np.int64)
+    return np.array([*(edge for edge in inner if 2 * edge < last), last], dtype=np.int64)
 
 
 def _runs(missing: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,133 @@
+"""``lengthwise profile``: imports, shows and checks, and says what is wrong with what it was given."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise.cost.profiles import read_profile, write_profile
+from lengthwise.schema.profile import Profile, ProfileFacts
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A profile of LLMServingSim's second profiler."""
+    root = tmp_path / "bf16"
+    (root / "tp1").mkdir(parents=True)
+    (root / "meta.yaml").write_text("gpu: H100\nmodel: meta-llama/Llama-3.1-8B\nvariant: bf16\n")
+    lines = [f"gate_up_proj,{n},{100 + n}" for n in range(1, 65)]
+    (root / "tp1" / "dense.csv").write_text("\n".join(["layer,tokens,time_us", *lines]))
+    return root
+
+
+@pytest.fixture
+def old(tmp_path):
+    tokens = np.arange(1, 65)
+    columns = {"operator": ["mlp up"] * 64, "tp": [1] * 64, "tokens": tokens, "seconds": (100 + tokens) / 1e6}
+    facts = ProfileFacts("mine", "lengthwise", "H100", "llama-3.1-8b", notes=("made by hand",))
+    write_profile(Profile(facts, columns | {"dtype": ["bfloat16"] * 64}), tmp_path / "old.parquet")
+    return tmp_path / "old.parquet"
+
+
+def slowed(path, factor):
+    profile = read_profile(path)
+    new = path.with_name("new.parquet")
+    write_profile(replace(profile, columns=profile.columns | {"seconds": profile["seconds"] * factor}), new)
+    return new
+
+
+def test_import_writes_a_profile_and_says_what_is_in_it(cli, folder, tmp_path):
+    ended = cli("profile", "import", "llmservingsim", folder, "--out", tmp_path / "p.parquet")
+    assert ended.code == 0
+    assert "64 points of 1 operators: llama-3.1-8b at TP 1 on H100" in ended.out
+    assert "tp 1 has no attention.csv" in ended.out
+    profile = read_profile(tmp_path / "p.parquet")
+    assert profile["seconds"][0] == pytest.approx(101e-6)
+
+
+def test_import_of_what_is_not_there_ends_with_2(cli, folder, tmp_path):
+    out = tmp_path / "p.parquet"
+    ended = cli("profile", "import", "llmservingsim", tmp_path / "none", "--out", out)
+    assert (ended.code, out.exists()) == (2, False)
+    assert "must be a folder with tp1/" in ended.err
+    ended = cli(
+        "profile", "import", "vidur", folder, "--model", "llama-2-7b", "--device", "a100", "--out", out
+    )
+    assert ended.code == 2
+    assert "must hold a folder for a100; it holds none" in ended.err
+    ended = cli(
+        "profile", "import", "vidur", folder, "--model", "lama-2-7b", "--device", "a100", "--out", out
+    )
+    assert ended.code == 2
+    assert "Did you mean: llama-2-7b" in ended.err
+    ended = cli("profile", "import", "aiconfigurator", folder, "--system", "h200_sxm", "--out", out)
+    assert ended.code == 2
+    assert "there is no system named 'h200_sxm'. Known are: tp1" in ended.err
+
+
+def test_import_into_a_missing_folder_ends_with_2_before_it_reads(cli, tmp_path):
+    ended = cli(
+        "profile", "import", "llmservingsim", tmp_path / "none", "--out", tmp_path / "no" / "p.parquet"
+    )
+    assert ended.code == 2
+    assert "create it first" in ended.err
+
+
+def test_show_prints_sizes_times_and_gaps(cli, old):
+    ended = cli("profile", "show", old)
+    assert ended.code == 0
+    assert "tokens 1 to 64" in ended.out
+    assert "101 us to 164 us" in ended.out
+    assert "no points at tokens 65 to 8,192: mlp up" in ended.out
+    assert "note: made by hand" in ended.out
+
+
+def test_show_writes_a_page_and_json(cli, old, tmp_path):
+    ended = cli("profile", "show", old, "--report", tmp_path / "p.html", "--json", "-")
+    assert ended.code == 0
+    assert json.loads(ended.out)["operators"][0]["seconds"] == [pytest.approx(101e-6), pytest.approx(164e-6)]
+    assert "Matrix products, TP 1" in (tmp_path / "p.html").read_text()
+
+
+def test_show_of_no_profile_ends_with_2(cli, tmp_path):
+    (tmp_path / "p.parquet").write_text("nothing")
+    for path in (tmp_path / "p.parquet", tmp_path / "none.parquet"):
+        ended = cli("profile", "show", path)
+        assert ended.code == 2
+        assert path.name in ended.err
+
+
+def test_check_ends_with_0_where_nothing_moved(cli, old):
+    ended = cli("profile", "check", slowed(old, 1.01), old)
+    assert ended.code == 0
+    assert "nothing moved by more than 5 %" in ended.out
+
+
+def test_check_ends_with_1_and_names_what_moved(cli, old):
+    ended = cli("profile", "check", slowed(old, 1.2), old)
+    assert ended.code == 1
+    assert "moved by more than 5 %: mlp up" in ended.out
+    assert cli("profile", "check", slowed(old, 1.2), old, "--tolerance", "0.3").code == 0
+
+
+def test_check_writes_json(cli, old):
+    ended = cli("profile", "check", slowed(old, 1.2), old, "--json", "-")
+    assert ended.code == 1
+    assert json.loads(ended.out)["moved"] == 2
+
+
+def test_check_of_another_model_ends_with_2(cli, old, tmp_path):
+    profile = read_profile(old)
+    other = replace(profile, facts=replace(profile.facts, model="qwen3-8b"))
+    write_profile(other, tmp_path / "other.parquet")
+    ended = cli("profile", "check", tmp_path / "other.parquet", old)
+    assert ended.code == 2
+    assert "both profiles must be of one model" in ended.err
+    assert cli("profile", "check", old, old, "--tolerance", "-1").code == 2
+
+
+def test_the_help_tells_the_exit_codes(cli):
+    assert "with 1 where some did" in " ".join(cli("profile", "check", "--help").out.split())
