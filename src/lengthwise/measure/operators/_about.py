@@ -21,8 +21,8 @@ _DECODE_NOTE = (
 )
 
 
-def said(where: Device, tp: Sequence[int], model: ModelSpec) -> tuple[str, ...]:
-    """What every such measurement must tell."""
+def said(where: Device, tp: Sequence[int], groups: Sequence[int], model: ModelSpec) -> tuple[str, ...]:
+    """What every such measurement must tell; ``groups``: over how many devices collectives were measured."""
     told = [
         *unmeasured(model),
         _host.NOTE,
@@ -32,10 +32,10 @@ def said(where: Device, tp: Sequence[int], model: ModelSpec) -> tuple[str, ...]:
         told.append("all-reduce and send were not measured: no TP degree above 1 was asked for")
     elif where.kind == "cpu":
         told.append("all-reduce and send are between two processes of this machine, by gloo")
-    else:
-        told.append(
-            "collectives are of the degrees that this machine has GPUs for; logits gather is not measured"
-        )
+    elif missing := ", ".join(str(n) for n in sorted(set(tp)) if n > 1 and n not in groups):
+        told.append(f"all-reduce and send over {missing} GPUs were not measured: this machine has fewer")
+    if max(tp) > 1:
+        told.append("logits gather was not measured")
     if where.kind == "cpu" and where.dtype == "bfloat16" and emulates_bfloat16():
         told.append("this processor has no bfloat16: torch converts, which takes far longer")
     if machine.load() > _BUSY and where.kind == "cpu":

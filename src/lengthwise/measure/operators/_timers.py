@@ -14,7 +14,7 @@ _SAMPLE_S = 2e-3
 _MOST_CALLS = 1000
 _SLOW_S = 0.25
 _GRAPH_S = 5e-3  # a kernel that takes longer hides its own launch
-_GPU_SAMPLE_S = 2e-4
+_GPU_SAMPLE_S = 1e-3
 
 
 class HostTimer:

@@ -13,8 +13,9 @@ from lengthwise.measure.operators._memory import Memory, translated
 from lengthwise.measure.operators._rows import Rows
 from lengthwise.measure.operators._timers import CudaTimer, HostTimer
 from lengthwise.measure.operators.device import Device
-from lengthwise.measure.operators.points import DECODE, PREFILL, NoRoomError, Point
+from lengthwise.measure.operators.points import DECODE, PREFILL, NoRoomError, Point, SkippedError
 from lengthwise.measure.operators.timing import Prepared
+from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.model import ModelSpec
 
 _FLUSH_BYTES = 256 << 20
@@ -46,14 +47,19 @@ class TorchBench:
         """The point, warm and ready to be timed.
 
         Raises:
-            NoRoomError: The memory does not suffice, even without the weights of other operators.
+            SkippedError: The memory does not suffice, even without the weights of other operators, or torch
+                has no kernel for these shapes and this dtype.
         """
         try:
+            try:
+                return self._prepared(point)
+            except NoRoomError:
+                self._memory.drop_weights()
+                self.forget()
             return self._prepared(point)
-        except NoRoomError:
-            self._memory.drop_weights()
-            self.forget()
-        return self._prepared(point)
+        except (RuntimeError, ProfileError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise SkippedError(first[:200]) from error
 
     def forget(self) -> None:
         """Gives the memory of points that nobody holds any more back to the device."""

@@ -140,7 +140,7 @@ class Campaign:
         return wish.point.key not in self.outcomes and not self._is_beyond_memory(wish.point)
 
     def _is_beyond_memory(self, point: Point) -> bool:
-        """Whether a point no larger than this one found no memory."""
+        """Whether a point no larger than this one found no memory, or no kernel."""
         return any(
             o.skipped
             and o.point.operator.key == point.operator.key

@@ -16,6 +16,7 @@ from lengthwise.measure.operators.journal import Journal
 from lengthwise.measure.operators.points import Reach
 from lengthwise.measure.operators.result import OperatorLine, as_profile, notes, table
 from lengthwise.measure.operators.shapes import operators_of
+from lengthwise.measure.operators.timing import Outcome
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.profile import Profile
@@ -98,10 +99,20 @@ def measure_operators(
         campaign = Campaign(plan, bench, journal, time.perf_counter, progress)
         said = _collectives(torch, where, groups, campaign, budget_s)
         outcomes = campaign.run()
+        _require_some(outcomes)
     finally:
         torch.set_num_threads(before)
-    facts = _about.facts(torch, model, where, (*said, *_about.said(where, tp, model), *notes(outcomes)))
+    facts = _about.facts(
+        torch, model, where, (*said, *_about.said(where, tp, groups, model), *notes(outcomes))
+    )
     return Measurement(as_profile(outcomes, facts, where.dtype), table(outcomes))
+
+
+def _require_some(outcomes: Sequence[Outcome]) -> None:
+    if all(outcome.skipped for outcome in outcomes):
+        raise InputError(
+            f"no point could be measured: {outcomes[0].skipped if outcomes else 'there are none'}"
+        )
 
 
 def _reach(

@@ -81,7 +81,11 @@ class Point:
         return self.operator.work(self.at)
 
 
-class NoRoomError(Exception):
+class SkippedError(Exception):
+    """A point cannot be measured on this device; the rest can."""
+
+
+class NoRoomError(SkippedError):
     """The device has no memory for a point."""
 
 

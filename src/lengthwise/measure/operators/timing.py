@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lengthwise.measure.operators.points import NoRoomError, Point
+from lengthwise.measure.operators.points import Point, SkippedError
 
 LEAST_REPEATS, ENOUGH_S = 3, 0.25
 
@@ -30,7 +30,7 @@ class Prepared(Protocol):
         """One repeat.
 
         Raises:
-            NoRoomError: The memory does not suffice.
+            SkippedError: It cannot be measured here, most often for want of memory.
         """
         ...
 
@@ -42,7 +42,7 @@ class Bench(Protocol):
         """Allocates, chooses kernels, warms up.
 
         Raises:
-            NoRoomError: The memory does not suffice.
+            SkippedError: It cannot be measured here, most often for want of memory.
         """
         ...
 
@@ -111,7 +111,7 @@ def measure(
             break
         try:
             ready[i], samples[i] = bench.prepare(point), []
-        except NoRoomError as error:
+        except SkippedError as error:
             why[i] = str(error) or "out of memory"
             bench.forget()
     for turn in range(repeats):
@@ -130,7 +130,7 @@ def _round(ready: dict[int, Prepared], samples: dict[int, list[Sample]], why: di
             continue
         try:
             samples[i].append(one.sample())
-        except NoRoomError as error:
+        except SkippedError as error:
             why[i] = str(error) or "out of memory"
 
 
