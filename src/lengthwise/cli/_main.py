@@ -1,6 +1,6 @@
 """The program: its commands, and how it ends.
 
-Exit codes: 0 done, 1 our bug, 2 an input that cannot be used, 130 interrupted.
+Exit codes: 0 done, 1 our bug (of compare: an error above its bound), 2 an input that cannot be used, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lengthwise.cli import (
     bench,
     capacity,
     catalog,
+    compare,
     explain,
     lab,
     predict,
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
 app.command("capacity", epilog=capacity.EXAMPLES)(capacity.run)
 app.command("bench", epilog=bench.EXAMPLES)(bench.run)
+app.command("compare", epilog=compare.EXAMPLES)(compare.run)
 app.command("search", epilog=search.EXAMPLES)(search.run)
 app.command("lab", epilog=lab.EXAMPLES)(lab.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)

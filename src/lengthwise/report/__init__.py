@@ -1,6 +1,7 @@
 """Numbers to people: terminal table, self-contained page, timeline, machine-readable file."""
 
 from lengthwise.report.binding import Binding, bound_by, waited_in_all, what_binds
+from lengthwise.report.compare import compare_table, write_compare_html, write_compare_json
 from lengthwise.report.html import write_html
 from lengthwise.report.json_file import write_json
 from lengthwise.report.lab import lab_table, write_lab_html, write_lab_json
@@ -19,6 +20,7 @@ __all__ = [
     "Binding",
     "Result",
     "bound_by",
+    "compare_table",
     "lab_table",
     "limit_text",
     "metric_text",
@@ -26,6 +28,8 @@ __all__ = [
     "table",
     "waited_in_all",
     "what_binds",
+    "write_compare_html",
+    "write_compare_json",
     "write_html",
     "write_json",
     "write_lab_html",

@@ -30,13 +30,14 @@ def levels(points: int) -> Array:
 def quantile_curve(result: Result, name: str, at: Array) -> Array | None:
     """[levels] values of a latency in seconds; None where no request has one."""
     if name == "tbt_s":
-        return _gap_curve(result.records.gaps, at)
+        return gap_curve(result.records.gaps, at)
     column = request_column(result.records.requests, name)
     column = column[np.isfinite(column)]
     return np.quantile(column, at, method="inverted_cdf") if len(column) else None
 
 
-def _gap_curve(gaps: TokenGaps, at: Array) -> Array | None:
+def gap_curve(gaps: TokenGaps, at: Array) -> Array | None:
+    """[levels] times between tokens in seconds; None where there are none."""
     if gaps.total == 0:
         return None
     if gaps.gap_s is not None and gaps.count is not None:

@@ -1,0 +1,91 @@
+"""What ``lengthwise compare`` reads from its options, shows and leaves behind."""
+
+from __future__ import annotations
+
+import json as jsons
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from lengthwise import report
+from lengthwise.cli._show import console
+from lengthwise.metrics import Comparison, Slo
+from lengthwise.report.compare.json_file import compare_dict
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.measured import Measured
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_SLOS = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "tpot_s", "jct": "jct_s", "e2e": "jct_s"}
+
+
+def slo_of(texts: Sequence[str]) -> Slo | None:
+    """The limits of ``--slo``; None where there are none."""
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, _, limit = (part.strip() for part in text.partition("="))
+        if name not in _SLOS or (value := _seconds(limit)) is None:
+            raise InputError(f"--slo must be like ttft=2s, tpot=100ms or jct=1min; it is {text!r}")
+        limits[_SLOS[name]] = value
+    return Slo(**limits) if limits else None
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds of "200ms" or "2"; None where it is neither."""
+    for unit in ("ms", "us", "min", "s", "h", ""):
+        if text.endswith(unit):
+            try:
+                return float(text.removesuffix(unit)) * _UNITS_S.get(unit, 1.0)
+            except ValueError:
+                continue
+    return None
+
+
+def bounds_of(texts: Sequence[str]) -> dict[str, float]:
+    """The bounds of ``--fail-above`` by metric and statistic."""
+    bounds = {}
+    for text in texts:
+        key, _, share = (part.strip() for part in text.partition("="))
+        try:
+            bounds[key] = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+        except ValueError:
+            raise InputError(f"--fail-above must be like ttft.p95=0.10; it is {text!r}") from None
+        if not bounds[key] >= 0:
+            raise InputError(f"--fail-above must have a share of at least 0; it is {text!r}")
+    return bounds
+
+
+def broken(found: Comparison, bounds: dict[str, float]) -> list[str]:
+    """The errors above their bounds, in words; one that is not known is above.
+
+    Raises:
+        UnknownNameError: There is no such number.
+    """
+    told = []
+    for key, bound in bounds.items():
+        error = found[key].error
+        if math.isnan(error) or abs(error) > bound:
+            told.append(f"{key} is {100 * error:+.1f} % off, and {100 * bound:g} % is allowed")
+    return told
+
+
+def show(found: Comparison) -> None:
+    """Prints doubts and the table."""
+    console().print(report.compare_table(found))
+
+
+def write(
+    found: Comparison, runs: tuple[Measured, Measured], json: Path | None, html: Path | None
+) -> list[Path]:
+    """Writes the files that were asked for, each whole or not at all, and returns them."""
+    written = []
+    if json is not None and str(json) == "-":
+        typer.echo(jsons.dumps(compare_dict(found), indent=2, ensure_ascii=False, allow_nan=False))
+    elif json is not None:
+        report.write_compare_json(json, found)
+        written.append(json)
+    if html is not None:
+        report.write_compare_html(html, found, *runs)
+        written.append(html)
+    return written
