@@ -154,7 +154,7 @@ def test_decodes_beside_prompts_take_what_they_were_measured_at():
                     | {"chunk": chunk, "seqs": seqs, "kv_tokens": seqs * mean}
                 )
     tables, report = fitted(profile(more=tuple(rows)))
-    assert tables.beside_prompts[20, 100] == pytest.approx(1.7, rel=0.05)
+    assert tables.beside_prompts[20, 100] == pytest.approx(1.7, rel=0.1)
     assert any("their sum is off by" in note for note in report.notes)
 
 

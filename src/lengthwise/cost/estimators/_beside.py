@@ -18,6 +18,7 @@ _FOLDS = 5
 _MOST_ROWS = 4000
 _LEAST_ROWS = 20
 _USUAL_CHUNKS = (64, 4096)
+_SKEWED = (1.5, 4.0)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,21 @@ def factors(beside: Beside, decodes: Judged, seqs: Floats, cached: Floats, targe
     factor = np.maximum(ratio, 1.0).reshape(shape)
     factor[0] = 1.0
     return np.ascontiguousarray(factor)
+
+
+def skewed(rows: Profile, decodes: Judged, target: Target) -> tuple[int, float] | None:
+    """(rows, median of measured / said - 1) of decodes of unequal lengths; None: none were measured.
+
+    Rows of which the longest is one and a half to four times the mean count.
+    """
+    rows = rows.where((rows["skew"] > _SKEWED[0]) & (rows["skew"] <= _SKEWED[1]))
+    if not len(rows):
+        return None
+    asked = {"seqs": rows["seqs"], "kv_tokens": rows["kv_tokens"]}
+    points = shard_points("decode attention", asked, target)
+    if points is None:
+        return None
+    return len(rows), float(np.median(rows["seconds"] / decodes.fitted(points))) - 1
 
 
 def _held_out(left: Points) -> Floats:

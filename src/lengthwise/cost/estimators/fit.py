@@ -10,7 +10,7 @@ import numpy as np
 from lengthwise.cost._efficiency import kernels_of
 from lengthwise.cost._profile_report import FitReport
 from lengthwise.cost.estimators._assemble import Assembly
-from lengthwise.cost.estimators._beside import factors, fit_beside
+from lengthwise.cost.estimators._beside import factors, fit_beside, skewed
 from lengthwise.cost.estimators._fitted import FittedOperators
 from lengthwise.cost.estimators._judge import SEVERAL, Judged, judge
 from lengthwise.cost.estimators._kernel_points import kernel_points
@@ -129,6 +129,11 @@ def _beside(source: Source, target: Target, shard: Mapping[str, Judged], notes: 
     prompts, decodes = shard.get("prefill attention"), shard.get("decode attention")
     if not source.same or prompts is None or decodes is None:
         return None
+    unequal = skewed(source.shard.of("decode attention", target.parallel.tp), decodes, target)
+    if unequal is not None:
+        notes.append(
+            f"decodes of unequal lengths take {unequal[1]:+.1%} at the median of {unequal[0]:,} points; not counted"
+        )
     found = fit_beside(rows, prompts, decodes, target)
     if found is None:
         return None

@@ -1,0 +1,51 @@
+"""Recorded runs of vLLM on GPUs are told from kernels that were profiled on the same GPUs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    sys.path.insert(0, BENCHMARKS)
+    try:
+        yield importlib.import_module("_recorded")
+    finally:
+        sys.path.remove(BENCHMARKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "bounds"),
+    [
+        (0, {"ttft": 0.08, "tpot": 0.05, "latency": 0.07}),
+        (1, {"ttft": 0.08, "tpot": 0.02, "latency": 0.04}),
+        (2, {"ttft": 0.02, "tpot": 0.015, "latency": 0.015}),
+    ],
+    ids=["rtx4090", "rtxpro6000", "rtxpro6000-tp2"],
+)
+def test_a_recorded_run_stays_under_its_bounds(shared, recorded, number, bounds):
+    root = shared("data/profiles/llmservingsim/measured_runs").parents[3]
+    told = recorded.of_run(root, recorded.RUNS[number], draws=0)
+    assert {name: told[name]["mape"] for name in bounds} == {
+        name: pytest.approx(0.0, abs=most) for name, most in bounds.items()
+    }
+
+
+def test_the_other_simulators_errors_are_read_from_its_own_summary(shared, recorded):
+    folder = shared("data/profiles/llmservingsim/measured_runs/RTXPRO6000/Qwen3-32B")
+    assert recorded.summary(folder)["ttft"][0] == pytest.approx(37369.5 / 36905.2 - 1, abs=1e-4)
+
+
+def test_clocks_are_joined_by_the_shortest_hand_over(shared, recorded):
+    folder = shared("data/profiles/llmservingsim/measured_runs/RTX4090/Llama-3.1-8B")
+    requests = recorded.read_requests(folder)
+    assert (requests.queued_s - requests.arrival_s).min() == pytest.approx(0, abs=1e-6)
+    assert (requests.first_s > requests.arrival_s).all()
+    assert len(requests.prompt) == 300
