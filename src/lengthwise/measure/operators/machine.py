@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from lengthwise import catalog
 from lengthwise.measure.operators.device import Device
+from lengthwise.schema.errors import UnknownNameError
 
 _ASK_GPU = "driver_version,clocks.max.sm,clocks.sm,power.limit,memory.total"
 _ASK_S = 10
@@ -32,8 +34,14 @@ def facts(torch: Any, device: Device) -> dict[str, Any]:
 
 
 def device_name(torch: Any, device: Device) -> str:
-    """What a profile calls the device: the GPU's name, or the processor's."""
-    return str(torch.cuda.get_device_name(0)) if device.kind == "cuda" else processor()
+    """What a profile calls the device: the GPU's name in the catalog or its own, or the processor's."""
+    if device.kind != "cuda":
+        return processor()
+    name = str(torch.cuda.get_device_name(0))
+    try:
+        return catalog.gpu(name).name
+    except UnknownNameError:
+        return name
 
 
 def processor() -> str:

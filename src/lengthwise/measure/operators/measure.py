@@ -80,11 +80,11 @@ def measure_operators(
             budget that does not suffice for a coarse grid.
         ProfileError: ``resume`` holds points of another measurement.
     """
+    started = time.perf_counter()
     torch = torch_module()
     where = choose(torch, model, device, dtype, threads)
     if budget_s <= 0:
         raise InputError(f"the budget must be above 0 s; it is {budget_s:g}")
-    started = time.perf_counter()
     reach = _reach(model, where, max_tokens, max_seqs, max_context)
     operators = operators_of(model, tp, reach)
     groups = _groups(torch, where, tp)
