@@ -14,7 +14,7 @@ import numpy as np
 
 _TICK_S = 0.02
 _LATE_S, _LATE_SHARE = 0.010, 0.05
-_BUSY = 0.8
+_BUSY, _IDLE = 0.8, 0.4
 _SKEW_S, _SKEW_SHARE = 0.05, 2e-4
 
 
@@ -50,9 +50,14 @@ class Watch:
         late, share = self.facts["late_s"]["p99"], self.facts["cpu_share"]
         made = []
         if late > _LATE_S or late > _LATE_SHARE * median_ttft_s:
+            why = (
+                ""
+                if share > _IDLE
+                else f"; it had {100 * share:.0f} % of a core: other work on its machine held it up, or it was blocked"
+            )
             made.append(
                 f"the client sent 1 % of the requests {1e3 * late:.1f} ms or more after they were due "
-                f"(median TTFT {1e3 * median_ttft_s:.1f} ms); latencies, counted from when they were due, hold it"
+                f"(median TTFT {1e3 * median_ttft_s:.1f} ms); latencies, counted from when they were due, hold it{why}"
             )
         if share > _BUSY:
             made.append(
