@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -229,10 +228,11 @@ def test_the_time_limit_cuts_and_keeps():
 
 
 def test_ctrl_c_keeps_what_there_is():
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    measured, _ = served(Script(), requests(200, 0.05, output=2))
-    timer.join()
+    def told(done, _of):
+        if done == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    measured, _ = served(Script(), requests(200, 0.05, output=2), told=told)
     finished = int((measured.records.requests.status == Status.FINISHED).sum())
     assert 2 < finished < 100
     assert doubted(measured, "an interruption")
