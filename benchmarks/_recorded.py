@@ -155,6 +155,7 @@ def simulated(shared: Path, run: Run, requests: Requests) -> dict[str, np.ndarra
         max_num_batched_tokens=given["max_num_batched_tokens"],
         max_model_len=LONGEST_TOKENS,
         watermark=0.0,  # vLLM v1 keeps none
+        enable_prefix_caching=meta.get("kv_cache", {}).get("enable_prefix_caching", True),  # v1's default
     )
     node = node_of(shared, run)
     deployment = deploy(
@@ -169,7 +170,7 @@ def simulated(shared: Path, run: Run, requests: Requests) -> dict[str, np.ndarra
     workload = Workload(
         arrival_s=requests.arrival_s, prompt_tokens=requests.prompt, output_tokens=requests.output
     )
-    done = simulate(workload, deployment).requests
+    done = simulate(workload, deployment, engine="reference").requests  # 300 requests: sooner than compiling
     return latencies(done.arrival_s, done.first_token_s, done.finished_s, requests.output)
 
 

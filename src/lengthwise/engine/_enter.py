@@ -100,6 +100,7 @@ def _new_slot(S, i, now_s):
     q.waiting = 1
     q.batch = 0
     q.entered = 0
+    q.kept = 0
     q.queued_s = now_s
     q.waited_s = 0.0
     q.charged = 0.0

@@ -64,7 +64,13 @@ def evict(S, r, slot, now_s, rank):
         leave(S, rep.idle, slot)
     else:
         drop_partial(S, r, slot)
+    if par.finds_again == 1:
+        computed = q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled
+        q.kept = computed // par.block_size
+        q.kept_mark = rep.freed + q.blocks - q.kept
+        q.kept_on = r
     rep.free_blocks += q.blocks
+    rep.freed += q.blocks
     w.evicted = 1
     if par.swap == 1 and q.decoding == 1:
         q.swapped = 1

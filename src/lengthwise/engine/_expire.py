@@ -119,6 +119,7 @@ def _expire_idle(S, r, now_s):
 @jit_cold
 def _free(S, r, slot, now_s):
     S.replicas[r].free_blocks += S.slots[slot].blocks
+    S.replicas[r].freed += S.slots[slot].blocks
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
 

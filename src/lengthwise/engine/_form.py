@@ -157,6 +157,19 @@ def chunk_for(S, context, evicted_before, prompt_tokens, flags):
 
 
 @jit
+def _found_again(S, r, q, flags):
+    """Tokens of an evicted request whose blocks nobody has taken since.
+
+    Blocks are taken in the order in which they were freed, those of its end before those of its beginning.
+    """
+    rep, par = S.replicas[r], S.par[0]
+    if par.finds_again == 0 or q.kept == 0 or q.swapped == 1 or q.kept_on != r or flags & CHUNKED == 0:
+        return 0
+    taken_since = max(0, rep.freed - rep.free_blocks - q.kept_mark)
+    return max(0, q.kept - taken_since) * par.block_size
+
+
+@jit
 def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory):
     """Lets waiting requests in, in the order of their rank, until one has to wait."""
     rep, w, par = S.replicas[r], S.work[0], S.par[0]
@@ -173,16 +186,20 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory):
         if admitted > 0 and q.batch != batch and flags & ONE_BATCH != 0:
             return
         q.context = q.prompt + q.generated
-        chunk = 1
+        chunk, found = 1, _found_again(S, r, q, flags)
         if q.swapped == 0:
-            chunk = chunk_for(S, q.context, q.eviction > 0, prompt_tokens, flags)
+            chunk = chunk_for(S, q.context - found, q.eviction > 0, prompt_tokens, flags)
         if chunk <= 0:
             return
-        blocks = ask_memory(S, r, slot, chunk, memory)
+        blocks = ask_memory(S, r, slot, found + chunk, memory)
         if blocks < 0:
             return
         queue_pop(S, rep.queue)
         rep.free_blocks -= blocks
+        rep.freed -= found // par.block_size
+        q.kept = 0
+        if found > 0:
+            q.prefilled = found
         q.blocks = blocks
         if q.admission < 0 and par.charges == 1:
             charge(S, q)

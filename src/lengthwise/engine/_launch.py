@@ -240,6 +240,7 @@ def _end_prompt(S, r, slot, now_s):
 def _finish(S, r, slot, now_s):
     q = S.slots[slot]
     S.replicas[r].free_blocks += q.blocks
+    S.replicas[r].freed += q.blocks
     S.running[r] -= 1
     S.results[q.index].finished_s = now_s
     end_request(S, r, slot, FINISHED, now_s)

@@ -43,6 +43,9 @@ slot_t = np.dtype(
         ("waiting", "i8"),
         ("batch", "i8"),
         ("entered", "i8"),
+        ("kept", "i8"),
+        ("kept_mark", "i8"),
+        ("kept_on", "i8"),
         ("queued_s", "f8"),
         ("waited_s", "f8"),
         ("charged", "f8"),
@@ -65,6 +68,7 @@ group_t = np.dtype(
 replica_t = np.dtype(
     [
         ("free_blocks", "i8"),
+        ("freed", "i8"),
         ("in_flight", "i8"),
         ("first_flight", "i8"),
         ("idle", "i8"),
@@ -175,6 +179,7 @@ param_t = np.dtype(
         ("closed", "i8"),
         ("central", "i8"),
         ("swap", "i8"),
+        ("finds_again", "i8"),
         ("rekey", "i8"),
         ("needs_peak", "i8"),
         ("bins", "i8"),

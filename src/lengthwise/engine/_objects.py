@@ -31,6 +31,9 @@ class Request:
     charged: float = 0.0
     batch: int = 0
     entered: int = 0
+    kept: int = 0
+    kept_mark: int = 0
+    kept_on: int = -1
     key: float = 0.0
 
     @property
@@ -80,6 +83,7 @@ class Replica:
     meter: Meter
     idle: list[Request] = field(default_factory=list)
     flights: list[Step] = field(default_factory=list)
+    freed: int = 0
     tokens: int = 0
     touched: bool = False
     decide: bool = False

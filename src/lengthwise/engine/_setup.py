@@ -107,6 +107,10 @@ class Setup:
         return self.deployment.scheduler.preempt == "swap"
 
     @property
+    def finds_again(self) -> bool:
+        return self.deployment.limits.enable_prefix_caching
+
+    @property
     def swap_s_per_block(self) -> float:
         return self.deployment.kv.swap_s_per_block
 

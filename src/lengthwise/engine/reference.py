@@ -209,6 +209,7 @@ class Reference:
 
     def _leave(self, rep: Replica, q: Request, status: Status, now: float) -> None:
         rep.free += q.blocks
+        rep.freed += q.blocks
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._produced(q)
         self.results[q.index]["waited_s"] = q.waited_s + (now - q.queued_s if q.waiting else 0.0)
@@ -438,7 +439,11 @@ class Reference:
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         rep.idle.remove(q)
+        if self.s.finds_again:
+            q.kept = (q.context - 1 if q.decoding else q.prefilled) // self.s.block_size
+            q.kept_mark, q.kept_on = rep.freed + q.blocks - q.kept, rep.number
         rep.free += q.blocks
+        rep.freed += q.blocks
         step.evicted = True
         if self.s.swap and q.decoding:
             q.swapped = True
@@ -475,14 +480,17 @@ class Reference:
             q = min(rep.queue, key=lambda q: (q.key, q.index))
             if admitted > 0 and q.batch != batch and flags & ONE_BATCH:
                 return
-            chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags)
+            found = self._found_again(rep, q, flags)
+            chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags, found)
             if chunk <= 0:
                 return
-            blocks = self._ask_memory(rep, step, q, chunk)
+            blocks = self._ask_memory(rep, step, q, found + chunk)
             if blocks < 0:
                 return
             rep.queue.remove(q)
             rep.free -= blocks
+            rep.freed -= found // self.s.block_size
+            q.kept, q.prefilled = 0, found or q.prefilled
             q.blocks = blocks
             if q.admission < 0 and self.s.charges:
                 self._charge(q)
@@ -512,11 +520,22 @@ class Reference:
         else:
             step.prompts.append((q, chunk))
 
-    def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int) -> int:
-        """How much of the prompt the step may take; 0: it must wait."""
+    def _found_again(self, rep: Replica, q: Request, flags: int) -> int:
+        """Tokens of an evicted request whose blocks nobody has taken since.
+
+        Blocks are taken in the order in which they were freed, those of its end before those of its beginning.
+        """
+        here = self.s.finds_again and q.kept_on == rep.number
+        if not here or not q.kept or q.swapped or not flags & CHUNKED:
+            return 0
+        taken_since = max(0, rep.freed - rep.free - q.kept_mark)
+        return max(0, q.kept - taken_since) * self.s.block_size
+
+    def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int, found: int = 0) -> int:
+        """How much of the prompt the step may take beyond what was found again; 0: it must wait."""
         left = prompt_tokens - step.prompt_tokens
         if flags & CHUNKED:
-            return min(q.context, left)
+            return min(q.context - found, left)
         if not step.prompts and q.eviction > 0:
             return q.context
         if flags & PADDED:

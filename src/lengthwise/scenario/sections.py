@@ -137,6 +137,7 @@ class EngineSection(Section):
     max_step_seqs: Annotated[int, Field(ge=1, le=2**17)] | Literal["per_stage"] | None = None
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
     timeout_s: Seconds = math.inf
+    enable_prefix_caching: bool = False
 
 
 class SchedulerSection(Section):

@@ -33,7 +33,9 @@ class EngineLimits:
 
     ``max_num_seqs`` bounds the sequences resident on a replica, ``max_step_seqs`` those of
     one step (None: the same). ``max_model_len`` None takes the model's own, cut to what the
-    KV cache holds. ``timeout_s`` is when a client gives up.
+    KV cache holds. ``timeout_s`` is when a client gives up. ``enable_prefix_caching``: a
+    request that was evicted computes again only what others have taken of its blocks (prompts
+    share none here).
     """
 
     max_num_seqs: int = 256
@@ -46,6 +48,7 @@ class EngineLimits:
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     timeout_s: float = float("inf")
+    enable_prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         counts = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
