@@ -142,7 +142,8 @@ def _group(points: list[Point], theta: Floats) -> tuple[Floats, Floats]:
     ops, host = RankOperators(points[0], curves_of(theta, points[0].backend)), host_of(theta, points[0])
     loops: list[Loop] = [loop_of(point) for point in points]
     clients = np.array([float(loop.clients) for loop in loops])
-    prompt, output = np.array([l.mean_prompt for l in loops]), np.array([l.mean_output for l in loops])
+    prompt = np.array([loop.mean_prompt for loop in loops])
+    output = np.array([loop.mean_output for loop in loops])
     kv = clients * (prompt + output / 2)
     decode = step_s(ops, host, seqs=clients, kv=kv)
     if loops[0].mixed:

@@ -1,0 +1,176 @@
+"""Measured deployments of vLLM, SGLang and TensorRT-LLM on H100, H200 and B200, and Argonne's static batches.
+
+Every point is predicted by the engine in a closed loop. ``roofline_unseen``: the host's constants and small factors on
+the kernels' are fitted on points of other models and other GPUs only ("strict": neither the model nor the GPU was
+seen). Whoever chose the form of that fit had seen all points. Headlines are of points whose client is recorded
+(InferenceMAX); sweeps of unknown clients are predicted from the fit on those, and stand in the details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import _silicon_argonne
+import _silicon_rows
+import numpy as np
+from _silicon_fit import NAMES, SPREADS, Floats, Problem, curves_of, fit, host_of, problem
+from _silicon_loop import simulated
+from _silicon_rows import Point
+from _silicon_steps import RankOperators
+from _silicon_tables import tabled
+
+from lengthwise.schema.errors import InputError
+
+DRAWS, SEED, EVERY = 500, 0, 12
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95)
+SPLITS: dict[str, Callable[[Point, tuple[str, str]], bool]] = {
+    "pair": lambda point, pair: point.pair != pair,
+    "model": lambda point, pair: point.model != pair[0],
+    "gpu": lambda point, pair: point.gpu != pair[1],
+    "strict": lambda point, pair: point.model != pair[0] and point.gpu != pair[1],
+}
+
+
+def figures(shared: Path, quick: bool) -> dict[str, Any]:
+    """The rows ``fidelity.silicon`` and ``fidelity.argonne``."""
+    points, left = _silicon_rows.read(shared)
+    points = points[:: EVERY if quick else 1]
+    told, thetas = roofline(points, left)
+    told |= from_tables(shared, points, thetas)
+    return told | argonne(shared, quick=quick)
+
+
+def roofline(points: list[Point], left: dict[str, int]) -> tuple[dict[str, Any], dict[Any, Floats]]:
+    """(figures of the roofline on unseen pairs, the fold's factors by pair)."""
+    zero = np.zeros(len(NAMES))
+    first, later, points = _engine(points, lambda _: zero, front=False)
+    base = problem(points, first, later)
+    known = np.array([point.inferencemax for point in points])
+    pairs = sorted({point.pair for point in points})
+    thetas = {pair: fit(base, known & _mask(points, "strict", pair)) for pair in pairs}
+    ttft, tpot, kept = _engine(points, lambda point: thetas[point.pair], front=True)
+    splits = {name: _first_order(base, known, name) for name in SPLITS}
+    details: dict[str, Any] = {"left_out": left, "first_order_by_split": splits}
+    whole = np.exp(fit(base, known))
+    details["factors_on_all"] = dict(zip(NAMES, (round(float(x), 3) for x in whole), strict=True))
+    details["spreads"] = SPREADS
+    return _figures("fidelity.silicon.roofline_unseen", kept, ttft, tpot, details), thetas
+
+
+def from_tables(shared: Path, points: list[Point], thetas: dict[Any, Floats]) -> dict[str, Any]:
+    """Figures from the imported kernels of vLLM, with hosts that were fitted on other models and GPUs."""
+    mine = [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
+    pairs = [(p, _predict(p, thetas[p.pair], shared)) for p in mine]
+    kept = [(p, both) for p, both in pairs if both]
+    said = np.array([both for _, both in kept]).reshape(-1, 2)
+    points_kept = [p for p, _ in kept]
+    about = {"kernels": "AIConfigurator's of vLLM 0.24; all-reduce, streams and sampler by the roofline"}
+    return _figures("fidelity.silicon.tables", points_kept, said[:, 0], said[:, 1], about)
+
+
+def argonne(shared: Path, *, quick: bool) -> dict[str, Any]:
+    """Figures of static batches; the roofline's constants have seen none."""
+    rows, left = _silicon_argonne.predicted(shared, quick=quick)
+    logs = np.array([np.log(row["predicted_s"] / row["Latency"]) for row in rows])
+    clusters = [(row["Model"], row["Hardware"]) for row in rows]
+    details = {"left_out": left}
+    for name, key in (("gpu", "Hardware"), ("engine", "Framework"), ("model", "Model")):
+        details[f"by_{name}"] = _by([row[key] for row in rows], np.expm1(logs))
+    out = {}
+    for name, error in (("latency", np.expm1(logs)), ("throughput", np.expm1(-logs))):
+        out[f"fidelity.argonne.{name}_median_ape"] = _summary(error, clusters) | details
+    return out
+
+
+def _engine(
+    points: Sequence[Point], theta_of: Callable[[Point], Floats], *, front: bool
+) -> tuple[Floats, Floats, list[Point]]:
+    """(TTFT, TPOT, points) by the engine; what does not fit its GPUs is left out."""
+    said = [(point, _predict(point, theta_of(point), front=front)) for point in points]
+    kept = [(point, both) for point, both in said if both]
+    columns = np.array([both for _, both in kept]).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1], [point for point, _ in kept]
+
+
+def _predict(
+    point: Point, theta: Floats, shared: Path | None = None, *, front: bool = True
+) -> tuple[float, float] | None:
+    """(TTFT, TPOT) of a point; from tables where ``shared`` is given."""
+    host = host_of(theta, point)
+    host = host if front else replace(host, request_s=0.0, queue_s=0.0)
+    ops = RankOperators(point, curves_of(theta, point.backend))
+    try:
+        return simulated(point, tabled(shared, point, ops) if shared else ops, host)
+    except (InputError, ValueError):
+        return None
+
+
+def _mask(points: Sequence[Point], split: str, pair: tuple[str, str]) -> Floats:
+    return np.array([SPLITS[split](point, pair) for point in points])
+
+
+def _first_order(base: Problem, known: Floats, split: str) -> dict[str, float]:
+    """Median errors by slopes alone, each pair from a fit without it."""
+    ttft, tpot = [], []
+    for pair in sorted({p.pair for p, k in zip(base.points, known, strict=True) if k}):
+        test = known & ~_mask(base.points, "pair", pair)
+        first, later = base.predicted(fit(base, known & _mask(base.points, split, pair)))
+        chosen = [p for p, t in zip(base.points, test, strict=True) if t]
+        ttft.append(np.abs(np.exp(first[test]) / [p.ttft_s for p in chosen] - 1))
+        tpot.append(np.abs(np.exp(later[test]) / [p.tpot_s for p in chosen] - 1))
+    return {
+        name: round(float(np.median(np.concatenate(errors))), 4)
+        for name, errors in (("ttft", ttft), ("tpot", tpot))
+    }
+
+
+def _figures(
+    name: str, points: list[Point], ttft: Floats, tpot: Floats, details: dict[str, Any]
+) -> dict[str, Any]:
+    out = {}
+    known = np.array([point.inferencemax for point in points])
+    for part, said in (("ttft", ttft), ("tpot", tpot)):
+        error = said / np.array([getattr(point, f"{part}_s") for point in points]) - 1
+        told = _summary(error[known], [p.pair for p in points if p.inferencemax]) | details
+        told["all_points"] = _described(error)
+        told["sweeps"] = _described(error[~known])
+        for key in ("model", "gpu", "backend", "dtype", "pair"):
+            told[f"by_{key}"] = _by([_key(p, key) for p in points], error)
+        out[f"{name}.{part}_median_ape"] = told
+    return out
+
+
+def _key(point: Point, key: str) -> str:
+    kind = "" if point.inferencemax else " (sweep)"
+    value = getattr(point, key)
+    return (" on ".join(value) if key == "pair" else value) + kind
+
+
+def _by(keys: Sequence[str], error: Floats) -> dict[str, dict[str, float]]:
+    names = np.array(keys)
+    return {name: _described(error[names == name]) for name in sorted(set(keys))}
+
+
+def _described(error: Floats) -> dict[str, Any]:
+    if not len(error):
+        return {"points": 0}
+    size = np.abs(error)
+    at = {f"p{round(100 * q)}": round(float(np.quantile(size, q)), 4) for q in QUANTILES}
+    bias = round(float(np.median(error)), 4)
+    return {"points": len(error), "mape": round(float(size.mean()), 4), "bias": bias, **at}
+
+
+def _summary(error: Floats, clusters: Sequence[Any]) -> dict[str, Any]:
+    """The median of absolute errors with an interval over whole model-GPU pairs, drawn again with their points."""
+    size, rng = np.abs(error), np.random.default_rng(SEED)
+    names = sorted(set(clusters))
+    groups = [size[[c == name for c in clusters]] for name in names]
+    drawn = [
+        np.median(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))]))
+        for _ in range(DRAWS)
+    ]
+    low, high = (round(float(q), 4) for q in np.quantile(drawn, [0.025, 0.975]))
+    return {"value": round(float(np.median(size)), 4), "interval": [low, high], **_described(error)}
