@@ -19,7 +19,7 @@ setup: .venv/.ready ## make .venv from the lock file
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@echo "installing the locked packages into .venv ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras --no-extra torch --compile-bytecode
+	@$(BIN)/uv sync --quiet --frozen --inexact --all-extras --no-extra torch --no-extra aic --compile-bytecode
 	@touch $@
 
 demo: setup ## which deployment is cheapest for a chat workload? a table and demo-report.html
