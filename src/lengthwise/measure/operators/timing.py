@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -61,13 +62,13 @@ class Outcome:
     backend: str = ""
     skipped: str = ""
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """The median; of the processor's seconds where they are told and fewer: others took the rest."""
         wall_s = self.wall_median_s
         return min(wall_s, float(np.median(self.cpu_s))) if self.cpu_s else wall_s
 
-    @property
+    @cached_property
     def wall_median_s(self) -> float:
         """The median by the clock: what a point takes to measure."""
         return float(np.median(self.wall_s))
@@ -77,7 +78,7 @@ class Outcome:
         """Whether ``seconds`` are the processor's since the wall's are a twentieth more."""
         return bool(self.cpu_s) and self.wall_median_s > 1.05 * float(np.median(self.cpu_s))
 
-    @property
+    @cached_property
     def spread_s(self) -> float:
         """The distance between the quartiles of the repeats that ``seconds`` is the median of."""
         if len(self.wall_s) < 2:
