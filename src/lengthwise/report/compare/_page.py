@@ -23,6 +23,7 @@ from lengthwise.report.compare._words import (
 )
 
 STAT_HEADS = ("mean", *STATS)
+CELL_NOTE = "Below each error its interval in percent, then A : B."
 ERRORS_NOTE = "Relative error of A against B at each statistic; bars are its interval, where one is known."
 CDF_NOTE = "Share of requests (for TBT, of tokens) that were at least this fast, one over the other."
 TIME_NOTE = "Requests that arrived and had not ended, and arrivals, warm-up included."
@@ -55,7 +56,7 @@ def page(
     body = [
         header(heading, _facts(comparison)),
         _doubts(comparison),
-        section("How far A is off B", _errors(comparison), f"{how_paired(comparison)}."),
+        section("How far A is off B", _errors(comparison), f"{how_paired(comparison)}. {CELL_NOTE}"),
         section("Error by quantile", _plots(sections["errors"]), ERRORS_NOTE),
         section("Distributions", _legend(comparison) + _plots(sections["cdf"]), CDF_NOTE),
         section("How far apart", _distances(comparison), note),

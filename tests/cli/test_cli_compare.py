@@ -1,0 +1,107 @@
+"""``lengthwise compare`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Files of records of two schedulers on the same requests."""
+    from lengthwise.cli import main
+
+    folder = tmp_path_factory.mktemp("records")
+    scenario = folder / "two.toml"
+    scenario.write_text(
+        """
+[workload]
+isl = { kind = "uniform", low = 20, high = 200 }
+osl = 20
+num_requests = 120
+request_rate = 20
+[deployment]
+model = "llama-3-8b"
+gpu = "H100"
+[run]
+model_draws = 0
+[[variants]]
+name = "one"
+[[variants]]
+name = "two"
+scheduler.policy = "orca"
+engine.max_num_seqs = 2
+"""
+    )
+    assert main(["simulate", str(scenario), "--records", str(folder / "r.parquet"), "--quiet"]) == 0
+    return folder / "r-one.parquet", folder / "r-two.parquet"
+
+
+def test_a_file_against_itself_has_no_error(cli, records) -> None:
+    ended = cli("compare", records[0], records[0], "--fail-above", "jct.p95=0", "--fail-above", "ttft.p50=0%")
+    assert ended.code == 0
+    assert "No doubts." in ended.out
+    assert "+0.0 %" in ended.out
+    assert ended.err == ""
+
+
+def test_all_is_written_and_said(cli, records, tmp_path) -> None:
+    ended = cli("compare", *records, "--slo", "ttft=200ms", "--json", tmp_path / "c.json",
+                "--report", tmp_path / "c.html")  # fmt: skip
+    assert ended.code == 0
+    told = json.loads((tmp_path / "c.json").read_text())
+    assert told["slo"] == {"ttft_s": 0.2}
+    assert told["errors"]["ttft.mean"]["error"] < 0
+    assert (tmp_path / "c.html").stat().st_size > 100_000
+    assert "wrote" in ended.err
+    printed = cli("compare", *records, "--json", "-")
+    assert json.loads(printed.out)["errors"]["ttft.mean"] == told["errors"]["ttft.mean"]
+
+
+def test_an_error_above_its_bound_ends_with_one(cli, records) -> None:
+    ended = cli(
+        "compare", *records, "--fail-above", "ttft.p95=0.05", "--fail-above", "ttft.mean=99", "--quiet"
+    )
+    assert ended.code == 1
+    assert ended.out == ""
+    assert ended.err.startswith("above its bound: ttft.p95 is -")
+    assert "ttft.mean" not in ended.err
+
+
+def test_pairs_and_warm_up_are_options(cli, records) -> None:
+    told = json.loads(cli("compare", *records, "--unpaired", "--warmup", 2, "--json", "-").out)
+    assert told["paired"] is False
+    assert told["warmup_s"] == 2
+    assert told["a"]["counts"]["arrived"] < 120
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--fail-above", "jct.p96=0.1"],
+            "there is no number in this comparison named 'jct.p96'. Did you mean",
+        ),
+        (["--fail-above", "jct.p95"], "--fail-above must be like ttft.p95=0.10; it is 'jct.p95'"),
+        (["--slo", "tbt=2s"], "--slo must be like ttft=2s, tpot=100ms or jct=1min; it is 'tbt=2s'"),
+        (["--slo", "ttft=fast"], "--slo must be like"),
+        (["--warmup", "1000"], "the warm-up must leave requests to count"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(cli, records, more, message) -> None:
+    ended = cli("compare", *records, *more)
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.out == ""
+
+
+def test_files_that_are_no_records_are_told(cli, records, tmp_path) -> None:
+    missing = cli("compare", records[0], tmp_path / "no.parquet")
+    assert (missing.code, missing.out) == (2, "")
+    assert "no.parquet" in missing.err
+    (tmp_path / "bad.parquet").write_text("nothing")
+    assert cli("compare", tmp_path / "bad.parquet", records[0]).code == 2
+    over = cli("compare", *records, "--json", records[1])
+    assert over.code == 2
+    assert "choose another name" in over.err
