@@ -16,6 +16,7 @@ import typer
 
 from lengthwise.cli import (
     bench,
+    calibrate,
     capacity,
     catalog,
     compare,
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
 app.command("capacity", epilog=capacity.EXAMPLES)(capacity.run)
 app.command("bench", epilog=bench.EXAMPLES)(bench.run)
+app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.run)
 app.command("compare", epilog=compare.EXAMPLES)(compare.run)
 app.command("search", epilog=search.EXAMPLES)(search.run)
 app.command("lab", epilog=lab.EXAMPLES)(lab.run)

@@ -23,7 +23,9 @@ Ints = npt.NDArray[np.int64]
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 BLOCKS = 12
 """Requests that follow each other wait for the same queue: they are independent by blocks of time at most."""
+FAMILIES = 3
 STEPS_SAME = 10
+TRIM = 0.2
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,21 @@ class Rows:
 
     Attributes:
         group: Which scale it is divided by: an index into METRICS, or 3 for logged steps.
-        block: Which block of time it is of; quantiles, which are of a whole run, are of block -1.
+        block: Which block of time it is of; -1 for groups by length and quantiles, which are of a whole run.
         weight: How much it counts: a run is worth BLOCKS observations of each metric, however many requests.
     """
 
     group: Ints
     block: Ints
     weight: Floats
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The requests of one metric that are fitted to: all, and in groups by time and by length ([groups, k])."""
+
+    rows: Ints
+    groups: Ints
 
 
 class Problem:
@@ -59,7 +69,7 @@ class Problem:
         self._deployment, self._seed, self._log = deployment, seed, log
         self._parts = None if log is None else _step_parts.step_parts(log, deployment)
         self._known: dict[bytes, Floats] = {}
-        self._kept = [self._scored(run) for run in runs]
+        self._kept = [_scored(run) for run in runs]
         self.rows = self._rows()
 
     def values(self, z: Floats) -> dict[str, float]:
@@ -73,7 +83,7 @@ class Problem:
         return engine.simulate(run.workload, candidate, seed=self._seed, keep_steps=keep_steps)
 
     def residuals(self, z: Floats) -> Floats:
-        """[m] log(simulated / measured): requests, quantiles, then logged steps."""
+        """[m] log(simulated / measured): groups of requests, quantiles, then logged steps."""
         key = np.ascontiguousarray(z).tobytes()
         if key not in self._known:
             self._known[key] = self._residuals(self.values(z))
@@ -93,46 +103,62 @@ class Problem:
                     "tokens. Give the engine's own settings in the scenario"
                 )
 
-    def _scored(self, run: Run) -> dict[str, Ints]:
-        """By metric, the requests that are fitted to."""
-        return {m: np.flatnonzero(run.fit & (run.seconds[m] > 0)) for m in METRICS}
-
     def _residuals(self, values: Mapping[str, float]) -> Floats:
         parts = []
         for run, kept in zip(self.runs, self._kept, strict=True):
             told = simulated(self.simulate(run, values), values.get("client", 0.0))
             for metric in METRICS:
-                rows = kept[metric]
-                ours, theirs = np.log(np.maximum(told[metric][rows], 1e-9)), np.log(run.seconds[metric][rows])
-                parts.append(ours - theirs)
-                if len(rows):
-                    parts.append(np.quantile(ours, LEVELS) - np.quantile(theirs, LEVELS))
+                parts += _of_metric(told[metric], run.seconds[metric], kept[metric])
         if self._parts is not None and self._log is not None:
             parts.append(np.log(_step_parts.seconds_of(self._parts, values) / self._log.seconds))
         return np.concatenate(parts)
 
     def _rows(self) -> Rows:
-        group: list[Ints] = []
-        block: list[Ints] = []
-        weight: list[Floats] = []
-        whole: list[Ints] = []
-        for r, run in enumerate(self.runs):
-            place = (np.cumsum(run.fit) - 1) * BLOCKS // max(1, int(run.fit.sum())) + r * BLOCKS
+        group, block, weight = [], [], []
+        for r, kept in enumerate(self._kept):
             for g, metric in enumerate(METRICS):
-                rows = self._kept[r][metric]
-                some = len(LEVELS) if len(rows) else 0
-                group.append(np.full(len(rows) + some, g))
-                block.append(np.concatenate([place[rows], np.full(some, -1)]))
-                share = np.sqrt(max(1.0, len(rows) / (2 * len(LEVELS))))
-                weight.append(np.concatenate([np.ones(len(rows)), np.full(some, share)]))
-                whole.append(np.full(len(rows) + some, r))
+                count = len(kept[metric].groups) + len(LEVELS) * (len(kept[metric].rows) > 0)
+                times = len(kept[metric].groups) // 2
+                group.append(np.full(count, g))
+                block.append(np.concatenate([r * BLOCKS + np.arange(times), np.full(count - times, -1)]))
+                weight.append(np.full(count, np.sqrt(BLOCKS / max(1, count))))
         if self._log is not None:
             m = len(self._log)
+            steps = np.minimum(self._log.steps, STEPS_SAME)
             group.append(np.full(m, len(METRICS)))
             block.append(len(self.runs) * BLOCKS + np.arange(m) * BLOCKS // m)
-            weight.append(np.sqrt(np.minimum(self._log.steps, STEPS_SAME).astype(np.float64)))
-            whole.append(np.full(m, len(self.runs)))
-        weights, of = np.concatenate(weight), np.concatenate(whole)
-        sums = np.bincount(of, weights**2)
-        worth = np.minimum(1.0, len(METRICS) * BLOCKS / np.maximum(sums, 1e-12))
-        return Rows(np.concatenate(group), np.concatenate(block), weights * np.sqrt(worth)[of])
+            weight.append(np.sqrt(steps * min(1.0, len(METRICS) * BLOCKS / steps.sum())))
+        return Rows(np.concatenate(group), np.concatenate(block), np.concatenate(weight))
+
+
+def _scored(run: Run) -> dict[str, _Scored]:
+    """By metric, whom a run is fitted to: in blocks of time, and of like prompts (outputs for times between tokens).
+
+    Single requests are not compared: which step one catches turns on microseconds.
+    """
+    found = {}
+    for metric in METRICS:
+        rows = np.flatnonzero(run.fit & (run.seconds[metric] > 0))
+        lengths = run.workload.prompt_tokens if metric != "tpot" else run.workload.output_tokens
+        by_length = rows[np.argsort(lengths[rows], kind="stable")]
+        found[metric] = _Scored(rows, np.vstack([_cut(rows), _cut(by_length)]))
+    return found
+
+
+def _cut(rows: Ints) -> Ints:
+    """[groups, k] equal groups of neighbours, without a few at even places where they do not come out even."""
+    size = len(rows) // BLOCKS
+    at = np.linspace(0, max(0, len(rows) - 1), BLOCKS * size).round().astype(np.int64)
+    return np.asarray(rows[at].reshape(BLOCKS if size else 0, size))
+
+
+def _of_metric(ours_s: Floats, theirs_s: Floats, scored: _Scored) -> list[Floats]:
+    """Trimmed means of the log error by group, and of the logs' quantiles."""
+    if not len(scored.rows):
+        return []
+    ours, theirs = np.log(np.maximum(ours_s, 1e-9)), np.log(theirs_s)
+    apart = np.sort((ours - theirs)[scored.groups], axis=1)
+    off = int(TRIM * apart.shape[1])
+    means = apart[:, off : apart.shape[1] - off].mean(axis=1) if apart.size else np.zeros(0)
+    levels = [np.quantile(logs[scored.rows], LEVELS) for logs in (ours, theirs)]
+    return [means, levels[0] - levels[1]]

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.measure.calibrate._problem import Problem
+from lengthwise.measure.calibrate._cloud import (
+    HUBER,
+    Cloud,
+    cloud,
+    loss,
+    points_for,
+    radius_of,
+    settle,
+    spread,
+)
+from lengthwise.measure.calibrate._problem import FAMILIES, Problem
 from lengthwise.measure.calibrate.answer import METRICS
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 FLOOR = 0.02
 """No engine repeats itself closer than this; agreement beyond it tells nothing."""
-HUBER = 1.5
-REACH_Z, SPREAD_Z, STARTS, DRAWS = 6.0, 2.0, 2, 32
-STEP_LOG, STEP_SECONDS_Z = 0.04, 0.4
-"""Slopes are taken over steps large enough that single requests that change their place do not matter much."""
-EFFECT_TOLD = 0.01
-COST_TOLD = 4.0
-TRIM = 0.95
+FIRST_SCALE = (0.2, 0.1, 0.15, 0.15)
+SPREAD_Z, STARTS = 2.0, 2
+WIDE, NARROW = (0.3, 0.2, 0.12), (0.08, 0.05, 0.05)
+"""Radii of the clouds, in the log of a factor: from where a start may lie to where a line is straight."""
+EFFECT_TOLD, COST_TOLD, TRIM = 0.01, 4.0, 0.95
+"""A parameter that moves predictions by less than 1 % is not told, unless leaving it out costs two deviations."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Solution:
 
     z: Floats
     sd: Floats
-    told: npt.NDArray[np.bool_]
+    told: Mask
     effect: Floats
 
 
@@ -48,128 +57,75 @@ def solve(problem: Problem, free: Sequence[str], seed: int) -> Solution:
     after the other, unless that makes the agreement worse.
     """
     names = [knob.name for knob in problem.knobs]
-    open_ = np.array([name in free for name in names])
-    z, scale = _search(problem, open_, seed)
-    effect, told = np.zeros(len(names)), open_.copy()
-    kept = np.zeros(len(names), dtype=np.bool_)
-    while told.any():
-        slopes = _slopes(problem, z, told)
-        now = _effects(slopes, told)
+    told = np.array([name in free for name in names])
+    z, scale = _search(problem, told, seed)
+    z, cost, found = _narrow(problem, z, told, scale, seed)
+    effect, kept = np.zeros(len(names)), np.zeros(len(names), dtype=np.bool_)
+    while True:
+        now = _effects(found.slopes, told)
         effect[told] = now[told]
         weak = np.flatnonzero(told & ~kept & (now < EFFECT_TOLD))
         if not len(weak):
-            break
+            return Solution(z, _deviations(problem, z, found, scale), told, effect)
         least = weak[np.argmin(now[weak])]
         fewer, back = told.copy(), z.copy()
         fewer[least], back[least] = False, 0.0
-        back = _descend(problem, back, fewer, scale)
-        if _cost(problem, back, scale) > _cost(problem, z, scale) + COST_TOLD:
+        if not fewer.any():
+            return Solution(back, np.ones(len(z)), fewer, effect)
+        trial = _narrow(problem, back, fewer, scale, seed)
+        if trial[1] > cost + COST_TOLD:
             kept[least] = True
         else:
-            told, z = fewer, back
-    return Solution(z, _deviations(problem, z, told, scale), told, effect)
+            told, (z, cost, found) = fewer, trial
 
 
-def _search(problem: Problem, free: npt.NDArray[np.bool_], seed: int) -> tuple[Floats, Floats]:
-    """Descends from the centre and from the best of some draws; then again with the spread found there."""
-    from scipy.stats import qmc
-
-    scale = np.array([0.2, 0.1, 0.15, 0.15])
-    draws = qmc.Sobol(int(free.sum()), rng=np.random.default_rng(seed)).random(DRAWS)
-    points = np.zeros((DRAWS + 1, len(free)))
+def _search(problem: Problem, free: Mask, seed: int) -> tuple[Floats, Floats]:
+    """From draws over what is believed, downhill by wide clouds from the best of them; and the spread there."""
+    scale = np.array(FIRST_SCALE)
+    draws = spread(points_for(free), int(free.sum()), seed)
+    points = np.zeros((len(draws) + 1, len(free)))
     points[1:, free] = (2 * draws - 1) * SPREAD_Z
-    costs = [_cost(problem, point, scale) for point in points]
-    starts = [points[0], *(points[i] for i in np.argsort(costs, kind="stable")[:STARTS])]
-    ends = [_descend(problem, start, free, scale) for start in starts]
-    z = min(ends, key=lambda end: _cost(problem, end, scale))
-    for _ in range(2):
-        scale = _scale(problem, z)
-        z = _descend(problem, z, free, scale)
-    return z, scale
+    weight = _weight(problem, scale)
+    order = np.argsort([loss(problem.residuals(z) * weight, z) for z in points], kind="stable")
+    ends = []
+    for z in (points[i] for i in order[:STARTS]):
+        end, cost = z, 0.0
+        for radius in WIDE:
+            end, cost = settle(cloud(problem, end, free, radius_of(problem, radius), seed), weight)
+        ends.append((cost, tuple(end)))
+    best = np.array(min(ends)[1])
+    return best, _scale(problem, best)
+
+
+def _narrow(problem: Problem, z: Floats, free: Mask, scale: Floats, seed: int) -> tuple[Floats, float, Cloud]:
+    """Downhill by narrowing clouds; the last one, its best point, and the loss there."""
+    found: Cloud | None = None
+    for turn, radius in enumerate(NARROW):
+        found = cloud(problem, z, free, radius_of(problem, radius, found), seed + turn)
+        z, cost = settle(found, _weight(problem, scale))
+    assert found is not None  # there are turns
+    return z, cost, found
 
 
 def _scale(problem: Problem, z: Floats) -> Floats:
-    """[groups] robust spread of single residuals about zero."""
+    """[groups] robust spread of residuals about zero."""
     residuals, rows = problem.residuals(z), problem.rows
-    out = np.full(4, FLOOR)
-    for g in range(4):
-        own = np.abs(residuals[(rows.group == g) & (rows.block >= 0)])
+    out = np.full(len(METRICS) + 1, FLOOR)
+    for g in range(len(out)):
+        own = np.abs(residuals[rows.group == g])
         out[g] = max(FLOOR, 1.4826 * float(np.median(own))) if len(own) else FLOOR
     return out
 
 
-def _weighted(problem: Problem, z: Floats, scale: Floats) -> Floats:
-    rows = problem.rows
-    return problem.residuals(z) * rows.weight / scale[rows.group]
+def _weight(problem: Problem, scale: Floats) -> Floats:
+    return np.asarray(problem.rows.weight / scale[problem.rows.group])
 
 
-def _cost(problem: Problem, z: Floats, scale: Floats) -> float:
-    """Huber's loss of the data and the prior's square; smaller is better."""
-    size = np.abs(_weighted(problem, z, scale))
-    data = np.where(size <= HUBER, size**2, 2 * HUBER * size - HUBER**2)
-    return float(data.sum() + (z**2).sum())
-
-
-def _descend(problem: Problem, start: Floats, free: npt.NDArray[np.bool_], scale: Floats) -> Floats:
-    """Least squares from a start on over the free values; the others stay."""
-    from scipy.optimize import least_squares
-
-    if not free.any():
-        return start
-    count = len(problem.rows.group)
-
-    def whole(x: Floats) -> Floats:
-        z = start.copy()
-        z[free] = x
-        return z
-
-    def residuals(x: Floats) -> Floats:
-        return np.concatenate([_weighted(problem, whole(x), scale), x])
-
-    def slopes(x: Floats) -> Floats:
-        own = _slopes(problem, whole(x), free)[:, free]
-        rows = problem.rows
-        return np.vstack([own * (rows.weight / scale[rows.group])[:, None], np.eye(len(x))])
-
-    def loss(squares: Floats, /) -> Any:
-        size = np.sqrt(np.maximum(squares, 1e-30))
-        inside = squares <= HUBER**2
-        inside[count:] = True  # the prior is a square
-        value = np.where(inside, squares, 2 * HUBER * size - HUBER**2)
-        first = np.where(inside, 1.0, HUBER / size)
-        second = np.where(inside, 0.0, -0.5 * HUBER / size**3)
-        return np.stack([value, first, second])
-
-    found = least_squares(
-        residuals,
-        np.clip(start[free], -REACH_Z + 1e-6, REACH_Z - 1e-6),
-        jac=slopes,
-        bounds=(-REACH_Z, REACH_Z),
-        loss=loss,
-        xtol=1e-4,
-        ftol=1e-5,
-        max_nfev=15,
-    )
-    return whole(found.x)
-
-
-def _slopes(problem: Problem, z: Floats, free: npt.NDArray[np.bool_]) -> Floats:
-    """[m, p] central differences of the residuals; a step is 4 % of a factor, or 2.2 times the seconds."""
-    out = np.zeros((len(problem.rows.group), len(z)))
-    for k in np.flatnonzero(free):
-        knob = problem.knobs[k]
-        step = STEP_LOG / knob.log_sd if knob.unit == "x" else STEP_SECONDS_Z
-        up, down = z.copy(), z.copy()
-        up[k] += step
-        down[k] -= step
-        out[:, k] = (problem.residuals(up) - problem.residuals(down)) / (2 * step)
-    return out
-
-
-def _effects(slopes: Floats, free: npt.NDArray[np.bool_]) -> Floats:
+def _effects(slopes: Floats, free: Mask) -> Floats:
     """[p] root mean square by which residuals move with one parameter's deviation, the others following.
 
-    The others follow within their own prior deviations, for agreement to within EFFECT_TOLD.
+    The others follow within their own prior deviations, for agreement to within EFFECT_TOLD; the rows that move
+    most, which may be single requests' luck, are left out.
     """
     out = np.zeros(slopes.shape[1])
     rows = len(slopes)
@@ -183,20 +139,18 @@ def _effects(slopes: Floats, free: npt.NDArray[np.bool_]) -> Floats:
     return out
 
 
-def _deviations(problem: Problem, z: Floats, told: npt.NDArray[np.bool_], scale: Floats) -> Floats:
-    """[p] standard deviations of the values told: the larger of curvature's and of that between blocks of time."""
+def _deviations(problem: Problem, z: Floats, found: Cloud, scale: Floats) -> Floats:
+    """[p] standard deviations of the values told: curvature's and that between blocks of time."""
     out = np.ones(len(z))
-    if not told.any():
-        return out
-    rows = problem.rows
-    slopes = _slopes(problem, z, told)[:, told] * (rows.weight / scale[rows.group])[:, None]
-    residuals = _weighted(problem, z, scale)
+    rows, weight = problem.rows, _weight(problem, scale)
+    slopes = found.slopes[:, found.free] * weight[:, None]
+    residuals = found.residuals(z) * weight
     robust = np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-12))
     prior = np.eye(slopes.shape[1])
     bend = np.linalg.inv((slopes * robust[:, None]).T @ slopes + prior)
     pull = slopes * (robust * residuals)[:, None]
-    pull[rows.group < len(METRICS)] *= 2  # the quantiles, which are of no block, move with their requests
+    pull[rows.group < len(METRICS)] *= FAMILIES  # groups by length and quantiles move with their requests
     blocks = np.array([pull[rows.block == b].sum(axis=0) for b in np.unique(rows.block) if b >= 0])
     between = bend @ (blocks.T @ blocks + prior) @ bend
-    out[told] = np.sqrt(np.maximum(np.diag(bend), np.diag(between)))
+    out[found.free] = np.sqrt(np.diag(bend) + np.diag(between))
     return out

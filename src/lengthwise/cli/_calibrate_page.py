@@ -1,0 +1,156 @@
+"""What ``lengthwise calibrate`` prints and writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lengthwise.cli import _settings
+from lengthwise.cli._show import console, print_table
+from lengthwise.measure.calibrate import Calibration, Parameter, Score
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.files import write_whole
+
+_ERRORS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
+_PARAMETERS = ("parameter", "before", "after", "95 % interval", "told")
+_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "jct": "JCT"}
+
+
+def deployment_of(path: Path, settings: list[str] | None, cost: str | None) -> Deployment:
+    """The one deployment of a scenario.
+
+    Raises:
+        InputError: It has variants, of which each is another deployment.
+    """
+    from lengthwise import scenario as scenarios
+
+    asked = scenarios.load(path, _settings.overrides(settings, cost))
+    if asked.variants:
+        names = ", ".join(variant.name for variant in asked.variants)
+        raise InputError(
+            f"a calibration is of one deployment; {path} has variants ({names}). Keep the one that was measured"
+        )
+    return scenarios.deployment(asked)
+
+
+def show(found: Calibration) -> None:
+    """Prints errors, parameters, and how far both may be trusted."""
+    out = console()
+    out.print(f"errors on {found.held_out} held-out requests ({found.split}):", highlight=False)
+    print_table(_ERRORS, [_error(score) for score in found.scores], drops=["measured"])
+    out.print()
+    print_table(_PARAMETERS, [_parameter(p) for p in found.parameters])
+    out.print()
+    for line in trust(found):
+        out.print(line, highlight=False)
+
+
+def trust(found: Calibration) -> list[str]:
+    """How far the tables may be trusted, a sentence each."""
+    reach = found.tables.reach
+    return [
+        f"single steps are off by about {100 * found.log_sd:.2g} % (standard deviation on held-out requests)",
+        (
+            f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a "
+            f"request, {reach.kv_tokens} tokens in the KV cache; beyond that the tables extrapolate"
+        ),
+        *(
+            f"{load.name} requests over time ({load.run}): off by {load.before:.0%} of their mean before, "
+            f"{load.after:.0%} after"
+            for load in found.loads
+        ),
+        *found.notes,
+    ]
+
+
+def write(found: Calibration, json_file: Path | None, report: Path | None) -> None:
+    """Writes the numbers and the page that were asked for; ``-`` is standard output."""
+    text = json.dumps(numbers(found), indent=1, allow_nan=False) + "\n"
+    if json_file is not None and str(json_file) == "-":
+        typer.echo(text, nl=False)
+    elif json_file is not None:
+        write_whole(json_file, text.encode())
+    if report is not None:
+        write_whole(report, page(found).encode())
+
+
+def numbers(found: Calibration) -> dict[str, Any]:
+    """All that was found but the tables, as JSON takes it."""
+    whole = {
+        field.name: getattr(found, field.name)
+        for field in dataclasses.fields(found)
+        if field.name not in {"tables", "parameters", "scores", "loads"}
+    }
+    lists = {
+        name: [dataclasses.asdict(x) for x in getattr(found, name)]
+        for name in ("parameters", "scores", "loads")
+    }
+    tables = found.tables
+    whole["tables"] = {
+        "source": tables.source,
+        "errors": [dataclasses.asdict(e) for e in tables.errors],
+        "reach": dataclasses.asdict(tables.reach),
+    }
+    return {name: _plain(value) for name, value in (whole | lists).items()}
+
+
+def page(found: Calibration) -> str:
+    """The same as is printed, in Markdown."""
+    return "\n".join(
+        [
+            f"# {found.tables.source}",
+            f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
+            _markdown(_ERRORS, [_error(score) for score in found.scores]),
+            "",
+            _markdown(_PARAMETERS, [_parameter(p) for p in found.parameters]),
+            "",
+            *(f"- {line}" for line in trust(found)),
+            "",
+        ]
+    )
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
+
+
+def _error(score: Score) -> list[str]:
+    each = score.statistic == "each"
+    shown = (lambda x: f"{100 * x:.1f} %") if each else (lambda x: f"{100 * x:+.1f} %")
+    return [
+        score.run,
+        _NAMES[score.metric],
+        "mean of each" if each else score.statistic,
+        "" if each else _seconds(score.measured),
+        shown(score.before),
+        shown(score.after),
+        f"{shown(score.low)} to {shown(score.high)}",
+    ]
+
+
+def _parameter(p: Parameter) -> list[str]:
+    shown = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
+    interval = f"{shown(p.low)} to {shown(p.high)}" if p.told else "as before"
+    return [p.label, shown(p.prior), shown(p.value), interval, "yes" if p.told else "no"]
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

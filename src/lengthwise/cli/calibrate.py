@@ -1,0 +1,105 @@
+"""``lengthwise calibrate``: cost tables that agree with measured runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Examples:
+  lengthwise bench http://localhost:8000 --workload mine.toml --request-rate 4 --records run.parquet
+  lengthwise calibrate mine.toml run.parquet --out cost.npz
+  lengthwise calibrate mine.toml low.parquet high.parquet --holdout middle.parquet --out cost.npz
+  lengthwise simulate mine.toml --cost tables:cost.npz
+"""
+
+
+def run(
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="A .toml or .yaml file that gives the deployment as it ran; its [workload] is not used.",
+        ),
+    ],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Records of the engine, from bench --records.")
+    ],
+    *,
+    out: Annotated[Path, typer.Option(metavar="FILE.npz", help="Where the cost tables go.")],
+    holdout: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Report errors on this run, which is not fitted to; repeatable."),
+    ] = None,
+    share: Annotated[
+        float, typer.Option(min=0.01, max=0.95, help="Without --holdout: how much of the runs is held out.")
+    ] = 0.3,
+    iterations: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG", help="Also fit to vLLM's log of steps (--enable-logging-iteration-details)."
+        ),
+    ] = None,
+    fit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Move this alone: work, prefill, decode, comm, host_step, host_sequence, client; repeatable.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Change a setting: engine.max_num_seqs=64; repeatable."
+        ),
+    ] = None,
+    cost: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="The tables to start from, such as roofline.")
+    ] = None,
+    allow_doubts: Annotated[
+        bool, typer.Option("--allow-doubts", help="Take runs that are partial or otherwise doubtful.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take simulated runs as if they were measured.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search's draws and of the intervals.")] = 0,
+    report: Annotated[
+        Path | None, typer.Option(help="Write what is printed as Markdown to this file.")
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write all numbers to this file; -: to standard output, without the tables."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Calibrate a deployment's cost tables to measured runs, and report errors on what was held out."""
+    from lengthwise import cost as costs
+    from lengthwise import measure
+    from lengthwise.cli import _calibrate_page as page
+    from lengthwise.cli import _outputs, _progress
+    from lengthwise.measure.calibrate import calibrate, read_iterations
+
+    files = [path for path in (out, json, report) if path is not None and str(path) != "-"]
+    _outputs.require_writable(files, inputs=[scenario, *runs, *(holdout or [])])
+    deployment = page.deployment_of(scenario, set_, cost)
+    allow = [name for name, on in (("doubts", allow_doubts), ("simulated", force)) if on]
+    with _progress.shown(quiet=quiet):
+        found = calibrate(
+            [measure.read_records(path) for path in runs],
+            deployment,
+            fit=fit,
+            holdout=[measure.read_records(path) for path in holdout] if holdout else share,
+            iterations=None if iterations is None else read_iterations(iterations),
+            allow=allow,
+            seed=seed,
+        )
+    costs.save(found.tables, out)
+    page.write(found, json, report)
+    if not quiet and str(json) != "-":
+        page.show(found)
+    if not quiet:
+        for path in files:
+            typer.echo(f"wrote {path}", err=True)
+        typer.echo(f"simulate with it: lengthwise simulate {scenario} --cost tables:{out}", err=True)
