@@ -9,6 +9,7 @@ from lengthwise.cost import operators
 from lengthwise.cost._efficiency import kernels_of
 from lengthwise.cost._operators import Operators
 from lengthwise.cost._shard import shard_of
+from lengthwise.cost.roofline import ENGINE_HOSTS
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 
 AIC = "data/profiles/aiconfigurator"
@@ -37,6 +38,8 @@ def columns(rows, *names):
         ("B200", "b200_sxm/gemm/vllm/0.24.0", "bfloat16", (0.12, 0.45)),
         ("H100", "h100_sxm/gemm/vllm/0.24.0", "fp8", (0.12, 0.36)),
         ("H200", "h200_sxm/gemm/vllm/0.24.0", "fp8", (0.15, 0.40)),
+        ("B200", "b200_sxm/gemm/vllm/0.24.0", "fp8", (0.13, 0.51)),
+        ("B200", "b200_sxm/gemm/vllm/0.24.0", "nvfp4", (0.15, 0.40)),
     ],
 )
 def test_gemms_of_vllm(shared, gpu, version, dtype, bounds):
@@ -44,7 +47,8 @@ def test_gemms_of_vllm(shared, gpu, version, dtype, bounds):
     rows = rows.filter(pl.col("gemm_dtype") == dtype, pl.min_horizontal("n", "k") >= 512, pl.col("m") <= 8192)
     rows = rows.group_by("m", "n", "k").agg(pl.col("latency").median())
     m, n, k, ms = columns(rows, "m", "n", "k", "latency")
-    check_errors(kernels_of(catalog.gpu(gpu), dtype).gemm("", m, n, k).seconds * 1e3, ms, *bounds)
+    kernels = kernels_of(catalog.gpu(gpu), {"nvfp4": "fp4"}.get(dtype, dtype))
+    check_errors(kernels.gemm("", m, n, k).seconds * 1e3, ms, *bounds)
 
 
 @pytest.mark.parametrize(
@@ -177,30 +181,57 @@ def test_fused_experts_of_vllm(shared, gpu, version, balance):
     check_errors((up.seconds + down.seconds) * 1e3, ms, 0.25, 0.70)
 
 
-def test_time_per_token_of_vllm_serving_llama_70b(shared):
+SERVED = {
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "moonshotai/Kimi-K2.5": "kimi-k2",
+}
+DTYPES = {"fp8": "fp8", "nvfp4": "fp4", "int4_wo": "int4"}
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "system", "points", "bounds"),
+    [
+        ("meta-llama/Llama-3.1-70B", "vllm", "h100_sxm", 45, (0.05, 0.17)),
+        ("meta-llama/Llama-3.1-70B", "vllm", "h200_sxm", 60, (0.08, 0.18)),
+        ("meta-llama/Llama-3.1-70B", "vllm", "b200_sxm", 120, (0.08, 0.15)),
+        ("meta-llama/Llama-3.1-70B", "trtllm", "h200_sxm", 72, (0.28, 0.47)),
+        ("meta-llama/Llama-3.1-70B", "trtllm", "b200_sxm", 144, (0.10, 0.30)),
+        ("deepseek-ai/DeepSeek-V3", "sglang", "h200_sxm", 15, (0.06, 0.11)),
+        ("moonshotai/Kimi-K2.5", "vllm", "h200_sxm", 45, (0.18, 0.23)),
+    ],
+)
+def test_time_per_token_of_engines(shared, model, backend, system, points, bounds):
     """Per output token a decode step of the batch and, spread over the output, its share of prefills."""
     rows = pl.read_csv(shared(f"{AIC}/silicon_sample.csv.gz"), infer_schema_length=None)
     rows = rows.filter(
         pl.col("mode") == "agg",
-        pl.col("backend") == "vllm",
-        pl.col("model_path") == "meta-llama/Llama-3.1-70B",
-        pl.col("system").is_in(["h100_sxm", "h200_sxm", "b200_sxm"]),
+        pl.col("backend") == backend,
+        pl.col("model_path") == model,
+        pl.col("system") == system,
+        pl.col("moe_ep_size").fill_null(1) == 1,
     )
-    assert len(rows) > 100
-    errors = [relative_errors(time_per_token_ms(row), row["silicon_tpot_ms"]) for row in rows.to_dicts()]
-    assert np.median(errors) <= 0.10
-    assert np.quantile(errors, 0.95) <= 0.26
+    assert len(rows) == points
+    rows = rows.to_dicts()
+    predicted = np.array([time_per_token_ms(row) for row in rows])
+    check_errors(predicted, np.array([row["silicon_tpot_ms"] for row in rows]), *bounds)
 
 
 def time_per_token_ms(row):
-    gpu = catalog.gpu(row["system"].split("_")[0].upper())
-    dtype = {"fp8": "fp8", "nvfp4": "fp4"}[row["gemm_quant_mode"]]
-    model, limits = catalog.model("llama-3.1-70b"), EngineLimits(weight_dtype=dtype)
-    batch, isl, osl, tp = (row[name] for name in ("batch_size", "isl", "osl", "tp_size"))
+    gpu, host = catalog.gpu(row["system"].split("_")[0].upper()), ENGINE_HOSTS[row["backend"]]
+    limits = EngineLimits(weight_dtype=DTYPES[row["gemm_quant_mode"]], kv_dtype="fp8")
+    model = catalog.model(SERVED[row["model_path"]])
+    clients, tp = (
+        int(row["silicon_data_source"].split("silicon_concurrency=")[1].split(";")[0]),
+        row["tp_size"],
+    )
+    isl, osl = round(0.9 * row["isl"]), round(0.9 * row["osl"])  # drawn from 0.8 to 1 of the nominal lengths
     node = catalog.default_node(gpu, tp)
 
     def step_s(**what):
-        return sum(row.seconds for row in operators(model, gpu, node, Parallelism(tp), limits, **what))
+        return sum(
+            row.seconds for row in operators(model, gpu, node, Parallelism(tp), limits, host=host, **what)
+        )
 
-    decode_s = step_s(decode_seqs=batch, kv_tokens=int(batch * (isl + osl / 2)))
-    return 1e3 * (decode_s + batch * step_s(prefill=[(isl, 0)]) / osl)
+    decode_s = step_s(decode_seqs=clients, kv_tokens=int(clients * (isl + osl / 2)))
+    return 1e3 * (decode_s + (clients - 1) * step_s(prefill=[(isl, 0)]) / osl)
