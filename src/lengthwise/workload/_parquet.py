@@ -23,6 +23,8 @@ _EXTRA = "extra."
 _ROWS = "predictions."
 _MADE = ("total_tokens", "index_tokens")
 _KEY = "lengthwise.workload"
+_RECORDS, _ASKED = "lengthwise.records", "workload."
+"""A file of records holds the requests that were asked for: its columns after this prefix."""
 
 
 def write_parquet(workload: Workload, path: Path) -> None:
@@ -53,6 +55,8 @@ def is_workload(source: Source) -> bool:
 def read_parquet(source: Source) -> Workload:
     """The workload of a file that ``write_parquet`` wrote, or of one with its three main columns.
 
+    Of a file of records (a run, simulated or measured) it is the requests that were asked for.
+
     Raises:
         TraceError: The file is cut off or damaged, lacks a column, or holds a value that cannot be used.
     """
@@ -61,7 +65,11 @@ def read_parquet(source: Source) -> Workload:
 
     try:
         frame = pl.read_parquet(io.BytesIO(source.data))
-        rest = json.loads(pl.read_parquet_metadata(io.BytesIO(source.data)).get(_KEY, "{}"))
+        metadata = pl.read_parquet_metadata(io.BytesIO(source.data))
+        rest = json.loads(metadata.get(_KEY, "{}"))
+        if _RECORDS in metadata:
+            rest = json.loads(metadata[_RECORDS]).get("workload", {})
+            frame = frame.select(pl.col(f"^{_ASKED}.*$").name.map(lambda name: name.removeprefix(_ASKED)))
     except (PolarsError, OSError, ValueError) as error:
         raise source.fault(None, f"the Parquet file is cut off or damaged ({_first_line(error)})") from error
     missing = [name for name in _COLUMNS if name not in frame.columns]
