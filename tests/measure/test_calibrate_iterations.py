@@ -1,0 +1,83 @@
+"""A log of iterations becomes steps, and steps tell the same parameters as requests do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lengthwise import engine
+from lengthwise.measure.calibrate import read_iterations
+from lengthwise.measure.calibrate._parameters import apply
+from lengthwise.measure.calibrate._step_parts import seconds_of, step_parts
+from lengthwise.measure.calibrate.iterations import in_cells
+from lengthwise.schema.errors import InputError
+
+PREFIX = "(APIServer pid=88) INFO 11-21 10:00:00 [loggers.py:210] "
+STEP = (
+    "Iteration({i}): {p} context requests, {t} context tokens, {d} generation requests, {d} generation tokens, "
+    "iteration elapsed time: {ms:.2f} ms, CPU KV cache usage: {kv:.1f}%"
+)
+
+
+def write(path, steps, more=""):
+    lines = [
+        PREFIX + STEP.format(i=i, p=p, t=t, d=d, ms=ms, kv=kv) for i, (p, t, d, ms, kv) in enumerate(steps)
+    ]
+    path.write_text("\n".join(["INFO: Started server", *lines]) + "\n" + more, "utf-8")
+    return path
+
+
+def test_steps_are_read_and_the_rest_passed_over(tmp_path):
+    dummy = STEP.format(i=9, p=0, t=0, d=1, ms=4.0, kv=0).replace(" ms,", " ms (dummy),")
+    steps = [(1, 300, 0, 31.25, 2.0), *[(0, 0, 4, 9.5, 3.0)] * 24]
+    log = read_iterations(write(tmp_path / "log", steps, dummy))
+    assert len(log) == 25
+    assert (log.prefill_seqs[0], log.prefill_tokens[0], log.decode_seqs[0]) == (1, 300, 0)
+    assert log.seconds[0] == pytest.approx(0.03125)
+    assert log.kv_share[1] == pytest.approx(0.03)
+
+
+def test_a_log_without_the_cache_is_read(tmp_path):
+    path = write(tmp_path / "log", [(0, 0, 4, 9.5, 3.0)] * 20)
+    path.write_text(path.read_text("utf-8").replace(", CPU KV cache usage: 3.0%", ""), "utf-8")
+    assert np.isnan(read_iterations(path).kv_share).all()
+
+
+def test_a_log_without_steps_is_refused(tmp_path):
+    (tmp_path / "log").write_text("nothing\n")
+    with pytest.raises(InputError, match="--enable-logging-iteration-details"):
+        read_iterations(tmp_path / "log")
+    with pytest.raises(InputError, match="log to read"):
+        read_iterations(tmp_path / "none")
+
+
+def test_cells_hold_medians_that_one_slow_step_does_not_move(tmp_path):
+    steps = [(0, 0, 4, 10.0, 3.0)] * 20 + [(0, 0, 4, 900.0, 3.0)] * 3 + [(1, 512, 4, 50.0, 5.0)] * 5
+    cells = in_cells(read_iterations(write(tmp_path / "log", steps)))
+    assert sorted(cells.seconds.tolist()) == pytest.approx([0.010, 0.050])
+    assert sorted(cells.steps.tolist()) == [5, 23]
+
+
+def test_steps_cost_what_the_engine_charges(tmp_path):
+    """Parts in our own order add up to a simulated step's seconds, whatever the scales."""
+    deployment = engine.deploy("llama-3-8b", "H100")
+    values = {"work": 1.2, "prefill": 0.8, "decode": 1.5, "log_step": 1e-3, "host_sequence": 2e-5}
+    steps = [(1, 700, 0, 1.0, 0.0), (0, 0, 1, 1.0, 0.0), *[(0, 0, 2, 1.0, 0.0)] * 20]
+    log = read_iterations(write(tmp_path / "log", steps))
+    ours = seconds_of(step_parts(log, deployment), values)
+    cost = apply(deployment.cost, values | {"host_step": values["log_step"]})
+    prefill = (
+        32 * (cost.layer_s[700] + _read(cost.prefill_s, 700))
+        + cost.first_s[700]
+        + cost.head_s[1]
+        + cost.host_s[1]
+    )
+    assert ours[0] == pytest.approx(prefill, rel=1e-6)
+    decode = 32 * (cost.layer_s[1] + cost.decode_s[1, 1]) + cost.first_s[1] + cost.head_s[1] + cost.host_s[1]
+    assert ours[1] == pytest.approx(decode, rel=1e-6)
+
+
+def _read(table, chunk):
+    from lengthwise.schema.cost_tables import grid_axis
+
+    return np.interp(chunk, grid_axis(2**20)[: table.shape[0]], table[:, 0])
