@@ -72,16 +72,17 @@ def from_tables(shared: Path, points: list[Point], thetas: dict[Any, Floats]) ->
 
 
 def argonne(shared: Path, *, quick: bool) -> dict[str, Any]:
-    """Figures of static batches; the roofline's constants have seen none."""
-    rows, left = _silicon_argonne.predicted(shared, quick=quick)
-    logs = np.array([np.log(row["predicted_s"] / row["Latency"]) for row in rows])
-    clusters = [(row["Model"], row["Hardware"]) for row in rows]
-    details = {"left_out": left}
-    for name, key in (("gpu", "Hardware"), ("engine", "Framework"), ("model", "Model")):
-        details[f"by_{name}"] = _by([row[key] for row in rows], np.expm1(logs))
+    """Figures of static batches, all GPUs and those of NVIDIA; kernels as shipped, hosts from other GPUs."""
+    batches, said_s, left = _silicon_argonne.predicted(shared, quick=quick)
+    logs = np.log(said_s) - np.log([batch.measured_s for batch in batches])
+    clusters = [(batch.model, batch.gpu) for batch in batches]
+    nvidia = np.array([batch.gpu != "MI300X" for batch in batches])
     out = {}
     for name, error in (("latency", np.expm1(logs)), ("throughput", np.expm1(-logs))):
-        out[f"fidelity.argonne.{name}_median_ape"] = _summary(error, clusters) | details
+        told = _summary(error, clusters) | {"left_out": left, "nvidia": _described(error[nvidia])}
+        told["by_gpu"] = _by([f"{batch.engine} on {batch.gpu}" for batch in batches], error)
+        told["by_model"] = _by([batch.model for batch in batches], error)
+        out[f"fidelity.argonne.{name}_median_ape"] = told
     return out
 
 

@@ -1,16 +1,20 @@
 """Argonne's LLM-Inference-Bench: static batches of equal input and output on many GPUs, from the roofline alone.
 
-No constant of the roofline was fitted on any of these rows. A batch is told as all requests at once under the
-engine's memory, since most large ones do not fit at a time. Data: github.com/argonne-lcf/LLM-Inference-Bench.
+No constant of the kernels was fitted on any of these rows. The engines are those of 2024, whose hosts held up every
+step for milliseconds: two constants an engine, each GPU's from the rows of the other GPUs. A batch is told as all
+requests at once under the engine's memory, since most large ones do not fit at a time. Data:
+github.com/argonne-lcf/LLM-Inference-Bench.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lengthwise.cost.roofline import HOST_SEQUENCE_S, HOST_STEP_S
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
@@ -27,6 +31,9 @@ MODELS = {
     "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
     "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
 }
+
+STEPS_S = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2)
+SEQUENCES_S = (0.0, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4)
 
 
 def rows(shared: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -62,25 +69,77 @@ def _why_not(row: dict[str, Any]) -> str:
     return next((why for why, holds in tests.items() if holds), "")
 
 
-def latency_s(row: dict[str, Any]) -> float:
-    """Seconds from the start of a static batch to its last token."""
+@dataclass(frozen=True)
+class Batch:
+    """A row with what the engine says of it: seconds without a host, steps, and sequences summed over steps."""
+
+    model: str
+    gpu: str
+    engine: str
+    measured_s: float
+    kernels_s: float
+    steps: float
+    sequences: float
+
+    def latency_s(self, step_s: float, sequence_s: float) -> float:
+        """Seconds from the start to the last token with a host's constants."""
+        return self.kernels_s + self.steps * step_s + self.sequences * sequence_s
+
+
+def batch_of(row: dict[str, Any]) -> Batch:
+    """What the engine says of a row.
+
+    Raises:
+        InputError: The model or its longest request does not fit these GPUs at 16 bits.
+    """
     length, batch = row["Input Output Length"], row["Batch Size"]
     limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=2 * length + 1)
     cluster = {"tp": row["Num of Hardware"], "limits": limits}
     deployment = deploy(MODELS[row["Model"]], GPUS[row["Hardware"]], **cluster)
+    bare = replace(deployment, cost=replace(deployment.cost, host_s=np.zeros_like(deployment.cost.host_s)))
     lengths = np.full(batch, length)
-    records = simulate(Workload(np.zeros(batch), lengths, lengths), deployment, keep_steps=0)
-    return float(np.max(records.requests.finished_s))
+    records = simulate(Workload(np.zeros(batch), lengths, lengths), bare, keep_steps=0)
+    return Batch(
+        model=MODELS[row["Model"]],
+        gpu=GPUS[row["Hardware"]],
+        engine=row["Framework"],
+        measured_s=row["Latency"],
+        kernels_s=float(np.max(records.requests.finished_s)),
+        steps=float(records.totals.steps.sum()),
+        sequences=float(batch * length),
+    )
 
 
-def predicted(shared: Path, *, quick: bool) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """(rows with ``predicted_s``, rows left out by reason)."""
+def host_of(batches: list[Batch]) -> tuple[float, float]:
+    """(seconds a step, seconds a sequence in it) with the least median error; the roofline's without any rows."""
+    if not batches:
+        return HOST_STEP_S, HOST_SEQUENCE_S
+    measured, kernels, steps, sequences = (
+        np.array([getattr(batch, name) for batch in batches])
+        for name in ("measured_s", "kernels_s", "steps", "sequences")
+    )
+
+    def error(step_s: float, sequence_s: float) -> float:
+        said = kernels + steps * step_s + sequences * sequence_s
+        return float(np.median(np.abs(np.log(said / measured))))
+
+    grid = [(step_s, sequence_s) for step_s in STEPS_S for sequence_s in SEQUENCES_S]
+    return min(grid, key=lambda host: error(*host))
+
+
+def predicted(shared: Path, *, quick: bool) -> tuple[list[Batch], list[float], dict[str, int]]:
+    """(rows, their latency in seconds with the host of other GPUs, rows left out by reason)."""
     found, left = rows(shared)
-    out = []
+    batches = []
     for row in found[:: 10 if quick else 1]:
         try:
-            out.append({**row, "predicted_s": latency_s(row)})
-        except InputError:  # the model or its longest request does not fit these GPUs at 16 bits
+            batches.append(batch_of(row))
+        except InputError:
             why = "does not fit at 16 bits"
             left[why] = left.get(why, 0) + 1
-    return out, left
+    hosts = {
+        (engine, gpu): host_of([b for b in batches if b.engine == engine and b.gpu != gpu])
+        for engine in ENGINES
+        for gpu in GPUS.values()
+    }
+    return batches, [b.latency_s(*hosts[b.engine, b.gpu]) for b in batches], left
