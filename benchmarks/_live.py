@@ -11,8 +11,9 @@ continuous batching at three loads. Calibrated on one run; errors are of the oth
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import os
+import shutil
 import sys
 import tempfile
 import time
@@ -30,10 +31,9 @@ from _device import machine, this_thread
 from _harness import strict_json
 
 from lengthwise import Deployment, Workload
-from lengthwise.backend.openai import Server
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import read_profile, write_profile
-from lengthwise.measure import bench, read_records, write_records
+from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibrate import read_iterations
 from lengthwise.measure.operators import measure_profile
 from lengthwise.schema.cost_tables import CostTables
@@ -72,10 +72,12 @@ def figures(
     """Rows by name; raises FileNotFoundError where no engine is installed. ``shared`` is not needed."""
     del shared
     _vllm.require()
+    if importlib.util.find_spec("torch") is None:
+        raise FileNotFoundError("no torch to profile this machine with: make torch")
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(out) if out else Path(folder)
+        place = Path(out) if out else Path(folder) / "out"
         place.mkdir(parents=True, exist_ok=True)
-        circle = Circle(place.resolve(), QUICK if quick else FULL, again=again)
+        circle = Circle(place.resolve(), Path(folder), QUICK if quick else FULL, again=again)
         told: dict[str, Any] = {}
         for section in only:
             told |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
@@ -86,15 +88,16 @@ def figures(
 
 
 class Circle:
-    """One machine's round, its files in a folder."""
+    """One machine's round: what is worth keeping in ``out``, weights and logs in ``work``."""
 
-    def __init__(self, out: Path, plan: Plan, *, again: bool = False) -> None:
-        self.out, self.plan, self.again = out, plan, again
+    def __init__(self, out: Path, work: Path, plan: Plan, *, again: bool = False) -> None:
+        self.out, self.work, self.plan, self.again = out, work, plan, again
         self.start = time.monotonic()
-        self.model = out / "model" / plan.size
+        self.model, config = work / plan.size, out / f"{plan.size}.json"
         if not again:
             _vllm.make_model(self.model, plan.size)
-        self.config = str(self.model / "config.json")
+            shutil.copyfile(self.model / "config.json", config)
+        self.config = str(config)
         self.gpu = this_thread()
         self.profile = self._profiled()
 
@@ -137,10 +140,10 @@ class Circle:
         return self._compared("fidelity.live", runs, self.plan.settings[0], self._noted("vllm", notes))
 
     def _under_vllm(self, setting: Setting, notes: dict[str, Any]) -> list[Run]:
-        d, log = self.deployment(setting), self.out / f"vllm-{setting.name}.log"
+        d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
         with _vllm.served(d, self.model, log) as engine:
             self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
-            told = Watched(engine.url, self.model.name, log, engine.process.pid, notes)
+            told = _vllm.Watched(engine.url, self.model.name, log, engine.process.pid, notes, self.out)
             return self._measure(setting, told.bench, told.named)
 
     def transformers(self) -> dict[str, Any]:
@@ -207,7 +210,7 @@ class Circle:
         base = self.deployment(first)
         started = time.monotonic()
         again = [r for r in runs if (r.setting, r.load) == (learnt.setting, learnt.load) and r is not learnt]
-        log = iterations_of(self.out, learnt.name)
+        log = _vllm.iterations_of(self.out, learnt.name)
         calibration = _circle.calibrated(
             learnt,
             again,
@@ -243,46 +246,6 @@ class Circle:
             },
         }
         return found
-
-
-class Watched:
-    """A served engine under load: its log's iterations and its processor time beside each run."""
-
-    def __init__(self, url: str, model: str, log: Path, group: int, notes: dict[str, Any]) -> None:
-        self.url, self.model, self.log, self.group, self.notes = url, model, log, group, notes
-        self.last: dict[str, Any] = {}
-        self.said = b""
-
-    def bench(self, workload: Workload) -> Measured:
-        """The run of ``bench``, and what the engine did meanwhile."""
-        at, cpu_s, load = self.log.stat().st_size, _vllm.cpu_seconds(self.group), os.getloadavg()[0]
-        measured = bench(Server(self.url, self.model, body={"temperature": 0}), workload)
-        cpu_s = _vllm.cpu_seconds(self.group) - cpu_s
-        time.sleep(0.5)  # its log is behind
-        with self.log.open("rb") as file:
-            file.seek(at)
-            self.said = file.read()
-        end_s = float(np.nanmax(measured.records.requests.finished_s))
-        self.last = {"span_s": round(end_s, 3), "engine_cpu_s": round(cpu_s, 2), "load_1m": load}
-        return measured
-
-    def named(self, name: str) -> None:
-        """Keeps what the last run left under its name."""
-        path = iterations_of(self.log.parent, name)
-        path.write_bytes(self.said)
-        steps = read_iterations(path)
-        alone = (steps.prefill_tokens == 0) & (steps.decode_seqs == 1)
-        alone_ms = round(1000 * float(np.median(steps.seconds[alone])), 3) if alone.any() else None
-        self.notes[name] = self.last | {
-            "iterations": len(steps),
-            "iterations_s": round(float(steps.seconds.sum()), 3),
-            "decode_alone_ms": alone_ms,
-        }
-
-
-def iterations_of(folder: Path, run: str) -> Path:
-    """Where the engine's log of a run is kept."""
-    return folder / f"{run}.iterations.log"
 
 
 def main() -> None:

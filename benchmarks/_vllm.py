@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from lengthwise import Deployment
+import numpy as np
+
+from lengthwise import Deployment, Workload
 from lengthwise.backend import vllm_launch
+from lengthwise.backend.openai import Server
 from lengthwise.backend.process import LocalEngine, free_port, local_engine
+from lengthwise.measure import bench
+from lengthwise.measure.calibrate import read_iterations
+from lengthwise.schema.measured import Measured
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent / ".engines" / "vllm" / "bin" / "python"
@@ -59,3 +68,45 @@ def cpu_seconds(group: int) -> float:
             if int(words[2]) == group:
                 ticks += int(words[11]) + int(words[12])
     return ticks / 100
+
+
+class Watched:
+    """A served engine under load: its log's iterations and its processor time beside each run."""
+
+    def __init__(self, url: str, model: str, log: Path, group: int, notes: dict[str, Any], out: Path) -> None:
+        self.url, self.model, self.log, self.group, self.notes, self.out = url, model, log, group, notes, out
+        self.last: dict[str, Any] = {}
+        self.said = b""
+
+    def bench(self, workload: Workload) -> Measured:
+        """The run of ``bench``, and what the engine did meanwhile."""
+        at, cpu_s, load = self.log.stat().st_size, cpu_seconds(self.group), os.getloadavg()[0]
+        measured = bench(Server(self.url, self.model, body={"temperature": 0}), workload)
+        cpu_s = cpu_seconds(self.group) - cpu_s
+        time.sleep(0.5)  # its log is behind
+        with self.log.open("rb") as file:
+            file.seek(at)
+            self.said = file.read()
+        end_s = float(np.nanmax(measured.records.requests.finished_s))
+        self.last = {"span_s": round(end_s, 3), "engine_cpu_s": round(cpu_s, 2), "load_1m": load}
+        return measured
+
+    def named(self, name: str) -> None:
+        """Keeps what the last run left under its name."""
+        path = iterations_of(self.out, name)
+        path.write_bytes(b"\n".join(line for line in self.said.splitlines() if b"Iteration(" in line))
+        steps = read_iterations(path)
+        if not name.endswith("-half-0"):  # what is calibrated on
+            path.unlink()
+        alone = (steps.prefill_tokens == 0) & (steps.decode_seqs == 1)
+        alone_ms = round(1000 * float(np.median(steps.seconds[alone])), 3) if alone.any() else None
+        self.notes[name] = self.last | {
+            "iterations": len(steps),
+            "iterations_s": round(float(steps.seconds.sum()), 3),
+            "decode_alone_ms": alone_ms,
+        }
+
+
+def iterations_of(folder: Path, run: str) -> Path:
+    """Where the engine's log of a run is kept."""
+    return folder / f"{run}.iterations.log"

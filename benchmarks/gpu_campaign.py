@@ -84,7 +84,7 @@ BIG = Plan(
 SMALL = Plan(
     TINY, "tiny-llama", "float32", (64, 0.7, 8, 500), (24, 0.6, 4, 120),
     seqs=16, step_tokens=512, blocks=512, max_model_len=1024,
-    profile_s=20.0, static_s=6.0, seconds=8.0, repeats=2,
+    profile_s=20.0, static_s=5.0, seconds=6.0, repeats=1,
 )  # fmt: skip
 BLOCK = 32
 
