@@ -22,7 +22,7 @@ from lengthwise import catalog
 from lengthwise.cost import load, roofline, save
 from lengthwise.cost._npz import read_npz, write_npz
 from lengthwise.cost.estimators import fit_profile, profile_tables
-from lengthwise.cost.profiles import write_profile
+from lengthwise.cost.profiles import import_llmservingsim, write_profile
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import PartError, Reach, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
@@ -219,3 +219,15 @@ def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one,
         deploy("llama-3.1-8b", "H100", cost=f"profile:{path}#oracle")
     with pytest.raises(ProfileError, match="there is no file"):
         deploy("llama-3.1-8b", "H100", cost="profile:nowhere.parquet")
+
+
+@pytest.mark.slow
+def test_kernels_of_vllm_on_a_real_gpu_are_told_within_two_percent(shared):
+    root = shared("data/profiles/llmservingsim/v1/RTXPRO6000/meta-llama/Llama-3.1-8B/bf16")
+    gpu = catalog.gpu("RTX-PRO-6000")
+    place = (MODEL, gpu, catalog.default_node(gpu, 2), Parallelism(1), LIMITS, LONGEST)
+    tables, report = fit_profile(import_llmservingsim(root), *place, estimator="tables")
+    errors = {fit.name: fit.median_error for fit in report.operators}
+    assert max(errors.values()) < 0.02
+    assert all(error.log_sd < 0.1 for error in tables.errors if error.part in ("layer", "prefill", "decode"))
+    assert 1.2 < np.median(tables.beside_prompts[20:, 100:]) < 2.5

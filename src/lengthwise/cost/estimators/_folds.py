@@ -13,6 +13,7 @@ from lengthwise.schema.cost_tables import Floats
 
 FOLDS = 10
 _MOST_ROWS = 4000
+_LEAST_SHAPES = 4
 _SLOW = ("forest",)
 _SLOW_FOLDS = 4
 REGIONS = ("small", "medium", "large", "beyond")
@@ -65,13 +66,14 @@ def held_out(name: str, learner: Learner, points: Points) -> Held:
 
 
 def thinned(points: Points) -> Points:
-    """The timed points, evenly thinned out if they are many."""
-    timed = np.flatnonzero(points.seconds > 0)
-    if len(timed) <= _MOST_ROWS:
-        return points.take(timed)
-    places = points.take(timed).places()
-    step = -(-len(timed) // _MOST_ROWS)
-    return points.take(timed[places % step == 0])
+    """The timed points; if they are many, every so many shapes whole, so that neighbours along the axes stay."""
+    points = points.take(points.seconds > 0)
+    if len(points) <= _MOST_ROWS:
+        return points
+    step = -(-len(points) // _MOST_ROWS)
+    shapes, kind = np.unique(points.shape, axis=0, return_inverse=True)
+    kept = kind.ravel() if len(shapes) >= _LEAST_SHAPES * step else points.places()
+    return points.take(kept % step == 0)
 
 
 def interior(points: Points) -> npt.NDArray[np.bool_]:

@@ -143,7 +143,10 @@ def _one_backend(rows: Profile, notes: list[str]) -> Profile:
         own = rows["operator"] == operator
         names, counts = np.unique(rows["backend"][own], return_counts=True)
         if len(names) > 1:
-            best = str(names[np.argmax(counts)])
+            graphs = np.array(
+                ["graph" in str(name) for name in names]
+            )  # what engines run in steps of decodes
+            best = str(names[np.argmax(counts + graphs * counts.sum())])
             keep &= ~own | (rows["backend"] == best)
             others = ", ".join(str(name) for name in names if name != best)
             notes.append(

@@ -155,8 +155,20 @@ def _kernels(source: Source, target: Target, estimator: str) -> dict[str, Judged
     if source.same_gpu and (source.shard["operator"] == "all-reduce").any():
         found |= _learnt("all-reduce", source.shard.of("all-reduce"), source, target, estimator)
     for operator in rows.operators:
-        found |= _learnt(operator, rows.of(operator), source, target, estimator)
+        if _is_needed(operator, target):
+            found |= _learnt(operator, rows.of(operator), source, target, estimator)
     return found
+
+
+def _is_needed(operator: str, target: Target) -> bool:
+    """Whether the deployment has such an operator at all."""
+    if operator == "fused moe":
+        return bool(target.model.ffn.experts)
+    if operator == "all-reduce":
+        return target.parallel.tp > 1
+    if "attention" in operator:
+        return not target.model.attention.is_mla and target.share(operator) > 0
+    return True
 
 
 def _learnt(
