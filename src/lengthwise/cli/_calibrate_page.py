@@ -123,7 +123,7 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _error(score: Score) -> list[str]:
     each = score.statistic == "each"
-    shown = (lambda x: f"{100 * x:.1f} %") if each else (lambda x: f"{100 * x:+.1f} %")
+    shown = "{:.1%}".format if each else "{:+.1%}".format
     return [
         score.run,
         _NAMES[score.metric],

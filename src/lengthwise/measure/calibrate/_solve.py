@@ -151,6 +151,12 @@ def _deviations(problem: Problem, z: Floats, found: Cloud, scale: Floats) -> Flo
     pull = slopes * (robust * residuals)[:, None]
     pull[rows.group < len(METRICS)] *= FAMILIES  # groups by length and quantiles move with their requests
     blocks = np.array([pull[rows.block == b].sum(axis=0) for b in np.unique(rows.block) if b >= 0])
-    between = bend @ (blocks.T @ blocks + prior) @ bend
+    shared = np.array(
+        [
+            (slopes * (weight * EFFECT_TOLD)[:, None])[rows.group == g].sum(axis=0)
+            for g in np.unique(rows.group)
+        ]
+    )  # what 1 % that all requests' seconds of a metric are off by would pull: a simulation is no closer
+    between = bend @ (blocks.T @ blocks + shared.T @ shared + prior) @ bend
     out[found.free] = np.sqrt(np.diag(bend) + np.diag(between))
     return out
