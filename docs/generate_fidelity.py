@@ -1,0 +1,220 @@
+"""Writes docs/fidelity.md from benchmarks/results/fidelity.json: python docs/generate_fidelity.py [--check].
+
+What each ground truth is stands here in words; every number on the page comes from the file of results.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE / "fidelity.md"
+RESULTS = HERE.parent / "benchmarks" / "results" / "fidelity.json"
+GPU = HERE.parent / "benchmarks" / "results" / "gpu" / "rows.json"
+
+HEAD = """\
+# Fidelity: what was predicted, what was measured
+
+A simulator is worth what its error bars say. Every number below is an error of lengthwise against something that was
+measured, made by one command on a machine that has the data or the engine:
+
+```sh no-run
+make engine torch
+python benchmarks/fidelity.py --save     # --only live,recorded,calibrated,silicon,profiles
+python docs/generate_fidelity.py         # this page, from benchmarks/results/fidelity.json
+```
+
+Relative errors; in brackets 95 % intervals. How to measure your own is in the
+[guide to calibration](guide-calibrate.md).
+"""
+
+ANCHORS = """\
+## What others state
+
+In their own words, on their own ground truths, hence not to be read across rows.
+
+| system | ground truth | stated error |
+|---|---|---|
+| Vidur ([MLSys '24](https://arxiv.org/abs/2405.05465)) | A100, static and dynamic workloads | P95 of execution time within 3.33 %; normalised latency within 9 % at 85 % of capacity (12.65 % worst) |
+| LLMServingSim 2 ([repository](https://github.com/casys-kaist/LLMServingSim)) | three vLLM runs on profiled GPUs | TPOT within 1.7 %, latency 2.2 %, TTFT +1.3 to -13.6 % |
+| Frontier ([arXiv 2605.21312](https://arxiv.org/abs/2605.21312)) | 16 H800 | latency 6.4 % in one pool, 2.6 % with prefill apart |
+| BLIS ([inference-sim](https://github.com/inference-sim/inference-sim)) | vLLM on H100 | median latency 6.7 %, TTFT 17.6 % (P99 29 %) |
+| SamuLLM ([paper](https://arxiv.org/abs/2503.16893)) | whole offline runs | 17 % with known lengths, 26 % without |
+| AIConfigurator ([issue 1205](https://github.com/ai-dynamo/aiconfigurator/issues/1205)) | A100 SXM, vLLM, reported by a user | TTFT 45 % |
+"""
+
+SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        "A real engine on this machine",
+        ("fidelity.live",),
+        (
+            "vLLM 0.32 on one thread of a CPU serves a small model of random weights under two settings of its scheduler "
+            "and three loads each, every load three times. Operators are profiled on the same CPU, costs are calibrated "
+            "on one run, and the same requests of all other runs are simulated. Errors are medians over those runs; what "
+            "the engine itself repeats to is the floor."
+        ),
+    ),
+    (
+        "Another engine: continuous batching of transformers",
+        ("fidelity.transformers",),
+        "The same circle with another scheduler and another way to attend, on the same machine.",
+    ),
+    (
+        "Recorded runs on GPUs",
+        ("fidelity.recorded",),
+        (
+            "Three runs of vLLM 0.19 with 300 requests each (LLMServingSim's examples), simulated from kernels that were "
+            "profiled on the same GPUs. MAPE over mean, median, P90, P95 and P99; LLMServingSim's own errors on these runs "
+            "beside ours."
+        ),
+    ),
+    (
+        "The same runs without profiles, calibrated",
+        ("fidelity.calibrated", "calibrate"),
+        "The plain roofline, calibrated on a part of the requests; errors on the others.",
+    ),
+    (
+        "Thousands of measured deployments",
+        ("fidelity.silicon", "fidelity.argonne"),
+        (
+            "Mean TTFT and TPOT of models on H100, H200 and B200 under vLLM, SGLang and TensorRT-LLM (AIConfigurator's "
+            "silicon sample), from the roofline alone on pairs of model and GPU that no constant was fitted to, and from "
+            "imported kernel tables; and Argonne's static batches."
+        ),
+    ),
+    (
+        "A GPU of our own",
+        ("fidelity.gpu", "gpu"),
+        "`python benchmarks/gpu_campaign.py`: profile, continuous batching of transformers at three loads, simulation.",
+    ),
+    (
+        "Profiles",
+        ("profile",),
+        "Operators of this machine, measured within a budget and judged on unseen points.",
+    ),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    rows = list(_rows())
+    parts = [HEAD, _overview(rows), ANCHORS]
+    for title, prefixes, about in SECTIONS:
+        mine = [row for row in rows if any(_belongs(row["name"], prefix) for prefix in prefixes)]
+        parts.append("\n".join([f"## {title}\n", about + "\n", *_section(mine, prefixes)]))
+    return "\n".join(parts)
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    for path in (RESULTS, GPU):
+        if path.exists():
+            yield from map(json.loads, path.read_text("utf-8").splitlines())
+
+
+def _belongs(name: str, prefix: str) -> bool:
+    return name.startswith((f"{prefix}.", f"{prefix}_"))
+
+
+def _overview(rows: list[dict[str, Any]]) -> str:
+    lines = ["| figure | measured | aim | |", "|---|---|---|---|"]
+    for row in rows:
+        target = row.get("target")
+        if row["value"] is not None and target is not None:
+            met = row["value"] <= target if row["better"] == "lower" else row["value"] >= target
+            lines.append(
+                f"| `{row['name']}` | {_value(row)} | {_number(target, row['unit'])} | {'met' if met else 'missed'} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _value(row: Mapping[str, Any]) -> str:
+    text = _number(row["value"], row["unit"])
+    if row.get("ci"):
+        low, high = (_number(end, row["unit"]).removesuffix(" %") for end in row["ci"])
+        text += f" [{low}, {high}]"
+    return text
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{100 * value:.3g} %" if unit == "relative" else f"{value:.3g} {unit}"
+
+
+def _section(rows: list[dict[str, Any]], prefixes: tuple[str, ...]) -> Iterator[str]:
+    if not rows:
+        yield f"Not measured yet (`{prefixes[0]}`).\n"
+    for row in rows:
+        value = "" if row["value"] is None else f": {_value(row)}"
+        yield f"**`{row['name']}`**{value}\n"
+        yield from _details(row["details"], ())
+
+
+def _details(details: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    """Plain values as one line, mappings of mappings of plain values as a table, and so on downwards."""
+    plain = {key: value for key, value in details.items() if not isinstance(value, Mapping | list)}
+    plain |= {key: value for key, value in details.items() if isinstance(value, list) and _flat(value)}
+    where = f"{', '.join(path)}: " if path else ""
+    if plain:
+        yield f"{where}{', '.join(f'{_words(key)} {_plain(value)}' for key, value in plain.items())}.\n"
+    nested = {key: value for key, value in details.items() if isinstance(value, Mapping) and value}
+    tables = {
+        key: value for key, value in nested.items() if not any(isinstance(v, Mapping) for v in value.values())
+    }
+    if len(tables) > 1:
+        yield from _table(tables, path)
+    for key, value in nested.items():
+        if key not in tables or len(tables) == 1:
+            yield from _details(value, (*path, _words(key)))
+    for key, value in details.items():
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            yield from _table({str(at + 1): one for at, one in enumerate(value)}, (*path, _words(key)))
+
+
+def _table(rows: Mapping[str, Mapping[str, Any]], path: tuple[str, ...]) -> Iterator[str]:
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    yield f"| {', '.join(path) or ' '} | {' | '.join(map(_words, columns))} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for name, row in rows.items():
+        cells = [_plain(row[column]) if column in row else "" for column in columns]
+        yield f"| {name.replace('|', '/')} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _flat(values: list[Any]) -> bool:
+    return not any(isinstance(value, Mapping | list) for value in values)
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}" if math.isfinite(value) and abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_plain, value))}]"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "/")
+
+
+def main() -> int:
+    """Writes the page, or with --check only says whether it is as the results are."""
+    text = page()
+    if "--check" in sys.argv[1:]:
+        same = PAGE.exists() and PAGE.read_text("utf-8") == text
+        if not same:
+            print(f"{PAGE.name} is not what the results say: python docs/generate_fidelity.py")
+        return 0 if same else 1
+    PAGE.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
