@@ -44,7 +44,7 @@ In their own words, on their own ground truths, hence not to be read across rows
 | LLMServingSim 2 ([repository](https://github.com/casys-kaist/LLMServingSim)) | three vLLM runs on profiled GPUs | TPOT within 1.7 %, latency 2.2 %, TTFT +1.3 to -13.6 % |
 | Frontier ([arXiv 2605.21312](https://arxiv.org/abs/2605.21312)) | 16 H800 | latency 6.4 % in one pool, 2.6 % with prefill apart |
 | BLIS ([inference-sim](https://github.com/inference-sim/inference-sim)) | vLLM on H100 | median latency 6.7 %, TTFT 17.6 % (P99 29 %) |
-| SamuLLM ([paper](https://arxiv.org/abs/2503.16893)) | whole offline runs | 17 % with known lengths, 26 % without |
+| SamuLLM (VLDB) | whole offline runs | 17 % with known lengths, 26 % without |
 | AIConfigurator ([issue 1205](https://github.com/ai-dynamo/aiconfigurator/issues/1205)) | A100 SXM, vLLM, reported by a user | TTFT 45 % |
 """
 
