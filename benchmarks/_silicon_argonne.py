@@ -1,7 +1,7 @@
 """Argonne's LLM-Inference-Bench: static batches of equal input and output on many GPUs, from the roofline alone.
 
 No constant of the kernels was fitted on any of these rows. The engines are those of 2024, whose hosts held up every
-step for milliseconds: two constants an engine, each GPU's from the rows of the other GPUs. A batch is told as all
+step for milliseconds: two constants an engine, each GPU's from the rows of the other NVIDIA GPUs. A batch is told as all
 requests at once under the engine's memory, since most large ones do not fit at a time. Data:
 github.com/argonne-lcf/LLM-Inference-Bench.
 """
@@ -22,6 +22,9 @@ from lengthwise.schema.workload import Workload
 
 FILE = "data/profiles/argonne_llm_inference_bench/All_results.csv.gz"
 GPUS = {"Nvidia A100 GPU": "A100-40GB", "Nvidia H100 GPU": "H100", "AMD MI300X GPU": "MI300X"}
+ROCM = "MI300X"
+"""Another software stack: told from the hosts of the others, and none of theirs."""
+
 ENGINES = ("vLLM", "TensorRT-LLM", "Deepspeed-MII")
 MODELS = {
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",
@@ -138,7 +141,7 @@ def predicted(shared: Path, *, quick: bool) -> tuple[list[Batch], list[float], d
             why = "does not fit at 16 bits"
             left[why] = left.get(why, 0) + 1
     hosts = {
-        (engine, gpu): host_of([b for b in batches if b.engine == engine and b.gpu != gpu])
+        (engine, gpu): host_of([b for b in batches if b.engine == engine and b.gpu not in (gpu, ROCM)])
         for engine in ENGINES
         for gpu in GPUS.values()
     }

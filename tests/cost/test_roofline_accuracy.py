@@ -197,8 +197,8 @@ DTYPES = {"fp8": "fp8", "nvfp4": "fp4", "int4_wo": "int4"}
         ("meta-llama/Llama-3.1-70B", "vllm", "b200_sxm", 120, (0.08, 0.15)),
         ("meta-llama/Llama-3.1-70B", "trtllm", "h200_sxm", 72, (0.28, 0.47)),
         ("meta-llama/Llama-3.1-70B", "trtllm", "b200_sxm", 144, (0.10, 0.30)),
-        ("deepseek-ai/DeepSeek-V3", "sglang", "h200_sxm", 15, (0.06, 0.11)),
-        ("moonshotai/Kimi-K2.5", "vllm", "h200_sxm", 45, (0.18, 0.23)),
+        ("deepseek-ai/DeepSeek-V3", "sglang", "h200_sxm", 15, (0.10, 0.16)),
+        ("moonshotai/Kimi-K2.5", "vllm", "h200_sxm", 45, (0.15, 0.21)),
     ],
 )
 def test_time_per_token_of_engines(shared, model, backend, system, points, bounds):

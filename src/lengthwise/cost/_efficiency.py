@@ -22,7 +22,7 @@ all-reduce            A100 17 (46) %, H100 20 (50) % (_operators.py)
 
 Together, with vLLM's host (roofline.ENGINE_HOSTS), they give the time per output token of Llama-3.1-70B in FP8 and
 NVFP4 on 1 to 8 GPUs (AIConfigurator's silicon samples) within 4 (15) % on H100, 7 (16) % on H200, 7 (14) % on B200;
-of DeepSeek-V3 in SGLang on 8 H200 within 5 (10) %, of Kimi K2 in int4 within 17 (21) %, and of Llama in TensorRT-LLM,
+of DeepSeek-V3 in SGLang on 8 H200 within 9 (15) %, of Kimi K2 in int4 within 14 (20) %, and of Llama in TensorRT-LLM,
 whose kernels are faster, within 26 (45) % on H200, 9 (28) % on B200.
 tests/cost/test_roofline_accuracy.py repeats the comparison where the data are at hand.
 """
@@ -96,8 +96,8 @@ class DecodeCurve:
 class Curves:
     """The constants of every kind of kernel; the defaults are those that the roofline ships.
 
-    ``routing_power``: experts are not chosen evenly, so that T tokens hit as many as T**0.92 drawn evenly would:
-    what 203 deployments of DeepSeek-V3 and Kimi K2 say (benchmarks/_silicon_fit.py).
+    ``routing_power``: experts are not chosen evenly, so that T tokens hit as many as T**0.96 drawn evenly would:
+    what 218 points of DeepSeek-V3 and Kimi K2 say (benchmarks/_silicon_fit.py).
     """
 
     wide: GemmCurve = GemmCurve(0.82, 80, 80, 96, 4e-6)
@@ -106,7 +106,7 @@ class Curves:
     stream: StreamCurve = StreamCurve()
     prefill: PrefillCurve = PrefillCurve()
     decode: DecodeCurve = DecodeCurve()
-    routing_power: float = 0.92
+    routing_power: float = 0.96
 
 
 CURVES = Curves()

@@ -37,9 +37,9 @@ class HostOverhead:
 
 
 ENGINE_HOSTS = {
-    "vllm": HostOverhead(402e-6, 10.4e-6),
-    "sglang": HostOverhead(321e-6, 8.8e-6),
-    "trtllm": HostOverhead(299e-6, 8.5e-6),
+    "vllm": HostOverhead(420e-6, 10.6e-6),
+    "sglang": HostOverhead(338e-6, 8.9e-6),
+    "trtllm": HostOverhead(312e-6, 8.6e-6),
 }
 """Hosts fitted with the roofline to 659 end-to-end points of InferenceMAX (Apache-2.0) on H100, H200 and B200.
 
