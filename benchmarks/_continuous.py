@@ -1,4 +1,9 @@
-"""transformers' continuous batching as a real engine: a process that is fed runs, its answers as Measured."""
+"""transformers' continuous batching as a real engine: a process that is fed runs, its answers as Measured.
+
+Its scheduler "fifo" forms the steps that vLLM v1 does (decodes, then prompts in order, cut to the budget). Its
+attention does not: every query of a step is masked against the cache of the whole batch, so that a prompt beside
+many decodes costs more than cost tables, which know no such product, can say. Runs of few sequences suffer less.
+"""
 
 from __future__ import annotations
 

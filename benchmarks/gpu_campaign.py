@@ -78,7 +78,7 @@ class Plan:
 
 BIG = Plan(
     LLAMA_3_8B, "llama-3-8b-shaped", "bfloat16", (256, 0.7, 16, 1500), (96, 0.6, 8, 400),
-    seqs=64, step_tokens=1024, blocks=2048, max_model_len=2048,
+    seqs=32, step_tokens=512, blocks=2048, max_model_len=2048,
     profile_s=120.0, static_s=20.0, seconds=25.0, repeats=2,
 )  # fmt: skip
 SMALL = Plan(
