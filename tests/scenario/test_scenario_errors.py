@@ -106,7 +106,7 @@ GOLDEN = [
     (text(deployment='model = "x"'), "deployment.gpu: is missing"),
     (
         text(deployment='model = "x"\ngpu = "y"\ncost = "vidur"'),
-        "deployment.cost: must be one of roofline, vidur:DIR, vidur_forest:DIR, tables:FILE; it is 'vidur'",
+        "deployment.cost: must be one of roofline, profile:FILE, vidur:DIR, vidur_forest:DIR, tables:FILE; it is 'vidur'",
     ),
     (
         text(engine="gpu_memory_utilization = 90"),
