@@ -2,8 +2,9 @@
 
 Every point is predicted by the engine in a closed loop. ``roofline_unseen``: the host's constants and small factors on
 the kernels' are fitted on points of other models and other GPUs only ("strict": neither the model nor the GPU was
-seen). Whoever chose the form of that fit had seen all points. Headlines are of points whose client is recorded
-(InferenceMAX); sweeps of unknown clients are predicted from the fit on those, and stand in the details.
+seen). Whoever chose the form of that fit, its first guesses and its spreads had seen all points. Headlines are of
+points whose client is recorded (InferenceMAX); sweeps of unknown clients are predicted from the fit on those, and
+stand in the details.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import _silicon_argonne
 import _silicon_rows
 import numpy as np
 from _silicon_fit import NAMES, SPREADS, Floats, Problem, curves_of, fit, host_of, problem
-from _silicon_loop import simulated
+from _silicon_loop import loop_of, simulated
 from _silicon_rows import Point
-from _silicon_steps import RankOperators
+from _silicon_steps import RankOperators, step_s
 from _silicon_tables import tabled
 
 from lengthwise.schema.errors import InputError
@@ -39,6 +40,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points, left = _silicon_rows.read(shared)
     points = points[:: EVERY if quick else 1]
     told, thetas = roofline(points, left)
+    told["fidelity.silicon.roofline_unseen.tpot_median_ape"]["decode_workers"] = decoding(shared, thetas)
     told |= from_tables(shared, points, thetas)
     return told | argonne(shared, quick=quick)
 
@@ -58,6 +60,19 @@ def roofline(points: list[Point], left: dict[str, int]) -> tuple[dict[str, Any],
     details["factors_on_all"] = dict(zip(NAMES, (round(float(x), 3) for x in whole), strict=True))
     details["spreads"] = SPREADS
     return _figures("fidelity.silicon.roofline_unseen", kept, ttft, tpot, details), thetas
+
+
+def decoding(shared: Path, thetas: dict[Any, Floats]) -> dict[str, Any]:
+    """Errors of the time per token of decode workers (prefill elsewhere): one decode step at the mean context."""
+    errors = []
+    for point in _silicon_rows.decode_workers(shared):
+        if point.pair in thetas:
+            theta, loop = thetas[point.pair], loop_of(point)
+            ops, host = RankOperators(point, curves_of(theta, point.backend)), host_of(theta, point)
+            kv = loop.clients * (loop.mean_prompt + loop.mean_output / 2)
+            said = step_s(ops, host, seqs=float(loop.clients), kv=kv)
+            errors.append(float(said) / point.tpot_s - 1)
+    return _described(np.array(errors))
 
 
 def from_tables(shared: Path, points: list[Point], thetas: dict[Any, Floats]) -> dict[str, Any]:

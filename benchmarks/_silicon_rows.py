@@ -9,7 +9,7 @@ cache, 8,192 tokens a step (vLLM), chunks of 32,768 and new requests looked for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,30 @@ def read(shared: Path) -> tuple[list[Point], dict[str, int]]:
     left["the same measurement, exported twice"] = len(points) - len(kept)
     left["measured again later with newer software"] = len(kept) - len(newest)
     return newest, left
+
+
+def decode_workers(shared: Path) -> list[Point]:
+    """Decode workers of at most a node, prefill elsewhere: ``concurrency`` is of one worker.
+
+    Of InferenceMAX' database dump alone, which holds no speculative decoding.
+    """
+    import polars as pl
+
+    out = []
+    for row in pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts():
+        if (
+            row["mode"] != "disagg"
+            or row["system"] not in GPUS
+            or "config_id=" not in row["silicon_data_source"]
+        ):
+            continue
+        names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+        point = row | {name: row[f"decode_{name}"] for name in names}
+        if _is_consistent(point) and point["model_path"] in MODELS:
+            whole = _point(point)
+            clients = max(1, round(whole.concurrency / (row["decode_num_workers"] or 1)))
+            out.append(replace(whole, concurrency=clients))
+    return out
 
 
 def _why_not(row: dict[str, Any]) -> str:
