@@ -37,6 +37,16 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("predict", "show"),
     ("predict", "collect"),
     ("workload", "show"),
+    ("bench",),
+    ("calibrate",),
+    ("compare",),
+    ("profile", "run"),
+    ("profile", "import", "aiconfigurator"),
+    ("profile", "import", "llmservingsim"),
+    ("profile", "import", "vidur"),
+    ("profile", "show"),
+    ("profile", "fit"),
+    ("profile", "check"),
 )
 TABLES = {
     "workload": sections.WorkloadSection,

@@ -27,7 +27,9 @@ def run(
     ] = None,
     cost: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
+        typer.Option(
+            metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR"
+        ),
     ] = None,
     precision: Annotated[float | None, typer.Option(help="Relative half-width to reach: 0.025.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions behind it: 5.")] = None,

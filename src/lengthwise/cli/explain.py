@@ -22,7 +22,9 @@ def run(
     ] = None,
     cost: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
+        typer.Option(
+            metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR"
+        ),
     ] = None,
 ) -> None:
     """Show what fits, what a step costs by operator, and what binds; nothing is simulated."""

@@ -26,7 +26,9 @@ def run(
     ] = None,
     cost: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="roofline, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
+        typer.Option(
+            metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR"
+        ),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, help="Configurations to rank exactly: 10.")] = None,
     jobs: Annotated[

@@ -24,7 +24,9 @@ def run(
     ] = None,
     cost: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="roofline, profile:FILE.parquet, vidur:DIR, vidur_forest:DIR, tables:FILE.npz"),
+        typer.Option(
+            metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR"
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repetitions; the table shows a 95 % interval over them.")
