@@ -3,11 +3,12 @@
 from lengthwise.cost._profile_report import FitReport, OperatorFit
 from lengthwise.cost._vidur_rule import vidur_tables
 from lengthwise.cost.memory import largest_model_len, plan_memory
-from lengthwise.cost.roofline import HostOverhead, OperatorTime, operators, roofline
+from lengthwise.cost.roofline import ENGINE_HOSTS, HostOverhead, OperatorTime, operators, roofline
 from lengthwise.cost.tables import from_tables, load, save
 from lengthwise.cost.vidur import vidur_profile
 
 __all__ = [
+    "ENGINE_HOSTS",
     "FitReport",
     "HostOverhead",
     "OperatorFit",
