@@ -170,7 +170,7 @@ def simulated(shared: Path, run: Run, requests: Requests) -> dict[str, np.ndarra
     workload = Workload(
         arrival_s=requests.arrival_s, prompt_tokens=requests.prompt, output_tokens=requests.output
     )
-    done = simulate(workload, deployment, engine="reference").requests  # 300 requests: sooner than compiling
+    done = simulate(workload, deployment).requests
     return latencies(done.arrival_s, done.first_token_s, done.finished_s, requests.output)
 
 

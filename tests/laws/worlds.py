@@ -21,7 +21,9 @@ GPU = GpuSpec("gpu", {"bfloat16": 1e12}, 1e9, 1e11, 100.0, 10.0, 1.0, "made up",
 NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
 
 
-def cost_tables(stage_layers: list[int], rule: int = PER_REQUEST, scale: float = 1.0) -> CostTables:
+def cost_tables(
+    stage_layers: list[int], rule: int = PER_REQUEST, scale: float = 1.0, *, beside: bool = False
+) -> CostTables:
     """Plausible tables: a floor, a slope, an uneven bump, so that sums in another order show."""
     t, b = np.arange(129) / 128, np.arange(33) / 32
     bump = 1e-5 * np.sin(np.arange(129))
@@ -33,6 +35,7 @@ def cost_tables(stage_layers: list[int], rule: int = PER_REQUEST, scale: float =
         chunk, context = grid_axis(512), grid_axis(1024)
         prefill = 1e-8 * chunk[:, None] * (chunk[:, None] / 2 + context[None, :])
         decode = 1e-6 * grid_axis(32)[:, None] + 3e-9 * grid_axis(4096)[None, :]
+    factor = 1.0 + np.linspace(0.0, 0.5, decode.size).reshape(decode.shape)
     return CostTables(
         layer_s=scale * (1e-3 + 2e-3 * t + bump),
         comm_s=scale * (1e-4 + 1e-4 * t),
@@ -44,6 +47,7 @@ def cost_tables(stage_layers: list[int], rule: int = PER_REQUEST, scale: float =
         decode_s=scale * decode,
         stage_layers=np.array(stage_layers),
         rule=AttentionRule(rule, 64, 1.1 if rule == MERGED else 1.0),
+        beside_prompts=factor if beside and rule == PER_REQUEST else None,
     )
 
 
@@ -134,6 +138,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         block_size=block_size,
         watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
         timeout_s=draw(st.sampled_from([float("inf"), float("inf"), 0.2])),
+        enable_prefix_caching=draw(st.booleans()),
     )
     return Deployment(
         MODEL,
@@ -145,6 +150,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         cost_tables(
             [2] * pp if draw(st.booleans()) else list(range(1, pp + 1)),
             draw(st.sampled_from([PER_REQUEST, MERGED])),
+            beside=draw(st.booleans()),
         ),
         KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
         max_model_len=max_len,
