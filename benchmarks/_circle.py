@@ -19,6 +19,8 @@ from lengthwise.schema.records import Records
 
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""
+LEARNT = ("static", "half")
+"""Loads that a calibration may see."""
 METRICS = {
     "jct_p50": ("jct_s", 0.5, 0.10),
     "jct_p95": ("jct_s", 0.95, 0.10),
@@ -162,13 +164,13 @@ def errors(
 
 
 def calibrated(
-    learnt: Run, again: Sequence[Run], deployment: Deployment, iterations: Iterations | None = None
+    learnt: Sequence[Run], held: Sequence[Run], deployment: Deployment, iterations: Iterations | None = None
 ) -> Calibration:
-    """A calibration to one run alone, with its repeats held out; doubts of a busy machine are told, not obeyed."""
+    """A calibration to some runs, scored on others; doubts of a busy machine are told, not obeyed."""
     return calibrate(
-        [learnt.measured],
+        [run.measured for run in learnt],
         deployment,
-        holdout=[run.measured for run in again] or 0.2,
+        holdout=[run.measured for run in held],
         iterations=iterations,
         allow=("doubts",),
     )

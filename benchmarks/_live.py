@@ -5,7 +5,8 @@
 writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
 measured records from the folder and does the rest anew. vLLM on
 one thread of a CPU at two settings of its scheduler and three loads, each three times; transformers'
-continuous batching at three loads. Calibrated on one run; errors are of the others.
+continuous batching at three loads. Calibrated on the static and the half load of one setting, all repeats; errors
+are of the others: nearly full load, and the other setting.
 """
 
 from __future__ import annotations
@@ -205,20 +206,19 @@ class Circle:
         self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]
     ) -> dict[str, Any]:
         by_name = {s.name: s for s in (*self.plan.settings, FIFO)}
-        learnt = next(run for run in runs if run.load == "half")
-        held = [run for run in runs if (run.setting, run.load) != (learnt.setting, learnt.load)]
+        learnt = [run for run in runs if run.setting == first.name and run.load in _circle.LEARNT]
+        held = [run for run in runs if run not in learnt]
         base = self.deployment(first)
         started = time.monotonic()
-        again = [r for r in runs if (r.setting, r.load) == (learnt.setting, learnt.load) and r is not learnt]
-        log = _vllm.iterations_of(self.out, learnt.name)
+        log = _vllm.iterations_of(self.out, next(run.name for run in learnt if run.load == "half"))
         calibration = _circle.calibrated(
             learnt,
-            again,
+            [run for run in held if run.setting == first.name],
             replace(base, cost=self.tables(base)),
             read_iterations(log) if log.exists() else None,
         )
         took_s = time.monotonic() - started
-        self.say(f"calibrated on {learnt.name} in {took_s:.1f} s")
+        self.say(f"calibrated on {len(learnt)} runs in {took_s:.1f} s")
         told: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
         for setting in {run.setting: by_name[run.setting] for run in runs}.values():
             own = [run for run in runs if run.setting == setting.name]
@@ -234,8 +234,8 @@ class Circle:
             "value": round(took_s, 2),
             "unit": "s",
             "details": {
-                "learnt_of": learnt.name,
-                "requests": len(learnt.measured.workload),
+                "learnt_of": [run.name for run in learnt],
+                "requests": sum(len(run.measured.workload) for run in learnt),
                 "client_s": calibration.client_s,
                 "parameters": [asdict(p) for p in calibration.parameters],
                 "scores": [asdict(s) for s in calibration.scores],

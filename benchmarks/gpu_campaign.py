@@ -214,13 +214,12 @@ class Campaign:
 
         from lengthwise.measure import write_records
 
-        learnt = next(run for run in runs if run.load == "half")
-        held = [run for run in runs if run.load != learnt.load]
+        learnt = [run for run in runs if run.load in _circle.LEARNT]
+        held = [run for run in runs if run.load not in _circle.LEARNT]
         started = time.monotonic()
-        again = [run for run in runs if run.load == learnt.load and run is not learnt]
-        found = _circle.calibrated(learnt, again, replace(base, cost=tables))
+        found = _circle.calibrated(learnt, held, replace(base, cost=tables))
         took_s = time.monotonic() - started
-        self.say(f"calibrated on {learnt.name} in {took_s:.1f} s")
+        self.say(f"calibrated on {len(learnt)} runs in {took_s:.1f} s")
         told = {
             "calibrated": _circle.errors(base, found.tables, runs, found.client_s),
             "profile": _circle.errors(base, tables, runs),
@@ -234,7 +233,7 @@ class Campaign:
             "value": round(took_s, 2),
             "unit": "s",
             "details": {
-                "learnt_of": learnt.name,
+                "learnt_of": [run.name for run in learnt],
                 "client_s": found.client_s,
                 "parameters": [asdict(p) for p in found.parameters],
                 "scores": [asdict(s) for s in found.scores],

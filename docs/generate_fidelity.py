@@ -51,22 +51,23 @@ In their own words, on their own ground truths, hence not to be read across rows
 SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "A real engine on this machine",
-        ("fidelity.live",),
+        ("fidelity.live.",),
         (
             "vLLM 0.32 on one thread of a CPU serves a small model of random weights under two settings of its scheduler "
             "and three loads each, every load three times. Operators are profiled on the same CPU, costs are calibrated "
-            "on one run, and the same requests of all other runs are simulated. Errors are medians over those runs; what "
-            "the engine itself repeats to is the floor."
+            "on the static load and on half of the capacity under the first setting, and the same requests of all other "
+            "runs are simulated: 85 % of the capacity, and the other setting. Errors are medians over those runs, in "
+            "brackets the least and the largest; what the engine itself repeats to is the floor."
         ),
     ),
     (
         "Another engine: continuous batching of transformers",
-        ("fidelity.transformers",),
+        ("fidelity.live_transformers.",),
         "The same circle with another scheduler and another way to attend, on the same machine.",
     ),
     (
         "Recorded runs on GPUs",
-        ("fidelity.recorded",),
+        ("fidelity.recorded.",),
         (
             "Three runs of vLLM 0.19 with 300 requests each (LLMServingSim's examples), simulated from kernels that were "
             "profiled on the same GPUs. MAPE over mean, median, P90, P95 and P99; LLMServingSim's own errors on these runs "
@@ -75,12 +76,12 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     (
         "The same runs without profiles, calibrated",
-        ("fidelity.calibrated", "calibrate"),
+        ("fidelity.calibrated.", "calibrate_"),
         "The plain roofline, calibrated on a part of the requests; errors on the others.",
     ),
     (
         "Thousands of measured deployments",
-        ("fidelity.silicon", "fidelity.argonne"),
+        ("fidelity.silicon.", "fidelity.argonne."),
         (
             "Mean TTFT and TPOT of models on H100, H200 and B200 under vLLM, SGLang and TensorRT-LLM (AIConfigurator's "
             "silicon sample), from the roofline alone on pairs of model and GPU that no constant was fitted to, and from "
@@ -89,12 +90,12 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     (
         "A GPU of our own",
-        ("fidelity.gpu", "gpu"),
+        ("fidelity.gpu.",),
         "`python benchmarks/gpu_campaign.py`: profile, continuous batching of transformers at three loads, simulation.",
     ),
     (
         "Profiles",
-        ("profile",),
+        ("profile.",),
         "Operators of this machine, measured within a budget and judged on unseen points.",
     ),
 )
@@ -105,7 +106,7 @@ def page() -> str:
     rows = list(_rows())
     parts = [HEAD, _overview(rows), ANCHORS]
     for title, prefixes, about in SECTIONS:
-        mine = [row for row in rows if any(_belongs(row["name"], prefix) for prefix in prefixes)]
+        mine = [row for row in rows if row["name"].startswith(prefixes)]
         parts.append("\n".join([f"## {title}\n", about + "\n", *_section(mine, prefixes)]))
     return "\n".join(parts)
 
@@ -114,10 +115,6 @@ def _rows() -> Iterator[dict[str, Any]]:
     for path in (RESULTS, GPU):
         if path.exists():
             yield from map(json.loads, path.read_text("utf-8").splitlines())
-
-
-def _belongs(name: str, prefix: str) -> bool:
-    return name.startswith((f"{prefix}.", f"{prefix}_"))
 
 
 def _overview(rows: list[dict[str, Any]]) -> str:
