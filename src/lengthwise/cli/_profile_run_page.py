@@ -37,8 +37,15 @@ def run(
             spec, device=device, budget_s=budget_s, resume=points, progress=progress, **settings
         )
     write_profile(measured.profile, target)
-    points.unlink(missing_ok=True)
     _print(measured, target)
+    if measured.lost:
+        typer.echo(
+            f"the device failed: {measured.lost}. {points} keeps what was measured: go on with --resume, which leaves "
+            "out the point that broke it",
+            err=True,
+        )
+        raise typer.Exit(1)
+    points.unlink(missing_ok=True)
 
 
 def _points_file(target: Path, *, resume: bool) -> Path:

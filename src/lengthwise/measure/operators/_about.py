@@ -16,8 +16,9 @@ from lengthwise.schema.profile import ProfileFacts
 
 _BUSY = 0.5
 _DECODE_NOTE = (
-    "decode attention reads each sequence's cache in place, heads that share keys as queries of one head, as "
-    "engines' paged kernels do; torch has none of its own. A skew is one long context beside equal short ones"
+    "decode attention reads dense keys and values, each sequence's in one piece and in place, heads that share keys "
+    "as queries of one head; engines read blocks of a paged cache through a table, for which torch has no kernel, so "
+    "that theirs may take longer. A skew is one long context beside equal short ones"
 )
 
 

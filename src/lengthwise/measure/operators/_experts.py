@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.measure.operators._kernel import Kernel
 from lengthwise.measure.operators._memory import Memory, translated
 from lengthwise.measure.operators._rows import Rows
-from lengthwise.measure.operators.points import NoRoomError, Operator
+from lengthwise.measure.operators.points import LostError, NoRoomError, Operator
 
 NAMES = frozenset({"experts up", "experts down"})
 
@@ -66,7 +66,7 @@ def _multiply(memory: Memory, weights: list[Any], ends: list[int], width: int) -
     try:
         translated(torch, lambda: grouped(memory.real(ends[-1], weights[0].shape[2]), weights[0]))
         torch.cuda.synchronize()
-    except NoRoomError:
+    except (NoRoomError, LostError):
         raise
     except Exception:  # noqa: BLE001 - not of this device, dtype or shape
         return one_by_one, "torch, a GEMM an expert"

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lengthwise.measure.operators.points import NoRoomError
+from lengthwise.measure.operators.points import LostError, NoRoomError
 
 T = TypeVar("T")
 _BLOCK = 1 << 18
 _SHARE = 0.6  # of free memory: torch needs some for results
 _WEIGHTS_SHARE = 0.25
 _CPU_CACHE_BYTES = 32 << 20
+_NO_ROOM = ("out of memory", "t allocate", "alloc_failed")
 MOST_COPIES = 64
 
 
@@ -103,20 +104,35 @@ def translated(torch: Any, call: Callable[[], T]) -> T:
 
     Raises:
         NoRoomError: The device or the host has no memory.
+        LostError: An error of a GPU that stays until the process ends.
     """
     try:
         return call()
     except MemoryError as error:
         raise NoRoomError("out of memory") from error
     except RuntimeError as error:
-        words = str(error).lower()
-        if (
-            isinstance(error, torch.cuda.OutOfMemoryError)
-            or "out of memory" in words
-            or "t allocate" in words
-        ):
+        told = str(error)
+        if is_lost(torch):
+            raise LostError((told.splitlines() or ["it does not answer"])[0][:200]) from error
+        if isinstance(error, torch.cuda.OutOfMemoryError) or any(w in told.lower() for w in _NO_ROOM):
             raise NoRoomError("out of memory") from error
         raise
+
+
+def is_lost(torch: Any) -> bool:
+    """Whether a GPU in use answers no more: what a kernel broke stays broken until the process ends.
+
+    Asked twice, since the first answer may be of an error that passes.
+    """
+    if not torch.cuda.is_initialized():
+        return False
+    for _ in range(2):
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            continue
+        return False
+    return True
 
 
 def _free_host_bytes() -> float:

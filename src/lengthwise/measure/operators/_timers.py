@@ -93,16 +93,19 @@ class CudaTimer:
     def _captured(self) -> Any:
         """A graph of all calls; None where something in them cannot be captured."""
         torch, kernel = self._torch, self._kernel
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.inference_mode(), kernel.scope(), torch.cuda.graph(graph):
                 self._run_all()
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError:
+            torch.cuda.set_stream(stream)
             torch.cuda.synchronize()
             self.backend = f"{kernel.backend}, launched one by one"
             return None
+        finally:  # a capture that fails leaves its own stream the current one
+            torch.cuda.set_stream(stream)
         return graph
 
     def _run_all(self) -> None:

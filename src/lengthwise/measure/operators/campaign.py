@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lengthwise.measure.operators.adaptive import Wish, wishes
 from lengthwise.measure.operators.grids import coarse
 from lengthwise.measure.operators.journal import Journal
-from lengthwise.measure.operators.points import Operator, Point
+from lengthwise.measure.operators.points import LostError, Operator, Point
 from lengthwise.measure.operators.result import known_of
 from lengthwise.measure.operators.timing import ENOUGH_S, LEAST_REPEATS, Bench, Outcome, measure
 from lengthwise.schema.errors import InputError
@@ -55,6 +55,7 @@ class Campaign:
         self._plan, self._bench, self._journal, self._progress = plan, bench, journal, progress
         self._clock, self._started = clock, clock() - journal.spent_s
         self.outcomes: dict[tuple[str, tuple[int, ...], int], Outcome] = {}
+        self.lost = ""
         self._times_again: dict[tuple[str, tuple[int, ...], int], int] = {}
         for outcome in journal.before:
             self._keep(outcome)
@@ -65,14 +66,17 @@ class Campaign:
         return self._clock() - self._started
 
     def run(self) -> list[Outcome]:
-        """An outcome for every point that was tried.
+        """An outcome for every point that was tried; ``lost`` says why, if the device ended it.
 
         Raises:
             InputError: The budget does not suffice for the coarse grid; what was measured is kept.
         """
-        self._coarse()
-        while self.spent_s < self._plan.budget_s and (batch := self._next()):
-            self._measure(batch)
+        try:
+            self._coarse()
+            while self.spent_s < self._plan.budget_s and (batch := self._next()):
+                self._measure(batch)
+        except LostError as error:
+            self.lost = str(error)
         return list(self.outcomes.values())
 
     def adopt(self, outcomes: Sequence[Outcome]) -> None:
@@ -153,12 +157,19 @@ class Campaign:
             return
         self._progress(self.spent_s, self._plan.budget_s, points[0].operator.name)
         late = lambda: self.spent_s >= self._plan.budget_s  # noqa: E731 - a clock, read many times
-        for outcome in measure(self._bench, points, self._plan.repeats, late):
+        try:
+            self._take(measure(self._bench, points, self._plan.repeats, late))
+        except LostError as error:
+            self._take(error.outcomes)
+            raise
+        self._progress(self.spent_s, self._plan.budget_s, points[-1].operator.name)
+
+    def _take(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
             if outcome.point.key in self.outcomes:
                 self._times_again[outcome.point.key] = self._times_again.get(outcome.point.key, 0) + 1
             self._journal.add(outcome, self.spent_s)
             self._keep(outcome)
-        self._progress(self.spent_s, self._plan.budget_s, points[-1].operator.name)
 
     def _keep(self, outcome: Outcome) -> None:
         before = self.outcomes.get(outcome.point.key)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lengthwise.measure.operators.points import NoRoomError
 from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.units import dtype_name
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
+LEAST_FREE_GB = 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,28 @@ def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int |
     kind = _kind(torch, device)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1; it is {threads}")
-    return Device(kind, _dtype(torch, model, kind, dtype), threads or default_threads())
+    with opened(kind):
+        return Device(kind, _dtype(torch, model, kind, dtype), threads or default_threads())
+
+
+@contextmanager
+def opened(kind: str) -> Iterator[None]:
+    """What is done within is the first that a GPU is asked for: its refusal is told with what to do.
+
+    Raises:
+        InputError: The GPU is full, busy, or lent to another process alone.
+    """
+    try:
+        yield
+    except (RuntimeError, NoRoomError) as error:
+        if kind != "cuda":
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(
+            f"the GPU cannot be used: {first}. It must have {LEAST_FREE_GB} GB free and let this process in: "
+            "nvidia-smi shows who uses it and its compute mode. End that, choose another with "
+            "CUDA_VISIBLE_DEVICES, or measure with --device cpu"
+        ) from error
 
 
 def _kind(torch: Any, device: str) -> str:

@@ -30,10 +30,11 @@ _COLLECTIVES_SHARE, _COLLECTIVES_LEAST_S, _COLLECTIVES_MOST_S = 0.2, 20.0, 90.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """A profile and, operator by operator, what it is worth."""
+    """A profile and, operator by operator, what it is worth; ``lost``: why the device ended it early."""
 
     profile: Profile
     lines: tuple[OperatorLine, ...]
+    lost: str = ""
 
 
 def measure_profile(model: ModelSpec, **settings: Any) -> Profile:
@@ -102,10 +103,12 @@ def measure_operators(
         _require_some(outcomes)
     finally:
         torch.set_num_threads(before)
+    if campaign.lost:
+        said = (*said, f"the device failed, so that points are missing: {campaign.lost}")
     facts = _about.facts(
         torch, model, where, (*said, *_about.said(where, tp, groups, model), *notes(outcomes))
     )
-    return Measurement(as_profile(outcomes, facts, where.dtype), table(outcomes))
+    return Measurement(as_profile(outcomes, facts, where.dtype), table(outcomes), campaign.lost)
 
 
 def _require_some(outcomes: Sequence[Outcome]) -> None:

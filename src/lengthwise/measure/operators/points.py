@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lengthwise.schema.model import ModelSpec
 
@@ -87,6 +88,14 @@ class SkippedError(Exception):
 
 class NoRoomError(SkippedError):
     """The device has no memory for a point."""
+
+
+class LostError(Exception):
+    """The device answers nothing any more until this process ends; ``outcomes`` were measured before."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.outcomes: list[Any] = []
 
 
 def unmeasured(model: ModelSpec) -> tuple[str, ...]:

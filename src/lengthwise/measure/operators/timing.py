@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lengthwise.measure.operators.points import Point, SkippedError
+from lengthwise.measure.operators.points import LostError, NoRoomError, Point, SkippedError
 
 LEAST_REPEATS, ENOUGH_S = 3, 0.25
 
@@ -31,7 +32,8 @@ class Prepared(Protocol):
         """One repeat.
 
         Raises:
-            SkippedError: It cannot be measured here, most often for want of memory.
+            SkippedError: It cannot be measured here; NoRoomError: for want of memory.
+            LostError: The device answers no more.
         """
         ...
 
@@ -43,7 +45,8 @@ class Bench(Protocol):
         """Allocates, chooses kernels, warms up.
 
         Raises:
-            SkippedError: It cannot be measured here, most often for want of memory.
+            SkippedError: It cannot be measured here; NoRoomError: for want of memory.
+            LostError: The device answers no more.
         """
         ...
 
@@ -102,37 +105,92 @@ def measure(
 
     Slow points, once ENOUGH_S were spent on them, have LEAST_REPEATS rather than ``repeats``. Once ``late``
     says so no point is prepared, and rounds end when every point has LEAST_REPEATS; points that were never
-    prepared have no outcome.
+    prepared have no outcome. A point that finds no room beside others is tried alone before it is skipped.
+
+    Raises:
+        LostError: The device answers no more. Its ``outcomes`` are what was measured until then.
     """
-    ready: dict[int, Prepared] = {}
-    samples: dict[int, list[Sample]] = {}
-    why: dict[int, str] = {}
-    for i, point in enumerate(points):
-        if late() and ready:
+    done: list[Outcome] = []
+    left, alone = deque(points), deque[Point]()
+    while left or alone:
+        if done and late():
             break
+        group = _Group(bench, late)
         try:
-            ready[i], samples[i] = bench.prepare(point), []
-        except SkippedError as error:
-            why[i] = str(error) or "out of memory"
-            bench.forget()
-    for turn in range(repeats):
-        if turn >= LEAST_REPEATS and late():
-            break
-        _round(ready, samples, why)
-    done = [_outcome(points[i], samples.get(i, []), ready.get(i), why.get(i, "")) for i in {**ready, **why}]
-    ready.clear()
-    bench.forget()
+            group.prepare(left or deque([alone.popleft()]))
+            group.repeat(repeats)
+        except LostError as error:
+            error.outcomes = [*done, *group.outcomes(lost=str(error))]
+            raise
+        done += group.outcomes()
+        alone += group.crowded
+        del group  # and what it holds on the device
+        bench.forget()
     return done
 
 
-def _round(ready: dict[int, Prepared], samples: dict[int, list[Sample]], why: dict[int, str]) -> None:
-    for i, one in ready.items():
-        if i in why or (len(samples[i]) >= LEAST_REPEATS and sum(s.wall_s for s in samples[i]) > ENOUGH_S):
-            continue
+class _Group:
+    """Points that are on the device at the same time."""
+
+    def __init__(self, bench: Bench, late: Callable[[], bool]) -> None:
+        self._bench, self._late = bench, late
+        self._points: list[Point] = []
+        self._ready: dict[int, Prepared] = {}
+        self._samples: dict[int, list[Sample]] = {}
+        self._why: dict[int, str] = {}
+        self._at = 0
+        self.crowded: list[Point] = []
+
+    def prepare(self, left: deque[Point]) -> None:
+        """Takes points until one finds no room beside those before it, which waits until they are gone."""
+        while left and not (self._ready and self._late()):
+            self._at = len(self._points)
+            self._points.append(left.popleft())
+            try:
+                self._ready[self._at] = self._bench.prepare(self._points[-1])
+                self._samples[self._at] = []
+            except NoRoomError as error:
+                if self._ready:
+                    left.appendleft(self._points.pop())
+                    return
+                self._why[self._at] = str(error) or "out of memory"
+            except SkippedError as error:
+                self._why[self._at] = str(error)
+            if self._at in self._why:
+                self._bench.forget()
+
+    def repeat(self, repeats: int) -> None:
+        """Round after round."""
+        for turn in range(repeats):
+            if turn >= LEAST_REPEATS and self._late():
+                break
+            for i in list(self._ready):
+                samples = self._samples[i]
+                if len(samples) < LEAST_REPEATS or sum(s.wall_s for s in samples) <= ENOUGH_S:
+                    self._sample(i)
+
+    def _sample(self, i: int) -> None:
+        self._at = i
         try:
-            samples[i].append(one.sample())
+            self._samples[i].append(self._ready[i].sample())
         except SkippedError as error:
-            why[i] = str(error) or "out of memory"
+            crowded = isinstance(error, NoRoomError) and len(self._ready) > 1
+            if crowded:
+                self.crowded.append(self._points[i])
+            else:
+                self._why[i] = str(error) or "out of memory"
+        if i in self._why or self._points[i] in self.crowded:
+            del self._ready[i], self._samples[i]
+
+    def outcomes(self, lost: str = "") -> list[Outcome]:
+        """One a point that was measured or skipped; ``lost``: the point under way broke the device."""
+        if lost:
+            self._why[self._at] = f"the device failed: {lost}"
+        measured = [i for i, samples in self._samples.items() if samples and i not in self._why]
+        return [
+            _outcome(self._points[i], self._samples.get(i, []), self._ready.get(i), self._why.get(i, ""))
+            for i in sorted([*measured, *self._why])
+        ]
 
 
 def _outcome(point: Point, samples: list[Sample], prepared: Prepared | None, why: str) -> Outcome:
