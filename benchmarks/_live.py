@@ -12,6 +12,7 @@ are of the others: nearly full load, and the other setting.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -26,10 +27,10 @@ from typing import Any
 import _circle
 import _continuous
 import _vllm
-import numpy as np
 from _circle import Lengths, Run, Setting
 from _device import machine, this_thread
 from _harness import strict_json
+from _turns import Turn, in_turns
 
 from lengthwise import Deployment, Workload
 from lengthwise.cost.estimators import fit_profile
@@ -46,7 +47,6 @@ BLOCK, BLOCKS = 32, 512
 WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
 FIFO = Setting("fifo", 32, 512)
 """Of transformers: decodes first, then prompts in order of arrival, cut to the step's tokens, as vLLM v1 does."""
-WARM_UP = 32
 SECTIONS = ("vllm", "transformers")
 
 
@@ -134,18 +134,24 @@ class Circle:
 
     def vllm(self) -> dict[str, Any]:
         """Both settings measured; calibrated on half the capacity of the first one."""
-        runs: list[Run] = []
         notes: dict[str, Any] = {}
-        for setting in self.plan.settings:
-            runs += self._kept(setting) if self.again else self._under_vllm(setting, notes)
+        if self.again:
+            runs = [run for setting in self.plan.settings for run in self._kept(setting)]
+        else:
+            runs = self._under_vllm(notes)
         return self._compared("fidelity.live", runs, self.plan.settings[0], self._noted("vllm", notes))
 
-    def _under_vllm(self, setting: Setting, notes: dict[str, Any]) -> list[Run]:
-        d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
-        with _vllm.served(d, self.model, log) as engine:
-            self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
-            told = _vllm.Watched(engine.url, self.model.name, log, engine.process.pid, notes, self.out)
-            return self._measure(setting, told.bench, told.named)
+    def _under_vllm(self, notes: dict[str, Any]) -> list[Run]:
+        """An engine for each setting, all up at once (an idle one sleeps), and their loads in turns."""
+        with contextlib.ExitStack() as engines:
+            turns = []
+            for setting in self.plan.settings:
+                d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
+                engine = engines.enter_context(_vllm.served(d, self.model, log))
+                self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
+                told = _vllm.Watched(engine.url, self.model.name, log, engine.process.pid, notes, self.out)
+                turns.append(self._turn(setting, told.bench, told.named))
+            return self._measured(turns)
 
     def transformers(self) -> dict[str, Any]:
         """One setting of another engine, in a process that feeds itself."""
@@ -156,7 +162,7 @@ class Circle:
         flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
         with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
             self.say(f"{engine.facts['engine']} ready")
-            runs = self._measure(FIFO, engine.run, lambda _: None)
+            runs = self._measured([self._turn(FIFO, engine.run, lambda _: None)])
             notes = self._noted("fifo", {"engine": dict(engine.facts)})
         return self._compared("fidelity.live_transformers", runs, FIFO, notes)
 
@@ -178,29 +184,21 @@ class Circle:
         kept: dict[str, Any] = json.loads(path.read_text())
         return kept
 
-    def _measure(
+    def _turn(
         self, setting: Setting, bench: Callable[[Workload], Measured], named: Callable[[str], None]
-    ) -> list[Run]:
-        lengths, plan = self.plan.lengths, self.plan
-        for _ in range(2):  # the first is the engine's own warm-up
-            first = bench(lengths.workload(WARM_UP, 0, None, "warm-up"))
-        rate_rps = WARM_UP / float(np.nanmax(first.records.requests.finished_s))
-        static_n = min(500, max(60, round(rate_rps * plan.static_s)))
+    ) -> Turn:
+        return Turn(setting, bench, named, self.plan.lengths, self.plan.static_s, self.plan.seconds)
 
-        def kept(run: Run) -> None:
-            named(run.name)
+    def _measured(self, turns: Sequence[Turn]) -> list[Run]:
+        """All runs in turns, each written as it comes."""
+        runs = []
+        for run in in_turns(turns, self.plan.repeats):
             write_records(run.measured, self.out / f"{run.name}.measured.parquet")
-
-        return _circle.measure_loads(
-            bench,
-            setting,
-            lengths,
-            static_n=static_n,
-            seconds=plan.seconds,
-            repeats=plan.repeats,
-            kept=kept,
-            say=self.say,
-        )
+            runs.append(run)
+            told = _circle.quantiles(run.measured.records)
+            shown = ", ".join(f"{metric} {1000 * value_s:.1f} ms" for metric, value_s in told.items())
+            self.say(f"{run.name}: {len(run.measured.workload)} requests, {shown}")
+        return runs
 
     def _compared(
         self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]

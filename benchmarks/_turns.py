@@ -1,0 +1,67 @@
+"""Runs of several settings in turns: a machine that changes its speed changes it for all of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import _circle
+import numpy as np
+from _circle import LOADS, Lengths, Run, Setting
+
+from lengthwise import Workload
+from lengthwise.schema.measured import Measured
+
+WARM_UP = 32
+
+
+@dataclass
+class Turn:
+    """One setting's engine, and the requests of each load, the same at every repeat.
+
+    Attributes:
+        setting: The engine's limits.
+        bench: Puts requests to the engine.
+        named: Told the name of the run that has just ended.
+        lengths: What prompts and outputs are like.
+        static_s: How long all requests at once should take, about.
+        seconds: How long requests arrive under the other loads.
+    """
+
+    setting: Setting
+    bench: Callable[[Workload], Measured]
+    named: Callable[[str], None]
+    lengths: Lengths
+    static_s: float
+    seconds: float
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    capacity_rps: float = 0.0
+
+    def warm(self) -> None:
+        """Two short runs; the second says how many requests the static load takes."""
+        for _ in range(2):  # the first is the engine's own warm-up
+            first = self.bench(self.lengths.workload(WARM_UP, 0, None, "warm-up"))
+        rate_rps = WARM_UP / float(np.nanmax(first.records.requests.finished_s))
+        n = min(500, max(60, round(rate_rps * self.static_s)))
+        self.workloads["static"] = self.lengths.workload(n, 1, None, "static")
+
+    def run(self, load: str, repeat: int) -> Run:
+        """The load once; Poisson loads go by the capacity of the first static run."""
+        if load not in self.workloads:
+            rate_rps = (LOADS[load] or 1.0) * self.capacity_rps
+            n = min(600, max(80, round(rate_rps * self.seconds)))
+            self.workloads[load] = self.lengths.workload(n, 10 + list(LOADS).index(load), rate_rps, load)
+        run = Run(self.setting.name, load, repeat, self.bench(self.workloads[load]))
+        self.capacity_rps = self.capacity_rps or _circle.capacity_rps(run.measured)
+        self.named(run.name)
+        return run
+
+
+def in_turns(turns: Sequence[Turn], repeats: int) -> Iterator[Run]:
+    """Every load of every setting so many times: repeats outermost, settings innermost."""
+    for turn in turns:
+        turn.warm()
+    for repeat in range(repeats):
+        for load in LOADS:
+            for turn in turns:
+                yield turn.run(load, repeat)
