@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from worlds import cost_tables
 
-from lengthwise import catalog, policy
+from lengthwise import catalog, cost, policy
 from lengthwise.engine import deploy, simulate
+from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.deployment import EngineLimits, Scheduler
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError
 from lengthwise.schema.workload import Workload
@@ -50,6 +51,7 @@ def test_specs_and_tables_are_taken_as_they_are():
         ({"cost": "rofline"}, "no cost source named 'rofline'. Did you mean: roofline"),
         ({"cost": "tables:"}, "no cost source named 'tables:'"),
         ({"cost": "vidur"}, "no cost source named 'vidur'"),
+        ({"host": "vlm"}, "no host named 'vlm'. Did you mean: vllm"),
         ({"memory_planner": "vidor"}, "named 'vidor'. Did you mean: vidur"),
     ],
     ids=str,
@@ -102,3 +104,53 @@ def test_faster_hardware_is_faster():
     one = Workload(np.zeros(1), np.array([1000]), np.array([50]))
     end_s = [simulate(one, deploy(MODEL, gpu)).end_s for gpu in ("A100-80GB", "H100", "B200")]
     assert end_s == sorted(end_s, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm"])
+def test_a_host_by_name_is_that_of_the_engine(name):
+    given, own = cost.ENGINE_HOSTS[name], deploy(MODEL, GPU).cost
+    tables = deploy(MODEL, GPU, host=name).cost
+    seqs = np.arange(len(own.host_s))
+    assert np.allclose(tables.host_s, given.step_s + given.sequence_s * seqs, rtol=1e-15)
+    assert name in tables.source
+    for part in ("layer_s", "comm_s", "first_s", "head_s", "prefill_s", "decode_s"):
+        assert np.array_equal(getattr(tables, part), getattr(own, part))
+    assert tables.errors == own.errors
+
+
+def test_the_default_host_leaves_every_source_as_it_is():
+    tables = cost_tables([16, 16])
+    assert deploy(MODEL, GPU, pp=2, cost=tables, host="default").cost is tables
+    own = deploy(MODEL, GPU).cost
+    assert own.host_s[0] == cost.HostOverhead().step_s
+    assert own.source == "roofline of llama-3-8b on H100"
+
+
+def test_a_slower_host_moves_every_token():
+    requests = Workload(np.zeros(4), np.full(4, 100), np.full(4, 20))
+    bare, slow = (
+        simulate(requests, deploy(MODEL, GPU, host=cost.HostOverhead(step_s, 0.0))).requests
+        for step_s in (0.0, 1e-3)
+    )
+    assert np.allclose(slow.first_token_s - bare.first_token_s, 1e-3)
+    assert np.allclose(slow.finished_s - bare.finished_s, 20e-3)
+
+
+def test_a_host_of_measured_tables_brings_its_own_doubt():
+    known = dataclasses.replace(
+        cost_tables([16, 16]), errors=(PartError("host", 0.01), PartError("layer", 0.02))
+    )
+    errors = {e.part: e.log_sd for e in deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.errors}
+    assert errors == {"host": 0.5, "layer": 0.02}
+
+
+@pytest.mark.parametrize("step_s", [-1e-6, float("nan"), float("inf")])
+def test_a_host_takes_finite_seconds(step_s):
+    with pytest.raises(InputError, match="finite seconds from 0"):
+        deploy(MODEL, GPU, host=cost.HostOverhead(step_s))
+
+
+def test_a_calibrated_host_is_not_replaced_in_silence(tmp_path):
+    cost.save(deploy(MODEL, GPU).cost, tmp_path / "cost.npz")
+    with pytest.raises(InputError, match="have a host of their own; it is 'vllm'"):
+        deploy(MODEL, GPU, cost=f"tables:{tmp_path / 'cost.npz'}", host="vllm")

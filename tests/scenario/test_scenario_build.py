@@ -7,6 +7,7 @@ import pytest
 
 from lengthwise import policy, scenario
 from lengthwise import workload as w
+from lengthwise.cost import ENGINE_HOSTS, HostOverhead
 from lengthwise.scenario._workloads import per_seed
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, TraceError, UnknownNameError
@@ -251,3 +252,31 @@ def test_a_config_json_beside_the_scenario(tmp_path):
     )
     with pytest.raises(InputError, match="hidden_size"):
         scenario.build(found)
+
+
+@pytest.mark.parametrize(
+    ("host", "overhead"),
+    [
+        ('"default"', HostOverhead()),
+        ('"sglang"', ENGINE_HOSTS["sglang"]),
+        ('{ step_s = "300us", sequence_s = 9e-6 }', HostOverhead(300e-6, 9e-6)),
+        ("{ step_s = 0 }", HostOverhead(0.0)),
+    ],
+)
+def test_the_host_of_a_file_reaches_the_tables_and_the_explanation(host, overhead):
+    whole = asked(rest=f"host = {host}\n")
+    (variant,) = scenario.build(whole)
+    assert variant.deployment.cost.host_s[3] == pytest.approx(overhead.step_s + 3 * overhead.sequence_s)
+    alone = scenario.explain(variant).steps[0].operators[-1]
+    assert (alone.name, alone.seconds) == ("host", pytest.approx(overhead.step_s + overhead.sequence_s))
+    assert scenario.loads(whole.to_toml()).deployment.host == whole.deployment.host
+
+
+def test_variants_differ_by_host():
+    rest = 'host = { step_s = "1ms" }\n' + "".join(
+        f'[[variants]]\nname = "{name}"\ndeployment.host = {host}\n'
+        for name, host in (("a", '"trtllm"'), ("b", "{ sequence_s = 0 }"))
+    )
+    first, second = scenario.build(asked(rest=rest))
+    assert first.deployment.cost.host_s[0] == ENGINE_HOSTS["trtllm"].step_s
+    assert (second.deployment.cost.host_s == 1e-3).all()

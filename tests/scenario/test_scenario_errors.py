@@ -49,6 +49,25 @@ GOLDEN = [
         "workload.tenants.1: must be above 0; it is -1",
     ),
     (
+        text(deployment=BASE["deployment"] + '\nhost = "vlm"'),
+        (
+            "deployment.host: must be one of default, vllm, sglang, trtllm, or a table of step_s and sequence_s; "
+            "it is 'vlm'"
+        ),
+    ),
+    (
+        text(deployment=BASE["deployment"] + "\nhost = 5"),
+        "deployment.host: must be a text, or a table; it is 5",
+    ),
+    (
+        text(deployment=BASE["deployment"] + "\nhost = { step = 1 }"),
+        "deployment.host.step: there is no such key; did you mean deployment.host.step_s?",
+    ),
+    (
+        text(deployment=BASE["deployment"] + "\nhost = { step_s = -1 }"),
+        "deployment.host.step_s: must be at least 0; it is -1",
+    ),
+    (
         text(engine="max_step_seqs = 0"),
         "engine.max_step_seqs: must be at least 1, or 'per_stage'; it is 0",
     ),
@@ -241,7 +260,8 @@ def test_all_problems_are_listed_at_once_and_at_most_ten_lines():
         "  engine.block_size: must be at least 1; it is 0",
         (
             "  engine.a: there is no such key; known in engine are max_num_seqs, max_num_batched_tokens, "
-            "block_size, gpu_memory_utilization, max_model_len, max_step_seqs, watermark, timeout_s"
+            "block_size, gpu_memory_utilization, max_model_len, max_step_seqs, watermark, timeout_s, "
+            "enable_prefix_caching"
         ),
         "  run.seeds: must be at least 1; it is 0",
     ]

@@ -9,6 +9,7 @@ import pytest
 
 from lengthwise import scenario as scenarios
 from lengthwise import search
+from lengthwise.cost import ENGINE_HOSTS
 from lengthwise.scenario import loads
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
 from lengthwise.schema.plan import Limit, Standing
@@ -175,3 +176,21 @@ def test_stages_share_the_batch():
     text = SMALL.replace("max_model_len = 1024", 'max_model_len = 1024\nmax_step_seqs = "per_stage"')
     one = loads(text, overrides=["deployment.pp=2", "engine.max_num_seqs=9"])
     assert scenarios.deployment(one).limits.max_step_seqs == 4
+
+
+def test_a_search_carries_the_engines_host_to_its_questions_and_back():
+    text = SMALL.replace("[engine]", 'host = "vllm"\n[engine]')
+    (question,) = asked(text)
+    whole = scenarios.questions(loads(text))[0].bench.build({"deployment.gpu": "H100"})
+    assert whole.cost.host_s[0] == ENGINE_HOSTS["vllm"].step_s
+    assert 'host = "vllm"' in question.scenario.to_toml()
+    axis = SMALL.replace("batch = [4, 32]", 'host = ["default", "sglang", { step_s = 0.002 }]')
+    (question,) = asked(axis)
+    told = [question.bench.build({"deployment.gpu": "H100", "deployment.host": h}).cost.host_s[0]
+            for h in loads(axis).search.space["deployment.host"]]  # fmt: skip
+    assert told == [126e-6, ENGINE_HOSTS["sglang"].step_s, 0.002]
+
+
+def test_a_host_that_a_space_misspells_is_told():
+    with pytest.raises(ScenarioError, match="must be one of default, vllm, sglang, trtllm"):
+        loads(SMALL.replace("batch = [4, 32]", 'host = ["vllm", "vlm"]'))

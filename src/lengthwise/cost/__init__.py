@@ -1,5 +1,6 @@
 """What an iteration costs and what fits: every source of timing compiles to the same tables."""
 
+from lengthwise.cost._hosts import HOST_NAMES, host_overhead, with_host
 from lengthwise.cost._profile_report import FitReport, OperatorFit
 from lengthwise.cost._vidur_rule import vidur_tables
 from lengthwise.cost.memory import largest_model_len, plan_memory
@@ -9,11 +10,13 @@ from lengthwise.cost.vidur import vidur_profile
 
 __all__ = [
     "ENGINE_HOSTS",
+    "HOST_NAMES",
     "FitReport",
     "HostOverhead",
     "OperatorFit",
     "OperatorTime",
     "from_tables",
+    "host_overhead",
     "largest_model_len",
     "load",
     "operators",
@@ -22,4 +25,5 @@ __all__ = [
     "save",
     "vidur_profile",
     "vidur_tables",
+    "with_host",
 ]

@@ -44,8 +44,8 @@ ENGINE_HOSTS = {
 """Hosts fitted with the roofline to 659 end-to-end points of InferenceMAX (Apache-2.0) on H100, H200 and B200.
 
 Larger than HostOverhead's default, which BLIS measured on other machines: whatever an engine adds to its kernels is
-in them. With them the time per output token of models and GPUs that the fit has not seen is within 10 % at the median
-(benchmarks/_silicon.py)."""
+in them. ``deploy(host="vllm")`` and ``deployment.host`` take them by name (benchmarks/_silicon.py holds both against
+the measured deployments)."""
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,11 @@ def _is_type(key: Any) -> bool:
 def _of_fork(
     fork: tuple[Any, ...], group: Sequence[Mapping[str, Any]], root: type[BaseModel]
 ) -> list[Problem]:
-    """A list is told what is wrong in it; anything else which types would have done, in one sentence."""
-    in_list = [one for one in group if str(one["loc"][len(fork)]).startswith("list[")]
-    if any(one["type"] != "list_type" for one in in_list):
-        return [_problem({**one, "loc": (*fork, *one["loc"][len(fork) + 1 :])}, root) for one in in_list]
+    """A list or table is told what is wrong in it; anything else which types would have done, in one sentence."""
+    inside = [one for one in group if str(one["loc"][len(fork)]).startswith("list[")]
+    inside = inside or [one for one in group if str(one["loc"][len(fork)]).endswith("Table")]
+    if any(one["type"] not in ("list_type", "model_type", "model_attributes_type") for one in inside):
+        return [_problem({**one, "loc": (*fork, *one["loc"][len(fork) + 1 :])}, root) for one in inside]
     first, *others = (_text(one) for one in group)
     wanted = ", or ".join([first, *(text.removeprefix("must be ") for text in others)])
     return [Problem(_path(fork), wanted + _came(group[0]))]
@@ -165,5 +166,5 @@ def _leaves(root: type[BaseModel]) -> dict[str, str]:
 
 def _section(root: type[BaseModel], name: str) -> type[BaseModel] | None:
     annotation: Any = root.model_fields[name].annotation
-    inner: Any = (getattr(annotation, "__args__", None) or [annotation])[0]
-    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+    inner = getattr(annotation, "__args__", None) or [annotation]
+    return next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lengthwise import cost, policy
-from lengthwise.cost import OperatorTime
-from lengthwise.scenario.variants import Variant
+from lengthwise.cost import HostOverhead, OperatorTime
+from lengthwise.scenario.variants import Variant, host
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.workload import Workload
 
@@ -84,13 +84,14 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     of mean length alone; and decodes sharing the step with as much of a prompt as the budget leaves.
     """
     deployed, requests = variant.deployment, variant.workload(seed)
+    overhead = cost.host_overhead(host(variant.scenario.deployment)) or HostOverhead()
     context = _typical_context(deployed, requests)
     lengths = sorted({context, max(1, deployed.max_model_len // 2), deployed.max_model_len})
     return Explanation(
         deployed,
         context,
         [_fit(deployed, length) for length in lengths],
-        _steps(deployed, requests, context),
+        _steps(deployed, requests, context, overhead),
         by_prediction=any(_memory(deployed).uses(name) for name in ("predicted_tokens", "peak_tokens")),
     )
 
@@ -133,22 +134,24 @@ def _blocks_at_admission(deployed: Deployment, context_tokens: int) -> int:
     return int(policy.interpreted(_memory(deployed))(**given))
 
 
-def _steps(deployed: Deployment, requests: Workload, context: int) -> list[Step]:
+def _steps(deployed: Deployment, requests: Workload, context: int, overhead: HostOverhead) -> list[Step]:
     fitting = max(1, _fit(deployed, context).seqs)
     most = min(fitting, deployed.limits.max_step_seqs or fitting)
     budget = deployed.limits.max_num_batched_tokens
     prompt = max(1, min(round(float(requests.prompt_tokens.mean())), deployed.max_model_len))
-    steps = [_step(deployed, "decode 1", 1, context, 0)]
+    shapes = [("decode 1", 1, 0)]
     if most > 1:
-        steps.append(_step(deployed, f"decode {most:,}", most, context, 0))
-    steps.append(_step(deployed, f"prompt {prompt:,}", 0, context, prompt))
+        shapes.append((f"decode {most:,}", most, 0))
+    shapes.append((f"prompt {prompt:,}", 0, prompt))
     if budget > most:
         chunk = min(budget - most, deployed.max_model_len)
-        steps.append(_step(deployed, f"{most:,} + {chunk:,}", most, context, chunk))
-    return steps
+        shapes.append((f"{most:,} + {chunk:,}", most, chunk))
+    return [_step(deployed, shape, context, overhead) for shape in shapes]
 
 
-def _step(deployed: Deployment, name: str, decodes: int, context: int, chunk: int) -> Step:
+def _step(deployed: Deployment, shape: tuple[str, int, int], context: int, overhead: HostOverhead) -> Step:
+    """A step of a shape: (its name, sequences that decode, tokens of a prompt)."""
+    name, decodes, chunk = shape
     operators = cost.operators(
         deployed.model,
         deployed.gpu,
@@ -158,6 +161,7 @@ def _step(deployed: Deployment, name: str, decodes: int, context: int, chunk: in
         decode_seqs=decodes,
         kv_tokens=decodes * context,
         prefill=[(chunk, 0)] if chunk else [],
+        host=overhead,
     )
     return Step(name, decodes + chunk, operators, _floor_s(deployed, operators))
 

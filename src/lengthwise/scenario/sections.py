@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.scenario._arrivals import Arrivals
 from lengthwise.scenario._lengths import Length
-from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Share, Text, Wait
+from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Share, Text, Wait, seconds
 
 Rate = Annotated[NotNan, Field(gt=0)]
+HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
 FEWEST_DRAWS = 10
 _SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
 _LOADS = 'say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"'
@@ -91,12 +93,21 @@ class WorkloadSection(Section):
         return self
 
 
+class HostTable(Section):
+    """Seconds that an engine's host adds to a step, and for each sequence in it."""
+
+    step_s: HostSeconds = HostOverhead().step_s
+    sequence_s: HostSeconds = HostOverhead().sequence_s
+
+
 class DeploymentSection(Section):
     """What runs. ``model`` is a catalog name or a Hugging Face config.json.
 
     ``cost`` is a source of ``engine.deploy``, such as "roofline", "profile:FILE.parquet" (after which "#physics"
     names an estimator) or "vidur:DIR"; ``num_blocks`` overrides what the memory planner finds for the KV cache
-    of a replica.
+    of a replica. ``host`` is what the engine's host adds to a step: "default" keeps what ``cost`` says, "vllm",
+    "sglang" and "trtllm" were fitted to measured deployments of these engines, and
+    ``{ step_s = "300us", sequence_s = "9us" }`` gives it yourself.
     """
 
     model: Text
@@ -106,6 +117,7 @@ class DeploymentSection(Section):
     pp: Annotated[int, Field(ge=1, le=1024)] = 1
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     cost: Text = "roofline"
+    host: Text | HostTable = "default"
     memory_planner: Text = "lengthwise"
     weight_dtype: Text | None = None
     kv_dtype: Text | None = None
@@ -119,6 +131,13 @@ class DeploymentSection(Section):
         if (source, bool(place)) not in shapes or (colon and not place):
             raise ValueError(f"must be one of {', '.join(COST_SOURCES)}")
         return cost
+
+    @field_validator("host")
+    @classmethod
+    def _known_host(cls, host: str | HostTable) -> str | HostTable:
+        if isinstance(host, str) and host not in HOST_NAMES:
+            raise ValueError(f"must be one of {', '.join(HOST_NAMES)}, or a table of step_s and sequence_s")
+        return host
 
 
 class EngineSection(Section):

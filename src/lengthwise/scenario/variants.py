@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise import catalog, engine, policy
+from lengthwise.cost import HostOverhead
 from lengthwise.scenario._bins import RULES, binning_of
 from lengthwise.scenario._places import python_object, resolved
 from lengthwise.scenario._workloads import PerSeed, per_seed
@@ -25,6 +26,7 @@ _KEY_OF_KIND = {
     "model": "deployment.model",
     "GPU": "deployment.gpu",
     "node": "deployment.node",
+    "host": "deployment.host",
     "memory planner": "deployment.memory_planner",
     "workload": "workload.preset",
     "trace format": "workload.format",
@@ -85,6 +87,7 @@ def deployment(scenario: Scenario) -> Deployment:
         limits=_limits(scenario.engine, section),
         scheduler=scheduler(scenario),
         cost=_cost(section, scenario),
+        host=host(section),
         memory_planner=section.memory_planner,
         num_blocks=section.num_blocks,
     )
@@ -166,6 +169,12 @@ def _spec(name: str, scenario: Scenario) -> str:
 def _cost(section: DeploymentSection, scenario: Scenario) -> str:
     source, colon, place = section.cost.partition(":")
     return f"{source}:{resolved(place, scenario.folder)}" if colon else source
+
+
+def host(section: DeploymentSection) -> str | HostOverhead:
+    """What the engine's host adds to a step: a name of ``cost.HOST_NAMES``, or seconds."""
+    given = section.host
+    return given if isinstance(given, str) else HostOverhead(given.step_s, given.sequence_s)
 
 
 def _limits(section: EngineSection, on: DeploymentSection) -> EngineLimits:
