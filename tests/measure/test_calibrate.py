@@ -10,6 +10,7 @@ import pytest
 from lengthwise import cost, engine
 from lengthwise.measure.calibrate import calibrate
 from lengthwise.measure.calibrate._parameters import apply, knobs
+from lengthwise.measure.calibrate._split import split_of
 from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -230,7 +231,54 @@ def test_the_engines_own_counters_are_compared(run, deployment):
     assert load.after < 0.1 < load.before
 
 
+def test_repeats_of_a_load_are_held_out_together(deployment):
+    runs = [
+        measured(requests(rate, 60, seed=int(rate)), deployment, seed=repeat)
+        for repeat in range(2)
+        for rate in (8.0, 1.0, 4.0)
+    ]
+    split = split_of(runs, deployment, 0.3, ())
+    assert [run.held.all() for run in split.runs] == [False, False, True] * 2
+    assert not any(run.held.any() for run in split.fitted)
+    two = split_of([runs[0], runs[1], runs[3]], deployment, 0.3, ())
+    assert "the last ones" in two.words
+    np.testing.assert_array_equal(two.runs[0].held, two.runs[2].held)
+
+
+def test_a_repeat_that_is_held_out_is_told_to_be_one(run, deployment):
+    again, other = (
+        measured(run.workload, deployment, seed=9),
+        measured(requests(3.0, 100, seed=5), deployment),
+    )
+    (note,) = split_of([run], deployment, [again, other], ()).notes
+    assert "is a repeat of a run that was fitted" in note
+    assert "tells noise, not a new load" in note
+
+
 class TestRefusals:
+    def test_a_run_given_twice(self, run, deployment):
+        for runs, holdout in (([run], [run]), ([run, run, run], 0.3)):
+            with pytest.raises(InputError, match="each run must be given once"):
+                calibrate(runs, deployment, holdout=holdout)
+
+    @pytest.mark.parametrize(
+        ("facts", "told"),
+        [
+            ({"model": "meta-llama/Meta-Llama-3-70B"}, "model meta-llama/Meta-Llama-3-70B"),
+            ({"model": "/models/qwen2.5-7b"}, "model /models/qwen2.5-7b"),
+            ({"deployment": {"model": "llama-3-8b", "gpu": "A100", "tp": 1}}, "GPU A100"),
+            ({"deployment": {"gpu": "H100", "tp": 4}}, "tp 4"),
+        ],
+    )
+    def test_records_of_another_model_or_gpu(self, run, deployment, facts, told):
+        with pytest.raises(InputError, match=f"{told}.*--allow-doubts"):
+            split_of([replace(run, facts=facts)], deployment, 0.3, ())
+        assert split_of([replace(run, facts=facts)], deployment, 0.3, ["doubts"]).fitted
+
+    @pytest.mark.parametrize("served", ["tiny", "/models/mine", "meta-llama/Meta-Llama-3-8B-Instruct"])
+    def test_a_served_name_that_tells_nothing_is_no_doubt(self, run, deployment, served):
+        assert split_of([replace(run, facts={"model": served})], deployment, 0.3, ()).fitted
+
     def test_simulated_runs(self, run, deployment):
         with pytest.raises(InputError, match="it was simulated"):
             calibrate([replace(run, source="simulate")], deployment)

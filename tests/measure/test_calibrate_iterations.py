@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from lengthwise import engine
+from lengthwise.engine._cost_reading import CostReader
 from lengthwise.measure.calibrate import read_iterations
 from lengthwise.measure.calibrate._parameters import apply
 from lengthwise.measure.calibrate._step_parts import seconds_of, step_parts
@@ -75,6 +78,22 @@ def test_steps_cost_what_the_engine_charges(tmp_path):
     assert ours[0] == pytest.approx(prefill, rel=1e-6)
     decode = 32 * (cost.layer_s[1] + cost.decode_s[1, 1]) + cost.first_s[1] + cost.head_s[1] + cost.host_s[1]
     assert ours[1] == pytest.approx(decode, rel=1e-6)
+
+
+def test_decodes_beside_prompts_cost_what_the_engine_charges(tmp_path):
+    """As the engine's own reader prices a step of both."""
+    deployment = engine.deploy("llama-3-8b", "H100")
+    cost = deployment.cost
+    cost = replace(cost, beside_prompts=np.full_like(cost.decode_s, 3.0))
+    steps = [(1, 512, 4, 1.0, 1.0), (0, 0, 4, 1.0, 1.0), *[(0, 0, 2, 1.0, 0.0)] * 20]
+    log = read_iterations(write(tmp_path / "log", steps))
+    parts = step_parts(log, replace(deployment, cost=cost))
+    held = 0.01 * deployment.kv.num_blocks * deployment.kv.block_size
+    reader = CostReader(cost)
+    beside = reader.step(4, round(held - 512), [(512, 0)]).decode_attention_s
+    alone = reader.step(4, round(held), []).decode_attention_s
+    assert parts["decode"][:2] == pytest.approx([32 * beside, 32 * alone], rel=1e-3)
+    assert parts["decode"][0] > 2.5 * parts["decode"][1]
 
 
 def _read(table, chunk):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from lengthwise.measure.calibrate._origin import doubts_of_origin
 from lengthwise.measure.calibrate._runs import Run
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
@@ -33,6 +34,7 @@ def check_run(measured: Measured, name: str, deployment: Deployment, allow: Coll
             "the simulator. Measure with `lengthwise bench`, or allow it (--force)"
         )
     doubts = [*measured.doubts, *(f"{n} requests failed of {why}" for why, n in measured.errors.items())]
+    doubts += doubts_of_origin(measured, deployment)
     if doubts and "doubts" not in allow:
         raise InputError(
             f"{name} must be a run that can be trusted; of this one it is told: {'; '.join(doubts)}. "
@@ -40,6 +42,22 @@ def check_run(measured: Measured, name: str, deployment: Deployment, allow: Coll
         )
     _check_lengths(measured, name, deployment)
     _check_running(measured.records.requests, name, deployment)
+
+
+def check_different(runs: Sequence[Measured], names: Sequence[str]) -> None:
+    """Nothing, if no run is there twice.
+
+    Raises:
+        InputError: Two are the same records to the bit, as no engine repeats itself.
+    """
+    known: dict[bytes, int] = {}
+    for i, (measured, name) in enumerate(zip(runs, names, strict=True)):
+        other = known.setdefault(measured.records.requests.finished_s.tobytes(), i)
+        if other != i:
+            raise InputError(
+                f"each run must be given once; {names[other]} and {name} are the same records. A run that is fitted to "
+                "cannot be held out as well: measure another"
+            )
 
 
 def _check_lengths(measured: Measured, name: str, deployment: Deployment) -> None:

@@ -31,7 +31,7 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
         "work": layers * _row(cost.layer_s, tokens) + _row(cost.first_s, tokens) + _row(cost.head_s, seqs),
         "comm": layers * _row(cost.comm_s, tokens) + send,
         "prefill": layers * _prefill(cost, log),
-        "decode": layers * _decode(cost, log.decode_seqs, kv_tokens),
+        "decode": layers * _decode(cost, log.decode_seqs, kv_tokens, log.prefill_seqs > 0),
         "sequences": seqs,
     }
 
@@ -51,12 +51,16 @@ def _prefill(cost: CostTables, log: Iterations) -> Floats:
     return log.prefill_seqs * _bilinear(cost.prefill_s, log.prefill_tokens / prompts, np.zeros(len(log)))
 
 
-def _decode(cost: CostTables, seqs: Floats, kv_tokens: Floats) -> Floats:
+def _decode(cost: CostTables, seqs: Floats, kv_tokens: Floats, beside: npt.NDArray[np.bool_]) -> Floats:
+    """Seconds of a layer's decode attention; longer in the steps ``beside`` prompts, where the tables say so."""
     if cost.rule.kind == MERGED:
         factor = np.where(seqs > 1, cost.rule.merge_factor, 1.0)
         steps = np.ceil(kv_tokens / np.maximum(1, seqs) / cost.rule.step_tokens)
         return np.where(seqs > 0, factor * _stepped(cost.decode_s, seqs, steps), 0.0)
-    return np.where(seqs > 0, _bilinear(cost.decode_s, seqs, kv_tokens), 0.0)
+    seconds = _bilinear(cost.decode_s, seqs, kv_tokens)
+    if cost.beside_prompts is not None:
+        seconds = seconds * np.where(beside, _bilinear(cost.beside_prompts, seqs, kv_tokens), 1.0)
+    return np.where(seqs > 0, seconds, 0.0)
 
 
 def _row(table: Floats, at: Floats) -> Floats:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.measure.calibrate import _parameters as parameters
-from lengthwise.measure.calibrate._checks import check_enough, check_run
+from lengthwise.measure.calibrate._checks import check_enough
 from lengthwise.measure.calibrate._loads import loads_of
 from lengthwise.measure.calibrate._problem import Problem
 from lengthwise.measure.calibrate._reach import reach_of
-from lengthwise.measure.calibrate._runs import Run, run_of, simulated
+from lengthwise.measure.calibrate._runs import simulated
 from lengthwise.measure.calibrate._scores import log_sd, scores
 from lengthwise.measure.calibrate._solve import Solution, solve
+from lengthwise.measure.calibrate._split import Split, split_of
 from lengthwise.measure.calibrate.answer import Calibration, Parameter
 from lengthwise.measure.calibrate.iterations import Iterations, in_cells
 from lengthwise.schema.cost_tables import CostTables, PartError, Reach
@@ -24,23 +24,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.measured import Measured
 
-Floats = npt.NDArray[np.float64]
 KEEP_STEPS = 5_000_000
-SEVERAL = 3
-
-
-@dataclass(frozen=True)
-class _Split:
-    runs: tuple[Run, ...]
-    words: str
-
-    @property
-    def fitted(self) -> list[Run]:
-        return [run for run in self.runs if run.fit.any()]
-
-    @property
-    def held(self) -> list[Run]:
-        return [run for run in self.runs if run.held.any()]
 
 
 def calibrate(
@@ -74,7 +58,7 @@ def calibrate(
     Raises:
         InputError: The runs do not belong to the deployment, are too few or tell nothing, or are not to be trusted.
     """
-    split = _split(runs, deployment, holdout, allow)
+    split = split_of(runs, deployment, holdout, allow)
     check_enough(split.runs)
     log = None if iterations is None else in_cells(iterations)
     knobs = parameters.knobs(deployment, logged=log is not None)
@@ -101,67 +85,10 @@ def _free(fit: Sequence[str] | None, knobs: Sequence[parameters.Knob]) -> list[s
     return [*fit, *(["log_step"] if "log_step" in names else [])]
 
 
-def _split(
-    runs: Sequence[Measured],
-    deployment: Deployment,
-    holdout: float | Sequence[Measured],
-    allow: Collection[str],
-) -> _Split:
-    given = list(holdout) if isinstance(holdout, Sequence) else []
-    share = holdout if isinstance(holdout, float | int) else 0.0
-    if not runs or (not given and not 0 < share < 1):
-        raise InputError(
-            "a calibration needs one run or more, and something to hold out: a share above 0 and below 1, or runs; "
-            f"there are {len(runs)} runs, and holdout is {share}"
-        )
-    names = _names([*runs, *given])
-    for name, measured in zip(names, [*runs, *given], strict=True):
-        check_run(measured, name, deployment, allow)
-    if given:
-        shares = [0.0] * len(runs) + [1.0] * len(given)
-        words = f"fitted to {_counted(len(runs))}, held out {_counted(len(given))}"
-    elif len(runs) >= SEVERAL:
-        away = _middle(runs, share)
-        shares = [1.0 if r in away else 0.0 for r in range(len(runs))]
-        words = f"fitted to {_counted(len(runs) - len(away))}, held out {', '.join(names[r] for r in sorted(away))}"
-    else:
-        shares = [float(share)] * len(runs)
-        words = (
-            f"fitted to the first {1 - share:.0%} of the requests{' of each run' if len(runs) > 1 else ''}, held out "
-            "the last ones, which were simulated in the same queue"
-        )
-    each = zip([*runs, *given], names, shares, strict=True)
-    return _Split(tuple(run_of(measured, name, part) for measured, name, part in each), words)
-
-
-def _counted(n: int) -> str:
-    return f"{n} run{'s' if n > 1 else ''}"
-
-
-def _names(runs: Sequence[Measured]) -> list[str]:
-    """A name for each run; equal ones are numbered."""
-    given = [measured.records.name or measured.workload.name or "run" for measured in runs]
-    return [name if given.count(name) == 1 else f"{name} {i + 1}" for i, name in enumerate(given)]
-
-
-def _middle(runs: Sequence[Measured], share: float) -> set[int]:
-    """Which runs to hold out: spread over the loads, but neither the least nor the most of them."""
-    order = sorted(range(len(runs)), key=lambda r: (_load(runs[r]), r))
-    inner = order[1:-1]
-    count = min(len(inner), max(1, round(share * len(runs))))
-    return {inner[(2 * i + 1) * len(inner) // (2 * count)] for i in range(count)}
-
-
-def _load(measured: Measured) -> float:
-    r = measured.records.requests
-    span = float(np.nanmax(r.finished_s) - np.nanmin(r.arrival_s))
-    return float(np.nansum(r.finished_s - r.arrival_s)) / max(span, 1e-9)
-
-
 def _answer(
     problem: Problem,
     solution: Solution,
-    split: _Split,
+    split: Split,
     deployment: Deployment,
     seed: int,
     fit: Sequence[str] | None,
@@ -192,7 +119,7 @@ def _answer(
         held_out=sum(int((run.held & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
         simulations=problem.simulations,
         loads=tuple(load for run in split.held for load in loads_of(run, old[id(run)], new[id(run)])),
-        notes=tuple(_notes(found, client_s, fit)),
+        notes=(*split.notes, *_notes(found, client_s, fit)),
     )
 
 
@@ -221,7 +148,7 @@ def _tables(
     found: Sequence[Parameter],
     spread: float,
     reach: Reach,
-    split: _Split,
+    split: Split,
 ) -> CostTables:
     """The tables with what is now known of their errors: those of parts that nobody could tell stay."""
     parts = [
