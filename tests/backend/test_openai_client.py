@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import builtins
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,8 +144,51 @@ def test_nobody_there_is_refused():
     with pytest.raises(RequestError) as caught:
         answered(server, able=Abilities(model="toy"))
     assert caught.value.reason == "refused"
-    with pytest.raises(InputError, match=r"no server answers at http://127\.0\.0\.1"):
+    assert str(caught.value) == f"refused: nobody listens at {server.url.removeprefix('http://')}"
+    with pytest.raises(InputError, match=r"^nobody listens at http://127\.0\.0\.1:\d+; is the server up\?$"):
         probed(server)
+
+
+def test_a_host_that_is_not_known_is_told_without_the_library_s_words():
+    with pytest.raises(InputError, match=r"no server answers at http://no\.invalid:9") as caught:
+        probed(SimpleNamespace(url="http://no.invalid:9"))
+    assert "ssl" not in str(caught.value)
+    assert "no.invalid:9: " in str(caught.value)
+
+
+class _Site(BaseHTTPRequestHandler):
+    PAGE = b"<!DOCTYPE html>\n<html><head><title>Another server</title></head>" + b"<p>more</p>" * 500
+    status = 200
+
+    def do_GET(self):
+        self.send_response(self.status)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(self.PAGE)
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize("model", [None, "toy"])
+def test_of_a_server_of_pages_comes_one_short_line(monkeypatch, status, model):
+    monkeypatch.setattr(_Site, "status", status)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Site) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        with pytest.raises(InputError) as caught:
+            probed(SimpleNamespace(url=f"http://127.0.0.1:{site.server_port}"), model=model)
+        site.shutdown()
+    words = str(caught.value)
+    assert "text/html '<!DOCTYPE html> <html><head><title>Another" in words
+    assert "more</p><p>more</p><p>" not in words
+    assert "\n" not in words
+    assert (f"http {status}" if model is None or status == 404 else "must be a stream of events") in words
+    assert len(words) < 400
 
 
 def test_a_model_that_is_not_there_is_told():

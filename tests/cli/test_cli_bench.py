@@ -99,7 +99,18 @@ def test_a_trace_and_a_preset_are_told_apart(cli, server, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1], "no server answers at http://127.0.0.1:1"),
+        (
+            ["http://127.0.0.1:1", *LOAD, "--concurrency", 1],
+            "nobody listens at http://127.0.0.1:1; is the server up?",
+        ),
+        (
+            ["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--time-limit", 0],
+            "--time-limit must be above 0 seconds; it is 0",
+        ),
+        (
+            ["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--variant", "one"],
+            "variant 'one' must be one of a scenario's",
+        ),
         (["localhost:8000", *LOAD, "--concurrency", 1], "must begin with http"),
         (["http://127.0.0.1:1", "--isl", 5], "workload"),
         (["http://127.0.0.1:1", *LOAD], "request_rate"),

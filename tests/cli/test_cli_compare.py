@@ -69,6 +69,25 @@ def test_an_error_above_its_bound_ends_with_one(cli, records) -> None:
     assert "ttft.mean" not in ended.err
 
 
+def test_an_error_that_may_be_within_its_bound_by_chance_does_not_fail(cli, records) -> None:
+    told = json.loads(cli("compare", *records, "--json", "-").out)["errors"]["jct.p99"]
+    low, high = told["low"], told["high"]
+    near, far = sorted(map(abs, (low, high)))
+    assert near < abs(told["error"]) < far
+    between = (near + abs(told["error"])) / 2
+    assert cli("compare", *records, "--fail-above", f"jct.p99={between}").code == 0
+    assert cli("compare", *records, "--fail-above", f"jct.p99={0.99 * near}").code == 1
+
+
+def test_an_error_without_an_interval_counts_as_it_stands(cli, records) -> None:
+    error = json.loads(cli("compare", *records, "--json", "-", "--warmup", 5.5).out)["errors"]["jct.p50"]
+    assert error["low"] is None
+    bound = abs(error["error"])
+    few = ("compare", *records, "--warmup", 5.5, "--quiet", "--fail-above")
+    assert cli(*few, f"jct.p50={1.01 * bound}").code == 0
+    assert cli(*few, f"jct.p50={0.99 * bound}").code == 1
+
+
 def test_pairs_and_warm_up_are_options(cli, records) -> None:
     told = json.loads(cli("compare", *records, "--unpaired", "--warmup", 2, "--json", "-").out)
     assert told["paired"] is False

@@ -19,6 +19,14 @@ def library() -> Any:
     return aiohttp
 
 
+def _unconnected(error: Any) -> RequestError:
+    """Nobody listens there, or the name or the way is not known; of the address only what was asked for."""
+    where = f"{error.host}:{error.port}"
+    if isinstance(error.os_error, ConnectionRefusedError):
+        return RequestError("refused", f"nobody listens at {where}")
+    return RequestError("no connection", f"{where}: {error.os_error.strerror or error.os_error}")
+
+
 @contextmanager
 def named() -> Iterator[None]:
     """Turns what the network raises into a RequestError."""
@@ -32,8 +40,7 @@ def named() -> Iterator[None]:
     except TimeoutError as error:
         raise RequestError("timed out", "the request took longer than allowed") from error
     except aiohttp.ClientConnectorError as error:
-        refused = isinstance(error.os_error, ConnectionRefusedError)
-        raise RequestError("refused" if refused else "no connection", str(error)) from error
+        raise _unconnected(error) from error
     except aiohttp.ClientPayloadError as error:
         raise RequestError("closed early", str(error)) from error
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.backend._openai_server import Piece, RequestError, Usage
 from lengthwise.backend._sse import Event
 
-_SHOWN = 200
+_SHOWN, _BEGINNING = 200, 80
 
 
 class PieceReader:
@@ -101,8 +101,10 @@ def usage_of(body: dict[str, Any]) -> Usage | None:
     return Usage(prompt, output)
 
 
-def told(body: Any) -> str:
-    """What an error's body says, in one short line."""
+def told(body: Any, kind: str = "") -> str:
+    """What an error's body says, in one short line; a page that is no JSON by its kind and its beginning."""
+    if isinstance(body, str) and body:
+        return f"{kind or 'text'} {' '.join(body.split())[:_BEGINNING]!r}"
     error = body.get("error", body) if isinstance(body, dict) else body
     text = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(text).split())[:_SHOWN]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lengthwise.backend._openai_pieces import told
 from lengthwise.backend._openai_server import CHAT, COMPLETIONS, Abilities, Piece, RequestError
 from lengthwise.backend._openai_tokens import tokenizer_of
 from lengthwise.schema.errors import InputError
@@ -43,11 +44,14 @@ async def probe(client: Client) -> Abilities:
 
 
 async def _identified(client: Client) -> Abilities:
-    listed = await _models(client)
+    listed, came = await _models(client)
     names = tuple(str(row["id"]) for row in listed if isinstance(row, dict) and "id" in row)
     model = client.server.model or (names[0] if names else "")
     if not model:
-        raise InputError(f"{client.server.shown} lists no models; name the one to ask for (model)")
+        raise InputError(
+            f"{client.server.shown} lists no models ({came}); check that it is an OpenAI-compatible server, "
+            "or name the model to ask for"
+        )
     if names and model not in names:
         names_there = ", ".join(names[:8])
         raise InputError(f"{client.server.shown} has no model {model!r}; it lists {names_there}")
@@ -65,16 +69,19 @@ async def _identified(client: Client) -> Abilities:
     )
 
 
-async def _models(client: Client) -> list[Any]:
+async def _models(client: Client) -> tuple[list[Any], str]:
+    """What it lists, and what came in a few words."""
     shown = client.server.shown
     try:
-        status, body = await client.fetch("GET", f"{client.server.root}/v1/models")
+        status, kind, body = await client.answer("GET", f"{client.server.root}/v1/models")
     except RequestError as error:
+        if error.reason == "refused":
+            raise InputError(f"nobody listens at {shown}; is the server up?") from error
         raise InputError(f"no server answers at {shown}: {error}; start it, or check the address") from error
     if status in {401, 403}:
         raise InputError(f"{shown} refuses the API key (http {status}); give the right one")
     rows = body.get("data") if status == 200 and isinstance(body, dict) else None
-    return rows if isinstance(rows, list) else []
+    return rows if isinstance(rows, list) else [], f"/v1/models: http {status}, {told(body, kind)}"
 
 
 async def _engine(client: Client, model: dict[str, Any], metrics: Any) -> tuple[str, str]:
@@ -82,8 +89,8 @@ async def _engine(client: Client, model: dict[str, Any], metrics: Any) -> tuple[
     kind = _OWNERS.get(str(model.get("owned_by", "")).lower(), "")
     if not kind and isinstance(metrics, str):
         kind = next((name for prefix, name in _METRICS.items() if f"\n{prefix}" in f"\n{metrics}"), "")
-    told = await _get(client, "/version")
-    version = str(told["version"]) if isinstance(told, dict) and "version" in told else ""
+    tells = await _get(client, "/version")
+    version = str(tells["version"]) if isinstance(tells, dict) and "version" in tells else ""
     if version and not kind:
         kind = "vllm"
     for path, name, key in (
@@ -148,8 +155,8 @@ async def _tells_each(client: Client, fields: dict[str, Any]) -> bool:
         pieces = await _stream(client, fields)
     except RequestError:
         return False
-    told = [piece.tokens for piece in pieces if piece.is_output or piece.text]
-    return bool(told) and all(tokens > 0 for tokens in told) and sum(told) <= _FEW
+    counts = [piece.tokens for piece in pieces if piece.is_output or piece.text]
+    return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _FEW
 
 
 async def _takes_ids(client: Client, able: Abilities) -> bool:

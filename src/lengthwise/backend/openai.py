@@ -165,9 +165,9 @@ class Client:
 
     async def ask(self, fields: dict[str, Any], api: str = COMPLETIONS) -> tuple[str, Usage | None]:
         """Text and usage of an answer that comes whole; raises RequestError."""
-        status, body = await self.fetch("POST", f"{self.server.root}{_PATHS[api]}", fields)
+        status, kind, body = await self.answer("POST", f"{self.server.root}{_PATHS[api]}", fields)
         if status != 200:
-            raise RequestError(f"http {status}", told(body))
+            raise RequestError(f"http {status}", told(body, kind))
         try:
             choice = body["choices"][0]
             text = choice["text"] if "text" in choice else choice["message"].get("content")
@@ -177,14 +177,19 @@ class Client:
 
     async def fetch(self, method: str, url: str, fields: Any = None) -> tuple[int, Any]:
         """Status and body of a request: JSON where it is, else text; raises RequestError."""
+        status, _, body = await self.answer(method, url, fields)
+        return status, body
+
+    async def answer(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
+        """Status, content type and body of a request, as ``fetch``; raises RequestError."""
         data = None if fields is None else json.dumps(fields).encode()
         with named():
             async with self._session.request(method, url, data=data) as answer:
                 text = await answer.text(errors="replace")
         try:
-            return answer.status, json.loads(text)
+            return answer.status, answer.content_type, json.loads(text)
         except ValueError:
-            return answer.status, text
+            return answer.status, answer.content_type, text
 
     async def tokenize(self, text: str) -> list[int] | None:
         """The token ids of a text by the server's own tokenizer; None where it has no door to it."""
@@ -224,15 +229,17 @@ async def _drained(answer: Any) -> None:
 
 
 async def _require_stream(answer: Any) -> None:
-    if answer.status != 200:
-        raise RequestError(f"http {answer.status}", _error_text(await answer.content.read(2000)))
     kind = answer.content_type
+    if answer.status != 200:
+        raise RequestError(f"http {answer.status}", _error_text(await answer.content.read(2000), kind))
     if kind != "text/event-stream":
-        raise RequestError("malformed", f"the answer must be a stream of events; it is {kind}")
+        came = _error_text(await answer.content.read(2000), kind)
+        shown = came if came.startswith(kind) else kind
+        raise RequestError("malformed", f"the answer must be a stream of events; it is {shown}")
 
 
-def _error_text(data: bytes) -> str:
+def _error_text(data: bytes, kind: str) -> str:
     try:
-        return told(json.loads(data))
+        return told(json.loads(data), kind)
     except ValueError:
-        return told(data.decode("utf-8", "replace"))
+        return told(data.decode("utf-8", "replace"), kind)

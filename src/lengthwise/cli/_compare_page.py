@@ -57,16 +57,17 @@ def bounds_of(texts: Sequence[str]) -> dict[str, float]:
 
 
 def broken(found: Comparison, bounds: dict[str, float]) -> list[str]:
-    """The errors above their bounds, in words; one that is not known is above.
+    """The errors surely above their bounds, in words; one that is not known is above.
 
     Raises:
         UnknownNameError: There is no such number.
     """
     told = []
     for key, bound in bounds.items():
-        error = found[key].error
-        if math.isnan(error) or abs(error) > bound:
-            told.append(f"{key} is {100 * error:+.1f} % off, and {100 * bound:g} % is allowed")
+        one = found[key]
+        if math.isnan(one.error) or one.least > bound:
+            ends = f" [{100 * one.low:+.1f}, {100 * one.high:+.1f}]" if one.has_interval else ""
+            told.append(f"{key} is {100 * one.error:+.1f} %{ends} off, and {100 * bound:g} % is allowed")
     return told
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,9 @@ import typer
 
 EXAMPLES = """\b
 Examples:
-  lengthwise bench http://localhost:8000 --workload chat-1m --request-rate 4 --num-requests 300
+  lengthwise bench http://localhost:8000 --workload chat-1m --request-rate 4 --report bench.html
   lengthwise bench http://localhost:8000 --isl 512 --osl 128 --concurrency 16 --num-requests 100
-  lengthwise bench http://localhost:8000 examples/chat-70b.toml --records measured.parquet --report bench.html
+  lengthwise bench http://localhost:8000 examples/chat-70b.toml --records run.parquet
 """
 
 
@@ -57,7 +58,7 @@ def run(
     ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="So many requests before, which nobody counts.")] = 3,
     time_limit: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds; keep what there is.")
+        float | None, typer.Option(help="Stop after so many seconds; keep what there is. Default: none.")
     ] = None,
     stall: Annotated[
         float, typer.Option(help="A request fails after so many seconds without a byte.")
@@ -106,7 +107,10 @@ def run(
     from lengthwise import scenario as scenarios
     from lengthwise.backend.openai import Server
     from lengthwise.cli import _bench_page, _outputs, _results
+    from lengthwise.schema.errors import InputError
 
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(f"--time-limit must be above 0 seconds; it is {time_limit:g}: leave it out for none")
     given = _bench_page.settings(isl, osl, request_rate, concurrency, num_requests, slo)
     asked = scenarios.asked_of_server(scenario, workload, variant, [*(set_ or ()), *given])
     _outputs.require_writable(
@@ -123,7 +127,7 @@ def run(
             requests,
             seed=chosen,
             warmup_requests=warmup,
-            time_limit_s=time_limit or float("inf"),
+            time_limit_s=math.inf if time_limit is None else time_limit,
             exact=exact,
             shared_prefix=shared_prefix,
             priorities=priorities,

@@ -9,9 +9,9 @@ import typer
 
 EXAMPLES = """\b
 Examples:
-  lengthwise bench http://localhost:8000 --workload mine.toml --request-rate 4 --records run.parquet
+  lengthwise bench http://localhost:8000 mine.toml --request-rate 4 --records run.parquet
   lengthwise calibrate mine.toml run.parquet --out cost.npz
-  lengthwise calibrate mine.toml low.parquet high.parquet --holdout middle.parquet --out cost.npz
+  lengthwise calibrate mine.toml low.parquet high.parquet --holdout mid.parquet --out cost.npz
   lengthwise simulate mine.toml --cost tables:cost.npz
 """
 

@@ -10,8 +10,8 @@ import typer
 EXAMPLES = """\b
 Examples:
   lengthwise simulate examples/closed-loop.yaml --records simulated.parquet
-  lengthwise compare simulated.parquet measured.parquet --report errors.html
-  lengthwise compare simulated.parquet measured.parquet --fail-above ttft.p95=0.10 --fail-above jct.p50=0.05
+  lengthwise compare simulated.parquet run.parquet --report errors.html
+  lengthwise compare simulated.parquet run.parquet --fail-above ttft.p95=0.1 --fail-above jct.p50=5%
 """
 
 _RUN = "A file of records, from simulate --records or bench --records."
@@ -34,7 +34,8 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="METRIC.STAT=SHARE",
-            help="End with 1 if the error is larger either way: ttft.p95=0.10; repeatable.",
+            help="End with 1 if the error is surely larger, either way: all of its interval is, or the error itself "
+            "where it has none; ttft.p95=0.10; repeatable.",
         ),
     ] = None,
     unpaired: Annotated[

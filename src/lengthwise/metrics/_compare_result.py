@@ -63,6 +63,13 @@ class MetricError:
         """Whether the interval is known."""
         return not math.isnan(self.low)
 
+    @property
+    def least(self) -> float:
+        """The smallest error either way that its interval allows; without one the error itself."""
+        if not self.has_interval:
+            return abs(self.error)
+        return max(0.0, self.low, -self.high)
+
 
 @dataclass(frozen=True)
 class MetricDistance:

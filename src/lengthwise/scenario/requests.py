@@ -41,6 +41,8 @@ def asked_of_server(
         InputError: Neither says what to send, a value cannot be used, or there is no such variant.
     """
     source = [] if workload is None else [_source(workload)]
+    if scenario is None and variant is not None:
+        raise InputError(f"variant {variant!r} must be one of a scenario's; name the scenario's file, too")
     if scenario is None:
         return loads(_NOBODY, overrides=[*source, *overrides])
     whole = load(scenario, [*source, *overrides])
