@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +23,8 @@ LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""
 LEARNT = ("static", "half")
 """Loads that a calibration may see."""
+_SPAN = 0.7
+"""Of the time for a run, the part in which its requests arrive; in the rest the last of them are answered."""
 METRICS = {
     "jct_p50": ("jct_s", 0.5, 0.10),
     "jct_p95": ("jct_s", 0.95, 0.10),
@@ -103,22 +107,42 @@ def measure_loads(
     repeats: int,
     kept: Callable[[Run], None],
     say: Callable[[str], None],
+    least: int = 80,
+    left_s: Callable[[], float] = lambda: math.inf,
 ) -> list[Run]:
-    """Every load so many times, in turns, so that a machine that slows down slows all of them."""
+    """Every load so many times, in turns, so that a machine that slows down slows all of them.
+
+    A load has ``least`` requests even where ``seconds`` would have fewer arrive. ``left_s`` tells the time that is
+    left: first runs share it, and a run that would not end in time is left out, which is said.
+    """
     runs: list[Run] = []
+    took_s: dict[str, float] = {}
     workloads = {"static": lengths.workload(static_n, 1, None, "static")}
     for repeat in range(repeats):
         for k, (load, share) in enumerate(LOADS.items()):
             if share is not None and load not in workloads:
-                rate_rps = share * capacity_rps(runs[0].measured)
-                n = min(600, max(80, round(rate_rps * seconds)))
-                workloads[load] = lengths.workload(n, 10 + k, rate_rps, load)
+                window_s = min(seconds, _SPAN * left_s() / (len(LOADS) - k))
+                workloads[load] = _arriving(runs[0], lengths, share, window_s, 10 + k, load, least)
+            need_s = took_s.get(load, float(workloads[load].arrival_s[-1]))
+            if need_s > left_s():
+                say(f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left")
+                continue
+            started = time.monotonic()
             run = Run(setting.name, load, repeat, bench(workloads[load]))
+            took_s[load] = time.monotonic() - started
             runs.append(run)
             kept(run)
             told = ", ".join(f"{m} {1000 * s:.1f} ms" for m, s in quantiles(run.measured.records).items())
             say(f"{run.name}: {len(run.measured.workload)} requests, {told}")
     return runs
+
+
+def _arriving(
+    full: Run, lengths: Lengths, share: float, window_s: float, seed: int, load: str, least: int
+) -> Workload:
+    """Requests of about ``window_s`` at a share of the capacity that a full run showed."""
+    rate_rps = share * capacity_rps(full.measured)
+    return lengths.workload(min(600, max(least, round(rate_rps * window_s))), seed, rate_rps, load)
 
 
 def quantiles(records: Records, client_s: float = 0.0) -> dict[str, float]:
@@ -191,7 +215,7 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
 def rows(
     prefix: str, of_tables: dict[str, dict[str, dict[str, float]]], runs: Sequence[Run], held: Sequence[Run]
 ) -> dict[str, dict[str, Any]]:
-    """A row a metric: the median over held-out runs of the absolute error, and beside it all that made it.
+    """A row a metric: the median and the range over held-out runs of the absolute error, and all that made it.
 
     ``of_tables``: by "calibrated", "profile", "roofline", then by run, then by metric.
     """
@@ -205,8 +229,8 @@ def rows(
             "unit": "relative",
             "target": target,
             "better": "lower",
-            "ci": [round(min(ours), 4), round(max(ours), 4)],
             "details": {
+                "range": [round(min(ours), 4), round(max(ours), 4)],  # of the runs, no interval
                 "held_out": [run.name for run in held],
                 "signed": {kind: {run: round(e, 4) for run, e in of.items()} for kind, of in each.items()},
                 "median_of": {

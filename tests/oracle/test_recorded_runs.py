@@ -6,9 +6,11 @@ import importlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+THEIRS = [0.0] * 5
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,23 @@ def test_a_recorded_run_stays_under_its_bounds(shared, recorded, number, bounds)
     assert {name: told[name]["mape"] for name in bounds} == {
         name: pytest.approx(0.0, abs=most) for name, most in bounds.items()
     }
+
+
+def test_intervals_know_that_neighbours_wait_for_each_other(recorded):
+    """Errors of a hundred requests in a row alike: drawn singly they would seem to be known much better."""
+    rng = np.random.default_rng(0)
+    measured = rng.lognormal(0, 0.2, 300)
+    drift = np.repeat([0.02, 0.2, 0.1], 100)
+    mixed = rng.permutation(drift)
+    width = {}
+    for name, errors in (("in a row", drift), ("mixed", mixed)):
+        told = recorded.compared(measured, measured * (1 + errors), THEIRS, 300)
+        low, high = np.quantile(told["draws"], [0.025, 0.975])
+        assert low < told["mape"] < high
+        width[name] = high - low
+    assert width["in a row"] > 1.35 * width["mixed"]
+    assert recorded.compared(measured, measured, THEIRS, 300)["draws"] == [0.0] * 300
+    assert recorded.compared(measured, measured, THEIRS, 0)["draws"] == []
 
 
 def test_the_other_simulators_errors_are_read_from_its_own_summary(shared, recorded):

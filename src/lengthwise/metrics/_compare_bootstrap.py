@@ -1,8 +1,9 @@
 """Intervals of relative errors by a bootstrap over blocks of neighbours.
 
-Requests that arrive one after another wait for each other, so that blocks of consecutive ones are drawn
-with replacement, not single ones (Kuensch, Annals of Statistics 17, 1989): as many as long, the square root
-of the requests. Of paired runs the same blocks are drawn in both, so that what both share falls out.
+Requests that arrive one after another wait for each other, so that blocks of consecutive ones are drawn with
+replacement, not single ones: disjoint blocks (the subseries of Carlstein, Annals of Statistics 14, 1986), as many
+as long, the square root of the requests. Of paired runs the same blocks are drawn in both, so that what both share
+falls out.
 """
 
 from __future__ import annotations
