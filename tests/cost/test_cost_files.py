@@ -91,6 +91,19 @@ def test_missing_and_damaged_files_are_named(tables, tmp_path):
         load(tmp_path / "plain.npy")
 
 
+def test_what_is_no_npz_is_named_for_what_it_is(tmp_path):
+    (tmp_path / "p.parquet").write_bytes(b"PAR1 and more")
+    with pytest.raises(ProfileError, match=r"it is a Parquet file\. .* profile:.*p\.parquet") as caught:
+        from_tables(tmp_path / "p.parquet", MODEL)
+    assert "pickle" not in str(caught.value)
+    (tmp_path / "t.npz").write_text("layer_s")
+    with pytest.raises(ProfileError, match=r"t\.npz must be a readable npz file; it is of another kind"):
+        load(tmp_path / "t.npz")
+    np.savez(tmp_path / "o.npz", format=np.array([object()]))
+    with pytest.raises(ProfileError, match=r"o\.npz .* one of its arrays holds objects$"):
+        load(tmp_path / "o.npz")
+
+
 def test_a_later_version_is_refused(tables, tmp_path, monkeypatch):
     monkeypatch.setattr("lengthwise.cost.tables.VERSION", 2)
     save(tables, tmp_path / "new.npz")

@@ -10,7 +10,7 @@ from lengthwise.cost.estimators._kernel_points import kernel_points
 from lengthwise.cost.estimators._learners import LEARNERS, fit_tables
 from lengthwise.cost.estimators._nested import nested
 from lengthwise.cost.estimators._physics import fit_physics
-from lengthwise.cost.estimators._points import PARTS, combined, joined
+from lengthwise.cost.estimators._points import PARTS, combined, joined, slopes
 
 
 @pytest.mark.parametrize("operator", [*LAYER, "lm head", "prefill attention", "decode attention"])
@@ -19,6 +19,21 @@ def test_physics_recovers_planted_constants_through_noise(operator):
     error = np.abs(fit_physics(points)(points) / combined(points.parts, FACTORS) - 1)
     assert np.median(error) < 0.01
     assert error.max() < 0.05
+
+
+def test_slopes_are_what_a_small_change_of_a_factor_adds():
+    points = planted("decode attention")
+    for i in range(len(PARTS)):
+        more, less = (FACTORS * np.exp(sign * 1e-5 * (np.arange(len(PARTS)) == i)) for sign in (1, -1))
+        change = (combined(points.parts, more) - combined(points.parts, less)) / 2e-5
+        assert slopes(points.parts, FACTORS)[:, i] == pytest.approx(change, rel=1e-5, abs=1e-12)
+
+
+def test_outliers_pull_the_physics_little():
+    points = planted("mlp up", noise=0.01)
+    seconds = points.seconds * np.where(np.arange(len(points)) % 9 == 4, 3.0, 1.0)
+    off = fit_physics(type(points)(**{**vars(points), "seconds": seconds}))(points) / points.seconds - 1
+    assert np.median(np.abs(off)) < 0.03
 
 
 def test_physics_fitted_on_two_degrees_tells_a_third():

@@ -22,6 +22,7 @@ from lengthwise import catalog
 from lengthwise.cost import load, roofline, save
 from lengthwise.cost._npz import read_npz, write_npz
 from lengthwise.cost.estimators import fit_profile, profile_tables
+from lengthwise.cost.estimators._rows import rows_for
 from lengthwise.cost.profiles import import_llmservingsim, write_profile
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import PartError, Reach, grid_axis
@@ -84,6 +85,61 @@ def test_an_error_of_a_part_is_the_spread_of_its_held_out_points(one):
     assert 0.005 < errors["layer"] < 0.03
     assert 0.005 < errors["decode"] < 0.04
     assert errors["host"] == 0.5
+
+
+def test_an_error_that_cannot_be_told_is_left_out_and_the_rooflines_counts(tmp_path, one):
+    few = profile(operators=("mlp up",))
+    few = few.where(np.arange(len(few)) < 2)
+    tables, report = fitted(few)
+    plain = {
+        error.part: error.log_sd
+        for error in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).errors
+    }
+    assert (tables.fit, report.operators) == ((), ())
+    assert all(error.log_sd == pytest.approx(plain[error.part]) for error in tables.errors)
+    assert {"layer", "decode"} < {error.part for error in tables.errors}
+    assert "too few points to tell an error of mlp up" in tables.source
+    write_profile(few, tmp_path / "few.parquet")
+    place = (f"{tmp_path / 'few.parquet'}", MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)
+    assert [profile_tables(*place, cache=tmp_path)[1] for _ in range(2)] == [report, report]
+
+
+def test_errors_of_where_it_was_measured_are_not_told_elsewhere(measured):
+    assert fitted(measured)[0].fit
+    assert fitted(measured, tp=4)[0].fit == ()
+    tables, report = fitted(measured, gpu=catalog.gpu("A100-80GB"))
+    assert (tables.fit, report.operators) == ((), ())
+    assert "no errors are told of" in tables.source
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIe"),
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_a_profile_of_a_device_as_its_driver_calls_it_is_of_the_catalogs_gpu(device, gpu):
+    rows = profile(operators=("norms",), gpu=device)
+    assert rows_for(rows, replace(target(), gpu=catalog.gpu(gpu))).same
+    assert rows_for(rows, replace(target(), gpu=catalog.gpu("MI300X"))).same == (gpu == "MI300X")
+
+
+@pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A10G"])
+def test_a_device_that_no_catalog_knows_is_refused_by_its_name(device):
+    with pytest.raises(ProfileError, match=rf"is of {device}, which is not H100 and in no catalog"):
+        fitted(profile(operators=("norms",), gpu=device))
 
 
 def test_reach_is_what_was_measured(one):

@@ -29,7 +29,7 @@ FACTS = st.builds(
 
 @st.composite
 def profiles(draw):
-    n = draw(st.integers(0, 5))
+    n = draw(st.integers(1, 5))
 
     def column(values):
         return draw(st.lists(values, min_size=n, max_size=n))
@@ -96,6 +96,15 @@ def rewritten(tmp_path, version=1, **columns):
     frame = pl.DataFrame({"operator": ["host"], "seconds": [1.0]} | columns)
     frame.write_parquet(tmp_path / "a.parquet", metadata={"lengthwise.profile": json.dumps(about)})
     return tmp_path / "a.parquet"
+
+
+def test_a_profile_without_rows_is_neither_written_nor_read(tmp_path):
+    with pytest.raises(ProfileError, match=r"profile p must hold a measured point or more"):
+        write_profile(one().where(np.array([False])), tmp_path / "p.parquet")
+    assert not (tmp_path / "p.parquet").exists()
+    empty = {"operator": pl.Series([], dtype=pl.String), "seconds": pl.Series([], dtype=pl.Float64)}
+    with pytest.raises(ProfileError, match=r"a\.parquet must hold a measured point or more"):
+        read_profile(rewritten(tmp_path, **empty))
 
 
 def test_a_newer_version_is_refused(tmp_path):

@@ -17,7 +17,7 @@ from lengthwise.cost.tables import from_arrays, to_arrays
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import OutputError, ProfileError
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 
 
 def cache_path(
@@ -69,7 +69,7 @@ def read_cache(path: Path) -> tuple[CostTables, FitReport] | None:
 
 def write_cache(path: Path, tables: CostTables, report: FitReport) -> None:
     """Stores a result; a cache that cannot be written is no reason to fail."""
-    names, rows, medians, p95s = zip(*map(astuple, report.operators), strict=True)
+    names, rows, medians, p95s = ([row[i] for row in map(astuple, report.operators)] for i in range(4))
     told = {
         "compared": [astuple(fit) for fit in report.compared],
         "picked": report.picked,

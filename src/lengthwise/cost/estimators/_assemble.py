@@ -125,7 +125,7 @@ class Assembly:
             if points is None:
                 continue
             seconds = judged.fitted(points).reshape(shape) * self.target.share(operator)
-            own.add(seconds, judged.log_sd)
+            own.add(seconds, self._sd(judged, part))
             for name, share in NAMES.get(operator, ((operator, 1.0),)):
                 left[name] = left.get(name, 1.0) - share
         if "kv write" not in self.shard and any(OPERATOR_PARTS[o] == "prefill" for o in self.shard):
@@ -139,7 +139,14 @@ class Assembly:
         is_measured = not np.any(work.compute_s) and not np.any(work.memory_s) and not np.any(work.network_s)
         if judged is None and is_measured and work.name != "host":
             judged = self.kernels.get("gemm") or self.kernels.get("gemm wide")
-        return (judged.log_sd, "") if judged is not None else (self.roofline[part], work.name)
+        return (self._sd(judged, part), "") if judged is not None else (self.roofline[part], work.name)
+
+    def _sd(self, judged: Judged, part: str) -> float:
+        """What is known of its error; else the widest that anything of the part has, the roofline among them."""
+        if judged.log_sd is not None:
+            return judged.log_sd
+        known = [one.log_sd for name, one in self.shard.items() if OPERATOR_PARTS[name] == part]
+        return max([self.roofline[part], *(sd for sd in known if sd is not None)])
 
     def _host(self, seqs: Floats) -> list[Work]:
         return [Work("host", latency_s=self.host.step_s + self.host.sequence_s * seqs)]

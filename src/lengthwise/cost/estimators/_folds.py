@@ -24,11 +24,13 @@ class Held:
     """What an estimator said of points that were held out.
 
     ``log_ratio`` [n] is log(measured / said), ``region`` [n] the index into REGIONS: thirds of the points
-    between the outermost by their size, and the points beyond those that were learnt from.
+    between the outermost by their size, and the points beyond those that were learnt from. ``half`` [n] is 0 or
+    1, the same of a place for every estimator: they are chosen by one half and told on the other.
     """
 
     log_ratio: Floats
     region: npt.NDArray[np.int64]
+    half: npt.NDArray[np.int64]
 
     @property
     def inside(self) -> Floats:
@@ -40,12 +42,25 @@ class Held:
         """Of the largest third, told by the others."""
         return np.asarray(self.log_ratio[self.region == len(REGIONS) - 1], dtype=np.float64)
 
+    def of_half(self, half: int) -> Held:
+        """The points of one half."""
+        own = self.half == half
+        return Held(self.log_ratio[own], self.region[own], self.half[own])
+
+
+def joined_halves(first: Held, second: Held) -> Held:
+    """The first half of one estimator with the second half of another."""
+    parts = (first.of_half(0), second.of_half(1))
+    columns = ([getattr(part, name) for part in parts] for name in ("log_ratio", "region", "half"))
+    return Held(*(np.concatenate(column) for column in columns))
+
 
 def held_out(name: str, learner: Learner, points: Points) -> Held:
     """What the learner says of every interior place without its rows, and of the largest third without all of it.
 
     Each place that is no extreme of an axis is told from the others: places are dealt out in turn along the
-    axes to FOLDS folds, so that a place is held out while its neighbours stay, as if it were left out alone.
+    axes to FOLDS folds, so that a place is held out while its neighbours stay, as if it were left out alone. The
+    edges of every axis are never held out inside: what lies at them is only told as beyond.
     """
     points = thinned(points)
     places = points.places()
@@ -62,7 +77,8 @@ def held_out(name: str, learner: Learner, points: Points) -> Held:
     outside, told = _beyond(learner, points, places, size)
     log_ratio = np.log(points.seconds[np.concatenate([rows, outside])] / np.concatenate([said[rows], told]))
     region = np.concatenate([third, np.full(len(outside), len(REGIONS) - 1)])
-    return Held(log_ratio, region.astype(np.int64))
+    half = _dealt(points, FOLDS)[np.concatenate([rows, outside])] % 2
+    return Held(log_ratio, region.astype(np.int64), half)
 
 
 def thinned(points: Points) -> Points:

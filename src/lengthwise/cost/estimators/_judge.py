@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from lengthwise.cost._profile_report import OperatorFit, RegionFit
-from lengthwise.cost.estimators._folds import REGIONS, Held, held_out
+from lengthwise.cost.estimators._folds import REGIONS, Held, held_out, joined_halves
 from lengthwise.cost.estimators._learners import LEARNERS, Fitted, usable
 from lengthwise.cost.estimators._points import Points
 from lengthwise.schema.cost_tables import Floats
@@ -17,31 +18,42 @@ SEVERAL = ("auto", "all")
 """Take the best of several by held-out points; "all" tries the forest, too, which takes a minute."""
 
 _FEW_ROWS = 8
+LEAST_HELD = 3
+"""Fewer held-out points than this tell no error."""
+
 FAR_FACTOR = 2.0
 """What was fitted on one shape and is used for another has at least twice the error beyond its points."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An operator's estimator, learnt from all points, and what it was chosen by.
+    """An operator's estimator, learnt from all points, and how far it is off.
 
-    ``log_sd`` is of log(measured / said) on held-out points: inside, or with those beyond where the tables
-    go on beyond the points (``reaches_beyond``).
+    Attributes:
+        operator: Its name.
+        estimator: The one taken: the best on all held-out points.
+        fitted: Tells seconds.
+        rows: Points that it learnt from.
+        log_sd: Of log(measured / said) on held-out points, inside, or with those beyond where the tables go on
+            beyond the points; each half told by the estimator that the other half chose. None: too few to tell.
+        compared: The errors of every estimator that was tried.
+        error: (median, 95th percentile) of the relative error on the same points; None: too few to tell, or the
+            points are of another shard, model or GPU, whose errors are not those here.
+        carried: The points are of another shard, model or GPU.
     """
 
     operator: str
     estimator: str
     fitted: Fitted
     rows: int
-    log_sd: float
+    log_sd: float | None
     compared: tuple[RegionFit, ...]
+    error: tuple[float, float] | None
+    carried: bool
 
-    def summary(self) -> OperatorFit:
-        """The errors inside (beyond, where nothing was inside) of the estimator taken."""
-        own = {fit.region: fit for fit in self.compared if fit.estimator == self.estimator}
-        best = own.get("inside") or own.get("beyond")
-        median, p95 = (best.median_error, best.p95_error) if best else (float("nan"), float("nan"))
-        return OperatorFit(self.operator, self.rows, median, p95)
+    def summary(self) -> OperatorFit | None:
+        """The errors inside (beyond, where nothing was inside); None where they cannot be told."""
+        return None if self.error is None else OperatorFit(self.operator, self.rows, *self.error)
 
 
 def judge(points: Points, estimator: str, *, beyond: bool, elsewhere: bool) -> Judged:
@@ -59,11 +71,31 @@ def judge(points: Points, estimator: str, *, beyond: bool, elsewhere: bool) -> J
     names = _candidates(points, estimator, elsewhere=elsewhere)
     held = {name: held_out(name, LEARNERS[name], points) for name in names} if len(points) > 2 else {}
     compared = tuple(fit for name, of in held.items() for fit in _regions(points.operator, name, of))
-    picked = min(held, key=lambda name: _score(held[name], beyond=beyond)) if held else names[0]
-    log_sd = _log_sd(held[picked], beyond=beyond or elsewhere) if held else float("nan")
-    if elsewhere:
+    picked = _best(held, beyond=beyond) if held else names[0]
+    told = nested_choice(held, beyond=beyond) if held else None
+    counted = _counted(told, beyond=beyond or elsewhere) if told else np.zeros(0)
+    log_sd = _rms(counted) if len(counted) >= LEAST_HELD else None
+    if elsewhere and log_sd is not None:
         log_sd *= FAR_FACTOR
-    return Judged(points.operator, picked, LEARNERS[picked](points), len(points), log_sd, compared)
+    inside = _counted(told, beyond=False) if told else np.zeros(0)
+    error = _errors(inside) if len(inside) >= LEAST_HELD and not elsewhere else None
+    fitted = LEARNERS[picked](points)
+    return Judged(points.operator, picked, fitted, len(points), log_sd, compared, error, elsewhere)
+
+
+def nested_choice(held: Mapping[str, Held], *, beyond: bool) -> Held:
+    """Held-out points, each half told by the estimator that is best on the other half.
+
+    The best of several on some points looks better on these than it is; on others it has no such luck.
+    """
+    chosen = [
+        _best({name: of.of_half(1 - half) for name, of in held.items()}, beyond=beyond) for half in (0, 1)
+    ]
+    return joined_halves(held[chosen[0]], held[chosen[1]])
+
+
+def _best(held: Mapping[str, Held], *, beyond: bool) -> str:
+    return min(held, key=lambda name: _score(held[name], beyond=beyond))
 
 
 def _candidates(points: Points, estimator: str, *, elsewhere: bool) -> list[str]:
@@ -90,8 +122,9 @@ def _score(held: Held, *, beyond: bool) -> float:
     return float(np.mean(known)) if known else float("inf")
 
 
-def _log_sd(held: Held, *, beyond: bool) -> float:
-    return _rms(np.concatenate([held.inside, held.beyond]) if beyond or not len(held.inside) else held.inside)
+def _counted(held: Held, *, beyond: bool) -> Floats:
+    """Log errors inside; with those beyond where these count, or alone where nothing is inside."""
+    return np.concatenate([held.inside, held.beyond]) if beyond or not len(held.inside) else held.inside
 
 
 def _rms(log_ratio: Floats) -> float:

@@ -29,7 +29,10 @@ from lengthwise.schema.hardware import GpuSpec, NodeSpec
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 
-METHOD = "held-out interior points, and the largest third told by the rest"
+METHOD = (
+    "points held out between the outermost of every axis (edges never count), told by the estimator that the other "
+    "half of them chose; and the largest third told by the rest"
+)
 ESTIMATORS = (*SEVERAL, *LEARNERS)
 _APART = ("mixed", "gemm", "comm", "send")
 
@@ -54,7 +57,9 @@ def fit_profile(
     report say which is which.
 
     A part's error is ``sum_o w_o sd_o``: ``w_o`` the operator's share of the part's time, ``sd_o`` the root
-    mean square of log(measured / said) over its held-out points, or the roofline's own error where that filled it in.
+    mean square of log(measured / said) over its held-out points, or the roofline's own error where that filled it
+    in. Where too few points were measured to tell an error, the widest of the part's counts, the roofline's own
+    among them, and there is no FitError; nor is there one of what was measured on another GPU, model or TP.
 
     Args:
         profile: What was measured.
@@ -221,10 +226,20 @@ def _report(
     notes: tuple[str, ...],
 ) -> FitReport:
     judged = [*shard.values(), *(j for name, j in kernels.items() if name != "gemm wide")]
+    untold = [j.operator for j in judged if j.log_sd is None]
+    if untold:
+        notes = (*notes, f"too few points to tell an error of {', '.join(untold)}: the roofline's counts")
+    carried = [j.operator for j in judged if j.carried]
+    if carried:
+        notes = (
+            *notes,
+            f"no errors are told of {', '.join(carried)}: those at the points measured are not those here",
+        )
+    summaries = [j.summary() for j in judged]
     return FitReport(
         estimator,
         METHOD,
-        tuple(j.summary() for j in judged),
+        tuple(one for one in summaries if one is not None),
         compared=tuple(fit for j in judged for fit in j.compared),
         picked=tuple((j.operator, j.estimator) for j in judged),
         filled=filled,

@@ -26,10 +26,11 @@ def write_profile(profile: Profile, path: Path | str) -> None:
 
     Raises:
         OutputError: The file cannot be written.
-        ProfileError: The facts are no JSON.
+        ProfileError: The facts are no JSON, or there are no rows.
     """
     import polars as pl
 
+    _require_rows(profile, f"the profile {profile.facts.name}")
     try:
         about = json.dumps({"version": VERSION, "facts": dataclasses.asdict(profile.facts)})
     except (TypeError, ValueError) as error:
@@ -43,7 +44,7 @@ def read_profile(path: Path | str) -> Profile:
     """The profile of a file that ``write_profile`` wrote.
 
     Raises:
-        ProfileError: There is no such file, it is no profile, is damaged, or of a newer version.
+        ProfileError: There is no such file, it is no profile, has no rows, is damaged, or of a newer version.
     """
     import polars as pl
     from polars.exceptions import PolarsError
@@ -91,6 +92,13 @@ def _profile(facts: ProfileFacts, frame: Any, path: Path | str) -> Profile:
         for name in frame.columns
     }
     try:
-        return Profile(facts, columns)
+        profile = Profile(facts, columns)
     except (InputError, ValueError) as error:
         raise ProfileError(f"{path}: {error}") from error
+    _require_rows(profile, str(path))
+    return profile
+
+
+def _require_rows(profile: Profile, what: str) -> None:
+    if not len(profile):
+        raise ProfileError(f"{what} must hold a measured point or more; it has no rows. {_WRITE}")
