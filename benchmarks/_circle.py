@@ -125,7 +125,9 @@ def measure_loads(
                 workloads[load] = _arriving(runs[0], lengths, share, window_s, 10 + k, load, least)
             need_s = took_s.get(load, float(workloads[load].arrival_s[-1]))
             if need_s > left_s():
-                say(f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left")
+                say(
+                    f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left"
+                )
                 continue
             started = time.monotonic()
             run = Run(setting.name, load, repeat, bench(workloads[load]))

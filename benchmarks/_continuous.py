@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import queue
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lengthwise import Records, Status, Workload
+from lengthwise.schema.errors import EngineError
 from lengthwise.schema.measured import BENCH, Measured, TokenTimes
 from lengthwise.schema.records import (
     ReplicaTotals,
@@ -29,19 +34,25 @@ from lengthwise.schema.records import (
 )
 
 SCRIPT = Path(__file__).parent / "engines" / "continuous_batching.py"
+KILL_S = 10.0
 _TOTALS_WHOLE = ("steps", "tokens")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A running engine; ``facts`` is what it says of itself."""
+    """A running engine; ``facts`` is what it says of itself, ``lines`` come from its pipe (None: its end)."""
 
     process: subprocess.Popen[str]
     folder: Path
+    lines: queue.Queue[str | None]
     facts: Mapping[str, Any]
 
-    def run(self, workload: Workload) -> Measured:
-        """What happened to the workload's requests, sent at their times."""
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Measured:
+        """What happened to the workload's requests, sent at their times.
+
+        Raises:
+            EngineError: The engine ended, or was not done within ``limit_s``, and was ended for it.
+        """
         out = self.folder / "run.json"
         wanted = {
             "out": str(out),
@@ -51,42 +62,85 @@ class Engine:
             "concurrency": workload.concurrency,
         }
         assert self.process.stdin
-        self.process.stdin.write(json.dumps(wanted) + "\n")
-        self.process.stdin.flush()
-        _expect(self, "done")
+        with contextlib.suppress(OSError):  # it has ended: what it said last is told below
+            self.process.stdin.write(json.dumps(wanted) + "\n")
+            self.process.stdin.flush()
+        _expect(self, "done", limit_s)
         return measured(json.loads(out.read_text()), workload, self.facts)
 
 
-def _expect(engine: Engine, word: str) -> str:
-    """The rest of the line that begins so; an error with the engine's last words if it ends before."""
-    assert engine.process.stdout
-    for line in engine.process.stdout:
+def _expect(engine: Engine, word: str, limit_s: float) -> str:
+    """The rest of the line that begins so; an error with the engine's last words if it ends or hangs before."""
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            left_s = min(until - time.monotonic(), threading.TIMEOUT_MAX)
+            line = engine.lines.get(timeout=max(0.0, left_s))
+        except queue.Empty:
+            engine.process.kill()
+            raise EngineError(
+                f"the engine did not say {word.strip()!r} within {limit_s:.0f} s{_log(engine)}"
+            ) from None
+        if line is None:
+            raise EngineError(f"the engine ended with status {_ended(engine.process)}{_log(engine)}")
         if line.startswith(word):
             return line[len(word) :]
-    log = (engine.folder / "engine.log").read_text()[-3000:]
-    raise RuntimeError(f"the engine ended with status {engine.process.wait()}:\n{log}")
+
+
+def _log(engine: Engine) -> str:
+    told = (engine.folder / "engine.log").read_text(errors="replace")[-3000:].strip()
+    return f":\n{told}" if told else ""
+
+
+def _ended(process: subprocess.Popen[str]) -> int | None:
+    """Its status; None if even a kill does not end it, as when a driver hangs."""
+    process.kill()
+    try:
+        return process.wait(KILL_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 @contextlib.contextmanager
-def started(python: str, config: Path, flags: Mapping[str, Any]) -> Iterator[Engine]:
-    """The engine in an environment of its own, gone at the end."""
+def started(
+    python: str, config: Path, flags: Mapping[str, Any], limit_s: float = math.inf, script: Path = SCRIPT
+) -> Iterator[Engine]:
+    """The engine in an environment of its own, gone at the end; ready within ``limit_s``."""
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     with (
         tempfile.TemporaryDirectory() as folder,
         (Path(folder) / "engine.log").open("w") as log,
-        subprocess.Popen(
-            [python, "-u", str(SCRIPT), str(config), *words],
+    ):
+        process = subprocess.Popen(
+            [python, "-u", str(script), str(config), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-        ) as process,
-    ):
+        )
+        lines: queue.Queue[str | None] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        reader.start()
         try:
-            engine = Engine(process, Path(folder), {})
-            yield Engine(process, Path(folder), json.loads(_expect(engine, "ready ")))
+            engine = Engine(process, Path(folder), lines, {})
+            yield replace(engine, facts=json.loads(_expect(engine, "ready ", limit_s)))
         finally:
-            process.kill()
+            if _ended(process) is not None:
+                reader.join()
+                _close(process)
+
+
+def _read(pipe: Any, lines: queue.Queue[str | None]) -> None:
+    for line in pipe:
+        lines.put(line)
+    lines.put(None)
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            if pipe:
+                pipe.close()
 
 
 def measured(told: Mapping[str, Any], workload: Workload, facts: Mapping[str, Any]) -> Measured:

@@ -1,4 +1,4 @@
-# ruff: noqa: N802
+# ruff: noqa: N802, SLF001
 """What happens when a GPU is full, refuses, or breaks: control flow alone, by a torch of our own without numbers."""
 
 import contextlib
@@ -38,7 +38,7 @@ class FakeCuda:
     OutOfMemoryError = OutOfMemoryError
     stream_now: str = "main"
     captured: bool = False
-    emptied: int = field(default=0)
+    emptied: int = 0
 
     def is_available(self):
         return True
@@ -273,3 +273,32 @@ def test_campaign_ends_where_the_device_does_and_resumed_leaves_the_culprit_out(
     assert 256 not in bench.tried
     assert told_again[64] >= 3
     assert set(told(outcomes)) <= set(told_again)
+
+
+def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
+    from lengthwise.measure.operators import _collective_worker
+
+    done = []
+    torch = fake_torch()
+
+    def event(*, enable_timing):
+        assert enable_timing
+        return SimpleNamespace(
+            record=lambda: done.append("event"), synchronize=lambda: None, elapsed_time=lambda _: 2.0
+        )
+
+    torch.cuda.Event, torch.cuda._sleep = event, lambda _: done.append("sleep")
+    torch.tensor = lambda values, **_: SimpleNamespace(values=values, tolist=lambda: [3 * v for v in values])
+    torch.float64 = None
+    reduced = []
+    dist = SimpleNamespace(
+        barrier=lambda: done.append("barrier"),
+        all_reduce=lambda tensor, op: reduced.append((tensor.values, op)),
+        ReduceOp=SimpleNamespace(MAX="max"),
+    )
+    told = _collective_worker._on_gpu(torch, dist, lambda: done.append("call"), 2)
+    calls = _collective_worker._CALLS
+    one = ["barrier", "sleep", "call", "event", *["call"] * calls, "event"]
+    assert done == one * 2
+    assert reduced == [([2e-3 / calls] * 2, "max")]
+    assert told == pytest.approx([6e-3 / calls] * 2)

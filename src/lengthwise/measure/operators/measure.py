@@ -111,6 +111,15 @@ def measure_operators(
     return Measurement(as_profile(outcomes, facts, where.dtype), table(outcomes), campaign.lost)
 
 
+def require_measurable(
+    model: ModelSpec, *, device: str, dtype: str, tp: Sequence[int], threads: int | None = None
+) -> None:
+    """Nothing, if ``measure_operators`` takes these; raises as it does, before any file is touched."""
+    torch = torch_module()
+    where = choose(torch, model, device, dtype, threads)
+    operators_of(model, tp, _reach(model, where, None, None, None))
+
+
 def _require_some(outcomes: Sequence[Outcome]) -> None:
     if all(outcome.skipped for outcome in outcomes):
         raise InputError(

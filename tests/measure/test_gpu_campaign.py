@@ -1,0 +1,196 @@
+"""The campaign on a GPU keeps its time, ends what hangs, and says what a machine lacks; no GPU, no engine."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.schema.errors import EngineError
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # what is benchmarked is what is tested
+
+import _circle  # noqa: E402
+import _continuous  # noqa: E402
+import _gpu_plan  # noqa: E402
+
+READY = "import sys, time\nprint('ready {}', flush=True)\n"
+
+
+def engine(tmp_path, code, limit_s=20.0):
+    script = tmp_path / "engine.py"
+    script.write_text(code)
+    return _continuous.started(sys.executable, tmp_path, {}, limit_s, script)
+
+
+def test_engine_that_hangs_is_ended_when_its_time_is_up(tmp_path):
+    work, started = _circle.Lengths().workload(2, 0, None), time.monotonic()
+    with engine(tmp_path, READY + "time.sleep(60)") as one:
+        with pytest.raises(EngineError, match="did not say 'done' within 0 s"):
+            one.run(work, 0.3)
+        assert one.process.wait(5) != 0
+    assert time.monotonic() - started < 10
+
+
+def test_engine_that_never_starts_is_ended(tmp_path):
+    with (
+        pytest.raises(EngineError, match="did not say 'ready' within"),
+        engine(tmp_path, "import time; time.sleep(60)", 0.3),
+    ):
+        pass
+
+
+def test_engine_that_dies_tells_its_last_words(tmp_path):
+    work = _circle.Lengths().workload(2, 0, None)
+    with (
+        engine(tmp_path, READY + "sys.stdin.readline()\nsys.exit('no memory for the cache')") as one,
+        pytest.raises(EngineError, match=r"no memory for the cache"),
+    ):
+        one.run(work, 20)
+
+
+class Served:
+    """An engine of so many requests a second on a clock of its own; what it was asked, and when."""
+
+    def __init__(self, rate_rps, budget_s):
+        self.rate_rps, self.budget_s, self.now, self.asked = rate_rps, budget_s, 0.0, []
+
+    def left_s(self):
+        return max(0.0, self.budget_s - self.now)
+
+    def run(self, workload):
+        n = len(workload)
+        end_s = workload.arrival_s + (np.arange(n) + 1) / self.rate_rps
+        if workload.arrival_s[-1] > 0:
+            end_s = workload.arrival_s + 2.0
+        self.asked.append(workload)
+        self.now += float(end_s.max())
+        tokens = [list(np.linspace(end - 1 / self.rate_rps, end, 3)) for end in end_s]
+        rows = [{"error": None, "token_s": t, "output_tokens": 3} for t in tokens]
+        columns = [
+            "start_s",
+            "end_s",
+            "cpu_s",
+            "prefill_seqs",
+            "prefill_tokens",
+            "decode_seqs",
+            "kv_tokens",
+            "pairs",
+        ]
+        told = {
+            "requests": rows,
+            "sent_s": workload.arrival_s.tolist(),
+            "end_s": float(end_s.max()),
+            "step_columns": columns,
+            "steps": [[0.0, 1.0, 0.1, 1, 8, 1, 9, 10]],
+        }
+        return _continuous.measured(told, workload, {})
+
+
+def loads(served, monkeypatch, **words):
+    monkeypatch.setattr(_circle.time, "monotonic", lambda: served.now)
+    said, kept = [], []
+    sizes = {"static_n": 40, "seconds": 25.0, "repeats": 2, "least": 16} | words
+    setting = _circle.Setting("s", 8, 64)
+    _circle.measure_loads(
+        served.run,
+        setting,
+        _circle.Lengths(),
+        kept=kept.append,
+        say=said.append,
+        left_s=served.left_s,
+        **sizes,
+    )
+    return [run.name for run in kept], said
+
+
+def test_loads_of_a_slow_engine_last_as_long_as_they_may_not_as_many_requests_as_they_might(monkeypatch):
+    served = Served(rate_rps=2.5, budget_s=1e6)
+    names, _ = loads(served, monkeypatch)
+    assert len(names) == 6
+    half = served.asked[1]
+    assert len(half) == pytest.approx(0.5 * 2.5 * 25, abs=1)
+    assert half.arrival_s[-1] < 40
+
+
+def test_repeats_that_the_time_does_not_allow_are_left_out_and_said(monkeypatch):
+    served = Served(rate_rps=10.0, budget_s=62.0)
+    names, said = loads(served, monkeypatch)
+    assert names[:3] == ["s-static-0", "s-half-0", "s-high-0"]
+    assert len(names) < 6
+    assert served.now < 62.0 + 3
+    assert any("s-high-1 left out" in line and "s are left" in line for line in said)
+
+
+def test_first_runs_share_the_time_that_there_is(monkeypatch):
+    served = Served(rate_rps=10.0, budget_s=24.0)
+    names, _ = loads(served, monkeypatch, repeats=1)
+    assert names == ["s-static-0", "s-half-0", "s-high-0"]
+    assert served.now < 24.0 + 3
+
+
+def test_model_is_chosen_by_the_memory_that_is_free():
+    plans = [_gpu_plan.BIG, _gpu_plan.MIDDLE]
+    assert 26e9 < _gpu_plan.BIG.needs_bytes < 32e9
+    assert _gpu_plan.fitting(plans, 139e9) is _gpu_plan.BIG
+    assert _gpu_plan.fitting(plans, 22e9) is _gpu_plan.MIDDLE
+    assert _gpu_plan.fitting(plans, 4e9) is None
+
+
+@pytest.mark.parametrize("plan", [_gpu_plan.BIG, _gpu_plan.MIDDLE, _gpu_plan.SMALL], ids=lambda p: p.name)
+def test_memory_that_a_plan_needs_is_more_than_its_weights(plan):
+    from lengthwise import catalog
+
+    model = catalog.model_from_config(dict(plan.config), plan.name)
+    weights = catalog.weight_bytes(model, plan.dtype)
+    assert weights + 4e9 < plan.needs_bytes < 1.2 * weights + 15e9
+
+
+def asked(**words):
+    return argparse.Namespace(**{"device": "cuda", "tiny": False, "engine_python": "other", **words})
+
+
+def test_machine_that_lacks_modules_is_told_all_of_them(monkeypatch):
+    monkeypatch.setattr(_gpu_plan, "NEEDED", ("numpy", "no_such_module", "nor_this"))
+    with pytest.raises(_gpu_plan.UnfitError, match=r"needs no_such_module, nor_this in .*pip install"):
+        _gpu_plan.chosen(asked())
+
+
+def test_budget_has_a_last_part_for_what_follows_the_measuring():
+    clock = _gpu_plan.Clock(470.0)
+    assert 400 < clock.to_measure_s() < clock.left_s() <= 470
+    assert _gpu_plan.Clock(0.0).to_measure_s() == 0
+
+
+def test_campaign_imports_no_more_than_it_names():
+    code = """
+import sys
+BLOCKED = {"typer", "rich", "click", "aiohttp", "pydantic", "yaml", "sklearn", "plotly", "tokenizers"}
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+import gpu_campaign, _circle, _continuous, _device
+from lengthwise import simulate, deploy
+from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.profiles import write_profile
+from lengthwise.measure import write_records
+from lengthwise.measure.operators import measure_profile
+from lengthwise.measure.calibrate import calibrate
+print(simulate.__name__)
+"""
+    path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["simulate"], done.stderr
