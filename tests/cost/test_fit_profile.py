@@ -104,6 +104,50 @@ def test_an_error_that_cannot_be_told_is_left_out_and_the_rooflines_counts(tmp_p
     assert [profile_tables(*place, cache=tmp_path)[1] for _ in range(2)] == [report, report]
 
 
+@pytest.fixture(scope="module")
+def several():
+    """A profile whose MLP was measured by three libraries, the second twice as slow, the third three times."""
+    rows = profile(operators=("mlp up",))
+    names, slower, counts = ("cutlass", "Flash_Infer", "triton"), (1, 2, 3), (26, 25, 24)
+    columns = {
+        name: np.concatenate([rows[name][:n] for n in counts]) for name in rows.columns if name != "backend"
+    }
+    columns["seconds"] = columns["seconds"] * np.repeat(slower, counts)
+    return replace(rows, columns={**columns, "backend": np.repeat(names, counts)})
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken", "slower"),
+    [
+        ("", "cutlass taken (the most rows", 1),
+        ("flash_infer", "Flash_Infer taken (as asked", 2),
+        ("TRI", "triton taken (as", 3),
+    ],
+)
+def test_of_several_backends_one_speaks_and_the_others_are_named(several, asked, taken, slower):
+    tables, report = fit_profile(
+        several, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, estimator="tables", backend=asked
+    )
+    alone = fitted(profile(operators=("mlp up",)), estimator="tables")[0]
+    mlp = planted("mlp up", tokens=np.array([16])).seconds[0]
+    assert tables.layer_s[16] - alone.layer_s[16] == pytest.approx((slower - 1) * mlp, abs=0.1 * mlp)
+    (note,) = (note for note in report.notes if "left out" in note)
+    assert f"mlp up: rows of {taken}" in note
+    assert all(name in note for name in ("cutlass", "Flash_Infer", "triton"))
+    assert note in tables.source
+
+
+def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several, tmp_path, monkeypatch):
+    monkeypatch.setattr("lengthwise.cost._profile_cache._cache_folder", lambda _: tmp_path / "cache")
+    write_profile(several, tmp_path / "p.parquet")
+    with pytest.raises(
+        ProfileError, match="no rows of the backend fa3; its backends are: Flash_Infer, cutlass, triton"
+    ):
+        deploy("llama-3.1-8b", "H100", cost=f"profile:{tmp_path / 'p.parquet'}#tables@fa3")
+    made = deploy("llama-3.1-8b", "H100", cost=f"profile:{tmp_path / 'p.parquet'}#@triton")
+    assert "rows of triton taken" in made.cost.source
+
+
 def test_errors_of_where_it_was_measured_are_not_told_elsewhere(measured):
     assert fitted(measured)[0].fit
     assert fitted(measured, tp=4)[0].fit == ()

@@ -16,7 +16,13 @@ from lengthwise import catalog
 from lengthwise.cli._outputs import require_writable
 from lengthwise.cli._show import print_table
 from lengthwise.cost.profiles import write_profile
-from lengthwise.measure.operators import Measurement, OperatorLine, device_kind, measure_operators
+from lengthwise.measure.operators import (
+    Measurement,
+    OperatorLine,
+    device_kind,
+    measure_operators,
+    require_measurable,
+)
 from lengthwise.schema.errors import InputError
 
 _COLUMNS = ("operator", "tp", "points", "spread", "error", "share of a step")
@@ -24,17 +30,29 @@ _ERROR_AIM = 0.05
 
 
 def run(
-    model: str, *, device: str, out: Path | None, resume: bool, budget_s: float, quiet: bool, **settings: Any
+    model: str,
+    *,
+    device: str,
+    dtype: str,
+    tp: Sequence[int],
+    threads: int | None,
+    out: Path | None,
+    resume: bool,
+    budget_s: float,
+    quiet: bool,
+    **settings: Any,
 ) -> None:
     """Measures, writes, prints."""
     spec = catalog.model(model)
+    asked: dict[str, Any] = {"device": device, "dtype": dtype, "tp": tp, "threads": threads}
+    require_measurable(spec, **asked)
     kind = device_kind(device)
     target = out or Path(f"{spec.name.replace('/', '-')}-{kind}.parquet")
     require_writable([target])
     points = _points_file(target, resume=resume)
-    with _shown(budget_s, quiet=quiet) as progress:
+    with keeping(points), _shown(budget_s, quiet=quiet) as progress:
         measured = measure_operators(
-            spec, device=device, budget_s=budget_s, resume=points, progress=progress, **settings
+            spec, **asked, budget_s=budget_s, resume=points, progress=progress, **settings
         )
     write_profile(measured.profile, target)
     _print(measured, target)
@@ -56,6 +74,29 @@ def _points_file(target: Path, *, resume: bool) -> Path:
             f"{points} holds the points of a run that was interrupted: give --resume to go on with it, or delete it"
         )
     return points
+
+
+@contextmanager
+def keeping(points: Path) -> Iterator[None]:
+    """Where a measurement ends early, says where its points are; a file without any is removed."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt) as error:
+        if not _has_points(points):
+            points.unlink(missing_ok=True)
+            raise
+        kept = f"What was measured is kept in {points}; give --resume to go on with it, or delete it"
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo(kept, err=True)
+            raise
+        if type(error) is not InputError:  # of another measurement, or not to be written: these say all
+            raise
+        raise InputError(f"{error} {kept}") from error
+
+
+def _has_points(points: Path) -> bool:
+    """Whether there is more than the line that says what is measured."""
+    return points.is_file() and points.read_bytes().count(b"\n") > 1
 
 
 def _print(measured: Measurement, target: Path) -> None:

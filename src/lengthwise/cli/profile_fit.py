@@ -27,6 +27,10 @@ def run(
     estimator: Annotated[
         str, typer.Option(help="auto, all (the forest, too), physics, linear, monotone, tables or forest.")
     ] = "auto",
+    backend: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Whose kernels, of several measured: a name or a part of it."),
+    ] = "",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences of the largest step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the largest step.")] = 2048,
     max_model_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest request.")] = 8192,
@@ -54,9 +58,8 @@ def run(
     fitted = {}
     for degree in degrees:
         joined = catalog.node(node) if node else catalog.default_node(device, degree)
-        fitted[degree] = fit_profile(
-            rows, spec, device, joined, Parallelism(degree), limits, max_model_len, estimator=estimator
-        )
+        asked = (spec, device, joined, Parallelism(degree), limits, max_model_len)
+        fitted[degree] = fit_profile(rows, *asked, estimator=estimator, backend=backend)
         path = files[degree]
         if path:
             cost.save(fitted[degree][0], path)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import catalog
+from lengthwise.cost.estimators._backends import of_backend
 from lengthwise.cost.estimators._target import Target
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.hardware import GpuSpec
@@ -36,16 +37,16 @@ class Source:
     notes: tuple[str, ...]
 
 
-def rows_for(profile: Profile, target: Target) -> Source:
-    """The rows that may speak of a deployment.
+def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
+    """The rows that may speak of a deployment; of the backend given, where an operator has rows of it.
 
     Raises:
-        ProfileError: Nothing in the profile has the deployment's dtype, or the profile's model or GPU is
+        ProfileError: Nothing in the profile has the deployment's dtype or the backend, or the profile's model or GPU is
             another one that no catalog knows, so that not even the physics can tell the way from it.
     """
     notes: list[str] = []
     rows = _of_dtype(profile, target, notes)
-    rows = _one_backend(rows, notes)
+    rows = of_backend(rows, backend, notes)
     gpu = _measured_gpu(profile, target)
     shard, kernels = rows.where(rows["tp"] > 0), rows.where(rows["tp"] == 0)
     model = _measured_model(profile, target) if len(shard) else target.model
@@ -134,22 +135,3 @@ def _spelt(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 
 def _wide(names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
     return np.asarray(names == "bfloat16")
-
-
-def _one_backend(rows: Profile, notes: list[str]) -> Profile:
-    """Rows of one attention backend each for prompts and decodes: of the one that has most."""
-    keep = np.ones(len(rows), dtype=bool)
-    for operator in rows.operators:
-        own = rows["operator"] == operator
-        names, counts = np.unique(rows["backend"][own], return_counts=True)
-        if len(names) > 1:
-            graphs = np.array(
-                ["graph" in str(name) for name in names]
-            )  # what engines run in steps of decodes
-            best = str(names[np.argmax(counts + graphs * counts.sum())])
-            keep &= ~own | (rows["backend"] == best)
-            others = ", ".join(str(name) for name in names if name != best)
-            notes.append(
-                f"{operator}: rows of {best or 'an unnamed backend'} taken, those of {others} left out"
-            )
-    return rows.where(keep)

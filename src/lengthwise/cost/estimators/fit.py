@@ -47,6 +47,7 @@ def fit_profile(
     max_model_len: int,
     *,
     estimator: str = "auto",
+    backend: str = "",
     host: HostOverhead = HostOverhead(),
 ) -> tuple[CostTables, FitReport]:
     """Cost tables (rule PER_REQUEST) from measured operators, and how good the fit is.
@@ -70,6 +71,8 @@ def fit_profile(
         limits: Largest step and batch, dtypes of weights and cache.
         max_model_len: Tokens of the longest request.
         estimator: "auto" (the best on held-out points, by operator) or one of ESTIMATORS for all.
+        backend: Whose kernels count where an operator was measured with several: a name or a part of it; "" takes
+            the one with most rows.
         host: Overhead of the host where the profile has none.
 
     Raises:
@@ -81,7 +84,7 @@ def fit_profile(
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
     target = Target(model, gpu, node, parallel, limits, max_model_len)
-    source = rows_for(profile, target)
+    source = rows_for(profile, target, backend)
     reach = reach_of(source, target)
     notes = list(source.notes)
     shard = _shard(source, target, reach, estimator, notes)

@@ -26,12 +26,12 @@ def profile_tables(
     *,
     cache: Path | str | None = "user",
 ) -> tuple[CostTables, FitReport]:
-    """``fit_profile`` of "FILE.parquet" or "FILE.parquet#ESTIMATOR".
+    """``fit_profile`` of "FILE.parquet", "FILE.parquet#ESTIMATOR", "FILE.parquet#@BACKEND" or with both.
 
     The result is kept in the user's cache folder by the content of the file, the arguments and the versions.
 
     Args:
-        place: The file, and perhaps an estimator.
+        place: The file, and perhaps an estimator and a backend.
         model: What is served.
         gpu: On what.
         node: What joins the GPUs.
@@ -44,31 +44,32 @@ def profile_tables(
         ProfileError: There is no such file, or it may not speak of this deployment.
         UnknownNameError: There is no such estimator.
     """
-    path, estimator = split_place(place)
+    path, estimator, backend = split_place(place)
     if not path.is_file():
         raise ProfileError(f"there is no file {path}")
+    asked = (model, gpu, node, parallel, limits, max_model_len)
     if cache is None:
-        return fit_profile(
-            read_profile(path), model, gpu, node, parallel, limits, max_model_len, estimator=estimator
-        )
+        return fit_profile(read_profile(path), *asked, estimator=estimator, backend=backend)
     sizes = (limits.max_num_batched_tokens, limits.max_num_seqs, max_model_len)
     dtypes = (limits.weight_dtype, limits.kv_dtype)
-    arguments = (estimator, model, gpu, node, parallel.tp, parallel.pp, *sizes, *dtypes)
+    arguments = (estimator, backend.lower(), model, gpu, node, parallel.tp, parallel.pp, *sizes, *dtypes)
     stored = cache_path(cache, [path], arguments, "profile")
     found = read_cache(stored)
     if found is None:
-        found = fit_profile(
-            read_profile(path), model, gpu, node, parallel, limits, max_model_len, estimator=estimator
-        )
+        found = fit_profile(read_profile(path), *asked, estimator=estimator, backend=backend)
         write_cache(stored, *found)
     return found
 
 
-def split_place(place: str) -> tuple[Path, str]:
-    """(file, estimator) of "FILE" or "FILE#ESTIMATOR"; the estimator is "auto" where none is given."""
-    file, mark, estimator = place.rpartition("#")
+def split_place(place: str) -> tuple[Path, str, str]:
+    """(file, estimator, backend) of "FILE", "FILE#ESTIMATOR", "FILE#@BACKEND" or "FILE#ESTIMATOR@BACKEND".
+
+    Where none is given, the estimator is "auto" and the backend "".
+    """
+    file, mark, asked = place.rpartition("#")
     if not mark:
-        return Path(place), "auto"
-    if estimator not in ESTIMATORS:
+        return Path(place), "auto", ""
+    estimator, _, backend = asked.partition("@")
+    if (estimator or "auto") not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
-    return Path(file), estimator
+    return Path(file), estimator or "auto", backend

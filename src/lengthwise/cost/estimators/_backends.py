@@ -1,0 +1,56 @@
+"""One kernel library of several that a profile measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import ProfileError
+from lengthwise.schema.profile import Profile
+
+
+def of_backend(rows: Profile, asked: str, notes: list[str]) -> Profile:
+    """Rows of one backend an operator: of the one asked for, else of graphs, else of the one that has most.
+
+    Args:
+        rows: Of any backends.
+        asked: A backend's name or a part of it, in any case; "" leaves the choice.
+        notes: Gets which was taken of several, and which others there are.
+
+    Raises:
+        ProfileError: No operator has rows of the backend asked for; lists those that there are.
+    """
+    keep = np.ones(len(rows), dtype=bool)
+    found = False
+    for operator in rows.operators:
+        own = rows["operator"] == operator
+        names, counts = np.unique(rows["backend"][own], return_counts=True)
+        wanted = _matching(names, asked)
+        found = found or bool(asked and wanted.any())
+        if len(names) > 1:
+            best = _best(names, counts, wanted)
+            keep &= ~own | (rows["backend"] == best)
+            notes.append(_told(operator, best, names.tolist(), asked if wanted.any() else ""))
+    if asked and not found:
+        there = ", ".join(sorted(set(rows["backend"].tolist()) - {""})) or "none with a name"
+        raise ProfileError(
+            f"the profile {rows.facts.name} has no rows of the backend {asked}; its backends are: {there}"
+        )
+    return rows.where(keep)
+
+
+def _matching(names: npt.NDArray[np.str_], asked: str) -> npt.NDArray[np.bool_]:
+    return np.array([bool(asked) and asked.lower() in str(name).lower() for name in names], dtype=bool)
+
+
+def _best(names: npt.NDArray[np.str_], counts: npt.NDArray[np.int64], wanted: npt.NDArray[np.bool_]) -> str:
+    """The one asked for; else what engines run in steps of decodes (graphs); else the one with most rows."""
+    graphs = np.array(["graph" in str(name) for name in names])
+    return str(names[np.lexsort((counts, graphs, wanted))[-1]])
+
+
+def _told(operator: str, best: str, names: list[str], asked: str) -> str:
+    others = ", ".join(name or "an unnamed backend" for name in names if name != best)
+    why = "as asked" if asked else "the most rows, or graphs"
+    taken = f"{best or 'an unnamed backend'} taken ({why})"
+    return f"{operator}: rows of {taken}, those of {others} left out; #@NAME chooses"

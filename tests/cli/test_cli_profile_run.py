@@ -1,0 +1,62 @@
+"""A measurement that ends early says where its points are, and leaves no file without any."""
+
+import pytest
+
+from lengthwise.cli._profile_run_page import keeping
+from lengthwise.measure.operators.journal import Journal
+from lengthwise.measure.operators.points import ROWS, Operator, Point
+from lengthwise.measure.operators.timing import Outcome
+from lengthwise.schema.errors import InputError, ProfileError
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return Journal(tmp_path / "p.parquet.points.jsonl", {"model": "m"}, [])
+
+
+def ended_early(journal, error):
+    with keeping(journal.path):
+        raise error
+
+
+def add_a_point(journal):
+    point = Point(Operator("mlp up", ROWS, (1,), (2048,)), (1,))
+    journal.add(Outcome(point, (1e-3,), (1e-3,), ""), 0.1)
+
+
+def test_points_are_named_with_how_to_go_on(journal):
+    add_a_point(journal)
+    with pytest.raises(InputError, match=r"too small\. .* kept in .*points\.jsonl; give --resume"):
+        ended_early(journal, InputError("the budget is too small."))
+    assert journal.path.exists()
+
+
+def test_a_file_without_points_is_removed(journal):
+    with pytest.raises(InputError, match=r"^the budget is too small\.$"):
+        ended_early(journal, InputError("the budget is too small."))
+    assert not journal.path.exists()
+
+
+def test_an_interrupt_says_where_the_points_are(journal, capsys):
+    add_a_point(journal)
+    with pytest.raises(KeyboardInterrupt):
+        ended_early(journal, KeyboardInterrupt())
+    assert "give --resume" in capsys.readouterr().err
+
+
+def test_points_of_another_measurement_are_told_once(journal):
+    add_a_point(journal)
+    with pytest.raises(ProfileError) as caught, keeping(journal.path):
+        Journal(journal.path, {"model": "another"}, [])
+    assert "--resume" not in str(caught.value)
+    assert journal.path.exists()
+
+
+def test_arguments_are_checked_before_the_file_of_points(cli, tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "p.parquet.points.jsonl").write_text("{}\n{}\n")
+    asked = ("profile", "run", "--model", "llama-3.1-8b", "--device", "cpu", "--out", tmp_path / "p.parquet")
+    ended = cli(*asked, "--tp", "7")
+    assert ended.code == 2
+    assert "points.jsonl" not in ended.err
+    assert "--resume" in cli(*asked).err
