@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from _fidelity_overview import figure, number, overview
 
 HERE = Path(__file__).parent
 PAGE = HERE / "fidelity.md"
 RESULTS = HERE.parent / "benchmarks" / "results" / "fidelity.json"
+TOLD = {"interval", "range"}
 GPU = HERE.parent / "benchmarks" / "results" / "gpu" / "rows.json"
 
 HEAD = """\
@@ -29,23 +32,19 @@ python benchmarks/fidelity.py --save     # --only live,recorded,calibrated,silic
 python docs/generate_fidelity.py         # this page, from benchmarks/results/fidelity.json
 ```
 
-Relative errors; in brackets 95 % intervals. How to measure your own is in the
+Relative errors; in brackets 95 % intervals, and where it says so the range over runs. How to measure your own is in the
 [guide to calibration](guide-calibrate.md).
 """
 
-ANCHORS = """\
-## What others state
+OVERVIEW = """\
+## At a glance
 
-In their own words, on their own ground truths, hence not to be read across rows.
+Errors of each ground truth, and what others state in the same columns: in their own words, on their own ground truths,
+hence not to be read across rows but where the runs are the same. A dash: not measured yet, or not stated.
+"""
 
-| system | ground truth | stated error |
-|---|---|---|
-| Vidur ([MLSys '24](https://arxiv.org/abs/2405.05465)) | A100, static and dynamic workloads | P95 of execution time within 3.33 %; normalised latency within 9 % at 85 % of capacity (12.65 % worst) |
-| LLMServingSim 2 ([repository](https://github.com/casys-kaist/LLMServingSim)) | three vLLM runs on profiled GPUs | TPOT within 1.7 %, latency 2.2 %, TTFT +1.3 to -13.6 % |
-| Frontier ([arXiv 2605.21312](https://arxiv.org/abs/2605.21312)) | 16 H800 | latency 6.4 % in one pool, 2.6 % with prefill apart |
-| BLIS ([inference-sim](https://github.com/inference-sim/inference-sim)) | vLLM on H100 | median latency 6.7 %, TTFT 17.6 % (P99 29 %) |
-| SamuLLM (VLDB) | whole offline runs | 17 % with known lengths, 26 % without |
-| AIConfigurator ([issue 1205](https://github.com/ai-dynamo/aiconfigurator/issues/1205)) | A100 SXM, vLLM, reported by a user | TTFT 45 % |
+FIGURES = """\
+## Figures and aims
 """
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -56,8 +55,8 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
             "vLLM 0.32 on one thread of a CPU serves a small model of random weights under two settings of its scheduler "
             "and three loads each, every load three times. Operators are profiled on the same CPU, costs are calibrated "
             "on the static load and on half of the capacity under the first setting, and the same requests of all other "
-            "runs are simulated: 85 % of the capacity, and the other setting. Errors are medians over those runs, in "
-            "brackets the least and the largest; what the engine itself repeats to is the floor."
+            "runs are simulated: 85 % of the capacity, and the other setting. Errors are medians over those runs, with "
+            "the range over them; what the engine itself repeats to is the floor."
         ),
     ),
     (
@@ -84,8 +83,13 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("fidelity.silicon.", "fidelity.argonne."),
         (
             "Mean TTFT and TPOT of models on H100, H200 and B200 under vLLM, SGLang and TensorRT-LLM (AIConfigurator's "
-            "silicon sample), from the roofline alone on pairs of model and GPU that no constant was fitted to, and from "
-            "imported kernel tables; and Argonne's static batches."
+            "silicon sample), in three ways. `shipped` and `shipped_tables` are what `deploy` and `simulate` say: the "
+            "roofline, or imported kernels, with a host by the engine's name, nothing else. `roofline_unseen` and `tables` "
+            "add a front before the engine, waits by an engine's settings and hosts, all fitted on other models and other "
+            "GPUs only, terms that `simulate` does not have. In all of them the roofline's kernel curves were fitted to "
+            "kernels measured on these same GPUs, and whoever chose the form and the first guesses of the fit of hosts "
+            "had seen all points. Headlines are of points whose client is recorded; `all agg points` adds sweeps of "
+            "unknown clients. And Argonne's static batches."
         ),
     ),
     (
@@ -101,53 +105,43 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 
 
-def page() -> str:
-    """The whole page."""
-    rows = list(_rows())
-    parts = [HEAD, _overview(rows), ANCHORS]
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The whole page, of rows as the files of results hold them."""
+    parts = [HEAD, OVERVIEW, overview(rows), FIGURES, _figures(rows)]
     for title, prefixes, about in SECTIONS:
         mine = [row for row in rows if row["name"].startswith(prefixes)]
         parts.append("\n".join([f"## {title}\n", about + "\n", *_section(mine, prefixes)]))
     return "\n".join(parts)
 
 
-def _rows() -> Iterator[dict[str, Any]]:
+def results() -> Iterator[dict[str, Any]]:
+    """The rows that are committed."""
     for path in (RESULTS, GPU):
         if path.exists():
             yield from map(json.loads, path.read_text("utf-8").splitlines())
 
 
-def _overview(rows: list[dict[str, Any]]) -> str:
+def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Those that have an aim."""
     lines = ["| figure | measured | aim | |", "|---|---|---|---|"]
     for row in rows:
         target = row.get("target")
-        if row["value"] is not None and target is not None:
+        if row.get("value") is not None and target is not None:
             met = row["value"] <= target if row["better"] == "lower" else row["value"] >= target
             lines.append(
-                f"| `{row['name']}` | {_value(row)} | {_number(target, row['unit'])} | {'met' if met else 'missed'} |"
+                f"| `{row['name']}` | {figure(row)} | {number(target, row['unit'])} | {'met' if met else 'missed'} |"
             )
     return "\n".join(lines) + "\n"
 
 
-def _value(row: Mapping[str, Any]) -> str:
-    text = _number(row["value"], row["unit"])
-    if row.get("ci"):
-        low, high = (_number(end, row["unit"]).removesuffix(" %") for end in row["ci"])
-        text += f" [{low}, {high}]"
-    return text
-
-
-def _number(value: float, unit: str) -> str:
-    return f"{100 * value:.3g} %" if unit == "relative" else f"{value:.3g} {unit}"
-
-
-def _section(rows: list[dict[str, Any]], prefixes: tuple[str, ...]) -> Iterator[str]:
+def _section(rows: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...]) -> Iterator[str]:
     if not rows:
         yield f"Not measured yet (`{prefixes[0]}`).\n"
     for row in rows:
-        value = "" if row["value"] is None else f": {_value(row)}"
-        yield f"**`{row['name']}`**{value}\n"
-        yield from _details(row["details"], ())
+        told = "" if row.get("value") is None else f": {figure(row)}"
+        yield f"**`{row['name']}`**{told}\n"
+        rest = {key: one for key, one in (row.get("details") or {}).items() if key not in TOLD}
+        yield from _details(rest, ())
 
 
 def _details(details: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
@@ -203,7 +197,7 @@ def _plain(value: Any) -> str:
 
 def main() -> int:
     """Writes the page, or with --check only says whether it is as the results are."""
-    text = page()
+    text = page(list(results()))
     if "--check" in sys.argv[1:]:
         same = PAGE.exists() and PAGE.read_text("utf-8") == text
         if not same:
