@@ -37,6 +37,9 @@ def files(tmp_path):
     run = Measured(engine.simulate(workload, slower), workload, "bench")
     measure.write_records(run, tmp_path / "run.parquet")
     measure.write_records(replace(run, source="simulate"), tmp_path / "simulated.parquet")
+    other = variant.workload(1)
+    as_given = Measured(engine.simulate(other, variant.deployment), other, "bench")
+    measure.write_records(as_given, tmp_path / "as_given.parquet")
     return path, tmp_path / "run.parquet", tmp_path / "cost.npz"
 
 
@@ -79,3 +82,36 @@ def test_a_simulated_run_is_refused(cli, files, tmp_path):
     ended = cli("calibrate", path, tmp_path / "simulated.parquet", "--out", out)
     assert ended.code == 2
     assert "--force" in ended.err
+
+
+def test_tables_that_are_worse_than_those_given_are_not_written_unasked(cli, files, tmp_path):
+    """The run that is held out was of the tables given: whatever is fitted to the other one is worse."""
+    path, run, out = files
+    words = (
+        "calibrate",
+        path,
+        run,
+        "--holdout",
+        tmp_path / "as_given.parquet",
+        "--fit",
+        "work",
+        "--out",
+        out,
+    )
+    ended = cli(*words)
+    assert ended.code == 2
+    assert "--force" in ended.err
+    assert ended.out.startswith("WORSE than the tables given: TTFT")
+    assert not out.exists()
+    forced = cli(*words, "--force")
+    assert forced.code == 0
+    assert forced.out.startswith("WORSE than the tables given: TTFT")
+    assert out.exists()
+
+
+def test_a_run_is_not_held_out_from_itself(cli, files):
+    path, run, out = files
+    ended = cli("calibrate", path, run, "--holdout", run, "--out", out, "--force")
+    assert ended.code == 2
+    assert "given once" in ended.err
+    assert not out.exists()

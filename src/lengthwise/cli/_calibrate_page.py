@@ -40,9 +40,25 @@ def deployment_of(path: Path, settings: list[str] | None, cost: str | None) -> D
     return scenarios.deployment(asked)
 
 
+def require_help(found: Calibration, *, force: bool) -> None:
+    """Nothing, if the calibrated tables are better than those given in something, or at least not worse.
+
+    Raises:
+        InputError: They only made held-out requests worse, and nobody insists.
+    """
+    if not found.helps and not force:
+        raise InputError(
+            "calibrated tables must not only be worse than those given, so none were written: "
+            f"{'; '.join(found.warnings)}. Measure longer or at several loads, name what may move (--fit), or "
+            "write them all the same (--force)"
+        )
+
+
 def show(found: Calibration) -> None:
     """Prints errors, parameters, and how far both may be trusted."""
     out = console()
+    for warning in found.warnings:
+        out.print(warning, highlight=False)
     out.print(f"errors on {found.held_out} held-out requests ({found.split}):", highlight=False)
     print_table(_ERRORS, [_error(score) for score in found.scores], drops=["measured"])
     out.print()
@@ -56,7 +72,10 @@ def trust(found: Calibration) -> list[str]:
     """How far the tables may be trusted, a sentence each."""
     reach = found.tables.reach
     return [
-        f"single steps are off by about {100 * found.log_sd:.2g} % (standard deviation on held-out requests)",
+        (
+            f"requests' mean times between tokens are off by about {100 * found.log_sd:.2g} % (standard deviation over "
+            "held-out requests; single steps may be off by more)"
+        ),
         (
             f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a "
             f"request, {reach.kv_tokens} tokens in the KV cache; beyond that the tables extrapolate"
@@ -83,14 +102,14 @@ def write(found: Calibration, json_file: Path | None, report: Path | None) -> No
 
 def numbers(found: Calibration) -> dict[str, Any]:
     """All that was found but the tables, as JSON takes it."""
-    whole = {
-        field.name: getattr(found, field.name)
-        for field in dataclasses.fields(found)
-        if field.name not in {"tables", "parameters", "scores", "loads"}
-    }
     lists = {
         name: [dataclasses.asdict(x) for x in getattr(found, name)]
-        for name in ("parameters", "scores", "loads")
+        for name in ("parameters", "scores", "changes", "loads")
+    }
+    whole: dict[str, Any] = {"warnings": found.warnings} | {
+        field.name: getattr(found, field.name)
+        for field in dataclasses.fields(found)
+        if field.name not in {"tables", *lists}
     }
     tables = found.tables
     whole["tables"] = {
@@ -106,6 +125,7 @@ def page(found: Calibration) -> str:
     return "\n".join(
         [
             f"# {found.tables.source}",
+            *(f"\n**{warning}**" for warning in found.warnings),
             f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
             _markdown(_ERRORS, [_error(score) for score in found.scores]),
             "",
@@ -138,10 +158,14 @@ def _error(score: Score) -> list[str]:
 def _parameter(p: Parameter) -> list[str]:
     shown = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
     interval = f"{shown(p.low)} to {shown(p.high)}" if p.told else "as before"
-    return [p.label, shown(p.prior), shown(p.value), interval, "yes" if p.told else "no"]
+    told = "no" if not p.told else "yes" if p.value != p.prior else "agrees"
+    before = "-" if p.name == "client" else shown(p.prior)  # no table holds it
+    return [p.label, before, "-" if p.name == "client" and not p.value else shown(p.value), interval, told]
 
 
 def _seconds(value: float) -> str:
+    if value == 0:
+        return "0"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

@@ -59,10 +59,17 @@ def run(
         str | None, typer.Option(metavar="SOURCE", help="The tables to start from, such as roofline.")
     ] = None,
     allow_doubts: Annotated[
-        bool, typer.Option("--allow-doubts", help="Take runs that are partial or otherwise doubtful.")
+        bool,
+        typer.Option(
+            "--allow-doubts", help="Take runs that are partial, of another model or otherwise doubtful."
+        ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Take simulated runs as if they were measured.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Take simulated runs, too, and write tables even if they are worse than those given.",
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the search's draws and of the intervals.")] = 0,
     report: Annotated[
@@ -74,7 +81,11 @@ def run(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
-    """Calibrate a deployment's cost tables to measured runs, and report errors on what was held out."""
+    """Calibrate a deployment's cost tables to measured runs, and report errors on what was held out.
+
+    Tables that only make held-out requests worse are not written. The server's own counters (bench --scrape) are
+    checked against the simulation and not fitted to.
+    """
     from lengthwise import cost as costs
     from lengthwise import measure
     from lengthwise.cli import _calibrate_page as page
@@ -95,10 +106,11 @@ def run(
             allow=allow,
             seed=seed,
         )
-    costs.save(found.tables, out)
-    page.write(found, json, report)
     if not quiet and str(json) != "-":
         page.show(found)
+    page.require_help(found, force=force)
+    costs.save(found.tables, out)
+    page.write(found, json, report)
     if not quiet:
         for path in files:
             typer.echo(f"wrote {path}", err=True)

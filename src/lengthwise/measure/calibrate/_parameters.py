@@ -40,20 +40,29 @@ NAMES = tuple(LABELS)
 
 @dataclass(frozen=True)
 class Knob:
-    """A parameter before it is fitted: ``log(value)`` is believed to be normal about ``log(centre)``."""
+    """A parameter before it is fitted: ``log(value)`` is believed to be normal about ``log(centre)``.
+
+    ``neutral`` is what it is where nobody moves it, which the tables given are: 1, their own host's seconds,
+    or none at all, to which no logarithm comes.
+    """
 
     name: str
     centre: float
     log_sd: float
+    neutral: float
 
     @property
     def unit(self) -> str:
         """What the value is in."""
         return "x" if self.name in PARTS else "s"
 
+    def from_neutral(self, z: float) -> float:
+        """How far ``z`` is from neutral; from none at all the value itself, in standard deviations of its log."""
+        return abs(z) if self.neutral == self.centre else 1.0 / self.log_sd
+
     def value(self, z: float) -> float:
-        """The value that is ``z`` prior standard deviations from the centre."""
-        return self.centre * math.exp(self.log_sd * z)
+        """The value that is ``z`` prior standard deviations from the centre; exactly 0 stands for neutral."""
+        return self.neutral if z == 0.0 else self.centre * math.exp(self.log_sd * z)
 
 
 def knobs(deployment: Deployment, *, logged: bool) -> tuple[Knob, ...]:
@@ -65,17 +74,22 @@ def knobs(deployment: Deployment, *, logged: bool) -> tuple[Knob, ...]:
     """
     cost, parallel = deployment.cost, deployment.parallel
     step_s, sequence_s = _line(cost.host_s)
-    found = [Knob(name, 1.0, _log_sd(cost, name)) for name in PARTS]
+    found = [Knob(name, 1.0, _log_sd(cost, name), 1.0) for name in PARTS]
     if parallel.tp == 1 and parallel.pp == 1:
         found = [knob for knob in found if knob.name != "comm"]
-    seconds = {
-        "host_step": step_s if step_s > 0 else HOST_STEP_S,
-        "host_sequence": sequence_s if sequence_s > 0 else HOST_SEQUENCE_S,
-        "client": CLIENT_S,
-    }
+    seconds = [
+        _seconds("host_step", step_s, HOST_STEP_S),
+        _seconds("host_sequence", sequence_s, HOST_SEQUENCE_S),
+        _seconds("client", 0.0, CLIENT_S),
+    ]
     if logged:
-        seconds["log_step"] = seconds["host_step"]
-    return (*found, *(Knob(name, centre, SECONDS_LOG_SD) for name, centre in seconds.items()))
+        seconds.append(replace(seconds[0], name="log_step"))
+    return (*found, *seconds)
+
+
+def _seconds(name: str, held_s: float, usual_s: float) -> Knob:
+    """Seconds about those that the tables hold, or about what is usual where they hold none."""
+    return Knob(name, held_s if held_s > 0 else usual_s, SECONDS_LOG_SD, held_s)
 
 
 def _log_sd(cost: CostTables, name: str) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.measure.calibrate._runs import Run
-from lengthwise.measure.calibrate.answer import METRICS, Score
+from lengthwise.measure.calibrate.answer import METRICS, Change, Score
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -74,12 +74,39 @@ def _draws(n: int, rng: np.random.Generator) -> Ints:
     return np.asarray(rows.reshape(DRAWS, -1)[:, :n])
 
 
-def log_sd(runs: Sequence[Run], after: Sequence[Mapping[str, Floats]]) -> float:
-    """Spread of log(measured / simulated) of held-out times between tokens about zero, outliers cut.
+def changes(
+    runs: Sequence[Run],
+    before: Sequence[Mapping[str, Floats]],
+    after: Sequence[Mapping[str, Floats]],
+    seed: int,
+) -> tuple[Change, ...]:
+    """By metric, what the calibration changed of single held-out requests' errors, drawn in pairs by blocks."""
+    rng = np.random.default_rng(seed)
+    told = []
+    for metric in METRICS:
+        old, new, drawn = [], [], []
+        for run, a, b in zip(runs, before, after, strict=True):
+            rows = np.flatnonzero(run.held & (run.seconds[metric] > 0))
+            if len(rows):
+                own = [np.abs(x[metric][rows] / run.seconds[metric][rows] - 1) for x in (a, b)]
+                old.append(own[0])
+                new.append(own[1])
+                drawn.append((own[1] - own[0])[_draws(len(rows), rng)])
+        if drawn:
+            low, high = np.quantile(np.concatenate(drawn, axis=1).mean(axis=1), (0.025, 0.975))
+            first, last = (float(np.concatenate(each).mean()) for each in (old, new))
+            told.append(Change(metric, first, last, float(low), float(high)))
+    return tuple(told)
 
-    Of whole latencies where too few requests have tokens enough.
+
+def log_sd(
+    runs: Sequence[Run], after: Sequence[Mapping[str, Floats]], metrics: Sequence[str] = ("tpot", "jct")
+) -> float:
+    """Spread of log(measured / simulated) of held-out seconds about zero, outliers cut.
+
+    Of times between tokens; of whole latencies where too few requests have tokens enough.
     """
-    for metric in ("tpot", "jct"):
+    for metric in metrics:
         logs = [
             np.log(run.seconds[metric][rows] / told[metric][rows])
             for run, told in zip(runs, after, strict=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from lengthwise.schema.cost_tables import CostTables
 
 METRICS = ("ttft", "tpot", "jct")
+WORSE = 0.005
+"""Errors that grow by less than half a percentage point are not worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Parameter:
         name: "work", "prefill", "decode", "comm", "host_step", "host_sequence", "client", "log_step".
         label: What it is, in words.
         unit: "x" (a factor on the tables that were given) or "s".
-        value: What the tables now hold; ``prior`` where the runs could not tell.
+        value: What the tables now hold; ``prior`` where the runs could not tell, and where moving it made
+            them agree no better than noise does.
         low: Lower end of the 95 % interval.
         high: Upper end; where nothing was told, both are what was believed before.
         prior: What the tables said before.
@@ -63,6 +66,30 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What a calibration changed on held-out requests: mean absolute relative errors of single ones.
+
+    ``low`` and ``high`` are the 95 % interval of after - before, request by request.
+    """
+
+    metric: str
+    before: float
+    after: float
+    low: float
+    high: float
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the errors have grown for certain, and by enough to matter."""
+        return self.low > 0 and self.after - self.before > WORSE
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the errors have shrunk for certain."""
+        return self.high < 0
+
+
+@dataclass(frozen=True)
 class Load:
     """A counter that an engine told over time against the simulated one; means in time bins.
 
@@ -89,11 +116,12 @@ class Calibration:
         scores: Errors on held-out requests.
         client_s: Seconds that clients see outside the engine (HTTP, tokenising, network), which no cost
             table holds: add them to TTFT and JCT. 0 where the runs could not tell.
-        log_sd: Standard deviation of log(measured / simulated) of held-out times between tokens.
+        log_sd: Standard deviation of log(measured / simulated) of held-out requests' mean times between tokens.
         split: What was fitted and what was held out, in words.
         fitted: Requests that were fitted to.
         held_out: Requests that were held out.
         simulations: How many simulations it took.
+        changes: By metric, what it changed on held-out requests.
         loads: Running and waiting requests over time, where the engine's were kept.
         notes: What a reader must know.
     """
@@ -107,6 +135,7 @@ class Calibration:
     fitted: int
     held_out: int
     simulations: int
+    changes: tuple[Change, ...] = ()
     loads: tuple[Load, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -119,6 +148,21 @@ class Calibration:
     def not_told(self) -> tuple[Parameter, ...]:
         """The parameters that stay where they were, since the runs say nothing of them."""
         return tuple(p for p in self.parameters if not p.told)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What must be read before all else: where the tables given were better on held-out requests."""
+        return tuple(
+            f"WORSE than the tables given: {c.metric.upper()} of single held-out requests is off by {c.after:.1%}, "
+            f"before by {c.before:.1%} (the difference is {c.low:+.1%} to {c.high:+.1%})"
+            for c in self.changes
+            if c.is_worse
+        )
+
+    @property
+    def helps(self) -> bool:
+        """Whether nothing has become worse on held-out requests, or at least something better."""
+        return not self.warnings or any(c.is_better for c in self.changes)
 
     def __getitem__(self, name: str) -> Parameter:
         return next(p for p in self.parameters if p.name == name)

@@ -11,10 +11,11 @@ import numpy as np
 from lengthwise.measure.calibrate import _parameters as parameters
 from lengthwise.measure.calibrate._checks import check_enough
 from lengthwise.measure.calibrate._loads import loads_of
+from lengthwise.measure.calibrate._part_errors import part_errors
 from lengthwise.measure.calibrate._problem import Problem
 from lengthwise.measure.calibrate._reach import reach_of
 from lengthwise.measure.calibrate._runs import simulated
-from lengthwise.measure.calibrate._scores import log_sd, scores
+from lengthwise.measure.calibrate._scores import changes, log_sd, scores
 from lengthwise.measure.calibrate._solve import Solution, solve
 from lengthwise.measure.calibrate._split import Split, split_of
 from lengthwise.measure.calibrate.answer import Calibration, Parameter
@@ -95,19 +96,18 @@ def _answer(
 ) -> Calibration:
     values = problem.values(solution.z)
     found = _parameters(problem, solution)
-    client_s = values["client"] if any(p.name == "client" and p.told for p in found) else 0.0
-    values["client"] = client_s
+    client_s = values["client"]
     new = {id(run): problem.simulate(run, values, keep_steps=KEEP_STEPS) for run in split.runs}
     old = {id(run): problem.simulate(run, {}) for run in split.held}
     after = [simulated(new[id(run)], client_s) for run in split.held]
-    told = [
-        score
-        for run, mine in zip(split.held, after, strict=True)
-        for score in scores(run, simulated(old[id(run)], 0.0), mine, seed)
-    ]
-    spread = log_sd(split.held, after)
+    before = [simulated(old[id(run)], 0.0) for run in split.held]
+    each = zip(split.held, before, after, strict=True)
+    told = [score for run, first, mine in each for score in scores(run, first, mine, seed)]
+    spread, ttft = log_sd(split.held, after), log_sd(split.held, after, ("ttft",))
+    shares = {knob.name: float(x) for knob, x in zip(problem.knobs, solution.share, strict=True)}
     reach = reach_of(split.fitted, [new[id(run)] for run in split.fitted], deployment)
-    tables = _tables(deployment.cost, values, found, spread, reach, split)
+    errors = part_errors(deployment.cost, found, shares, spread, ttft)
+    tables = _tables(deployment.cost, values, errors, reach, split)
     return Calibration(
         tables=tables,
         parameters=found,
@@ -118,54 +118,41 @@ def _answer(
         fitted=sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
         held_out=sum(int((run.held & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
         simulations=problem.simulations,
+        changes=changes(split.held, before, after, seed),
         loads=tuple(load for run in split.held for load in loads_of(run, old[id(run)], new[id(run)])),
         notes=(*split.notes, *_notes(found, client_s, fit)),
     )
 
 
 def _parameters(problem: Problem, solution: Solution) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(
-            name=knob.name,
-            label=parameters.LABELS[knob.name],
-            unit=knob.unit,
-            value=knob.value(float(z)),
-            low=knob.value(float(z - 1.96 * sd)),
-            high=knob.value(float(z + 1.96 * sd)),
-            prior=knob.centre,
-            told=bool(told),
-            effect=float(effect),
-        )
-        for knob, z, sd, told, effect in zip(
-            problem.knobs, solution.z, solution.sd, solution.told, solution.effect, strict=True
-        )
+    return tuple(_parameter(knob, solution, k) for k, knob in enumerate(problem.knobs))
+
+
+def _parameter(knob: parameters.Knob, solution: Solution, k: int) -> Parameter:
+    """One that was told but not moved has an interval about where it would have moved to, and neutral in it."""
+    z, best, sd = (float(column[k]) for column in (solution.z, solution.best, solution.sd))
+    about, value = (best if z == 0.0 else z), knob.value(z)
+    low, high = (knob.centre * math.exp(knob.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
+    return Parameter(
+        name=knob.name,
+        label=parameters.LABELS[knob.name],
+        unit=knob.unit,
+        value=value,
+        low=min(low, value),
+        high=max(high, value),
+        prior=knob.neutral,
+        told=bool(solution.told[k]),
+        effect=float(solution.effect[k]),
     )
 
 
 def _tables(
-    cost: CostTables,
-    values: Mapping[str, float],
-    found: Sequence[Parameter],
-    spread: float,
-    reach: Reach,
-    split: Split,
+    cost: CostTables, values: Mapping[str, float], errors: tuple[PartError, ...], reach: Reach, split: Split
 ) -> CostTables:
-    """The tables with what is now known of their errors: those of parts that nobody could tell stay."""
-    parts = [
-        PartError(part, max(log_sd, 0.0))
-        for p in found
-        if not p.told and p.name in parameters.PARTS
-        for part in parameters.PARTS[p.name]
-        for log_sd in (math.log(p.high / p.prior) / 1.96,)
-    ]
+    """The tables with what is now known of their errors."""
     source = f"{cost.source or 'tables'}, calibrated to {len(split.fitted)} measured run"
     source += "s" if len(split.fitted) > 1 else ""
-    return replace(
-        parameters.apply(cost, values),
-        source=source,
-        errors=(PartError("step", spread), *parts),
-        reach=reach,
-    )
+    return replace(parameters.apply(cost, values), source=source, errors=errors, reach=reach)
 
 
 def _notes(found: Sequence[Parameter], client_s: float, fit: Sequence[str] | None) -> list[str]:
@@ -175,6 +162,8 @@ def _notes(found: Sequence[Parameter], client_s: float, fit: Sequence[str] | Non
             f"clients wait {1e3 * client_s:.3g} ms outside the engine, which cost tables do not hold: "
             "add it to simulated TTFT and JCT"
         )
+    if not any(p.value != p.prior for p in found):
+        notes.append("the tables given agree with the runs: nothing was moved, since no move beats noise")
     asked = [p for p in found if not p.told and (fit is None or p.name in fit)]
     if asked:
         notes.append(f"these runs cannot tell, and so left as they were: {'; '.join(p.label for p in asked)}")
