@@ -1,0 +1,28 @@
+"""Examples of the help fit a terminal."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+from lengthwise import cli
+
+MODULES = [
+    f"lengthwise.cli.{found.name}" for found in pkgutil.iter_modules(cli.__path__) if found.name != "__main__"
+]
+
+
+def examples(module: str) -> list[str]:
+    told = getattr(importlib.import_module(module), "EXAMPLES", "")
+    return [line for line in told.splitlines() if line.startswith("  lengthwise ")]
+
+
+def test_commands_have_examples() -> None:
+    assert len([module for module in MODULES if examples(module)]) >= 8
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_are_at_most_100_columns_wide(module) -> None:
+    assert [line for line in examples(module) if len(line) > 100] == []
