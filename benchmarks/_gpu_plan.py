@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
+import shutil
 import sys
+import tempfile
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 BLOCK = 32
@@ -127,6 +132,17 @@ def lacking(names: Sequence[str]) -> list[str]:
 def fitting(plans: Sequence[Plan], free_bytes: float) -> Plan | None:
     """The first plan that the free memory suffices for."""
     return next((plan for plan in plans if plan.needs_bytes <= free_bytes), None)
+
+
+def as_installed(checkout: Path) -> str:
+    """A folder for sys.path that tells the version of a checkout, as an installation would."""
+    about = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    folder = Path(tempfile.mkdtemp(prefix="lengthwise-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    told = folder / f"{about['name']}-{about['version']}.dist-info" / "METADATA"
+    told.parent.mkdir()
+    told.write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    return str(folder)
 
 
 class UnfitError(Exception):

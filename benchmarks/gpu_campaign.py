@@ -19,18 +19,19 @@ import os
 import platform
 import sys
 import threading
+import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from _gpu_plan import BLOCK, TINY, Clock, Plan, UnfitError, chosen
+from _gpu_plan import BLOCK, TINY, Clock, Plan, UnfitError, as_installed, chosen
 
 __all__ = ["TINY"]
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 GRACE_S = 5.0
 RESULTS = HERE / "results" / "gpu"
 if importlib.util.find_spec("lengthwise") is None:
-    sys.path.insert(0, str(HERE.parent / "src"))
+    sys.path[:0] = [str(HERE.parent / "src"), as_installed(HERE.parent)]
 
 
 def main() -> int:
@@ -134,8 +135,9 @@ class Campaign:
             write_profile(profile, self.out / "profile.parquet")
             self.say("; ".join((f"profile of {len(profile)} points", *profile.facts.notes)))
             tables, _ = fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)
-        except InputError as error:
-            self.say(f"no profile, the roofline stands for it: {error}")
+        except Exception as error:  # noqa: BLE001 - nobody is there to start the rest again
+            told = error if isinstance(error, InputError) else traceback.format_exc()
+            self.say(f"no profile, the roofline stands for it: {told}")
             return d.cost
         finally:
             free(self.device)

@@ -10,6 +10,7 @@ The first line on stdout is "ready" and the engine's facts. Nothing but torch an
 """
 
 import argparse
+import gc
 import inspect
 import json
 import os
@@ -64,6 +65,8 @@ def made_model(given):
             errors.append(f"{attention}: {error}")
         else:
             return model, manager, attention
+        model = None  # or two of them would be on the device
+        gc.collect()
     sys.exit("no attention that continuous batching takes: " + "; ".join(errors))
 
 
@@ -216,7 +219,7 @@ class Engine:
 def facts(given, engine):
     """What runs: versions, device, limits."""
     cuda = given.device != "cpu"
-    limits = engine.manager.continuous_batching_config if cuda else None
+    limits = getattr(engine.manager, "continuous_batching_config", None) if cuda else None
     found = {
         "engine": f"transformers {transformers.__version__} continuous batching",
         "torch": torch.__version__,

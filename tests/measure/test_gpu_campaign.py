@@ -170,12 +170,12 @@ def test_budget_has_a_last_part_for_what_follows_the_measuring():
 def test_campaign_imports_no_more_than_it_names():
     code = """
 import sys
-BLOCKED = {"typer", "rich", "click", "aiohttp", "pydantic", "yaml", "sklearn", "plotly", "tokenizers"}
-class Block:
+from importlib.machinery import PathFinder
+BLOCKED = {"typer", "rich", "click", "aiohttp", "pydantic", "yaml", "sklearn", "plotly", "pandas", "tokenizers"}
+class Without:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in BLOCKED:
-            raise ImportError(name)
-sys.meta_path.insert(0, Block())
+        return None if name.split(".")[0] in BLOCKED else PathFinder.find_spec(name, path, target)
+sys.meta_path[:] = [Without() if one is PathFinder else one for one in sys.meta_path]
 import gpu_campaign, _circle, _continuous, _device
 from lengthwise import simulate, deploy
 from lengthwise.cost.estimators import fit_profile
@@ -183,6 +183,7 @@ from lengthwise.cost.profiles import write_profile
 from lengthwise.measure import write_records
 from lengthwise.measure.operators import measure_profile
 from lengthwise.measure.calibrate import calibrate
+import polars
 print(simulate.__name__)
 """
     path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
@@ -194,3 +195,11 @@ print(simulate.__name__)
         check=False,
     )
     assert done.stdout.split() == ["simulate"], done.stderr
+
+
+def test_checkout_that_is_not_installed_tells_its_version():
+    import importlib.metadata
+
+    folder = _gpu_plan.as_installed(BENCHMARKS.parent)
+    (found,) = importlib.metadata.distributions(name="lengthwise", path=[folder])
+    assert found.version == importlib.metadata.version("lengthwise")

@@ -1,4 +1,4 @@
-# ruff: noqa: N802, SLF001
+# ruff: noqa: N802
 """What happens when a GPU is full, refuses, or breaks: control flow alone, by a torch of our own without numbers."""
 
 import contextlib
