@@ -10,7 +10,9 @@ from lengthwise.cost._efficiency import kernels_of
 from lengthwise.cost._operators import Operators
 from lengthwise.cost._shard import shard_of
 from lengthwise.cost.roofline import ENGINE_HOSTS
+from lengthwise.engine import deploy, simulate
 from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.schema.workload import Workload
 
 AIC = "data/profiles/aiconfigurator"
 
@@ -235,3 +237,42 @@ def time_per_token_ms(row):
 
     decode_s = step_s(decode_seqs=clients, kv_tokens=int(clients * (isl + osl / 2)))
     return 1e3 * (decode_s + (clients - 1) * step_s(prefill=[(isl, 0)]) / osl)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "bounds"), [("H100", (0.08, 0.22)), ("H200", (0.065, 0.14)), ("B200", (0.09, 0.21))]
+)
+def test_what_ships_tells_the_time_per_token_of_vllm(shared, gpu, bounds):
+    """``deploy`` with the engine's host by name and the engine in a closed loop, nothing else."""
+    rows = pl.read_csv(shared(f"{AIC}/silicon_sample.csv.gz"), infer_schema_length=None).filter(
+        pl.col("mode") == "agg",
+        pl.col("backend") == "vllm",
+        pl.col("model_path") == "meta-llama/Llama-3.1-70B",
+        pl.col("system") == f"{gpu.lower()}_sxm",
+        pl.col("tp_size").is_in([2, 8]),
+    )
+    rows = rows.to_dicts()
+    assert len(rows) >= 30
+    said = np.array([simulated_ms(row, gpu) for row in rows])
+    check_errors(said, np.array([row["silicon_tpot_ms"] for row in rows]), *bounds)
+
+
+def simulated_ms(row, gpu):
+    clients = int(row["silicon_data_source"].split("silicon_concurrency=")[1].split(";")[0])
+    longest = row["isl"] + row["osl"] + 1
+    dtype = DTYPES[row["gemm_quant_mode"]]
+    limits = EngineLimits(
+        max_num_seqs=clients,
+        max_num_batched_tokens=8192,
+        max_model_len=longest,
+        weight_dtype=dtype,
+        kv_dtype="fp8",
+    )
+    deployment = deploy("llama-3.1-70b", gpu, tp=row["tp_size"], limits=limits, host="vllm")
+    rng, n = np.random.default_rng(0), 4 * clients
+    isl, osl = (rng.integers(int(0.8 * row[side]), row[side], n, endpoint=True) for side in ("isl", "osl"))
+    requests = simulate(
+        Workload(np.zeros(n), isl, osl, concurrency=clients), deployment, keep_steps=0
+    ).requests
+    return 1e3 * np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1))
