@@ -42,7 +42,7 @@ def slowed(path, factor):
 def test_import_writes_a_profile_and_says_what_is_in_it(cli, folder, tmp_path):
     ended = cli("profile", "import", "llmservingsim", folder, "--out", tmp_path / "p.parquet")
     assert ended.code == 0
-    assert "64 points of 1 operators: llama-3.1-8b at TP 1 on H100" in ended.out
+    assert "64 points of 1 operator: llama-3.1-8b at TP 1 on H100" in ended.out
     assert "tp 1 has no attention.csv" in ended.out
     profile = read_profile(tmp_path / "p.parquet")
     assert profile["seconds"][0] == pytest.approx(101e-6)

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cost"))
@@ -14,6 +15,11 @@ from lengthwise.cost import load
 from lengthwise.cost.profiles import write_profile
 
 ASKED = ("--model", "llama-3.1-8b", "--gpu", "H100", "--max-num-seqs", 32, "--max-model-len", 2048)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("lengthwise.cost._profile_cache._cache_folder", lambda _: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +46,69 @@ def test_a_file_of_tables_for_each_degree(cli, path, tmp_path):
     assert any("carried to TP 4 by physics" in note for note in four["notes"])
     assert four["errors"]["layer"] > one["errors"]["layer"]
     assert load(tmp_path / "t-tp4.npz").source == four["source"]
+
+
+@pytest.fixture(scope="module")
+def one_operator(tmp_path_factory):
+    folder, rows = tmp_path_factory.mktemp("one"), profile(operators=("mlp up",))
+    for n in (1, 2, len(rows)):
+        write_profile(rows.where(np.arange(len(rows)) < n), folder / f"{n}.parquet")
+    return folder, len(rows)
+
+
+def test_one_operator_is_shown_and_fitted(cli, one_operator):
+    folder, n = one_operator
+    shown = cli("profile", "show", folder / f"{n}.parquet")
+    assert (shown.code, shown.out.count("mlp up")) == (0, 2)
+    done = cli("profile", "fit", folder / f"{n}.parquet", *ASKED)
+    assert done.code == 0, done.err
+    assert "learnt from the profile: mlp up (" in done.out
+    assert "from the roofline: decode: decode attention" in done.out
+    assert "the edges themselves never count" in done.out
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_operator_of_few_points_says_that_no_error_can_be_told(cli, one_operator, n):
+    folder, _ = one_operator
+    assert cli("profile", "show", folder / f"{n}.parquet").code == 0
+    done = cli("profile", "fit", folder / f"{n}.parquet", *ASKED)
+    assert done.code == 0, done.err
+    assert "TP 1: too few points to hold any out" in done.out
+    assert "too few points to tell an error of mlp up" in done.out
+    assert "nan" not in done.out
+
+
+def test_few_points_simulate_without_an_error_that_is_no_number(cli, one_operator, scenario_file, tmp_path):
+    folder, _ = one_operator
+    asked = ("simulate", scenario_file, "--set", "deployment.model=llama-3.1-8b", "--cost")
+    done = cli(*asked, f"profile:{folder / '2.parquet'}", "--json", tmp_path / "f.json")
+    assert done.code == 0, done.err
+    assert "too few points to tell an error of mlp up" in done.out
+    assert "nan" not in done.out
+    json.loads((tmp_path / "f.json").read_text(), parse_constant=lambda _: pytest.fail("not JSON"))
+
+
+def test_errors_of_another_gpu_are_called_so(cli, path, scenario_file):
+    done = cli("profile", "fit", path, "--model", "llama-3.1-8b", "--gpu", "A100-80GB")
+    assert "of where they were measured" in done.out
+    asked = (
+        "simulate",
+        scenario_file,
+        "--set",
+        "deployment.model=llama-3.1-8b",
+        "--set",
+        "deployment.gpu=A100-80GB",
+    )
+    done = cli(*asked, "--cost", f"profile:{path}")
+    assert done.code == 0, done.err
+    assert "measured on H100, carried to A100-80GB" in done.out
+    assert "cross-validated" not in done.out
+
+
+def test_a_backend_that_is_not_there_is_said_in_a_sentence(cli, path):
+    done = cli("profile", "fit", path, *ASKED, "--backend", "flashinfer")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "no rows of the backend flashinfer; its backends are: none with a name" in done.err
 
 
 def test_what_cannot_be_fitted_is_said_in_a_sentence(cli, path, tmp_path):

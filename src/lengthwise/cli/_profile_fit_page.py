@@ -14,6 +14,11 @@ from lengthwise.cost import FitReport
 from lengthwise.schema.cost_tables import CostTables
 
 _REGIONS = ("inside", "small", "medium", "large", "beyond")
+_HELD_OUT = "errors on held-out points, median (95th percentile)"
+_WHERE = ", of where they were measured"
+_COARSE = 0.02
+"""Percentages from here on are told without a digit after the point."""
+
 Fitted = Mapping[int, tuple[CostTables, FitReport]]
 
 
@@ -31,13 +36,20 @@ def show(fitted: Fitted, files: Mapping[int, Path | None], *, as_json: bool) -> 
 
 
 def _show_one(degree: int, tables: CostTables, report: FitReport) -> None:
+    if report.compared:
+        _print_compared(f"TP {degree}: {_HELD_OUT}{'' if tables.fit else _WHERE}", report)
+    else:
+        typer.echo(f"TP {degree}: too few points to hold any out")
+    for line in _lines(tables, report):
+        typer.echo(line)
+
+
+def _print_compared(title: str, report: FitReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
     picked = dict(report.picked)
-    table = Table(
-        title=f"TP {degree}: errors on held-out points, median (95th percentile)", title_justify="left"
-    )
+    table = Table(title=title, title_justify="left")
     for column in ("operator", "estimator", "points", *_REGIONS):
         table.add_column(
             column, justify="left" if column in ("operator", "estimator") else "right", no_wrap=True
@@ -51,12 +63,12 @@ def _show_one(degree: int, tables: CostTables, report: FitReport) -> None:
         last = operator
     Console(width=120).print(table)
     typer.echo("* taken: the smallest root-mean-square error inside; with that beyond where steps go there")
-    for line in _lines(tables, report):
-        typer.echo(line)
+    typer.echo("inside: between the outermost points of every axis; the edges themselves never count")
 
 
 def _lines(tables: CostTables, report: FitReport) -> list[str]:
-    lines = [f"from the roofline: {filled}" for filled in report.filled]
+    lines = [f"learnt from the profile: {', '.join(f'{name} ({by})' for name, by in report.picked)}"]
+    lines += [f"from the roofline: {filled}" for filled in report.filled]
     lines += [f"note: {note}" for note in report.notes]
     errors = ", ".join(f"{error.part} {error.log_sd:.1%}" for error in tables.errors)
     lines.append(f"one standard deviation of each part as a whole: {errors}")
@@ -75,7 +87,10 @@ def _rows(report: FitReport) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _cell(fit: Any) -> str:
-    return f"{fit.median_error:.1%} ({fit.p95_error:.0%})" if fit is not None else "-"
+    if fit is None:
+        return "-"
+    digits = 0 if fit.p95_error >= _COARSE else 1
+    return f"{fit.median_error:.1%} ({fit.p95_error:.{digits}%})"
 
 
 def _told(degree: int, tables: CostTables, report: FitReport, path: Path | None) -> dict[str, Any]:

@@ -64,11 +64,16 @@ def _imported(read: Callable[[], Profile], out: Path) -> None:
     degrees = ", ".join(map(str, profile.tensor_parallel))
     what = f"{profile.facts.model} at TP {degrees}" if degrees else "kernels of no model"
     typer.echo(
-        f"{len(profile):,} points of {len(profile.operators)} operators: {what} on {profile.facts.gpu}"
+        f"{_counted(len(profile), 'point')} of {_counted(len(profile.operators), 'operator')}: {what} on "
+        f"{profile.facts.gpu}"
     )
     for note in profile.facts.notes:
         typer.echo(f"  {note}")
     typer.echo(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB) in {took_s:.1f} s")
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def show(file: Path, *, report: Path | None, json_file: str | None) -> None:
@@ -124,7 +129,7 @@ def _row(one: OperatorView) -> list[str]:
         one.dtype or "-",
         f"{len(one.rows):,}",
         axes_text(one),
-        f"{time_text(low)} to {time_text(high)}",
+        time_text(low) if low == high else f"{time_text(low)} to {time_text(high)}",
         share_text(one.spread),
         share_text(one.median.roofline if one.median else None),
         share_text(one.best.roofline if one.best else None),

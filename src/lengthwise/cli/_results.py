@@ -25,8 +25,9 @@ def show(asked: Scenario, results: list[Result]) -> None:
         out.print(asked.description, style="dim")
     out.print(report.table(results))
     for costs in {id(r.deployment.cost): r.deployment.cost for r in results if r.deployment}.values():
-        if costs.fit:
-            out.print(f"costs: {costs.source}, {fit_note(costs)}", style="dim", highlight=False)
+        if costs.fit or costs.source.startswith("profile "):
+            told = f", {fit_note(costs)}" if costs.fit else ""
+            out.print(f"costs: {costs.source}{told}", style="dim", highlight=False)
 
 
 def results_of(outcomes: list[Outcome]) -> list[Result]:

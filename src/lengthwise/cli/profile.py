@@ -11,17 +11,17 @@ from lengthwise.cli import profile_fit, profile_run
 
 EXAMPLES = """\b
 Examples:
-  lengthwise profile import llmservingsim RTXPRO6000/meta-llama/Llama-3.1-8B/bf16 --out pro6000.parquet
-  lengthwise profile import aiconfigurator systems/data --system h200_sxm --out h200.parquet
-  lengthwise profile show pro6000.parquet --report pro6000.html
+  lengthwise profile import llmservingsim RTXPRO6000/meta-llama/Llama-3.1-8B/bf16 --out p.parquet
+  lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet
+  lengthwise profile show p.parquet --report p.html
   lengthwise profile check new.parquet old.parquet
 """
 
 IMPORT_EXAMPLES = """\b
 Examples:
-  lengthwise profile import vidur data/profiling --model llama-2-70b --device a100 --out a100.parquet
-  lengthwise profile import llmservingsim RTXPRO6000/meta-llama/Llama-3.1-8B/bf16 --out pro6000.parquet
-  lengthwise profile import aiconfigurator systems/data --system h200_sxm --out h200.parquet
+  lengthwise profile import vidur data/profiling --model llama-2-70b --device a100 --out p.parquet
+  lengthwise profile import llmservingsim RTXPRO6000/meta-llama/Llama-3.1-8B/bf16 --out p.parquet
+  lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet
 """
 
 app = typer.Typer(
