@@ -20,6 +20,7 @@ from lengthwise.schema.errors import InputError, ProfileError
 pytestmark = pytest.mark.torch
 
 SMALL = {"max_tokens": 128, "max_seqs": 8, "max_context": 256, "threads": 1, "device": "cpu"}
+BUDGET_S = 12
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -41,7 +42,7 @@ def tiny():
 def measured():
     torch_module()  # its import takes seconds of its own
     started = time.perf_counter()
-    got = measure_operators(tiny(), budget_s=20, **SMALL)
+    got = measure_operators(tiny(), budget_s=BUDGET_S, target=0.0, **SMALL)
     return got, time.perf_counter() - started
 
 
@@ -53,7 +54,7 @@ def test_every_operator_of_the_model_has_rows(measured):
 
 
 def test_budget_is_kept_within_a_few_seconds(measured):
-    assert measured[1] < 25
+    assert 0.9 * BUDGET_S < measured[1] < BUDGET_S + 5
 
 
 def test_seconds_grow_with_tokens_and_flops_are_sane(measured):
