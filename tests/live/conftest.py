@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # the circle that the benchmarks measure is the one that is tested
+sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,16 @@ def test_a_known_error_is_found_everywhere(run) -> None:
     assert 0 < by_metric["jct"].kolmogorov_smirnov < 0.5
 
 
+def test_the_least_error_is_the_near_end_of_its_interval() -> None:
+    def least(a: float, *ends: float) -> float:
+        return MetricError("jct", "p50", a, 1.0, *ends).least
+
+    assert least(1.3, 0.1, 0.4) == 0.1
+    assert least(0.7, -0.4, -0.1) == 0.1
+    assert least(1.05, -0.1, 0.2) == 0.0
+    assert least(0.7) == pytest.approx(0.3)
+
+
 def test_points_are_those_of_numpy(run) -> None:
     found = compare(run, run)
     jct = run.records.requests.finished_s - run.records.requests.arrival_s

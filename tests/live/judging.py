@@ -1,0 +1,63 @@
+"""When a prediction is too far off: bounds that noise widens, up to an end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
+
+from lengthwise.measure.calibrate import Iterations
+
+METRICS = ("jct_p50", "jct_p95", "ttft_p50", "tpot_p50")
+OVER_LOADS = ("jct_p50", "jct_p95", "tpot_p50")
+"""Judged over all loads, too. Of so small a model TTFT below capacity is milliseconds of HTTP."""
+ENOUGH = 5
+WITHIN = 0.35
+"""Of the measured median, and as much again as the engine's own repeats lie apart."""
+MOST = 0.60
+"""Whatever the repeats do."""
+TOO_NOISY = 0.50
+"""Where repeats of the very same requests lie further from their median, nothing can be judged."""
+
+Errors = Mapping[str, Mapping[str, float]]
+
+
+def drift(learnt: Iterations, told: Iterations, seats: int) -> float:
+    """How much faster or slower the machine did the very same steps in one log than in the other, relative.
+
+    Of steps of as many decodes and no prompt, up to ``seats``, the medians; over these steps the median.
+    """
+    off = []
+    for decodes in range(1, seats + 1):
+        seconds = [
+            log.seconds[(log.prefill_tokens == 0) & (log.decode_seqs == decodes)] for log in (learnt, told)
+        ]
+        if min(map(len, seconds)) >= ENOUGH:
+            off.append(abs(float(np.median(seconds[0]) / np.median(seconds[1])) - 1))
+    return statistics.median(off) if off else 0.0
+
+
+def judged(errors: Errors, apart: Errors, each: str) -> tuple[list[str], list[str]]:
+    """What is too far off, and what was too noisy to tell, in words.
+
+    Args:
+        errors: By load and metric: simulated against the median of the measured repeats, relative.
+        apart: By load and metric: how far repeats lie from their median, and the machine's drift.
+        each: The load of which every metric is judged by itself; of all together the median is.
+    """
+    wrong, noisy = [], []
+    for metric in METRICS:
+        cases = {each: (abs(errors[each][metric]), apart[each][metric])}
+        if metric in OVER_LOADS:
+            error, spread = (
+                statistics.median(abs(of[load][metric]) for load in errors) for of in (errors, apart)
+            )
+            cases["the median load"] = (error, spread)
+        for name, (error, spread) in cases.items():
+            told = f"{metric} of {name}: {error:.0%} off, repeats {spread:.0%} apart"
+            if spread > TOO_NOISY:
+                noisy.append(told)
+            elif error > min(MOST, WITHIN + spread):
+                wrong.append(told)
+    return wrong, noisy
