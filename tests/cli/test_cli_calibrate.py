@@ -84,6 +84,7 @@ def test_a_simulated_run_is_refused(cli, files, tmp_path):
     assert "--force" in ended.err
 
 
+@pytest.mark.slow
 def test_tables_that_are_worse_than_those_given_are_not_written_unasked(cli, files, tmp_path):
     """The run that is held out was of the tables given: whatever is fitted to the other one is worse."""
     path, run, out = files

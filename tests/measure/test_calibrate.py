@@ -301,6 +301,22 @@ def test_several_loads_of_long_contexts_tell_decode_attention_apart(deployment):
     assert calibration["decode"].value > 1.2
 
 
+@pytest.mark.slow
+def test_a_machine_that_drifts_from_run_to_run_widens_intervals(deployment):
+    """Repeats that lie 15 % about the tables given move nothing; equally many that agree do."""
+    workload, held = requests(n=60), measured(requests(3.0, 60, seed=5), deployment, {}, seed=5)
+
+    def fitted(*works):
+        runs = [measured(workload, deployment, {"work": w}, seed=k) for k, w in enumerate(works)]
+        return calibrate(runs, deployment, holdout=[held], fit=["work"])["work"]
+
+    drifted, steady = fitted(0.85, 1.24, 1.17), fitted(1.08, 1.08, 1.08)
+    assert drifted.value == drifted.prior == 1.0
+    assert drifted.low < 0.95
+    assert drifted.high > 1.2
+    assert 1.0 < steady.low <= 1.08 <= steady.high < 1.16
+
+
 def test_repeats_of_a_load_are_held_out_together(deployment):
     runs = [
         measured(requests(rate, 60, seed=int(rate)), deployment, seed=repeat)
