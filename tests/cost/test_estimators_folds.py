@@ -52,7 +52,7 @@ def test_errors_beyond_the_points_are_larger_than_between_them(name):
 
 def test_auto_takes_the_smallest_error_on_unseen_points():
     points = planted("mlp up", noise=0.02)
-    judged = judge(points, "auto", beyond=False, elsewhere=False)
+    judged = judge(points, "auto", beyond=False)
     sds = {
         n: np.sqrt(np.mean(held_out(n, LEARNERS[n], points).inside ** 2))
         for n in ("physics", "tables", "linear")
@@ -83,14 +83,17 @@ def test_both_halves_of_a_place_agree_among_estimators():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_too_few_points_tell_no_error(n):
-    judged = judge(planted("mlp up", tokens=2 ** np.arange(n)), "auto", beyond=True, elsewhere=False)
+    judged = judge(planted("mlp up", tokens=2 ** np.arange(n)), "auto", beyond=True)
     assert judged.log_sd is None
     assert judged.summary() is None
 
 
-def test_only_physics_speaks_of_other_shapes_and_with_twice_its_error():
+@pytest.mark.parametrize(("carried", "factor"), [(["tp"], 1.6), (["gpu"], 2.3), (["tp", "model"], 2.4)])
+def test_only_physics_speaks_of_other_shapes_and_with_more_than_its_error(carried, factor):
     points = planted("mlp up", noise=0.02)
-    here, far = (judge(points, "physics", beyond=True, elsewhere=away) for away in (False, True))
-    assert far.log_sd == pytest.approx(2 * here.log_sd)
+    here, far = (judge(points, "physics", beyond=True, carried=what) for what in ((), carried))
+    assert far.log_sd == pytest.approx(factor * here.log_sd)
+    assert here.summary() is not None
+    assert far.summary() is None
     with pytest.raises(ProfileError, match="only the estimator physics"):
-        judge(points, "monotone", beyond=False, elsewhere=True)
+        judge(points, "monotone", beyond=False, carried=carried)

@@ -53,8 +53,8 @@ def fit_profile(
     """Cost tables (rule PER_REQUEST) from measured operators, and how good the fit is.
 
     Operators of the model's shard are learnt from their own rows, those of kernels of no model by their
-    sizes. Another TP degree, model or GPU than was measured is told by "physics" alone, with at least twice
-    its error beyond the points. What the profile lacks comes from the roofline. ``source`` and the
+    sizes. Another TP degree, model or GPU than was measured is told by "physics" alone, with more
+    than its error there (FAR_FACTORS). What the profile lacks comes from the roofline. ``source`` and the
     report say which is which.
 
     A part's error is ``sum_o w_o sd_o``: ``w_o`` the operator's share of the part's time, ``sd_o`` the root
@@ -122,13 +122,22 @@ def _shard(
             continue
         if not exact and source.same:
             bridged.add(rows.tensor_parallel)
-        found[operator] = judge(
-            points, estimator, beyond=_beyond(OPERATOR_PARTS[operator], reach, target), elsewhere=not exact
-        )
+        beyond = _beyond(OPERATOR_PARTS[operator], reach, target)
+        found[operator] = judge(points, estimator, beyond=beyond, carried=_carried(source, target, rows))
     for degrees in sorted(bridged):
         measured = ", ".join(map(str, degrees))
         notes.append(f"measured at TP {measured}, carried to TP {target.parallel.tp} by physics")
     return found
+
+
+def _carried(source: Source, target: Target, rows: Profile) -> list[str]:
+    """What the deployment has another of than was measured."""
+    other = {
+        "tp": target.parallel.tp not in rows.tensor_parallel,
+        "model": source.target.model.name != target.model.name,
+        "gpu": not source.same_gpu,
+    }
+    return [what for what, is_other in other.items() if is_other]
 
 
 def _beside(source: Source, target: Target, shard: Mapping[str, Judged], notes: list[str]) -> Floats | None:
@@ -194,7 +203,7 @@ def _learnt(
         )
         if points is not None:
             asked = "tables" if estimator == "monotone" else estimator
-            judged = judge(points, asked, beyond=False, elsewhere=not source.same_gpu)
+            judged = judge(points, asked, beyond=False, carried=() if source.same_gpu else ("gpu",))
             found[name] = judged
     return found
 
