@@ -42,6 +42,8 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=470.0, metavar="SECONDS", help="for all of it")
     parser.add_argument("--engine-python", default=sys.executable, help="has torch and transformers")
     given = parser.parse_args()
+    if given.budget <= 0:
+        parser.error(f"--budget must be above 0 s; it is {given.budget:g}")
     clock = Clock(given.budget)
     end_at(given.budget + GRACE_S)
     try:

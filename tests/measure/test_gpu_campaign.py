@@ -197,6 +197,12 @@ print(simulate.__name__)
     assert done.stdout.split() == ["simulate"], done.stderr
 
 
+def test_campaign_ends_itself_whatever_it_is_doing():
+    code = "import gpu_campaign, time; gpu_campaign.end_at(0.2); time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=False, timeout=30)
+    assert done.returncode == 4
+
+
 def test_checkout_that_is_not_installed_tells_its_version():
     import importlib.metadata
 
