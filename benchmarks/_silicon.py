@@ -1,10 +1,12 @@
 """Measured deployments of vLLM, SGLang and TensorRT-LLM on H100, H200 and B200, and Argonne's static batches.
 
-Every point is predicted by the engine in a closed loop. ``roofline_unseen``: the host's constants and small factors on
-the kernels' are fitted on points of other models and other GPUs only ("strict": neither the model nor the GPU was
-seen). Whoever chose the form of that fit, its first guesses and its spreads had seen all points. Headlines are of
-points whose client is recorded (InferenceMAX); sweeps of unknown clients are predicted from the fit on those, and
-stand in the details.
+Every point is predicted by the engine in a closed loop. ``shipped`` and ``shipped_tables`` are what a user gets:
+``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name (_silicon_shipped.py).
+The others ask what the method can do, with parts of this benchmark. ``roofline_unseen``: the host's constants and
+small factors on the kernels' are fitted on points of other models and other GPUs only ("strict": neither the model nor
+the GPU was seen). Whoever chose the form of that fit, its first guesses and its spreads had seen all points, and the
+shipped kernel curves beneath them were fitted to kernels measured on these GPUs. Headlines are of points whose client
+is recorded (InferenceMAX); sweeps of unknown clients are predicted from the fit on those, and stand in the details.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import _silicon_argonne
 import _silicon_rows
+import _silicon_shipped
 import numpy as np
 from _silicon_fit import NAMES, SPREADS, Floats, Problem, curves_of, fit, host_of, problem
 from _silicon_loop import loop_of, simulated
@@ -23,9 +26,18 @@ from _silicon_rows import Point
 from _silicon_steps import RankOperators, step_s
 from _silicon_tables import tabled
 
+from lengthwise.cost import HostOverhead
 from lengthwise.schema.errors import InputError
 
-DRAWS, SEED, EVERY = 500, 0, 12
+FITTED = (
+    "host and front (waits before the engine) fitted on other models and GPUs, waits by an engine's settings told: "
+    "terms of this benchmark, which `simulate` has not; kernel curves beneath fitted to kernels of these GPUs"
+)
+SHIPPED = (
+    "deploy and simulate alone, no front, no waits by settings; the engine's host (cost.ENGINE_HOSTS) was fitted to "
+    "these points, the default host to none of them, the unseen host to none of this model or GPU"
+)
+DRAWS, SEED, EVERY, FEW_FITS = 500, 0, 12, 3
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95)
 SPLITS: dict[str, Callable[[Point, tuple[str, str]], bool]] = {
     "pair": lambda point, pair: point.pair != pair,
@@ -42,6 +54,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     told, thetas = roofline(points, left)
     told["fidelity.silicon.roofline_unseen.tpot_median_ape"]["decode_workers"] = decoding(shared, thetas)
     told |= from_tables(shared, points, thetas)
+    told |= shipped(shared, points, thetas, quick=quick)
     return told | argonne(shared, quick=quick)
 
 
@@ -59,6 +72,7 @@ def roofline(points: list[Point], left: dict[str, int]) -> tuple[dict[str, Any],
     whole = np.exp(fit(base, known))
     details["factors_on_all"] = dict(zip(NAMES, (round(float(x), 3) for x in whole), strict=True))
     details["spreads"] = SPREADS
+    details["assumes"] = FITTED
     return _figures("fidelity.silicon.roofline_unseen", kept, ttft, tpot, details), thetas
 
 
@@ -77,13 +91,45 @@ def decoding(shared: Path, thetas: dict[Any, Floats]) -> dict[str, Any]:
 
 def from_tables(shared: Path, points: list[Point], thetas: dict[Any, Floats]) -> dict[str, Any]:
     """Figures from the imported kernels of vLLM, with hosts that were fitted on other models and GPUs."""
-    mine = [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
-    pairs = [(p, _predict(p, thetas[p.pair], shared)) for p in mine]
+    pairs = [(p, _predict(p, thetas[p.pair], shared)) for p in _tabled(points)]
     kept = [(p, both) for p, both in pairs if both]
     said = np.array([both for _, both in kept]).reshape(-1, 2)
     points_kept = [p for p, _ in kept]
     about = {"kernels": "AIConfigurator's of vLLM 0.24; all-reduce, streams and sampler by the roofline"}
+    about["assumes"] = FITTED
     return _figures("fidelity.silicon.tables", points_kept, said[:, 0], said[:, 1], about)
+
+
+def shipped(shared: Path, points: list[Point], thetas: dict[Any, Floats], *, quick: bool) -> dict[str, Any]:
+    """Figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
+
+    def unseen(point: Point) -> HostOverhead:
+        host = host_of(thetas[point.pair], point)
+        return HostOverhead(host.step_s, host.sequence_s)
+
+    kept, left = _silicon_shipped.by_roofline([p for p in points if p.pair in thetas], unseen)
+    told = _by_host("fidelity.silicon.shipped", kept, {"assumes": SHIPPED, "left_out": left})
+    fitted, fits = _silicon_shipped.by_profiles(_tabled(points), unseen, shared, FEW_FITS if quick else None)
+    about = {"assumes": SHIPPED, "kernels": "import_aiconfigurator of vLLM 0.24, fit_profile", "fits": fits}
+    return told | _by_host("fidelity.silicon.shipped_tables", fitted, about)
+
+
+def _by_host(
+    name: str, kept: list[tuple[Point, _silicon_shipped.Said]], about: dict[str, Any]
+) -> dict[str, Any]:
+    """Figures with the engine's host; with the default one, and one of other models and GPUs, in the details."""
+    points = [point for point, _ in kept]
+    said = {host: np.array([s[host] for _, s in kept]).reshape(-1, 2) for host in _silicon_shipped.HOSTS}
+    out = _figures(name, points, *said["engine"].T, about)
+    known = np.array([point.inferencemax for point in points])
+    for at, part in enumerate(("ttft", "tpot")):
+        measured = np.array([getattr(point, f"{part}_s") for point in points])
+        row = out[f"{name}.{part}_median_ape"]
+        row |= {"unit": "relative", "better": "lower"}
+        row["by_host"] = {
+            host: _described((both[:, at] / measured - 1)[known]) for host, both in said.items()
+        }
+    return out
 
 
 def argonne(shared: Path, *, quick: bool) -> dict[str, Any]:
@@ -124,6 +170,11 @@ def _predict(
         return None
 
 
+def _tabled(points: Sequence[Point]) -> list[Point]:
+    """Those whose kernels were measured: Llama-3.1-70B in vLLM."""
+    return [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
+
+
 def _mask(points: Sequence[Point], split: str, pair: tuple[str, str]) -> Floats:
     return np.array([SPLITS[split](point, pair) for point in points])
 
@@ -151,7 +202,7 @@ def _figures(
     for part, said in (("ttft", ttft), ("tpot", tpot)):
         error = said / np.array([getattr(point, f"{part}_s") for point in points]) - 1
         told = _summary(error[known], [p.pair for p in points if p.inferencemax]) | details
-        told["all_points"] = _described(error)
+        told["all_agg_points"] = _described(error)
         told["sweeps"] = _described(error[~known])
         for key in ("model", "gpu", "backend", "dtype", "pair"):
             told[f"by_{key}"] = _by([_key(p, key) for p in points], error)

@@ -13,6 +13,7 @@ from lengthwise import cost, policy
 from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism
+from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Workload
 
 PROMPTS_A_CLIENT = 10
@@ -84,12 +85,17 @@ def run(point: Point, ops: RankOperators, table: CostTables, host: Host) -> tupl
     """(mean TTFT, mean TPOT) in seconds of the closed loop on these tables; waits by settings added."""
     loop = loop_of(point)
     deployment = _deployment(point, ops, table, loop)
-    records = simulate(workload(loop), deployment, keep_steps=0)
+    ttft_s, tpot_s = means(simulate(workload(loop), deployment, keep_steps=0))
+    return ttft_s + loop.wait_steps * tpot_s + front_s(point, host), tpot_s
+
+
+def means(records: Records) -> tuple[float, float]:
+    """(mean TTFT, mean TPOT) of all requests in seconds."""
     requests = records.requests
     first = requests.first_token_s - requests.arrival_s
-    later = (requests.finished_s - requests.first_token_s)[requests.output_tokens > 1]
-    tpot_s = float(np.mean(later / (requests.output_tokens[requests.output_tokens > 1] - 1)))
-    return float(np.mean(first)) + loop.wait_steps * tpot_s + front_s(point, host), tpot_s
+    several = requests.output_tokens > 1
+    later = (requests.finished_s - requests.first_token_s)[several]
+    return float(np.mean(first)), float(np.mean(later / (requests.output_tokens[several] - 1)))
 
 
 def front_s(point: Point, host: Host) -> float:
