@@ -22,7 +22,6 @@ from lengthwise import catalog
 from lengthwise.cost import load, roofline, save
 from lengthwise.cost._npz import read_npz, write_npz
 from lengthwise.cost.estimators import fit_profile, profile_tables
-from lengthwise.cost.estimators._rows import rows_for
 from lengthwise.cost.profiles import import_llmservingsim, write_profile
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import PartError, Reach, grid_axis
@@ -104,86 +103,12 @@ def test_an_error_that_cannot_be_told_is_left_out_and_the_rooflines_counts(tmp_p
     assert [profile_tables(*place, cache=tmp_path)[1] for _ in range(2)] == [report, report]
 
 
-@pytest.fixture(scope="module")
-def several():
-    """A profile whose MLP was measured by three libraries, the second twice as slow, the third three times."""
-    rows = profile(operators=("mlp up",))
-    names, slower, counts = ("cutlass", "Flash_Infer", "triton"), (1, 2, 3), (26, 25, 24)
-    columns = {
-        name: np.concatenate([rows[name][:n] for n in counts]) for name in rows.columns if name != "backend"
-    }
-    columns["seconds"] = columns["seconds"] * np.repeat(slower, counts)
-    return replace(rows, columns={**columns, "backend": np.repeat(names, counts)})
-
-
-@pytest.mark.parametrize(
-    ("asked", "taken", "slower"),
-    [
-        ("", "cutlass taken (the most rows", 1),
-        ("flash_infer", "Flash_Infer taken (as asked", 2),
-        ("TRI", "triton taken (as", 3),
-    ],
-)
-def test_of_several_backends_one_speaks_and_the_others_are_named(several, asked, taken, slower):
-    tables, report = fit_profile(
-        several, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, estimator="tables", backend=asked
-    )
-    alone = fitted(profile(operators=("mlp up",)), estimator="tables")[0]
-    mlp = planted("mlp up", tokens=np.array([16])).seconds[0]
-    assert tables.layer_s[16] - alone.layer_s[16] == pytest.approx((slower - 1) * mlp, abs=0.1 * mlp)
-    (note,) = (note for note in report.notes if "left out" in note)
-    assert f"mlp up: rows of {taken}" in note
-    assert all(name in note for name in ("cutlass", "Flash_Infer", "triton"))
-    assert note in tables.source
-
-
-def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several, tmp_path, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost._profile_cache._cache_folder", lambda _: tmp_path / "cache")
-    write_profile(several, tmp_path / "p.parquet")
-    with pytest.raises(
-        ProfileError, match="no rows of the backend fa3; its backends are: Flash_Infer, cutlass, triton"
-    ):
-        deploy("llama-3.1-8b", "H100", cost=f"profile:{tmp_path / 'p.parquet'}#tables@fa3")
-    made = deploy("llama-3.1-8b", "H100", cost=f"profile:{tmp_path / 'p.parquet'}#@triton")
-    assert "rows of triton taken" in made.cost.source
-
-
 def test_errors_of_where_it_was_measured_are_not_told_elsewhere(measured):
     assert fitted(measured)[0].fit
     assert fitted(measured, tp=4)[0].fit == ()
     tables, report = fitted(measured, gpu=catalog.gpu("A100-80GB"))
     assert (tables.fit, report.operators) == ((), ())
     assert "no errors are told of" in tables.source
-
-
-@pytest.mark.parametrize(
-    ("device", "gpu"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIe"),
-        ("NVIDIA A40", "A40"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H100 PCIe", "H100-PCIe"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
-        ("AMD Instinct MI300X", "MI300X"),
-    ],
-)
-def test_a_profile_of_a_device_as_its_driver_calls_it_is_of_the_catalogs_gpu(device, gpu):
-    rows = profile(operators=("norms",), gpu=device)
-    assert rows_for(rows, replace(target(), gpu=catalog.gpu(gpu))).same
-    assert rows_for(rows, replace(target(), gpu=catalog.gpu("MI300X"))).same == (gpu == "MI300X")
-
-
-@pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A10G"])
-def test_a_device_that_no_catalog_knows_is_refused_by_its_name(device):
-    with pytest.raises(ProfileError, match=rf"is of {device}, which is not H100 and in no catalog"):
-        fitted(profile(operators=("norms",), gpu=device))
 
 
 def test_reach_is_what_was_measured(one):
