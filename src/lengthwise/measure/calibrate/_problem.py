@@ -156,7 +156,7 @@ def _of_metric(ours_s: Floats, theirs_s: Floats, scored: _Scored) -> list[Floats
     """Trimmed means of the log error by group, and of the logs' quantiles."""
     if not len(scored.rows):
         return []
-    ours, theirs = np.log(np.maximum(ours_s, 1e-9)), np.log(theirs_s)
+    ours, theirs = (np.log(np.maximum(seconds, 1e-9)) for seconds in (ours_s, theirs_s))
     apart = np.sort((ours - theirs)[scored.groups], axis=1)
     off = int(TRIM * apart.shape[1])
     means = apart[:, off : apart.shape[1] - off].mean(axis=1) if apart.size else np.zeros(0)
