@@ -217,49 +217,55 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
 def rows(
     prefix: str, of_tables: dict[str, dict[str, dict[str, float]]], runs: Sequence[Run], held: Sequence[Run]
 ) -> dict[str, dict[str, Any]]:
-    """A row a metric: the median and the range over held-out runs of the absolute error, and all that made it.
+    """A row a metric: the median over held-out loads of the absolute error, and all that made it.
 
-    ``of_tables``: by "calibrated", "profile", "roofline", then by run, then by metric.
+    The truth of a load is the median of its repeats: what one run of a busy machine is off by is told beside
+    it. ``of_tables``: by "calibrated", "profile", "roofline", then by run, then by metric.
     """
     floor = spread(runs)
     out = {}
     for metric, (_, _, target) in METRICS.items():
         each = {kind: {run: told[run][metric] for run in told} for kind, told in of_tables.items()}
-        ours = [abs(each["calibrated"][run.name]) for run in held]
+        loads = {kind: _by_load(of, held, metric) for kind, of in each.items()}
+        ours = [abs(error) for error in loads["calibrated"].values()]
         out[f"{prefix}.{metric}_error"] = {
             "value": round(statistics.median(ours), 4),
             "unit": "relative",
             "target": target,
             "better": "lower",
             "details": {
-                "range": [round(min(ours), 4), round(max(ours), 4)],  # of the runs, no interval
-                "held_out": [run.name for run in held],
-                "signed": {kind: {run: round(e, 4) for run, e in of.items()} for kind, of in each.items()},
+                "range": [round(min(ours), 4), round(max(ours), 4)],  # over loads, no interval
                 "median_of": {
-                    kind: round(statistics.median(abs(of[run.name]) for run in held), 4)
-                    for kind, of in each.items()
+                    kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()
                 },
-                "of_median_repeat": round(_of_median_repeat(each["calibrated"], held, metric), 4),
-                "repeats_spread": {load: round(of[metric], 4) for load, of in floor.items()},
-                "measured_s": {run.name: round(quantiles(run.measured.records)[metric], 5) for run in runs},
+                "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held), 4),
+                "signed_by_load": {
+                    load: {kind: round(loads[kind][load], 4) for kind in loads}
+                    | {"repeats_spread": round(floor[load][metric], 4)}
+                    for load in loads["calibrated"]
+                },
+                "signed_by_run": {
+                    run.name: {kind: round(of[run.name], 4) for kind, of in each.items()}
+                    | {"measured_s": round(quantiles(run.measured.records)[metric], 5)}
+                    for run in runs
+                },
             },
         }
     return out
 
 
-def _of_median_repeat(told: dict[str, float], held: Sequence[Run], metric: str) -> float:
-    """The median over loads of the error against the median of a load's repeats: noise of the engine taken out."""
-    by_load: dict[tuple[str, str], list[float]] = {}
+def _by_load(told: dict[str, float], held: Sequence[Run], metric: str) -> dict[str, float]:
+    """The error of each load against the median of its repeats."""
+    simulated_s: dict[str, list[float]] = {}
+    measured_s: dict[str, list[float]] = {}
     for run in held:
-        real = quantiles(run.measured.records)[metric]
-        by_load.setdefault((run.setting, run.load), []).append(real)
-    first = {(run.setting, run.load): run for run in reversed(held)}
-    found = []
-    for load, values in by_load.items():
-        run = first[load]
-        simulated_s = (1 + told[run.name]) * quantiles(run.measured.records)[metric]
-        found.append(abs(simulated_s / statistics.median(values) - 1))
-    return statistics.median(found)
+        load, real = f"{run.setting}-{run.load}", quantiles(run.measured.records)[metric]
+        measured_s.setdefault(load, []).append(real)
+        simulated_s.setdefault(load, []).append((1 + told[run.name]) * real)
+    return {
+        load: statistics.median(simulated_s[load]) / statistics.median(measured_s[load]) - 1
+        for load in measured_s
+    }
 
 
 def deployment_of(
