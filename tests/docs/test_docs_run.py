@@ -7,13 +7,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import click
 import pytest
+import typer
 from documents import DOCUMENTS, ROOT, blocks, name
 
 from lengthwise import scenario
 from lengthwise.cli import main
+from lengthwise.cli._main import app
 
 RUNNABLE = ("python", "sh", "toml")
 WITH_BLOCKS = [d for d in DOCUMENTS if any(b.language in RUNNABLE for b in blocks(d))]
@@ -62,8 +66,10 @@ def run_line(line, where, *, runs):
             return
         case ["lengthwise", *arguments] if runs:
             assert main(small(arguments)) == 0, f"{where}: {line}"
-        case ["lengthwise", command, path, *_] if command in {"search", "capacity"}:
-            assert (ROOT / path).is_file(), f"{where}: {line}"
+        case ["lengthwise", *arguments]:
+            parse(arguments, f"{where}: {line}")
+        case ["pip", "install", wanted]:
+            assert set(extras_in(wanted)) <= set(declared_extras()), f"{where}: {line}"
         case ["python", script, *arguments] if runs and script.startswith("examples/"):
             command = [sys.executable, script, *arguments, *SMALL_EXAMPLE]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
@@ -76,6 +82,29 @@ def run_line(line, where, *, runs):
             assert (ROOT / script).is_file(), f"{where}: {line}"
         case _:
             raise AssertionError(f"{where}: it is not known how to check {line!r}")
+
+
+def parse(arguments, where):
+    """What needs a server or a GPU is at least a command with such options and so many arguments."""
+    group = typer.main.get_command(app)
+    context = group.make_context("lengthwise", list(arguments), resilient_parsing=True)
+    rest = list(arguments)
+    while isinstance(group, click.Group):
+        _, group, rest = group.resolve_command(context, rest)
+        context = click.Context(group, parent=context, info_name=group.name)
+    try:
+        group.parse_args(context, rest)
+    except click.BadParameter as error:  # a file that the reader has and we do not
+        if "does not exist" not in error.message:
+            raise AssertionError(f"{where}: {error.message}") from error
+
+
+def extras_in(requirement):
+    return re.findall(r"[a-z]+", requirement.partition("[")[2].partition("]")[0])
+
+
+def declared_extras():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def small(arguments):
