@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 from documents import DOCUMENTS, ROOT, blocks, name
+from typer.core import TyperGroup
 
 from lengthwise import scenario
 from lengthwise.cli import main
@@ -21,6 +22,7 @@ from lengthwise.cli._main import app
 
 RUNNABLE = ("python", "sh", "toml")
 WITH_BLOCKS = [d for d in DOCUMENTS if any(b.language in RUNNABLE for b in blocks(d))]
+UsageError: Any = typer.BadParameter.__base__
 SMALL = ("--set", "workload.num_requests=40", "--seeds", "2")
 SMALL_SEARCH = tuple(
     word
@@ -86,16 +88,15 @@ def run_line(line, where, *, runs):
 
 def parse(arguments, where):
     """What needs a server or a GPU is at least a command with such options and so many arguments."""
-    group = typer.main.get_command(app)
-    context = group.make_context("lengthwise", list(arguments), resilient_parsing=True)
-    rest = list(arguments)
-    while isinstance(group, click.Group):
-        _, group, rest = group.resolve_command(context, rest)
-        context = click.Context(group, parent=context, info_name=group.name)
+    command, rest = typer.main.get_command(app), list(arguments)
+    context = typer.Context(command, info_name="lengthwise")
     try:
-        group.parse_args(context, rest)
-    except click.BadParameter as error:  # a file that the reader has and we do not
-        if "does not exist" not in error.message:
+        while isinstance(command, TyperGroup):
+            _, command, rest = command.resolve_command(context, rest)
+            context = typer.Context(command, parent=context, info_name=command.name)
+        command.parse_args(context, rest)
+    except UsageError as error:
+        if "does not exist" not in error.message:  # a file that the reader has and we do not
             raise AssertionError(f"{where}: {error.message}") from error
 
 
