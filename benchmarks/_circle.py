@@ -153,7 +153,10 @@ def quantiles(records: Records, client_s: float = 0.0) -> dict[str, float]:
     out = {}
     for name, (column, q, _) in METRICS.items():
         values = request_column(records.requests, column)[done]
-        out[name] = float(np.nanquantile(values, q)) + (0.0 if column == "tpot_s" else client_s)
+        told = float(np.nanquantile(values, q)) + (0.0 if column == "tpot_s" else client_s)
+        out[name] = max(
+            told, 1e-6
+        )  # a starved client reads a whole answer at once: no time between its tokens
     return out
 
 

@@ -73,3 +73,10 @@ def test_metrics_are_summed_over_labels_and_buckets_left_out():
         "process_cpu 1\nc NaN\nd +Inf\nnonsense\n"
     )
     assert samples(text) == {"a": 5.0, "b_sum": 1000.0}
+
+
+def test_a_loop_that_wakes_late_is_doubted_though_requests_left_in_time():
+    watch = watched(1, late_s=[0.001] * 100)
+    watch.facts["loop_lag_s"]["p99"] = 0.2
+    assert "the client woke up to 200 ms late" in doubts(watch, median_ttft_s=0.06)
+    assert "woke up" not in doubts(watch, median_ttft_s=1.0)

@@ -125,7 +125,7 @@ GOLDEN = [
     (text(deployment='model = "x"'), "deployment.gpu: is missing"),
     (
         text(deployment='model = "x"\ngpu = "y"\ncost = "vidur"'),
-        "deployment.cost: must be one of roofline, profile:FILE, vidur:DIR, vidur_forest:DIR, tables:FILE; it is 'vidur'",
+        "deployment.cost: must be one of roofline, profile:FILE, vidur:DIR, vidur_forest:DIR, tables:FILE; it is 'vidur'",  # noqa: E501 - a sentence as it is printed
     ),
     (
         text(engine="gpu_memory_utilization = 90"),

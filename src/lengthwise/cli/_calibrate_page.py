@@ -44,8 +44,16 @@ def require_help(found: Calibration, *, force: bool) -> None:
     """Nothing, if the calibrated tables are better than those given in something, or at least not worse.
 
     Raises:
-        InputError: They only made held-out requests worse, and nobody insists.
+        InputError: They only made held-out requests worse, or nothing was moved although the runs surely disagree
+            with the tables; and nobody insists.
     """
+    if not found.moved and found.disagreement and not force:
+        raise InputError(
+            "runs and tables must agree, or the runs tell which part of a step is off; they disagree "
+            f"({found.disagreement}), and their noise hides the part, so nothing was written. Measure at several loads "
+            "with nothing else on the machine, give the engine's log of steps (--iterations), name what may move "
+            "(--fit work), or write the tables all the same (--force)"
+        )
     if not found.helps and not force:
         raise InputError(
             "calibrated tables must not only be worse than those given, so none were written: "

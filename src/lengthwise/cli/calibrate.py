@@ -114,4 +114,5 @@ def run(
     if not quiet:
         for path in files:
             typer.echo(f"wrote {path}", err=True)
-        typer.echo(f"simulate with it: lengthwise simulate {scenario} --cost tables:{out}", err=True)
+        again = "".join(f" --set {word}" for word in set_ or [])
+        typer.echo(f"simulate with it: lengthwise simulate {scenario}{again} --cost tables:{out}", err=True)

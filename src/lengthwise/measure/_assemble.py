@@ -101,11 +101,9 @@ def _gaps(gap_s: Floats, at_once: int) -> TokenGaps:
 def _no_totals() -> ReplicaTotals:
     zero, none = np.zeros(1), np.zeros(1, np.int64)
     floats: dict[str, Any] = {
-        name: zero.copy()
-        for name in ReplicaTotals.__dataclass_fields__
-        if name not in {"steps", "tokens", "kv_read_tokens"}
+        name: zero.copy() for name in ReplicaTotals.__dataclass_fields__ if name not in {"steps", "tokens"}
     }
-    return ReplicaTotals(steps=none.copy(), tokens=none.copy(), kv_read_tokens=none.copy(), **floats)
+    return ReplicaTotals(steps=none.copy(), tokens=none.copy(), **floats)
 
 
 def _series(end_s: float, tokens: TokenTimes | None) -> TimeSeries:
@@ -115,5 +113,5 @@ def _series(end_s: float, tokens: TokenTimes | None) -> TimeSeries:
     if tokens is not None:
         at = np.clip((tokens.at_s / bin_s).astype(np.int64), 0, bins - 1)
         output = np.bincount(at, weights=np.maximum(tokens.tokens, 1), minlength=bins).astype(np.float64)
-    nothing = [np.zeros(bins) for _ in range(5)]
-    return TimeSeries(bin_s, *nothing, output)
+    step_s, seqs_s, waiting_s, kv_blocks_s, prefill = (np.zeros(bins) for _ in range(5))
+    return TimeSeries(bin_s, step_s, seqs_s, waiting_s, kv_blocks_s, prefill, output)

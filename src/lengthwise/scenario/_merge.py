@@ -21,11 +21,13 @@ def merged(base: Table, over: Table) -> Table:
 
     A table with a ``kind`` replaces the other whole, and a workload's new source or load drops the
     old one: over ``preset = "chat-1m"``, ``trace = "x.csv"`` leaves the trace alone. A
-    laboratory's ``rates`` and ``loads`` drop each other.
+    laboratory's ``rates`` and ``loads`` drop each other. None takes a key away.
     """
     out = {key: value for key, value in base.items() if key not in over}
     for key, value in over.items():
         old = base.get(key)
+        if value is None:
+            continue
         if isinstance(value, dict) and isinstance(old, dict) and "kind" not in value:
             out[key] = merged(_without_rivals(key, old, value) if key in _RIVALS else old, value)
         else:

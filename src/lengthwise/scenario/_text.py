@@ -40,12 +40,14 @@ def parse(text: str, suffix: str, source: str) -> Table:
 
 
 def assignment(text: str) -> tuple[tuple[str, ...], Any]:
-    """Path and value of ``path=value``; the value is TOML, or a bare word that is taken as text."""
+    """Path and value of ``path=value``; the value is TOML, a bare word that is taken as text, or null: no such key."""
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise ScenarioError(f"--set takes path=value, such as deployment.tp=4; it was given {text!r}")
     value = value.strip()
+    if value == "null":
+        return keys, None
     try:
         return keys, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from lengthwise.schema.cost_tables import CostTables
 
 METRICS = ("ttft", "tpot", "jct")
+SURELY_OFF = 0.1
+"""Where the whole interval of a mean's error lies beyond this, runs and tables disagree."""
+
 WORSE = 0.005
 """Errors that grow by less than half a percentage point are not worth a warning."""
 
@@ -157,6 +160,20 @@ class Calibration:
             f"before by {c.before:.1%} (the difference is {c.low:+.1%} to {c.high:+.1%})"
             for c in self.changes
             if c.is_worse
+        )
+
+    @property
+    def moved(self) -> bool:
+        """Whether any parameter is not where it was."""
+        return any(p.value != p.prior for p in self.parameters)
+
+    @property
+    def disagreement(self) -> str:
+        """Where means of held-out requests are surely off by a tenth and more; empty if they are not."""
+        return ", ".join(
+            f"{s.metric.upper()} by {s.after:+.0%} on {s.run}"
+            for s in self.scores
+            if s.statistic == "mean" and (s.low > SURELY_OFF or s.high < -SURELY_OFF)
         )
 
     @property

@@ -163,7 +163,7 @@ def _notes(found: Sequence[Parameter], client_s: float, fit: Sequence[str] | Non
             "add it to simulated TTFT and JCT"
         )
     if not any(p.value != p.prior for p in found):
-        notes.append("nothing was moved: the tables given lie as close to the runs as noise lets anyone tell")
+        notes.append("nothing was moved: no single part of a step stands out from the noise of these runs")
     asked = [p for p in found if not p.told and (fit is None or p.name in fit)]
     if asked:
         notes.append(f"these runs cannot tell, and so left as they were: {'; '.join(p.label for p in asked)}")

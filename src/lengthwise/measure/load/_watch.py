@@ -14,6 +14,9 @@ import numpy as np
 
 _TICK_S = 0.02
 _LATE_S, _LATE_SHARE = 0.010, 0.05
+_LAG_SHARE = 0.5
+"""A loop that wakes later than so much of a median TTFT reads many tokens at once."""
+
 _BUSY, _IDLE = 0.8, 0.4
 _READINGS = 5
 _SKEW_S, _SKEW_SHARE = 0.05, 2e-4
@@ -59,6 +62,12 @@ class Watch:
             made.append(
                 f"the client sent 1 % of the requests {1e3 * late:.1f} ms or more after they were due "
                 f"(median TTFT {1e3 * median_ttft_s:.1f} ms); latencies, counted from when they were due, hold it{why}"
+            )
+        lag = self.facts["loop_lag_s"]["p99"]
+        if lag > _LATE_S and lag > _LAG_SHARE * median_ttft_s:
+            made.append(
+                f"the client woke up to {1e3 * lag:.0f} ms late (p99; median TTFT {1e3 * median_ttft_s:.1f} ms): "
+                "tokens may have waited to be read, so that TTFT is too long and the times between tokens are too short"
             )
         if share > _BUSY:
             made.append(
