@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from lengthwise import deploy, simulate
 from lengthwise import workload as w
 from lengthwise.measure import read_records, write_records
 from lengthwise.schema.errors import InputError, OutputError
@@ -225,3 +226,13 @@ def test_other_readers_see_a_row_a_request(tmp_path, run):
     frame = pl.read_parquet(tmp_path / "run.parquet")
     assert frame["finished_s"].to_list() == [1.0, 1.0, 1.0]
     assert frame["workload.prompt_tokens"].to_list() == [1, 1, 1]
+
+
+def test_lists_that_are_all_empty_keep_their_kind(tmp_path):
+    blocks = np.empty(2, object)
+    blocks[:] = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
+    asked = Workload(np.zeros(2), np.ones(2, int), np.ones(2, int), extra={"block_ids": blocks})
+    ran = simulate(asked, deploy("opt-125m", "A100-80GB"))
+    write_records(Measured(ran, asked, "simulate"), tmp_path / "run.parquet")
+    again = read_records(tmp_path / "run.parquet").workload.extra["block_ids"]
+    assert [one.dtype for one in again] == [np.dtype(np.int64)] * 2

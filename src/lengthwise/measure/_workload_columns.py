@@ -80,6 +80,9 @@ def _storable(name: str, values: npt.NDArray[Any]) -> Any:
         if values.dtype != object:
             return pl.Series(values)
         plain = [item.tolist() if isinstance(item, np.ndarray) else item for item in values]
+        kinds = {item.dtype for item in values if isinstance(item, np.ndarray)}
+        if len(kinds) == 1 and not any(plain):  # nothing but empty lists, which tell no kind by themselves
+            return pl.Series(plain, dtype=pl.List(pl.Series(np.empty(0, kinds.pop())).dtype))
         return pl.Series(plain, strict=True)
     except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
         raise OutputError(
