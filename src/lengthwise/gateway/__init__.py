@@ -1,0 +1,1 @@
+"""Live requests now: length-aware scheduling in front of unmodified engines."""

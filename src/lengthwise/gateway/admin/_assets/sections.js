@@ -1,0 +1,203 @@
+// The page's sections, each from its part of the state. All that others named goes in as text.
+const sections = (() => {
+  const $ = (id) => document.getElementById(id);
+  const make = (name, kind = "", text = "") => {
+    const made = document.createElement(name);
+    if (kind) made.className = kind;
+    if (text !== "") made.textContent = text;
+    return made;
+  };
+  const put = (node, ...children) => { node.append(...children); return node; };
+  const seconds = (s) => {
+    if (s === null || s === undefined) return "–";
+    if (s >= 7200) return `${+(s / 3600).toPrecision(3)} h`;
+    if (s >= 180) return `${+(s / 60).toPrecision(3)} min`;
+    if (s === 0) return "0 s";
+    if (s >= 1) return `${+s.toPrecision(3)} s`;
+    return `${+(1000 * s).toPrecision(2)} ms`;
+  };
+  const percent = (v, digits = 0) => (v === null || v === undefined ? "–" : `${(100 * v).toFixed(digits)} %`);
+  const signed = (v) => (v === null || v === undefined ? "–" : `${v > 0 ? "+" : v < 0 ? "−" : ""}${Math.abs(100 * v).toFixed(1)} %`);
+  const many = (n, one, more = `${one}s`) => `${charts.short(n)} ${n === 1 ? one : more}`;
+
+  const ORDERS = ["srtf", "isrtf", "windowed", "bins"];
+  function headline(s) {
+    const up = s.workers.filter((w) => w.up).length;
+    const q = s.queue, orders = ORDERS.includes(s.mode);
+    $("headline").textContent = !up ? "No engine is up"
+      : q.waiting ? `${many(q.waiting, "request")} wait${q.waiting === 1 ? "s" : ""}`
+      : q.running ? "Nobody waits" : "Idle";
+    $("headline").className = up ? "" : "bad";
+    $("subline").textContent = !up ? "Requests wait for an engine, and are refused when that takes too long."
+      : s.mode === "observe" ? "Nothing is ordered: the gateway watches, and tells below what order would have gained."
+      : q.waiting ? (orders ? "Order matters now: shorter ones go first." : "They go in order of arrival, or as the engines order them.")
+      : "Every request goes straight to an engine; while nobody waits, no order makes a difference.";
+    const facts = [`mode ${s.mode}`, `${up} of ${many(s.workers.length, "engine")} up`, `running ${seconds(s.up_s)}`, `nobody is passed over beyond ${seconds(s.max_wait_s)}`];
+    $("facts").replaceChildren(...facts.map((text) => make("li", "", text)));
+  }
+
+  function tiles(s) {
+    const q = s.queue, last = s.samples.rows[s.samples.rows.length - 1];
+    const up = s.workers.some((w) => w.up);
+    const r = s.regret, gain = r.count ? r.mean_s / r.fcfs_s : null;
+    const sure = (s.policies.find((row) => row.mean_change) || { mean_change: [null, null, null] }).mean_change;
+    const rows = [
+      ["Waiting", charts.short(q.waiting), q.waiting ? `longest ${seconds(q.oldest_wait_s)}` : "nobody"],
+      ["At engines", charts.short(q.running), "requests"],
+      ["Wait if you came now", up ? seconds(q.predicted_wait_s) : "–", up ? "predicted" : "no engine is up"],
+      ["Backlog", up ? seconds(q.backlog_s) : "–", many(q.backlog_tokens, "token")],
+      ["Output", last ? charts.short(last[3]) : "–", "tokens a second"],
+      ["JCT against FCFS", signed(gain), r.count ? `${seconds(r.jct_s)} against ${seconds(r.fcfs_s)}` : "no request yet", gain < -0.005 && sure[2] !== null && sure[2] < 0 ? "good" : gain > 0.005 && sure[1] > 0 ? "bad" : ""],
+    ];
+    $("tiles").replaceChildren(...rows.map(([name, value, hint, look = ""]) =>
+      put(make("li"), make("p", "name", name), make("p", `value ${look}`, value), make("p", "hint", hint))));
+  }
+
+  function over(s) {
+    const rows = s.samples.rows;
+    charts.lines($("requests"), rows, [[2, "s0"], [1, "s1"]], 600);
+    charts.lines($("tokens"), rows, [[3, "s2"]], 600);
+  }
+
+  function next(s) {
+    const order = s.queue.order, none = !order.length;
+    $("next-none").hidden = !none;
+    $("next").toggleAttribute("hidden", none);
+    $("next-note").textContent = none ? "" :
+      `The first ${order.length} of ${s.queue.waiting} in their order; height: predicted tokens still to come. ` +
+      `Orange has waited ${seconds(s.max_wait_s)} and goes before all others.`;
+    if (!none) charts.bars($("next"), order.map((one) => one.left), 
+      order.map((one) => s.max_wait_s !== null && one.waited_s >= s.max_wait_s), order.map((one) => one.priority));
+  }
+
+  function gauge(name, value, share, look = "") {
+    const fill = make("span", `fill ${look}`);
+    fill.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
+    return put(make("div", "gauge"), make("span", "name", name), make("span", "value", value), put(make("div", "track"), fill));
+  }
+  function engines(s) {
+    const cards = s.workers.map((w) => {
+      const state = w.up ? (w.breaker === "half-open" ? "on trial" : "up") : w.breaker === "open" ? "circuit open" : "down";
+      const card = put(make("li"), put(make("div", "head"), make("h3", "", w.name), make("span", `badge ${w.up ? "" : "down"}`, state)));
+      card.append(make("p", "model", [w.kind, ...w.models].filter(Boolean).join(" · ") || "unknown"));
+      if (w.why) card.append(make("p", "why", w.why));
+      card.append(gauge("in flight of cap", `${w.in_flight} / ${w.cap ?? "–"}`, w.cap ? w.in_flight / w.cap : 0));
+      if (w.kv_used !== null) card.append(gauge("KV cache", percent(w.kv_used), w.kv_used, w.kv_used > 0.9 ? "high" : "kv"));
+      const facts = [];
+      if (w.running !== null) facts.push(`runs ${charts.short(w.running)}`);
+      if (w.waiting !== null) facts.push(`${charts.short(w.waiting)} in its own queue`);
+      if (w.tokens_per_s !== null) facts.push(`${charts.short(w.tokens_per_s)} tokens/s`);
+      facts.push(`backlog ${many(Math.round(w.backlog_tokens), "token")}`);
+      return put(card, make("p", "model", facts.join(" · ")));
+    });
+    $("engines").replaceChildren(...(cards.length ? cards : [make("li", "muted", "No engine is known yet.")]));
+  }
+
+  function schedule(s) {
+    const now = s.schedule;
+    $("schedule-section").hidden = !now;
+    if (!now) return;
+    const p = now.phases, f = now.follows;
+    const facts = [`B_E = ${p.encode_batch}`, `N_D = ${p.decode_steps}`];
+    if (p.decode_batch !== null) facts.push(`decode batch ${charts.short(p.decode_batch)} in the mean`);
+    if (p.most_in_flight !== null) facts.push(`at most ${p.most_in_flight} at an engine`);
+    if (p.threshold !== null) facts.push(`resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens a request`);
+    $("schedule-now").textContent = facts.join(" · ");
+    $("schedule-follows").textContent = !f ? "It stays as it is, whatever lengths requests have."
+      : !f.up ? `Lengths are followed no more: ${f.trouble}.`
+      : f.alarm === null ? "The watch over lengths is about to begin."
+      : `${many(f.observed, "request")} watched: evidence that lengths moved ${charts.short(f.evidence)} of the ${charts.short(f.alarm)} of an alarm. ` +
+        `Changed ${many(f.changed, "time")}, left as it was ${many(f.left, "time")}, planning failed ${many(f.failed, "time")}.` +
+        (f.last.length ? ` The last of it, ${seconds(f.last_ago_s)} ago:` : "");
+    $("schedule-said").replaceChildren(...(f ? f.last : []).map((text) => make("li", "muted", text)));
+  }
+
+  function lengths(s) {
+    const l = s.lengths;
+    $("lengths-note").textContent = !l.count ? "No request has finished within the last ten minutes." :
+      `${many(l.count, "request")} of the last ten minutes: ${percent(l.within_2x)} predicted within a factor of 2, ` +
+      `typical ratio ${charts.short(l.bias)}; of two requests the longer one was predicted longer ${percent(l.concordance)} of the time (50 % is guessing).`;
+    $("lengths").hidden = !l.count;
+    if (!l.count) return;
+    charts.scatter($("scatter"), l.points);
+    charts.calibration($("calibration"), l.calibration);
+  }
+
+  function table(id, heads, rows) {
+    const words = ["model", "engine"];
+    const head = put(make("thead"), put(make("tr"), ...heads.map((text) => make("th", words.includes(text) ? "left" : "", text))));
+    $(id).replaceChildren(head, put(make("tbody"), ...rows));
+  }
+  const quantiles = (values) => {
+    const cell = make("td", "", values[0] === null ? "–" : values.map((v) => charts.short(v)).join(" / "));
+    return cell;
+  };
+  function times(s) {
+    table("times", ["", "requests", "JCT", "first token", "queue"], s.times.map((group) =>
+      put(make("tr"), make("th", "", group.name), make("td", "", charts.short(group.count)),
+        quantiles(group.jct), quantiles(group.ttft), quantiles(group.queue))));
+    $("times-box").hidden = !s.times.length;
+    $("times-none").hidden = Boolean(s.times.length);
+  }
+
+  const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted first", isrtf: "the same, with cuts", oracle: "lengths known: a bound" };
+  const KINDS = { had: "as it was", shadow: "shadow queue of the same requests", simulated: "simulated on this traffic" };
+  const unit = (s) => (s >= 7200 ? [3600, "h"] : s >= 180 ? [60, "min"] : s >= 1 ? [1, "s"] : [0.001, "ms"]);
+  // A value over its interval, both in the unit of the value.
+  function estimate([value, low, high], [size, name], show) {
+    const cell = make("td", "", `${show(value / size)} ${name}`);
+    if (low !== null && high !== null) cell.append(make("span", "ends", `${show(low / size)} to ${show(high / size)}`));
+    return cell;
+  }
+  const time = (one) => estimate(one, unit(one[2] ?? one[0]), (v) => `${v >= 99.5 ? Math.round(v) : +v.toPrecision(2)}`);
+  const change = (one) => (one ? estimate(one, [0.01, "%"], (v) => `${v > 0 ? "+" : v < 0 ? "−" : ""}${Math.abs(v).toFixed(Math.abs(v) < 9.95 ? 1 : 0)}`) : make("td", "", "–"));
+  function policies(s) {
+    const rows = s.policies, had = rows.find((row) => row.kind === "had");
+    $("policies-section").hidden = !rows.length;
+    $("policies-note").textContent = (had ? `The last ${many(had.count, "request")} that came before all who are still in: ` +
+      `as they were, mode ${had.name}, and as a queue in order of arrival would have served the same ones at the same speed. ` : "") +
+      "Below a number its 95 % interval. JCT: from arrival to end. Queue: waiting in the gateway; an engine's own queue is in the JCT alone.";
+    const groups = [["", 1], ["JCT", 4], ["queue", 4], ["JCT to FCFS", 2]].map(([text, span]) => {
+      const cell = make("th", "group", text);
+      cell.colSpan = span;
+      return cell;
+    });
+    const quarter = ["mean", "50 %", "90 %", "99 %"];
+    table("policies", ["", ...quarter, ...quarter, "mean", "99 %"], rows.map((row) => {
+      const about = row.kind === "simulated" ? [NAMES[row.name], `${KINDS.simulated}, ${many(row.count, "request")}`].filter(Boolean).join("; ") : KINDS[row.kind];
+      const name = put(make("th"), make("span", "", row.name), make("span", "ends", about));
+      return put(make("tr", row.kind), name, ...[...row.jct, ...row.queue].map(time), change(row.mean_change), change(row.p99_change));
+    }));
+    $("policies").tHead.prepend(put(make("tr"), ...groups));
+  }
+
+  function observed(s) {
+    const o = s.observed;
+    $("observed-section").hidden = !o && s.mode !== "observe";
+    $("verdict").textContent = o ? o.verdict : "Looking";
+    $("verdict").className = `verdict ${o && o.verdict === "switch on" ? "good" : ""}`;
+    $("verdict-why").textContent = o ? o.sentence : "The traffic is looked back at every few minutes.";
+  }
+
+  function troubles(s) {
+    const outcomes = Object.entries(s.counts.outcomes).map(([name, n]) => `${charts.short(n)} ${name.replace("_", " ")}`);
+    if (s.counts.cuts) outcomes.push(many(s.counts.cuts, "cut"));
+    if (s.counts.failovers) outcomes.push(many(s.counts.failovers, "fail-over"));
+    $("counts").textContent = outcomes.length ? `Since the start: ${outcomes.join(", ")}.` : "Nothing has happened yet.";
+    $("troubles-box").hidden = !s.troubles.length;
+    table("troubles", ["what", "times", "last", "model", "engine"], s.troubles.map((one) =>
+      put(make("tr"), make("th", "", one.what), make("td", "", charts.short(one.count)), make("td", "", one.ago_s < 1 ? "now" : `${seconds(one.ago_s)} ago`),
+        make("td", "wide", one.model), make("td", "wide", one.worker))));
+  }
+
+  function forecast(s) {
+    const rows = Object.entries(s.forecast).filter(([, v]) => v !== null && v !== "" && (typeof v !== "object" || Object.keys(v).length));
+    const plain = (v) => (typeof v === "number" ? charts.short(v) : v === null ? "–" : typeof v === "object" ? listed(v) : String(v));
+    const listed = (v) => Object.entries(v).map(([k, x]) => `${k.replaceAll("_", " ")} ${x && typeof x === "object" ? `(${listed(x)})` : plain(x)}`).join(", ");
+    const deep = (v) => typeof v === "object" && Object.values(v).some((x) => x && typeof x === "object");
+    $("forecast").replaceChildren(...rows.map(([name, value]) =>
+      put(make("div", deep(value) ? "whole" : ""), make("dt", "", name.replaceAll("_", " ")), make("dd", "", plain(value)))));
+  }
+
+  return { all: [headline, tiles, over, next, schedule, engines, lengths, policies, times, observed, troubles, forecast] };
+})();

@@ -1,0 +1,247 @@
+"""HTTP/1.1 on a connection, by uvicorn and httptools, with limits on what comes before a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from lengthwise.gateway.config import Limits
+from lengthwise.gateway.edge._cork import Cork
+from lengthwise.gateway.edge._ending import Linger, Stall
+from lengthwise.gateway.edge._headers import too_large
+from lengthwise.gateway.edge._talk import WIRE
+from lengthwise.gateway.edge.faults import Fault
+
+_BODY = frozenset({b"content-length", b"transfer-encoding"})
+_PHRASES = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+_SPARE = 100
+"""So many connections beyond the limit may linger; further ones are closed at once."""
+
+
+class Wire(HttpToolsProtocol):
+    """A connection of a client.
+
+    It is refused with 503 beyond ``limits.connections``; 431 ends it when a head is too long, 408 when a
+    request takes longer than ``limits.body_s`` to come. It is dropped when what waits to be taken, of an answer
+    under way, a whole one, or while it closes, has not become less in ``limits.body_s``.
+    """
+
+    limits: ClassVar[Limits] = Limits()
+
+    @staticmethod
+    def refused(fault: Fault) -> None:
+        """Hears of what is refused here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = self._in_message = False
+        self._fault: Fault | None = None
+        self.on_gone: Callable[[], None] | None = None
+        self._incoming: asyncio.TimerHandle | None = None
+        self._linger: Linger | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._stall = Stall(transport, self.loop, self.limits.body_s)
+        if len(self.connections) > self.limits.connections:
+            self._say(
+                Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0)
+            )
+        else:
+            self._incoming = self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._came()
+        self._stall.rest()
+        if self._linger is not None:
+            self._linger.rest()
+        super().connection_lost(exc)
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def shutdown(self) -> None:
+        """The server ends: a request whose head is still coming is told so once it is there."""
+        if not (self._in_head and self._in_message):
+            super().shutdown()
+            self._watch_closing()
+
+    def pause_writing(self) -> None:
+        """The client takes less than is written: it is watched until it has taken that."""
+        super().pause_writing()
+        self._stall.watch()
+
+    def resume_writing(self) -> None:
+        """It has taken almost all."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stall.rest()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for ``idle_s``."""
+        super().timeout_keep_alive_handler()
+        self._watch_closing()
+
+    def on_response_complete(self) -> None:
+        """Goes on to the next request, unless this was the last."""
+        if self._linger is None:
+            super().on_response_complete()
+        else:
+            self.server_state.total_requests += 1
+
+    def takes(self) -> bool:
+        """Whether a further piece of a streamed answer may be written: nothing must wait, and it is the last answer."""
+        cycle = self.cycle
+        return not (
+            self.flow.write_paused
+            or cycle.disconnected
+            or cycle.response_complete
+            or not cycle.chunked_encoding
+        )
+
+    def pass_on(self, piece: bytes) -> None:
+        """Writes a further piece of a streamed answer that it takes now; past ASGI, and past the task that answers."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def abort(self) -> None:
+        """Drops it, whatever is still to be sent."""
+        self.transport.abort()
+
+    def read_on(self) -> None:
+        """Reads further where the end of a long body made it pause: only who reads sees that the client has left."""
+        if not self.pipeline:
+            self.flow.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._linger is not None:
+            self._linger.drop(len(data))
+        if self._ends():
+            return
+        super().data_received(data)
+        if self._ends():
+            return
+        if self._in_message or self._between():
+            self._incoming = self._incoming or self._expect()
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.header_bytes:
+                self._say(too_large(f"A head may have {self.limits.header_bytes} bytes."))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._in_message, self._head_bytes = True, True, 0
+        self.scope["extensions"] = {WIRE: self}  # type: ignore[dict-item]
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if not self.url.startswith(b"/"):
+            self._fault = Fault(400, "invalid", "The request target must be a path.", code="bad_target")
+            raise self._fault
+
+    def on_headers_complete(self) -> None:
+        """An offered upgrade is not taken; httptools then reads neither a body nor a further request."""
+        self._in_head = False
+        offered = self.parser.should_upgrade()
+        if offered and any(name in _BODY for name, _ in self.headers):
+            message = "Upgrades are not offered; send the request by plain HTTP/1.1."
+            self._fault = Fault(400, "invalid", message, code="upgrade_not_offered")
+            raise self._fault
+        super().on_headers_complete()
+        self.cycle.transport = Cork(self.transport, self.loop, self._finish)  # type: ignore[assignment]
+        if offered:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_message = False
+        self._came()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so in the same form as everything else."""
+        self._say(self._fault or Fault(400, "invalid", msg, code="invalid_http"))
+
+    def _between(self) -> bool:
+        """Whether bytes came that begin no request: blank lines, sent to keep a connection."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and self.timeout_keep_alive_task is None
+
+    def _expect(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.limits.body_s, self._late)
+
+    def _came(self) -> None:
+        if self._incoming is not None:
+            self._incoming.cancel()
+            self._incoming = None
+
+    def _late(self) -> None:
+        self._incoming = None
+        if self.flow.read_paused or self.pipeline:
+            self._incoming = self._expect()
+        elif not self._ends():
+            self._say(Fault(408, "slow", "The request took too long to come.", code="request_timeout"))
+
+    def _say(self, fault: Fault) -> None:
+        """Writes an error, unless an answer is under way, and ends."""
+        self._came()
+        self.refused(fault)
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self._close()
+            return
+        self.transport.write(_raw(fault))
+        if len(self.connections) > self.limits.connections + _SPARE:
+            self._close()
+            return
+        self._hear_out()
+        if (
+            cycle is not None and not cycle.response_complete
+        ):  # whoever waits for the rest of it waits no more
+            cycle.disconnected, cycle.waiting_for_100_continue = True, False
+            cycle.message_event.set()
+            if self.on_gone is not None:
+                self.on_gone()
+
+    def _finish(self) -> None:
+        """Ends behind an answer; who still writes is heard out."""
+        cycle = self.cycle
+        if self._in_message and cycle is not None and cycle.response_complete:
+            self._came()
+            self._hear_out()
+        else:
+            self._close()
+
+    def _hear_out(self) -> None:
+        if self._linger is None and not self.transport.is_closing():
+            self.pipeline.clear()
+            self.flow.resume_reading()
+            self._linger = Linger(self.transport, self.loop, self.limits.body_bytes, self._close)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        if self.transport.is_closing():
+            self._stall.watch()
+
+    def _ends(self) -> bool:
+        return self._linger is not None or self.transport.is_closing()
+
+
+def _raw(fault: Fault) -> bytes:
+    body = fault.body
+    lines = [b"HTTP/1.1 %d %s" % (fault.status, _PHRASES[fault.status])]
+    kept = [pair for pair in fault.all_headers() if pair[0] != b"connection"]
+    lines += [
+        b"%s: %s" % pair
+        for pair in (*kept, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -1,0 +1,253 @@
+"""The ASGI app for clients: a few routes, and nothing of the address ever goes on to an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from lengthwise.gateway.clock import Clock, monotonic
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.edge import _headers
+from lengthwise.gateway.edge._asking import asked
+from lengthwise.gateway.edge._guesses import network
+from lengthwise.gateway.edge._openapi import document
+from lengthwise.gateway.edge._room import Part, Room
+from lengthwise.gateway.edge._routes import Route, route
+from lengthwise.gateway.edge._talk import SLOW, STUCK, ClientGoneError, Message, Receive, Scope, Send, Talk
+from lengthwise.gateway.edge.asked import Asked, Exchange
+from lengthwise.gateway.edge.faults import Fault, draining, internal, no_model, refused
+from lengthwise.gateway.edge.keys import Caller, Keys, Tenants
+from lengthwise.gateway.leading import Prints
+from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.request import Refusal
+
+_JSON = [(b"content-type", b"application/json")]
+_log = logging.getLogger("lengthwise.gateway")
+_LONG_BYTES = 1 << 18
+"""A longer body is looked into in a thread beside the event loop, one at a time.
+
+msgspec holds the GIL while it decodes, so the loop stands still for each of those calls (some ms for each MiB) all
+the same; between them, and while numpy counts, it goes on."""
+
+
+class App:
+    """An OpenAI-compatible endpoint as an ASGI 3 application.
+
+    Args:
+        config: Keys, limits.
+        exchange: Has a request answered.
+        models: All models there are, those of engines that are down just now included.
+        ready: Whether an engine is up.
+        clock: Now.
+        listener: Hears of what is refused here.
+        tenants: Their numbers, kept over changes of keys.
+
+    Attributes:
+        draining: Once set, nothing new is let in: 503, and /ready says so.
+        in_flight: Requests for completions whose body is coming or that are being answered.
+        room: For bodies.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        exchange: Exchange,
+        *,
+        models: Callable[[], Sequence[str]],
+        ready: Callable[[], bool] = lambda: True,
+        clock: Clock = monotonic,
+        listener: Listener | None = None,
+        tenants: Tenants | None = None,
+    ) -> None:
+        self._exchange, self._models, self._ready, self._clock = exchange, models, ready, clock
+        self._listener = listener or Listener()
+        self._keys: Keys | None = None
+        self._tenants = Tenants() if tenants is None else tenants
+        self.draining, self.in_flight = False, 0
+        self.room = Room(config.limits.body_budget_bytes)
+        self._prints = Prints()
+        self._beside = ThreadPoolExecutor(1, "lengthwise-bodies")
+        self.configure(config)
+
+    def configure(self, config: GatewayConfig) -> None:
+        """Other keys and limits from the next request on; a key that stays keeps its bucket."""
+        self._limits, self._prefixes = config.limits, config.dispatch.prefixes
+        self.room.most_bytes = config.limits.body_budget_bytes
+        self._keys = Keys(config, self._clock, self._keys, tenants=self._tenants)
+        self._document = document(config.limits, keys=bool(config.keys))
+
+    def refused(self, fault: Fault) -> None:
+        """Tells the listener of a refusal, here or by the server before."""
+        self._listener.refused(fault.reason, fault.as_refusal(), 0, "")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection's request, as ASGI wants it."""
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        talk = Talk(scope, receive, send, self._limits.body_s)
+        try:
+            await self._served(scope, talk)
+        except ClientGoneError:
+            pass
+        except asyncio.CancelledError:
+            if not talk.why and (talk.started or not self.draining):
+                raise
+            await self._waited_in_vain(talk)
+        finally:
+            talk.close()
+
+    async def _served(self, scope: Scope, talk: Talk) -> None:
+        """Answers, with an error where need be."""
+        try:
+            headers = {}
+            try:
+                headers = _headers.read(scope["headers"], self._limits)
+            finally:
+                name = _headers.request_id(headers)
+                talk.headers.append((b"x-request-id", name.encode()))
+            await self._routed(scope, talk, headers, name)
+        except Fault as fault:
+            await self._denied(talk, fault)
+        except ClientGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever happens, the client is told, and the server lives
+            refusal = getattr(error, "refusal", None)
+            if isinstance(refusal, Refusal) and not talk.started:
+                await talk.fault(refused(refusal))
+                return
+            _log.exception("a request failed in the gateway")
+            if not talk.started:
+                await talk.fault(internal())
+
+    async def _denied(self, talk: Talk, fault: Fault) -> None:
+        if not talk.handed_on:
+            self.refused(fault)
+        await talk.fault(fault)
+
+    async def _waited_in_vain(self, talk: Talk) -> None:
+        """After this task was cancelled by its own talk, or because the gateway ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        if talk.why == SLOW:
+            message = f"The body must come within {self._limits.body_s:g} s."
+            close = [(b"connection", b"close")]
+            await self._denied(talk, Fault(408, "slow", message, code="request_timeout", headers=close))
+        elif talk.why == STUCK:
+            await talk.abort()
+        elif not talk.why:
+            await self._denied(talk, draining())
+
+    async def _routed(self, scope: Scope, talk: Talk, headers: dict[bytes, bytes], name: str) -> None:
+        where = route(scope)
+        if where.api:
+            await self._completed(scope, talk, where.api, headers, name)
+        elif where.is_open:
+            await self._told(talk, where)
+        else:
+            caller = self._caller(scope, headers)
+            await self._listed(talk, where, caller)
+
+    def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        assert self._keys is not None
+        return self._keys.caller(headers.get(b"authorization"), _address(scope))
+
+    async def _completed(
+        self, scope: Scope, talk: Talk, api: str, headers: dict[bytes, bytes], name: str
+    ) -> None:
+        caller = self._caller(scope, headers)
+        if self.draining:
+            raise draining()
+        self.in_flight += 1
+        try:
+            address = network(_address(scope))
+            with caller, Part(self.room, caller if caller.key else address) as part:
+                talk.headers += caller.take(self._clock())
+                _headers.check_json(headers)
+                body = await talk.body(self._limits.body_bytes, headers.get(b"content-length"), part)
+                talk.watch()
+                request = await self._asked(api, body, caller, headers, name)
+                request.address = address
+                del body  # the request has it, and lets it go
+                part.hold(request.held_bytes)
+                self._check_model(request.model, caller)
+                await self._answered(talk, request, part)
+        finally:
+            self.in_flight -= 1
+
+    async def _asked(
+        self, api: str, body: bytes, caller: Caller, headers: dict[bytes, bytes], name: str
+    ) -> Asked:
+        """What a body asks for; raises a Fault where it cannot be used."""
+        prints = None if self._prefixes == "none" else self._prints
+        of_tenant = self._prefixes == "tenant"
+        told = (api, body, self._limits, caller, headers, name, self._clock(), prints, of_tenant)
+        if len(body) <= _LONG_BYTES:
+            return asked(*told)
+        return await asyncio.get_running_loop().run_in_executor(self._beside, asked, *told)
+
+    async def _answered(self, talk: Talk, request: Asked, part: Part) -> None:
+        talk.handed_on = True
+        answer = await self._exchange(request)
+        part.let_go(request.held_bytes)
+        try:
+            await talk.answer(answer)
+        finally:
+            await answer.aclose()
+
+    def _check_model(self, model: str, caller: Caller) -> None:
+        known = self._models()
+        if not caller.may_see(model) or (known and model not in known):
+            raise no_model(model)
+
+    async def _told(self, talk: Talk, where: Route) -> None:
+        """What everybody may know."""
+        if where.name == "openapi":
+            await talk.say(200, _JSON, self._document)
+        elif where.name == "health":
+            await talk.say(200, _JSON, b'{"status":"ok"}')
+        elif self.draining or not self._ready():
+            why = "draining" if self.draining else "no engine is up"
+            raise Fault(
+                503, "not_ready", f"The gateway is not ready: {why}.", code="not_ready", retry_after_s=1.0
+            )
+        else:
+            await talk.say(200, _JSON, b'{"status":"ready"}')
+
+    async def _listed(self, talk: Talk, where: Route, caller: Caller) -> None:
+        """The models that a caller may see, or one of them."""
+        seen = [model for model in self._models() if caller.may_see(model)]
+        if where.name == "models":
+            listed: object = {"object": "list", "data": [_model(model) for model in seen]}
+        elif where.model in seen:
+            listed = _model(where.model)
+        else:
+            raise no_model(where.model)
+        await talk.say(200, _JSON, msgspec.json.encode(listed))
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "lengthwise"}
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing is started here: that is done by who made the app."""
+    message: Message = {}
+    while message.get("type") != "lifespan.shutdown":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})

@@ -1,0 +1,161 @@
+"""Requests that passed, as columns: what a look back needs of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.gateway.telemetry import Row, read
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+OLD_FILES = 16
+
+
+@dataclass(frozen=True)
+class Trace:
+    """[n] columns in order of arrival, of requests that got at least one token.
+
+    Attributes:
+        arrival_s: From any start.
+        prompt_tokens: At least 1.
+        output_tokens: That came.
+        predicted_tokens: Before the first token.
+        dispatched_s: First sent to an engine.
+        first_token_s: As seen by the gateway.
+        ended_s: As seen by the gateway.
+        waited_s: In the gateway's queue.
+        whole: Whether it ran at one engine from dispatch to end.
+        worker: Number of its engine.
+        model: Number of its model.
+        again: What was predicted later: (tokens that had come, total).
+        models: Their names.
+        workers: Their names.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    predicted_tokens: Floats
+    dispatched_s: Floats
+    first_token_s: Floats
+    ended_s: Floats
+    waited_s: Floats
+    whole: npt.NDArray[np.bool_]
+    worker: Ints
+    model: Ints
+    again: tuple[tuple[tuple[int, float], ...], ...]
+    models: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def span_s(self) -> float:
+        """First arrival to last."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def jct_s(self) -> Floats:
+        """Arrival to end, as it was."""
+        return self.ended_s - self.arrival_s
+
+    def take(self, rows: Ints) -> Trace:
+        """Some of the requests, in that order."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        again = tuple(self.again[row] for row in rows.tolist())
+        return Trace(**columns, again=again, models=self.models, workers=self.workers)
+
+
+_COLUMNS = (
+    "arrival_s", "prompt_tokens", "output_tokens", "predicted_tokens", "dispatched_s", "first_token_s", "ended_s",
+    "waited_s", "whole", "worker", "model",
+)  # fmt: skip
+
+
+def of_rows(rows: Iterable[Row]) -> Trace:
+    """The trace of rows in any order; those that got no token are left out."""
+    kept = sorted((row for row in rows if _counts(row)), key=lambda row: (row.arrival_s, row.id))
+    models, workers = _numbers(row.model for row in kept), _numbers(row.worker for row in kept)
+
+    def column(name: str, kind: type = float) -> npt.NDArray[np.generic]:
+        return np.array([getattr(row, name) for row in kept], dtype=kind)
+
+    return Trace(
+        arrival_s=_floats(column("arrival_s")),
+        prompt_tokens=np.maximum(column("prompt_tokens", np.int64), 1).astype(np.int64),
+        output_tokens=column("output_tokens", np.int64).astype(np.int64),
+        predicted_tokens=_believable(_floats(column("predicted_tokens"))),
+        dispatched_s=_floats(column("dispatched_s")),
+        first_token_s=_floats(column("first_token_s")),
+        ended_s=_floats(column("ended_s")),
+        waited_s=_floats(column("waited_s")),
+        whole=np.array([row.preemptions == 0 and row.failovers == 0 for row in kept], dtype=bool),
+        worker=np.array([workers[row.worker] for row in kept], dtype=np.int64),
+        model=np.array([models[row.model] for row in kept], dtype=np.int64),
+        again=tuple(row.again for row in kept),
+        models=tuple(models),
+        workers=tuple(workers),
+    )
+
+
+def of_journal(path: Path | str) -> Trace:
+    """The trace of a journal and of the older files beside it; a pause between two runs counts as a usual gap.
+
+    Raises:
+        InputError: It is no journal, or cannot be read.
+    """
+    older = [Path(f"{path}.{i}") for i in range(OLD_FILES, 0, -1) if Path(f"{path}.{i}").exists()]
+    rows: list[Row] = []
+    starts: list[float] = []
+    for file in (*older, Path(path)):
+        last = 0
+        for run, row in read(file):
+            if run != last and rows and file == Path(path):
+                starts.append(row.arrival_s)
+            last = run
+            rows.append(row)
+    return _closed_up(of_rows(rows), starts)
+
+
+def _closed_up(trace: Trace, starts: Sequence[float]) -> Trace:
+    """Without the pauses before ``starts``: all times after one are earlier by it."""
+    if not starts or len(trace) < 3:
+        return trace
+    gaps = np.diff(trace.arrival_s)
+    usual_s = float(np.median(gaps))
+    columns = {name: getattr(trace, name).copy() for name in ("arrival_s", *_LATER)}
+    for start_s in starts:
+        i = int(np.searchsorted(trace.arrival_s, start_s))
+        if 0 < i < len(trace) and gaps[i - 1] > usual_s:
+            for values in columns.values():
+                values[i:] -= gaps[i - 1] - usual_s
+    rest = {name: getattr(trace, name) for name in _COLUMNS if name not in columns}
+    return Trace(**columns, **rest, again=trace.again, models=trace.models, workers=trace.workers)
+
+
+_LATER = ("dispatched_s", "first_token_s", "ended_s")
+
+
+def _counts(row: Row) -> bool:
+    times = (row.arrival_s, row.dispatched_s, row.first_token_s, row.ended_s)
+    return row.output_tokens >= 1 and all(math.isfinite(time) for time in times)
+
+
+def _believable(predicted: Floats) -> Floats:
+    """What a policy may be given: finite, from 1, below any limit of ours."""
+    return np.clip(np.nan_to_num(predicted, nan=256.0, posinf=1e9), 1.0, 1e9)
+
+
+def _floats(values: npt.NDArray[np.generic]) -> Floats:
+    return values.astype(np.float64)
+
+
+def _numbers(names: Iterable[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}

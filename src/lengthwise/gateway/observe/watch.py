@@ -1,0 +1,94 @@
+"""Looks back from time to time while the gateway runs, in a process of its own, so that nobody is held up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from lengthwise.gateway.config import Order
+from lengthwise.gateway.observe.finding import TOO_LITTLE, Gain, as_json
+from lengthwise.gateway.observe.gain import LEAST_REQUESTS
+from lengthwise.gateway.observe.record import Record
+from lengthwise.gateway.telemetry import Row, as_dict
+
+EVERY_S = 300.0
+LIMIT_S = 240.0
+_LOOK_S = 5.0
+_log = logging.getLogger("lengthwise.gateway")
+
+
+class Watch:
+    """An async context manager with the last finding.
+
+    Args:
+        record: What passed.
+        order: The settings that would be used.
+        every_s: Between two looks.
+
+    Attributes:
+        found: As ``as_json`` tells it; None before the first look.
+    """
+
+    def __init__(self, record: Record, order: Order = Order(), *, every_s: float = EVERY_S) -> None:  # noqa: B008
+        self._record, self._order, self._every_s = record, order, every_s
+        self.found: dict[str, Any] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begins."""
+        self._task = asyncio.ensure_future(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends, a look under way included."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> dict[str, Any]:
+        """A finding of what has passed so far."""
+        rows = list(self._record.rows)
+        if sum(row.output_tokens >= 1 for row in rows) < LEAST_REQUESTS:
+            few = f"{len(rows)} requests so far; at least {LEAST_REQUESTS} are needed."
+            return as_json(Gain(TOO_LITTLE, few, len(rows), 0.0))
+        if self.found is not None and self.found["verdict"] == TOO_LITTLE:
+            self.found = None  # no longer true
+        return await _apart(rows, self._order)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    self.found = await self.look()
+            except (OSError, ValueError, TimeoutError) as error:
+                _log.warning("a look back at the traffic failed: %s", error or type(error).__name__)
+            few = self.found is None or self.found["verdict"] == TOO_LITTLE
+            await asyncio.sleep(min(_LOOK_S, self._every_s) if few else self._every_s)
+
+
+async def _apart(rows: Sequence[Row], order: Order) -> dict[str, Any]:
+    """The finding, made by another process."""
+    lines = [json.dumps(asdict(order)), *(json.dumps(as_dict(row)) for row in rows)]
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "lengthwise.gateway.observe")
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        out, said = await child.communicate("\n".join(lines).encode())
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+    if child.returncode:
+        raise ValueError(said.decode(errors="replace").strip().splitlines()[-1:] or "it ended")
+    found: dict[str, Any] = json.loads(out)
+    return found

@@ -1,0 +1,46 @@
+"""That no engine's address is a port of the gateway itself."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+from lengthwise.gateway.config import GatewayConfig, Listen
+from lengthwise.schema.errors import InputError
+
+_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - likewise
+_USUAL = {"https": 443}
+
+
+def check_ports(config: GatewayConfig) -> None:
+    """Raises InputError where the gateway would ask itself, or would take an engine's port."""
+    for engine in config.engines:
+        address = urlsplit(engine.url)
+        port = address.port or _USUAL.get(address.scheme, 80)
+        for name, host, mine in _doors(config.listen):
+            if port == mine and _same(address.hostname or "", host):
+                raise InputError(
+                    f"the gateway's {name} must be another than its engines'; {engine.url} is where it "
+                    f"would listen itself. Give the gateway another one: --{name.replace(' ', '-')} {_other(config)}"
+                )
+
+
+def _doors(listen: Listen) -> list[tuple[str, str, int]]:
+    """Name, host and number of the ports; not those that the system picks."""
+    doors = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
+    return [door for door in doors if door[2]]
+
+
+def _same(engine: str, host: str) -> bool:
+    """Whether an engine's host is the one that the gateway listens at."""
+    if engine == host or (engine in _HERE and host in _HERE):
+        return True
+    return host in _EVERYWHERE and engine == socket.gethostname()
+
+
+def _other(config: GatewayConfig) -> int:
+    """A port that nobody in the configuration has."""
+    taken = {urlsplit(engine.url).port for engine in config.engines}
+    taken |= {config.listen.port, config.listen.admin_port}
+    return next(port for port in range(8080, 65_536) if port not in taken)

@@ -1,0 +1,262 @@
+"""An answer whose token ids are known: it can go on elsewhere without a gap or a repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lengthwise.gateway.relay import _scan as scan
+from lengthwise.gateway.relay._alike import Alike
+from lengthwise.gateway.relay._dress import DONE, Dress, Wants, usage_of
+from lengthwise.gateway.relay._plain import Held
+from lengthwise.gateway.relay._split import Splitter, TooLong, data_of, split
+from lengthwise.gateway.relay._trouble import TOLD_INSIDE, Trouble
+
+
+class Tracked:
+    """A stream over one or several runs ("legs").
+
+    In the first leg bytes pass, less the token ids if the client did not ask for them. In further legs the
+    engine continues by ``/v1/completions`` from token ids, and its chunks are dressed as the first leg's.
+
+    Tokens can be ahead of text (half a character is held back by the engine), and an engine that goes on from
+    there would not send the half, so that a leg always begins behind the last token whose text is out.
+
+    Attributes:
+        count: Tokens so far.
+        why: The finish reason.
+        complete: Whether the output has ended.
+        finished: Whether the client was told so.
+        resumable: Whether it can still go on elsewhere.
+        trouble: What the engine told inside the stream.
+        unsure: Tokens of the chunk that spoke last, where it had several: the last of them may be ahead of it.
+    """
+
+    def __init__(self, wants: Wants) -> None:
+        self.count = self.unsure = 0
+        self.why = ""
+        self.complete = self.finished = False
+        self.resumable = True
+        self.trouble: Trouble | None = None
+        self._wants = wants
+        self._splitter, self._held, self._alike = Splitter(), Held(), Alike()
+        self._ids: list[bytes] = []
+        self.prompt_ids = b""
+        self._first = b""
+        self._dress: Dress | None = None
+        self._out_at = self._told_usage = 0
+
+    @property
+    def sent(self) -> bool:
+        """Whether the client has got something that cannot be taken back."""
+        return self._held.open
+
+    @property
+    def level(self) -> bool:
+        """Whether the text of all tokens is out, for certain: the best moment for a cut."""
+        return self._out_at == self.count and not self.unsure
+
+    @property
+    def kept(self) -> int:
+        """Tokens whose text is out: where a further leg begins."""
+        return self._out_at
+
+    @property
+    def held_bytes(self) -> int:
+        """About what is kept of its prompt, so that it can go on elsewhere."""
+        return len(self.prompt_ids) + len(self._first)
+
+    def tail(self, tokens: int) -> list[int]:
+        """The last token ids of those that are kept."""
+        return self._list()[max(0, self._out_at - tokens) : self._out_at]
+
+    def next_leg(self, kept: int) -> bytes:
+        """Begins a further leg behind so many tokens; returns their ids as they stand in JSON."""
+        ids = self._list()[:kept]
+        text = b",".join(b"%d" % one for one in ids)
+        self._ids, self.count, self._out_at, self.unsure = [text] if ids else [], kept, kept, 0
+        self.trouble = None
+        self._splitter = Splitter()
+        self._alike.forget()
+        self._told_usage = 0
+        if self._dress is None:
+            self._dress = self._new_dress()
+        return text
+
+    def feed(self, data: bytes) -> bytes:
+        """What goes to the client."""
+        if self._alike.fits(data) and not self._splitter.kept:
+            return self._as_usual(data)
+        try:
+            whole = self._splitter.feed(data)
+        except TooLong:
+            self.trouble = Trouble("malformed", "an event is too long")
+            return b""
+        return self._events(whole) if whole else b""
+
+    def end(self) -> bytes:
+        """What is left when the engine has closed; sets ``trouble`` where it was not at its end."""
+        rest = self._splitter.rest()
+        out = self._events(rest + b"\n\n") if rest else b""
+        if self.complete:
+            return out + self.closing()
+        self.trouble = self.trouble or Trouble("closed early", "the stream ended without its end")
+        return out
+
+    def closing(self) -> bytes:
+        """What the client still has to be told once the output has ended, however its last leg did."""
+        if self.finished:
+            return b""
+        self.finished = True
+        out = b""
+        if not self._told_usage and self._wants.usage:
+            self._dress = self._dress or self._new_dress()
+            out = self._dress.usage(usage_of(self.prompt_ids, self.count))
+        return self._held.pass_on(out + DONE, speaks=True)
+
+    def closed(self) -> bytes:
+        """The same, for who reads it from outside."""
+        return self.closing()
+
+    def at_limit(self) -> bytes:
+        """The end of an output that has all the tokens it may have, where nobody told that it ended."""
+        self.complete, self.why = True, "length"
+        dress = self._dress = self._dress or self._new_dress()
+        usage = usage_of(self.prompt_ids, self.count)
+        return self._held.pass_on(dress.chunk("", "length", None, [], usage), speaks=True) + self.closing()
+
+    def _as_usual(self, event: bytes) -> bytes:
+        """What goes to the client of an event that has text and ids, and nothing else."""
+        ids = self._alike.ids
+        tokens = ids.count(b",") + 1
+        self._ids.append(ids)
+        self.count = self._out_at = self.count + tokens
+        self.unsure = tokens if tokens > 1 else 0
+        return event if self._wants.ids else self._alike.without_ids(event)
+
+    def _events(self, whole: bytes) -> bytes:
+        read = self._read_first if self._dress is None else self._read_later
+        out = []
+        for event in split(whole):
+            if self._alike.fits(event):
+                out.append(self._as_usual(event))
+                continue
+            out.append(read(event))
+            if self.trouble is not None:
+                break
+        return b"".join(out)
+
+    def _read_first(self, event: bytes) -> bytes:
+        speaks = scan.CONTENT.search(event) is not None
+        found = scan.IDS.search(event)
+        if found is not None and (tokens := scan.many(found[1])):
+            self._count(found[1], tokens, speaks=speaks)
+        elif speaks:
+            self.count += 1
+            self.resumable = False
+        if not self._first and event.startswith(b"data:"):
+            self._first = scan.without_ids(event)
+        if not self.prompt_ids:
+            self._look_for_prompt(event, speaks=speaks)
+        end = scan.FINISH.search(event)
+        if end is not None:
+            self._finished(end[1].decode())
+        other = scan.OTHER.search(event) is not None
+        if other:
+            self.resumable, speaks = False, True
+        if b"error" in event and scan.ERROR.search(event):
+            self.trouble = Trouble(TOLD_INSIDE, event[:300].decode("utf-8", "replace"))
+        if self.trouble is not None:
+            return b""
+        if found is None and self._is_end(event):
+            return self.closing()
+        out = self._held.pass_on(
+            event if self._wants.ids else scan.without_ids(event), speaks=speaks or self.complete
+        )
+        self._learn(event, usual=speaks and found is not None and end is None and not other)
+        return out
+
+    def _learn(self, event: bytes, *, usual: bool) -> None:
+        if usual and self.prompt_ids:
+            self._alike.learn(event, scan.CONTENT, ids=True)
+
+    def _look_for_prompt(self, event: bytes, *, speaks: bool) -> None:
+        told = scan.PROMPT_IDS.search(event)
+        if told is not None:
+            self.prompt_ids = told[1]
+        elif speaks:
+            self.resumable = False
+
+    def _is_end(self, event: bytes) -> bool:
+        if b'"completion_tokens"' in event:
+            self._told_usage = 1
+        return scan.at_end(event)
+
+    def _read_later(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if not data:
+            return event
+        if data.strip() == "[DONE]":
+            return self.closing() if self.complete else b""
+        try:
+            chunk = decoded(data)
+            choices = chunk.get("choices") or []
+            if "error" in chunk:
+                self.trouble = Trouble(TOLD_INSIDE, data[:300])
+                return b""
+            return self._dressed(choices[0]) if choices else b""
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            self.trouble = Trouble("malformed", f"{error}: {data[:200]}")
+            return b""
+
+    def _dressed(self, choice: dict[str, Any]) -> bytes:
+        text, ids, finish = (
+            choice.get("text") or "",
+            choice.get("token_ids") or [],
+            choice.get("finish_reason"),
+        )
+        if ids:
+            self._count(b",".join(b"%d" % one for one in ids), len(ids), speaks=bool(text))
+        elif text:
+            self.count += 1
+            self.resumable = False
+        if finish is not None:
+            self._finished(str(finish))
+        if self.trouble is not None or self._dress is None:
+            return b""
+        usage = usage_of(self.prompt_ids, self.count) if self._wants.usage_each else {}
+        event = self._dress.chunk(text, finish, choice.get("stop_reason"), ids, usage)
+        return self._held.pass_on(event, speaks=bool(text) or self.complete)
+
+    def _count(self, ids: bytes, tokens: int, *, speaks: bool) -> None:
+        self._ids.append(ids)
+        self.count += tokens
+        if speaks:
+            self._out_at, self.unsure = self.count, tokens if tokens > 1 else 0
+
+    def _finished(self, why: str) -> None:
+        if why == "abort":
+            self.trouble = Trouble("aborted", "the engine gave the request up")
+        else:
+            self.complete, self.why = True, why
+
+    def _new_dress(self) -> Dress:
+        try:
+            return Dress(self._wants, decoded(data_of(self._first)))
+        except ValueError:
+            return Dress(self._wants, {})
+
+    def _list(self) -> list[int]:
+        return [int(one) for ids in self._ids for one in ids.split(b",")]
+
+
+def decoded(data: str) -> dict[str, Any]:
+    """The object that an event's data is; ValueError where it is none."""
+    import msgspec
+
+    try:
+        chunk = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(chunk, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - the engine's data, not our types
+    return chunk

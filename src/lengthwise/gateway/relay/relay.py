@@ -1,0 +1,152 @@
+"""Requests from the edge to the engines, and their answers back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.hub import Hub
+from lengthwise.gateway.relay._answer import Answer
+from lengthwise.gateway.relay._around import Surroundings
+from lengthwise.gateway.relay._budget import Budget, caller_of
+from lengthwise.gateway.relay._journey import Journey
+from lengthwise.gateway.relay._plan import plan
+from lengthwise.gateway.relay._reply import Reply
+from lengthwise.gateway.relay._seams import Asked, Fleet, Forecaster, Worker
+from lengthwise.gateway.request import Request
+
+CUTTING = ("isrtf", "windowed")
+_LOOK_S = 1.0
+
+
+class Relay:
+    """Relays requests.
+
+    Args:
+        hub: Where they wait for their turn.
+        fleet: The engines.
+        forecaster: Who predicts their lengths.
+        config: The gateway's.
+        hinted: Adds to a body what an engine is told besides; None adds nothing.
+        told: The length that a client fixed, of body, fields and longest output; 0 none.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        fleet: Fleet,
+        forecaster: Forecaster,
+        config: GatewayConfig,
+        *,
+        hinted: Callable[[Request, Worker, bytes], bytes] | None = None,
+        told: Callable[[bytes, Callable[[], dict[str, Any]], int | None], int] | None = None,
+    ) -> None:
+        self.budget = Budget(config.care.retry_share)
+        self.config = config
+        self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
+        self._told = told or _nothing
+        self._ids = itertools.count(1)
+        self._resumes, self._looked_s = False, float("-inf")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._around = Surroundings(
+            fleet,
+            config,
+            self.budget,
+            hinted or _as_it_is,
+            self._window,
+            self._spawn,
+            bool(getattr(forecaster, "reads_text", False)),
+        )
+
+    async def exchange(self, asked: Asked) -> Answer:
+        """The answer, as soon as there is something to tell.
+
+        Raises:
+            Refused: The request is not let in, or waited in vain.
+        """
+        self.budget.request(caller_of(asked))
+        order = self.config.order
+        what = plan(
+            asked,
+            resumes=self._any_resumes(),
+            window_tokens=order.window_tokens,
+            cuts=order.mode in CUTTING,
+        )
+        request = self._request(asked, resumable=what.obstacle is None)
+        request.forecast = await self._forecaster.first(request, asked.text)
+        turn = await self._hub.enter(request)
+        return await Reply(Journey(self._around, asked, what, turn)).answer()
+
+    def configure(self, config: GatewayConfig) -> None:
+        """Another configuration for requests from now on."""
+        self.config = config
+        self._around = replace(self._around, config=config)
+
+    async def aclose(self) -> None:
+        """Ends what runs beside."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _request(self, asked: Asked, *, resumable: bool) -> Request:
+        most = self.config.limits.max_tokens
+        return Request(
+            id=next(self._ids),
+            arrival_s=asked.arrival_s,
+            model=asked.model,
+            prompt_tokens=asked.prompt_tokens,
+            max_tokens=most if asked.max_tokens is None else asked.max_tokens,
+            tenant=asked.tenant,
+            priority=asked.priority,
+            body_bytes=len(asked.body),
+            session=asked.session,
+            leading=asked.leading,
+            resumable=resumable,
+            deadline_s=asked.deadline_s,
+            told_tokens=self._told(asked.body, asked.fields, asked.max_tokens),
+            choices=asked.n,
+            whole=not asked.stream,
+        )
+
+    def _any_resumes(self) -> bool:
+        """Whether any engine tells token ids; looked up once a second."""
+        now_s = self._hub.clock()
+        if now_s - self._looked_s > _LOOK_S:
+            self._resumes = any(self._tells_ids(state.name) for state in self._fleet.states())
+            self._looked_s = now_s if self._resumes else float("-inf")
+        return self._resumes
+
+    def _tells_ids(self, name: str) -> bool:
+        try:
+            able = self._fleet.worker(name).abilities
+        except KeyError:
+            return False
+        return able.ids_each and able.token_ids
+
+    def _window(self, journey: Journey) -> None:
+        if self.config.order.mode != "fcfs":
+            self._spawn(self._reforecast(journey))
+
+    async def _reforecast(self, journey: Journey) -> None:
+        request = journey.turn.request
+        so_far = journey.heard.text() if journey.heard is not None else None
+        forecast = await self._forecaster.again(request, journey.asked.text or None, so_far)
+        if not journey.turn.over:
+            self._hub.reforecast(request, forecast)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _nothing(_body: bytes, _fields: Callable[[], dict[str, Any]], _most: int | None) -> int:
+    return 0
+
+
+def _as_it_is(_request: Request, _worker: Worker, body: bytes) -> bytes:
+    return body

@@ -1,0 +1,207 @@
+"""Finished requests in a file, a line of JSON each: whole lines, written off the event loop in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from lengthwise.gateway.clock import Clock, monotonic
+from lengthwise.gateway.telemetry.row import Row, as_dict, from_dict
+from lengthwise.schema.errors import InputError, OutputError
+
+FORMAT = "lengthwise-journal"
+VERSION = 1
+FLUSH_S = 0.5
+MOST_BYTES = 256 << 20
+MOST_KEPT = 100_000
+"""Rows kept for a disk that does not take them; beyond it the oldest are lost, and counted."""
+_log = logging.getLogger("lengthwise.gateway")
+
+
+class Journal:
+    """Appends rows to a file; what was flushed survives whatever ends the process.
+
+    Every start writes a line of its own that ties the gateway's clock to the time of day. A file of ``most_bytes``
+    becomes ``NAME.1`` (and that ``NAME.2``, up to ``keep``), and a new one begins.
+
+    Args:
+        path: The file; it is made, or gone on with.
+        clock: The gateway's.
+        flush_s: Rows wait at most so long before they are written.
+        most_bytes: Of one file.
+        keep: Old files kept.
+        epoch: Seconds since 1970, asked once.
+
+    Attributes:
+        written: Rows.
+        lost: Rows that could not be written.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        clock: Clock = monotonic,
+        *,
+        flush_s: float = FLUSH_S,
+        most_bytes: int = MOST_BYTES,
+        keep: int = 4,
+        epoch: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = Path(path)
+        self.written = self.lost = 0
+        self._flush_s, self._most_bytes, self._keep = flush_s, most_bytes, keep
+        head = {"format": FORMAT, "version": VERSION, "clock_s": clock(), "unix_s": epoch()}
+        self._head = _line(head)
+        self._rows: list[Row] = []
+        self._file = -1
+        self._writer: ThreadPoolExecutor | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    def over(self, row: Row) -> None:
+        """A request is over; written with the next batch."""
+        if len(self._rows) >= MOST_KEPT:
+            self.lost += len(self._rows) // 2
+            del self._rows[: len(self._rows) // 2]
+        self._rows.append(row)
+
+    async def __aenter__(self) -> Self:
+        """Opens the file; raises OutputError where it cannot be written."""
+        try:
+            self._open()
+        except OSError as error:
+            raise OutputError(
+                f"the journal {self.path} must be a file that can be written: {error.strerror or error}"
+            ) from error
+        self._writer = ThreadPoolExecutor(1, "journal")
+        self._task = asyncio.ensure_future(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Writes what is left."""
+        if self._task is not None:
+            self._stop.set()
+            await self._task
+            await self.flush()
+        if self._writer is not None:
+            self._writer.shutdown()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    async def flush(self) -> None:
+        """Writes all rows there are."""
+        if not self._rows or self._writer is None:
+            return
+        rows, self._rows = self._rows, []
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, self._append, rows)
+        except OSError as error:
+            self._rows = rows + self._rows
+            _log.warning("the journal %s cannot be written: %s", self.path, error.strerror or error)
+        else:
+            self.written += len(rows)
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._flush_s)
+            await self.flush()
+
+    # On the writer's thread:
+
+    def _open(self) -> None:
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o640)
+        size = os.fstat(self._file).st_size
+        torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+        _write(self._file, (b"\n" if torn else b"") + self._head)
+
+    def _append(self, rows: list[Row]) -> None:
+        if os.fstat(self._file).st_size > self._most_bytes:
+            self._rotate()
+        _write(self._file, b"".join([_line(as_dict(row)) for row in rows]))
+
+    def _rotate(self) -> None:
+        os.close(self._file)
+        names = [self.path, *(Path(f"{self.path}.{i}") for i in range(1, self._keep + 1))]
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+        if self._keep == 0:
+            self.path.unlink(missing_ok=True)
+        self._open()
+
+
+def read(path: Path | str) -> Iterator[tuple[int, Row]]:
+    """(run, row) of a journal in the order in which requests ended; times are of the day (seconds since 1970).
+
+    A run is one life of a gateway. A line that was torn is left out.
+
+    Raises:
+        InputError: It is no journal, or cannot be read.
+    """
+    run, shift_s = 0, math.nan
+    try:
+        with Path(path).open("rb") as lines:
+            for line in lines:
+                told = _read_line(line)
+                if told is None:
+                    continue
+                if told.get("format") == FORMAT:
+                    run, shift_s = run + 1, told["unix_s"] - told["clock_s"]
+                    continue
+                if run == 0:
+                    break
+                row = _row(told, shift_s)
+                if row is not None:
+                    yield run, row
+    except OSError as error:
+        raise InputError(
+            f"the journal {path} must be a file that can be read: {error.strerror or error}"
+        ) from error
+    if run == 0:
+        raise InputError(
+            f"{path} must be a journal of `lengthwise serve` (its first line says {FORMAT!r}); it is none"
+        )
+
+
+def _row(told: dict[str, Any], shift_s: float) -> Row | None:
+    try:
+        for name in ("arrival_s", "dispatched_s", "first_token_s", "ended_s"):
+            if told[name] is not None:
+                told[name] += shift_s
+        return from_dict(told)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _read_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _line(told: dict[str, Any]) -> bytes:
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+
+
+def _write(file: int, data: bytes) -> None:
+    """All of it: one write, unless the disk takes less."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,116 @@
+"""The admin page in headless Chromium: live, drawn, silent, no wider than the screen, in either scheme."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from admin_worlds import EVIL, NAMES, Served, World
+from browser import screen, until
+
+pytestmark = pytest.mark.browser
+FOUND = {
+    "verdict": "switch on",
+    "sentence": "mode = srtf changes mean JCT by -19.0 %",
+    "requests": 600,
+    "fcfs_jct_s": 2.4,
+    "fcfs_p99_jct_s": 10.5,
+    "orders": [
+        {
+            "name": name,
+            "mean_jct_s": 1.9,
+            "p99_jct_s": 11.0,
+            "mean": {"value": -0.19, "low": -0.24, "high": -0.15},
+            "p99": {"value": 0.04, "low": -0.2, "high": 0.2},
+        }
+        for name in ("srtf", "isrtf", "oracle")
+    ],
+    "times": [
+        {"name": name, "jct_s": [1.9, 0.8, 4.5, 11.0], "queue_s": [0.7, 0.0, 2.5, 8.0]}
+        for name in ("fcfs", "srtf", "isrtf", "oracle")
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    made = {
+        "idle": World(engines=2),
+        "busy": World(found=FOUND).live(90, 4.5).troubled(),
+        "down": World(down=NAMES, mode="observe").live(3, 2.0),
+    }
+    served = {name: Served(world.app) for name, world in made.items()}
+    for one in served.values():
+        one.__enter__()
+    yield made, {name: one.url for name, one in served.items()}
+    for one in served.values():
+        one.__exit__()
+
+
+def look(driver, url: str, width: int, scheme: str) -> None:
+    screen(driver, width, scheme)
+    driver.get(url)
+    until(driver, "return Number(document.body.dataset.drawn || 0) >= 1")
+
+
+def text(driver, selector: str) -> str:
+    return driver.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["idle", "busy", "down"])
+def test_it_is_drawn_and_nothing_is_wider_than_the_screen(driver, worlds, name, width, scheme) -> None:
+    driver.get_log("browser")
+    look(driver, worlds[1][name], width, scheme)
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    small = driver.execute_script("""
+      return [...document.querySelectorAll('main *')].filter(e => !e.childElementCount && e.textContent.trim()
+        && parseFloat(getComputedStyle(e).fontSize) < 11).map(e => e.textContent)""")
+    assert small == []
+    ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (int(ground.split("(")[1].split(",")[0]) > 200) is (scheme == "light")
+    assert driver.get_log("browser") == []
+
+
+def test_a_busy_gateway_is_shown_as_it_is(driver, worlds) -> None:
+    look(driver, worlds[1]["busy"], 1280, "light")
+    waiting = worlds[0]["busy"].scheduler.statistics(worlds[0]["busy"].now_s).waiting
+    assert text(driver, "#headline") == f"{waiting} requests wait"
+    assert driver.execute_script("return document.querySelectorAll('#next .bar').length") == min(waiting, 48)
+    assert driver.execute_script("return document.querySelectorAll('#scatter .dot').length") > 50
+    assert driver.execute_script("return document.querySelectorAll('#requests .line').length") == 2
+    assert driver.execute_script("return document.querySelectorAll('#engines li').length") == 3
+    assert text(driver, "#verdict") == "switch on"
+    policies = driver.execute_script(
+        "return [...document.querySelectorAll('#policies tbody tr')].map(r => [r.className, r.cells[0].textContent])"
+    )
+    assert [kind for kind, _ in policies] == ["had", "shadow", *["simulated"] * 4]
+    assert policies[0][1].startswith("isrtf")
+    assert all("simulated on this traffic" in name for kind, name in policies if kind == "simulated")
+    had = driver.execute_script(
+        "return [...document.querySelectorAll('#policies tr.had td')].map(c => c.querySelectorAll('.ends').length)"
+    )
+    assert had == [1, 1, 1, 0, 1, 1, 1, 0, 1, 0]  # of the 99 %, and its change, too few are beyond
+    assert EVIL in text(driver, "#troubles")
+    assert driver.execute_script("return document.querySelectorAll('#troubles img').length") == 0
+
+
+def test_engines_that_are_down_are_told_at_once(driver, worlds) -> None:
+    look(driver, worlds[1]["down"], 1280, "dark")
+    assert text(driver, "#headline") == "No engine is up"
+    assert text(driver, "#engines .why") == "down: no connection"
+    assert driver.execute_script("return document.querySelectorAll('#engines .badge.down').length") == 3
+
+
+def test_it_stays_live_and_fetches_only_its_own(driver, worlds) -> None:
+    driver.get_log("performance")
+    world, url = worlds[0]["idle"], worlds[1]["idle"]
+    look(driver, url, 1280, "light")
+    assert text(driver, "#headline") == "Idle"
+    world.live(20, 9.0)
+    until(driver, "return document.querySelector('#headline').textContent.includes('wait')")
+    assert text(driver, "#live") == "live"
+    sent = [json.loads(row["message"])["message"] for row in driver.get_log("performance")]
+    urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
+    assert {one for one in urls if not one.startswith("data:")} == {f"{url}/", f"{url}/events"}

@@ -1,0 +1,68 @@
+"""The schedule of phases on the admin page: what is kept, how lengths are followed, what was said last."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from admin_worlds import Served, World
+from browser import screen, until
+
+from lengthwise.gateway.config import Dispatch, Order, Phases
+from lengthwise.gateway.follow import Followed
+
+PHASES = Phases(6, 5, decode_batch=34.0, mean_prompt_tokens=300.0, threshold=0.1, most_in_flight=44)
+NOW = Followed(
+    True, "", 812, 3.25, 0.01, "RRA, B_E = 6, N_D = 5", 1, 2, 0, ("outputs moved", "Changed to RRA"), 970.0
+)
+
+
+def keeps(now: Followed | None) -> World:
+    """A gateway in mode rra at 1,000 s."""
+    world = World()
+    config = replace(world.config, order=Order("rra", max_wait_s=math.inf), dispatch=Dispatch(phases=PHASES))
+    world.app.configure(config)
+    if now is not None:
+        world.telemetry.metrics.following = lambda: now
+    return world
+
+
+def test_what_is_kept_and_how_it_follows_is_in_the_state():
+    told = keeps(NOW).app.state.now()["schedule"]
+    assert told["phases"]["encode_batch"] == 6
+    follows = told["follows"]
+    assert (follows["evidence"], follows["alarm"], follows["observed"]) == (3.25, 100.0, 812)
+    assert (follows["changed"], follows["left"], follows["failed"]) == (1, 2, 0)
+    assert (follows["last"], follows["last_ago_s"]) == (["outputs moved", "Changed to RRA"], 30.0)
+    assert keeps(None).app.state.now()["schedule"]["follows"] is None
+    assert World().app.state.now()["schedule"] is None
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (
+            NOW,
+            "812 requests watched: evidence that lengths moved 3.25 of the 100 of an alarm. Changed 1 time",
+        ),
+        (
+            replace(NOW, up=False, trouble="its process ended with 3"),
+            "followed no more: its process ended with 3.",
+        ),
+        (replace(NOW, false_alarms=math.nan), "The watch over lengths is about to begin."),
+        (None, "It stays as it is"),
+    ],
+)
+def test_the_page_says_it(driver, now, says):
+    with Served(keeps(now).app) as served:
+        screen(driver, 1280, "light")
+        driver.get(served.url)
+        until(driver, "return Number(document.body.dataset.drawn || 0) >= 1")
+        read = "return document.getElementById(arguments[0]).textContent"
+        assert not driver.execute_script("return document.getElementById('schedule-section').hidden")
+        assert "B_E = 6 · N_D = 5 · decode batch 34" in driver.execute_script(read, "schedule-now")
+        assert says in driver.execute_script(read, "schedule-follows")
+        said = driver.execute_script(read, "schedule-said")
+        assert said == ("" if now is None else "outputs movedChanged to RRA")

@@ -1,0 +1,236 @@
+"""Who is brought back from a worker, how often, and who never is."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_worlds import World, request, scheduler, sent, worker
+
+from lengthwise.gateway.request import Forecast
+
+
+def on_demand(**order):
+    return scheduler("isrtf", **({"takeover": "by_rank", "cuts_per_s": 10.0} | order))
+
+
+def running_long_waiting_short(made, **facts):
+    """A long one runs; a short one comes; what is decided then."""
+    made.offer(0.0, request(1, predicted=1000, **facts))
+    assert sent(made.decide(0.0)) == [1]
+    made.offer(1.0, request(2, 1.0, predicted=10))
+    return made.decide(1.0)
+
+
+def test_a_short_one_takes_a_long_ones_place():
+    made = on_demand()
+    decisions = running_long_waiting_short(made)
+    assert decisions.cut == (1,)
+    assert decisions.assign == (), "there is room only once the cut one is back"
+    assert made.decide(1.1).cut == ()
+    made.returned(1.2, 1, 40)
+    assert sent(made.decide(1.2)) == [2]
+    assert made.statistics(1.2).cuts == 1
+    assert made.position(1) == 0
+
+
+def test_one_place_that_is_coming_free_is_enough_for_one():
+    made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=2)])
+    for i in range(2):
+        made.offer(0.0, request(i, predicted=1000))
+    made.decide(0.0)
+    made.offer(1.0, request(7, 1.0, predicted=100))
+    assert made.decide(1.0).cut == (1,)
+    made.progressed(2.0, 0, 50)
+    assert not made.decide(2.0), "the place of the first is for the one that waits"
+    made.offer(3.0, request(8, 3.0, predicted=90))
+    assert made.decide(3.0).cut == (0,), "another one that waits takes another place"
+
+
+def test_who_cannot_be_resumed_is_left_alone():
+    assert not running_long_waiting_short(on_demand(), resumable=False)
+
+
+def test_other_modes_cut_nobody():
+    assert not running_long_waiting_short(scheduler("srtf", takeover="by_rank"))
+
+
+def test_a_takeover_must_be_worth_its_cost():
+    cheap = scheduler("isrtf", takeover="worth(factor=1)")
+    assert running_long_waiting_short(cheap).cut == (1,)
+    dear = scheduler("isrtf", takeover="worth(factor=100)")
+    assert not running_long_waiting_short(dear, prompt_tokens=1000)
+
+
+def test_nobody_is_cut_more_often_than_allowed():
+    made = on_demand(max_preemptions=2, cuts_per_s=math.inf)
+    jobs = [(request(0, 0.0, predicted=3000), 3000)]
+    jobs += [(request(i, float(i), predicted=20), 20) for i in range(1, 12)]
+    world = World(made, jobs, [worker()]).run()
+    assert world.jobs[0].request.preemptions == 2
+
+
+def test_one_that_was_cut_is_left_alone_for_a_window():
+    made = on_demand(cuts_per_s=math.inf)
+    running_long_waiting_short(made)
+    made.returned(1.0, 1, 40)
+    made.decide(1.0)
+    made.left(1.5, 2)
+    assert sent(made.decide(1.5)) == [1]
+    made.offer(2.0, request(3, 2.0, predicted=10))
+    made.progressed(2.0, 1, 89)
+    assert not made.decide(2.0)
+    made.progressed(3.0, 1, 90)
+    assert made.decide(3.0).cut == (1,)
+
+
+def test_equal_ones_never_take_turns():
+    made = on_demand(cuts_per_s=math.inf, max_preemptions=1000)
+    jobs = [(request(i, 0.3 * i, predicted=500), 500) for i in range(12)]
+    world = World(made, jobs, [worker(cap=2)]).run()
+    assert all(job.request.preemptions == 0 for job in world.jobs.values())
+
+
+def test_equal_keys_that_do_not_move_never_take_turns():
+    """Predicted totals that move with the tokens, so that what remains is always the same."""
+    made = on_demand(cuts_per_s=math.inf, max_preemptions=1000)
+    for i in range(6):
+        made.offer(0.0, request(i, predicted=100))
+    running = sent(made.decide(0.0))
+    for step in range(1, 200):
+        now_s = 0.05 * step
+        made.progressed(now_s, running[0], 50 * step)
+        made.reforecast(now_s, running[0], Forecast(100 + 50 * step, at_tokens=50 * step))
+        assert not made.decide(now_s).cut
+
+
+def test_who_has_waited_too_long_is_not_cut():
+    made = on_demand(max_wait_s=2.0)
+    made.offer(0.0, request(1, predicted=1000))
+    assert sent(made.decide(3.0)) == [1]
+    made.offer(3.5, request(2, 3.5, predicted=1))
+    assert not made.decide(3.5)
+
+
+def test_a_better_class_is_not_cut_for_a_worse_one():
+    made = on_demand()
+    made.offer(0.0, request(1, predicted=1000, priority=0))
+    made.decide(0.0)
+    made.offer(1.0, request(2, 1.0, predicted=1, priority=5))
+    assert not made.decide(1.0)
+
+
+def test_nobody_is_cut_where_that_makes_no_room():
+    """The worker's cap fell below what runs there: a place that comes free goes to nobody."""
+    made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=3)])
+    for i in range(3):
+        made.offer(0.0, request(i, predicted=1000))
+    made.decide(0.0)
+    made.workers(0.5, [worker(cap=1)])
+    made.offer(1.0, request(7, 1.0, predicted=1))
+    assert not made.decide(1.0)
+    for i in range(2):
+        made.left(2.0, i)
+    assert not made.decide(2.0)
+    made.workers(2.5, [worker(cap=1)])
+    assert made.decide(2.5).cut == (2,)
+
+
+def test_nobody_is_cut_for_one_that_would_not_fit_even_then():
+    made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=2, kv_tokens=1000)])
+    made.offer(0.0, request(1, predicted=400, prompt_tokens=0))
+    made.offer(0.0, request(2, predicted=300, prompt_tokens=0, resumable=False))
+    assert len(made.decide(0.0).assign) == 2
+    made.offer(1.0, request(3, 1.0, predicted=10, prompt_tokens=800))
+    assert not made.decide(1.0)
+    made.offer(1.1, request(4, 1.1, predicted=5, prompt_tokens=600))
+    assert made.decide(1.1).cut == (1,)
+
+
+@pytest.mark.parametrize("cuts_per_s", [0.0, 0.5, 3.0])
+def test_storms_are_capped(cuts_per_s):
+    """Ever shorter ones arrive, each worth a cut of somebody."""
+    made = on_demand(cuts_per_s=cuts_per_s, max_preemptions=1000)
+    jobs = [(request(i, 0.02 * i, predicted=100_000 / (i + 1)), 400) for i in range(200)]
+    world = World(made, jobs, [worker(cap=8)]).run()
+    times = [now_s for now_s, decisions in world.log for _ in decisions.cut]
+    most = max(1.0, cuts_per_s) if cuts_per_s else 0
+    for i, start_s in enumerate(times):
+        for n, end_s in enumerate(times[i:], start=1):
+            assert n <= most + cuts_per_s * (end_s - start_s) + 1e-6
+    assert (len(times) > 0) == (cuts_per_s > 0)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1 << 30), st.integers(1, 4))
+def test_whatever_is_predicted_everybody_ends_and_is_cut_at_most_so_often(seed, cap):
+    draws = random.Random(seed)
+    forecasts = [0.0, 10.0, 200.0, math.inf]
+    jobs = [
+        (request(i, 0.1 * i, predicted=draws.choice(forecasts)), draws.choice([5, 200, 600]))
+        for i in range(25)
+    ]
+    made = on_demand(max_preemptions=2, cuts_per_s=math.inf)
+    world = World(made, jobs, [worker(cap=cap)]).run()
+    assert all(not math.isnan(job.ended_s) for job in world.jobs.values())
+    assert all(job.request.preemptions <= 2 for job in world.jobs.values())
+    assert all(len(job.sent_s) == job.request.preemptions + 1 for job in world.jobs.values())
+
+
+def windowed():
+    made = scheduler("windowed", window_tokens=50)
+    made.offer(0.0, request(1, predicted=1000))
+    made.decide(0.0)
+    return made
+
+
+def test_a_window_that_is_over_makes_room_for_who_waits():
+    made = windowed()
+    made.offer(0.1, request(2, 0.1, predicted=10))
+    assert not made.decide(0.1), "not before its end"
+    made.progressed(0.2, 1, 49)
+    assert not made.decide(0.2)
+    made.progressed(0.3, 1, 50)
+    assert made.decide(0.3).cut == (1,)
+    made.returned(0.4, 1, 51)
+    assert sent(made.decide(0.4)) == [2]
+
+
+def test_a_window_goes_on_where_nobody_waits():
+    made = windowed()
+    made.progressed(0.3, 1, 50)
+    assert not made.decide(0.3)
+    made.offer(0.5, request(2, 0.5, predicted=10))
+    made.progressed(0.6, 1, 99)
+    assert not made.decide(0.6)
+    made.progressed(0.7, 1, 100)
+    assert made.decide(0.7).cut == (1,)
+
+
+def test_no_more_windows_end_than_requests_wait_at_all_workers_together():
+    """One waits; windows are over at two workers: only the longest of all leaves, and while it is cut nobody else."""
+    made = scheduler("windowed", workers=[worker("a", cap=2), worker("b", cap=2)])
+    for i, predicted in enumerate([300, 900, 600, 700]):
+        made.offer(0.0, request(i, predicted=predicted))
+    made.decide(0.0)
+    made.offer(0.1, request(7, 0.1, predicted=10))
+    for i in range(4):
+        made.progressed(0.5, i, 50)
+    assert made.decide(0.5).cut == (1,)
+    for i in (0, 2, 3):
+        made.progressed(0.6, i, 100)
+    assert made.decide(0.6).cut == ()
+
+
+def test_no_more_windows_end_than_requests_wait():
+    made = scheduler("windowed", workers=[worker(cap=3)])
+    for i, predicted in enumerate([300, 900, 600]):
+        made.offer(0.0, request(i, predicted=predicted))
+    made.decide(0.0)
+    made.offer(0.1, request(7, 0.1, predicted=10))
+    for i in range(3):
+        made.progressed(0.5, i, 50)
+    assert made.decide(0.5).cut == (1,), "of those whose windows are over the longest leaves"

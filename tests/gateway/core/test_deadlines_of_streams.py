@@ -1,0 +1,44 @@
+"""A client's deadline is for the beginning of its answer: a stream that has begun has none any more."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_worlds import request, scheduler, sent, worker
+
+
+def returned(tokens_kept, *, workers=("w",), avoid="", **facts):
+    """A request with a deadline at 4 s that came back at 5 s, behind 60 tokens."""
+    made = scheduler("isrtf", workers=[worker(name) for name in workers])
+    made.offer(0.0, request(1, deadline_s=4.0, **facts))
+    assert sent(made.decide(0.0)) == [1]
+    made.decide(4.5)
+    made.progressed(5.0, 1, 60)
+    made.returned(5.0, 1, tokens_kept, avoid=avoid)
+    return made.decide(5.0)
+
+
+@pytest.mark.parametrize("avoid", ["", "a"])
+def test_a_stream_that_was_cut_or_failed_over_goes_on_however_old_it_is(avoid):
+    decisions = returned(60, workers=("a", "b"), avoid=avoid)
+    assert not decisions.expire
+    assert sent(decisions) == [1]
+
+
+@pytest.mark.parametrize("facts", [{"tokens_kept": 60, "whole": True}, {"tokens_kept": 0}])
+def test_who_has_nothing_of_its_answer_yet_still_has_its_deadline(facts):
+    decisions = returned(**facts)
+    assert [(one, refusal.reason) for one, refusal in decisions.expire] == [(1, "deadline")]
+    assert not decisions.assign
+
+
+def test_a_stream_that_waits_again_waits_past_its_deadline():
+    made = scheduler("isrtf")
+    made.offer(0.0, request(1, deadline_s=4.0))
+    made.decide(0.0)
+    made.progressed(2.0, 1, 60)
+    assert made.workers(3.0, []) == (1,)
+    made.returned(3.0, 1, 60)
+    assert not made.decide(4.0).expire
+    assert not made.decide(5.0).expire
+    made.workers(6.0, [worker("next")])
+    assert sent(made.decide(6.0)) == [1]

@@ -1,0 +1,31 @@
+"""An engine that is full says for how long: so long it is sent nothing, and who was there goes elsewhere at once."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_worlds import request, scheduler, sent, worker
+
+
+@pytest.mark.parametrize(("wanted_s", "held_s"), [(1.5, 1.5), (60.0, 2.0)])
+def test_a_full_engine_gets_nothing_as_long_as_it_said_and_two_seconds_at_most(wanted_s, held_s):
+    made = scheduler("fcfs", workers=[worker("a", cap=4), worker("b", cap=4)])
+    made.offer(0.0, request(1))
+    ((one, full),) = made.decide(0.0).assign
+    made.queue_full(1.0, full, one, wanted_s)
+    other = {"a": "b", "b": "a"}[full]
+    for number in range(2, 6):
+        made.offer(1.0, request(number, 1.0))
+    assert made.decide(1.0).assign == ((1, other), (2, other), (3, other), (4, other))
+    assert made.next_s(1.0) == 1.0 + held_s
+    assert not made.decide(1.0 + held_s - 0.01).assign
+    assert made.decide(1.0 + held_s).assign == ((5, full),)
+
+
+def test_who_says_nothing_is_asked_again_soon():
+    made = scheduler("fcfs")
+    made.offer(0.0, request(1))
+    made.decide(0.0)
+    made.queue_full(1.0, "w", 1)
+    assert not made.decide(1.0)
+    assert made.next_s(1.0) == pytest.approx(1.1)
+    assert sent(made.decide(1.1)) == [1]

@@ -1,0 +1,272 @@
+"""A request goes where the beginning of its prompt is cached, while that saves more than the longer backlog takes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_worlds import request, scheduler, worker
+
+from lengthwise.gateway.config import Dispatch
+from lengthwise.gateway.core.cached import MOST_BLOCKS, Cached
+from lengthwise.gateway.core.entry import PREFILL_WEIGHT, Entry
+from lengthwise.gateway.core.placing import Placing, Sessions
+from lengthwise.gateway.core.price import Price
+from lengthwise.gateway.core.worker import Worker
+from lengthwise.gateway.decisions import WorkerState
+from lengthwise.gateway.leading import NOTHING, SIZES, Leading, Prints
+
+PRINTS = Prints(b"a secret of tests")
+SYSTEM = "You are a clerk of the archive. Answer in the words of the files. " * 80  # 5,280 letters
+
+
+def begins(text, tokens, *, model="m", **facts):
+    return {"prompt_tokens": tokens, "leading": PRINTS.of_text(text, tokens, model=model, **facts)}
+
+
+def two(**dispatch):
+    return scheduler("fcfs", workers=[worker("a", cap=9), worker("b", cap=9)], dispatch=Dispatch(**dispatch))
+
+
+def place(made, now_s, one):
+    """Where it goes."""
+    made.offer(now_s, one)
+    ((_, name),) = made.decide(now_s).assign
+    return name
+
+
+def warmed(made, text=SYSTEM, tokens=1000):
+    """Worker b has the text in its cache, and nobody is there any more."""
+    assert place(made, 0.0, request(900, predicted=5000)) == "a"
+    assert place(made, 0.0, request(901, **begins(text, tokens))) == "b"
+    made.left(0.1, 900)
+    made.left(0.1, 901)
+
+
+@pytest.mark.parametrize(("behind_tokens", "to"), [(20, "b"), (200, "a")])
+def test_a_known_beginning_is_followed_while_it_is_worth_more_than_balance(behind_tokens, to):
+    """5,120 letters of 5,289 are blocks of both: 0.5 * 0.1 * about 850 tokens save as much as 43 output tokens."""
+    made = two()
+    warmed(made)
+    made.offer(0.2, request(1, predicted=5000))
+    made.decide(0.2)  # a is busy
+    assert place(made, 0.2, request(2, predicted=5000 + behind_tokens)) == "b"
+    made.left(0.3, 1)
+    made.offer(0.3, request(3, predicted=5000))
+    assert made.decide(0.3).assign == ((3, "a"),)
+    asked = request(4, **begins(SYSTEM + "and who?", 1002))
+    assert place(made, 0.4, asked) == to
+    assert asked.cached_tokens == (pytest.approx(0.87 * 1000, rel=0.05) if to == "b" else 0)
+
+
+@pytest.mark.parametrize("change", ["affinity", "tenant", "model", "prefixes"])
+def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_counts(change):
+    made = two(**{"affinity": 0.0} if change == "affinity" else {})
+    warmed(made)
+    facts = {"tenant": {"tenant": 1}, "model": {"model": "n"}}.get(change, {})
+    asked = request(1, **begins(SYSTEM, 1000, **facts))
+    if change == "prefixes":
+        asked.leading = NOTHING
+    assert place(made, 0.2, asked) == "a"
+    assert asked.cached_tokens == 0
+    same = request(2, **begins(SYSTEM, 1000))
+    assert place(two(), 0.3, same) == "a", "nobody has it: the first of equals"
+
+
+@pytest.mark.parametrize("fate", ["stays", "down for a moment", "restarted", "replaced"])
+def test_what_a_worker_had_is_forgotten_with_it(fate):
+    made = two()
+    warmed(made)
+    states = [worker("a", cap=9), worker("b", cap=9, epoch=int(fate == "restarted"))]
+    if fate == "replaced":
+        made.workers(0.2, states[:1])
+    if fate == "down for a moment":
+        made.workers(0.2, [states[0], worker("b", cap=9, up=False)])
+    made.workers(0.3, states)
+    kept = fate in ("stays", "down for a moment")
+    assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == ("b" if kept else "a")
+
+
+def test_a_worker_under_another_name_keeps_its_cache():
+    made = two()
+    warmed(made)
+    made.workers(0.2, [worker("a", cap=9), worker("c", cap=9, was="b")])
+    assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == "c"
+
+
+workers_there = st.lists(
+    st.tuples(
+        st.one_of(st.none(), st.floats(1, 1e4)),  # speed
+        st.floats(0, 1e5),  # backlog
+        st.integers(0, 4),  # what was sent there before
+        st.floats(0, 0.1),  # what a prompt token was seen to take
+    ),
+    min_size=2,
+    max_size=6,
+)
+TEXTS = ["x" * 300, "x" * 5000, SYSTEM, SYSTEM + "x" * 4000, "y" * 70_000, "z"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(workers_there, st.sampled_from(TEXTS), st.floats(0, 1), st.booleans())
+def test_the_predicted_cost_is_never_above_that_of_balance_alone(there, text, affinity, has_session):
+    crew, tokens = [], {one: len(one) // 4 + 1 for one in TEXTS}
+    sessions, entry = Sessions(), Entry(request(1, session="s" * has_session, **begins(text, tokens[text])))
+    entry.settle()
+    for number, (speed, work, sent, prompt_s) in enumerate(there):
+        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), unheld=False)
+        one.speed.tokens_per_s, one.work = speed, work
+        for step in range(40):
+            one.price.began(10 * step, prompt_s * 10 * step, cold=True)
+        for each in TEXTS[:sent]:
+            one.cached.sent(begins(each, tokens[each])["leading"])
+        crew.append(one)
+    sessions.sent(entry, "w1")
+    placing = Placing(crew, sessions, affinity, 0.0, {"m": 1})
+    near = placing.choose(entry)
+    best = Placing(crew, Sessions(), 0.0, 0.0, {"m": 1}).choose(entry)
+
+    def cost_s(one):
+        speed = placing.speed(one)
+        cached = one.cached.tokens(entry.request.leading)
+        if has_session and one.name == "w1":
+            cached = entry.request.prompt_tokens
+        each_s = one.price.prefill_s()
+        each_s = PREFILL_WEIGHT / speed if each_s is None else min(each_s, 1 / speed)
+        return (one.work + entry.work) / speed - affinity * cached * each_s
+
+    assert cost_s(near) <= cost_s(best)
+    assert cost_s(near) == pytest.approx(min(cost_s(one) for one in crew), abs=1e-9)
+    if near is not best:
+        assert cost_s(near) < cost_s(best), "balance goes first among equals"
+
+
+prompts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40_000), st.integers(0, 9)), max_size=40)
+
+
+@settings(max_examples=100, deadline=None)
+@given(prompts, st.integers(0, 60), st.one_of(st.none(), st.floats(0, 5000)))
+def test_what_is_remembered_is_bounded_and_never_more_than_the_prompt(told, most, most_tokens):
+    cached = Cached(most)
+    for system, letters, tail in told:
+        text = f"system {system} " * 500 + str(tail) * letters
+        leading = begins(text, len(text) // 4)["leading"]
+        expected = cached.tokens(leading)
+        assert cached.sent(leading, most_tokens) == expected <= len(text) // 4
+        assert len(cached) <= most
+        assert cached._tokens == pytest.approx(sum(cached._tokens_of.values()), abs=1e-6)
+        assert most_tokens is None or cached._tokens <= most_tokens
+
+
+def test_what_is_used_longest_ago_goes_first_and_the_deep_before_the_shared():
+    cached, shared = Cached(10), "s" * 256
+    first, second = (PRINTS.of_text(shared + c * 256 * 5, 600, model="m") for c in "ab")
+    cached.sent(first)
+    cached.sent(second)  # 6 + 5 hashes: one too many
+    assert cached.tokens(first) == 500
+    assert cached.tokens(second) == 600
+    cached.sent(PRINTS.of_text("c" * 256 * 7, 700, model="m"))
+    assert cached.tokens(first) == 100, "the shared block is in use by the second"
+    assert cached.tokens(second) == 300
+
+
+def test_all_workers_together_remember_so_many_bytes_at_most():
+    crew = scheduler("fcfs", workers=[worker(f"w{n}") for n in range(7)])._crew
+    assert sum(one.cached.most for one in crew) <= MOST_BLOCKS
+    tracemalloc.start()
+    cached = Cached(2_000)
+    for number in range(400):
+        cached.sent(PRINTS.of_text(f"{number:04}" * 1000, 1000, model="m"))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(cached) == 2_000
+    assert held / len(cached) < 300, "so the whole takes below 40 MB"
+
+
+def test_beginnings_are_alike_as_far_as_the_prompts_are():
+    one = PRINTS.of_text("a" * 2000 + "b" * 2000, 1000, model="m")
+    other = PRINTS.of_text("a" * 2000 + "c" * 2000, 1000, model="m")
+    alike = sum(x == y for x, y in zip(one.keys, other.keys, strict=True))
+    assert SIZES[alike - 1] == 2000 // 256
+    assert one.block_tokens == 64
+    assert len(set(one.keys) | set(other.keys)) == 2 * len(one.keys) - alike
+
+
+def test_a_hash_says_nothing_without_the_secret():
+    text = "a secret text " * 100
+    mine = PRINTS.of_text(text, 300, model="m")
+    others = [
+        Prints().of_text(text, 300, model="m"),
+        PRINTS.of_text(text, 300, model="m2"),
+        PRINTS.of_text(text, 300, model="m", tenant=1),
+        PRINTS.of_ids([ord(c) for c in text], model="m"),
+    ]
+    assert all(not set(mine.keys) & set(other.keys) for other in others)
+    assert PRINTS.of_text(text, 300, model="m") == mine
+    assert Leading.__slots__ == ("keys", "block_tokens")
+
+
+def test_token_ids_are_compared_as_they_are():
+    ids = list(range(1000))
+    long = PRINTS.of_ids(ids, model="m")
+    assert PRINTS.of_ids([*ids[:500], 7, *ids[501:]], model="m").keys[:7] == long.keys[:7]
+    assert long.block_tokens == 64
+    assert len(long.keys) == sum(size <= 1000 // 64 for size in SIZES)
+    assert PRINTS.of_ids([1 << 70] * 100, model="m").keys, "whatever a client sends"
+    assert PRINTS.of_ids(ids[:63], model="m") == NOTHING
+
+
+def test_ids_whose_python_hashes_are_alike_are_not_and_each_secret_makes_others_of_them():
+    ids = list(range(1, 129))
+    mine = PRINTS.of_ids(ids, model="m").keys
+    assert len(mine) == 2
+    alike = [one + 2**61 - 1 for one in ids]
+    assert hash(tuple(alike)) == hash(tuple(ids))
+    assert not set(PRINTS.of_ids(alike, model="m").keys) & set(mine)
+    assert not set(Prints(b"another secret").of_ids(ids, model="m").keys) & set(mine)
+
+
+def test_any_text_has_prints_and_ids_of_no_engine_are_never_taken_for_others():
+    halves = PRINTS.of_text("\ud83d" * 300, 300, model="m")
+    assert len(halves.keys) == 1
+    assert halves != PRINTS.of_text("\ude00" * 300, 300, model="m")
+    huge, small = (PRINTS.of_ids([one] * 64, model="m") for one in (2**70, 0))
+    assert huge.keys
+    assert huge != small
+
+
+def test_a_prompt_token_costs_what_starts_without_a_cache_have_shown():
+    price = Price()
+    for step in range(15):
+        price.began(100 * step, 0.02 + 0.001 * 100 * step, cold=True)
+        price.began(5000, 0.03)  # from the cache
+    assert price.prefill_s() is None
+    for _ in range(5):  # what was seen long ago fades
+        price.began(2300, 0.02 + 2.3, cold=True)
+    assert price.prefill_s() == pytest.approx(0.001)
+    alike = Price()
+    for _ in range(100):
+        alike.began(500, 0.7, cold=True)
+    assert alike.prefill_s() is None, "prompts of one length do not tell what a token costs"
+
+
+def test_starts_tell_a_worker_what_a_prompt_costs_and_those_from_its_cache_do_not():
+    """20 ms a start and 2 ms a token; what is cached costs nothing."""
+    made, now_s = scheduler("fcfs", workers=[worker(cap=1)]), 0.0
+    for number in range(60):
+        text, tokens = (
+            (SYSTEM, 1000) if number % 2 else (f"{number:03}" * 100 * (1 + number % 7), 75 * (1 + number % 7))
+        )
+        one = request(number, now_s, **begins(text, tokens))
+        made.offer(now_s, one)
+        made.decide(now_s)
+        now_s += 0.02 + 0.002 * (tokens - one.cached_tokens)
+        made.progressed(now_s, number, 1)
+        now_s += 5.0
+        made.left(now_s, number)
+    (only,) = made._crew
+    assert only.price.prefill_s() == pytest.approx(0.002, rel=0.02)
+    assert only.prefill_s(100.0) == pytest.approx(0.002, rel=0.02)
+    assert only.prefill_s(1000.0) == 0.001, "never more than an output token"

@@ -1,0 +1,193 @@
+"""A cut is held against the whole queue: what all who wait start sooner by, less the way back of who leaves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from engine_worlds import mean_s
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scheduler_worlds import request, scheduler, sent, worker
+from test_price_of_cuts import NEAR
+
+from lengthwise.gateway.core.entry import PREFILL_WEIGHT
+from lengthwise.gateway.core.prospect import places, saved
+from lengthwise.gateway.request import Forecast
+from lengthwise.predict import LEVELS
+
+EAGER = {"takeover": "by_rank", "cuts_per_s": math.inf}
+
+
+def running(lengths, *, workers, prompt_tokens=1, **order):
+    """A scheduler whose seats are taken by requests of these predicted lengths: 0, 1, ..."""
+    made = scheduler("isrtf", workers=workers, **(EAGER | order))
+    for i, predicted in enumerate(lengths):
+        made.offer(0.0, request(i, predicted=predicted, prompt_tokens=prompt_tokens))
+    assert len(made.decide(0.0).assign) == len(lengths)
+    return made
+
+
+def with_waiting(made, lengths, now_s=1.0, **facts):
+    """What is decided once requests of these lengths wait, too: 100, 101, ..."""
+    for i, predicted in enumerate(lengths):
+        made.offer(now_s, request(100 + i, now_s, predicted=predicted, prompt_tokens=1, **facts))
+    return made.decide(now_s).cut
+
+
+# -- the whole queue -----------------------------------------------------------------------
+
+
+def test_seats_come_free_as_of_exponential_times():
+    assert places([100.0] * 4) == pytest.approx([25, 25 + 100 / 3, 25 + 100 / 3 + 50, 25 + 100 / 3 + 150])
+    assert places([7.0]) == [7.0]
+
+
+def test_one_that_waits_saves_what_is_above_its_own_length_of_the_seat_that_comes_free():
+    assert saved([], 100.0, [(40.0, 40.0)], 100.0) == pytest.approx(60.0)
+    assert saved([100.0] * 3, 100.0, [(20.0, 20.0)], 100.0) == pytest.approx(5.0)
+    assert saved([100.0] * 3, 100.0, [(40.0, 40.0)], 100.0) < 0
+
+
+def test_a_seat_that_is_held_for_thousands_of_steps_is_taken_for_a_long_queue():
+    """The first would gain 3 tokens; all fifty gain a third more seats for as long as they wait."""
+    told = {"workers": [worker(cap=4)], "prompt_tokens": 400}
+    assert with_waiting(running([100, 100, 100, 10_000], **told), [30] * 50) == (3,)
+    assert with_waiting(running([100, 100, 100, 10_000], **told), [30]) == ()
+
+
+def belief(median, at_tokens=0):
+    row = np.maximum(1.0, median * np.exp(1.5 * (2 * LEVELS - 1)))
+    return Forecast(float(median), quantiles=row, at_tokens=at_tokens)
+
+
+@pytest.mark.parametrize("knows", ["distribution", "number"])
+def test_a_stream_past_its_forecast_does_not_stop_all_cuts_of_its_model(knows):
+    """It goes on, until it is predicted again: it is not about to end, as a token still to come would say."""
+    made = running([60, 5000], workers=[worker("a"), worker("b")])
+    forecast = belief(60.0) if knows == "distribution" else Forecast(60.0)
+    made.reforecast(0.1, 0, forecast)
+    made.progressed(0.9, 0, 90)
+    assert with_waiting(made, [20]) == (1,)
+
+
+@pytest.mark.parametrize(("cap", "most"), [(2, 0.96), (4, 0.97)])
+def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most):
+    """Log-normal lengths of sigma 1.6 at three times what engines serve."""
+    costs, traffic = NEAR
+    told = {"costs": costs, "cap": cap, "count": 100, "spread": 1.6, **traffic}
+    cut = {"takeover": "worth(factor=1)", "cuts_per_s": math.inf}
+    seeds = range(10, 18)
+    with_cuts = [mean_s("isrtf", seed, 3.0, **told, **cut) for seed in seeds]
+    ordered = [mean_s("isrtf", seed, 3.0, **told, takeover="never") for seed in seeds]
+    assert sum(one[2] for one in with_cuts) > len(seeds)
+    assert sum(one[0] for one in with_cuts) <= most * sum(one[0] for one in ordered)
+
+
+# -- law 46 --------------------------------------------------------------------------------
+
+
+def by_hand(there, leaving, waiting):
+    """[saved tokens] of a cut, walked through event by event: who waits sits down where a seat is free first."""
+
+    def first_places(lengths):
+        at, left, found = 0.0, sorted(lengths), []
+        while left:
+            at += 1 / sum(1 / one for one in left)
+            found.append(at)
+            left = left[1:]
+        return found
+
+    def sum_of_starts(seats, order):
+        total = 0.0
+        for tokens in order:
+            seats = sorted(seats)
+            total += seats[0]
+            seats = [seats[0] + tokens, *seats[1:]]
+        return total
+
+    back = sorted([*waiting, leaving])
+    return sum_of_starts(first_places([*there, leaving]), sorted(waiting)) - sum_of_starts(
+        [0.0, *first_places(there)], back
+    )
+
+
+LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=6, unique=True)
+
+
+@settings(max_examples=80)
+@given(LENGTHS, st.lists(st.integers(1, 3000), min_size=1, max_size=20, unique=True), st.integers(1, 800))
+def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(there, waiting, prompt):
+    """The first of them, or all three times as much; and wherever that holds, the longest is cut."""
+    assume(not set(there) & set(waiting) and min(waiting) < max(there))
+    made = scheduler("isrtf", workers=[worker(cap=len(there))], **(EAGER | {"cuts_per_s": 1.0}))
+    for i, predicted in enumerate(there):
+        made.offer(0.0, request(i, predicted=predicted, prompt_tokens=prompt))
+    made.decide(0.0)
+    cut = with_waiting(made, waiting)
+    others = sorted(there)[:-1]
+    loss = prompt * PREFILL_WEIGHT / len(there) * (len(there) + len(waiting))
+    gain = max(by_hand(others, max(there), [min(waiting)]), by_hand(others, max(there), waiting) / 3)
+    assume(abs(gain - loss) > 1e-6)
+    assert cut == ((there.index(max(there)),) if gain > loss else ())
+
+
+def test_who_has_waited_too_long_need_not_gain_as_much():
+    made = running([100.0] * 4, workers=[worker(cap=4)], max_wait_s=5.0)
+    assert with_waiting(made, [40.0]) == ()
+    made.progressed(6.5, 0, 50)
+    assert made.decide(6.5).cut == (3,)
+
+
+# -- models and engines --------------------------------------------------------------------
+
+TWO = [worker("a", models=("A",)), worker("b", models=("B",))]
+
+
+def two_models(**order):
+    """One runs on each; that of model A cannot be cut."""
+    made = scheduler("isrtf", workers=TWO, **(EAGER | order))
+    made.offer(0.0, request(0, predicted=1000, model="A", resumable=False))
+    made.offer(0.0, request(1, predicted=1000, model="B"))
+    assert sent(made.decide(0.0)) == [0, 1]
+    return made
+
+
+def test_a_model_whose_first_finds_nobody_to_cut_holds_up_no_other_model():
+    made = two_models()
+    made.offer(1.0, request(2, 1.0, predicted=5, model="A"))
+    made.offer(1.0, request(3, 1.0, predicted=10, model="B"))
+    assert made.decide(1.0).cut == (1,)
+
+
+def test_one_that_has_waited_too_long_holds_up_no_other_model():
+    made = two_models(max_wait_s=5.0)
+    made.offer(1.0, request(2, 1.0, predicted=500, model="A"))
+    assert made.decide(1.0).cut == ()
+    made.offer(6.5, request(3, 6.5, predicted=10, model="B"))
+    assert made.decide(6.5).cut == (1,)
+
+
+def test_a_place_that_is_coming_is_taken_by_its_model_alone():
+    made = scheduler("isrtf", workers=TWO, **EAGER)
+    made.offer(0.0, request(0, predicted=1000, model="A"))
+    made.offer(0.0, request(1, predicted=1000, model="B"))
+    made.decide(0.0)
+    made.offer(1.0, request(2, 1.0, predicted=50, model="A"))
+    assert made.decide(1.0).cut == (0,), "on its way back from now on"
+    made.offer(2.0, request(3, 2.0, predicted=10, model="B"))
+    assert made.decide(2.0).cut == (1,), "the first of all who wait, but of another model"
+
+
+def test_who_avoids_an_engine_leaves_its_seats_to_the_others_of_its_model():
+    made = scheduler("isrtf", workers=[worker("a"), worker("b")], **EAGER)
+    made.offer(0.0, request(0, predicted=5))
+    made.offer(0.0, request(1, predicted=900, resumable=False))
+    assert made.decide(0.0).assign == ((0, "a"), (1, "b"))
+    made.returned(0.1, 0, 0, avoid="a")
+    made.offer(0.1, request(2, 0.1, predicted=1000))
+    assert made.decide(0.1).assign == ((2, "a"),)
+    made.offer(1.0, request(3, 1.0, predicted=10))
+    made.progressed(1.0, 2, 50)
+    assert made.decide(1.0).cut == (2,), "the one that goes before it could not use that seat"

@@ -1,0 +1,131 @@
+"""As much of kustomize as deploy/ uses: where there is no kubectl, its overlays are tested all the same.
+
+Names of generated ConfigMaps get no digest. A field of a kustomization that is not known here is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+KEYS = {"containers": "name", "initContainers": "name", "env": "name", "volumes": "name",
+        "volumeMounts": "mountPath"}  # fmt: skip
+"""By what the items of a list are known to be the same; other lists are replaced."""
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "components", "configMapGenerator", "patches", "images",
+         "replicas"}  # fmt: skip
+ALL_PODS = "Deployment", "StatefulSet"
+Resource = dict[str, Any]
+
+
+def built(folder: Path) -> list[Resource]:
+    """The resources of a folder with a kustomization."""
+    return _applied(folder, [])
+
+
+def _applied(folder: Path, made: list[Resource]) -> list[Resource]:
+    told = _load(folder / "kustomization.yaml")
+    assert set(told) <= KNOWN, set(told) - KNOWN
+    for one in told.get("resources", []):
+        path = folder / one
+        made = made + (built(path) if path.is_dir() else _load_all(path))
+    for one in told.get("configMapGenerator", []):
+        made = _generated(folder, one, made)
+    for one in told.get("components", []):
+        made = _applied(folder / one, made)
+    for one in told.get("patches", []):
+        made = _patched(folder, one, made)
+    for one in made:
+        _transformed(told, one)
+    return made
+
+
+def _generated(folder: Path, told: Resource, made: list[Resource]) -> list[Resource]:
+    options = told.get("options", {})
+    meta = {"name": told["name"]} | ({"labels": options["labels"]} if "labels" in options else {})
+    data = {Path(file).name: (folder / file).read_text("utf-8") for file in told["files"]}
+    new = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
+    if told.get("behavior") != "replace":
+        return [*made, new]
+    assert sum(_is(one, "ConfigMap", told["name"]) for one in made) == 1
+    return [one | {"data": data} if _is(one, "ConfigMap", told["name"]) else one for one in made]
+
+
+def _patched(folder: Path, told: Resource, made: list[Resource]) -> list[Resource]:
+    patch = yaml.safe_load(told["patch"]) if "patch" in told else _load(folder / told["path"])
+    who = told["target"] if "target" in told else {"kind": patch["kind"], "name": patch["metadata"]["name"]}
+    hit = [_is(one, who["kind"], who["name"]) for one in made]
+    assert sum(hit) == 1, who
+    change = _merged if isinstance(patch, dict) else _operated
+    return [change(one, patch) if mine else one for one, mine in zip(made, hit, strict=True)]
+
+
+def _transformed(told: Resource, one: Resource) -> None:
+    if "namespace" in told and one["kind"] != "Namespace":
+        one["metadata"]["namespace"] = told["namespace"]
+        for subject in one.get("subjects", []):
+            subject["namespace"] = told["namespace"]
+    if one["kind"] not in ALL_PODS:
+        return
+    pod = one["spec"]["template"]["spec"]
+    for image in told.get("images", []):
+        for container in pod["containers"] + pod.get("initContainers", []):
+            name, _, tag = container["image"].partition(":")
+            if name == image["name"]:
+                container["image"] = f"{image.get('newName', name)}:{image.get('newTag', tag)}"
+    for count in told.get("replicas", []):
+        if count["name"] == one["metadata"]["name"]:
+            one["spec"]["replicas"] = count["count"]
+
+
+def _merged(old: Any, patch: Any, field: str = "") -> Any:
+    """A strategic merge."""
+    if isinstance(patch, dict) and isinstance(old, dict):
+        if patch.get("$patch") == "replace":
+            return {name: value for name, value in patch.items() if name != "$patch"}
+        return old | {name: _merged(old.get(name), value, name) for name, value in patch.items()}
+    if isinstance(patch, list) and isinstance(old, list) and field in KEYS:
+        return _merged_list(old, patch, KEYS[field])
+    return copy.deepcopy(patch)
+
+
+def _merged_list(old: list[Any], patch: list[Any], key: str) -> list[Any]:
+    there = {one[key]: one for one in old}
+    for change in patch:
+        if change.get("$patch") == "delete":
+            del there[change[key]]
+        else:
+            there[change[key]] = _merged(there.get(change[key]), change)
+    return list(there.values())
+
+
+def _operated(old: Resource, patch: list[Resource]) -> Resource:
+    """A JSON patch."""
+    made = copy.deepcopy(old)
+    for one in patch:
+        *way, last = one["path"].strip("/").split("/")
+        at: Any = made
+        for step in way:
+            at = at[int(step)] if isinstance(at, list) else at[step]
+        if one["op"] == "remove":
+            del at[last]
+        elif last == "-":
+            at.append(one["value"])
+        else:
+            assert one["op"] in ("add", "replace")
+            at[int(last) if isinstance(at, list) else last] = one["value"]
+    return made
+
+
+def _is(one: Resource, kind: str, name: str) -> bool:
+    return one["kind"] == kind and one["metadata"]["name"] == name
+
+
+def _load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def _load_all(path: Path) -> list[Resource]:
+    return list(yaml.safe_load_all(path.read_text("utf-8")))

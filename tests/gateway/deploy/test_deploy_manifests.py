@@ -1,0 +1,79 @@
+"""Kubernetes would take every manifest: core kinds by its own schemas, custom ones by their definitions."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+from rendered_manifests import ALL, kustomized, resources, the
+
+SCHEMAS = Path(__file__).parent / "schemas"
+CUSTOM = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
+
+
+def check(resource: dict, version: str) -> None:
+    if resource["kind"] in CUSTOM:
+        jsonschema.validate(resource, json.loads((SCHEMAS / f"{resource['kind'].lower()}.json").read_text()))
+    else:
+        kubernetes_validate.validate(resource, version, strict=True)
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize("name", ALL)
+def test_the_api_would_take_every_resource(name, version):
+    for resource in resources(name):
+        check(resource, version)
+
+
+def test_a_misspelt_field_would_be_seen():
+    """What the validation above is worth."""
+    wrong = copy.deepcopy(the("keda", "ScaledObject", "engine"))
+    wrong["spec"]["minReplicas"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="minReplicas"):
+        check(wrong, "1.37")
+    wrong = copy.deepcopy(the("keda", "ScaledObject", "engine"))
+    wrong["spec"]["triggers"][0]["metadata"]["treshold"] = "1"
+    with pytest.raises(jsonschema.ValidationError, match="treshold"):
+        check(wrong, "1.37")
+    wrong = copy.deepcopy(the("monitoring", "ServiceMonitor", "gateway"))
+    wrong["spec"]["endpoints"][0]["intervall"] = "15s"
+    with pytest.raises(jsonschema.ValidationError, match="intervall"):
+        check(wrong, "1.37")
+    wrong = copy.deepcopy(the("monitoring", "PrometheusRule", "gateway"))
+    wrong["spec"]["groups"][0]["rules"][0]["for"] = "2 minutes"
+    with pytest.raises(jsonschema.ValidationError, match="2 minutes"):
+        check(wrong, "1.37")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kubectl_makes_of_it_what_is_tested_here(name):
+    def by_name(told: list[dict]) -> dict:
+        return {(one["kind"], one["metadata"]["name"]): one for one in told}
+
+    assert by_name(kustomized(name)) == by_name(resources(name))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_names_are_unique_and_in_one_namespace(name):
+    told = [(r["kind"], r["metadata"]["name"]) for r in resources(name)]
+    assert len(set(told)) == len(told)
+    spaces = {r["metadata"].get("namespace") for r in resources(name) if r["kind"] != "Namespace"}
+    assert spaces == {the(name, "Namespace", "lengthwise")["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_secret_stands_in_a_manifest(name):
+    """They are named, by Secrets that the user makes; only dev has none."""
+    assert "Secret" not in {r["kind"] for r in resources(name)}
+    assert ("lengthwise-keys" in json.dumps(resources(name))) == (name != "dev")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_but_keda_scales(name):
+    kinds = {r["kind"] for r in resources(name)}
+    assert "HorizontalPodAutoscaler" not in kinds
+    assert ("ScaledObject" in kinds) == (name in ("keda", "scale-to-zero"))

@@ -1,0 +1,144 @@
+"""How connections end: who takes nothing is dropped, who still writes gets its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import sys
+import time
+
+import pytest
+from edge_serving import SECRET, Script, Served, Told, a_key, chat, config, everything, parsed
+
+from lengthwise.gateway.listener import Listener
+
+HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n".encode()
+PAGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Heard(Listener):
+    """What is refused."""
+
+    def __init__(self):
+        self.reasons = []
+
+    def refused(self, reason, refusal, tenant, model):
+        self.reasons.append((reason, refusal.status))
+
+
+def until(said, within_s=8.0):
+    end = time.monotonic() + within_s
+    while not said():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def reads_nothing(served, data):
+    """A client with little room that sends, and reads no more than one byte of what comes."""
+    line = socket.socket()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    line.connect(("127.0.0.1", served.port))
+    line.settimeout(10)
+    line.sendall(data)
+    assert line.recv(1) == b"H"
+    return line
+
+
+def request(body, extra=b""):
+    return HEAD + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize("idle_s", [0.2, 75.0])
+@pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
+def test_whole_answers_that_nobody_takes_are_dropped_with_their_connections(extra, idle_s):
+    """The answer is written in one piece, and its request is over long before anybody has taken it."""
+    piece = b"x" * (16 << 20)
+    script = Script(answers=[Told([piece]) for _ in range(3)])
+    held = sys.getrefcount(piece)
+    body = json.dumps(chat()).encode()
+    with Served(config(body_s=0.3, idle_s=idle_s, connections=3), script) as served:
+        lines = [reads_nothing(served, request(body, extra)) for _ in range(3)]
+        until(lambda: [answer.closed for answer in script.told] == [1, 1, 1])
+        until(lambda: not served._server.server_state.connections)
+        until(lambda: sys.getrefcount(piece) == held)
+        assert (served.app.in_flight, served.app.room.held_bytes) == (0, 0)
+        assert served.ask(b"", path="/health", method="GET")[0] == 200
+        for line in lines:
+            line.close()
+
+
+def test_who_asks_again_and_again_and_reads_nothing_gives_its_seat_back():
+    with Served(config(a_key(), body_s=0.3, connections=3)) as served:
+        lines = [reads_nothing(served, PAGE * 600) for _ in range(3)]
+        until(lambda: not served._server.server_state.connections)
+        assert not served._server.server_state.tasks
+        assert served.ask(b"", path="/health", method="GET")[0] == 200
+        for line in lines:
+            line.close()
+
+
+def test_a_whole_answer_that_is_taken_slowly_but_taken_comes_whole():
+    piece = b"y" * (6 << 20)
+    script = Script(answers=[Told([piece])])
+    with Served(config(body_s=0.3, idle_s=0.2), script) as served:
+        with contextlib.closing(reads_nothing(served, request(json.dumps(chat()).encode()))) as line:
+            line.settimeout(5)
+            got, begun = 0, time.monotonic()
+            while more := len(line.recv(65_536)):
+                got += more
+                time.sleep(max(0.0, begun + got / 6e6 - time.monotonic()))
+        assert got > len(piece)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 10 << 20])
+def test_who_writes_all_before_it_reads_gets_the_answer_to_a_body_that_is_too_long(size):
+    with Served(config(a_key(), body_bytes=8 << 20)) as served:
+        served.app._limits = config(body_bytes=100_000).limits
+        for _ in range(3):
+            line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+            said = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}
+            line.request("POST", "/v1/chat/completions", body=b"x" * size, headers=said)
+            answer = line.getresponse()
+            assert (answer.status, answer.getheader("connection")) == (413, "close")
+            assert json.loads(answer.read())["error"]["code"] == "body_too_large"
+            line.close()
+        until(lambda: not served._server.server_state.connections)
+
+
+def test_who_finds_no_seat_is_told_so_though_it_wrote_first():
+    heard = Heard()
+    with Served(config(a_key(), connections=1), listener=heard) as served, served.socket():
+        until(lambda: served._server.server_state.connections)
+        status, headers, body = parsed(served.raw(request(b" " * 3_000_000)))
+        assert (status, headers["connection"], body["error"]["code"]) == (503, "close", "overloaded")
+        until(lambda: heard.reasons == [("connections", 503)])
+
+
+def test_who_goes_on_writing_behind_its_refusal_is_closed_and_was_counted_until_then():
+    with Served(config(a_key(), body_bytes=1000)) as served, served.socket() as line:
+        line.sendall(HEAD + b"Content-Length: 99999999\r\n\r\n")
+        assert line.recv(65_536).startswith(b"HTTP/1.1 413")
+        assert line.recv(65_536) == b"", "nothing more will be said"
+        assert len(served._server.server_state.connections) == 1
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            line.sendall(b"x" * 99_999_999)
+        until(lambda: not served._server.server_state.connections)
+
+
+def test_who_says_nothing_more_behind_its_refusal_is_closed_soon():
+    with Served(config(a_key(), body_bytes=1000)) as served, served.socket() as line:
+        line.sendall(HEAD + b"Content-Length: 9999\r\n\r\n")
+        assert everything(line).startswith(b"HTTP/1.1 413")
+        until(lambda: not served._server.server_state.connections)
+
+
+@pytest.mark.parametrize("sent", [b"POST /v1/chat", HEAD + b"Content-Length: 99\r\n\r\n{"])
+def test_what_came_too_slowly_is_told_once(sent):
+    heard = Heard()
+    with Served(config(a_key(), body_s=0.2), listener=heard) as served:
+        raw = served.raw(sent)
+        assert (raw.count(b"HTTP/1.1 "), parsed(raw)[0]) == (1, 408)
+        until(lambda: not served.app.in_flight)
+        assert heard.reasons == [("slow", 408)]

@@ -1,0 +1,161 @@
+"""Keys: who may ask for what, how often, and what becomes of guessing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from edge_serving import SECRET, a_key, config, sha
+
+from lengthwise.gateway.edge import Tenants
+from lengthwise.gateway.edge._guesses import MOST
+from lengthwise.gateway.edge.faults import Fault
+from lengthwise.gateway.edge.keys import Keys
+
+RIGHT = f"Bearer {SECRET}".encode()
+OTHER = a_key(tenant="beta", sha256=sha("sk-other"))
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def status(keys, authorization, address="10.0.0.1"):
+    try:
+        keys.caller(authorization, address)
+    except Fault as fault:
+        return fault.status
+    return 200
+
+
+def test_a_key_is_known_by_its_hash(clock):
+    tenants = Tenants()
+    keys = Keys(config(a_key(), OTHER), clock, tenants=tenants)
+    assert keys.caller(RIGHT, "").key == a_key()
+    assert keys.caller(b"bearer  sk-other ", "").tenant == 2
+    assert list(tenants) == ["anonymous", "acme", "beta"]
+    wrong = (
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Basic " + SECRET.encode(),
+        b"Bearer " + sha(SECRET).encode(),
+        b"Bearer x\xff",
+    )
+    assert {status(keys, given) for given in wrong} == {401}
+
+
+def test_all_keys_are_compared_whichever_is_right(clock, monkeypatch):
+    import hmac
+
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or real(a, b))
+    Keys(config(a_key(), OTHER), clock).caller(RIGHT, "")
+    assert len(compared) == 2
+
+
+def test_without_keys_everybody_may_ask(clock):
+    caller = Keys(config(), clock).caller(None, "")
+    assert (caller.key, caller.tenant, caller.may_see("any"), caller.take(0.0)) == (None, 0, True, [])
+
+
+def test_guessing_is_stopped_and_forgiven_after_a_minute(clock):
+    keys = Keys(config(a_key(), OTHER), clock)
+    assert status(keys, RIGHT) == 200
+    assert [status(keys, b"Bearer guess%d" % i) for i in range(MOST)] == [401] * MOST
+    assert status(keys, b"Bearer guess") == 429
+    assert status(keys, b"Bearer sk-other") == 429, "a right guess must look like a wrong one"
+    assert status(keys, RIGHT) == 200, "who had shown it before goes on"
+    assert status(keys, b"Bearer sk-other", "10.0.0.2") == 200
+    clock.now_s += 60
+    assert status(keys, b"Bearer sk-other") == 200
+
+
+def test_an_address_of_ipv6_is_its_network(clock):
+    keys = Keys(config(a_key()), clock)
+    for i in range(MOST):
+        status(keys, b"Bearer guess", f"2001:db8::{i:x}")
+    assert status(keys, RIGHT, "2001:db8::ffff:1") == 429
+    assert status(keys, RIGHT, "2001:db8:0:1::1") == 200
+
+
+def test_addresses_that_are_remembered_are_limited(clock, monkeypatch):
+    from lengthwise.gateway.edge import _guesses
+
+    monkeypatch.setattr(_guesses, "_ADDRESSES", 5)
+    keys = Keys(config(a_key()), clock)
+    for i in range(50):
+        status(keys, b"Bearer guess", f"10.0.1.{i}")
+        status(keys, RIGHT, f"10.0.2.{i}")
+    assert len(keys._guesses._failures) == len(keys._guesses._worked) == 5
+
+
+def test_a_bucket_empties_and_fills(clock):
+    caller = Keys(config(a_key(rate_rps=2.0, burst=3)), clock).caller(RIGHT, "")
+    left = [dict(caller.take(clock()))[b"x-ratelimit-remaining-requests"] for _ in range(3)]
+    assert left == [b"2", b"1", b"0"]
+    with pytest.raises(Fault) as caught:
+        caller.take(clock())
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 0.5)
+    assert dict(caught.value.all_headers())[b"retry-after"] == b"1"
+    clock.now_s += 0.5
+    caller.take(clock())
+    clock.now_s -= 10
+    with pytest.raises(Fault):
+        caller.take(clock())
+
+
+def test_new_keys_take_over_the_buckets_of_those_that_stay(clock):
+    slow = a_key(rate_rps=0.0, burst=1)
+    before = Keys(config(slow), clock)
+    before.caller(RIGHT, "").take(0.0)
+    after = Keys(config(OTHER, slow), clock, before)
+    with pytest.raises(Fault):
+        after.caller(RIGHT, "").take(1.0)
+    assert status(Keys(config(OTHER), clock, after), RIGHT) == 401
+
+
+def test_a_key_of_which_a_fact_changes_keeps_its_count_and_its_bucket(clock):
+    before = Keys(config(a_key(rate_rps=0.0, burst=2, concurrency=2)), clock)
+    caller = before.caller(RIGHT, "")
+    caller.take(0.0)
+    with caller:
+        after = Keys(config(a_key(rate_rps=0.0, burst=9, concurrency=1)), clock, before)
+        with pytest.raises(Fault, match="at the same time"), after.caller(RIGHT, ""):
+            pass
+    with after.caller(RIGHT, ""):
+        after.caller(RIGHT, "").take(1.0)
+        with pytest.raises(Fault, match="Rate limit"):
+            after.caller(RIGHT, "").take(1.0)
+
+
+def test_the_number_of_a_tenant_is_never_anothers(clock):
+    tenants = Tenants()
+    first = Keys(config(a_key(), OTHER), clock, tenants=tenants)  # acme, beta
+    third = replace(OTHER, tenant="gamma", sha256=sha("sk-third"))
+    after = Keys(config(OTHER, third), clock, first, tenants=tenants)
+    assert after.caller(b"Bearer sk-other", "").tenant == first.caller(b"Bearer sk-other", "").tenant == 2
+    assert after.caller(b"Bearer sk-third", "").tenant == 3
+    assert list(tenants) == ["anonymous", "acme", "beta", "gamma"]
+
+
+def test_keys_that_had_worked_are_known_by_their_digest_not_by_who_holds_it_now(clock):
+    keys = Keys(config(a_key(), OTHER), clock)
+    assert status(keys, RIGHT) == 200
+    for _ in range(MOST):
+        status(keys, b"Bearer guess")
+    without = Keys(config(OTHER), clock, keys)
+    again = Keys(config(a_key(), OTHER), clock, without)
+    assert again.caller(RIGHT, "10.0.0.2") is not keys.caller(RIGHT, "10.0.0.2")
+    assert status(again, RIGHT) == 200
+    assert status(again, b"Bearer sk-other") == 429

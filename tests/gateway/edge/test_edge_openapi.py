@@ -1,0 +1,51 @@
+"""The OpenAPI document, and generated requests by it: answers are as it says, and never a 500."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import schemathesis
+from edge_serving import SECRET, Script, Served, a_key, config
+from hypothesis import settings
+from jsonschema import Draft202012Validator
+
+from lengthwise.gateway import edge
+from lengthwise.gateway.edge import _guesses
+from lengthwise.gateway.edge._bodies import Chat, Completion
+
+CONFIG = config(a_key(), messages=8, n=4, max_tokens=4096)
+SCRIPT = Script()
+APP = edge.App(CONFIG, SCRIPT, models=tuple)
+DOCUMENT = json.loads(APP._document)
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+
+
+def test_the_document_is_a_valid_one_and_names_what_is_read():
+    schemas = DOCUMENT["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    assert set(schemas["Chat"]["properties"]) == set(Chat.__struct_fields__)
+    assert set(schemas["Completion"]["properties"]) == set(Completion.__struct_fields__)
+    assert schemas["Chat"]["properties"]["n"]["maximum"] == 4
+
+
+def test_without_keys_none_is_asked_for():
+    free = json.loads(edge.App(config(), SCRIPT, models=tuple)._document)
+    assert "securitySchemes" not in free["components"]
+    assert free["paths"]["/v1/models"]["get"]["security"] == []
+
+
+@pytest.fixture(scope="module")
+def free_edge():
+    """With no end to guessing: generated requests show wrong keys by the dozen."""
+    with pytest.MonkeyPatch.context() as patch, Served(CONFIG, SCRIPT, models=()) as served:
+        patch.setattr(_guesses, "MOST", 10**9)
+        yield served
+
+
+@SCHEMA.parametrize()
+@settings(max_examples=25)
+def test_generated_requests(case, free_edge):
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    case.call_and_validate(base_url=f"http://127.0.0.1:{free_edge.port}", headers=headers)

@@ -1,0 +1,137 @@
+"""Gateways, in this process and in processes of their own, before emulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lengthwise.backend.process import free_port
+from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
+
+CARE = Care(health_every_s=0.3, connect_s=2.0, open_s=0.2, drain_s=20.0)
+_SERVE = """
+import json, sys
+told = json.loads(sys.argv[1])
+if told["files"]:
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (told["files"], told["files"]))
+from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen
+from lengthwise.gateway.serve import serve
+config = GatewayConfig(
+    engines=tuple(Engine(url, in_flight=told["in_flight"]) for url in told["engines"]),
+    forecasting=Forecasting(predictor="none"),
+    listen=Listen(port=told["port"], admin_port=None),
+    care=Care(**told["care"]),
+)
+serve(config, ready=lambda port, _: print(port, flush=True))
+"""
+
+
+def engine(*, seqs: int = 8, step_s: float = 0.004, port: int = 0) -> EngineServer:
+    return EngineServer(EngineSpec(limits=Limits(seqs), steps=LinearSteps(fixed_s=step_s)), port=port)
+
+
+def config_of(*engines: EngineServer, in_flight: int | None = 4, order: Order | None = None) -> GatewayConfig:
+    return GatewayConfig(
+        engines=tuple(Engine(one.url, in_flight=in_flight, generation_defaults="none") for one in engines),
+        listen=Listen(port=0, admin_port=None),
+        order=order or Order(window_tokens=10),
+        forecasting=Forecasting(predictor="none"),
+        care=CARE,
+    )
+
+
+def body(tokens: int, word: str = "tell", *, stream: bool = True) -> dict[str, Any]:
+    return {"model": "toy", "prompt": f"{word} {tokens}", "max_tokens": tokens, "stream": stream,
+            "ignore_eos": True, "temperature": 0}  # fmt: skip
+
+
+@dataclass
+class Told:
+    """What a client was told; status 0: no answer at all, -1: it broke off."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    raw: bytes = b""
+
+    @property
+    def whole(self) -> bool:
+        return self.status == 200 and self.raw.endswith(b"data: [DONE]\n\n") and b'"error"' not in self.raw
+
+    @property
+    def text(self) -> str:
+        events = [json.loads(one[6:]) for one in self.raw.decode().split("\n\n") if one.startswith("data: {")]
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+
+
+async def ask(session: Any, port: int, what: dict[str, Any]) -> Told:
+    import aiohttp
+
+    told = Told(0)
+    try:
+        async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=what) as answer:
+            told = Told(-1, dict(answer.headers))
+            told.raw = await answer.read()
+            told.status = answer.status
+    except (aiohttp.ClientError, ConnectionError):
+        pass
+    return told
+
+
+@dataclass
+class Gateway:
+    """A process that serves."""
+
+    port: int
+    process: asyncio.subprocess.Process
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self, within_s: float = 30.0) -> int:
+        async with asyncio.timeout(within_s):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def gateway_process(
+    urls: list[str], *, port: int = 0, in_flight: int | None = 4, files: int = 0
+) -> AsyncIterator[Gateway]:
+    told = {"engines": urls, "port": port or free_port(), "in_flight": in_flight, "files": files,
+            "care": asdict(CARE)}  # fmt: skip
+    async with process("-c", _SERVE, json.dumps(told)) as (running, first):
+        yield Gateway(int(first), running)
+
+
+@asynccontextmanager
+async def engine_process(port: int = 0) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    argv = ["-m", "lengthwise.testing.engine_server", "--port", str(port), "--fixed-s", "0.005"]
+    async with process(*argv) as (running, first):
+        yield running, first
+
+
+@asynccontextmanager
+async def process(*argv: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A Python that has said its first line; it is ended with the block."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, *argv, stdout=asyncio.subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert running.stdout is not None
+    try:
+        async with asyncio.timeout(90):
+            first = (await running.stdout.readline()).decode()
+        assert first, "it ended before it said anything"
+        yield running, first
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            running.send_signal(signal.SIGKILL)
+        await running.communicate()

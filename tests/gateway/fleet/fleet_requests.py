@@ -1,0 +1,89 @@
+"""The real relay, hub and scheduler over a fleet of emulated engines."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from lengthwise.gateway.clock import monotonic
+from lengthwise.gateway.config import Order
+from lengthwise.gateway.core import Scheduler
+from lengthwise.gateway.edge.asked import Asked
+from lengthwise.gateway.fleet import Fleet
+from lengthwise.gateway.hub import Hub
+from lengthwise.gateway.relay import Relay
+from lengthwise.gateway.request import Forecast
+from lengthwise.testing.engine_server import EngineSpec
+
+SPEC = EngineSpec(model="m")
+ORDER = Order(mode="isrtf", window_tokens=10)
+
+
+class Alike:
+    """All lengths alike."""
+
+    async def first(self, request, text):
+        return Forecast(100.0)
+
+    async def again(self, request, text, generated_text):
+        return Forecast(100.0)
+
+
+@dataclass
+class World:
+    relay: Relay
+    hub: Hub
+    fleet: Fleet
+
+    async def ask(self, tokens):
+        """Status and text of a streamed answer of so many tokens."""
+        body = {"model": "m", "prompt": "one two", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        asked = Asked(
+            api="completions",
+            body=json.dumps(body).encode(),
+            model="m",
+            stream=True,
+            text="one two",
+            prompt_tokens=2,
+            max_tokens=tokens,
+            n=1,
+            key=None,
+            tenant=0,
+            priority=0,
+            session="",
+            arrival_s=self.hub.clock(),
+            deadline_s=float("inf"),
+            request_id="r",
+            headers=[],
+        )
+        answer = await self.relay.exchange(asked)
+        lines = b"".join([part async for part in answer]).decode().split("\n\n")
+        await answer.aclose()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert lines[-2] == "data: [DONE]", lines[-3:]
+        return "".join(event["choices"][0]["text"] for event in events if event.get("choices"))
+
+
+@asynccontextmanager
+async def world(config):
+    scheduler = Scheduler(config.order, config.admission, config.dispatch)
+    hub = Hub(scheduler, monotonic)
+    busy = SimpleNamespace(
+        of=lambda name: {w.name: w.in_flight for w in hub.statistics().workers}.get(name, 0)
+    )
+    async with Fleet(config, monotonic, hub.fleet_changed, busy=busy.of) as fleet:
+        hub.listeners.add(fleet.listener)
+        relay = Relay(hub, fleet, Alike(), config)
+        await fleet.settled()
+        try:
+            yield World(relay, hub, fleet)
+        finally:
+            hub.close()
+            await relay.aclose()
+
+
+def entries(server):
+    """Requests for completions that an engine was sent, besides the tiny prompt."""
+    return [entry for entry in server.log.entries if "one two" in str(entry.body)]

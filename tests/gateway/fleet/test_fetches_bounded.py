@@ -1,0 +1,167 @@
+"""What the gateway fetches ends where it was asked for, and has an end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession, web
+from fleet_world import config_of, engines, fleet_of, run, until
+
+from lengthwise.gateway.config import Engine
+from lengthwise.gateway.fleet import kube
+from lengthwise.gateway.fleet.endpoint_slices import EndpointSlices
+from lengthwise.gateway.fleet.facts import Facts, greeted
+from lengthwise.testing.engine_server import EngineSpec
+from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
+
+PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+
+
+@asynccontextmanager
+async def answering(answer):
+    """A server that answers every request so; its address, and what was asked."""
+    asked = []
+
+    async def noted(request):
+        asked.append(f"{request.method} {request.path}")
+        return await answer(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", noted)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/version", "/metrics", "/v1/completions"])
+def test_no_engine_sends_the_gateway_elsewhere(path):
+    """An engine of which one door redirects to another engine: nobody knocks there."""
+
+    async def work():
+        async with engines(EngineSpec()) as (inner,), ClientSession() as client:
+
+            async def mostly(request):
+                if request.path == path:
+                    raise web.HTTPTemporaryRedirect(f"{inner.url}{path}")
+                async with client.request(
+                    request.method, inner.url + request.path, data=await request.read()
+                ) as told:
+                    return web.Response(
+                        body=await told.read(), status=told.status, content_type=told.content_type
+                    )
+
+            async with answering(mostly) as (url, asked):
+                async with fleet_of(config_of(Engine(url))) as (fleet, _):
+                    await until(lambda: f"GET {path}" in asked or f"POST {path}" in asked)
+                    await asyncio.sleep(0.3)
+                    assert fleet.workers()[0].name == url.removeprefix("http://")
+                reached = [*inner.log.others, *(f"POST /v1/{entry.api}" for entry in inner.log.entries)]
+                assert not [one for one in reached if one.endswith(path)]
+
+    run(work)
+
+
+def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
+    async def work():
+        async with KubeApi() as api:
+
+            async def elsewhere(_):
+                raise web.HTTPTemporaryRedirect(api.url + PATH)
+
+            async with answering(elsewhere) as (url, asked), kube.Kube(url, account=tmp_path) as client:
+                with pytest.raises(kube.NoAnswerError, match="http 307"):
+                    await client.list(PATH, "")
+                with pytest.raises(kube.NoAnswerError, match="http 307"):
+                    await anext(client.watch(PATH, "", "1", lasts_s=5.0, silent_s=5.0))
+                assert len(asked) == 2
+                assert not api.paths
+
+    run(work)
+
+
+def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(kube, "MOST_BYTES", 200_000)
+    row = json.dumps({"metadata": {"name": "x" * 1000}})
+
+    async def endless(request):
+        body = '{"metadata":{"continue":"more"},"items":[' + ",".join([row] * 20) + "]}"
+        return web.Response(text=body)
+
+    async def flood(request):
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(b" " * 65_536)
+
+    async def work():
+        async with answering(endless) as (url, asked), kube.Kube(url, account=tmp_path) as client:
+            with pytest.raises(kube.NoAnswerError, match="a list of more than 200000 bytes"):
+                await client.list(PATH, "")
+            assert len(asked) == 10
+        async with answering(flood) as (url, asked), kube.Kube(url, account=tmp_path) as client:
+            with pytest.raises(kube.NoAnswerError, match="a list of more than 200000 bytes"):
+                await client.list(PATH, "")
+            with pytest.raises(kube.NoAnswerError, match="an event without an end"):
+                async for _ in client.watch(PATH, "", "1", lasts_s=5.0, silent_s=5.0):
+                    pass
+            assert len(asked) == 2
+
+    run(work)
+
+
+def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
+    async def work():
+        async with KubeApi() as api:
+            api.moods.page = 1
+            for name in ("a", "b", "c"):
+                api.put(endpoint_slice(name, [endpoint(f"10.0.0.{ord(name)}", pod=name)]))
+            told = []
+            source = EndpointSlices(
+                "default/engines:8000", Engine("http://any"), api_url=api.url, account=tmp_path
+            )
+            task = asyncio.create_task(source.run(lambda found: told.append({one.name for one in found})))
+            await until(lambda: told == [{"a", "b", "c"}] and api.open == 1)
+            monkeypatch.setattr(kube, "MOST_BYTES", 700)
+            lists = api.lists
+            api.delete("a")
+            await until(lambda: told[-1] == {"b", "c"})
+            api.forget()
+            api.tell_all(b'{"type":"ERROR","object":{"code":410}}\n')
+            await until(lambda: api.lists > lists + 3)
+            assert told[-1] == {"b", "c"}
+            monkeypatch.setattr(kube, "MOST_BYTES", 70_000)
+            await until(lambda: len(told) == 3)
+            assert told[-1] == {"b", "c"}
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    run(work)
+
+
+def test_an_engine_that_never_stops_telling_two_tokens_is_not_listened_to_for_long():
+    told = 0
+
+    async def endless(request):
+        nonlocal told
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        while True:
+            await answer.write(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n' * 100)
+            told += 100
+
+    async def work():
+        async with answering(endless) as (url, asked), ClientSession() as session:
+            facts = await greeted(Engine(url), session, Facts(), priority=False)
+            assert not facts.heard
+            assert not facts.abilities.ids_each
+            assert asked == ["POST /v1/completions"]
+            assert told < 100_000
+
+    run(work)

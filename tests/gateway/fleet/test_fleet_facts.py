@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+from fleet_world import CARE, config_of, engines, fleet_of, run, until
+
+from lengthwise.gateway.config import Engine, Order
+from lengthwise.gateway.fleet.facts import LARGER, SMALLER, find_facts
+from lengthwise.gateway.notices import asked_notices
+from lengthwise.testing.engine_server import EngineSpec, Fault, Limits
+
+SMALL = Limits(max_num_seqs=4, block_size=16, num_blocks=1024)
+PRIORITY = Order(mode="engine-priority")
+
+
+def by_priority(kind):
+    return EngineSpec(kind=kind, limits=Limits(max_num_seqs=4, num_blocks=1024, by_priority=True))
+
+
+def test_each_kind_of_engine_is_known_by_what_it_tells_of_itself():
+    async def work():
+        specs = [EngineSpec(kind=kind, limits=SMALL) for kind in ("vllm", "sglang", "llama.cpp", "openai")]
+        async with (
+            engines(*specs) as servers,
+            fleet_of(config_of(*(Engine(s.url) for s in servers))) as (fleet, heard),
+        ):
+            vllm, sglang, llama, plain = (fleet.worker(s.url.removeprefix("http://")) for s in servers)
+            assert [w.kind for w in (vllm, sglang, llama, plain)] == ["vllm", "sglang", "llama.cpp", "openai"]
+            assert vllm.abilities.version
+            assert vllm.abilities.ids_each
+            assert vllm.abilities.token_ids
+            assert vllm.abilities.max_model_len == sglang.abilities.max_model_len == 8192
+            assert llama.abilities.max_model_len == 8192
+            assert (sglang.facts.slots, llama.facts.slots) == (4, 4)
+            assert (sglang.facts.kv_tokens, llama.facts.kv_tokens) == (1024 * 16, 4 * 8192)
+            assert (vllm.facts.slots, plain.facts.slots) == (None, None)  # they do not tell
+            assert heard.ups() == 4
+            assert fleet.models() == ("toy",)
+            assert fleet.ready()
+            assert vllm.speaks("toy")
+            assert not vllm.speaks("another")
+            assert heard.last[llama.name].slots == 4
+
+    run(work)
+
+
+def test_an_engine_is_sent_one_tiny_prompt_at_most_and_none_where_that_is_off():
+    async def work():
+        async with engines(EngineSpec(), EngineSpec()) as (asked, unasked):
+            listed = Engine(asked.url), Engine(unasked.url, probe=False)
+            async with fleet_of(config_of(*listed)) as (fleet, heard):
+                assert heard.ups() == 2
+                assert [entry.sent_tokens for entry in asked.log.entries] == [2]
+                assert not unasked.log.entries
+                able = fleet.worker(unasked.url.removeprefix("http://")).abilities
+                assert not able.ids_each
+                assert able.models == ("toy",)
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sign", "words"),
+    [
+        (by_priority("vllm"), SMALLER, "cannot be seen"),
+        (EngineSpec(kind="vllm"), 0, "takes no priorities"),  # it refuses one
+        (by_priority("sglang"), LARGER, ""),
+        (EngineSpec(kind="sglang"), 0, "takes no priorities"),
+        (EngineSpec(kind="llama.cpp"), 0, "takes no priorities"),
+    ],
+)
+def test_who_takes_priorities_and_which_go_first(spec, sign, words):
+    async def work():
+        async with (
+            engines(spec) as (server,),
+            fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, _),
+        ):
+            worker = fleet.workers()[0]
+            assert worker.priority_sign == sign
+            assert worker.facts.heard
+            assert words in worker.priorities()
+            assert bool(worker.priorities()) == bool(words)
+            assert sum(entry.sent_tokens for entry in server.log.entries) <= 2
+
+    run(work)
+
+
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+def test_a_vllm_in_development_mode_tells_its_policy_itself(policy):
+    async def info(_):
+        return web.json_response({"vllm_config": {"scheduler_config": {"policy": policy}}})
+
+    async def models(_):
+        return web.json_response({"data": [{"id": "m", "owned_by": "vllm"}]})
+
+    async def work():
+        app = web.Application()
+        app.router.add_get("/server_info", info)
+        app.router.add_get("/v1/models", models)
+        async with TestServer(app) as server:
+            engine = Engine(str(server.make_url("")), probe=False)
+            async with ClientSession() as session:
+                facts = await find_facts(engine, session, priority=True)
+                assert facts.orders is (policy == "priority")
+                assert (await find_facts(engine, session, priority=False)).orders is None
+
+    run(work)
+
+
+def test_what_is_minded_about_engines_is_known_before_the_start():
+    async def work():
+        async with engines(EngineSpec()) as (server,):
+            listed = Engine(server.url, name="refuses"), Engine("http://127.0.0.1:1", name="nobody")
+            told = await asked_notices(config_of(*listed, order=PRIORITY))
+            assert len(told) == 2
+            assert told[0].startswith("refuses takes no priorities")
+            assert told[1].startswith("nobody could not be asked")
+
+    run(work)
+
+
+@pytest.mark.parametrize("fault", [Fault("hang"), Fault("full"), Fault("stall", 1)])
+def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monkeypatch, fault):
+    monkeypatch.setattr("lengthwise.gateway.fleet.facts.HELLO_S", 0.2)
+    monkeypatch.setattr("lengthwise.gateway.fleet.watch.HELLO_FIRST_S", 0.01)
+
+    async def work():
+        async with engines(by_priority("vllm")) as (server,):
+            server.faults.coming = [fault] * 3
+            async with fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, heard):
+                worker = fleet.workers()[0]
+                assert heard.ups() == 1, "meanwhile it serves"
+                assert not worker.abilities.ids_each
+                assert "has not said yet" in worker.priorities()
+                await until(lambda: worker.abilities.ids_each)
+                assert worker.facts.heard
+                assert "cannot be seen" in worker.priorities()
+                assert len(server.log.entries) == 4, "it is not asked once it has answered"
+
+    run(work)
+
+
+def test_priorities_are_asked_about_only_where_they_matter():
+    async def work():
+        async with (
+            engines(by_priority("vllm")) as (server,),
+            fleet_of(config_of(Engine(server.url))) as (fleet, _),
+        ):
+            assert fleet.workers()[0].priority_sign == 0
+
+    run(work)
+
+
+def test_a_wrong_key_keeps_an_engine_out_and_says_why_a_right_one_lets_it_in():
+    async def work():
+        spec = EngineSpec(api_key="right")
+        async with engines(spec, spec) as (one, two):
+            listed = (
+                Engine(one.url, name="wrong", api_key="no"),
+                Engine(two.url, name="right", api_key="right"),
+            )
+            async with fleet_of(config_of(*listed, care=CARE)) as (fleet, heard):
+                assert [heard.last[name].up for name in ("wrong", "right")] == [False, True]
+                assert "API key" in fleet.worker("wrong").trouble(0.0)
+
+    run(work)
+
+
+def test_a_model_that_is_not_an_engine_at_all_is_down_not_an_error():
+    async def work():
+        async with fleet_of(config_of(Engine("http://127.0.0.1:1", name="nobody"))) as (fleet, heard):
+            assert not heard.last["nobody"].up
+            assert "nobody listens" in fleet.worker("nobody").trouble(0.0)
+            assert not fleet.ready()
+
+    run(work)

@@ -1,0 +1,108 @@
+"""Followers that do as they are told, and a world in virtual time whose schedule follows lengths."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from phase_worlds import PhaseWorld
+
+from lengthwise import scenario
+from lengthwise.gateway.config import Dispatch
+from lengthwise.gateway.follow import News
+from lengthwise.gateway.follow._in_order import InOrder
+from lengthwise.gateway.phasing import Phases
+from lengthwise.schedule import Terms, Watch
+
+SMALL = """
+[workload]
+prompt = { kind = "uniform", low = 100, high = 500 }
+output = { kind = "uniform", low = 2, high = 16 }
+request_rate = 1
+num_requests = 60
+[deployment]
+model = "opt-13b"
+gpu = "A40"
+node = "pcie4-4"
+tp = 2
+[engine]
+gpu_memory_utilization = 0.4
+[schedule]
+latency_bound = "4s"
+strategies = ["rra"]
+"""
+
+
+@dataclass
+class Told:
+    """Gives another schedule at the third request, and does at the fifth what ``then`` says."""
+
+    then: str = ""
+    false_alarms: float = 0.01
+    evidence: float = 1.0
+    seen: int = 0
+
+    def observe(self, prompt_tokens, output_tokens, at_s):
+        assert at_s >= 0
+        self.seen += 1
+        self.evidence = float(self.seen)
+        if self.seen == 3:
+            return News((f"changed after {prompt_tokens} + {output_tokens}",), Phases(3, 7), "RRA, B_E = 3")
+        if self.seen == 5 and self.then == "raises":
+            raise ValueError("no such lengths")
+        if self.seen == 5 and self.then == "dies":
+            os._exit(3)
+        if self.seen == 5 and self.then == "closes":
+            os.closerange(3, 256)  # its answers, too
+        if self.seen == 5 and self.then in ("hangs", "closes"):
+            time.sleep(60)
+        return None
+
+
+def refused():
+    raise ValueError("there is no such scenario")
+
+
+def planned_small(*given):
+    """(scenario, schedule) of the small scenario."""
+    asked = scenario.loads(SMALL, overrides=given)
+    return asked, scenario.planned_run(asked)
+
+
+def follow_small(asked, planned, *, seats=200, seed=0, **terms):
+    """Who follows it, here and not in another process."""
+    watch = Watch(least_requests=100, seed=seed)
+    return scenario.follower_of(asked, planned, scenario.Follow(watch, Terms(**terms), seats))
+
+
+class FollowWorld(PhaseWorld):
+    """Engines in virtual time; planning takes none of it."""
+
+    def __init__(self, follower, phases, jobs, **named):
+        self.follower, self.order = follower, InOrder()
+        self.news, self.schedules = [], [(0.0, phases)]
+        super().__init__(phases, jobs, **named)
+
+    def arrives(self, job):
+        super().arrives(job)
+        self.order.arrived(job.number)
+
+    def over(self, job):
+        super().over(job)
+        lengths = None if job.gone else (job.prompt_tokens, job.tokens)
+        for one in self.order.ended(job.number, lengths, self.now_s):
+            news = self.follower.observe(*one)
+            if news is not None:
+                self.hear(news)
+
+    def hear(self, news):
+        self.news.append((self.now_s, news))
+        if news.phases is not None and news.phases != self.schedules[-1][1]:
+            self.schedules.append((self.now_s, news.phases))
+            made = self.scheduler
+            made.configure(self.now_s, made._order, made._admission, Dispatch(phases=news.phases))
+
+    def between(self, from_s, to_s):
+        """Whole phases that began then."""
+        return [one for one in self.phases if from_s <= one.begun_s < to_s and one.why == "steps"]

@@ -1,0 +1,125 @@
+"""Following beside an event loop: a real process that plans, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from functools import partial
+
+import follow_worlds
+import pytest
+from scheduler_worlds import request
+
+from lengthwise.gateway.config import Engine, GatewayConfig, Order
+from lengthwise.gateway.follow import Care, Following
+from lengthwise.gateway.follow._in_order import InOrder
+from lengthwise.gateway.phasing import Phases
+from lengthwise.gateway.request import Outcome
+from lengthwise.gateway.running import Gateway
+from lengthwise.schema.errors import InputError
+
+FIRST, OTHER = Phases(2, 5), Phases(3, 7)
+
+
+def followed(make, count=9, care=Care(), keep=None):  # noqa: B008 - frozen
+    """(following, what was kept) after so many requests that ended one after the other, alike but for their lengths."""
+    kept = []
+
+    async def keeps(phases):
+        kept.append(phases)
+
+    async def work():
+        now_s = iter(range(10_000))
+        async with Following(make, FIRST, keep or keeps, lambda: float(next(now_s)), care) as following:
+            for number in range(count):
+                q = request(number, 0.0, prompt_tokens=10 + number)
+                following.arrived(q)
+                q.generated_tokens = 20 + number
+                following.ended(q, Outcome.FINISHED, float(number))
+            async with asyncio.timeout(60):
+                await following.settled()
+            return following
+
+    with asyncio.Runner() as runner:
+        return runner.run(work()), kept
+
+
+def test_a_schedule_that_is_told_is_kept_and_said(caplog):
+    with caplog.at_level(logging.INFO, "lengthwise.gateway"):
+        following, kept = followed(partial(follow_worlds.Told))
+    now = following.state
+    assert kept == [OTHER]
+    assert (now.up, now.observed, now.changed, now.left, now.failed) == (True, 9, 1, 0, 0)
+    assert (now.evidence, now.false_alarms, now.schedule) == (9.0, 0.01, "RRA, B_E = 3")
+    assert now.last == ("changed after 12 + 22",)
+    assert "changed after 12 + 22" in caplog.text
+
+
+def test_a_plan_that_fails_leaves_the_schedule_says_so_and_the_watch_goes_on(caplog):
+    with caplog.at_level(logging.INFO, "lengthwise.gateway"):
+        following, kept = followed(partial(follow_worlds.Told, "raises"))
+    now = following.state
+    assert kept == [OTHER]
+    assert (now.up, now.observed, now.changed, now.failed) == (True, 9, 1, 1)
+    said = "planning anew failed, the schedule stays as it is: ValueError: no such lengths"
+    assert now.last == (said,)
+    assert [one.levelname for one in caplog.records if said in one.message] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("make", "care", "says"),
+    [
+        (partial(follow_worlds.Told, "dies"), Care(), "its process ended with 3"),
+        (partial(follow_worlds.Told, "hangs"), Care(plan_s=0.5), "it did not answer within 0.5 s"),
+        (
+            partial(follow_worlds.Told, "closes"),
+            Care(plan_s=1.0),
+            "its process answers no more, although it lives",
+        ),
+        (follow_worlds.refused, Care(), "ValueError: there is no such scenario"),
+    ],
+)
+def test_whoever_follows_and_is_gone_leaves_the_schedule_as_it_is(make, care, says, caplog):
+    following, kept = followed(make, care=care)
+    now = following.state
+    assert kept in ([], [OTHER])
+    assert (now.up, now.trouble, now.failed) == (False, says, 1)
+    assert now.last == (f"lengths are followed no more, the schedule stays as it is: {says}",)
+    assert says in caplog.text
+
+
+def test_a_schedule_that_cannot_be_kept_ends_the_watch():
+    async def refuses(phases):
+        raise InputError(f"not {phases.encode_batch}")
+
+    following, _ = followed(partial(follow_worlds.Told), keep=refuses)
+    assert following.state.trouble == "not 3"
+    assert following.state.changed == 0
+
+
+def test_lengths_are_told_in_the_order_of_arrival_each_once_all_before_have_ended():
+    order = InOrder()
+    for number in range(5):
+        order.arrived(number)
+    assert order.ended(2, (2, 20), 1.0) == []
+    assert order.ended(1, None, 2.0) == [], "it failed: nothing is known of its length"
+    assert order.ended(0, (1, 10), 3.0) == [(1, 10, 3.0), (2, 20, 3.0)]
+    assert order.ended(4, (5, 50), 4.0) == []
+    assert order.ended(3, (4, 40), 5.0) == [(4, 40, 5.0), (5, 50, 5.0)]
+
+
+def test_only_a_schedule_of_phases_follows():
+    config = GatewayConfig(engines=(Engine("http://a"),), order=Order("fcfs"))
+    with pytest.raises(InputError, match="mode rra alone"):
+        Gateway(config, follow=follow_worlds.Told)
+
+
+def test_before_it_has_begun_nothing_is_known():
+    async def work():
+        return Following(follow_worlds.Told, FIRST, None, lambda: 0.0).state
+
+    with asyncio.Runner() as runner:
+        now = runner.run(work())
+    assert (now.up, now.observed, now.last) == (True, 0, ())
+    assert math.isnan(now.false_alarms)

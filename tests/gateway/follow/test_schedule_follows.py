@@ -1,0 +1,159 @@
+"""A schedule of phases that follows the lengths served: the real watch and planner, engines in virtual time."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from follow_worlds import FollowWorld, follow_small, planned_small
+from phase_worlds import Job
+
+from lengthwise import scenario
+from lengthwise.scenario.schedules import question_of
+from lengthwise.schedule import Planner, Strategy
+from lengthwise.schema.errors import InputError
+from lengthwise.testing.engine_server.batch import Limits
+
+BEFORE = 300
+
+
+def jobs(*parts, seed=1):
+    """Jobs in order; of each part (how many, shortest, longest output)."""
+    dice = random.Random(seed)
+    return [
+        Job(dice.randint(low, high), prompt_tokens=dice.randint(100, 500))
+        for count, low, high in parts
+        for _ in range(count)
+    ]
+
+
+def world_of(follower, planned, some):
+    return FollowWorld(
+        follower, planned.phases, some, loop=100, limits=Limits(256, 1 << 16, num_blocks=1 << 16)
+    )
+
+
+@pytest.fixture(scope="module")
+def small():
+    return planned_small()
+
+
+@pytest.fixture(scope="module")
+def jumped(small):
+    """Outputs become three times as long after 300 requests."""
+    asked, planned = small
+    some = jobs((BEFORE, 2, 16), (650, 20, 34))
+    return planned, world_of(follow_small(asked, planned), planned, some).run()
+
+
+def test_lengths_that_jump_change_the_schedule_once(jumped):
+    planned, world = jumped
+    assert len(world.news) == 1
+    (_, before), (_, after) = world.schedules
+    assert before == planned.phases
+    assert (after.encode_batch, after.decode_steps) != (before.encode_batch, before.decode_steps)
+    told = world.news[0][1]
+    assert "outputs" in told.more.adaptation.sides
+    assert abs(told.more.adaptation.began - BEFORE) <= 30
+    assert any("outputs moved" in one or "prompts and outputs moved" in one for one in told.said)
+
+
+def test_phases_follow_and_nobody_is_lost(jumped):
+    _, world = jumped
+    (_, before), (changed_s, after) = world.schedules
+    was = [one.encode_batch for one in world.between(0.0, changed_s)[1:-1]]
+    now = world.between(changed_s, math.inf)
+    settled = now[3:-6]
+    assert max(set(was), key=was.count) == before.encode_batch
+    assert len(settled) >= 5
+    assert {one.decode_steps for one in settled} == {after.decode_steps}
+    assert {one.encode_batch for one in settled} == {after.encode_batch}
+    assert not world.unserved
+    assert world.most["w"] <= max(before.most_in_flight, after.most_in_flight)
+
+
+def test_the_phase_under_way_is_not_cut_short(jumped):
+    _, world = jumped
+    (_, before), (changed_s, _) = world.schedules
+    (across,) = [one for one in world.phases if one.begun_s < changed_s <= one.ended_s]
+    assert across.why == "steps"
+    assert across.decode_steps >= before.decode_steps, "longer where seats had to become free"
+
+
+def test_what_is_kept_then_holds_the_bound_on_the_new_lengths(jumped):
+    _, world = jumped
+    more = world.news[0][1].more
+    change = more.adaptation.change
+    assert change.made
+    assert change.load_s == 0
+    assert more.planned.row.latency_high_s <= more.planned.bound_s == 4.0
+    assert (change.new.tp, change.new.tp_groups) == (2, 1) or change.new.tp_groups == 0
+    assert more.planned.phases.encode_batch == change.new.encode_batch
+
+
+def test_lengths_that_stay_leave_the_schedule_alone(small):
+    asked, planned = small
+    world = world_of(follow_small(asked, planned), planned, jobs((1200, 2, 16), seed=5)).run()
+    assert world.news == []
+    assert world.follower.evidence < 100
+    assert len(world.schedules) == 1
+    assert not world.unserved
+
+
+def test_no_more_is_planned_than_engines_have_seats(small, jumped):
+    asked, planned = small
+    seats = math.ceil(planned.row.decode_batch)
+    follower = follow_small(asked, planned, seats=seats)
+    world = world_of(follower, planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
+    after, roomy = world.schedules[-1][1], jumped[1].schedules[-1][1]
+    assert len(world.schedules) == 2
+    assert after.most_in_flight <= seats
+    assert after.decode_batch <= seats < roomy.decode_batch, "it is the seats that bind"
+
+
+def test_means_that_encodings_are_resized_to_follow_a_schedule_that_is_left():
+    asked, planned = planned_small("schedule.latency_bound='20s'", "schedule.threshold=0.2")
+    follower = follow_small(asked, planned, least_gain=1e6)
+    some = jobs((BEFORE, 2, 16), (300, 2, 16))
+    for job in some[BEFORE:]:
+        job.prompt_tokens -= 60
+    world = world_of(follower, planned, some).run()
+    after = world.schedules[-1][1]
+    assert not world.news[0][1].more.adaptation.change.made
+    assert after.encode_batch == planned.phases.encode_batch
+    assert after.mean_prompt_tokens == pytest.approx(planned.phases.mean_prompt_tokens - 60, rel=0.1)
+    assert after.threshold == 0.2
+
+
+def test_what_would_take_loading_is_told_and_not_done(small):
+    """Two stages run where one of TP 2 is better: the layout stays, the better one is told with what it takes."""
+    asked, best = small
+    planner = Planner(question_of(asked).planner.estimator, [1], [Strategy.RRA])
+    row = planner.best(best.bound_s).row
+    planned = replace(best, row=row, phases=scenario.phases_of(row, scenario.task_of(asked)))
+    world = world_of(follow_small(asked, planned), planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
+    told = world.news[0][1]
+    change, after = told.more.adaptation.change, world.schedules[-1][1]
+    runs = change.new if change.made else change.kept
+    assert (runs.tp_groups, change.load_s) == (0, 0)
+    assert (after.encode_batch, after.decode_steps) == (runs.encode_batch, runs.decode_steps)
+    better = change.elsewhere
+    assert (better.row.tp, better.row.tp_groups, better.storage) == (2, 1, "dram")
+    assert better.row.throughput_rps > 1.02 * runs.throughput_rps
+    assert better.load_s == pytest.approx(2 * 12.85e9 / 2 / 4.9e9, rel=0.05), (
+        "half of the weights to each GPU"
+    )
+    assert better.repaid_s == pytest.approx(
+        better.load_s * better.row.throughput_rps / (better.row.throughput_rps - runs.throughput_rps)
+    )
+    (said,) = [one for one in told.said if one.startswith("Better, but it has to be loaded: ")]
+    assert better.row.words in said
+    assert "without service, from host memory, repaid after" in said
+
+
+def test_a_schedule_that_does_not_fit_is_refused_before_anything_runs(small):
+    asked, planned = small
+    with pytest.raises(InputError, match="must fit the GPUs"):
+        follow_small(asked, replace(planned, row=replace(planned.row, encode_batch=1 << 20)))

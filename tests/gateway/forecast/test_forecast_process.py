@@ -1,0 +1,212 @@
+"""A predictor in a process: whatever it does, forecasts come in time and the loop is not held up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from asyncio.events import Handle
+
+import pytest
+from bad_predictors import OneWord, Words
+from forecast_worlds import predicted, request
+
+from lengthwise.gateway.config import Forecasting
+from lengthwise.gateway.forecast import Care, Forecaster
+from lengthwise.predict import Constant, default, save
+from lengthwise.schema.errors import InputError
+
+CARE = Care(start_s=20, hang_s=1.0, rest_s=0.05, most_rest_s=0.2, most_bytes=1 << 30)
+
+
+def apart(predictor, care: Care = CARE, *, late=None, **config) -> Forecaster:
+    config.setdefault("deadline_s", 5.0)
+    return Forecaster(Forecasting(**config), late=late, predictor=predictor, place="process", care=care)
+
+
+async def until_up(f: Forecaster, starts: int) -> None:
+    async with asyncio.timeout(20):
+        while not (f.state()["process"]["up"] and f.state()["process"]["starts"] >= starts):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def test_it_says_what_it_would_say_here_and_prints_harm_nothing() -> None:
+    async def main() -> None:
+        async with apart(OneWord()) as f:
+            assert f.state()["where"] == "process"
+            for text, tokens in (("one two", 30), ("print it", 30), ("", 10)):
+                made = await predicted(f, text)
+                assert (made.forecast.source, made.forecast.total_tokens) == (
+                    "predictor",
+                    pytest.approx(tokens),
+                )
+            bad = await predicted(f, "nan")
+            assert bad.forecast.source == "prior"
+            bad = await predicted(f, "raise")
+            assert bad.forecast.source == "prior"
+            faults = f.state()["faults"]
+            assert (faults["not_a_number"], faults["raised"]) == (1, 1)
+            assert "asked to" in f.state()["last_error"]
+            assert f.state()["process"]["starts"] == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("word", "kind"), [("die", "died"), ("hang", "hung"), ("scribble", "rubbish")])
+def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(word: str, kind: str) -> None:
+    async def main() -> None:
+        async with apart(OneWord()) as f:
+            begun = time.monotonic()
+            made = await predicted(f, f"please {word} now")
+            assert made.forecast.source == "prior"
+            assert time.monotonic() - begun < 2
+            await until_up(f, 2)
+            assert f.state()["faults"][kind] == 1
+            assert (await predicted(f, "one two")).forecast.source == "predictor"
+
+    asyncio.run(main())
+
+
+def test_killed_while_idle_it_is_back_before_long_and_nobody_waits_meanwhile() -> None:
+    async def main() -> None:
+        async with apart(Words()) as f:
+            os.kill(f.state()["process"]["pid"], signal.SIGKILL)
+            async with asyncio.timeout(5):
+                while f.state()["process"]["up"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            begun = time.monotonic()
+            assert (await predicted(f, "one two")).forecast.source == "prior"
+            assert time.monotonic() - begun < 0.25
+            assert f.state()["faults"] == {"died": 1, "down": 1}
+            await until_up(f, 2)
+            assert (await predicted(f, "one two")).forecast.source == "predictor"
+
+    asyncio.run(main())
+
+
+def test_a_predictor_that_eats_memory_is_refused_it() -> None:
+    async def main() -> None:
+        async with apart(OneWord()) as f:
+            assert (await predicted(f, "eat it")).forecast.source == "prior"
+            assert (await predicted(f, "one two")).forecast.source == "predictor"
+            assert "MemoryError" in f.state()["last_error"]
+            assert f.state()["process"]["starts"] == 1
+
+    asyncio.run(main())
+
+
+def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on() -> None:
+    async def main() -> None:
+        handed: list[tuple[int, float, str]] = []
+        came = asyncio.Event()
+
+        def late(request_id, forecast) -> None:
+            handed.append((request_id, forecast.total_tokens, forecast.source))
+            came.set()
+
+        async with apart(Words(0.3), late=late, deadline_s=0.02) as f:
+            begun = time.monotonic()
+            made = await predicted(f, "one two")
+            assert time.monotonic() - begun < 0.25
+            assert made.forecast.source == "prior"
+            async with asyncio.timeout(10):
+                await came.wait()
+            assert handed == [(made.id, pytest.approx(30), "predictor")]
+            assert f.state()["late"] == f.state()["faults"]["late"] == 1
+
+    asyncio.run(main())
+
+
+def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
+    async def main() -> None:
+        async with apart(Words(0.1), deadline_s=10.0) as f:
+            begun = time.monotonic()
+            made = await asyncio.gather(*(predicted(f, "one " * i) for i in range(100)))
+            assert time.monotonic() - begun < 9  # not 100 times 0.1 s
+            assert [one.forecast.total_tokens for one in made] == [
+                pytest.approx(10.0 * (1 + i)) for i in range(100)
+            ]
+
+    asyncio.run(main())
+
+
+def test_a_flood_is_answered_by_the_prior_and_memory_stays_bounded() -> None:
+    async def main() -> None:
+        care = Care(start_s=20, most_waiting=50)
+        async with apart(Words(0.2), care, deadline_s=5.0) as f:
+            made = await asyncio.gather(*(predicted(f, "one") for _ in range(500)))
+            told = sum(one.forecast.source == "predictor" for one in made)
+            assert 50 <= told <= 310
+            assert f.state()["faults"]["busy"] == 500 - told
+
+    asyncio.run(main())
+
+
+def test_the_loop_is_never_busy_for_five_milliseconds(monkeypatch) -> None:
+    """By the processor's time of each callback: the wall's counts whatever else this machine does."""
+    longest, ran = [0.0], Handle._run
+
+    def timed(self) -> None:
+        begun = time.thread_time()
+        ran(self)
+        longest[0] = max(longest[0], time.thread_time() - begun)
+
+    async def main() -> None:
+        async with apart(Words(0.02)) as f:
+            await predicted(f, "warm")
+            gc.collect()
+            gc.freeze()  # what other tests left behind is not looked through here
+            monkeypatch.setattr(Handle, "_run", timed)
+            for _ in range(10):
+                await asyncio.gather(*(predicted(f, "word " * 1500) for _ in range(50)))
+            monkeypatch.undo()
+
+    asyncio.run(main())
+    gc.unfreeze()
+    assert 0 < longest[0] < 0.005
+
+
+def test_a_file_is_measured_in_its_process_and_comes_in_line_where_it_is_quick(tmp_path) -> None:
+    async def main() -> None:
+        save(Constant(64.0), tmp_path / "quick.lwp")
+        async with Forecaster(Forecasting(str(tmp_path / "quick.lwp"), inline_below_s=1.0)) as f:
+            assert f.state()["where"] == "inline"
+            assert (await predicted(f, "x")).forecast.total_tokens == 64
+        async with Forecaster(Forecasting(str(tmp_path / "quick.lwp"), inline_below_s=0.0)) as f:
+            assert f.state()["where"] == "process"
+        (tmp_path / "bad.lwp").write_bytes(b"no predictor")
+        with pytest.raises(InputError, match="damaged"):
+            async with Forecaster(Forecasting(str(tmp_path / "bad.lwp"))):
+                pass
+
+    asyncio.run(main())
+
+
+def test_the_same_predictor_says_the_same_in_line_and_in_a_process() -> None:
+    async def main() -> None:
+        text = "Give three reasons to learn Rust in 200 words"
+        place = {"deadline_s": 10.0}
+        async with apart(default(), **place) as there, Forecaster(
+            Forecasting(**place), predictor=default(), place="inline"
+        ) as here:  # fmt: skip
+            first, second = await predicted(there, text), await predicted(here, text)
+            assert first.forecast.quantiles.tobytes() == second.forecast.quantiles.tobytes()
+            for made, f in ((first, there), (second, here)):
+                made.generated_tokens = 60
+                made.forecast = await f.again(made, text, "1. Speed\n2. Safety\n")
+            assert first.forecast.total_tokens == second.forecast.total_tokens
+
+    asyncio.run(main())
+
+
+def test_it_ends_with_the_gateway_and_no_process_is_left() -> None:
+    async def main() -> int:
+        async with apart(Words(30.0), deadline_s=0.01) as f:
+            await f.first(request(), "still busy")
+            return int(f.state()["process"]["pid"])
+
+    pid = asyncio.run(main())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,288 @@
+"""Forecasts: what predictors say, bounded, conditioned on what has come, and never a reason to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+from bad_predictors import OneWord, Words
+from forecast_worlds import finished, predicted, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.gateway.config import Forecasting
+from lengthwise.gateway.forecast import Belief, Forecaster, Oracle, told_tokens
+from lengthwise.gateway.forecast._asking import MOST_CHARS
+from lengthwise.gateway.forecast._belief import STATISTICS
+from lengthwise.gateway.forecast._belief import given as given_row
+from lengthwise.gateway.request import Outcome
+from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, default
+from lengthwise.schema.errors import InputError
+
+TEXTS = [
+    "Write a 500 word story",
+    "Is 7 prime? yes or no",
+    "",
+    "List ten tips\n```x```",
+    "三 ideas for a trip",
+]
+
+
+def inline(predictor, **config) -> Forecaster:
+    return Forecaster(Forecasting(**config), predictor=predictor, place="inline")
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median", "p80", "p90"])
+def test_a_forecast_is_what_the_predictor_says_alone_or_among_others(statistic: str) -> None:
+    async def main() -> None:
+        async with inline(default(), statistic=statistic) as f:
+            together = await asyncio.gather(*(predicted(f, text) for text in TEXTS * 8))
+            said = default().predict(Prompts(5, TEXTS, np.full(5, 20), ["vicuna-13b"] * 5))
+            expected = (
+                said.mean
+                if statistic == "mean"
+                else said.quantile({"median": 0.5, "p80": 0.8}.get(statistic, 0.9))
+            )
+            for made, length, row in zip(
+                together, np.tile(expected, 8), np.tile(said.tokens, (8, 1)), strict=True
+            ):
+                if row[-1] <= 4096:
+                    assert made.forecast.total_tokens == pytest.approx(length, rel=1e-9)
+                np.testing.assert_allclose(made.forecast.quantiles, np.minimum(row, 4096), rtol=1e-9)
+                assert made.forecast.source == "predictor"
+                assert made.forecast.at_tokens == 0
+
+    asyncio.run(main())
+
+
+def test_the_default_is_loaded_by_its_name_and_a_missing_file_is_told() -> None:
+    async def main() -> None:
+        async with Forecaster(Forecasting(inline_below_s=1.0)) as f:
+            assert f.state()["where"] == "inline"
+            assert 0 < f.seconds < 0.1
+            assert (await predicted(f)).forecast.source == "predictor"
+        with pytest.raises(InputError, match=r"no file nowhere\.lwp"):
+            async with Forecaster(Forecasting("nowhere.lwp")):
+                pass
+
+    asyncio.run(main())
+
+
+ROWS = st.lists(st.floats(1, 1e6), min_size=len(LEVELS), max_size=len(LEVELS)).map(sorted)
+
+
+@given(ROWS, st.integers(0, 1_000_000))
+def test_what_has_come_rules_lengths_out_as_in_the_batch(row, so_far) -> None:
+    quick = given_row(np.array(row), so_far)
+    slow = LengthDistribution.of(np.array(row)).given(so_far).at(LEVELS)
+    np.testing.assert_allclose(quick, slow.tokens[0], rtol=1e-6, atol=1e-6)
+    for name, level in (("median", 0.5), ("p80", 0.8), ("p90", 0.9)):
+        assert STATISTICS[name](quick) == pytest.approx(float(slow.quantile(level)[0]), rel=1e-6)
+    assert STATISTICS["mean"](quick) == pytest.approx(float(slow.mean[0]), rel=1e-6)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 8192), st.integers(0, 9000), st.sampled_from(TEXTS))
+def test_every_forecast_is_finite_at_least_one_and_at_most_what_was_asked_for(most, so_far, text) -> None:
+    async def main() -> None:
+        async with inline(default()) as f:
+            made = await predicted(f, text, max_tokens=most)
+            for made.generated_tokens in (0, min(so_far, most)):
+                again = await f.again(made, text, None)
+                for forecast in (made.forecast, again):
+                    assert math.isfinite(forecast.total_tokens)
+                    assert 1 <= forecast.total_tokens <= most
+                    assert forecast.quantiles.min() >= 1
+                    assert forecast.quantiles.max() <= most
+                    assert (np.diff(forecast.quantiles) >= 0).all()
+                assert again.at_tokens == made.generated_tokens
+                assert (
+                    again.total_tokens >= min(most, made.generated_tokens + 1) - 1e-9
+                    or not made.generated_tokens
+                )
+                made.forecast = again
+
+    asyncio.run(main())
+
+
+def test_a_row_of_later_forecasts_is_as_one_asked_at_once() -> None:
+    async def main() -> None:
+        async with inline(default()) as f:
+            made = await predicted(f)
+            first = made.forecast
+            for made.generated_tokens in (50, 100, 150, 200):
+                made.forecast = await f.again(made, "Write a story", None)
+            np.testing.assert_array_equal(
+                made.forecast.quantiles, np.minimum(given_row(first.whole, 200), 4096)
+            )
+            assert made.forecast.first_tokens == first.total_tokens
+
+    asyncio.run(main())
+
+
+def test_the_text_so_far_is_read_by_who_reads_it() -> None:
+    async def main() -> None:
+        async with inline(default()) as f:
+            made = await predicted(f, "List ten tips")
+            made.generated_tokens = 200
+            text = "\n".join(f"{i}. a tip of some words" for i in range(1, 11)) + "\nI hope this helps!"
+            told = await f.again(made, "List ten tips", text)
+            known = await f.again(made, "List ten tips", None)
+            assert told.total_tokens != known.total_tokens
+            assert told.total_tokens > 200
+            assert told.source == "predictor"
+
+    asyncio.run(main())
+
+
+def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
+    async def main() -> None:
+        async with inline(default()) as f:
+            made = await finished(f, 77, told_tokens=77)
+            assert made.forecast.source == "told"
+            assert made.forecast.total_tokens == 77
+            assert (await predicted(f, told_tokens=500, max_tokens=90)).forecast.total_tokens == 90
+            assert f.state()["finished"] == 0
+        async with Forecaster(
+            Forecasting(), predictor=default(), place="inline", believes_told=False
+        ) as deaf:
+            assert (await predicted(deaf, told_tokens=77)).forecast.source == "predictor"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "most", "tokens"),
+    [
+        ({"ignore_eos": True, "min_tokens": 90}, 90, 90),
+        ({"ignore_eos": True, "min_tokens": 80}, 90, 0),
+        ({"ignore_eos": True}, 90, 0),
+        ({"ignore_eos": False, "min_tokens": 90}, 90, 0),
+        ({"ignore_eos": True, "min_tokens": 90, "stop": ["x"]}, 90, 0),
+        ({}, 1, 1),
+        ({"ignore_eos": True, "min_tokens": 90}, None, 0),
+    ],
+)
+def test_when_a_client_fixes_a_length(fields, most, tokens) -> None:
+    body = "".join(f'"{name}"' for name in fields).encode()
+    assert told_tokens(body, lambda: fields, most) == tokens
+
+
+def test_without_a_predictor_all_are_alike() -> None:
+    async def main() -> None:
+        async with Forecaster(Forecasting("none")) as f:
+            made = [await finished(f, 10 * i + 1, text) for i, text in enumerate(TEXTS)]
+            assert len({one.forecast.total_tokens for one in made}) == 1
+            made[0].generated_tokens = 1000
+            assert (await f.again(made[0], "", None)).total_tokens == 1001
+            assert f.state()["where"] == "none"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("word", ["raise", "nan", "negative", "huge", "shape", "strange"])
+def test_a_predictor_that_fails_leaves_its_rows_to_the_prior(word: str) -> None:
+    async def main() -> None:
+        async with inline(OneWord()) as f:
+            bad, good = await asyncio.gather(predicted(f, f"please {word} now"), predicted(f, "all is well"))
+            assert bad.forecast.source == "prior"
+            assert 1 <= bad.forecast.total_tokens <= 4096
+            if word not in ("raise", "shape", "strange"):
+                assert good.forecast.source == "predictor"
+                assert good.forecast.total_tokens == pytest.approx(40)
+            assert sum(f.state()["faults"].values()) >= 1
+            assert (await predicted(f, "all is well")).forecast.source == "predictor"
+
+    asyncio.run(main())
+
+
+def test_what_stands_in_are_the_lengths_of_the_model_then_of_all() -> None:
+    async def main() -> None:
+        async with inline(OneWord()) as f:
+            for _ in range(40):
+                await finished(f, 700, "raise", model="long")
+                await finished(f, 20, "raise", model="short")
+            said = {
+                name: (await predicted(f, "raise", model=name)).forecast.total_tokens
+                for name in ("long", "short", "new")
+            }
+            assert said["long"] == pytest.approx(700)
+            assert said["short"] == pytest.approx(20)
+            assert said["short"] < said["new"] < said["long"]
+
+    asyncio.run(main())
+
+
+def test_one_batch_answers_all_of_a_turn_of_the_loop() -> None:
+    sizes: list[int] = []
+
+    class Counted(Words):
+        def predict(self, prompts, tokens_so_far=0):
+            sizes.append(len(prompts))
+            return super().predict(prompts, tokens_so_far)
+
+    async def main() -> None:
+        async with inline(Counted()) as f:
+            sizes.clear()
+            await asyncio.gather(*(predicted(f, "a b") for _ in range(40)))
+            assert sizes == [16, 16, 8]
+
+    asyncio.run(main())
+
+
+def test_a_request_given_up_while_it_waits_for_a_forecast_harms_nobody() -> None:
+    async def main() -> None:
+        async with inline(Words()) as f:
+            gone = asyncio.ensure_future(predicted(f, "a"))
+            stays = asyncio.ensure_future(predicted(f, "a b"))
+            await asyncio.sleep(0)
+            gone.cancel()
+            assert (await stays).forecast.total_tokens == pytest.approx(30)
+
+    asyncio.run(main())
+
+
+def test_of_a_very_long_prompt_both_ends_are_shown() -> None:
+    async def main() -> None:
+        async with inline(default()) as f:
+            made = await predicted(f, "Summarize: " + "word " * MOST_CHARS + " in one sentence")
+            assert made.forecast.source == "predictor"
+
+    asyncio.run(main())
+
+
+def test_an_oracle_says_what_will_come_and_asks_where_it_does_not_know() -> None:
+    async def main() -> None:
+        lengths = {"a": 123.0}
+        oracle = Oracle(
+            Forecasting(),
+            length=lambda _, text: lengths.get(text or ""),
+            predictor=Constant(50.0),
+            place="inline",
+        )
+        async with oracle as f:
+            known, other = await predicted(f, "a"), await predicted(f, "b")
+            assert known.forecast.source == "oracle"
+            assert known.forecast.total_tokens == 123
+            known.generated_tokens = 50
+            assert (await f.again(known, "a", None)).total_tokens == 123
+            assert other.forecast.source == "predictor"
+            assert isinstance(other.forecast, Belief)
+            f.ended(known, Outcome.FINISHED, 0.0)
+            assert f.state()["sources"]["oracle"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_forecast_of_others_is_conditioned_too() -> None:
+    async def main() -> None:
+        async with inline(default()) as f:
+            made = request()
+            made.generated_tokens = 300
+            again = await f.again(made, "x", None)
+            assert again.total_tokens == 301
+            assert again.at_tokens == 300
+
+    asyncio.run(main())

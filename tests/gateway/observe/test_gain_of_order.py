@@ -1,0 +1,214 @@
+"""The look back: true where the truth is known, and plain where there is nothing to tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from passed_traffic import batch_engine, single_server, stuttering, true_change
+
+from lengthwise.gateway.observe import Record, Watch, as_json, fit, gain, of_rows, report, text_report
+from lengthwise.gateway.observe.replay import workload_of
+from lengthwise.gateway.observe.service import Service
+from lengthwise.gateway.telemetry import Journal
+
+ENGINES = Service(0.02, 0.001, 0.0002, 0.0, seats=8, engines=2, waited_share=0.0, error=0.0)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_interval_holds_the_gain_of_theory(held: bool) -> None:
+    found = gain(of_rows(single_server(3, 1500, held=held)), draws=30)
+    truth = true_change()
+    assert truth < -0.25
+    oracle = found.order("oracle").mean
+    assert oracle.low < truth < oracle.high
+    assert oracle.high - oracle.low < 0.3
+    assert abs(found.model_error) < 0.05
+    assert found.verdict == "switch on"
+    assert found.order("srtf").mean == oracle
+    assert found.services[0].seats == 1
+    assert [one.name for one in found.times] == ["fcfs", "srtf", "isrtf", "oracle"]
+    assert found.times[0].jct_s[0] == found.fcfs_jct_s
+    assert found.times[3].jct_s[::3] == (found.order("oracle").mean_jct_s, found.order("oracle").p99_jct_s)
+    for one in found.times:  # the only seat serves as long, whatever the order
+        assert one.jct_s[0] - one.queue_s[0] == pytest.approx(found.fcfs_jct_s - found.times[0].queue_s[0])
+
+
+def test_engines_are_fitted_as_they_are() -> None:
+    trace = of_rows(batch_engine(ENGINES, 1, 1500, rate_rps=4.6))
+    fitted = fit(trace)
+    assert (fitted.seats, fitted.engines) == (8, 2)
+    assert fitted.step_s == pytest.approx(ENGINES.step_s, rel=0.1)
+    assert fitted.step_s + 8 * fitted.seq_s == pytest.approx(ENGINES.step_s + 8 * ENGINES.seq_s, rel=0.05)
+    assert fitted.prompt_s == pytest.approx(ENGINES.prompt_s, rel=0.5)
+    assert fitted.error < 0.05
+
+
+def test_tokens_that_come_in_a_bunch_do_not_spoil_the_fit() -> None:
+    rows = batch_engine(ENGINES, 1, 1000, rate_rps=4.6)
+    bunched = [replace(row, first_token_s=row.ended_s - 1e-4) if row.id % 20 == 0 else row for row in rows]
+    fitted = fit(of_rows(bunched))
+    assert fitted.step_s + 8 * fitted.seq_s == pytest.approx(ENGINES.step_s + 8 * ENGINES.seq_s, rel=0.2)
+    assert fitted.seats == 8
+
+
+@pytest.mark.parametrize("bunched", [0.0, 0.1])
+def test_a_stuttering_machine_is_fitted_as_slow_as_it_is(bunched: float) -> None:
+    """5 % of the time stands still 20 times as long: all takes 1.95 times as long in the mean."""
+    rows = stuttering(batch_engine(ENGINES, 1, 1500, rate_rps=4.6), 0)
+    rows = [
+        replace(row, first_token_s=row.ended_s - 3e-5) if row.id % 10 < 10 * bunched else row for row in rows
+    ]
+    fitted = fit(of_rows(rows))
+    slower = (fitted.step_s + 8 * fitted.seq_s) / (ENGINES.step_s + 8 * ENGINES.seq_s)
+    assert slower == pytest.approx(1 + 0.05 * 19, rel=0.15)
+    assert fitted.error < 0.2
+    assert fitted.seats == 8
+
+
+def test_few_long_stalls_do_not_spoil_the_fit() -> None:
+    fitted = fit(
+        of_rows(stuttering(batch_engine(ENGINES, 1, 1500, rate_rps=4.6), 0, share=0.001, times=500.0))
+    )
+    assert fitted.step_s == pytest.approx(ENGINES.step_s, rel=0.2)
+    assert fitted.error < 0.1
+
+
+def test_an_engines_own_queue_is_seen_too() -> None:
+    found = gain(of_rows(batch_engine(ENGINES, 1, 1500, rate_rps=4.6)), draws=20)
+    assert found.waited_share > 0.1
+    assert abs(found.model_error) < 0.15
+    assert found.verdict == "switch on"
+    assert found.order("oracle").mean.value < -0.1
+
+
+def test_nobody_waits() -> None:
+    found = gain(of_rows(batch_engine(ENGINES, 2, 600, rate_rps=0.8)), draws=10)
+    assert found.verdict == "no gain to be had: nobody waits"
+    assert found.services[0].seats is None
+    assert abs(found.order("oracle").mean.value) < 0.01
+
+
+def test_too_little_traffic_is_told() -> None:
+    for n in (0, 1, 150):
+        found = gain(of_rows(single_server(1, 150)[:n]))
+        assert (found.verdict, found.requests, found.orders) == ("not enough traffic", n, ())
+        assert "not enough traffic" in text_report(found)
+
+
+def test_predictions_that_say_nothing_do_not_switch_it_on() -> None:
+    rng = np.random.default_rng(0)
+    rows = [replace(row, predicted_tokens=float(rng.lognormal(4, 1))) for row in single_server(4, 1500)]
+    found = gain(of_rows(rows), draws=15)
+    assert found.verdict in ("no gain to be had", "not sure yet")
+    assert found.order("oracle").mean.high < -0.1
+
+
+def test_lengths_alike_gain_nothing() -> None:
+    rows, end_s = [], 0.0
+    for row in single_server(5, 400):
+        start_s = max(row.arrival_s, end_s)
+        end_s = start_s + row.prompt_tokens * 0.001 + 0.8
+        sent = {"dispatched_s": start_s, "first_token_s": end_s - 0.79, "ended_s": end_s}
+        rows.append(
+            replace(row, output_tokens=80, predicted_tokens=80.0, waited_s=start_s - row.arrival_s, **sent)
+        )
+    found = gain(of_rows(rows), draws=20)
+    assert found.waited_share > 0.2
+    assert found.verdict == "no gain to be had: lengths are alike"
+
+
+def test_engines_that_do_something_else_are_not_judged() -> None:
+    rows = single_server(6, 400, held=False)
+    frozen = [replace(row, ended_s=row.ended_s + 60, first_token_s=row.first_token_s + 60) for row in rows]
+    found = gain(of_rows(frozen), draws=5)
+    assert found.verdict in (
+        "not known: the engines do not behave as fitted",
+        "no gain to be had: nobody waits",
+    )
+    assert found.verdict != "switch on"
+
+
+def test_models_apart_are_pools_apart() -> None:
+    one = single_server(7, 300)
+    other = [
+        replace(row, id=1000 + row.id, model="n", worker="v") for row in batch_engine(ENGINES, 8, 300, 0.5)
+    ]
+    found = gain(of_rows([*one, *other]), draws=5)
+    assert len(found.services) == 2
+    assert found.requests == 600
+    both = [*one, *(replace(row, worker="w0") for row in other[:5])]
+    assert len(gain(of_rows(both), draws=2).services) == 1
+
+
+def test_later_predictions_hold_from_the_window_in_which_they_came() -> None:
+    rows = single_server(9, 200)
+    first = replace(
+        rows[0], output_tokens=260, predicted_tokens=80.0, again=((60, 300.0), (100, 270.0), (230, 261.0))
+    )
+    made = workload_of(of_rows([first, *rows[1:]]), 50).predictions
+    assert made.total_tokens[: made.start[1]].tolist() == [80, 80, 270, 270, 270, 261]
+    assert made.index_tokens[: made.start[1]].tolist() == [80, 30, 170, 120, 70, 11]
+    assert np.diff(made.start)[1:].tolist() == [1] * 199
+
+
+def test_the_same_traffic_gives_the_same_answer() -> None:
+    trace = of_rows(single_server(2, 300))
+    assert gain(trace, draws=5) == gain(trace, draws=5)
+    assert gain(trace, draws=5) != gain(trace, draws=5, seed=1)
+
+
+def test_a_journal_is_looked_back_at(tmp_path) -> None:
+    rows, path = single_server(3, 400), tmp_path / "j.jsonl"
+
+    async def write(some, clock_s: float) -> None:
+        async with Journal(path, lambda: clock_s, epoch=lambda: 1e9 + clock_s) as journal:
+            for row in some:
+                journal.over(row)
+
+    asyncio.run(write(rows[:250], 0.0))
+    asyncio.run(write(rows[250:], 0.0))
+    found = report(path, draws=5)
+    direct = gain(of_rows(rows), draws=5)
+    assert found.requests == 400
+    assert found.fcfs_jct_s == pytest.approx(direct.fcfs_jct_s, rel=0.01)
+    assert json.loads(json.dumps(as_json(found)))["verdict"] == found.verdict
+    text = text_report(found)
+    assert text.startswith(f"Verdict: {found.verdict}")
+    assert "lengths known" in text
+
+
+def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path) -> None:
+    rows, path = single_server(3, 400), tmp_path / "j.jsonl"
+
+    async def write(some, unix_s: float) -> None:
+        async with Journal(path, lambda: 0.0, epoch=lambda: unix_s) as journal:
+            for row in some:
+                journal.over(row)
+
+    asyncio.run(write(rows[:250], 1e9))
+    asyncio.run(write(rows[250:], 1e9 + 86400))
+    assert report(path, draws=2).span_s < 1.1 * (rows[-1].arrival_s - rows[0].arrival_s)
+
+
+@pytest.mark.slow
+def test_a_running_gateway_looks_back_in_another_process() -> None:
+    record = Record()
+    for row in single_server(3, 400):
+        record.over(row)
+
+    async def go() -> dict:
+        async with Watch(record, every_s=0.1) as watch:
+            while watch.found is None:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.05)
+        assert len(asyncio.all_tasks()) == 1
+        return watch.found
+
+    found, here = asyncio.run(go()), as_json(gain(record.trace()))
+    assert (found["verdict"], found["requests"]) == (here["verdict"], here["requests"])
+    assert [one["mean"]["low"] for one in found["orders"]] == pytest.approx(
+        [one["mean"]["low"] for one in here["orders"]], abs=1e-4
+    )

@@ -1,0 +1,117 @@
+"""An engine's scheduler as far as the plug-in touches it: seats, a deque, a batch; no memory, no model."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+
+class Request:
+    """With the attributes of vLLM's."""
+
+    def __init__(
+        self, request_id: str, prompt: int = 8, max_tokens: int = 4096, told: dict[str, Any] | None = None
+    ) -> None:
+        self.request_id, self.num_prompt_tokens, self.max_tokens = request_id, prompt, max_tokens
+        self.sampling_params = SimpleNamespace(extra_args=told)
+        self.status = SimpleNamespace(name="WAITING")
+        self.num_computed_tokens = self.num_preemptions = 0
+        self.is_prefill_chunk = False
+        self.length = 0
+        self._output: list[int] = []
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self._output)
+
+    def __repr__(self) -> str:
+        return self.request_id
+
+
+def request(name: str, predicted: Any = None, length: int = 10, **more: Any) -> Request:
+    told = {key: more.pop(key) for key in list(more) if key.startswith("lengthwise_")}
+    if predicted is not None:
+        told["lengthwise_predicted"] = predicted
+    made = Request(name, told=told or None, **more)
+    made.length = length
+    return made
+
+
+class Queue(deque):
+    """As vLLM's own of --scheduling-policy fcfs."""
+
+    def remove_request(self, one: Request) -> None:
+        self.remove(one)
+
+    def prepend_request(self, one: Request) -> None:
+        self.appendleft(one)
+
+
+class Scheduler:
+    """Admits from the front while there are seats; each step gives every running request a token."""
+
+    def __init__(self, seats: int = 1, vllm_config: Any = None) -> None:
+        self.vllm_config = vllm_config
+        self.waiting, self.running, self.requests = Queue(), [], {}
+        self.max_num_active_reqs, self.num_waiting_for_streaming_input = seats, 0
+        self.kv_holding_waiting, self.pause_state = Queue(), 0
+        self.connector = self.ec_connector = None
+        self.kv_used, self.blocks = 0.0, 1 << 20
+        self.finished: list[str] = []
+        self.readmitted_at_once = 0
+        self._left: set[str] = set()
+
+    def add_request(self, request: Request) -> None:
+        self.waiting.append(request)
+        self.requests[request.request_id] = request
+
+    def schedule(self, throttle_prefills: bool = False) -> list[str]:
+        while self.waiting and len(self.running) < min(self.max_num_active_reqs, self.blocks):
+            one = self.waiting.popleft()
+            self.readmitted_at_once += one.request_id in self._left
+            one.status.name, one.num_computed_tokens = "RUNNING", one.num_prompt_tokens
+            self.running.append(one)
+        self._left.clear()
+        return [one.request_id for one in self.running]
+
+    def tokens(self) -> None:
+        for one in list(self.running):
+            one._output.append(7)
+            if len(one._output) >= one.length:
+                self.running.remove(one)
+                self.finished.append(one.request_id)
+                del self.requests[one.request_id]
+
+    def finish_requests(self, request_ids: str, finished_status: Any) -> None:
+        one = self.requests.pop(request_ids)
+        (self.running if one in self.running else self.waiting).remove(one)
+
+    def get_kv_cache_usage(self) -> float:
+        return self.kv_used
+
+    def _preempt_request(self, request: Request, timestamp: float) -> None:
+        request.status.name, request.num_computed_tokens = "PREEMPTED", 0
+        request.num_preemptions += 1
+        self._left.add(request.request_id)
+        self.waiting.appendleft(request)
+
+    def _request_blocks_can_be_freed(self, request: Request) -> bool:
+        return True
+
+    def run(self, steps: int = 10_000) -> list[str]:
+        """Until all are over; who ended in which order."""
+        for _ in range(steps):
+            if not self.requests:
+                break
+            self.schedule()
+            self.tokens()
+        return self.finished
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s

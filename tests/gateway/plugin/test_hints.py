@@ -1,0 +1,143 @@
+"""What engines that order themselves are told, and how it gets into a body and out again."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.gateway.config import Admission, Dispatch, Engine, Forecasting, GatewayConfig, Order
+from lengthwise.gateway.core import Scheduler
+from lengthwise.gateway.hints import MOST_PRIORITY, Hints, hinted_for, with_fields
+from lengthwise.gateway.plugin.hint import hint_of
+from lengthwise.gateway.request import Forecast, Request
+from lengthwise.predict.distribution import LEVELS, LengthDistribution
+
+
+def hints(mode: str, **forecasting) -> Hints:
+    config = GatewayConfig((Engine("http://e"),), order=Order(mode), forecasting=Forecasting(**forecasting))
+    return Hints(config, Scheduler(config.order, Admission(), Dispatch()).engine_priority)
+
+
+def worker(kind="vllm", sign=1):
+    return SimpleNamespace(kind=kind, priority_sign=sign)
+
+
+def live(total=100.0, row=None, **more):
+    return Request(1, 0.0, "m", 10, 1000, forecast=Forecast(total, quantiles=row), **more)
+
+
+def test_only_modes_in_which_the_engine_orders_tell_anything():
+    def of(mode):
+        return hinted_for(GatewayConfig((Engine("http://e"),), order=Order(mode)), lambda _: 1)
+
+    assert [mode for mode in ("observe", "fcfs", "srtf", "isrtf", "windowed", "bins") if of(mode)] == []
+    assert of("engine-priority") is not None
+    assert of("engine-plugin") is not None
+
+
+def test_priorities_have_the_engines_polarity_and_fit_32_bits():
+    told = hints("engine-priority")
+    queue = [live(50.0), live(70.0), live(10.0, priority=1), live(5000.0, priority=-1), live(float("nan"))]
+    queue += [live(1e30, priority=10**9), live(-1e30, priority=-(10**9))]
+    vllm = [told.fields(one, worker(sign=1))["priority"] for one in queue]
+    sglang = [told.fields(one, worker("sglang", sign=-1))["priority"] for one in queue]
+    assert vllm == [-one for one in sglang]
+    assert all(isinstance(one, int) and abs(one) <= MOST_PRIORITY for one in vllm)
+    order = sorted(range(7), key=lambda k: vllm[k])
+    assert order == [6, 3, 0, 1, 4, 2, 5]
+    assert told.fields(queue[0], worker("openai", sign=0)) == {}
+    assert told.hinted(queue[0], worker("openai", sign=0), b'{"a":1}') == b'{"a":1}'
+
+
+def test_the_plug_in_is_told_what_is_still_to_come_of_this_run():
+    told = hints("engine-plugin")
+    assert told.fields(live(priority=3), worker()) == {
+        "vllm_xargs": {"lengthwise_predicted": 100.0, "lengthwise_class": 3}
+    }
+    again = live()
+    again.generated_tokens = 30
+    assert told.fields(again, worker())["vllm_xargs"]["lengthwise_predicted"] == 70.0
+    assert told.fields(live(), worker("sglang")) == {}
+    assert told.fields(live(1e9), worker())["vllm_xargs"]["lengthwise_predicted"] == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("statistic", "level"), [("mean", None), ("median", 0.5), ("p80", 0.8), ("p90", 0.9)]
+)
+@pytest.mark.parametrize("so_far", [0, 40])
+def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(statistic, level, so_far):
+    row = np.exp(np.interp(LEVELS, [0, 1], [2.0, 6.5]))
+    request = live(row=row, total=float(row.mean()))
+    request.generated_tokens = so_far
+    fields = hints("engine-plugin", statistic=statistic).fields(request, worker())
+    hint = hint_of(fields["vllm_xargs"], 1000, 256.0)
+    assert not hint.trouble
+    assert [at for at, _ in hint.later] == [50, 100, 200, 400][: len(hint.later)]
+    assert len(hint.later) >= 3
+    for at, total in hint.later:
+        left = LengthDistribution(row[None], LEVELS).given(at + so_far)
+        wanted = (left.mean if level is None else left.quantile(level))[0]
+        assert total + so_far == pytest.approx(wanted, rel=0.12)
+        assert total > at
+
+
+def test_a_body_is_only_spliced_where_the_name_is_not_there():
+    assert with_fields(b'{"a":1}', {"priority": 3}) == b'{"priority":3,"a":1}'
+    assert with_fields(b" { } ", {"priority": 3}) == b' {"priority":3 } '
+    for theirs in (b'"priority":0', b'"prio\\u0072ity":0', b'"priority":null'):
+        body = with_fields(b'{"messages":[{"content":"h\\u00e9"}],' + theirs + b"}", {"priority": 3})
+        assert json.loads(body, object_pairs_hook=list)[-1] == ("priority", 3)
+        assert json.loads(body)["messages"] == [{"content": "hé"}]
+    ours = {"vllm_xargs": {"lengthwise_predicted": 5, "lengthwise_class": 0}}
+    merged = with_fields(b'{"vllm_xargs":{"x":[1,2],"lengthwise_predicted":1},"a":{"b":1}}', ours)
+    assert json.loads(merged) == {"a": {"b": 1}, "vllm_xargs": {"x": [1, 2], **ours["vllm_xargs"]}}
+    assert json.loads(with_fields(b'{"vllm_xargs":7}', ours)) == ours
+    # The name within a text is no field.
+    text = b'{"prompt":"say \\"priority\\" and \\"vllm_xargs\\""}'
+    assert json.loads(with_fields(text, ours)) == {**json.loads(text), **ours}
+
+
+TEXTS = st.text(max_size=12) | st.sampled_from(["priority", "vllm_xargs"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=5), st.booleans(), st.sampled_from(["priority", "vllm_xargs"]))
+def test_any_body_keeps_its_other_fields_and_has_ours_once(fields, plain, name):
+    ours = {"priority": 3} if name == "priority" else {"vllm_xargs": {"lengthwise_predicted": 5}}
+    body = json.dumps(fields, ensure_ascii=plain).encode("utf-8", "surrogatepass")
+    pairs = json.loads(with_fields(body, ours), object_pairs_hook=lambda pairs: pairs)
+    assert [key for key, _ in pairs].count(name) == 1
+    found = json.loads(with_fields(body, ours))
+    theirs = fields.get(name)
+    wanted = {**theirs, **ours[name]} if name == "vllm_xargs" and isinstance(theirs, dict) else ours[name]
+    assert found == {**fields, name: wanted}
+
+
+RUBBISH = VALUES | st.floats() | st.integers() | st.lists(st.floats() | st.integers(0, 9), max_size=6)
+
+
+@given(
+    st.none()
+    | RUBBISH
+    | st.fixed_dictionaries(
+        {},
+        optional={"lengthwise_predicted": RUBBISH, "lengthwise_class": RUBBISH, "lengthwise_later": RUBBISH},
+    ),
+    st.integers(-1, 300),
+)
+def test_whatever_is_told_the_length_is_one_that_can_be_used(told, max_tokens):
+    hint = hint_of(told, max_tokens, 256.0)
+    for generated in (0, 1, 50, 10**6):
+        assert 0 <= hint.predicted_tokens(generated) <= max(1, max_tokens)
+    assert -2047 <= hint.priority <= 2047
+    if not isinstance(told, dict) or "lengthwise_predicted" not in told:
+        assert hint.trouble == "no lengthwise_predicted"

@@ -1,0 +1,8 @@
+"""What is made in this folder can be imported by its own name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

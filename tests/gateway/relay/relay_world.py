@@ -1,0 +1,289 @@
+"""A relay with real scripted engines, the real scheduler, and a fleet and forecaster that never change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from scripted_engine import Scripted
+
+from lengthwise.backend.openai import Abilities
+from lengthwise.gateway.config import Admission, Care, Dispatch, Engine, GatewayConfig, Order
+from lengthwise.gateway.core import Scheduler
+from lengthwise.gateway.decisions import WorkerState
+from lengthwise.gateway.edge.asked import Asked
+from lengthwise.gateway.hub import Hub
+from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.relay import Relay, open_session
+from lengthwise.gateway.request import Forecast, Outcome, Request
+
+IDS = Abilities(models=("m",), max_model_len=100_000, token_ids=True, ids_each=True, own_defaults=False)
+BARE = Abilities(models=("m",))
+
+
+@dataclass
+class FixedWorker:
+    name: str
+    url: str
+    abilities: Abilities
+    session: Any
+    kind: str = "vllm"
+
+
+class FixedFleet:
+    def __init__(self, workers: list[FixedWorker], cap: int | None) -> None:
+        self.workers = {worker.name: worker for worker in workers}
+        self.faults: list[tuple[str, str]] = []
+        self.rejections: list[tuple[str, str, str]] = []
+        self.cap = cap
+        self.listener = Listener()
+
+    async def settled(self, within_s: float) -> bool:
+        return True
+
+    async def configure(self, config: GatewayConfig) -> None:
+        pass
+
+    def models(self) -> tuple[str, ...]:
+        return ("m",)
+
+    def ready(self) -> bool:
+        return True
+
+    def worker(self, name: str) -> FixedWorker:
+        return self.workers[name]
+
+    def failed(self, name: str, why: str) -> None:
+        self.faults.append((name, why))
+
+    def erred(self, name: str, caller: object) -> None:
+        self.faults.append((name, "told"))
+
+    def suspects(self, name: str, model: str) -> bool:
+        return False
+
+    def judged(self, name: str, model: str, *, wrong: bool) -> None:
+        pass
+
+    def began(self, name: str) -> None:
+        """Nothing is kept of it."""
+
+    def answered(self, name: str, model: str) -> None:
+        pass
+
+    def rejected(self, name: str, model: str, session: str) -> None:
+        self.rejections.append((name, model, session))
+
+    def states(self) -> tuple[WorkerState, ...]:
+        return tuple(WorkerState(name, ("m",), in_flight=self.cap) for name in self.workers)
+
+
+class Told:
+    """The forecast is what the prompt's last word says."""
+
+    async def first(self, request: Request, text: str | None) -> Forecast:
+        words = (text or "").split()
+        return Forecast(float(words[-1]) if words and words[-1].isdigit() else 100.0, "oracle")
+
+    async def again(self, request: Request, text: str | None, generated_text: str | None) -> Forecast:
+        return request.forecast
+
+
+class Ledger(Listener):
+    """What the listeners were told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.outcomes: Counter[Outcome] = Counter()
+        self.why: list[str] = []
+        self.details: list[str] = []
+        self.tokens_of: Counter[int] = Counter()
+
+    def arrived(self, request: Request) -> None:
+        self.events.append(("arrived", request.id))
+
+    def first_token(self, request: Request, now_s: float) -> None:
+        self.events.append(("first_token", request.id))
+
+    def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
+        self.tokens_of[request.id] += new_tokens
+
+    def returned(self, request: Request, why: str, now_s: float) -> None:
+        self.why.append(why)
+
+    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+        self.events.append(("ended", request.id))
+        self.outcomes[outcome] += 1
+        self.details.append(detail)
+
+
+class Outlet:
+    """A client's connection: what it takes comes behind what was read."""
+
+    def __init__(self, parts: list[bytes], takes: Callable[[], bool] = lambda: True) -> None:
+        self.parts, self.takes, self.passed = parts, takes, 0
+
+    def pass_on(self, piece: bytes) -> None:
+        self.parts.append(piece)
+        self.passed += 1
+
+
+@dataclass
+class World:
+    relay: Relay
+    hub: Hub
+    fleet: FixedFleet
+    ledger: Ledger
+    engines: list[Scripted]
+    scheduler: Scheduler
+    extra: dict[str, Any] = field(default_factory=dict)
+    takes: Callable[[], bool] | None = None
+    """Whether a client's connection takes a piece at once; None: all are read."""
+    passed: int = 0
+
+    async def ask(
+        self, body: dict[str, Any], *, api: str = "completions", patience_s: float = math.inf, **facts: Any
+    ) -> Reply:
+        now_s = self.hub.clock()
+        facts["deadline_s"] = now_s + patience_s
+        answer = await self.relay.exchange(asked(body, api=api, now_s=now_s, **facts))
+        parts: list[bytes] = []
+        outlet = None if self.takes is None else Outlet(parts, self.takes)
+        async for part in answer:
+            parts.append(part)
+            if outlet is not None and len(parts) == 1:
+                answer.pass_to(outlet)
+        await answer.aclose()
+        self.passed += outlet.passed if outlet is not None else 0
+        return Reply(answer.status, dict(answer.headers), b"".join(parts), parts)
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+    parts: list[bytes]
+
+    @property
+    def events(self) -> list[Any]:
+        found = [one[6:] for one in self.body.decode().split("\n\n") if one.startswith("data: ")]
+        return [one if one == "[DONE]" else json.loads(one) for one in found]
+
+    @property
+    def text(self) -> str:
+        out = ""
+        for event in self.events:
+            for choice in event["choices"] if event != "[DONE]" and "choices" in event else ():
+                out += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        return out
+
+    @property
+    def finishes(self) -> list[str]:
+        chunks = [one for one in self.events if one != "[DONE]" and one.get("choices")]
+        return [one["choices"][0]["finish_reason"] for one in chunks if one["choices"][0]["finish_reason"]]
+
+    @property
+    def usages(self) -> list[dict[str, int]]:
+        return [one["usage"] for one in self.events if one != "[DONE]" and one.get("usage")]
+
+
+def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **facts: Any) -> Asked:
+    prompt = body.get("prompt")
+    text = (
+        prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in body.get("messages", ()))
+    )
+    given: dict[str, Any] = {"tenant": 0, "deadline_s": math.inf} | facts
+    return Asked(
+        api=api,
+        body=json.dumps(body).encode(),
+        model=body["model"],
+        stream=bool(body.get("stream")),
+        text=text,
+        prompt_tokens=len(text),
+        max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
+        n=body.get("n", 1),
+        key=None,
+        priority=0,
+        session="",
+        arrival_s=now_s,
+        request_id="r",
+        headers=[],
+        **given,
+    )
+
+
+@asynccontextmanager
+async def world(
+    engines: list[Scripted],
+    *,
+    abilities: Abilities = IDS,
+    cap: int | None = 4,
+    order: Order | None = None,
+    care: Care | None = None,
+    admission: Admission | None = None,
+    takes: Callable[[], bool] | None = None,
+) -> AsyncIterator[World]:
+    config = GatewayConfig(
+        engines=(Engine("http://x"),),
+        order=order or Order(mode="isrtf", window_tokens=10),
+        care=care or Care(),
+        admission=admission or Admission(),
+    )
+    for engine in engines:
+        await engine.__aenter__()
+    workers = [
+        FixedWorker(f"w{k}", engine.url, abilities, open_session(Engine(engine.url), config.care))
+        for k, engine in enumerate(engines)
+    ]
+    fleet, ledger = FixedFleet(workers, cap), Ledger()
+    scheduler = Scheduler(config.order, config.admission, Dispatch())
+    hub = Hub(scheduler, listeners=[ledger])
+    hub.fleet_changed(fleet.states())
+    relay = Relay(hub, fleet, Told(), config)
+    try:
+        yield World(relay, hub, fleet, ledger, engines, scheduler, takes=takes)
+    finally:
+        hub.close()
+        await relay.aclose()
+        for worker in workers:
+            await worker.session.close()
+        for engine in engines:
+            await engine.kill()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs it on a loop that must have nothing left at its end."""
+
+    async def watched() -> None:
+        async with asyncio.timeout(60):
+            await work()
+        await asyncio.sleep(0)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, left
+
+    asyncio.run(watched())
+
+
+async def until(true: Callable[[], bool], most_s: float = 5.0) -> None:
+    """Waits until something holds."""
+    async with asyncio.timeout(most_s):
+        while not true():  # noqa: ASYNC110 - the engines are not ours to ask for events
+            await asyncio.sleep(0.005)
+
+
+def idle(world: World) -> bool:
+    """Whether nothing is left anywhere: no request in, no slot in use, the engines run none."""
+    now = world.hub.statistics()
+    return (
+        world.hub.held == 0
+        and now.waiting == 0
+        and now.running == 0
+        and not any(engine.running for engine in world.engines)
+    )

@@ -1,0 +1,57 @@
+"""An answer that comes at once tells no first token: nobody learns from it how soon an engine speaks."""
+
+from __future__ import annotations
+
+import pytest
+from relay_world import BARE, IDS, run, world
+from scripted_engine import Scripted
+
+from lengthwise.gateway.core.entry import PREFILL_WEIGHT
+from lengthwise.gateway.fleet.latency import FirstTokens
+
+BODY = {"model": "m", "prompt": "one two", "max_tokens": 60}
+WHOLE, STREAM = BODY | {"presence_penalty": 0.5}, BODY | {"stream": True}
+UNLEARNED = 200 * PREFILL_WEIGHT / 4
+
+
+@pytest.mark.parametrize("abilities", [BARE, IDS])
+def test_of_mixed_traffic_only_streams_teach_what_a_start_takes(abilities):
+    """Nine starts are enough to learn of: there are two, and twelve answers that come whole."""
+
+    async def work() -> None:
+        async with world([Scripted()], abilities=abilities) as w:
+            (worker,) = w.scheduler._crew
+            for _ in range(2):
+                for _ in range(6):
+                    assert (await w.ask(WHOLE)).status == 200
+                await w.ask(STREAM)
+            assert worker.price.recompute_steps(200, 4) == UNLEARNED
+            for _ in range(8):
+                await w.ask(STREAM)
+            assert worker.price.recompute_steps(200, 4) != UNLEARNED
+
+    run(work)
+
+
+def test_engines_are_compared_and_times_to_first_tokens_told_by_streams_alone():
+    async def work() -> None:
+        compared: list[str] = []
+        async with world([Scripted()], abilities=BARE) as w:
+            w.hub.listeners.add(FirstTokens(lambda name, seconds: compared.append(name)))
+            for body in (WHOLE, STREAM, WHOLE, STREAM, WHOLE):
+                await w.ask(body)
+            told = [number for what, number in w.ledger.events if what == "first_token"]
+            assert told == [2, 4]
+            assert compared == ["w0", "w0"]
+            assert [w.ledger.tokens_of[number] for number in (1, 3, 5)] == [60] * 3
+
+    run(work)
+
+
+def test_who_is_not_streamed_but_fetched_as_a_stream_does_have_a_first_token():
+    async def work() -> None:
+        async with world([Scripted()], abilities=IDS) as w:
+            await w.ask(BODY)
+            assert ("first_token", 1) in w.ledger.events
+
+    run(work)

@@ -1,0 +1,183 @@
+"""Answers that have to be held are bounded, and each leg of a request is named for itself."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession, web
+from relay_world import IDS, FixedWorker, asked, run, world
+from scripted_engine import Fault as ScriptedFault
+from scripted_engine import Scripted
+
+from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.fleet import Fleet
+from lengthwise.gateway.relay import open_session
+from lengthwise.gateway.relay._assembled import Assembled
+from lengthwise.gateway.relay._dress import Wants
+from lengthwise.gateway.relay._level import kept_tokens
+from lengthwise.gateway.relay._tracked import Tracked
+from lengthwise.gateway.running import Gateway
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
+
+CARE = Care(health_every_s=0.3, answer_bytes=200_000)
+HELD = {"model": "toy", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
+
+
+class Noting(Fleet):
+    """A fleet that notes of what its engines were blamed for."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.blamed = []
+
+    def failed(self, name, why):
+        self.blamed.append(why)
+        super().failed(name, why)
+
+
+@asynccontextmanager
+async def before(engine, mode):
+    config = GatewayConfig(
+        engines=(Engine(engine.url),),
+        order=Order(mode, window_tokens=10),
+        forecasting=Forecasting(predictor="none"),
+        care=CARE,
+        listen=Listen(port=0, admin_port=None),
+    )
+    async with (
+        Gateway(config, make_fleet=Noting) as gateway,
+        ClientSession(f"http://127.0.0.1:{gateway.port}") as client,
+    ):
+        await gateway.fleet.settled(10)
+
+        async def ask(**fields):
+            async with client.post("/v1/completions", json=HELD | fields) as answer:
+                return answer.status, await answer.json()
+
+        yield gateway, ask
+
+
+@pytest.mark.parametrize("mode", ["fcfs", "isrtf"])
+def test_an_answer_beyond_the_bound_is_the_fault_of_the_engine_and_the_next_one_is_served(mode):
+    """With ``isrtf`` the answer is fetched as a stream and put together here; with ``fcfs`` it comes whole."""
+
+    async def work():
+        async with EngineServer(EngineSpec(speed=50.0)) as engine, before(engine, mode) as (gateway, ask):
+            assert (await ask())[0] == 200
+            engine.faults.coming = [Fault("giant", after_tokens=5, size=300_000)]
+            status, told = await ask()
+            assert (status, told["error"]["code"]) == (502, "answer_too_long")
+            assert "200000 bytes" in told["error"]["message"]
+            assert len(engine.log.entries) - 1 == 2, "nobody else is asked for the same (one was the probe)"
+            assert gateway.fleet.blamed == ["answer too long"]
+            engine.faults.coming = [Fault("giant", after_tokens=5, size=100_000)]
+            status, told = await ask()
+            assert status == 200
+            assert len(told["choices"][0]["text"]) > 100_000
+            await engine.idle()
+
+    run(work)
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": 1}])
+def test_who_asks_for_much_can_take_no_engine_down_by_it(fields):
+    async def work():
+        async with EngineServer(EngineSpec(speed=50.0)) as engine, before(engine, "fcfs") as (gateway, ask):
+            engine.faults.always = Fault("giant", size=300_000)
+            assert [(await ask(**fields))[0] for _ in range(4)] == [502] * 4
+            assert gateway.fleet.blamed == []
+
+    run(work)
+
+
+def event(text, ids):
+    choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": None}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("one", [event("x" * 1000, [1]), event("", [1] * 30), event("a", [1])])
+def test_what_is_put_together_of_a_stream_that_never_ends_is_bounded(one):
+    state = Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=False), 50_000)
+    fed = 0
+    while state.trouble is None:
+        assert state.feed(one) == b""
+        fed += 1
+        assert fed * 10 < 50_000
+    assert (state.trouble.code, state.trouble.engine) == ("answer_too_long", True)
+
+
+def test_no_engine_meets_one_request_id_twice_and_the_client_keeps_its_own():
+    async def work():
+        dies = ScriptedFault("die", 5)
+        async with world([Scripted(plan=[dies, None]), Scripted(plan=[dies, None])]) as w:
+            mine = replace_headers(asked({"model": "m", "prompt": "go", "max_tokens": 30, "stream": True}))
+            answer = await w.relay.exchange(mine)
+            got = b"".join([part async for part in answer])
+            await answer.aclose()
+            assert got.endswith(b"data: [DONE]\n\n")
+            seen = [one.headers["x-request-id"] for engine in w.engines for one in engine.seen]
+            assert sorted(seen) == ["mine", "mine-2", "mine-3"]
+            assert {one.headers["traceparent"] for engine in w.engines for one in engine.seen} == {"00-1"}
+            assert mine.headers[0] == ("X-Request-Id", "mine")
+
+    run(work)
+
+
+def replace_headers(one):
+    one.headers = [("X-Request-Id", "mine"), ("traceparent", "00-1")]
+    return one
+
+
+@asynccontextmanager
+async def telling(answer):
+    """An engine that answers any POST so."""
+    app = web.Application()
+    app.router.add_post("/{any:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def kept_by(url):
+    """Tokens kept of a chunk with two, where the engine at an address alone knows of the last one's text."""
+    session = open_session(Engine(url), Care())
+    state = Tracked(Wants("completions", stream=True, usage=False, usage_each=False, ids=True))
+    state.feed(event("ab", [5, 6]))
+    try:
+        return await kept_tokens(state, FixedWorker("w", url, IDS, session), "m")
+    finally:
+        await session.close()
+
+
+def test_a_text_of_tokens_is_not_followed_elsewhere_nor_read_without_end():
+    hits = []
+
+    async def half(request):
+        hits.append(request.path)
+        return web.json_response({"prompt": "\ufffd" if len(hits) == 1 else "a"})
+
+    async def endless(_):
+        return web.json_response({"prompt": "\ufffd", "more": "x" * 70_000})
+
+    async def work():
+        async with telling(half) as url:
+            assert await kept_by(url) == 1
+            assert hits == ["/detokenize"] * 2
+            hits.clear()
+
+            async def elsewhere(_):
+                raise web.HTTPTemporaryRedirect(f"{url}/detokenize")
+
+            async with telling(elsewhere) as other:
+                assert await kept_by(other) == 2, "without an answer it is believed"
+            assert not hits
+        async with telling(endless) as url:
+            assert await kept_by(url) == 2
+
+    run(work)

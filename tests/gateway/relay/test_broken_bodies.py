@@ -1,0 +1,48 @@
+"""An engine that says 200 and then fails in the body, again and again, is left alone."""
+
+import asyncio
+
+from aiohttp import ClientSession, ClientTimeout
+
+from lengthwise.gateway.clock import monotonic
+from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.running import Gateway
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan
+
+AT_ONCE, MOST_ROUNDS = 2, 50
+"""One for each engine, so that what begins there is over before the next begins."""
+
+
+async def troubles() -> dict[str, str]:
+    """Why engines get no requests, as soon as one gets none."""
+    broken = FaultPlan(always=Fault("close", after_tokens=2))
+    async with EngineServer(EngineSpec(), faults=broken) as one, EngineServer(EngineSpec()) as other:
+        config = GatewayConfig(
+            engines=(
+                Engine(one.url, name="broken", probe=False),
+                Engine(other.url, name="other", probe=False),
+            ),
+            order=Order("fcfs"),
+            care=Care(failures=3, open_s=60.0),
+            forecasting=Forecasting(predictor="none"),
+            listen=Listen(port=0, admin_port=None),
+        )
+        async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:
+            await gateway.fleet.settled(10)
+            url = f"http://127.0.0.1:{gateway.port}/v1/completions"
+            body = {"model": "toy", "prompt": "hi", "max_tokens": 6, "stream": True}
+
+            async def ask() -> None:
+                async with client.post(url, json=body) as answer:
+                    await answer.read()
+
+            for _ in range(MOST_ROUNDS):
+                await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
+                told = {name: gateway.fleet.worker(name).trouble(monotonic()) for name in ("broken", "other")}
+                if any(told.values()):
+                    break
+            return told
+
+
+def test_its_circuit_opens_though_each_answer_began():
+    assert asyncio.run(troubles()) == {"broken": "circuit open", "other": ""}

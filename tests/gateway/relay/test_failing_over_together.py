@@ -1,0 +1,139 @@
+"""An engine dies with all that it has: every stream goes on elsewhere, and what may kill engines has to be paid for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+from relay_world import idle, run, until, world
+from scripted_engine import Fault, Scripted, answer, encode
+
+from lengthwise.gateway.config import Care
+from lengthwise.gateway.decisions import WorkerState
+from lengthwise.gateway.relay._budget import CALLERS, OF_ONE, Budget
+from lengthwise.gateway.relay._trouble import STALLED, Trouble
+from lengthwise.gateway.request import Outcome
+
+BODY = {"model": "m", "prompt": "p 40", "max_tokens": 40, "stream": True, "temperature": 0}
+STREAMS = 64
+
+
+def states(*names: str) -> list[WorkerState]:
+    return [WorkerState(name, ("m",), in_flight=STREAMS) for name in names]
+
+
+def text_of(reply) -> str:
+    return reply.text if reply.parts[1:] else json.loads(reply.body)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_all_that_a_dead_engine_had_ends_whole_elsewhere(stream):
+    async def work() -> None:
+        dying, other = engines = [Scripted(step_s=0.02), Scripted()]
+        async with world(engines, cap=STREAMS) as w:
+            w.hub.fleet_changed(states("w0"))
+            tasks = [asyncio.ensure_future(w.ask({**BODY, "stream": stream})) for _ in range(STREAMS)]
+            await until(lambda: len([one for one in dying.seen if one.sent > 3]) == STREAMS)
+            w.hub.fleet_changed(states("w0", "w1"))
+            await dying.kill()
+            replies = await asyncio.gather(*tasks)
+            assert {text_of(reply) for reply in replies} == {answer(encode("p 40"), 40)[1]}
+            assert not stream or {reply.events[-1] for reply in replies} == {"[DONE]"}
+            assert len(other.seen) == STREAMS
+            assert w.ledger.outcomes == {Outcome.FINISHED: STREAMS}
+            assert w.relay.budget.spent == 0
+            await until(lambda: idle(w))
+
+    run(work)
+
+
+def spend(budget: Budget) -> None:
+    """Leaves nothing to anybody."""
+    for caller in ("a", "b"):
+        while budget.take(caller):
+            pass
+
+
+@pytest.mark.parametrize(("spent", "engines_lost"), [(False, 3), (True, 2)])
+def test_what_broke_one_engine_has_to_be_paid_for_and_breaks_three_at_most(spent, engines_lost):
+    async def work() -> None:
+        engines = [Scripted([Fault("die", 12)] * 9) for _ in range(6)]
+        async with world(engines) as w:
+            if spent:
+                spend(w.relay.budget)
+            reply = await w.ask(BODY)
+            assert reply.events[-1]["error"]["code"] == "engine_failed"
+            assert sum(len(engine.seen) for engine in engines) == engines_lost
+
+    run(work)
+
+
+def test_only_the_first_engine_that_breaks_off_is_left_for_free():
+    budget = Budget(0.2)
+    spend(budget)
+
+    def free(trouble: Trouble, *, failures: int = 1, spoke: bool = True) -> bool:
+        return budget.again(trouble, "c", failures=failures, spoke=spoke)
+
+    for why in ("no connection", "closed early", STALLED):
+        assert free(Trouble(why))
+        assert not free(Trouble(why), failures=2)
+        assert not free(Trouble(why, engine=False)), "it is the gateway's own"
+    assert not free(Trouble(STALLED), spoke=False), "it may be overloaded"
+    assert not free(Trouble("http 500", status=500))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 1.0])
+def test_one_caller_leaves_half_of_it_to_the_others(share):
+    draws = random.Random(7)
+    for steps in (0, 3, 30, 300, 3000):
+        budget = Budget(share)
+        for _ in range(steps):
+            if draws.random() < 0.3:
+                budget.request("a")
+            else:
+                budget.take("a")
+        assert budget.spent <= OF_ONE + share * steps
+        assert [budget.take("b") for _ in range(5)] == [True] * 5
+
+
+def test_who_spent_gets_its_share_back_with_its_own_requests():
+    budget = Budget(0.5)
+    while budget.take("a"):
+        pass
+    for _ in range(2):
+        budget.request("b")
+    assert not budget.take("a")
+    for _ in range(2):
+        budget.request("a")
+    assert budget.take("a")
+    assert not budget.take("a")
+
+
+def test_of_callers_without_number_few_are_remembered():
+    budget = Budget(1.0)
+    for caller in range(3 * CALLERS):
+        budget.request(caller)
+        assert budget.take(caller)
+    assert len(budget._spenders) == CALLERS
+    for caller in range(3 * CALLERS):
+        budget.request(caller)
+    assert not budget._spenders, "who has all of it back is forgotten"
+
+
+def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_others():
+    async def work() -> None:
+        engines = [Scripted([Fault("500")] * 500) for _ in range(2)]
+        async with world(engines, care=Care(retry_share=0.1)) as w:
+            failed = [await w.ask(BODY, tenant=7) for _ in range(40)]
+            assert {reply.status for reply in failed} == {502}
+            assert w.relay.budget.spent <= OF_ONE + 0.1 * 40
+            engines[0].plan, engines[1].plan = [Fault("500")], []
+            replies = [await w.ask(BODY, tenant=8) for _ in range(2)]
+            assert [reply.status for reply in replies] == [200, 200]
+            assert engines[0].plan == [], "one of them was sent to another engine"
+            assert w.ledger.outcomes == {Outcome.FAILED: 40, Outcome.FINISHED: 2}
+
+    run(work)

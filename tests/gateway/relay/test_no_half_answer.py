@@ -1,0 +1,109 @@
+"""A stream that cannot go on says so, whichever way it ends: never a half answer that looks whole."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from relay_world import BARE, asked, idle, run, until, world
+from scripted_engine import Fault, Scripted, answer, encode
+from test_relay_cut import EAGER, LONG, short
+
+from lengthwise.gateway.config import Admission, Care
+from lengthwise.gateway.decisions import WorkerState
+from lengthwise.gateway.request import Outcome
+
+BODY = {"model": "m", "prompt": "p 60", "max_tokens": 60, "stream": True, "temperature": 0}
+TAKES = [None, lambda: True]
+
+
+def is_half_and_says_so(reply, code: str) -> None:
+    """A part of the answer, and then that it ends here."""
+    assert reply.status == 200
+    assert answer(encode("p 60"), 60)[1].startswith(reply.text)
+    assert reply.text
+    assert reply.finishes == []
+    assert reply.events[-1]["error"]["code"] == code
+
+
+@pytest.mark.parametrize("takes", TAKES)
+def test_the_last_engine_dies_and_none_comes(takes):
+    async def work() -> None:
+        engine = Scripted([Fault("die", 23)], step_s=0.002)
+        async with world([engine], admission=Admission(no_engine_s=0.1), takes=takes) as w:
+            task = asyncio.ensure_future(w.ask(BODY))
+            await until(lambda: w.ledger.tokens_of[1] > 5)
+            w.hub.fleet_changed([WorkerState("w0", ("m",), up=False)])
+            is_half_and_says_so(await task, "no_engine")
+            assert w.ledger.outcomes == {Outcome.EXPIRED: 1}
+            await until(lambda: idle(w))
+
+    run(work)
+
+
+@pytest.mark.parametrize("takes", TAKES)
+def test_the_gateway_ends_while_a_cut_stream_waits(takes):
+    async def work() -> None:
+        async with world([Scripted(step_s=0.004)], cap=1, order=EAGER, takes=takes) as w:
+            long = asyncio.ensure_future(w.ask(LONG))
+            await until(lambda: w.ledger.tokens_of[1] > 12)
+            other = asyncio.ensure_future(w.ask({**short(1), "max_tokens": 40}))
+            await until(lambda: w.ledger.why == ["cut"])
+            w.hub.close()
+            reply = await long
+            assert reply.events[-1]["error"]["code"] == "draining"
+            assert answer(encode(LONG["prompt"]), 300)[1].startswith(reply.text)
+            assert reply.finishes == []
+            assert (await other).events[-1] == "[DONE]", "who has its engine still may end"
+            assert w.ledger.outcomes == {Outcome.FAILED: 2}
+
+    run(work)
+
+
+@pytest.mark.parametrize("takes", TAKES)
+def test_its_engine_dies_once_the_gateway_has_ended(takes):
+    async def work() -> None:
+        engines = [Scripted([Fault("die", 23)], step_s=0.002) for _ in range(2)]
+        async with world(engines, takes=takes) as w:
+            task = asyncio.ensure_future(w.ask(BODY))
+            await until(lambda: w.ledger.tokens_of[1] > 5)
+            w.hub.close()
+            is_half_and_says_so(await task, "stopped")
+
+    run(work)
+
+
+@pytest.mark.parametrize("abilities", [None, BARE])
+def test_who_read_too_slowly_and_reads_on_is_told(abilities):
+    async def work() -> None:
+        more = {} if abilities is None else {"abilities": abilities}
+        async with world([Scripted(step_s=0.002)], care=Care(stall_s=0.2), **more) as w:
+            told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
+            parts = [await anext(told)]
+            await until(lambda: w.engines[0].seen[0].how == "aborted")
+            parts += [part async for part in told]
+            assert w.ledger.outcomes == {Outcome.CLIENT_GONE: 1}
+            await told.aclose()
+            assert b'"code":"slow_reader"' in parts[-1]
+            assert b"[DONE]" not in b"".join(parts)
+            await until(lambda: idle(w))
+
+    run(work)
+
+
+def test_who_has_left_is_told_nothing_more():
+    async def work() -> None:
+        async with world([Scripted(step_s=0.002)]) as w:
+            told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
+            await anext(told)
+            rest = asyncio.ensure_future(_all(told))
+            await asyncio.sleep(0.02)
+            await told.aclose()
+            assert b"error" not in b"".join(await rest)
+            await until(lambda: idle(w))
+
+    run(work)
+
+
+async def _all(told) -> list[bytes]:
+    return [part async for part in told]

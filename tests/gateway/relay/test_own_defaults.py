@@ -1,0 +1,105 @@
+"""What a request leaves out an engine may fill in: who leaves open what a cut would change is then not cut."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from relay_world import IDS, FixedWorker, asked, run, until, world
+from scripted_engine import Fault, Scripted, answer, encode
+from test_relay_cut import EAGER, LONG, cut_often
+
+from lengthwise.gateway.notices import engine_notices
+from lengthwise.gateway.relay._plan import plan
+from lengthwise.gateway.relay._resumable import left_open
+
+UNKNOWN = replace(IDS, own_defaults=None)
+STATED = {"presence_penalty": 0, "frequency_penalty": 0}
+
+
+def planned(fields, *, api="completions"):
+    body = {"model": "m", "prompt": "p", "stream": True, **fields}
+    return plan(asked(body, api=api), resumes=True, window_tokens=10, cuts=True)
+
+
+def at(able, kind="vllm"):
+    return FixedWorker("w", "http://w", able, None, kind)
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({}, {"presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens"}),
+        ({**STATED, "max_tokens": 5}, {"repetition_penalty"}),
+        ({**STATED, "max_completion_tokens": 5, "repetition_penalty": 1.0}, set()),
+        ({**STATED, "presence_penalty": None, "max_tokens": 5}, {"presence_penalty", "repetition_penalty"}),
+    ],
+)
+def test_what_a_request_leaves_open(fields, left):
+    assert left_open(fields) == left
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "cut"),
+    [
+        ({"max_tokens": 5}, "vllm", False),
+        ({**STATED}, "vllm", False),
+        (
+            {**STATED, "max_tokens": 5},
+            "vllm",
+            True,
+        ),  # it counts a repetition of the prompt as one of the output
+        ({**STATED, "max_tokens": 5}, "openai", False),
+        ({**STATED, "max_tokens": 5, "repetition_penalty": 1.0}, "openai", True),
+    ],
+)
+def test_where_defaults_are_unknown_only_who_leaves_none_open_is_cut(fields, kind, cut):
+    what = planned(fields)
+    assert what.cut_at(at(UNKNOWN, kind)) is cut
+    assert what.goes_on_at(at(UNKNOWN, kind)), "it may still fail over"
+    assert what.cut_at(at(IDS, kind)), "the engine has none"
+
+
+def test_who_is_not_streamed_is_read_as_a_stream_only_where_it_may_be_cut():
+    what = planned({"stream": False, "max_tokens": 500})
+    assert not what.tracked_at(at(UNKNOWN))
+    assert what.tracked_at(at(IDS))
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_through_the_relay_it_is_cut_or_left_alone(stated):
+    async def work() -> None:
+        engine = Scripted(step_s=0.001)
+        async with world([engine], cap=1, order=EAGER, abilities=UNKNOWN) as w:
+            reply = await cut_often(w, LONG | STATED if stated else LONG)
+            assert reply.text == answer(encode("long 300"), 300)[1]
+            assert (w.ledger.why.count("cut") >= 3) is stated
+            assert w.scheduler.statistics(0.0).cuts == w.ledger.why.count("cut")
+
+    run(work)
+
+
+def test_a_stream_fails_over_all_the_same():
+    async def work() -> None:
+        dies, other = Scripted(plan=[Fault("die", 20)], step_s=0.001), Scripted(step_s=0.001)
+        async with world([dies, other], order=EAGER, abilities=UNKNOWN) as w:
+            reply = await asyncio.create_task(w.ask(LONG))
+            assert reply.text == answer(encode("long 300"), 300)[1]
+            assert w.ledger.why == ["failed_over"]
+            await until(lambda: not other.running)
+
+    run(work)
+
+
+def test_who_may_cut_little_is_told_why_and_what_to_do():
+    def minded(mode, **able):
+        worker = SimpleNamespace(name="e", kind="openai", asked=True, abilities=replace(UNKNOWN, **able))
+        return asyncio.run(engine_notices([worker], mode))
+
+    (text,) = minded("isrtf")
+    assert 'generation_defaults = "none"' in text
+    assert not minded("srtf")
+    assert not minded("isrtf", own_defaults=False)
+    assert not minded("isrtf", ids_each=False), "nothing is cut there anyway"

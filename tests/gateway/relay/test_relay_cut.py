@@ -1,0 +1,197 @@
+"""A cut cannot be told from the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from relay_world import World, idle, run, until, world
+from scripted_engine import Fault, Scripted, answer, encode
+
+from lengthwise.gateway.config import Order
+from lengthwise.gateway.hub import CUT
+from lengthwise.gateway.request import Outcome
+
+LONG = {"model": "m", "prompt": "long 300", "max_tokens": 300, "stream": True, "temperature": 0}
+EAGER = Order(
+    mode="isrtf", window_tokens=10, takeover="worth(factor=1)", cuts_per_s=1000.0, max_preemptions=50
+)
+
+
+def short(k: int) -> dict:
+    return {"model": "m", "prompt": f"short {k} 5", "max_tokens": 5, "stream": True}
+
+
+async def cut_often(w: World, body: dict, api: str = "completions", shorts: int = 4):
+    """The long request's answer while short ones come and take its place."""
+    long = asyncio.ensure_future(w.ask(body, api=api))
+    for k in range(shorts):
+        before = w.ledger.tokens_of[1]
+        await until(lambda before=before: w.ledger.tokens_of[1] > before + 12 or long.done())
+        await w.ask(short(k))
+    return await long
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3])
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):
+    body = dict(LONG)
+    if api == "chat":
+        del body["prompt"]
+        body["messages"] = [{"role": "user", "content": "long 300"}]
+    body["stream_options"] = {"include_usage": True}
+
+    async def work() -> None:
+        engine = Scripted(step_s=0.001, per_chunk=per_chunk)
+        async with world([engine], cap=1, order=EAGER) as w:
+            reply = await cut_often(w, body, api)
+            prompt = engine._prompt(body)
+            _, text = answer(prompt, 300)
+            assert w.ledger.why.count("cut") >= 3
+            assert reply.text == text
+            assert reply.finishes == ["length"]
+            assert reply.usages == [
+                {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + 300, "completion_tokens": 300}
+            ]
+            assert reply.events[-1] == "[DONE]"
+            chunks = reply.events[:-1]
+            assert len({(one["id"], one["created"], one["model"]) for one in chunks}) == 1
+            assert all(one["choices"][0].get("token_ids") is None for one in chunks if one["choices"])
+            if api == "chat":
+                assert [one["choices"][0]["delta"].get("role") for one in chunks if one["choices"]].count(
+                    "assistant"
+                ) == 1
+            assert w.ledger.tokens_of[1] == 300
+            assert w.ledger.outcomes == {Outcome.FINISHED: 5}
+            await until(lambda: idle(w))
+            assert sum(one.how == "aborted" for one in engine.seen) == w.ledger.why.count("cut")
+
+    run(work)
+
+
+def test_each_token_is_made_once_except_those_held_back_at_a_cut():
+    async def work() -> None:
+        engine = Scripted(step_s=0.001)
+        async with world([engine], cap=1, order=EAGER) as w:
+            reply = await cut_often(w, {**LONG, "return_token_ids": True})
+            ids = [one for event in reply.events[:-1] for one in event["choices"][0]["token_ids"]]
+            again = [one.body["prompt"] for one in engine.seen if isinstance(one.body["prompt"], list)]
+            assert again
+            whole = encode("long 300") + answer(encode("long 300"), 300)[0]
+            for prompt in again:
+                assert prompt == whole[: len(prompt)]
+            assert ids == whole[len(encode("long 300")) :]
+
+    run(work)
+
+
+def test_what_is_sent_after_a_cut_asks_for_the_rest_only():
+    body = {**LONG, "min_tokens": 200, "top_k": 5, "stop_token_ids": [1], "user": "u", "stop": None}
+
+    async def work() -> None:
+        engine = Scripted(step_s=0.001)
+        async with world([engine], cap=1, order=EAGER) as w:
+            await cut_often(w, body, shorts=1)
+            sent = next(one.body for one in engine.seen if isinstance(one.body["prompt"], list))
+            done = len(sent["prompt"]) - len(encode("long 300"))
+            assert sent["max_tokens"] == 300 - done
+            assert sent["min_tokens"] == 200 - done
+            assert {key: sent[key] for key in ("temperature", "top_k", "stop_token_ids", "user", "model")} == {
+                "temperature": 0, "top_k": 5, "stop_token_ids": [1], "user": "u", "model": "m",
+            }  # fmt: skip
+            assert "stop" not in sent
+
+    run(work)
+
+
+def test_an_output_that_has_ended_does_not_go_on_when_it_is_cut_before_its_stream_ends():
+    async def work() -> None:
+        engine = Scripted(plan=[Fault("stall", 30)])
+        async with world([engine], cap=1, order=EAGER) as w:
+            ended = asyncio.ensure_future(w.ask({**LONG, "max_tokens": 30}))
+            await until(lambda: w.ledger.tokens_of[1] == 30)
+            (turn,) = w.hub._turns.values()
+            turn.interrupt(CUT)  # the engine has told the end, and keeps the stream open
+            reply = await ended
+            assert reply.finishes == ["length"]
+            assert reply.text == answer(encode("long 300"), 30)[1]
+            assert reply.events[-1] == "[DONE]"
+            assert w.ledger.why.count("cut") == 0
+            assert len(engine.seen) == 1
+
+    run(work)
+
+
+def test_what_a_cut_could_change_is_never_cut():
+    async def work() -> None:
+        engine = Scripted(step_s=0.001)
+        async with world([engine], cap=1, order=EAGER) as w:
+            reply = await cut_often(w, {**LONG, "presence_penalty": 0.5})
+            assert "cut" not in w.ledger.why
+            assert reply.text == answer(encode("long 300"), 300)[1]
+            assert "return_token_ids" not in engine.seen[0].body
+
+    run(work)
+
+
+def test_a_whole_answer_is_cut_as_well():
+    async def work() -> None:
+        engine = Scripted(step_s=0.001)
+        async with world([engine], cap=1, order=EAGER) as w:
+            reply = await cut_often(w, {**LONG, "stream": False})
+            told = json.loads(reply.body)
+            assert w.ledger.why.count("cut") >= 3
+            assert told["choices"][0]["text"] == answer(encode("long 300"), 300)[1]
+            assert told["usage"]["completion_tokens"] == 300
+            assert told["object"] == "text_completion"
+
+    run(work)
+
+
+def test_an_engine_that_tells_no_ids_after_all_is_left_alone():
+    async def work() -> None:
+        engine = Scripted(step_s=0.001, ids_told=False)
+        async with world([engine], cap=1, order=EAGER) as w:
+            reply = await cut_often(w, LONG)
+            assert reply.text == answer(encode("long 300"), 300)[1]
+            assert engine.seen[0].how == "finished"
+
+    run(work)
+
+
+def test_a_leg_that_turns_out_to_be_uncuttable_holds_up_no_other_cut():
+    """Two long ones run, each worth a cut; the longer one's engine tells no ids, so that the other one is cut."""
+
+    async def work() -> None:
+        mute, able = Scripted(step_s=0.002, ids_told=False), Scripted(step_s=0.002)
+        async with world([mute, able], cap=1, order=EAGER) as w:
+            long = [asyncio.ensure_future(w.ask({**LONG, "prompt": f"long {k}00"})) for k in (9, 4)]
+            await until(lambda: len(w.ledger.tokens_of) == 2)
+            for k in range(3):
+                await w.ask(short(k))
+            replies = await asyncio.gather(*long)
+            assert [one.text for one in replies] == [answer(encode(f"long {k}00"), 300)[1] for k in (9, 4)]
+            assert w.ledger.why.count("cut") >= 1
+            assert all(one.how == "finished" for one in mute.seen)
+            assert w.scheduler.statistics(0.0).cuts == w.ledger.why.count("cut")
+
+    run(work)
+
+
+def test_a_request_that_could_not_be_cut_at_one_engine_is_cut_at_the_next():
+    async def work() -> None:
+        mute, able = Scripted(step_s=0.002, ids_told=False), Scripted(step_s=0.002)
+        body = {**LONG, "stream": False, "prompt": "long 900"}
+        async with world([mute, able], cap=1, order=EAGER) as w:
+            long = asyncio.ensure_future(w.ask(body))
+            await until(lambda: len(w.ledger.tokens_of) == 1)
+            assert mute.running == 1
+            await mute.kill()
+            for k in range(3):
+                await w.ask(short(k))
+            told = json.loads((await long).body)
+            assert told["choices"][0]["text"] == answer(encode("long 900"), 300)[1]
+            assert w.ledger.why.count("cut") >= 1
+
+    run(work)

@@ -1,0 +1,73 @@
+"""Once a stream has begun, nothing is kept of its request that only sending it anew would need."""
+
+from __future__ import annotations
+
+import pytest
+from relay_world import BARE, IDS, asked, run, world
+from scripted_engine import Fault, Scripted, answer, encode
+
+from lengthwise.gateway.config import Care
+
+LONG = "x" * 20_000
+BODY = {"model": "m", "prompt": f"{LONG} 60", "max_tokens": 60, "stream": True, "temperature": 0,
+        "logit_bias": {"5": 0}, "min_tokens": 40}  # fmt: skip
+
+
+async def first_piece(w, body):
+    """What was asked, its answer, and the first piece of that."""
+    request = asked(body)
+    request.held_bytes = 3 * len(request.body)
+    told = await w.relay.exchange(request)
+    return request, told, await anext(told)
+
+
+@pytest.mark.parametrize("abilities", [IDS, BARE])
+def test_a_stream_that_has_begun_holds_no_body_fields_or_text(abilities):
+    async def work() -> None:
+        async with world([Scripted()], abilities=abilities) as w:
+            request, told, first = await first_piece(w, BODY)
+            assert (request.body, request.text, request.parsed) == (b"", "", None)
+            prompt_ids = 5 * len(LONG) if abilities is IDS else 0
+            assert request.held_bytes < prompt_ids + 2000, "token ids are what another engine goes on from"
+            rest = b"".join([part async for part in told])
+            assert (first + rest).endswith(b"data: [DONE]\n\n")
+            assert w.engines[0].seen[0].body["prompt"] == BODY["prompt"]
+
+    run(work)
+
+
+def test_what_is_left_is_enough_to_go_on_elsewhere():
+    async def work() -> None:
+        async with world([Scripted(plan=[Fault("die", 7)]), Scripted(plan=[Fault("die", 7)])]) as w:
+            reply = await w.ask(BODY)
+            assert reply.text == answer(encode(BODY["prompt"]), 60)[1]
+            again = [one.body for engine in w.engines for one in engine.seen][1]
+            assert again["prompt"][: len(BODY["prompt"])] == encode(BODY["prompt"])
+            assert (again["logit_bias"], again["min_tokens"]) == ({"5": 0}, 33)
+
+    run(work)
+
+
+def test_what_has_not_begun_is_sent_anew_as_it_came():
+    async def work() -> None:
+        engines = [Scripted(plan=[Fault("hang")]), Scripted(plan=[Fault("hang")])]
+        async with world(engines, care=Care(first_byte_s=0.2)) as w:
+            reply = await w.ask(BODY)
+            assert reply.text == answer(encode(BODY["prompt"]), 60)[1]
+
+    run(work)
+
+
+def test_poison_after_the_body_was_let_go_counts_once_for_its_caller():
+    async def work() -> None:
+        async with world([Scripted(plan=[Fault("error", 9)] * 3)], abilities=BARE) as w:
+            blamed = []
+            w.fleet.erred = lambda name, caller: blamed.append((name, caller))
+            for _ in range(3):
+                await w.ask(BODY)
+            assert {name for name, _ in blamed} == {"w0"}
+            assert len(blamed) == 3
+            assert len({caller for _, caller in blamed}) == 1, "the same request: one caller"
+            assert w.fleet.faults == []
+
+    run(work)

@@ -1,0 +1,121 @@
+"""What passes unchanged, and what each answer is counted as."""
+
+from __future__ import annotations
+
+import json
+
+from relay_world import BARE, idle, run, until, world
+from scripted_engine import Scripted, answer, encode
+
+from lengthwise.gateway.relay._assembled import Assembled
+from lengthwise.gateway.relay._dress import Wants
+from lengthwise.gateway.request import Outcome
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello 20"}], "max_tokens": 20, "stream": True}
+PLAIN = {"model": "m", "prompt": "hello 20", "max_tokens": 20, "stream": True}
+
+
+def test_a_stream_of_a_bare_engine_passes_unchanged_to_the_byte():
+    async def work() -> None:
+        async with world([Scripted(ids_told=False)], abilities=BARE) as w:
+            reply = await w.ask(PLAIN)
+            assert reply.status == 200
+            assert reply.text == answer(encode("hello 20"), 20)[1]
+            sent = w.engines[0].seen[0]
+            assert sent.raw == json.dumps(PLAIN).encode()
+            assert reply.events[-1] == "[DONE]"
+            assert w.ledger.outcomes == {Outcome.FINISHED: 1}
+            await until(lambda: idle(w))
+
+    run(work)
+
+
+def test_token_ids_that_nobody_asked_for_are_not_seen_and_all_else_is_as_without_them():
+    async def work() -> None:
+        async with world([Scripted()]) as w, world([Scripted()], abilities=BARE) as bare:
+            for body, api in ((PLAIN, "completions"), (CHAT, "chat")):
+                tracked, untouched = await w.ask(body, api=api), await bare.ask(body, api=api)
+                assert w.engines[0].seen[-1].body["return_token_ids"] is True
+                ours = tracked.body.replace(str(w.engines[0].port).encode(), b"P")
+                assert ours == untouched.body.replace(str(bare.engines[0].port).encode(), b"P")
+            assert w.ledger.tokens_of == {1: 20, 2: 20}
+
+    run(work)
+
+
+def test_token_ids_that_were_asked_for_are_all_there():
+    async def work() -> None:
+        async with world([Scripted()]) as w:
+            reply = await w.ask({**PLAIN, "return_token_ids": True})
+            ids = [one for event in reply.events[:-1] for one in event["choices"][0]["token_ids"]]
+            assert ids == answer(encode("hello 20"), 20)[0]
+
+    run(work)
+
+
+def test_a_whole_answer_passes_unchanged_where_nothing_can_be_cut():
+    async def work() -> None:
+        async with world([Scripted()], abilities=BARE) as w:
+            reply = await w.ask({**CHAT, "stream": False}, api="chat")
+            told = json.loads(reply.body)
+            assert told["choices"][0]["message"]["content"]
+            assert int(reply.headers[b"content-length"]) == len(reply.body)
+            assert w.ledger.tokens_of == {1: 20}
+            assert w.ledger.outcomes == {Outcome.FINISHED: 1}
+
+    run(work)
+
+
+def test_a_whole_answer_that_may_be_cut_is_made_of_a_stream_and_says_the_same():
+    async def work() -> None:
+        async with world([Scripted()]) as w, world([Scripted()], abilities=BARE) as bare:
+            for body, api in (
+                ({**PLAIN, "stream": False}, "completions"),
+                ({**CHAT, "stream": False}, "chat"),
+            ):
+                made = json.loads((await w.ask(body, api=api)).body)
+                told = json.loads((await bare.ask(body, api=api)).body)
+                assert w.engines[0].seen[-1].body["stream"] is True
+                assert made["usage"] == told["usage"]
+                ours, theirs = made["choices"][0], told["choices"][0]
+                assert ours["finish_reason"] == theirs["finish_reason"] == "length"
+                assert ours == theirs
+                assert {made["service_tier"], made["system_fingerprint"]} == {None}
+
+    run(work)
+
+
+def test_what_only_the_last_chunk_tells_is_in_the_whole_answer():
+    state = Assembled(Wants("chat", stream=False, usage=False, usage_each=False, ids=True), 50_000)
+    frame = {"id": "c-1", "created": 1, "model": "m"}
+    parts = [
+        ({"role": "assistant", "content": ""}, None, {"prompt_token_ids": [7]}),
+        ({"content": "yes"}, [4, 5], {}),
+        ({"content": ""}, [2], {"finish": "stop", "system_fingerprint": "vllm-0.32-tp1"}),
+    ]
+    out = b""
+    for delta, ids, more in parts:
+        choice = {"index": 0, "delta": delta, "finish_reason": more.pop("finish", None), "token_ids": ids}
+        out += state.feed(b"data: " + json.dumps({**frame, "choices": [choice], **more}).encode() + b"\n\n")
+    assert out == b""
+    made = json.loads(state.feed(b"data: [DONE]\n\n"))
+    assert made["system_fingerprint"] == "vllm-0.32-tp1"
+    (choice,) = made["choices"]
+    assert choice["message"]["content"] == "yes"
+    assert choice["message"]["refusal"] is None
+    assert choice["token_ids"] == [4, 5, 2]
+
+
+def test_an_engines_no_is_passed_on_as_it_is():
+    from scripted_engine import Fault
+
+    async def work() -> None:
+        async with world([Scripted(plan=[Fault("400")])]) as w:
+            reply = await w.ask(PLAIN)
+            assert reply.status == 400
+            assert json.loads(reply.body)["error"]["message"] == "no"
+            assert w.ledger.outcomes == {Outcome.REJECTED: 1}
+            assert w.fleet.faults == []
+            await until(lambda: idle(w))
+
+    run(work)

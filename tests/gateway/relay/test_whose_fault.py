@@ -1,0 +1,71 @@
+"""Who is blamed goes by the engine itself, not by its name, and by who asks, not by what is asked."""
+
+from __future__ import annotations
+
+from relay_world import BARE, FixedFleet, FixedWorker, asked, run, world
+from scripted_engine import Fault, Scripted
+
+from lengthwise.gateway.relay._blame import Blame
+from lengthwise.gateway.relay._trouble import Trouble
+
+BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
+
+
+def told(said: list[tuple[str, object]], fleet: FixedFleet) -> None:
+    fleet.erred = lambda name, caller: said.append((name, caller))
+
+
+def no() -> Trouble:
+    return Trouble("http 500", "no", status=500)
+
+
+def renamed(fleet: FixedFleet) -> tuple[FixedWorker, FixedWorker]:
+    """The engine "e" leaves, another one has its name."""
+    old, new = fleet.worker("e"), FixedWorker("e", "http://new", BARE, None)
+    old.name = "e (leaving 0)"
+    fleet.workers = {old.name: old, "e": new}
+    return old, new
+
+
+def test_what_an_engine_said_stays_its_own_when_its_name_passes_on():
+    fleet = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None)
+    blame = Blame(fleet, asked(BODY))
+    blame.sent(fleet.worker("e"))
+    blame.failed(no())
+    _, new = renamed(fleet)
+    blame.sent(new)
+    blame.failed(no())
+    assert blame.is_the_requests(), "two engines said no, and nobody else is there"
+
+
+def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
+    fleet, said = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None), []
+    told(said, fleet)
+    blame = Blame(fleet, asked(BODY))
+    blame.sent(fleet.worker("e"))
+    blame.failed(no())
+    old, new = renamed(fleet)
+    blame.sent(new)
+    blame.failed(no())
+    third = FixedWorker("third", "http://third", BARE, None)
+    fleet.workers["third"] = third
+    blame.sent(third)
+    blame.began()
+    blame.completed()
+    assert said == [(old.name, None), ("e", None)]
+
+
+def test_who_makes_each_body_different_is_one_caller_all_the_same():
+    async def work() -> None:
+        async with world([Scripted(plan=[Fault("error", 9)] * 4)], abilities=BARE) as w:
+            said: list[tuple[str, object]] = []
+            told(said, w.fleet)
+            for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):
+                one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.hub.clock())
+                one.address, one.session = address, f"s{number}"
+                answer = await w.relay.exchange(one)
+                assert b"engine dead" in b"".join([part async for part in answer])
+                await answer.aclose()
+            assert said == [("w0", "10.0.0.1")] * 3 + [("w0", "10.0.0.2")]
+
+    run(work)

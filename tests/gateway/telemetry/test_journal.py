@@ -1,0 +1,124 @@
+"""The journal: what was written is read back, whole lines survive whatever ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from told_requests import request, serve
+
+from lengthwise.gateway.telemetry import Journal, Row, Trips, read
+from lengthwise.schema.errors import InputError, OutputError
+
+
+def rows(n: int) -> list[Row]:
+    told: list[Row] = []
+    trips = Trips()
+    trips.subscribe(told.append)
+    for number in range(n):
+        serve(trips, request(number, float(number)), number + 0.25, 4, 0.1)
+    return told
+
+
+def write(path, some: list[Row], **options) -> Journal:
+    async def go() -> Journal:
+        async with Journal(path, lambda: 100.0, epoch=lambda: 1_000_100.0, **options) as journal:
+            for row in some:
+                journal.over(row)
+                await journal.flush() if options else None
+            return journal
+
+    return asyncio.run(go())
+
+
+def test_rows_come_back_with_times_of_the_day(tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    assert write(path, rows(3)).written == 3
+    write(path, rows(2))
+    back = list(read(path))
+    assert [run for run, _ in back] == [1, 1, 1, 2, 2]
+    first, told = back[0][1], rows(1)[0]
+    assert first.arrival_s == 1_000_000.0
+    assert first.jct_s == pytest.approx(told.jct_s)
+    assert (first.model, first.output_tokens, first.source) == ("m", 4, "predictor")
+    assert first.predicted_tokens == told.predicted_tokens
+    assert 0 <= first.predicted_level <= 1
+    assert b"prompt_tokens" in path.read_bytes()
+
+
+def test_a_torn_line_is_left_out_and_does_not_spoil_the_next(tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, rows(3))
+    path.write_bytes(path.read_bytes()[:-20])
+    write(path, rows(1))
+    assert [(run, row.id) for run, row in read(path)] == [(1, 0), (1, 1), (2, 0)]
+
+
+def test_files_go_round_by_size(tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, rows(40), most_bytes=2000, keep=2)
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["j.jsonl", "j.jsonl.1", "j.jsonl.2"]
+    assert max(file.stat().st_size for file in tmp_path.iterdir()) < 3500
+    newest = [row.id for name in reversed(names) for _, row in read(tmp_path / name)]
+    assert newest == list(range(newest[0], 40))
+
+
+def test_what_was_flushed_survives_a_kill(tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    script = f"""
+import asyncio, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_journal import rows
+from lengthwise.gateway.telemetry import Journal
+async def go():
+    async with Journal({str(path)!r}, flush_s=0.05) as journal:
+        some = rows(500)
+        for n in range(10**9):
+            journal.over(some[n % 500])
+            await asyncio.sleep(0.0005)
+asyncio.run(go())
+"""
+    child = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        end = time.monotonic() + 30
+        while not (path.exists() and path.stat().st_size > 20_000):
+            assert time.monotonic() < end
+            assert child.poll() is None
+            time.sleep(0.02)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    whole = path.read_bytes().count(b"\n") - 1
+    assert whole > 20
+    assert sum(1 for _ in read(path)) == whole
+
+
+def test_what_is_no_journal_is_told(tmp_path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"a": 1}\n')
+    for path in (other, tmp_path / "absent.jsonl"):
+        with pytest.raises(InputError, match="journal"):
+            list(read(path))
+    with pytest.raises(OutputError, match="journal"):
+        write(tmp_path / "no" / "such" / "j.jsonl", [])
+
+
+def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
+    async def go() -> Journal:
+        journal = Journal("/dev/full", flush_s=60)
+        journal._head = b""
+        async with journal:
+            for row in rows(5):
+                journal.over(row)
+            await journal.flush()
+            return journal
+
+    journal = asyncio.run(go())
+    assert journal.written == 0
+    assert "cannot be written" in caplog.text

@@ -1,0 +1,146 @@
+"""Log lines and spans: what is told, and what never is."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+from told_requests import request, run
+
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen
+from lengthwise.gateway.request import Outcome, Refusal
+from lengthwise.gateway.telemetry import Telemetry, Tracing, json_lines
+from lengthwise.schema.errors import MissingExtraError
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+
+
+@pytest.fixture
+def lines():
+    stream = io.StringIO()
+    handler = json_lines(stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    logger = logging.getLogger("lengthwise.gateway")
+    logger.removeHandler(handler)
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+
+
+def telemetry(**listen) -> Telemetry:
+    return Telemetry(GatewayConfig(engines=(Engine("http://e:1"),), listen=Listen(**listen)), lambda: 5.0)
+
+
+def test_a_request_is_one_line_of_json(lines) -> None:
+    t, q = telemetry(), request(3, 1.0)
+    t.arrived(q)
+    run(t, q, 2.0, 4, 0.5)
+    (told,) = lines()
+    assert told["event"] == "request"
+    assert told["level"] == "info"
+    assert (told["id"], told["outcome"], told["output_tokens"], told["jct_s"]) == (3, "finished", 4, 3.0)
+    assert told["time"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "why"),
+    [
+        (Outcome.FAILED, "The engine failed: http 500: SECRET", "The engine failed: http 500"),
+        (Outcome.FAILED, "the engine refused to go on: SECRET", "the engine refused to go on"),
+        (Outcome.REJECTED, "SECRET", None),
+        (Outcome.CLIENT_GONE, "while it waited", "while it waited"),
+    ],
+)
+def test_what_engines_say_is_not_told(lines, outcome, detail, why) -> None:
+    t, q = telemetry(), request(1)
+    t.arrived(q)
+    t.ended(q, outcome, 1.0, detail)
+    (told,) = lines()
+    assert told.get("why") == why
+    assert "SECRET" not in json.dumps(told)
+
+
+def test_a_flood_of_refusals_is_counted_not_told(lines) -> None:
+    t = telemetry()
+    for _ in range(1000):
+        t.refused("rate", Refusal(429, "rate", "slow down"), 0, "m")
+    assert len(lines()) == 50
+    assert t.metrics.refusals["rate"] == 1000
+
+
+@dataclass
+class Asked:
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    arrival_s: float = 1.0
+
+
+@pytest.fixture
+def spans():
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = memory.InMemorySpanExporter()
+    tracing = Tracing("http://nobody:4318", lambda: 9.0, exporter=exporter, epoch=lambda: 1009.0)
+    yield tracing, lambda: (tracing._provider.force_flush(), exporter.get_finished_spans())[1]
+    tracing.close()
+
+
+def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> None:
+    tracing, finished = spans
+    asked = Asked([("traceparent", f"00-{TRACE}-{PARENT}-01"), ("Accept", "x"), ("tracestate", "a=b")])
+
+    async def inner(asked: Asked) -> str:
+        q = request(7, 1.0)
+        tracing.arrived(q)
+        run(tracing, q, 2.0, 3, 0.5)
+        return "answered"
+
+    assert asyncio.run(tracing.exchange(inner)(asked)) == "answered"
+    (span,) = finished()
+    assert f"{span.context.trace_id:032x}" == TRACE
+    assert f"{span.parent.span_id:016x}" == PARENT
+    onward = dict(asked.headers)
+    assert onward["traceparent"] == f"00-{TRACE}-{span.context.span_id:016x}-01"
+    assert (onward["Accept"], onward["tracestate"]) == ("x", "a=b")
+    assert (span.start_time, span.end_time) == (1001 * 10**9, 1003.5 * 10**9)
+    assert [event.name for event in span.events] == ["dispatched", "first token"]
+    assert span.attributes["gen_ai.usage.output_tokens"] == 3
+    assert span.status.is_ok is True or span.status.status_code.name == "UNSET"
+
+
+def test_a_refused_request_has_a_span_that_failed(spans) -> None:
+    tracing, finished = spans
+
+    async def inner(asked: Asked) -> None:
+        raise ValueError("SECRET")
+
+    with pytest.raises(ValueError, match="SECRET"):
+        asyncio.run(tracing.exchange(inner)(Asked()))
+    (span,) = finished()
+    assert span.status.status_code.name == "ERROR"
+    assert "SECRET" not in span.to_json()
+
+
+def test_without_the_extra_only_who_asks_for_traces_is_told(monkeypatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert telemetry().tracing is None
+    with pytest.raises(MissingExtraError, match="tracing"):
+        telemetry(trace="http://collector:4318")
+
+
+def test_it_begins_and_ends_without_a_trace_of_tasks(tmp_path) -> None:
+    async def go() -> int:
+        async with telemetry(journal=str(tmp_path / "j.jsonl")) as t:
+            q = request(1)
+            t.arrived(q)
+            run(t, q, 0.0, 2, 0.1)
+            await asyncio.sleep(0.3)
+            assert t.metrics.lag_s.total >= 1
+        assert len(asyncio.all_tasks()) == 1
+        return t.journal.written
+
+    assert asyncio.run(go()) == 1

@@ -1,0 +1,163 @@
+"""The demo: what it asks, what it concludes, and that it runs as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from lengthwise.gateway.demo import _python, run, show
+from lengthwise.gateway.demo.engine_side.forced_length import ForcedLength, forced
+from lengthwise.gateway.demo.engines import _patience
+from lengthwise.gateway.demo.race import Gain, Side, gain
+from lengthwise.gateway.demo.show import change, table, verdict
+from lengthwise.gateway.demo.traffic import MOST_TOKENS, body, burst
+from lengthwise.gateway.forecast import told_tokens
+from lengthwise.schema.errors import EngineError, InputError
+
+
+def test_a_burst_is_the_same_for_the_same_seed_and_number():
+    first, again = (burst(3, 1, 20, tokens_per_s=500.0, shrink=8.0) for _ in range(2))
+    assert first == again
+    assert first != burst(3, 2, 20, tokens_per_s=500.0, shrink=8.0)
+    assert all(1 <= one.tokens <= MOST_TOKENS for one in first)
+    assert len({one.tokens for one in first}) > 5
+
+
+def test_the_gateway_is_not_told_how_long_an_answer_will_be():
+    question = burst(0, 0, 1, tokens_per_s=500.0, shrink=8.0)[0]
+    what = body("tiny", question)
+    told = told_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
+    assert told == 0
+    assert what["max_tokens"] == MOST_TOKENS
+    assert str(question.tokens) not in question.prompt
+
+
+def test_a_longer_question_gets_a_longer_answer_in_the_mean():
+    asked = burst(0, 0, 2000, tokens_per_s=500.0, shrink=1.0)
+    short = np.mean([one.tokens for one in asked if one.prompt.startswith("What is")])
+    essay = np.mean([one.tokens for one in asked if "essay" in one.prompt])
+    assert essay > 20 * short
+
+
+def _sides(*ratios: float) -> tuple[Side, Side]:
+    before = [np.array([1.0, 2.0, 3.0]) * (k + 1) for k in range(len(ratios))]
+    after = [jct * ratio for jct, ratio in zip(before, ratios, strict=True)]
+    return Side("fcfs", rounds=before), Side("isrtf", rounds=after)
+
+
+def test_the_gain_is_that_of_the_same_bursts_with_an_interval_over_rounds():
+    found = gain(_sides(0.5, 0.5, 0.5))
+    assert found.mean == pytest.approx(-0.5)
+    assert (found.low, found.high) == (pytest.approx(-0.5), pytest.approx(-0.5))
+    assert found.is_sure
+    scattered = gain(_sides(0.5, 1.6, 0.7))
+    assert scattered.low < scattered.mean < scattered.high
+    assert not scattered.is_sure
+
+
+def test_one_round_has_no_interval_and_none_has_no_gain():
+    assert math.isinf(gain(_sides(0.5)).high)
+    assert "once both" in change(gain(_sides()))
+    assert "95 %" not in change(gain(_sides(0.5)))
+
+
+def test_the_verdict_is_plain_whatever_comes():
+    assert "faster" in verdict("x", Gain(-0.3, -0.4, -0.2, 0.1, 4))
+    assert "slower" in verdict("x", Gain(0.3, 0.2, 0.4, 0.1, 4))
+    assert "does not tell" in verdict("x", Gain(-0.1, -0.3, 0.2, 0.1, 4))
+
+
+def test_the_table_shows_both():
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table("engines", _sides(0.5, 0.6), 12.0))
+    shown = console.export_text()
+    assert "first come, first served" in shown
+    assert "ISRTF" in shown
+    assert "mean JCT" in shown
+
+
+def test_an_interpreter_that_is_not_there_is_said_so(tmp_path):
+    with pytest.raises(InputError, match="must be there"):
+        _python(str(tmp_path / "python"))
+    assert _python("emulated") is None
+
+
+def test_a_length_is_forced_first_and_after_a_cut():
+    told = {"vllm_xargs": {"output_tokens": 30, "most_tokens": 512}}
+    first = json.loads(forced(json.dumps({"max_tokens": 512, **told}).encode()))
+    assert (first["min_tokens"], first["max_tokens"], first["ignore_eos"]) == (30, 30, True)
+    later = json.loads(forced(json.dumps({"max_tokens": 512 - 12, **told}).encode()))
+    assert (later["min_tokens"], later["max_tokens"]) == (18, 18)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"no json", b"[]", b'{"max_tokens": 5}', b'{"vllm_xargs": {"output_tokens": 1}}']
+)
+def test_what_tells_no_length_passes_as_it_came(raw):
+    assert forced(raw) == raw
+
+
+def test_the_middleware_rewrites_bodies_and_nothing_else():
+    seen: list[tuple[dict, bytes]] = []
+
+    async def app(scope, receive, send):
+        got = b""
+        if scope["type"] == "http":
+            got = (await receive())["body"]
+        seen.append((scope, got))
+
+    sent = json.dumps({"max_tokens": 9, "vllm_xargs": {"output_tokens": 4, "most_tokens": 9}}).encode()
+    parts = [{"body": sent[:10], "more_body": True}, {"body": sent[10:], "more_body": False}]
+
+    async def receive():
+        return {"type": "http.request", **parts.pop(0)}
+
+    async def work():
+        layer = ForcedLength(app)
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
+        await layer({**scope, "headers": [(b"content-length", b"1"), (b"a", b"b")]}, receive, None)
+        await layer({"type": "lifespan"}, receive, None)
+
+    asyncio.run(work())
+    scope, got = seen[0]
+    assert json.loads(got)["max_tokens"] == 4
+    assert dict(scope["headers"]) == {b"a": b"b", b"content-length": str(len(got)).encode()}
+    assert seen[1][0]["type"] == "lifespan"
+
+
+@pytest.mark.slow
+def test_the_whole_demo_runs_on_emulated_engines(capsys):
+    found = run("emulated", port=0, admin_port=0, seconds=0.0, requests=10)
+    assert found.rounds == 2
+    assert -1 < found.mean < 10
+    said = capsys.readouterr().out
+    assert "emulated engines" in said
+    assert "admin pages  fcfs: http://127.0.0.1:" in said
+    assert "2 rounds" in said
+
+
+def test_engines_whose_start_is_given_up_are_not_waited_for():
+    given_up = threading.Event()
+    pause = _patience(given_up)
+    pause(0.0)
+    given_up.set()
+    with pytest.raises(EngineError, match="given up"):
+        pause(60.0)
+    pause(0.0)  # while the engine is stopped
+
+
+def test_while_engines_load_something_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(show, "_SAY_S", 0.01)
+    said = ""
+    with show.waiting("loading"):
+        while "loading, 0 s" not in said:
+            said += capsys.readouterr().out
+    capsys.readouterr()

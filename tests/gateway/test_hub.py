@@ -1,0 +1,265 @@
+"""The hub: decisions once a tick, everybody who waits is answered, nobody is left behind."""
+
+# ruff: noqa: A002 - the names of the scheduler's own arguments
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import pytest
+from relay_world import Ledger, run
+
+from lengthwise.gateway.decisions import Decisions, Statistics, WorkerState
+from lengthwise.gateway.hub import CUT, GONE, Hub, Over, Refused
+from lengthwise.gateway.request import NO_FORECAST, Outcome, Refusal, Request
+
+
+class Fcfs:
+    """First come first served at one place; what a scheduler must do, and no more."""
+
+    def __init__(self, places: int = 1, *, most: int = 100) -> None:
+        self.places, self.most = places, most
+        self.queue: list[int] = []
+        self.running: dict[int, str] = {}
+        self.requests: dict[int, Request] = {}
+        self.decided = 0
+        self.cut: list[int] = []
+        self.kept: list[int] = []
+        self.expire: list[int] = []
+        self.alarm_s = math.inf
+
+    def offer(self, now_s: float, request: Request) -> Refusal | None:
+        if len(self.queue) >= self.most:
+            return Refusal(429, "full", "too many", 1.0)
+        self.requests[request.id] = request
+        self.queue.append(request.id)
+        return None
+
+    def reforecast(self, now_s, id, forecast) -> None:
+        self.requests[id].forecast = forecast
+
+    def progressed(self, now_s, id, generated_tokens) -> None:
+        self.requests[id].generated_tokens = generated_tokens
+
+    def returned(self, now_s, id, generated_tokens, *, avoid="") -> None:
+        self.running.pop(id, None)
+        self.queue.insert(0, id)
+
+    def uncuttable(self, now_s, id) -> None:
+        self.kept.append(id)
+
+    def queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
+        self.returned(now_s, id, 0)
+
+    def left(self, now_s, id) -> None:
+        self.running.pop(id, None)
+        if id in self.queue:
+            self.queue.remove(id)
+
+    def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
+        return tuple(self.running) if not states else ()
+
+    def decide(self, now_s: float) -> Decisions:
+        self.decided += 1
+        if now_s >= self.alarm_s:
+            self.expire, self.alarm_s = list(self.queue), math.inf
+        expire, cut, self.expire, self.cut = self.expire, self.cut, [], []
+        self.queue = [one for one in self.queue if one not in expire]
+        assign = []
+        while self.queue and len(self.running) < self.places:
+            self.running[self.queue[0]] = "w"
+            assign.append((self.queue.pop(0), "w"))
+        refusal = Refusal(503, "no_engine", "none", 1.0)
+        return Decisions(tuple((one, refusal) for one in expire), tuple(cut), tuple(assign))
+
+    def next_s(self, now_s: float) -> float:
+        return self.alarm_s
+
+    def statistics(self, now_s: float) -> Statistics:
+        return Statistics(len(self.queue), 0, len(self.running), 0.0, 0.0, 0.0, 0.0, False, 0)
+
+    def position(self, id: int) -> int | None:
+        return self.queue.index(id) if id in self.queue else None
+
+
+def request(k: int) -> Request:
+    return Request(k, 0.0, "m", 1, 100)
+
+
+def hub_of(**named) -> tuple[Hub, Fcfs, Ledger]:
+    scheduler, ledger = Fcfs(**named), Ledger()
+    return Hub(scheduler, listeners=[ledger]), scheduler, ledger
+
+
+def test_turns_come_in_the_schedulers_order_and_decisions_once_a_tick():
+    async def work() -> None:
+        hub, scheduler, ledger = hub_of()
+        tasks = [asyncio.ensure_future(hub.enter(request(k))) for k in range(20)]
+        await asyncio.sleep(0.01)
+        assert scheduler.decided == 1
+        order = []
+        for k in range(20):
+            turn = await tasks[k]
+            order.append(turn.request.id)
+            turn.end(Outcome.FINISHED)
+            turn.end(Outcome.FAILED)
+        assert order == list(range(20))
+        assert ledger.outcomes == {Outcome.FINISHED: 20}
+        assert hub.held == 0
+
+    run(work)
+
+
+def test_who_is_refused_never_arrived():
+    async def work() -> None:
+        hub, _, ledger = hub_of(most=0)
+        with pytest.raises(Refused) as no:
+            await hub.enter(request(1))
+        assert no.value.refusal.status == 429
+        assert ledger.events == []
+        assert hub.held == 0
+
+    run(work)
+
+
+def test_who_waits_in_vain_is_told_and_ends_as_expired_when_the_scheduler_said():
+    async def work() -> None:
+        hub, scheduler, ledger = hub_of(places=0)
+        scheduler.alarm_s = hub.clock() + 0.05
+        with pytest.raises(Refused):
+            await asyncio.wait_for(hub.enter(request(1)), 1)
+        assert ledger.outcomes == {Outcome.EXPIRED: 1}
+        assert hub.held == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize("when", ["waiting", "assigned", "again"])
+def test_a_client_that_goes_leaves_nothing(when: str):
+    async def work() -> None:
+        hub, scheduler, ledger = hub_of(places=0 if when == "waiting" else 1)
+        task = asyncio.ensure_future(hub.enter(request(1)))
+        await asyncio.sleep(0)
+        if when == "assigned":
+            hub._decide()  # the future has its result, the task has not seen it yet
+        if when == "again":
+            turn = await task
+            scheduler.places = 0
+            task = asyncio.ensure_future(turn.again("cut"))
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert hub.held == 0
+        assert scheduler.queue == []
+        assert scheduler.running == {}
+        assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
+
+    run(work)
+
+
+def test_a_cut_is_told_and_the_turn_comes_again():
+    async def work() -> None:
+        hub, scheduler, ledger = hub_of()
+        turn, heard = await hub.enter(request(1)), []
+        turn.on_interrupt = heard.append
+        turn.tokens(7)
+        turn.tokens(7)
+        scheduler.cut = [1]
+        hub.wake()
+        await asyncio.sleep(0.01)
+        assert heard == [CUT]
+        assert turn.cut.is_set()
+        assert await turn.again("cut") is turn
+        assert (turn.worker, turn.cut.is_set()) == ("w", False)
+        assert ledger.tokens_of == {1: 7}
+        assert ledger.why == ["cut"]
+        turn.end(Outcome.FINISHED)
+        with pytest.raises(Over):
+            await turn.again("cut")
+
+    run(work)
+
+
+def test_who_is_at_a_worker_that_is_gone_is_told():
+    async def work() -> None:
+        hub, _, _ = hub_of()
+        turn, heard = await hub.enter(request(1)), []
+        turn.on_interrupt = heard.append
+        hub.fleet_changed([])
+        assert heard == [GONE]
+        turn.end(Outcome.FAILED)
+
+    run(work)
+
+
+def test_ended_from_outside_while_it_waits_again():
+    async def work() -> None:
+        hub, scheduler, ledger = hub_of()
+        turn = await hub.enter(request(1))
+        scheduler.places = 0
+        task = asyncio.ensure_future(turn.again("cut"))
+        await asyncio.sleep(0.01)
+        turn.end(Outcome.CLIENT_GONE)
+        with pytest.raises(Over):
+            await task
+        assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
+        hub.reforecast(turn.request, NO_FORECAST)  # too late, and no harm
+
+    run(work)
+
+
+def test_closing_tells_all_who_are_in():
+    async def work() -> None:
+        hub, _, ledger = hub_of()
+        tasks = [asyncio.ensure_future(hub.enter(request(k))) for k in range(3)]
+        await asyncio.sleep(0.01)
+        emptied = asyncio.ensure_future(hub.emptied())
+        hub.close()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        told = [one.refusal for one in done[1:] if isinstance(one, Refused)]
+        assert [(one.status, one.reason, one.retry_after_s) for one in told] == [(503, "draining", 1.0)] * 2
+        with pytest.raises(Refused):
+            await hub.enter(request(3))
+        await emptied
+        assert ledger.outcomes == {Outcome.FAILED: 3}
+
+    run(work)
+
+
+def test_who_cannot_be_cut_where_it_is_says_so_once_and_may_be_asked_elsewhere():
+    async def work() -> None:
+        hub, scheduler, _ = hub_of()
+        one = request(1)
+        one.resumable = True
+        turn = await hub.enter(one)
+        turn.cut.set()
+        turn.uncuttable()
+        turn.uncuttable()
+        assert (scheduler.kept, turn.cut.is_set()) == ([1], False)
+        await turn.again("failed_over")
+        turn.uncuttable()
+        assert scheduler.kept == [1, 1]
+        turn.end(Outcome.FINISHED)
+        turn.uncuttable()
+        other = await hub.enter(request(2))
+        other.uncuttable()  # nobody asks it anyway
+        assert scheduler.kept == [1, 1]
+        other.end(Outcome.FINISHED)
+
+    run(work)
+
+
+def test_all_who_wait_for_the_hub_to_be_empty_are_told():
+    async def work() -> None:
+        hub, _, _ = hub_of()
+        turn = await hub.enter(request(1))
+        waiting = [asyncio.ensure_future(hub.emptied()) for _ in range(3)]
+        await asyncio.sleep(0)
+        turn.end(Outcome.FINISHED)
+        async with asyncio.timeout(1):
+            await asyncio.gather(*waiting)
+            await hub.emptied()
+
+    run(work)

@@ -1,0 +1,243 @@
+"""Mode rra over real HTTP: a whole gateway before emulated engines of known step time, clients in a closed loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+from relay_world import run
+
+from lengthwise.backend.openai import Server
+from lengthwise.gateway.background import beside
+from lengthwise.gateway.config import (
+    Care,
+    Dispatch,
+    Engine,
+    Forecasting,
+    GatewayConfig,
+    Listen,
+    Order,
+    Phases,
+)
+from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.notices import notices
+from lengthwise.gateway.seats import Seen, at_once, seats
+from lengthwise.gateway.serve import Gateway
+from lengthwise.schema.errors import EngineError, InputError
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
+
+STEP_S = 0.05
+
+
+class Heard(Listener):
+    def __init__(self):
+        self.phases = []
+
+    def phase(self, phase):
+        self.phases.append(phase)
+
+
+def engine(*, seats=64, step_s=STEP_S):
+    return EngineServer(EngineSpec("m", limits=Limits(seats, 4096), steps=LinearSteps(step_s, 0.0, 0.0)))
+
+
+def config_of(*urls, phases, **named) -> GatewayConfig:
+    return GatewayConfig(
+        engines=tuple(Engine(url, name=f"e{number}") for number, url in enumerate(urls)),
+        order=Order("rra", max_wait_s=math.inf),
+        dispatch=Dispatch(phases=phases),
+        forecasting=Forecasting(predictor="none", learn=False),
+        listen=Listen(port=0, admin_port=0),
+        care=Care(drain_s=5.0),
+        **named,
+    )
+
+
+async def settled(gateway):
+    await gateway.fleet.settled(20.0)
+    while not gateway.hub.statistics().workers[0].up:  # noqa: ASYNC110 - the fleet is looked at
+        await asyncio.sleep(0.02)
+
+
+async def loop_of(port, clients, lengths, *, stream=True):
+    """Closed loop: so many clients, each asks the next when it has its answer."""
+    import aiohttp
+
+    left = iter(lengths)
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def client():
+            for tokens in left:
+                body = {"model": "m", "prompt": "p " * 10, "max_tokens": tokens, "stream": stream}
+                async with session.post(url, json=body | {"ignore_eos": True, "min_tokens": tokens}) as told:
+                    assert told.status == 200, await told.text()
+                    await told.read()
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+
+def steps_of(server):
+    """Notes the (decodes, prompts) of every step that the engine launches from now on."""
+    batch, ran = server.clocked.batch, []
+    launch = batch._launch
+
+    def launched(now):
+        launch(now)
+        if batch._step is not None:
+            ran.append((len(batch._step.decodes), len(batch._step.prompts)))
+
+    batch._launch = launched
+    return ran
+
+
+def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
+    encode_batch, decode_steps = 3, 4
+    heard = Heard()
+
+    async def work() -> None:
+        async with engine() as server:
+            config = config_of(server.url, phases=Phases(encode_batch, decode_steps))
+            async with Gateway(config, listeners=(heard,)) as gateway:
+                await settled(gateway)
+                ran = steps_of(server)
+                lengths = [9 + 3 * (n % 4) for n in range(27)]
+                await loop_of(gateway.port, 20, lengths)
+                metrics = await text_of(gateway.admin_port)
+        full = [one for one in heard.phases if one.why == "steps"][:6]
+        assert {one.encode_batch for one in full} == {encode_batch}
+        assert statistics.median_low(one.decode_steps for one in full) == decode_steps
+        assert all(one.decode_steps >= decode_steps for one in full)
+        at = [n for n, (_, prompts) in enumerate(ran) if prompts]
+        cycles = [(ran[a][1], b - a) for a, b in itertools.pairwise(at)][
+            2:7
+        ]  # the first may come in two steps
+        assert cycles.count((encode_batch, decode_steps)) >= 4, cycles
+        assert 'lengthwise_phase_plan{of="decode_steps"} 4.0' in metrics
+        assert f'lengthwise_phase_encode_batch_requests_count{{worker="e0"}} {len(heard.phases)}.0' in metrics
+        assert 'lengthwise_phases_total{ended="steps",worker="e0"}' in metrics
+
+    run(work)
+
+
+async def text_of(port):
+    import aiohttp
+
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/metrics") as told,
+    ):
+        return await told.text()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_is_not_streamed_is_served_too(stream):
+    async def work() -> None:
+        phases = Phases(2, 5)
+        async with engine(step_s=0.005) as server, Gateway(config_of(server.url, phases=phases)) as gateway:
+            await settled(gateway)
+            async with asyncio.timeout(20):
+                await loop_of(gateway.port, 7, [3, 12, 6, 9] * 5, stream=stream)
+            assert server.log.most_at_once <= 7
+
+    run(work)
+
+
+def test_a_drain_lets_those_who_wait_for_a_phase_finish():
+    async def work() -> None:
+        phases = Phases(1, 30)
+        async with engine(step_s=0.01) as server, Gateway(config_of(server.url, phases=phases)) as gateway:
+            await settled(gateway)
+            loop = asyncio.ensure_future(loop_of(gateway.port, 4, [12] * 4))
+            while gateway.hub.held < 4:  # noqa: ASYNC110 - the hub is looked at
+                await asyncio.sleep(0.01)
+            assert await gateway.drain()
+            await loop
+
+    run(work)
+
+
+def test_an_engine_that_dies_gives_its_requests_to_the_other_in_its_phases():
+    async def work() -> None:
+        async with engine(step_s=0.01) as one, engine(step_s=0.01) as other:
+            config = config_of(one.url, other.url, phases=Phases(2, 6))
+            async with Gateway(config) as gateway:
+                await settled(gateway)
+                loop = asyncio.ensure_future(loop_of(gateway.port, 10, [15] * 40))
+                while one.log.count("finished") < 4:  # noqa: ASYNC110 - the engine is looked at
+                    await asyncio.sleep(0.01)
+                await one.die()
+                async with asyncio.timeout(30):
+                    await loop
+                assert one.log.count("finished") + other.log.count("finished") >= 40
+
+    run(work)
+
+
+def test_a_schedule_changes_while_it_is_kept_and_is_told_as_planned():
+    async def work() -> None:
+        async with engine(step_s=0.005) as server:
+            config = config_of(server.url, phases=Phases(2, 5))
+            async with Gateway(config) as gateway:
+                await settled(gateway)
+                await gateway.configure(replace(config, dispatch=Dispatch(phases=Phases(3, 7))))
+                await loop_of(gateway.port, 6, [4] * 6)
+                assert 'lengthwise_phase_plan{of="encode_batch"} 3.0' in await text_of(gateway.admin_port)
+                with pytest.raises(InputError, match=r"order\.mode cannot change"):
+                    await gateway.configure(replace(config, order=Order("fcfs")))
+
+    run(work)
+
+
+def test_a_bound_on_waiting_is_warned_of():
+    config = config_of("http://a", phases=Phases(2, 5))
+    assert not any("phase" in text for text in notices(config))
+    bounded = replace(config, order=Order("rra", max_wait_s=60.0))
+    assert any("in the midst of a phase" in text for text in notices(bounded))
+
+
+def test_a_gateway_beside_tells_of_its_requests_and_ends():
+    heard = Heard()
+    with in_thread(engine(step_s=0.005)) as up:
+        config = config_of(up.servers[0].url, phases=Phases(2, 3))
+        with beside(config, (heard,)) as running:
+            asyncio.run(loop_of(running.gateway.port, 3, [6] * 6))
+            assert running.call(running.gateway.drain())
+        assert sorted(row.output_tokens for row in running.rows) == [6] * 6
+        assert sum(one.encode_batch for one in heard.phases) == 6
+
+
+def test_an_engine_that_is_not_there_is_said_so():
+    config = config_of("http://127.0.0.1:9", phases=Phases(2, 3))
+    with pytest.raises(EngineError, match="must be there"), beside(config, engines_s=5.0):
+        pass
+
+
+def test_a_port_that_is_taken_is_said_so():
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = GatewayConfig(
+            engines=(Engine("http://127.0.0.1:9"),),
+            listen=Listen(port=taken.getsockname()[1], admin_port=None),
+        )
+        with pytest.raises(InputError, match="must be free"), beside(config):
+            pass
+
+
+@pytest.mark.parametrize(("there", "wanted", "found"), [(5, 12, 5), (12, 12, 12), (64, 12, 12)])
+def test_seats_are_found_by_trying(there, wanted, found):
+    with in_thread(engine(seats=there, step_s=0.004)) as up:
+        assert seats(Server(up.servers[0].url), wanted) == found
+
+
+def test_a_late_client_is_not_taken_for_a_full_engine():
+    early, late = Seen(0.0, 0.1, 0.2), Seen(0.3, 0.4, 0.5)
+    assert at_once([early, late]) == 2, "it was sent when the first was over: nothing is known against it"
+    assert at_once([early, Seen(0.05, 0.4, 0.5)]) == 1, "it waited for the end of the first"

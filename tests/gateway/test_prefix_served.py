@@ -1,0 +1,107 @@
+"""Prompts that begin alike go to one engine, through the whole gateway; tenants' prompts are kept apart."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+
+import aiohttp
+import pytest
+from relay_world import run, until
+
+from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Key, Limits, Listen
+from lengthwise.gateway.edge._asking import asked
+from lengthwise.gateway.edge.keys import Caller
+from lengthwise.gateway.leading import NOTHING, Prints
+from lengthwise.gateway.serve import Gateway
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
+
+SYSTEM = "You answer questions on the files of the archive, in the words of these files. " * 50
+IDS = list(range(1, 900))
+SPEC = EngineSpec(model="m", steps=LinearSteps(fixed_s=0.002))
+
+
+def key(tenant):
+    return Key(tenant=tenant, sha256=hashlib.sha256(tenant.encode()).hexdigest())
+
+
+def config_of(*engines, **dispatch):
+    return GatewayConfig(
+        engines=tuple(Engine(one.url, name=f"e{k}", in_flight=8) for k, one in enumerate(engines)),
+        listen=Listen(port=0, admin_port=0),
+        forecasting=Forecasting(predictor="none"),
+        dispatch=Dispatch(**dispatch),
+        keys=(key("red"), key("blue")),
+    )
+
+
+async def ask(session, port, prompt, *, tenant="red", tokens=5):
+    chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
+    path = "chat/completions" if chat else "completions"
+    said = {"messages": prompt} if chat else {"prompt": prompt}
+    body = {"model": "m", "max_tokens": tokens, "ignore_eos": True} | said
+    url, headers = f"http://127.0.0.1:{port}/v1/{path}", {"Authorization": f"Bearer {tenant}"}
+    async with session.post(url, json=body, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+        return json.loads(await answer.read())
+
+
+async def hits(session, port):
+    async with session.get(f"http://127.0.0.1:{port}/metrics") as told:
+        lines = (await told.text()).splitlines()
+    (found,) = (float(one.split()[1]) for one in lines if one.startswith("lengthwise_prefix_hits_total "))
+    return found
+
+
+def chat(question):
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "first", "then", "tenant", "follows"),
+    [
+        ("tenant", SYSTEM + "who?", SYSTEM + "when?", "red", True),
+        ("tenant", chat("who?"), chat("when, and where?"), "red", True),
+        ("tenant", IDS, [*IDS, 7, 8], "red", True),
+        ("tenant", [IDS], [[*IDS, 7, 8]], "red", True),
+        ("tenant", SYSTEM, SYSTEM, "blue", False),
+        ("shared", SYSTEM, SYSTEM, "blue", True),
+        ("none", SYSTEM, SYSTEM, "red", False),
+        ("tenant", SYSTEM, "Else: " + SYSTEM, "red", False),
+    ],
+)
+def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, tenant, follows):
+    async def work():
+        async with (
+            EngineServer(SPEC) as one,
+            EngineServer(SPEC) as two,
+            Gateway(config_of(one, two, prefixes=prefixes)) as gateway,
+            aiohttp.ClientSession() as session,
+        ):
+            await until(lambda: gateway.fleet.ready() and len(gateway.scheduler._crew.up) == 2)
+            asked = [server.log.count("finished") for server in (one, two)]
+            busy = asyncio.ensure_future(ask(session, gateway.port, "hold on", tokens=400))
+            await until(lambda: one.slots_in_use == 1)
+            await ask(session, gateway.port, first)  # the other one is idle
+            await busy
+            await ask(session, gateway.port, then, tenant=tenant)
+            served = [server.log.count("finished") - n for server, n in zip((one, two), asked, strict=True)]
+            assert served == ([1, 2] if follows else [2, 1])
+            assert await hits(session, gateway.admin_port) == follows
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begins"),
+    [(SYSTEM, True), ([SYSTEM], True), ([SYSTEM, SYSTEM], False), ([IDS, IDS], False), ("a", False)],
+)
+def test_of_several_prompts_in_one_body_nothing_is_said(prompt, begins):
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    prints = Prints(b"secret")
+    told = asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0, prints)
+    assert bool(told.leading.keys) == begins
+    if begins:
+        assert told.leading == prints.of_text(SYSTEM, told.prompt_tokens, model="m", tenant=3)
+    assert asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0).leading is NOTHING

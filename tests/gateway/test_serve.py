@@ -1,0 +1,371 @@
+"""A whole gateway on loopback: real ports, a real end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from relay_world import IDS, FixedFleet, FixedWorker, Told, run, until
+from scripted_engine import Scripted, answer, encode
+
+from lengthwise.gateway.config import (
+    Admission,
+    Care,
+    Engine,
+    Forecasting,
+    GatewayConfig,
+    Key,
+    Limits,
+    Listen,
+    Order,
+)
+from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.relay import open_session
+from lengthwise.gateway.serve import Gateway, serve
+from lengthwise.schema.errors import InputError
+from lengthwise.testing.engine_server import EngineServer
+
+BODY = {"model": "m", "prompt": "p 50", "max_tokens": 50, "stream": True}
+
+
+def config_of(engine: Scripted, **named) -> GatewayConfig:
+    return GatewayConfig(
+        engines=(Engine(engine.url),),
+        listen=Listen(port=0, admin_port=None),
+        order=Order(window_tokens=10),
+        **named,
+    )
+
+
+@asynccontextmanager
+async def fleet_of(config, clock, on_change, *, busy):
+    sessions = [open_session(engine, config.care) for engine in config.engines]
+    workers = [
+        FixedWorker(f"w{k}", engine.url, IDS, session)
+        for k, (engine, session) in enumerate(zip(config.engines, sessions, strict=True))
+    ]
+    fleet = FixedFleet(workers, 4)
+    on_change(fleet.states())
+    yield fleet
+    for session in sessions:
+        await session.close()
+
+
+class Oracle(Told, Listener):
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+
+def gateway(config: GatewayConfig) -> Gateway:
+    return Gateway(config, make_fleet=fleet_of, make_forecaster=lambda *_: Oracle())
+
+
+async def ask(port: int, body: dict, path: str = "/v1/completions") -> tuple[int, dict, bytes]:
+    import aiohttp
+
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{port}{path}", json=body) as told,
+    ):
+        return told.status, dict(told.headers), await told.read()
+
+
+async def look(port: int, path: str) -> int:
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as told:
+        return told.status
+
+
+def test_a_stream_through_the_whole_gateway():
+    async def work() -> None:
+        async with Scripted() as engine, gateway(config_of(engine)) as g:
+            status, headers, body = await ask(g.port, BODY)
+            assert status == 200
+            assert headers["Content-Type"].startswith("text/event-stream")
+            assert body.endswith(b"data: [DONE]\n\n")
+            assert body.count(b'"text":') == 50
+            assert await look(g.port, "/ready") == 200
+            assert (await ask(g.port, {**BODY, "model": "other"}))[0] == 404
+
+    run(work)
+
+
+def test_the_admin_port_tells_the_metrics_and_the_clients_port_does_not():
+    async def work() -> None:
+        async with Scripted() as engine:
+            config = replace(config_of(engine), listen=Listen(port=0, admin_port=0))
+            async with Gateway(config) as g:  # with the real fleet and forecaster
+                assert g.admin_port not in (None, 0, g.port)
+                assert await look(g.admin_port, "/metrics") == 200
+                assert await look(g.port, "/metrics") == 404
+
+    run(work)
+
+
+def test_the_admin_page_says_what_becomes_of_priorities():
+    async def work() -> None:
+        import aiohttp
+
+        async with EngineServer() as engine:  # first come, first served: it refuses priorities
+            config = GatewayConfig(
+                engines=(Engine(engine.url),),
+                listen=Listen(port=0, admin_port=0),
+                order=Order("engine-priority"),
+                forecasting=Forecasting(predictor="none"),
+            )
+            async with Gateway(config) as g, aiohttp.ClientSession() as session:
+                await g.fleet.settled(10.0)
+                async with session.get(f"http://127.0.0.1:{g.admin_port}/state.json") as told:
+                    (worker,) = (await told.json())["workers"]
+                assert worker["up"]
+                assert "takes no priorities" in worker["why"]
+
+    run(work)
+
+
+def test_drained_who_is_in_finishes_and_who_comes_is_sent_away():
+    async def work() -> None:
+        async with Scripted(step_s=0.01) as engine:
+            async with gateway(config_of(engine)) as g:
+                under_way = asyncio.ensure_future(ask(g.port, BODY))
+                await until(lambda: len(engine.seen) == 1)
+                drained = asyncio.ensure_future(g.drain())
+                await asyncio.sleep(0.02)
+                assert await look(g.port, "/ready") == 503
+                assert await look(g.port, "/health") == 200
+                status, headers, _ = await ask(g.port, BODY)
+                assert (status, "Retry-After" in headers) == (503, True)
+                assert await drained
+                assert (await under_way)[2].endswith(b"data: [DONE]\n\n")
+            assert engine.seen[0].how == "finished"
+
+    run(work)
+
+
+def test_the_room_for_bodies_is_free_again_once_a_stream_has_begun():
+    async def work() -> None:
+        import aiohttp
+
+        async with Scripted(step_s=0.02) as engine, gateway(config_of(engine)) as g:
+            url, long = f"http://127.0.0.1:{g.port}/v1/completions", BODY | {"user": "u" * 100_000}
+            async with aiohttp.ClientSession() as session, session.post(url, json=long) as told:
+                assert engine.seen[0].body == long | {"return_token_ids": True}
+                await until(lambda: 0 < g.app.room.held_bytes < 5000)
+                assert (await told.read()).count(b'"text":') == 50
+            await until(lambda: g.app.room.held_bytes == 0)
+
+    run(work)
+
+
+def test_stopped_at_once_who_waits_is_told_so_and_the_engine_aborts(caplog):
+    async def work() -> None:
+        async with Scripted(step_s=0.05) as engine:
+            async with gateway(config_of(engine, care=Care(drain_s=0.1))) as g:
+                under_way = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(4)]
+                await until(lambda: len(engine.seen) == 4 and all(one.sent > 2 for one in engine.seen))
+                waiting = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(3)]
+                await until(lambda: g.hub.statistics().waiting == 3)
+                assert not await g.drain()
+            for status, headers, body in await asyncio.gather(*waiting):
+                assert (status, headers.get("Retry-After")) == (503, "1")
+                assert json.loads(body)["error"]["code"] == "draining"
+            broken_off = await asyncio.gather(*under_way, return_exceptions=True)
+            assert not any(isinstance(one, tuple) and b"[DONE]" in one[2] for one in broken_off)
+            await until(lambda: all(one.how == "aborted" for one in engine.seen))
+
+    run(work)
+    ours = [one for one in caplog.records if one.exc_info and one.name == "lengthwise.gateway"]
+    assert not ours, caplog.text
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts():
+    async def work() -> None:
+        with socket.socket() as door:
+            door.bind(("127.0.0.1", 0))
+            door.listen()
+            async with Scripted() as engine:
+                config = replace(
+                    config_of(engine), listen=Listen(port=door.getsockname()[1], admin_port=None)
+                )
+                with pytest.raises(InputError, match="port must be free"):
+                    async with gateway(config):
+                        pass
+
+    run(work)
+
+
+def test_keys_and_limits_change_while_it_runs_and_ports_do_not():
+    async def work() -> None:
+        async with Scripted() as engine, gateway(config_of(engine)) as g:
+            keyed = replace(g.config, keys=(Key("t", "0" * 64),), limits=Limits(n=1))
+            await g.configure(keyed)
+            assert (await ask(g.port, BODY))[0] == 401
+            with pytest.raises(InputError, match="listen"):
+                await g.configure(replace(keyed, listen=Listen(port=1)))
+            assert g.config is keyed
+
+    run(work)
+
+
+def test_tenants_keep_their_names_when_keys_come_and_go():
+    """In the metrics and in what they were served: both are kept by number."""
+
+    def key(name: str) -> Key:
+        return Key(name, hashlib.sha256(name.encode()).hexdigest())
+
+    async def asked_by(port: int, name: str) -> int:
+        import aiohttp
+
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {name}"}) as session,
+            session.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY) as told,
+        ):
+            await told.read()
+            return told.status
+
+    async def work() -> None:
+        async with Scripted() as engine:
+            config = config_of(engine, keys=(key("alpha"), key("beta")))
+            async with gateway(config) as g:
+                assert [await asked_by(g.port, name) for name in ("alpha", "beta")] == [200, 200]
+                await g.configure(replace(config, keys=(key("beta"), key("gamma"), key("delta"))))
+                for name in ("beta", "gamma", "gamma", "gamma", "delta"):
+                    assert await asked_by(g.port, name) == 200
+                counts = {tenant: count for (_, _, tenant), count in g.telemetry.metrics.requests.items()}
+                assert counts == {"alpha": 1, "beta": 2, "gamma": 3, "delta": 1}
+                service = [g.scheduler._service.of(number) for number in range(1, 5)]
+                # who comes starts level with who was served last: 1, 1 + 2, 3 + 3, 6 + 1
+                assert [served / service[0] for served in service] == [1.0, 3.0, 6.0, 7.0]
+
+    run(work)
+
+
+def test_who_goes_first_and_what_may_wait_change_while_it_runs_and_the_mode_does_not():
+    async def work() -> None:
+        async with Scripted(step_s=0.02) as engine, gateway(config_of(engine)) as g:
+            before = g.config
+            asking = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(5)]
+            await until(lambda: g.hub.statistics().waiting == 1)
+            other = replace(
+                before, order=replace(before.order, max_wait_s=5.0), admission=Admission(max_queued=1)
+            )
+            await g.configure(other)
+            status, _, body = await ask(g.port, BODY)
+            assert status == 429, body
+            for name, wrong in (("mode", "fcfs"), ("takeover", "nonsense")):
+                with pytest.raises(InputError, match=name):
+                    await g.configure(replace(before, order=replace(other.order, **{name: wrong})))
+            assert g.config is other
+            assert (await ask(g.port, BODY))[0] == 429
+            assert all(status == 200 for status, _, _ in await asyncio.gather(*asking))
+
+    run(work)
+
+
+def test_told_to_end_it_ends_when_all_are_served(monkeypatch):
+    from lengthwise.gateway import serve as door
+
+    monkeypatch.setattr(door, "Gateway", gateway)
+    told: list[tuple[int, bytes]] = []
+
+    async def engine_and_client(port: int, engine: Scripted) -> None:
+        status, _, body = await ask(port, BODY)
+        told.append((status, body))
+
+    import threading
+
+    ready, ports = threading.Event(), []
+    engine = Scripted(step_s=0.005)
+
+    def client() -> None:
+        async def work() -> None:
+            async with engine:
+                started.set()
+                if not await asyncio.to_thread(ready.wait, 60):
+                    return
+                asking = asyncio.ensure_future(engine_and_client(ports[0], engine))
+                try:
+                    await until(lambda: len(engine.seen) == 1)
+                finally:  # else the gateway would serve for ever
+                    os.kill(os.getpid(), signal.SIGTERM)
+                await asking
+
+        asyncio.run(work())
+
+    started = threading.Event()
+    thread = threading.Thread(target=client)
+    thread.start()
+    started.wait(10)
+
+    def on_ready(port: int, _: int | None) -> None:
+        ports.append(port)
+        ready.set()
+
+    serve(config_of(engine), ready=on_ready)
+    thread.join(10)
+    assert told[0][0] == 200
+    assert told[0][1].endswith(b"data: [DONE]\n\n")
+    assert answer(encode("p 50"), 50)[1]
+
+
+async def half_asked(port: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    """A connection on which so many bytes of a request were sent, and the rest."""
+    data = json.dumps(BODY).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    whole = head.encode() + b"\r\n\r\n" + data
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(whole[: sent % len(whole)])
+    await writer.drain()
+    await asyncio.sleep(0.05)  # it has been read there
+    return reader, writer, whole[sent % len(whole) :]
+
+
+def test_a_request_whose_body_is_still_coming_when_the_end_is_told_is_served():
+    async def work() -> None:
+        async with Scripted() as engine, gateway(config_of(engine)) as g:
+            reader, writer, rest = await half_asked(g.port, -10)
+            drained = asyncio.ensure_future(g.drain())
+            await asyncio.sleep(0.05)
+            assert not drained.done()
+            writer.write(rest)
+            told = await reader.readuntil(b"data: [DONE]\n\n")
+            assert told.startswith(b"HTTP/1.1 200")
+            assert await drained
+            writer.close()
+
+    run(work)
+
+
+@pytest.mark.parametrize(("sent", "rest_comes"), [(-10, False), (30, True)])
+def test_a_request_that_is_not_there_in_time_gets_a_clean_503(sent, rest_comes):
+    """Its body does not come any more; or it was still in its head when all others had ended."""
+
+    async def work() -> None:
+        async with Scripted() as engine:
+            async with gateway(config_of(engine, care=Care(drain_s=0.1))) as g:
+                reader, writer, rest = await half_asked(g.port, sent)
+                assert await g.drain() is rest_comes
+                stopping = asyncio.ensure_future(g.stop())
+                await asyncio.sleep(0.05)
+                if rest_comes:
+                    writer.write(rest)
+                told = await reader.read()
+                assert told.startswith(b"HTTP/1.1 503")
+                assert b"retry-after:" in told.lower()
+                assert b"draining" in told
+                await stopping
+                writer.close()
+            assert not engine.seen
+
+    run(work)
