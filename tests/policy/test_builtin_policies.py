@@ -15,6 +15,7 @@ from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
     DECODES_WAIT,
+    EVEN_SHARES,
     FORM_ONCE,
     ONE_BATCH,
     PADDED,
@@ -145,6 +146,7 @@ PLANS = {
     "mixed": (8, 1 << 60, 0),
     "chunked": (8, 64, CHUNKED),
     "unified": (8, 64, CHUNKED),
+    "even": (8, 64, CHUNKED + EVEN_SHARES),
     "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + SPARE_BLOCK + FORM_ONCE),
     "vidur_sarathi": (
         8,
@@ -256,6 +258,7 @@ BATCHES = {
     "mixed": [(10, 0), (0, 1), (10, 1), (0, 2), (0, 2)],
     "chunked": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
     "unified": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
+    "even": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
     "vidur_sarathi": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
 }
 

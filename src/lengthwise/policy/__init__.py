@@ -4,9 +4,13 @@ from lengthwise.policy.compile import compiled, interpreted
 from lengthwise.policy.contracts import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
+    DECODES_REST,
     DECODES_WAIT,
+    EVEN_SHARES,
     FORM_ONCE,
+    NEW_PHASE,
     ONE_BATCH,
+    ONE_BY_ONE,
     PADDED,
     PREDICTED,
     RESTART_AS_DECODE,
@@ -20,15 +24,21 @@ from lengthwise.policy.contracts import (
     router,
     takeover,
 )
-from lengthwise.policy.families import aged, aged_gittins, bins, call_of, mlfq, worth
+from lengthwise.policy.families import aged, aged_gittins, bins, call_of, encode, mlfq, rra, worth
+from lengthwise.policy.keys import COLUMNS, key_of, keys
 from lengthwise.policy.named import PREEMPTIONS, catalog, known, named, resolve, scheduler
 
 __all__ = [
     "ADMIT_AFTER_EVICTION",
     "CHUNKED",
+    "COLUMNS",
+    "DECODES_REST",
     "DECODES_WAIT",
+    "EVEN_SHARES",
     "FORM_ONCE",
+    "NEW_PHASE",
     "ONE_BATCH",
+    "ONE_BY_ONE",
     "PADDED",
     "PREDICTED",
     "PREEMPTIONS",
@@ -44,7 +54,10 @@ __all__ = [
     "call_of",
     "catalog",
     "compiled",
+    "encode",
     "interpreted",
+    "key_of",
+    "keys",
     "known",
     "memory",
     "mlfq",
@@ -52,6 +65,7 @@ __all__ = [
     "rank",
     "resolve",
     "router",
+    "rra",
     "scheduler",
     "takeover",
     "worth",

@@ -6,6 +6,7 @@ from lengthwise.policy.contracts import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
     DECODES_WAIT,
+    EVEN_SHARES,
     FORM_ONCE,
     ONE_BATCH,
     PADDED,
@@ -62,6 +63,12 @@ def chunked(token_budget, max_num_seqs):
 def unified(token_budget, max_num_seqs):
     """One token budget: decodes first, prompts cut to what is left (vLLM v1)."""
     return max_num_seqs, token_budget, CHUNKED
+
+
+@batching
+def even(token_budget, max_num_seqs):
+    """As unified, decodes in even micro-batches: as many as may be in flight (the decoding GPUs of ExeGPT's WAA)."""
+    return max_num_seqs, token_budget, CHUNKED + EVEN_SHARES
 
 
 @batching

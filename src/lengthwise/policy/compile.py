@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +54,7 @@ def signatures() -> dict[str, Any]:
 
     return {
         "rank": j.f8(j.f8, j.f8, j.i8, j.i8, j.f8, j.f8, j.f8, j.f8, j.i8, j.i8, j.i8, j.f8, j.i8),
-        "batching": j.triple_of_ints(*[j.i8] * 9),
+        "batching": j.triple_of_ints(*[j.i8] * len(ARGUMENTS["batching"])),
         "memory": j.i8(j.i8, j.i8, j.f8, *[j.i8] * 7),
         "router": j.i8(j.i8, j.f8, j.f8, j.i8_1d, j.i8_1d, j.i8_1d),
         "takeover": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.i8, j.f8, j.i8),
@@ -66,13 +67,19 @@ def interpreted(policy: Policy) -> Function:
     return _adapter(policy, policy.function, _whole, _whole_three_with(_whole))
 
 
-@lru_cache(maxsize=256)
 def compiled(policy: Policy) -> Any:
     """The policy compiled for the kernel; built-in ones come from the disk cache.
 
     Raises:
         PolicyError: It cannot be compiled; the message says where.
     """
+    if policy.parameters:  # data: whatever they are, it is the same code
+        policy = replace(policy, name=policy.function.__name__, parameters=(1,) * len(policy.parameters))
+    return _compiled(policy)
+
+
+@lru_cache(maxsize=256)
+def _compiled(policy: Policy) -> Any:
     from lengthwise import _jit
 
     whole = _jit.jit(_whole)
@@ -94,7 +101,7 @@ def _check_a_sample(policy: Policy) -> None:
     none = np.zeros(2, np.int64)
     samples: dict[str, tuple[Any, ...]] = {
         "rank": (0.0, 0.0, 1, 0, 1.0, 1.0, 1.0, 0.0, 0, 0, 0, 0.0, 0),
-        "batching": (0, 0, 1, 0, 0, 64, 8, 0, 0),
+        "batching": (0, 0, 1, 0, 0, 64, 8, 0, 0, 0, 0, 0, 0, 0, 1, *policy.all_parameters),
         "memory": (1, 1, 1.0, 64, 16, 8, 8, 0, 0, 2),
         "router": (0, 0.5, 0.5, none, none, none),
         "takeover": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 1, 0.0, 0),

@@ -41,7 +41,21 @@ BATCHING_ARGUMENTS = (
     "max_num_seqs",
     "steps_since_admit",
     "ended_since_admit",
+    "phase_steps",
+    "phase_rounds",
+    "step_prompts",
+    "step_tokens",
+    "next_tokens",
+    "stages",
+    "parameter_0",
+    "parameter_1",
+    "parameter_2",
+    "parameter_3",
+    "parameter_4",
+    "parameter_5",
 )
+PARAMETERS = sum(name.startswith("parameter_") for name in BATCHING_ARGUMENTS)
+"""Whole numbers that a batching policy may have of its own."""
 MEMORY_ARGUMENTS = (
     "context_tokens",
     "chunk_tokens",
@@ -103,6 +117,14 @@ RESTART_AS_DECODE = 64
 """An evicted half-computed prompt ends where it had got to; its rest is decoded (Vidur)."""
 ONE_BATCH = 128
 """Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
+DECODES_REST = 256
+"""Decodes that are free go along with a step's prompts, not computed: a micro-batch stays together (ExeGPT)."""
+NEW_PHASE = 512
+"""``phase_steps`` and ``phase_rounds`` count from this step on."""
+ONE_BY_ONE = 1024
+"""The policy is asked again before each admission, and told what is in the step."""
+EVEN_SHARES = 2048
+"""A step takes at most an even share of the residents: one of as many micro-batches as may be in flight (ExeGPT)."""
 
 SERVICE_OUTPUT_WEIGHT = 2.0
 """What an output token counts in a tenant's service; a prompt token counts 1 (VTC, OSDI '24)."""
@@ -120,6 +142,8 @@ class Policy:
         every_step: For ranks: keys change with time, so the queue is re-keyed at every step.
         builtin: Whether it ships with the package (its machine code is then cached on disk).
         bins: For binnings: how many bins there are.
+        parameters: For batchings: at most 6 whole numbers, told as ``parameter_0`` and so on. Policies that differ in
+            these (and their names) alone are compiled once.
         starvation: What holds of who may pass whom under this policy alone, in words, whatever is predicted
             (tests/laws/test_starvation.py); "" where only ``Scheduler.max_wait_s`` bounds a wait.
     """
@@ -131,7 +155,13 @@ class Policy:
     every_step: bool = False
     builtin: bool = False
     bins: int = 0
+    parameters: tuple[int, ...] = ()
     starvation: str = ""
+
+    @property
+    def all_parameters(self) -> tuple[int, ...]:
+        """As many as a batching is told, 0 for those that it does not have."""
+        return self.parameters + (0,) * (PARAMETERS - len(self.parameters))
 
     @property
     def doc(self) -> str:
@@ -215,9 +245,15 @@ def batching(function: Function) -> Policy:
     It returns three whole numbers: how many waiting requests may be admitted, how many tokens
     the step may hold (its decodes count first, prompts share what is left), and flags added up:
     CHUNKED, PADDED, DECODES_WAIT, SPARE_BLOCK, and for Vidur's rules ADMIT_AFTER_EVICTION,
-    FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH. ``decodes`` and ``prefills`` count the resident sequences
-    that are free to run; ``in_flight`` the steps still in the pipeline; ``steps_since_admit`` and
-    ``ended_since_admit`` the steps and requests that ended since admissions were last allowed.
+    FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH, for phases DECODES_REST, NEW_PHASE and ONE_BY_ONE, for
+    micro-batches EVEN_SHARES.
+    ``decodes`` and ``prefills`` count the resident sequences that are free to run; ``in_flight`` the steps still in
+    the pipeline, which has ``stages``; ``steps_since_admit`` and ``ended_since_admit`` the steps and requests that
+    ended since admissions were last allowed; ``phase_steps`` the steps that began since the last NEW_PHASE, and
+    ``phase_rounds`` how often all in the pipeline have had their turn since the last of them with prompts. Where
+    ONE_BY_ONE asks again, ``step_prompts`` and ``step_tokens`` count the prompts in the step and their tokens, and
+    ``next_tokens`` is what the next request would add; else they are 0. ``parameter_0`` to ``parameter_5`` are
+    whole numbers of the policy's own (``Policy.parameters``).
     """
     return make("batching", function)
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.policy import phases
 from lengthwise.policy.contracts import Policy, make
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 
 MOST_BINS = 1024
+_MOST = 1 << 24
 
 
 @lru_cache(maxsize=256)
@@ -107,6 +109,59 @@ def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
     return _named("takeover", f"worth(factor={factor:g}, most={most})", gain)
 
 
+def rra(
+    encode_batch: int,
+    decode_steps: int,
+    micro_batches: int = 0,
+    threshold: float | None = None,
+    prompt_tokens: int = 0,
+    decode_batch: int = 0,
+) -> Policy:
+    """ExeGPT's RRA: encoding of ``encode_batch`` new requests, ``decode_steps`` iterations of decoding, and again.
+
+    The requests go round a pipeline as ``micro_batches`` (0: as many as it has stages, of which there are never more),
+    each joined by its part of the new ones. What has finished is gone at once; who waits, waits for the next phase.
+
+    With a ``threshold`` the new ones are more or fewer (section 5.2), micro-batch by micro-batch: the prompts of a
+    phase stay within that share of ``prompt_tokens``, their mean; as far as that allows, the decode batch within it of
+    ``decode_batch``, its mean.
+    """
+    of = {"encode_batch": encode_batch, "decode_steps": decode_steps, "micro_batches": micro_batches}
+    function: Callable[..., Any] = phases.rra
+    parameters: tuple[float, ...] = tuple(of.values())
+    if threshold is not None:
+        _require(0 <= _number(threshold) < 1, "threshold must be from 0 to below 1", threshold)
+        means = {"prompt_tokens": prompt_tokens, "decode_batch": decode_batch}
+        function, parameters = phases.rra_steady, (*parameters, round(1000 * threshold), *means.values())
+        of |= means
+    for key, value in of.items():
+        least = 0 if key == "micro_batches" else 1
+        _require(least <= _whole(value) < _MOST, f"{key} must be a whole number of at least {least}", value)
+    told = of if threshold is None else of | {"threshold": f"{threshold:g}"}
+    name = f"rra({', '.join(f'{key}={value}' for key, value in told.items())})"
+    return replace(make("batching", function, parameters=tuple(map(int, parameters))), name=name)
+
+
+def encode(encode_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
+    """The encoding side of ExeGPT's WAA: batches of ``encode_batch`` whole prompts, fewer where fewer wait.
+
+    With a ``threshold`` batches are resized (section 5.2) so that their prompts stay within that share of
+    ``prompt_tokens``, the mean of a batch.
+    """
+    of: dict[str, Any] = {"encode_batch": encode_batch}
+    function: Callable[..., Any] = phases.encode
+    parameters: tuple[int, ...] = (encode_batch,)
+    if threshold is not None:
+        _require(0 <= _number(threshold) < 1, "threshold must be from 0 to below 1", threshold)
+        of |= {"prompt_tokens": prompt_tokens}
+        function, parameters = phases.encode_steady, (encode_batch, round(1000 * threshold), prompt_tokens)
+    for key, value in of.items():
+        _require(1 <= _whole(value) < _MOST, f"{key} must be a whole number of at least 1", value)
+    told = of if threshold is None else of | {"threshold": f"{threshold:g}"}
+    name = f"encode({', '.join(f'{key}={value}' for key, value in told.items())})"
+    return replace(make("batching", function, parameters=tuple(map(int, parameters))), name=name)
+
+
 def bins(boundaries: Sequence[float]) -> Policy:
     """Multi-Bin: bin i holds the predicted lengths from boundary i-1 to below boundary i; k - 1 boundaries."""
     return _bins(tuple(map(_number, boundaries)))
@@ -134,6 +189,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Policy]]] = {
     "rank": {"aged": aged, "aged_gittins": aged_gittins, "mlfq": mlfq},
     "takeover": {"worth": worth},
     "binning": {"bins": bins},
+    "batching": {"encode": encode, "rra": rra},
 }
 
 

@@ -24,10 +24,6 @@ LONGEST_WAIT_S = 300.0
 """After so long a request goes first under the named schedulers that go by length; inf lifts it."""
 LONGEST_GATHERING_S = 30.0
 """After so long a bin of the named Multi-Bin schedulers leaves as it is."""
-LONGEST_WAIT_S = 300.0
-"""After so long a request goes first under the named schedulers that go by length; inf lifts it."""
-LONGEST_GATHERING_S = 30.0
-"""After so long a bin of the named Multi-Bin schedulers leaves as it is."""
 _SCHEDULERS = {
     "faster_transformer": Scheduler(batching="static", memory="reserve_max"),
     "orca": Scheduler(batching="mixed", memory="reserve_max"),

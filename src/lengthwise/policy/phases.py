@@ -1,0 +1,85 @@
+"""Batching in phases of encoding and decoding; what they are of is data (``Policy.parameters``), not code."""
+
+from __future__ import annotations
+
+from lengthwise.policy.contracts import DECODES_REST, DECODES_WAIT, NEW_PHASE, ONE_BY_ONE
+
+_UNLIMITED = 1 << 60
+
+
+def rra(
+    waiting, resident, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2
+):
+    """Phases: B_E new requests are encoded, then there are N_D iterations of decoding (ExeGPT's RRA).
+
+    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase begins with the encoding of M
+    micro-batches, each an even part of B_E, the micro-batch's own decodes resting beside it; N_D rounds of the
+    micro-batches follow. It is over when every micro-batch that is left has had its N_D, or nobody is left; the next
+    one begins when somebody waits.
+    """
+    most = min(parameter_2, stages) if parameter_2 > 0 else stages
+    encodes = min(most, parameter_0)
+    begins = resident == 0 or phase_rounds >= parameter_1
+    place = 0 if begins else phase_steps
+    if waiting == 0 or place >= encodes or (in_flight >= most and resident > 0):
+        return 0, 0, DECODES_WAIT
+    share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
+    even = (waiting + encodes - place - 1) // (encodes - place)
+    return min(share, even), _UNLIMITED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if begins else 0)
+
+
+def rra_steady(
+    decodes, waiting, resident, in_flight, stages, phase_steps, phase_rounds, step_prompts, step_tokens, next_tokens,
+    parameter_0, parameter_1, parameter_2, parameter_3, parameter_4, parameter_5,
+):  # fmt: skip
+    """As ``rra``, with the batches of encoding resized so that work stays even (ExeGPT, section 5.2).
+
+    Further parameters: the threshold in thousandths, the mean prompt tokens of a phase, the mean decode batch. Of the
+    new requests a micro-batch gets its part of B_E, or what brings it within the threshold of its mean; but not so
+    many or few that their prompts' tokens leave the threshold of their own mean, or as near as they come, one at least.
+    """
+    most = min(parameter_2, stages) if parameter_2 > 0 else stages
+    encodes = min(most, parameter_0)
+    begins = resident == 0 or phase_rounds >= parameter_1
+    place = 0 if begins else phase_steps
+    if waiting == 0 or place >= encodes or (in_flight >= most and resident > 0):
+        return 0, 0, DECODES_WAIT
+    low, high = 1000 - parameter_3, 1000 + parameter_3
+    share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
+    new = max(share, (low * parameter_5 + 1000 * most - 1) // (1000 * most) - decodes)
+    new = max(min(new, high * parameter_5 // (1000 * most) - decodes), 1)
+    even = (waiting + step_prompts + encodes - place - 1) // (encodes - place)
+    mean, after = parameter_4 * share // parameter_0, step_tokens + next_tokens
+    short = new <= even and 1000 * step_tokens < low * mean
+    fits = 1000 * after <= high * mean
+    more = fits and (step_prompts < min(new, even) or short)
+    if step_prompts > 0 and not (more or (short and step_tokens + after < 2 * mean)):
+        return 0, 0, DECODES_WAIT
+    flags = DECODES_WAIT + DECODES_REST + ONE_BY_ONE
+    return _UNLIMITED, _UNLIMITED, flags + (NEW_PHASE if begins else 0)
+
+
+def encode(parameter_0):
+    """Batches of whole prompts, at most B_E each; decodes, if there are any, wait (an encoding GPU of ExeGPT's WAA).
+
+    Parameter: B_E.
+    """
+    return parameter_0, _UNLIMITED, DECODES_WAIT
+
+
+def encode_steady(
+    waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2,
+):  # fmt: skip
+    """As ``encode``, with the batches resized so that work stays even (ExeGPT, section 5.2).
+
+    Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or
+    what brings their tokens within the threshold of the mean, or as near as they come, one at least.
+    """
+    low, high = 1000 - parameter_1, 1000 + parameter_1
+    after = step_tokens + next_tokens
+    short = waiting > 0 and 1000 * step_tokens < low * parameter_2
+    fits = 1000 * after <= high * parameter_2
+    more = fits and (step_prompts < parameter_0 or short)
+    if step_prompts > 0 and not (more or (short and step_tokens + after < 2 * parameter_2)):
+        return 0, 0, DECODES_WAIT
+    return _UNLIMITED, _UNLIMITED, DECODES_WAIT + ONE_BY_ONE

@@ -1,0 +1,288 @@
+"""The loops of the estimator: a row of results for every schedule.
+
+Stages come in groups of ``count`` neighbours that take the same time. Nothing is allocated: scratch comes in.
+``groups`` columns: stages, layers, whether of degree 1, whether first, whether last.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lengthwise._jit import jit, jit_cold
+from lengthwise.schedule._rare import beyond, pace, part, rare
+from lengthwise.schedule._reading import decode_layer_s, encode_deviation_s, encode_layer_s, ends_s
+from lengthwise.schedule._steady import steady_round
+
+_HALVINGS = 32
+_MOST_BEHIND = 1000.0
+"""Batches among which the longest is looked for where the pipeline never idles."""
+_round, _rare, _beyond, _pace, _part = jit(steady_round), jit(rare), jit(beyond), jit(pace), jit(part)
+
+
+@jit
+def _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, tokens):
+    """Seconds of a stage of group ``g``, its layers taking ``layer_a_s`` or ``layer_b_s`` each."""
+    if groups[g, 2] > 0:
+        return groups[g, 1] * layer_b_s + ends_s(b, seqs, tokens, groups[g, 3], groups[g, 4])
+    return groups[g, 1] * layer_a_s + ends_s(a, seqs, tokens, groups[g, 3], groups[g, 4])
+
+
+@jit
+def _layer_pair_s(a, b, mixed, seqs, kv_tokens, more_tokens, share):
+    layer_a_s = decode_layer_s(a, seqs, kv_tokens, more_tokens, share)
+    if not mixed:
+        return layer_a_s, layer_a_s
+    return layer_a_s, decode_layer_s(b, seqs, kv_tokens, more_tokens, share)
+
+
+@jit
+def _mixed(groups):
+    """Whether stages of both degrees are there; else ``a`` and ``b`` are the same tables, or only ``a`` is used."""
+    found = False
+    for g in range(1, groups.shape[0]):
+        found = found or groups[g, 2] != groups[0, 2]
+    return found
+
+
+@jit
+def _fill_encode(a, b, groups, count, seqs, share, visit_s, z, most_range):
+    """(slowest visit, a way through all, relative range of the slowest) of encoding; fills column 0.
+
+    ``most_range``: what dynamic adjustment leaves of the relative range of its prompts' tokens; infinite without.
+    """
+    layer_a_s, layer_b_s = encode_layer_s(a, seqs, share), encode_layer_s(b, seqs, share)
+    largest, whole, slowest = 0.0, 0.0, 0
+    for g in range(len(count)):
+        visit_s[g, 0] = _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, seqs * a.prompt[0])
+        whole += count[g] * visit_s[g, 0]
+        if visit_s[g, 0] > largest:
+            largest, slowest = visit_s[g, 0], g
+    deviation_s = encode_deviation_s(b if groups[slowest, 2] > 0 else a, seqs, share, groups[slowest, 1])
+    relative = z * math.sqrt(a.prompt[2] / seqs) / a.prompt[0]
+    held = 1.0 if relative <= most_range else most_range / relative
+    return largest, whole, held * z * deviation_s / largest
+
+
+def rra_rows(
+    a, b, groups, count, seqs_in, steps, jobs, finish, phases, offset, shares, z, most_range, scores,
+    visit_s, scale, ready_s, first_s, last_s, started_s, before, out,
+):  # fmt: skip
+    """Fills a row a schedule: round, latency, its high end, encoding, a decode iteration, their ranges.
+
+    Micro-batches' encodings differ: ``scores[n]`` are the deviations expected of the 1st, 2nd ... of n normal ones.
+    Each next stage waits for the longest of them, so what they differ by is not to be had back. Where B_E does not
+    divide by them some are one request larger, always the same ones.
+    So are decodes: an iteration takes as long as the largest micro-batch's way (``pace``).
+    ``shares`` [sum of steps, 4], a schedule's own from ``offset`` on: sequences, KV tokens and variances of
+    both at each iteration, for one new request a phase. ``most_range``: a row's of ``_fill_encode``.
+    """
+    mixed = _mixed(groups)
+    for row in range(len(seqs_in)):
+        new, n, m = seqs_in[row], steps[row], jobs[row]
+        encodes = int(min(m, new))
+        largest, whole, encode_range = _fill_encode(
+            a, b, groups, count, new / encodes, 1.0, visit_s, z, most_range[row]
+        )
+        for job in range(encodes):
+            scale[job] = max(1.0 + scores[encodes, job] * encode_range / z, 0.0) if z > 0.0 else 1.0
+            scale[job] *= _part(new, encodes, job)
+        encode_range /= math.sqrt(float(encodes))
+        encode_s = whole + (encodes - 1) * largest
+        few = _fill_decode(
+            a, b, mixed, groups, count, new, m, n, offset[row], shares, scores[m, m - 1], visit_s, alone=False
+        )
+        round_s, latency_s = _round(
+            m, encodes, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
+        )
+        decode_s, whole, slowest = 0.0, 0.0, 0
+        for g in range(len(count)):
+            own_s = 0.0
+            for u in range(n):
+                own_s += visit_s[g, u + 1]
+            whole += count[g] * own_s
+            if own_s > decode_s:
+                decode_s, slowest = own_s, g
+        held_s = round_s
+        if few:  # whose latency is asked for is there all the while: no iteration of its is an empty one
+            _fill_decode(
+                a,
+                b,
+                mixed,
+                groups,
+                count,
+                new,
+                m,
+                n,
+                offset[row],
+                shares,
+                scores[m, m - 1],
+                visit_s,
+                alone=True,
+            )
+            held_s, latency_s = _round(
+                m, encodes, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
+            )
+        latency_s += (phases[row] - 1) * held_s
+        decode_range = _rra_range(a, b, groups, slowest, new, m, n, offset[row], shares, z, visit_s)
+        varying_s = max(latency_s - phases[row] * encode_s, 0.0)
+        out[row, 0], out[row, 1] = round_s, latency_s
+        out[row, 2] = (
+            latency_s + encode_s * encode_range * math.sqrt(float(phases[row])) + varying_s * decode_range
+        )
+        out[row, 3], out[row, 4] = encode_s, max(m * decode_s, whole) / n
+        out[row, 5], out[row, 6] = encode_range, decode_range
+    return 0
+
+
+@jit
+def _fill_decode(a, b, mixed, groups, count, new, m, n, offset, shares, score, visit_s, alone):
+    """Fills the columns of decode visits; whether at some iteration a micro-batch may well be empty (``rare``)."""
+    few, each, uneven = False, max(new / m, 1.0), _part(new, m, m - 1)
+    for u in range(n):
+        seqs, kv_tokens = new * shares[offset + u, 0] / m, new * shares[offset + u, 1] / m
+        dispersion = shares[offset + u, 2] / shares[offset + u, 0] if seqs > 0.0 else 0.0
+        there, more = _rare(seqs, each, alone)
+        few = few or more > 1.0
+        seqs, kv_tokens, largest, whole = seqs * more, kv_tokens * more, 0.0, 0.0
+        layer_a_s, layer_b_s = _layer_pair_s(a, b, mixed, seqs, kv_tokens, 0.0, 0.0)
+        for g in range(len(count)):
+            visit_s[g, u + 1] = _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, seqs)
+            largest, whole = max(largest, visit_s[g, u + 1]), whole + count[g] * visit_s[g, u + 1]
+        longest = _longest(
+            a,
+            b,
+            mixed,
+            groups,
+            seqs,
+            kv_tokens,
+            _beyond(seqs, dispersion, score) + (uneven - 1.0) * seqs,
+            visit_s[0, u + 1],
+        )
+        pace = _pace(there, m, longest, largest, whole)
+        for g in range(len(count)):
+            visit_s[g, u + 1] *= pace
+    return few
+
+
+@jit
+def _longest(a, b, mixed, groups, seqs, kv_tokens, more, mean_s):
+    """How many times the mean visit, ``mean_s``, of the first stage that of ``more`` sequences on top takes."""
+    if more <= 0.0 or mean_s <= 0.0:
+        return 1.0
+    layer_a_s, layer_b_s = _layer_pair_s(a, b, mixed, seqs + more, kv_tokens * (1.0 + more / seqs), 0.0, 0.0)
+    return _visit_of(a, b, groups, 0, layer_a_s, layer_b_s, seqs + more, seqs + more) / mean_s
+
+
+@jit
+def _rra_range(a, b, groups, g, new, m, n, offset, shares, z, visit_s):
+    """Relative range of a stage's decode visits, from the first, middle and last iteration of a phase."""
+    high_s, mean_s = 0.0, 0.0
+    for third in range(3):
+        u = third * (n - 1) // 2
+        seqs, kv_tokens = new * shares[offset + u, 0], new * shares[offset + u, 1]
+        if seqs <= 0.0:
+            continue
+        seqs = (seqs + z * math.sqrt(new * shares[offset + u, 2])) / m
+        kv_tokens = (kv_tokens + z * math.sqrt(new * shares[offset + u, 3])) / m
+        layer_a_s, layer_b_s = _layer_pair_s(a, b, True, seqs, kv_tokens, 0.0, 0.0)
+        there_s = visit_s[g, u + 1]
+        high_s += max(_visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, seqs), there_s)
+        mean_s += there_s
+    return high_s / mean_s - 1.0 if mean_s > 0.0 else 0.0
+
+
+@jit_cold
+def _iteration_s(a, b, mixed, groups, count, m, seqs, kv_tokens, more_tokens, share):
+    """A decode iteration of m equal micro-batches: the slowest stage's m visits, or one way through."""
+    seqs, kv_tokens = seqs / m, kv_tokens / m
+    layer_a_s, layer_b_s = _layer_pair_s(a, b, mixed, seqs, kv_tokens, more_tokens / m, share)
+    largest, whole = 0.0, 0.0
+    for g in range(len(count)):
+        seconds = _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, seqs)
+        largest, whole = max(largest, seconds), whole + count[g] * seconds
+    return max(m * largest, whole)
+
+
+@jit
+def _behind(spread, idle):
+    """Standard deviations by which the longest batch that one still waits for, stage by stage, is longer.
+
+    With room between stages nobody overtakes, and all who follow are as late as the longest one, until gaps add up to
+    what it is longer by. ``idle`` is the gap a batch, in batches; the longest of k normal ones is about
+    sqrt(2 ln k) - 0.6 deviations beyond the mean (k from 2 to 1000).
+    """
+    batches = _MOST_BEHIND if idle * _MOST_BEHIND <= spread else 1.0 + spread / idle
+    return max(math.sqrt(2.0 * math.log(batches)) - 0.6, 0.0)
+
+
+def waa_rows(
+    a, b, encode_groups, encode_count, decode_groups, decode_count, seqs_in, jobs, shares, iterations,
+    out_s, in_s, projected, lockstep, z, most_range, longest, visit_s, out,
+):  # fmt: skip
+    """Fills a row a schedule: cycle, latency, its high end, encoding, a decode iteration, their ranges, B_D.
+
+    ``shares`` [4]: as for RRA, of N_D = 1. ``out_s`` and ``in_s``: seconds that one prompt's handover holds
+    the host links. ``projected``: share of a layer's products over a prompt that the decoding GPUs do. ``longest``: as
+    many standard deviations is a batch of the longest prompts beyond the mean.
+    """
+    mixed = _mixed(decode_groups) or _mixed(encode_groups) or decode_groups[0, 2] != encode_groups[0, 2]
+    for row in range(len(seqs_in)):
+        new, m = seqs_in[row], jobs[row]
+        largest, passing_s, encode_range = _fill_encode(
+            a, b, encode_groups, encode_count, new, 1.0 - projected, visit_s, z, most_range[row]
+        )
+        period_s, more = max(largest, new * max(out_s, in_s)), new * a.prompt[0]
+        batch, kv_tokens, scale = new * shares[0], new * shares[1], 1.0
+        full_s = _iteration_s(a, b, mixed, decode_groups, decode_count, m, batch, kv_tokens, more, projected)
+        iteration_s = full_s
+        if not lockstep and full_s < period_s:
+            low, high = 0.0, 1.0
+            for _ in range(_HALVINGS):
+                scale = 0.5 * (low + high)
+                iteration_s = _iteration_s(
+                    a, b, mixed, decode_groups, decode_count, m,
+                    scale * batch, scale * kv_tokens, scale * more, projected,
+                )  # fmt: skip
+                if iteration_s < scale * period_s:
+                    high = scale
+                else:
+                    low = scale
+        there = scale * batch
+        high_s = _iteration_s(
+            a, b, mixed, decode_groups, decode_count, m,
+            there + z * math.sqrt(scale * new * shares[2]),
+            scale * kv_tokens + z * math.sqrt(scale * new * shares[3]),
+            scale * more, projected,
+        )  # fmt: skip
+        cycle_s = max(period_s, full_s)
+        pace_s = cycle_s if lockstep else iteration_s
+        spread = encode_range / z if z > 0.0 else 0.0
+        behind_s = (
+            (passing_s - largest) * spread * min(_behind(spread, cycle_s / largest - 1.0), longest[row])
+        )
+        entry_s, high_entry_s, joins = passing_s + behind_s, largest * encode_range, 0.0
+        if (
+            iterations > 0
+        ):  # handed over one at a time, the middle one in the mean; joins the next micro-batch
+            entry_s, joins = entry_s + 0.5 * (new + 1.0) * (out_s + in_s), 1.0 / m
+            high_entry_s += 0.5 * (new - 1.0) * (out_s + in_s)
+        out[row, 0], out[row, 1] = cycle_s, entry_s + (iterations + 0.5 * joins) * pace_s
+        out[row, 2] = entry_s + high_entry_s + (iterations + joins) * max(high_s, pace_s)
+        if lockstep and period_s > full_s:
+            out[row, 2] += largest * encode_range * math.sqrt(iterations + joins)
+        out[row, 3], out[row, 4] = passing_s, iteration_s
+        out[row, 5], out[row, 6] = encode_range, high_s / iteration_s - 1.0 if iteration_s > 0.0 else 0.0
+        out[row, 7] = there
+    return 0
+
+
+def visits(t, seqs, kv_tokens, layers, first, last, more_tokens, encode, share, out):
+    """Seconds of stage visits, one a row: encodings of ``seqs`` prompts, or decodes of them over ``kv_tokens``."""
+    for row in range(len(out)):
+        if encode:
+            tokens, layer_s = seqs[row] * t.prompt[0], encode_layer_s(t, seqs[row], share)
+        else:
+            tokens = seqs[row]
+            layer_s = decode_layer_s(t, seqs[row], kv_tokens[row], more_tokens[row], share)
+        out[row] = layers[row] * layer_s + ends_s(t, seqs[row], tokens, first[row], last[row])
+    return 0

@@ -1,0 +1,96 @@
+"""The whole answer to "which schedule": the choice, what else there was, and what would become of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from lengthwise.schedule._others import Progress, others
+from lengthwise.schedule.choose import Choice, Planner
+from lengthwise.schedule.controls import Strategy
+from lengthwise.schedule.drift import drift
+from lengthwise.schedule.explain import Explanation, explain
+from lengthwise.schedule.frontier import frontiers, kinks
+from lengthwise.schedule.layout import Stage
+from lengthwise.schedule.redeploy import redeployment
+from lengthwise.schedule.static import static_batches
+from lengthwise.schema.schedule import SchedulePlan, TimelineBar
+
+MOST_BARS = 2500
+"""Bars of a timeline, from its start on."""
+
+
+def answer(
+    planner: Planner,
+    bound_s: float = math.inf,
+    *,
+    name: str = "",
+    facts: Mapping[str, str] | None = None,
+    exhaustive: bool = False,
+    baselines: Sequence[str] = (),
+    seed: int = 0,
+    progress: Progress = lambda *_: None,
+) -> SchedulePlan:
+    """The best schedule under a bound with its runner-ups, frontier, drift and timeline, and doing nothing beside it.
+
+    Args:
+        planner: Whose schedules.
+        bound_s: Latency that must be held; infinite: any.
+        name: Of the question.
+        facts: What is fixed, by name.
+        exhaustive: Look at every schedule for the choice.
+        baselines: Other systems to hold it against (``SYSTEMS``), which takes longer than all the rest.
+        seed: Of the lengths that those are played with.
+        progress: Called with how many of their configurations were played out, and 0.
+
+    Raises:
+        InputError: The bound is not above 0.
+        ScheduleError: Nothing meets it, or nothing fits.
+    """
+    choice = planner.best(bound_s, apart=True, exhaustive=exhaustive)
+    setting = planner.estimator.setting
+    fronts = frontiers(planner)
+    explained = explain(planner.estimator, choice.controls)
+    return SchedulePlan(
+        name=name,
+        facts=dict(facts or {}),
+        bound_s=bound_s,
+        level=setting.assumptions.level,
+        quantile_tokens=setting.bound_tokens,
+        worst_case=planner.worst_case,
+        chosen=choice.row,
+        sides=choice.sides,
+        gap=choice.gap,
+        evaluated=choice.evaluated,
+        points=choice.points,
+        seconds=choice.seconds,
+        static=static_batches(planner.estimator).best(bound_s),
+        front=fronts,
+        kinks=kinks(fronts),
+        drift=drift(planner, choice),
+        redeploy=redeployment(setting.model, setting.cluster, Strategy(choice.row.strategy)),
+        stages=_stages(explained, choice),
+        timeline=_bars(explained),
+        others=others(planner, bound_s, baselines, seed, progress),
+        threshold=setting.assumptions.threshold,
+    )
+
+
+def _stages(explained: Explanation, choice: Choice) -> tuple[str, ...]:
+    split = choice.controls.strategy is not Strategy.RRA
+    stages = explained.layout.encode + (explained.layout.decode if split else ())
+    return tuple(f"{place}: {_stage(stage)}" for place, stage in enumerate(stages, 1))
+
+
+def _stage(stage: Stage) -> str:
+    does = {"both": "", "encode": ", encodes", "decode": ", decodes"}[stage.role]
+    gpus = "1 GPU" if stage.tp == 1 else f"{stage.tp} GPUs"
+    return f"{gpus}, {stage.layers} {'layer' if stage.layers == 1 else 'layers'}{does}"
+
+
+def _bars(explained: Explanation) -> tuple[TimelineBar, ...]:
+    visits = sorted(explained.timeline, key=lambda visit: (visit.start_s, visit.stage))[:MOST_BARS]
+    return tuple(TimelineBar(v.stage, v.start_s, v.end_s, v.kind == "encode", v.micro_batch) for v in visits)
+
+
+__all__ = ["MOST_BARS", "answer"]

@@ -1,0 +1,145 @@
+"""lengthwise schedule as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "schedule-opt-13b.toml"
+
+
+@pytest.fixture
+def short(tmp_path):
+    """Short outputs: a box that is looked through in no time."""
+    path = tmp_path / "short.toml"
+    path.write_text(
+        """
+[workload]
+prompt = { kind = "uniform", low = 200, high = 900 }
+output = { kind = "uniform", low = 1, high = 9 }
+request_rate = 1
+[deployment]
+model = "opt-13b"
+gpu = "A40"
+node = "pcie4-4"
+tp = 2
+[engine]
+gpu_memory_utilization = 0.7
+[schedule]
+latency_bound = "3s"
+"""
+    )
+    return path
+
+
+def test_the_example_is_answered(cli, tmp_path):
+    page, out = tmp_path / "page.html", tmp_path / "out.json"
+    ended = cli("schedule", EXAMPLE, "--report", page, "--json", out)
+    assert ended.code == 0, ended.err
+    assert "Within 3 s for outputs of 63 tokens" in ended.out
+    for words in ("Doing nothing: static batches", "Best by bound:", "mean +15 %", "RRA", "WAA-C", "not"):
+        assert words in ended.out
+    told = json.loads(out.read_text())
+    assert told["chosen"]["latency_high_s"] <= 3
+    assert told["evaluated"] < 0.01 * told["points"]
+    assert "OPT-13B summarises" in page.read_text("utf-8")
+    assert "wrote" in ended.err
+
+
+def asked(cli, *words):
+    ended = cli("schedule", *words, "--json", "-")
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+def test_options_say_the_same_as_the_file(cli, short):
+    told = asked(
+        cli, short, "--latency-bound", "2500ms", "--bound-for", "p95", "--strategy", "RRA", "--gpus", 4
+    )
+    assert (told["bound_s"], told["level"]) == (2.5, 0.95)
+    assert {side["strategy"] for side in told["sides"]} == {"rra"}
+    assert {side["tp"] for side in told["sides"]} == {1, 2, 4}
+    assert told["facts"]["GPUs"] == "4 x A40"
+    assert told == asked(
+        cli, short, "--set", "schedule.latency_bound=2.5", "--set", 'schedule.bound_for="p95"',
+        "--set", 'schedule.strategies=["rra"]', "--set", "schedule.gpus=4",
+    ) | {"seconds": told["seconds"]}  # fmt: skip
+
+
+def test_exhaustive_finds_nothing_better_than_the_gap(cli, short):
+    found, looked = asked(cli, short), asked(cli, short, "--exhaustive")
+    assert looked["gap"] == 0
+    assert found["chosen"]["throughput_rps"] * (1 + found["gap"]) >= looked["chosen"]["throughput_rps"] * (
+        1 - 1e-9
+    )
+    assert found["evaluated"] < looked["evaluated"]
+
+
+def test_an_expected_latency_lets_more_in(cli, short):
+    worst, mean = (
+        asked(cli, short, "--latency-bound", 1),
+        asked(cli, short, "--latency-bound", 1, "--expected"),
+    )
+    assert (worst["worst_case"], mean["worst_case"]) == (True, False)
+    assert mean["chosen"]["throughput_rps"] >= worst["chosen"]["throughput_rps"]
+    assert mean["chosen"]["latency_s"] <= 1
+
+
+def test_no_bound_is_infinite(cli, short):
+    told = asked(cli, short, "--latency-bound", "inf")
+    assert told["bound_s"] is None
+    assert told["facts"]["bound"] == "no latency bound"
+
+
+def test_quiet_prints_nothing(cli, short):
+    ended = cli("schedule", short, "--quiet")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--latency-bound", "0.01"], "the least latency is"),
+        (["--latency-bound", "soon"], "must be seconds"),
+        (["--latency-bound", "0"], "latency_bound"),
+        (["--bound-for", "99"], "p99"),
+        (["--bound-for", "p20"], "p50"),
+        (["--strategy", "rra,wac-c"], "Did you mean: waa-c"),
+        (["--gpus", "1", "--strategy", "waa-c"], "at least 2 GPUs"),
+        (["--set", "schedule.latency_bond=3"], "did you mean schedule.latency_bound?"),
+        (["--set", "deployment.model=opt-13c"], "opt-13b"),
+        (["--set", "deployment.model=gpt-3-175b"], "need 175 GB on the fullest GPU, and "),
+        (["--threshold", "0"], "must be above 0"),
+        (["--set", "workload.prompt.high=4000"], "must be within the 2048"),
+        (["--cost", "tables:none.npz"], "tables of one tensor-parallel degree"),
+        (["--set", "deployment.weight_dtype=fp8"], "take weight_dtype and kv_dtype out"),
+        (["--report", "/nowhere/page.html"], "does not exist"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_sentence(cli, short, words, says):
+    ended = cli("schedule", short, *words)
+    assert ended.code == 2, (ended.out, ended.err)
+    assert says in ended.err
+
+
+def test_variants_are_not_compared(cli, short):
+    short.write_text(short.read_text() + '[[variants]]\nname = "a"\n[[variants]]\nname = "b"\n')
+    ended = cli("schedule", short)
+    assert ended.code == 2
+    assert "take the [[variants]] out" in ended.err
+
+
+def test_a_replayed_trace_is_counted(cli, tmp_path):
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{i},{200 + 7 * (i % 40)},{1 + i % 12}\n" for i in range(200))
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    path = tmp_path / "trace.toml"
+    path.write_text(
+        '[workload]\ntrace = "trace.csv"\n[deployment]\nmodel = "opt-13b"\ngpu = "A40"\ntp = 2\n'
+        '[schedule]\nlatency_bound = "2s"\nstrategies = ["rra"]\n'
+    )
+    told = asked(cli, path)
+    assert told["quantile_tokens"] == 12
+    assert "outputs 6 tokens" in told["facts"]["lengths"] or "outputs 7 tokens" in told["facts"]["lengths"]

@@ -1,0 +1,207 @@
+"""lengthwise schedule --deploy: folders that say how a schedule is run, and that can be read back."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lengthwise import catalog, scenario
+from lengthwise.gateway.plugin.check import TESTED
+from lengthwise.gateway.plugin.rra_settings import RraSettings
+from lengthwise.scenario._schedule_readme import _phase_steps, outside
+from lengthwise.schedule import Cut, Runnable
+from lengthwise.schema.errors import InputError
+
+TEXT = """
+name = "small"
+[workload]
+prompt = {{ kind = "uniform", low = 200, high = 900 }}
+output = {{ kind = "uniform", low = 1, high = 9 }}
+request_rate = 1
+[deployment]
+model = "opt-13b"
+gpu = "A40"
+node = "pcie4-4"
+tp = {gpus}
+[engine]
+gpu_memory_utilization = 0.7
+[schedule]
+latency_bound = "{bound}"
+strategies = ["{strategy}"]
+"""
+
+
+@pytest.fixture
+def deployed(cli, tmp_path):
+    """(folder, what was printed) of a scenario with so many GPUs."""
+
+    def made(strategy, gpus=2, bound="3s", *words):
+        path = tmp_path / "small.toml"
+        path.write_text(TEXT.format(gpus=gpus, bound=bound, strategy=strategy))
+        ended = cli("schedule", path, "--deploy", tmp_path / "launch", *words)
+        assert ended.code == 0, ended.err
+        return tmp_path / "launch", ended.out
+
+    return made
+
+
+def command(script):
+    """The words of the one command that a script starts vLLM with."""
+    text = re.sub(r"\\\n\s*", " ", script.read_text())
+    (line,) = re.findall(r"exec (vllm serve .*)", text)
+    return shlex.split(line)
+
+
+def after(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def test_phases_are_told_to_the_gateway_to_vllm_and_to_the_runner(deployed):
+    folder, _ = deployed("rra")
+    plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
+    told = scenario.load_gateway(folder / "gateway.toml").config
+    phases = told.dispatch.phases
+    assert told.order.mode == "rra"
+    assert (phases.encode_batch, phases.decode_steps) == (plan["encode_batch"], plan["decode_steps"])
+    run = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    assert run.phases.most_in_flight == phases.most_in_flight
+    assert int(after(command(folder / "vllm.sh"), "--max-num-seqs")) == phases.most_in_flight
+    cut = "--pipeline-parallel-size" if plan["tp_groups"] == 0 else "--tensor-parallel-size"
+    assert after(command(folder / "vllm.sh"), cut) == "2"
+
+
+def test_one_stage_keeps_phases_inside_vllm(deployed):
+    folder, _ = deployed("rra", 1)
+    words = command(folder / "vllm-phases.sh")
+    assert after(words, "--scheduler-cls") == "lengthwise.gateway.plugin.RraScheduler"
+    inside = json.loads(after(words, "--additional-config"))["lengthwise"]
+    plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
+    assert (inside["encode_batch"], inside["decode_steps"]) == (plan["encode_batch"], plan["decode_steps"])
+
+
+def test_the_readme_says_where_vllm_keeps_phases_itself_and_what_it_falls_back_to(deployed):
+    folder, _ = deployed("rra", 1)
+    flat = " ".join((folder / "README.md").read_text().split())
+    assert f"- vLLM {' or '.join(TESTED)}, as the class was run on no other" in flat
+    assert 'its log says "keeps its own schedule" and why. Then no phases are kept: use the gateway' in flat
+    assert "`lengthwise schedule run` (above) with `--adapt` does so while it serves" in flat
+
+
+@pytest.mark.parametrize(("strategy", "gpus", "bound"), [("rra", 1, "3s"), ("waa-m", 4, "4s")])
+def test_the_readme_says_how_often_the_bound_holds_if_the_tables_are_off(deployed, strategy, gpus, bound):
+    """Of the choice, or of what is run instead."""
+    folder, _ = deployed(strategy, gpus, bound)
+    (spread,) = json.loads((folder / "PLAN.json").read_text())["spreads"]
+    assert spread["draws"] >= 100
+    text = (folder / "README.md").read_text()
+    assert f"**the bound holds in {100 * spread['held_share']:.0f} % of the draws**" in text
+
+
+@pytest.mark.parametrize(
+    ("cut", "model", "says"),
+    [
+        (Cut(1, 2), "opt-13b", "this schedule has 2 pipeline stages"),
+        (Cut(2), "t5-11b", "this one has an encoder"),
+    ],
+)
+def test_what_vllm_does_not_keep_is_kept_by_the_gateway_and_the_readme_says_why(deployed, cut, model, says):
+    folder, _ = deployed("rra", 1)
+    run = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    told = Runnable(run.row, 1, cut)
+    why = outside(told, catalog.model(model))
+    assert says in why
+    steps = _phase_steps(why)
+    assert "vllm-phases.sh" not in steps
+    assert f"does not keep these phases: {why}. The gateway keeps them from outside" in steps
+    assert outside(Runnable(run.row, 1, Cut(2)), catalog.model("opt-13b")) == ""
+
+
+def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
+    plain, _ = deployed("rra", 1)
+    before = json.loads((plain / "PLAN.json").read_text())
+    assert before["threshold"] is None
+    folder, _ = deployed("rra", 1, "3s", "--threshold", "0.05", "--force")
+    plan = json.loads((folder / "PLAN.json").read_text())
+    assert plan["threshold"] == 0.05
+    assert plan["chosen"]["throughput_rps"] > before["chosen"]["throughput_rps"]
+    phases = scenario.load_gateway(folder / "gateway.toml").config.dispatch.phases
+    assert phases.threshold == 0.05
+    told = json.loads(after(command(folder / "vllm-phases.sh"), "--additional-config"))
+    inside = RraSettings(**told["lengthwise"])
+    assert inside.threshold == 0.05
+    assert inside.prompt_tokens == pytest.approx(550 * phases.encode_batch, abs=1)
+    assert inside.decode_batch == pytest.approx(phases.decode_batch, abs=0.5)
+    run = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    assert run.phases == replace(phases, decode_batch=run.phases.decode_batch)
+    other = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json", threshold=0.2)
+    assert other.phases.threshold == 0.2
+
+
+def test_a_split_that_was_planned_even_says_that_vllm_does_not_keep_it_so(deployed):
+    folder, _ = deployed("waa-c", 2, "3s", "--threshold", "0.05")
+    assert "within the threshold" in (folder / "README.md").read_text()
+
+
+def test_a_split_becomes_a_producer_a_consumer_and_a_router(deployed):
+    folder, _ = deployed("waa-c")
+    roles = {}
+    for side in ("prefill", "decode"):
+        words = command(folder / f"{side}.sh")
+        roles[side] = json.loads(after(words, "--kv-transfer-config"))
+    assert roles["prefill"] == {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+    assert roles["decode"] == {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    assert "serve 0 8100 5600" in (folder / "prefill.sh").read_text()
+    assert "serve 1 8200 5700" in (folder / "decode.sh").read_text()
+    router = (folder / "router.sh").read_text()
+    assert "--prefill http://127.0.0.1:8100" in router
+    assert "--decode http://127.0.0.1:8200" in router
+    plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
+    held = scenario.load_gateway(folder / "gateway.toml").config.engines[0].in_flight
+    assert held >= plan["decode_batch"] + plan["encode_batch"]
+    with pytest.raises(InputError, match="split prefill and decode"):
+        scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+
+
+def test_what_engines_cannot_be_told_becomes_the_nearest_with_its_own_numbers(deployed):
+    """Three GPUs under WAA have two stages on a side, which vLLM's hand-over does not take."""
+    folder, out = deployed("waa-m", 4, "4s")
+    told = json.loads((folder / "PLAN.json").read_text())
+    assert "cannot be told to engines" in out
+    assert "cannot be told to engines" in (folder / "README.md").read_text()
+    assert told["chosen"]["latency_high_s"] <= 4
+    assert "cannot be told" in told["answer"][0]
+    assert tomllib.loads((folder / "gateway.toml").read_text())
+
+
+@pytest.mark.parametrize("strategy", ["rra", "waa-c"])
+def test_scripts_are_shell(deployed, strategy):
+    folder, _ = deployed(strategy)
+    scripts = sorted(folder.glob("*.sh"))
+    assert scripts
+    for script in scripts:
+        assert subprocess.run(["sh", "-n", script], check=False).returncode == 0, script
+        assert script.stat().st_mode & 0o100
+
+
+def test_files_that_are_there_are_kept(cli, deployed, tmp_path):
+    folder, _ = deployed("rra")
+    (folder / "README.md").write_text("mine")
+    refused = cli("schedule", tmp_path / "small.toml", "--deploy", folder)
+    assert refused.code == 2
+    assert "--force" in refused.err
+    assert (folder / "README.md").read_text() == "mine"
+    assert cli("schedule", tmp_path / "small.toml", "--deploy", folder, "--force").code == 0
+    assert (folder / "README.md").read_text() != "mine"
+
+
+def test_a_file_is_no_folder(cli, deployed, tmp_path):
+    deployed("rra")
+    refused = cli("schedule", tmp_path / "small.toml", "--deploy", tmp_path / "small.toml")
+    assert (refused.code, Path(tmp_path / "small.toml").is_file()) == (2, True)

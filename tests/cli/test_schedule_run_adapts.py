@@ -1,0 +1,108 @@
+"""lengthwise schedule run --adapt as a user sees it: other requests than planned for, before an emulated engine."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
+
+TEXT = """
+name = "small"
+[workload]
+prompt = { kind = "uniform", low = 100, high = 500 }
+output = { kind = "uniform", low = 2, high = 16 }
+request_rate = 1
+num_requests = 250
+[deployment]
+model = "opt-13b"
+gpu = "A40"
+node = "pcie4-4"
+tp = 2
+[engine]
+gpu_memory_utilization = 0.4
+[schedule]
+latency_bound = "4s"
+strategies = ["rra"]
+"""
+
+
+@pytest.fixture
+def asked(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def url():
+    spec = EngineSpec("m", limits=Limits(128, 1 << 16, num_blocks=1 << 16), steps=LinearSteps(0.01, 0.0, 0.0))
+    with in_thread(EngineServer(spec)) as up:
+        yield up.servers[0].url
+
+
+def trace(path, *parts):
+    """Requests in order; of each part (how many, shortest, longest output)."""
+    rng, rows = np.random.default_rng(1), []
+    for count, low, high in parts:
+        pairs = zip(rng.integers(100, 501, count), rng.integers(low, high + 1, count), strict=True)
+        rows += [f"{prompt},{output}" for prompt, output in pairs]
+    lines = (f"{at / 20},{row}\n" for at, row in enumerate(rows))
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "".join(lines))
+    return path
+
+
+@pytest.mark.slow
+def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, asked, url, tmp_path):
+    live = trace(tmp_path / "live.csv", (250, 2, 16), (450, 20, 34))
+    ended = cli(
+        "schedule", "run", asked, "--engine", url, "--adapt", "--workload", live, "--out", tmp_path / "run",
+        "--admin-port", 0,
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    flat = " ".join(ended.out.split())
+    assert "admin page at http://127.0.0.1:" in flat
+    assert "outputs moved, about from request 2" in flat
+    assert "Changed to RRA, B_E =" in flat
+    assert "Lengths of 700 requests were watched. Below is what came of RRA, B_E =" in flat
+    assert "outputs moved" in ended.err, "the gateway's log tells it when it happens"
+    told = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    first, *again = told["news"]
+    assert not first["failed"]
+    assert first["adaptation"]["sides"] in (["outputs"], ["prompts", "outputs"])
+    assert told["followed"]["observed"] == 700
+    assert told["followed"]["changed"] >= 1
+    last = (again or [first])[-1]["phases"]
+    assert told["phases"] == last
+    seen = {one["name"]: one for one in told["outcome"]["seen"]}
+    assert seen["encode batch, B_E"]["planned"] == last["encode_batch"]
+    requests = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
+    assert {one["outcome"] for one in requests} == {"finished"}
+    assert len(requests) == 700
+
+
+@pytest.mark.slow
+def test_requests_as_planned_change_nothing(cli, asked, url):
+    told = json.loads(cli("schedule", "run", asked, "--engine", url, "--adapt", "--json", "-", "-q").out)
+    assert told["news"] == []
+    assert (told["followed"]["observed"], told["followed"]["changed"]) == (250, 0)
+    assert told["followed"]["false_alarms"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--false-alarms", "0.1"], "goes with --adapt"),
+        (["--storage", "ssd"], "goes with --adapt"),
+        (["--adapt", "--false-alarms", "2"], "false_alarms must be above 0 and below 1"),
+        (["--adapt", "--storage", "tape"], 'storage must be "dram" or "ssd"'),
+        (["--adapt", "--horizon", "soon"], "--horizon must be seconds"),
+        (["--workload", "nothing-such"], "there is no file nothing-such"),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_what_must_hold(cli, asked, words, says):
+    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", *words)
+    assert ended.code == 2, (ended.out, ended.err)
+    assert says in " ".join(ended.err.split())

@@ -1,0 +1,146 @@
+"""lengthwise schedule watch as a user sees it, and what it is told."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from lengthwise import engine, measure, scenario
+from lengthwise.schedule import TaskLengths
+from lengthwise.schedule.drift import moved
+from lengthwise.schema.measured import SIMULATED, Measured
+
+SUMMARIES = TaskLengths.from_preset("exegpt-s")
+LONGER = moved(SUMMARIES.output_pmf, "mean", 0.3, 1500)
+TEXT = """
+name = "summaries"
+[workload]
+preset = "exegpt-s"
+request_rate = 10
+num_requests = 300
+[deployment]
+model = "opt-13b"
+gpu = "A40"
+node = "pcie4-4"
+tp = 4
+[schedule]
+latency_bound = "6s"
+strategies = ["rra"]
+"""
+
+
+@pytest.fixture
+def asked(tmp_path):
+    path = tmp_path / "summaries.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def trace(path, parts, rate=20.0):
+    """Requests whose outputs come from one distribution after the other."""
+    rng, rows = np.random.default_rng(1), []
+    for count, pmf in parts:
+        prompts = rng.choice(len(SUMMARIES.prompt_pmf), count, p=SUMMARIES.prompt_pmf)
+        outputs = rng.choice(len(pmf), count, p=pmf)
+        rows += list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    lines = (f"{i / rate},{prompt},{output}\n" for i, (prompt, output) in enumerate(rows))
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "".join(lines))
+    return path
+
+
+def test_a_trace_that_moves_is_followed(cli, asked, tmp_path):
+    live = trace(tmp_path / "live.csv", [(400, SUMMARIES.output_pmf), (1200, LONGER)])
+    ended = cli("schedule", "watch", asked, "--workload", live, "--json", tmp_path / "out.json")
+    assert ended.code == 0, ended.err
+    for words in (
+        "Planned for prompts 256", "at most 1 %", "outputs moved, about from request 4", "over;",
+        "requests take longer", "Changed to RRA", "tighter", "planned once more, now that 1,000 requests",
+        "Had the first schedule been left as it was, about",
+    ):  # fmt: skip
+        assert words in ended.out
+    told = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert (told["format"], told["version"], told["requests"]) == ("lengthwise.schedule_watch", 1, 1600)
+    assert told["answer"] == [line for line in ended.out.splitlines() if line]
+    first, again = told["adaptations"]
+    assert (first["first"], again["first"]) == (True, False)
+    assert first["change"]["kept_held_s"] > 6 >= first["change"]["new_held_s"]
+    assert told["deployed"] != told["planned"]
+    assert 0 < told["late"] < 1200
+
+
+def test_lengths_that_stay_change_nothing(cli, asked, tmp_path):
+    live = trace(tmp_path / "live.csv", [(1000, SUMMARIES.output_pmf)])
+    ended = cli("schedule", "watch", asked, "--workload", live, "--json", tmp_path / "out.json")
+    assert ended.code == 0, ended.err
+    assert "Lengths did not move as far as can be told" in ended.out
+    told = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert (told["adaptations"], told["late"]) == ([], 0)
+    assert told["deployed"] == told["planned"]
+
+
+def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, asked, tmp_path):
+    live = trace(tmp_path / "live.csv", [(600, LONGER)])
+    words = ("--margin", "0.2", "--false-alarms", "0.001", "--least-requests", 250, "--storage", "ssd")
+    told = json.loads(cli("schedule", "watch", asked, "--workload", live, *words, "--json", "-").out)
+    (one,) = told["adaptations"]
+    assert (told["false_alarms"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
+    assert one["change"]["new_held_s"] <= 0.8 * 6
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """A simulated run, whose requests end in another order than they arrive."""
+    (variant,) = scenario.build(scenario.loads(TEXT))
+    workload = variant.workload(0)
+    return Measured(engine.simulate(workload, variant.deployment), workload, SIMULATED)
+
+
+def test_a_run_is_told_in_the_order_of_arrival_once_all_before_have_ended(ran):
+    live = scenario.Live.of_records(ran)
+    requests = ran.records.requests
+    assert len(live) == 300
+    assert live.output_tokens.tolist() == requests.output_tokens.tolist()
+    assert live.at_s.tolist() == np.maximum.accumulate(requests.finished_s).tolist()
+    assert live.at_s.tolist() != requests.finished_s.tolist()
+
+
+def test_a_file_of_records_is_replayed(cli, asked, tmp_path, ran):
+    measure.write_records(ran, tmp_path / "run.parquet")
+    ended = cli("schedule", "watch", asked, "--records", tmp_path / "run.parquet")
+    assert ended.code == 0, ended.err
+    assert "Watched 300 requests" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "either --records FILE or --workload"),
+        (["--workload", "exegpt-s", "--records", "run.parquet"], "either --records FILE or --workload"),
+        (["--workload", "nothing-such"], "there is no file nothing-such"),
+        (["--records", "none.parquet"], "none.parquet"),
+        (["--workload", "exegpt-s", "--false-alarms", "0"], "false_alarms must be above 0"),
+        (["--workload", "exegpt-s", "--horizon", "soon"], "--horizon must be seconds"),
+        (["--workload", "exegpt-s", "--horizon", "0"], "horizon_s must be above 0"),
+        (["--workload", "exegpt-s", "--storage", "tape"], "storage must be"),
+        (["--workload", "exegpt-s", "--margin", "1"], "margin must be"),
+        (["--workload", "exegpt-s", "--set", "schedule.latency_bound=0.01"], "the least latency is"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_sentence(cli, asked, words, says):
+    ended = cli("schedule", "watch", asked, *words)
+    assert ended.code == 2, (ended.out, ended.err)
+    assert says in ended.err
+
+
+def test_an_adapter_of_a_scenario_follows_requests_from_python():
+    adapter = scenario.adapter_of(scenario.loads(TEXT))
+    row = adapter.deployed
+    assert (row.strategy, adapter.bound_s) == ("rra", 6.0)
+    rng = np.random.default_rng(0)
+    answers = [
+        adapter.observe(200, int(tokens), float(at))
+        for at, tokens in enumerate(rng.choice(len(LONGER), 200, p=LONGER))
+    ]
+    assert sum(answer is not None for answer in answers) == 1

@@ -1,0 +1,57 @@
+"""At each length of phases the largest batch of RRA that a bound allows; a choice is not below the best of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths
+from lengthwise.schedule._ridge import ladder, largest_batches
+from lengthwise.schedule.sides import Side
+
+
+@pytest.fixture(scope="module")
+def code(opt, four_a40, opt_tables):
+    """Long outputs."""
+    return Estimator(TaskLengths.from_preset("exegpt-g"), four_a40, opt, opt_tables)
+
+
+@pytest.mark.parametrize("bound_s", [14.0, math.inf])
+def test_one_request_more_does_not_meet_the_bound(code, bound_s):
+    side = Side(code, Strategy.RRA, 2, worst_case=True)
+    grid = np.array([(steps, groups) for steps in (3, 20, 200) for groups in (1, 2)])
+    batch = largest_batches(side, grid, bound_s)
+    assert batch.max() > 1
+    assert (side.perf(np.column_stack([batch, grid])[batch > 0]).latency_s <= bound_s).all()
+    more = side.perf(np.column_stack([batch + 1, grid])).latency_s
+    assert ((more > bound_s) | np.isinf(more)).all()
+
+
+def test_where_nothing_meets_the_bound_there_is_no_batch(code):
+    side = Side(code, Strategy.RRA, 1, worst_case=True)
+    assert largest_batches(side, np.array([(1, 0), (480, 0)]), 0.01).tolist() == [0, 0]
+
+
+def test_phases_that_are_tried_are_within_what_there_is():
+    tried = ladder(50, 480)
+    assert tried[0] == 1
+    assert tried[-1] == 480
+    assert {48, 49, 50, 51, 52} <= set(tried.tolist())
+    assert set(range(1, 9)) <= set(tried.tolist())
+    assert ladder(1, 1).tolist() == [1]
+    assert ladder(3, 4).tolist() == [1, 2, 3, 4]
+
+
+def test_a_choice_is_not_below_the_best_of_all_phases(code):
+    """At the upper corner of all schedules, one iteration a phase, throughput is a third below the best."""
+    best_rps = 0.0
+    for tp, groups in ((1, 0), (2, 2), (4, 1)):
+        side = Side(code, Strategy.RRA, tp, worst_case=True)
+        grid = np.array([(steps, groups) for steps in range(1, 61)])
+        batch = largest_batches(side, grid, math.inf)
+        rps = side.perf(np.column_stack([batch, grid])[batch > 0]).throughput_rps
+        assert rps[0] < rps.max()
+        best_rps = max(best_rps, rps.max())
+    assert Planner(code, [1, 2, 4]).best().row.throughput_rps >= best_rps / 1.02

@@ -1,0 +1,138 @@
+"""The pipeline's recurrence: the compiled one, a plain one, and closed forms."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.schedule.timeline import decode_iteration_s, pipelined_visits, round_visits, steady_round
+from lengthwise.schema.errors import InputError
+
+SECONDS = st.floats(0.01, 10.0)
+
+
+def plain(encode_s, decode_s, parts, encoding, finish, scale, most_rounds=64, even=1e-10):
+    """The recurrence over stages one by one, as it is written down."""
+    visits = [encode_s, *decode_s]
+    free, ready = [0.0] * len(encode_s), [0.0] * parts
+    before, half, latency = None, 0.0, 0.0
+    for turn in range(most_rounds):
+        started, latency = [0.0] * encoding, 0.0
+        for column, seconds in enumerate(visits):
+            for job in range(parts if column else encoding):
+                for stage, taken in enumerate(seconds):
+                    begin = max(ready[job], free[stage])
+                    if column == 0 and stage == 0:
+                        started[job] = begin
+                    free[stage] = ready[job] = begin + (taken if column else taken * scale[job])
+            if column == finish:
+                latency = max(0.0, *(ready[job] - started[job] for job in range(encoding)))
+        now = ready + free
+        moved = [a - b for a, b in zip(now, before or [0.0] * len(now), strict=True)]
+        before = now
+        if max(moved) - min(moved) <= even * max(moved):
+            return max(moved), latency
+        if turn == most_rounds // 2 - 1:
+            half = ready[0]
+    return (ready[0] - half) / (most_rounds // 2), latency
+
+
+@st.composite
+def pipelines(draw):
+    stages, steps = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    row = st.lists(SECONDS, min_size=stages, max_size=stages)
+    parts = draw(st.integers(1, 5))
+    return (
+        draw(row), draw(st.lists(row, min_size=steps, max_size=steps)), parts,
+        draw(st.integers(1, parts)), draw(st.integers(0, steps)),
+    )  # fmt: skip
+
+
+@given(pipelines())
+@settings(max_examples=200)
+def test_the_compiled_recurrence_agrees_with_the_plain_one_to_the_last_bit(case):
+    encode_s, decode_s, parts, encoding, finish = case
+    scale = [1.0 + 0.1 * job for job in range(encoding)]
+    got = steady_round(encode_s, decode_s, parts, encoding=encoding, finish=finish, scale=scale)
+    assert (got.round_s, got.latency_s) == plain(encode_s, decode_s, parts, encoding, finish, scale)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=100)
+def test_neighbours_that_take_the_same_time_may_be_taken_together(seed):
+    rng = np.random.default_rng(seed)
+    count = rng.integers(1, 5, rng.integers(1, 5))
+    pace = rng.uniform(0.5, 1.5, len(count))
+    decode_s = pace * np.sort(rng.uniform(0.3, 1.0, rng.integers(1, 6)))[::-1][:, None]
+    encode_s, parts = pace * rng.uniform(1.0, 8.0, len(count)), int(rng.integers(1, 2 * count.sum() + 1))
+    scale = rng.uniform(0.8, 1.2, parts)
+    together = steady_round(encode_s, decode_s, parts, count=count, scale=scale)
+    apart = steady_round(np.repeat(encode_s, count), np.repeat(decode_s, count, axis=1), parts, scale=scale)
+    assert together.round_s == pytest.approx(apart.round_s, rel=1e-9)
+    assert together.latency_s == pytest.approx(apart.latency_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_visits_of_one_length_leave_no_gap(stages):
+    got = steady_round([0.5] * stages, [[0.5] * stages] * 3, stages)
+    assert got.round_s == pytest.approx(stages * 4 * 0.5)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_an_encoding_longer_than_decodes_leaves_the_bubble_of_the_closed_form(stages):
+    """The last stage starts to decode when the last encoding has left it, and the next encoding waits for it."""
+    decode = [0.5, 0.4, 0.2]
+    got = steady_round([2.0] * stages, [[d] * stages for d in decode], stages)
+    assert got.round_s == pytest.approx((2 * stages - 1) * 2.0 + stages * (0.5 + 0.4) + 0.2)
+    assert got.latency_s == pytest.approx(got.round_s)
+
+
+def test_one_micro_batch_goes_through_the_stages_one_after_another():
+    got = steady_round([2.0, 1.0, 3.0], [[0.5, 0.25, 0.125]] * 4, 1, finish=2)
+    assert got.round_s == pytest.approx(6.0 + 4 * 0.875)
+    assert got.latency_s == pytest.approx(6.0 + 2 * 0.875)
+
+
+@given(pipelines())
+def test_no_round_is_shorter_than_a_stages_work_or_one_way_through(case):
+    encode_s, decode_s, parts, _, _ = case
+    visits = np.array([encode_s, *decode_s])
+    bound = max(parts * visits.sum(axis=0).max(), visits.sum())
+    assert steady_round(encode_s, decode_s, parts).round_s >= bound * (1 - 1e-9)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=4), st.integers(1, 5))
+def test_a_decode_iteration_is_the_closed_form(visit_s, parts):
+    many = 400
+    visits = pipelined_visits(visit_s, 0.0, parts, many, "decode")
+    ends = [v.end_s for v in visits if v.stage == len(visit_s) - 1 and v.micro_batch == 0]
+    assert (ends[-1] - ends[many // 2 - 1]) / (many // 2) == pytest.approx(decode_iteration_s(visit_s, parts))
+
+
+@given(pipelines())
+def test_no_two_visits_of_a_stage_or_of_a_micro_batch_overlap(case):
+    encode_s, decode_s, parts, encoding, _ = case
+    visits = round_visits(encode_s, decode_s, parts, 2, np.linspace(0.9, 1.1, encoding))
+    assert len(visits) == 2 * len(encode_s) * (encoding + parts * len(decode_s))
+    for key in ("stage", "micro_batch"):
+        for value in {getattr(v, key) for v in visits}:
+            own = sorted((v.start_s, v.end_s) for v in visits if getattr(v, key) == value)
+            assert all(a[1] <= b[0] for a, b in pairwise(own))
+
+
+def test_the_drawn_rounds_are_as_long_as_the_steady_one():
+    encode_s, decode_s = [3.0, 2.0], [[0.5, 0.75], [0.25, 0.5]]
+    visits = round_visits(encode_s, decode_s, 3, 30)
+    ends = [v.end_s for v in visits if v.stage == 1 and v.micro_batch == 2 and v.kind == "decode"][1::2]
+    assert ends[-1] - ends[-2] == pytest.approx(steady_round(encode_s, decode_s, 3).round_s)
+
+
+def test_shapes_that_do_not_go_together_are_refused():
+    with pytest.raises(InputError, match=r"\[iterations, stages\]"):
+        steady_round([1.0], [[1.0, 1.0]], 1)
+    with pytest.raises(InputError, match="micro_batches"):
+        steady_round([1.0], [[1.0]], 1, encoding=2)
