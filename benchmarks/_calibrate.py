@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _intervals import of_scores
 from _recorded import LATENCIES, LONGEST_TOKENS, ROOT, RUNS, Run
 
 from lengthwise.engine import deploy
@@ -20,28 +20,22 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Errors on held-out requests over all runs, and how long a calibration takes; quick: the first run alone."""
+    """Errors on held-out requests over all runs; quick: the first run alone."""
     found = {run.name: of_run(shared, run) for run in (RUNS[:1] if quick else RUNS)}
     told: dict[str, Any] = {
-        f"fidelity.calibrated.{name}_mape": over_runs(metric, {run: c for run, (c, _) in found.items()})
-        for name, metric in METRICS.items()
+        f"fidelity.calibrated.{name}_mape": over_runs(metric, found) for name, metric in METRICS.items()
     }
-    slowest = max((seconds for _, seconds in found.values()), key=lambda seconds: seconds["cpu"])
-    runs = {run: seconds | {"simulations": c.simulations} for run, (c, seconds) in found.items()}
-    told["calibrate_300_s"] = {"value": slowest["wall"], "details": {**slowest, "runs": runs}}
+    notes = {run: list(c.notes) for run, c in found.items()}
+    for row in told.values():
+        row["details"]["notes"] = notes
     return told
 
 
-def of_run(shared: Path, run: Run) -> tuple[Calibration, dict[str, float]]:
-    """A run's calibration, and the seconds that it took."""
+def of_run(shared: Path, run: Run) -> Calibration:
+    """A run's calibration to its first half."""
     folder = shared / ROOT / "measured_runs" / run.folder
     measured, deployment = read_foreign(folder / "vllm" / "requests.jsonl.gz"), deployment_of(run)
-    wall, cpu = time.perf_counter(), time.process_time()
-    found = calibrate([measured], deployment, holdout=0.5, allow=("doubts",))
-    return found, {
-        "wall": round(time.perf_counter() - wall, 2),
-        "cpu": round(time.process_time() - cpu, 2),
-    }
+    return calibrate([measured], deployment, holdout=0.5, allow=("doubts",))
 
 
 def deployment_of(run: Run) -> Deployment:
@@ -69,4 +63,8 @@ def over_runs(metric: str, found: dict[str, Calibration]) -> dict[str, Any]:
         run: {p.name: [float(f"{x:.4g}") for x in (p.value, p.low, p.high)] for p in c.told}
         for run, c in found.items()
     }
-    return {"value": after, "details": {"before": before, "runs": runs, "parameters": parameters}}
+    return {
+        "value": after,
+        "ci": of_scores(runs),
+        "details": {"before": before, "runs": runs, "parameters": parameters},
+    }

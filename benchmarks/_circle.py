@@ -13,6 +13,7 @@ import numpy as np
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
 from lengthwise.measure.calibrate import Calibration, Iterations, calibrate
+from lengthwise.measure.calibrate._lateness import harmless_lateness
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.hardware import GpuSpec
@@ -33,6 +34,8 @@ METRICS = {
     "tpot_p50": ("tpot_s", 0.5, 0.05),
 }
 """Name: column, quantile, the error aimed at."""
+SHARE = 0.3
+"""Of the requests, what a calibration holds out where no run is."""
 HEADLINES = ("jct_p50", "jct_p95", "ttft_p50", "tpot_p50")
 
 
@@ -147,13 +150,13 @@ def _arriving(
     return lengths.workload(min(600, max(least, round(rate_rps * window_s))), seed, rate_rps, load)
 
 
-def quantiles(records: Records, client_s: float = 0.0) -> dict[str, float]:
-    """Seconds by metric of the requests that finished; ``client_s`` is what a client waits besides."""
+def quantiles(records: Records) -> dict[str, float]:
+    """Seconds by metric of the requests that finished."""
     done = records.requests.status == Status.FINISHED
     out = {}
     for name, (column, q, _) in METRICS.items():
         values = request_column(records.requests, column)[done]
-        told = float(np.nanquantile(values, q)) + (0.0 if column == "tpot_s" else client_s)
+        told = float(np.nanquantile(values, q))
         out[name] = max(
             told, 1e-6
         )  # a starved client reads a whole answer at once: no time between its tokens
@@ -180,29 +183,37 @@ def as_simulated(records: Records, run: Run) -> Measured:
     return Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
 
 
-def errors(
-    deployment: Deployment, tables: CostTables, runs: Sequence[Run], client_s: float = 0.0
-) -> dict[str, dict[str, float]]:
+def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """(simulated - measured) / measured of each metric, by run."""
     priced = replace(deployment, cost=tables)
     out = {}
     for run in runs:
-        told, real = quantiles(simulated(priced, run), client_s), quantiles(run.measured.records)
+        told, real = quantiles(simulated(priced, run)), quantiles(run.measured.records)
         out[run.name] = {metric: told[metric] / real[metric] - 1 for metric in METRICS}
     return out
 
 
 def calibrated(
-    learnt: Sequence[Run], held: Sequence[Run], deployment: Deployment, iterations: Iterations | None = None
+    learnt: Sequence[Run],
+    held: Sequence[Run],
+    deployment: Deployment,
+    iterations: Iterations | None = None,
+    masks: str = "auto",
 ) -> Calibration:
-    """A calibration to some runs, scored on others; doubts of a busy machine are told, not obeyed."""
+    """A calibration to some runs, scored on others or, without any, on last requests; doubts are told, not obeyed."""
     return calibrate(
-        [run.measured for run in learnt],
+        [_named(run) for run in learnt],
         deployment,
-        holdout=[run.measured for run in held],
+        holdout=[_named(run) for run in held] or SHARE,
         iterations=iterations,
         allow=("doubts",),
+        masks=masks,
     )
+
+
+def _named(run: Run) -> Measured:
+    """The run's records under its own name, by which scores and notes call it."""
+    return replace(run.measured, records=replace(run.measured.records, name=run.name))
 
 
 def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
@@ -217,58 +228,13 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     return out
 
 
-def rows(
-    prefix: str, of_tables: dict[str, dict[str, dict[str, float]]], runs: Sequence[Run], held: Sequence[Run]
-) -> dict[str, dict[str, Any]]:
-    """A row a metric: the median over held-out loads of the absolute error, and all that made it.
-
-    The truth of a load is the median of its repeats: what one run of a busy machine is off by is told beside
-    it. ``of_tables``: by "calibrated", "profile", "roofline", then by run, then by metric.
-    """
-    floor = spread(runs)
-    out = {}
-    for metric, (_, _, target) in METRICS.items():
-        each = {kind: {run: told[run][metric] for run in told} for kind, told in of_tables.items()}
-        loads = {kind: _by_load(of, held, metric) for kind, of in each.items()}
-        ours = [abs(error) for error in loads["calibrated"].values()]
-        out[f"{prefix}.{metric}_error"] = {
-            "value": round(statistics.median(ours), 4),
-            "unit": "relative",
-            "target": target,
-            "better": "lower",
-            "details": {
-                "range": [round(min(ours), 4), round(max(ours), 4)],  # over loads, no interval
-                "median_of": {
-                    kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()
-                },
-                "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held), 4),
-                "signed_by_load": {
-                    load: {kind: round(loads[kind][load], 4) for kind in loads}
-                    | {"repeats_spread": round(floor[load][metric], 4)}
-                    for load in loads["calibrated"]
-                },
-                "signed_by_run": {
-                    run.name: {kind: round(of[run.name], 4) for kind, of in each.items()}
-                    | {"measured_s": round(quantiles(run.measured.records)[metric], 5)}
-                    for run in runs
-                },
-            },
-        }
-    return out
-
-
-def _by_load(told: dict[str, float], held: Sequence[Run], metric: str) -> dict[str, float]:
-    """The error of each load against the median of its repeats."""
-    simulated_s: dict[str, list[float]] = {}
-    measured_s: dict[str, list[float]] = {}
-    for run in held:
-        load, real = f"{run.setting}-{run.load}", quantiles(run.measured.records)[metric]
-        measured_s.setdefault(load, []).append(real)
-        simulated_s.setdefault(load, []).append((1 + told[run.name]) * real)
-    return {
-        load: statistics.median(simulated_s[load]) / statistics.median(measured_s[load]) - 1
-        for load in measured_s
-    }
+def passed(runs: Sequence[Run]) -> list[str]:
+    """The doubted runs that a calibration takes unasked: of an idle client that was late by next to nothing."""
+    return [
+        run.name
+        for run in runs
+        if run.measured.doubts and set(run.measured.doubts) <= set(harmless_lateness(run.measured))
+    ]
 
 
 def deployment_of(

@@ -2,7 +2,8 @@
 
 Its scheduler "fifo" forms the steps that vLLM v1 does (decodes, then prompts in order, cut to the budget). Its
 attention does not: every query of a step is masked against the cache of the whole batch, so that a prompt beside
-many decodes costs more than cost tables, which know no such product, can say. Runs of few sequences suffer less.
+many decodes pays for all of their tokens. Calibration finds that in the runs (``masked_s`` of the cost tables); a
+profile of operators, which measures sequences alone, does not know it.
 """
 
 from __future__ import annotations

@@ -61,6 +61,13 @@ def _cpu() -> str:
         return platform.processor()
 
 
+def commit() -> str:
+    """The commit of the code; "-dirty" behind it where the checkout holds more."""
+    asked = ["git", "describe", "--always", "--abbrev=10", "--dirty", "--exclude=*"]
+    done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def show(rows: list[Row], *, as_json: bool) -> None:
     """Prints the rows as JSON lines, or as a table."""
     if as_json:

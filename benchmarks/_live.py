@@ -1,10 +1,11 @@
 """The whole circle on real engines of this machine: profile, measure, calibrate, simulate the same, compare.
 
-    python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again]
+    python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again KEPT]
 
 writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
-measured records from the folder and does the rest anew. vLLM on
-one thread of a CPU at two settings of its scheduler and three loads, each three times; transformers'
+measured records from a folder that is kept (results/live/vllm, results/live/transformers) and does the rest anew.
+Rows keep when their runs were measured and when the code was last changed, so that none is called blind that is not.
+vLLM on one thread of a CPU at two settings of its scheduler and three loads, each three times; transformers'
 continuous batching at three loads. Calibrated on the static and the half load of one setting, all repeats; errors
 are of the others: nearly full load, and the other setting.
 """
@@ -25,11 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import _circle
+import _circle_coverage
+import _circle_rows
 import _continuous
+import _frozen
 import _vllm
 from _circle import Lengths, Run, Setting
 from _device import machine, this_thread
-from _harness import strict_json
+from _harness import commit, strict_json
 from _turns import Turn, in_turns
 
 from lengthwise import Deployment, Workload
@@ -39,6 +43,7 @@ from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibrate import read_iterations
 from lengthwise.measure.operators import measure_profile
 from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.hardware import GpuSpec
 from lengthwise.schema.measured import Measured
 from lengthwise.schema.profile import Profile
 
@@ -68,13 +73,19 @@ QUICK = Plan(size="tiny", profile_s=20.0, static_s=5.0, seconds=8.0, repeats=1)
 
 
 def figures(
-    shared: Path, quick: bool, out: Path | None = None, only: Sequence[str] = SECTIONS, *, again: bool = False
+    shared: Path,
+    quick: bool,
+    out: Path | None = None,
+    only: Sequence[str] = SECTIONS,
+    *,
+    again: Path | None = None,
 ) -> dict[str, Any]:
     """Rows by name; raises FileNotFoundError where no engine is installed. ``shared`` is not needed."""
     del shared
-    _vllm.require()
-    if importlib.util.find_spec("torch") is None:
-        raise FileNotFoundError("no torch to profile this machine with: make torch")
+    if again is None:
+        _vllm.require()
+        if importlib.util.find_spec("torch") is None:
+            raise FileNotFoundError("no torch to profile this machine with: make torch")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(out) if out else Path(folder) / "out"
         place.mkdir(parents=True, exist_ok=True)
@@ -82,6 +93,10 @@ def figures(
         told: dict[str, Any] = {}
         for section in only:
             told |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
+        code = commit()
+        known = {"code": code} | _frozen.facts(code, circle.measured_at)
+        for row in told.values():
+            row["details"] |= known
         (place / "rows.json").write_text(
             "".join(strict_json({"name": n} | row) + "\n" for n, row in told.items())
         )
@@ -89,21 +104,41 @@ def figures(
 
 
 class Circle:
-    """One machine's round: what is worth keeping in ``out``, weights and logs in ``work``."""
+    """One machine's round: what is worth keeping in ``out``, weights and logs in ``work``.
 
-    def __init__(self, out: Path, work: Path, plan: Plan, *, again: bool = False) -> None:
+    ``again``: where an earlier round lies of which profile and measured runs are taken.
+    """
+
+    def __init__(self, out: Path, work: Path, plan: Plan, *, again: Path | None = None) -> None:
         self.out, self.work, self.plan, self.again = out, work, plan, again
+        self.kept = out if again is None else again.resolve()
         self.start = time.monotonic()
-        self.model, config = work / plan.size, out / f"{plan.size}.json"
-        if not again:
+        self.model, config = work / plan.size, self.kept / f"{plan.size}.json"
+        if again is None:
             _vllm.make_model(self.model, plan.size)
             shutil.copyfile(self.model / "config.json", config)
         self.config = str(config)
-        self.gpu = this_thread()
+        self.measured_at = _frozen.measured_at(self.kept) if again else _frozen.now()
+        self.gpu, self.machine = self._device()
         self.profile = self._profiled()
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self.start:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def _device(self) -> tuple[GpuSpec, dict[str, Any]]:
+        """The device and the machine's facts as they were when its runs were measured."""
+        path = self.kept / "device.json"
+        if self.again and path.exists():
+            kept = json.loads(path.read_text())
+            gpu = GpuSpec(**kept["gpu"] | {"aliases": tuple(kept["gpu"]["aliases"])})
+            return gpu, kept["machine"]
+        gpu = this_thread()
+        if self.again:
+            return gpu, machine(gpu) | {"measured_again": True}
+        path.write_text(
+            strict_json({"gpu": asdict(gpu), "machine": machine(gpu), "measured_at": self.measured_at})
+        )
+        return gpu, machine(gpu)
 
     def deployment(self, setting: Setting) -> Deployment:
         limits = replace(setting.limits(MAX_MODEL_LEN, BLOCK), weight_dtype="float32", kv_dtype="float32")
@@ -111,7 +146,7 @@ class Circle:
 
     def _profiled(self) -> Profile:
         if self.again:
-            return read_profile(self.out / "profile.parquet")
+            return read_profile(self.kept / "profile.parquet")
         d = self.deployment(WIDE)
         profile = measure_profile(
             d.model,
@@ -136,7 +171,7 @@ class Circle:
         """Both settings measured; calibrated on half the capacity of the first one."""
         notes: dict[str, Any] = {}
         if self.again:
-            runs = [run for setting in self.plan.settings for run in self._kept(setting)]
+            runs = [run for setting in self.plan.settings for run in self.kept_runs(setting)]
         else:
             runs = self._under_vllm(notes)
         return self._compared("fidelity.live", runs, self.plan.settings[0], self._noted("vllm", notes))
@@ -157,7 +192,7 @@ class Circle:
         """One setting of another engine, in a process that feeds itself."""
         if self.again:
             return self._compared(
-                "fidelity.live_transformers", self._kept(FIFO), FIFO, self._noted("fifo", {})
+                "fidelity.live_transformers", self.kept_runs(FIFO), FIFO, self._noted("fifo", {})
             )
         flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
         with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
@@ -166,19 +201,17 @@ class Circle:
             notes = self._noted("fifo", {"engine": dict(engine.facts)})
         return self._compared("fidelity.live_transformers", runs, FIFO, notes)
 
-    def _kept(self, setting: Setting) -> list[Run]:
-        """The runs of a setting that the folder holds, in the order in which they were measured."""
+    def kept_runs(self, setting: Setting) -> list[Run]:
+        """The runs of a setting that the folder holds: each round of its loads, one after the other."""
         found = []
-        for path in sorted(
-            self.out.glob(f"{setting.name}-*.measured.parquet"), key=lambda p: p.stat().st_mtime
-        ):
+        for path in self.kept.glob(f"{setting.name}-*.measured.parquet"):
             name, load, repeat = path.name.split(".")[0].split("-")
             found.append(Run(name, load, int(repeat), read_records(path)))
-        return found
+        return sorted(found, key=lambda run: (run.repeat, list(_circle.LOADS).index(run.load)))
 
     def _noted(self, name: str, notes: dict[str, Any]) -> dict[str, Any]:
         """Notes beside the runs, kept in the folder."""
-        path = self.out / f"{name}.notes.json"
+        path = self.kept / f"{name}.notes.json"
         if not self.again:
             path.write_text(strict_json(notes))
         kept: dict[str, Any] = json.loads(path.read_text())
@@ -207,42 +240,39 @@ class Circle:
         learnt = [run for run in runs if run.setting == first.name and run.load in _circle.LEARNT]
         held = [run for run in runs if run not in learnt]
         base = self.deployment(first)
+        scored = [run for run in held if run.setting == first.name]
+        priced = replace(base, cost=self.tables(base))
         started = time.monotonic()
-        log = _vllm.iterations_of(self.out, next(run.name for run in learnt if run.load == "half"))
-        calibration = _circle.calibrated(
-            learnt,
-            [run for run in held if run.setting == first.name],
-            replace(base, cost=self.tables(base)),
-            read_iterations(log) if log.exists() else None,
-        )
+        log = _vllm.iterations_of(self.kept, next(run.name for run in learnt if run.load == "half"))
+        steps = read_iterations(log) if log.exists() else None
+        calibration = _circle.calibrated(learnt, scored, priced, steps)
         took_s = time.monotonic() - started
         self.say(f"calibrated on {len(learnt)} runs in {took_s:.1f} s")
         told: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
+        told["without_masks"], bare = {}, calibration.tables
+        if calibration.tables.masked_s > 0:
+            bare = _circle.calibrated(learnt, scored, priced, steps, masks="no").tables
+        answers = {}
         for setting in {run.setting: by_name[run.setting] for run in runs}.values():
             own = [run for run in runs if run.setting == setting.name]
             d = self.deployment(setting)
-            told["calibrated"] |= _circle.errors(d, calibration.tables, own, calibration.client_s)
+            told["calibrated"] |= _circle.errors(d, calibration.tables, own)
             told["profile"] |= _circle.errors(d, self.tables(d), own)
             told["roofline"] |= _circle.errors(d, d.cost, own)
+            told["without_masks"] |= _circle.errors(d, bare, own)
             for run in own:
-                records = _circle.simulated(replace(d, cost=calibration.tables), run)
-                write_records(_circle.as_simulated(records, run), self.out / f"{run.name}.simulated.parquet")
-        found = _circle.rows(prefix, told, runs, held)
-        found[f"{prefix}.calibration"] = {
-            "value": round(took_s, 2),
-            "unit": "s",
-            "details": {
-                "learnt_of": [run.name for run in learnt],
-                "requests": sum(len(run.measured.workload) for run in learnt),
-                "client_s": calibration.client_s,
-                "parameters": [asdict(p) for p in calibration.parameters],
-                "scores": [asdict(s) for s in calibration.scores],
-                "notes": list(calibration.notes),
-                "doubts": {run.name: list(run.measured.doubts) for run in runs if run.measured.doubts},
-                "machine": machine(self.gpu),
-                "runs": notes,
-            },
+                answers[run.name] = _circle.simulated(replace(d, cost=calibration.tables), run)
+                kept = _circle.as_simulated(answers[run.name], run)
+                write_records(kept, self.out / f"{run.name}.simulated.parquet")
+        found = _circle_rows.rows(prefix, told, runs, held, answers)
+        priced_by = {
+            name: replace(self.deployment(s), cost=calibration.tables) for name, s in by_name.items()
         }
+        blind = _circle.calibrated(learnt, [], priced, steps).tables.errors
+        found[f"{prefix}.interval_coverage"] = _circle_coverage.row(priced_by, blind, held)
+        found[f"{prefix}.calibration"] = _circle_rows.of_calibration(
+            calibration, took_s, learnt, runs, {"machine": self.machine, "runs": notes}
+        )
         return found
 
 
@@ -251,9 +281,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for records and rows")
     parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--again", action="store_true", help="measure nothing: take what the folder holds")
+    parser.add_argument("--again", type=Path, help="measure nothing: take what this folder holds")
     given = parser.parse_args()
-    told = figures(given.out, given.quick, given.out, given.only.split(","), again=given.again)
+    only = given.only.split(",")
+    told = figures(given.out, given.quick, given.out, only, again=given.again)
     for name, row in told.items():
         print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}")
 

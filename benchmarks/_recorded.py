@@ -22,9 +22,10 @@ from lengthwise import catalog
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import import_llmservingsim
 from lengthwise.engine import deploy, simulate
-from lengthwise.metrics._compare_bootstrap import Bootstrap, resampled
+from lengthwise.metrics._compare_blocks import column_of
+from lengthwise.metrics._compare_bootstrap import drawn, resampled
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.hardware import LinkSpec, NodeSpec
 from lengthwise.schema.workload import Workload
 
@@ -136,9 +137,9 @@ def redrawn(measured: np.ndarray, ours: np.ndarray, draws: int) -> list[float]:
     """The mean error of the five statistics in draws of blocks of neighbours, which wait for each other."""
     if not draws:
         return []
-    weights, _ = Bootstrap(len(measured), len(measured), True, draws, SEED).weights()
+    weights = drawn(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
     q = np.array(QUANTILES) / 100
-    told, real = (resampled(seconds, weights, q) for seconds in (ours, measured))
+    told, real = (resampled(column_of(seconds), weights, q) for seconds in (ours, measured))
     mapes: list[float] = np.abs(told / real - 1).mean(axis=1).tolist()
     return mapes
 
@@ -156,6 +157,15 @@ def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[st
 
 def simulated(shared: Path, run: Run, requests: Requests) -> dict[str, np.ndarray]:
     """Latencies of vLLM v1 on the same requests."""
+    workload = Workload(
+        arrival_s=requests.arrival_s, prompt_tokens=requests.prompt, output_tokens=requests.output
+    )
+    done = simulate(workload, deployment(shared, run)).requests
+    return latencies(done.arrival_s, done.first_token_s, done.finished_s, requests.output)
+
+
+def deployment(shared: Path, run: Run) -> Deployment:
+    """What ran, with costs from the kernels of its GPU."""
     meta = json.loads(text(shared / ROOT / "measured_runs" / run.folder / "vllm" / "meta.json"))
     given, blocks = meta["engine_kwargs"], meta.get("kv_cache", {}).get("num_gpu_blocks")
     limits = EngineLimits(
@@ -165,21 +175,9 @@ def simulated(shared: Path, run: Run, requests: Requests) -> dict[str, np.ndarra
         watermark=0.0,  # vLLM v1 keeps none
         enable_prefix_caching=meta.get("kv_cache", {}).get("enable_prefix_caching", True),  # v1's default
     )
+    cost = tables(shared, run, limits)
     node = node_of(shared, run)
-    deployment = deploy(
-        run.model,
-        run.gpu,
-        node=node,
-        tp=run.tp,
-        limits=limits,
-        cost=tables(shared, run, limits),
-        num_blocks=blocks,
-    )
-    workload = Workload(
-        arrival_s=requests.arrival_s, prompt_tokens=requests.prompt, output_tokens=requests.output
-    )
-    done = simulate(workload, deployment).requests
-    return latencies(done.arrival_s, done.first_token_s, done.finished_s, requests.output)
+    return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
 
 
 @cache

@@ -11,13 +11,28 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from _earlier import replaced
 from _harness import Row, show, strict_json
 
+ENDS = {
+    "_error": "relative",
+    "_coverage": "share",
+    "_mape": "relative",
+    "_ape": "relative",
+    "_per_s": "1/s",
+    "_s": "s",
+}
+"""The unit of a figure by the end of its name, where nothing else says it; the first that fits."""
+LOWER = ("relative", "s")
+"""Units of errors and of time: of them less is better."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
+VERSION = 1
+"""Of the rows kept in results; keys are only ever added within a version."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,9 @@ class Sections:
             number, a Row, or a mapping with "value" and details.
         targets: Figure to (target, which way is better, unit).
         own: Sections that are given as functions: ``own(shared, quick) -> {section: () -> rows}``.
+        campaigns: Words with which figures of campaigns begin, of which earlier ones are kept beside newer ones.
+        interval: The 95 % interval of a row that was saved without one, of what it keeps; None: it does not tell.
+        restated: The details of a row that was saved, with what can be told of them anew.
     """
 
     name: str
@@ -38,11 +56,19 @@ class Sections:
     modules: Mapping[str, str]
     targets: Mapping[str, tuple[float, str, str]]
     own: Callable[[Path, bool], Mapping[str, Callable[[], list[Row]]]] = field(default=lambda *_: {})
+    campaigns: tuple[str, ...] = ()
+    interval: Callable[[Mapping[str, Any]], tuple[float, float] | None] = field(default=lambda _: None)
+    restated: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda row: dict(row["details"]))
 
     @property
     def results(self) -> Path:
         """Where rows are kept."""
         return RESULTS / f"{self.name}.json"
+
+    @property
+    def earlier(self) -> Path:
+        """Where rows of campaigns lie that newer ones replaced."""
+        return RESULTS / f"{self.name}-earlier.json"
 
     def rows(self, section: str, shared: Path, *, quick: bool) -> list[Row]:
         """The rows of a section that is a file; one that says why where its data are absent."""
@@ -58,25 +84,54 @@ class Sections:
         """A figure as a row, with its target."""
         if isinstance(value, Row):
             return value
-        target, better, unit = self.targets.get(name, (math.nan, "higher", ""))
         given = dict(value) if isinstance(value, Mapping) else {"value": value}
         number = given.pop("value", math.nan)
         number = float(number) if isinstance(number, int | float) else math.nan
-        unit, target, better, ci = (
-            given.pop(key, usual)
-            for key, usual in (("unit", unit), ("target", target), ("better", better), ("ci", None))
+        target, better, unit = self.stated(name, given.pop("unit", ""))
+        target, better, ci = (
+            given.pop(key, usual) for key, usual in (("target", target), ("better", better), ("ci", None))
         )
         ci = None if ci is None else (float(ci[0]), float(ci[1]))
         return Row(name, number, unit, target, better, ci, details=given.pop("details", given))
 
+    def stated(self, name: str, unit: str = "") -> tuple[float, str, str]:
+        """Target, which way is better, and unit of a figure: as stated for it, else by its unit and its name's end."""
+        if name in self.targets:
+            return self.targets[name]
+        unit = unit or next((of for end, of in ENDS.items() if name.endswith(end)), "")
+        return math.nan, "lower" if unit in LOWER else "higher", unit
+
+    def relabel(self) -> None:
+        """Gives saved rows units, ways, targets, intervals and details as told now; what was measured stays."""
+        rows = _read(self.results)
+        for row in rows:
+            target, row["better"], row["unit"] = self.stated(row["name"], row["unit"])
+            row["target"] = row["target"] if math.isnan(target) else target
+            if row.get("ci") is None and (ends := self.interval(row)) is not None:
+                row["ci"] = ends
+            if row.get("details"):
+                row["details"] = self.restated(row)
+        self.results.write_text("".join(strict_json(row) + "\n" for row in rows), "utf-8")
+
     def save(self, rows: list[Row]) -> None:
-        """Puts the rows into the file of results, in place of earlier ones of their names."""
-        kept = {}
+        """Puts the rows into the file of results, in place of earlier ones of their names.
+
+        Those of a campaign that was measured anew go to the end of the file of earlier ones.
+        """
+        kept, now = {}, datetime.now(UTC).isoformat(timespec="minutes")
         if self.results.exists():
-            lines = self.results.read_text("utf-8").splitlines()
-            kept = {row["name"]: row for row in map(json.loads, lines)}
-        kept |= {row.name: asdict(row) for row in rows}
+            kept = {row["name"]: row for row in _read(self.results)}
+        new = {row.name: asdict(row) | {"version": VERSION, "kept": now} for row in rows}
+        if gone := replaced(kept, new, self.campaigns):
+            with self.earlier.open("a", encoding="utf-8") as file:
+                file.writelines(strict_json(row) + "\n" for row in gone)
+        kept |= new
         self.results.write_text("".join(strict_json(kept[name]) + "\n" for name in sorted(kept)), "utf-8")
+
+    def take(self, path: Path) -> list[Row]:
+        """The rows of a campaign that was measured apart (rows.json of its folder)."""
+        known = ({key: one for key, one in row.items() if one is not None} for row in _read(path))
+        return [self.row(row.pop("name"), row) for row in known]
 
     def main(self) -> None:
         """Parses the command line, runs the chosen sections, shows and perhaps keeps their rows."""
@@ -86,7 +141,20 @@ class Sections:
         parser.add_argument("--only", default="", help="sections or figures' first words, with commas")
         parser.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
         parser.add_argument("--save", action="store_true", help=f"keep the rows in results/{self.name}.json")
+        parser.add_argument(
+            "--relabel", action="store_true", help="measure nothing: restate units and targets"
+        )
+        parser.add_argument("--take", type=Path, help="measure nothing: take the rows.json of a campaign")
         given = parser.parse_args()
+        if given.relabel:
+            self.relabel()
+            return
+        if given.take:
+            taken = self.take(given.take)
+            if given.save:
+                self.save(taken)
+            show(taken, as_json=given.json)
+            return
         own = self.own(given.shared, given.quick)
         known = [*own, *self.modules]
         wanted = [name for name in given.only.split(",") if name] or known
@@ -96,12 +164,18 @@ class Sections:
         rows: list[Row] = []
         for name in chosen:
             start = time.perf_counter()
-            rows += own[name]() if name in own else self.rows(name, given.shared, quick=given.quick)
+            found = own[name]() if name in own else self.rows(name, given.shared, quick=given.quick)
             print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
-        for row in rows:
-            if "skipped" in row.details:
-                print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)
-        rows = [row for row in rows if "skipped" not in row.details]
-        if given.save:
-            self.save(rows)
+            for row in found:
+                if "skipped" in row.details:
+                    print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)
+            found = [row for row in found if "skipped" not in row.details]
+            if given.save:
+                self.save(found)  # what was measured is kept, whatever the next section meets
+            rows += found
         show(rows, as_json=given.json)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of results, one a line."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -20,7 +20,11 @@ from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 
-FILE = "data/profiles/argonne_llm_inference_bench/All_results.csv.gz"
+ROOT = "data/profiles/argonne_llm_inference_bench"
+FILE = f"{ROOT}/All_results.csv.gz"
+FIRST_TOKENS = (f"{ROOT}/all_results_TTFT.csv", f"{ROOT}/all_results_TTFT_ITL.csv")
+"""Seconds of one token after a prompt, and of as many as the prompt has: with the former also in the latter's rows."""
+
 GPUS = {"Nvidia A100 GPU": "A100-40GB", "Nvidia H100 GPU": "H100", "AMD MI300X GPU": "MI300X"}
 ROCM = "MI300X"
 """Another software stack: told from the hosts of the others, and none of theirs."""
@@ -146,3 +150,79 @@ def predicted(shared: Path, *, quick: bool) -> tuple[list[Batch], list[float], d
         for gpu in GPUS.values()
     }
     return batches, [b.latency_s(*hosts[b.engine, b.gpu]) for b in batches], left
+
+
+@dataclass(frozen=True)
+class FirstTokens:
+    """A static batch's time to first token and mean time between tokens, measured and said."""
+
+    batch: Batch
+    metric: str
+    measured_s: float
+    said_s: float
+
+
+def first_tokens(shared: Path, batches: list[Batch]) -> tuple[list[FirstTokens], dict[str, int]]:
+    """(TTFT and ITL of batches of 16 prompts, rows left out by reason); hosts from other GPUs' latencies.
+
+    ``end_latency`` is of a run of its own with as many tokens out as in, from which the ITL follows.
+    """
+    told: list[FirstTokens] = []
+    left: dict[str, int] = {}
+    for row in _first_rows(shared):
+        why = _why_not_first(row)
+        if why:
+            left[why] = left.get(why, 0) + 1
+            continue
+        model, gpu, engine = MODELS[row["Model"]], GPUS[row["Hardware"]], row["Framework"]
+        host = host_of([b for b in batches if b.engine == engine and b.gpu not in (gpu, ROCM)])
+        told += _first_of(row, model, gpu, host)
+    return told, left
+
+
+def _first_rows(shared: Path) -> list[dict[str, Any]]:
+    import polars as pl
+
+    frames = [pl.read_csv(shared / file) for file in FIRST_TOKENS]
+    one, both = (f.rename({name: name.strip() for name in f.columns}).drop_nulls("Hardware") for f in frames)
+    keys = ["Hardware", "Num of Hardware", "Framework", "Model", "Input Length", "Batch Size"]
+    one = one.select(*keys, first="Latency").unique(keys, keep="first", maintain_order=True)
+    both = both.select(*keys, told="TTFT Latency", end="end_latency").unique(
+        keys, keep="first", maintain_order=True
+    )
+    joined = one.join(both, on=keys, how="full", coalesce=True, maintain_order="left_right")
+    return joined.with_columns(first=pl.coalesce("first", "told")).to_dicts()
+
+
+def _why_not_first(row: dict[str, Any]) -> str:
+    tests = {
+        "no data sheet of this accelerator in the catalog": row["Hardware"] not in GPUS,
+        "llama.cpp, an engine of another kind": row["Framework"] not in ENGINES,
+        "model not in the catalog": row["Model"] not in MODELS,
+        "no time to first token": not row["first"],
+    }
+    return next((why for why, holds in tests.items() if holds), "")
+
+
+def _first_of(row: dict[str, Any], model: str, gpu: str, host: tuple[float, float]) -> list[FirstTokens]:
+    """TTFT, and the ITL where the end of the run was measured too."""
+    length, batch = row["Input Length"], row["Batch Size"]
+    seconds = {}
+    for outputs in (1, length):
+        limits = EngineLimits(
+            max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=length + outputs + 1
+        )
+        deployment = deploy(model, gpu, tp=row["Num of Hardware"], limits=limits)
+        bare = replace(
+            deployment, cost=replace(deployment.cost, host_s=np.zeros_like(deployment.cost.host_s))
+        )
+        asked = Workload(np.zeros(batch), np.full(batch, length), np.full(batch, outputs))
+        done = simulate(asked, bare, keep_steps=0)
+        kernels_s, steps = float(np.max(done.requests.finished_s)), float(done.totals.steps.sum())
+        one = Batch(model, gpu, row["Framework"], row["first"], kernels_s, steps, float(batch * outputs))
+        seconds[outputs] = one.latency_s(*host)
+    told = [FirstTokens(one, "ttft", row["first"], seconds[1])]
+    if row["end"] and row["end"] > row["first"]:
+        measured_s = (row["end"] - row["first"]) / (length - 1)
+        told.append(FirstTokens(one, "itl", measured_s, (seconds[length] - seconds[1]) / (length - 1)))
+    return told

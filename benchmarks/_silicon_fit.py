@@ -36,7 +36,6 @@ SPREADS: dict[str, float] = {
     "routing": COMMON_SPREAD,
     "launch": COMMON_SPREAD,
     "queue": COMMON_SPREAD,
-    "experts_queue": COMMON_SPREAD,
     **dict.fromkeys(("step", "sequence", "request", "experts_request"), COMMON_SPREAD),
     **{
         f"{name}.{backend}": OWN_SPREAD
@@ -54,11 +53,10 @@ FIRST = {
     "request": 15e-3,
     "experts_request": 40e-3,
     "queue": 3e-3,
-    "experts_queue": 5e-3,
 }
 """What factors of the host's constants are about, in seconds; of ``1 - routing_power``."""
 
-FRONT = ("request", "experts_request", "queue", "experts_queue")
+FRONT = ("request", "experts_request", "queue")
 HUBER, ROUNDS = 0.08, 12
 TTFT_WEIGHT = 0.5
 
@@ -105,7 +103,7 @@ def host_of(theta: Floats, point: Point) -> Host:
         step_s=value("step"),
         sequence_s=value("sequence"),
         request_s=value("request") + experts * value("experts_request"),
-        queue_s=value("queue") + experts * value("experts_queue"),
+        queue_s=value("queue"),
         launch_s=value("launch") if launches_prompts(point) else 0.0,
     )
 
@@ -158,18 +156,22 @@ def _group(points: list[Point], theta: Floats) -> tuple[Floats, Floats]:
 
 
 def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
-    """([n] what the host adds before a first token in seconds, [n, factors] its slopes)."""
+    """([n] what the host adds before a first token in seconds, [n, factors] its slopes).
+
+    Models with experts wait longer, mostly where many are sent at once, which a serial front would explain, too. But as
+    one it would bind far below what these deployments serve, so that they tell nothing of ``queue``, and their own
+    wait is a delay.
+    """
     of = dict(zip(NAMES, np.exp(theta), strict=True))
     experts = np.array([not point.model.startswith("llama") for point in points], dtype=float)
     behind = np.array([front_s(point, Host(queue_s=1.0)) for point in points])
     share = {"request": np.ones(len(points)), "experts_request": experts, "queue": behind}
-    share["experts_queue"] = experts * behind
     backends = np.array([point.backend for point in points])
     slopes = np.zeros((len(points), len(NAMES)))
     for name in FRONT:
         own = [of.get(f"{name}.{backend}", 1.0) for backend in backends]
         added = share[name] * FIRST[name] * of[name] * np.array(own)
-        slopes[:, NAMES.index(name)] = added
+        slopes[:, NAMES.index(name)] = added * (1 - experts) if name == "queue" else added
         for backend in BACKENDS:
             if f"{name}.{backend}" in NAMES:
                 slopes[:, NAMES.index(f"{name}.{backend}")] = added * (backends == backend)

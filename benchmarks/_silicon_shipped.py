@@ -1,8 +1,9 @@
 """The measured deployments by what ships: ``deploy``, its cost sources, its hosts and the engine, nothing of here.
 
-No waits by settings, no front before the engine, no factors: a load and an engine's flags as its scripts give them,
-through ``lengthwise.engine.deploy`` and ``simulate`` as anyone may call them. Attention data parallelism and experts
-cut otherwise than by tensor parallelism have no setting there; those points are left out and counted.
+No waits by settings, no factors, and the front before the engine is the host's own: a load and an engine's flags as
+its scripts give them, through ``lengthwise.engine.deploy`` and ``simulate`` as anyone may call them. Attention data
+parallelism and experts cut otherwise than by tensor parallelism have no setting there; those points are left out and
+counted.
 """
 
 from __future__ import annotations
@@ -92,11 +93,11 @@ def _fits(groups: dict[Group, list[Point]], shared: Path) -> Iterator[tuple[Grou
 def _said(point: Point, cost: str | CostTables, unseen: HostOverhead) -> Said:
     """What the engine says with each host; nothing where the deployment does not fit."""
     try:
-        plain = _deployed(point, cost, "default")
+        plain = deployed(point, cost, "default")
     except InputError:
         return {}
     hosts: dict[str, str | HostOverhead] = {"engine": point.backend, "unseen": unseen}
-    others = {name: _deployed(point, plain.cost, host) for name, host in hosts.items()}
+    others = {name: deployed(point, plain.cost, host) for name, host in hosts.items()}
     requests = workload(loop_of(point))
     return {
         name: means(simulate(requests, deployment, keep_steps=0))
@@ -104,7 +105,12 @@ def _said(point: Point, cost: str | CostTables, unseen: HostOverhead) -> Said:
     }
 
 
-def _deployed(point: Point, cost: str | CostTables, host: str | HostOverhead) -> Deployment:
+def deployed(point: Point, cost: str | CostTables, host: str | HostOverhead) -> Deployment:
+    """The point's deployment as anyone may ask for it.
+
+    Raises:
+        InputError: It does not fit these GPUs.
+    """
     loop = loop_of(point)
     return deploy(
         point.model,

@@ -16,6 +16,7 @@ from lengthwise import Deployment, Workload
 from lengthwise.backend import vllm_launch
 from lengthwise.backend.openai import Server
 from lengthwise.backend.process import LocalEngine, free_port, local_engine
+from lengthwise.gateway.demo.engines import MAKE_MODEL
 from lengthwise.measure import bench
 from lengthwise.measure.calibrate import read_iterations
 from lengthwise.schema.measured import Measured
@@ -42,19 +43,20 @@ def require() -> str:
 
 def make_model(folder: Path, size: str) -> Path:
     """A folder with a model of random weights and its tokenizer."""
-    words = [require(), str(HERE / "engines" / "make_model.py"), str(folder), size]
+    words = [require(), str(MAKE_MODEL), str(folder), size]
     subprocess.run(words, check=True, capture_output=True, timeout=300)
     return folder
 
 
 @contextlib.contextmanager
-def served(deployment: Deployment, model: Path, log_path: Path) -> Iterator[LocalEngine]:
-    """The deployment served by a vLLM on one thread, its iterations logged."""
+def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> Iterator[LocalEngine]:
+    """The deployment served by a vLLM on one thread, its iterations logged; it sees this package's source."""
     port = free_port()
     launch = vllm_launch(deployment, model=str(model), served_name=model.name, port=port, device="cpu")
     module = (require(), "-m", "vllm.entrypoints.openai.api_server", "--model")  # no console script there
-    command = [*module, *launch.command[2:], "--enable-logging-iteration-details"]
+    command = [*module, *launch.command[2:], "--enable-logging-iteration-details", *words]
     env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(log_path.parent / "cache")}
+    env["PYTHONPATH"] = str(HERE.parent / "src")
     with local_engine(command, port=port, env=env, log_path=log_path) as engine:
         yield engine
 
@@ -71,17 +73,32 @@ def cpu_seconds(group: int) -> float:
 
 
 class Watched:
-    """A served engine under load: its log's iterations and its processor time beside each run."""
+    """A served engine under load: its log's iterations and its processor time beside each run.
 
-    def __init__(self, url: str, model: str, log: Path, group: int, notes: dict[str, Any], out: Path) -> None:
+    ``scrape``: records keep the server's counters, too, which tell of steps where the log's seconds are not theirs.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        log: Path,
+        group: int,
+        notes: dict[str, Any],
+        out: Path,
+        *,
+        scrape: bool = False,
+    ) -> None:
         self.url, self.model, self.log, self.group, self.notes, self.out = url, model, log, group, notes, out
+        self.scrape = scrape
         self.last: dict[str, Any] = {}
         self.said = b""
 
     def bench(self, workload: Workload) -> Measured:
         """The run of ``bench``, and what the engine did meanwhile."""
         at, cpu_s, load = self.log.stat().st_size, cpu_seconds(self.group), os.getloadavg()[0]
-        measured = bench(Server(self.url, self.model, body={"temperature": 0}), workload)
+        server = Server(self.url, self.model, body={"temperature": 0})
+        measured = bench(server, workload, scrape=self.scrape)
         cpu_s = cpu_seconds(self.group) - cpu_s
         time.sleep(0.5)  # its log is behind
         with self.log.open("rb") as file:

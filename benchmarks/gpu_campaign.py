@@ -214,6 +214,7 @@ class Campaign:
 
     def _compared(self, base: Any, tables: Any, facts: dict[str, Any]) -> int:
         import _circle
+        import _circle_rows
 
         from lengthwise.measure import write_records
 
@@ -232,8 +233,9 @@ class Campaign:
         before_s = clock.spent_s
         found = _circle.calibrated(learnt, held, replace(base, cost=tables))
         took_s = clock.spent_s - before_s
-        told = {"calibrated": _circle.errors(base, found.tables, runs, found.client_s), **told}
-        rows = _circle.rows(f"fidelity.gpu.{self.plan.name}", told, runs, held)
+        told = {"calibrated": _circle.errors(base, found.tables, runs), **told}
+        answers = {run.name: _circle.simulated(replace(base, cost=found.tables), run) for run in held}
+        rows = _circle_rows.rows(f"fidelity.gpu.{self.plan.name}", told, runs, held, answers)
         rows[f"fidelity.gpu.{self.plan.name}.calibration"] = {
             "value": round(took_s, 2),
             "unit": "s",

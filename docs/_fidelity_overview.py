@@ -9,6 +9,8 @@ from typing import Any
 Rows = Sequence[Mapping[str, Any]]
 COLUMNS = ("predicted by", "measured", "TTFT", "TPOT", "latency (JCT)")
 NONE = "-"
+NO_INTERVAL = "no interval"
+"""The verdict on a figure that meets its aim where nothing says how far chance moves it."""
 P50_P95 = (("P50", "{}ttft_p50_error"), ("P95", "{}ttft_p95_error"))
 CIRCLE = {
     "ttft": P50_P95,
@@ -74,7 +76,24 @@ TRUTHS = (
         "fidelity.silicon.tables.",
         MEDIAN,
     ),
-    Truth("roofline, hosts from other GPUs", "Argonne's static batches", "fidelity.argonne.", MEDIAN),
+    Truth(
+        "`deploy` and `simulate` with a host by name, which was fitted to these points",
+        "those of them that `deploy` has settings for",
+        "fidelity.silicon.shipped.",
+        MEDIAN,
+    ),
+    Truth(
+        "roofline, hosts from other GPUs",
+        "Argonne's static batches, NVIDIA",
+        "fidelity.argonne.nvidia.",
+        MEDIAN,
+    ),
+    Truth(
+        "roofline, hosts from NVIDIA GPUs",
+        "Argonne's static batches, AMD MI300X",
+        "fidelity.argonne.amd.",
+        MEDIAN,
+    ),
 )
 GPU = Truth("profile and calibration on other loads", "transformers on {}", "fidelity.gpu.{}.", CIRCLE)
 
@@ -163,11 +182,18 @@ def _theirs(rows: Rows) -> list[str]:
 
 
 def figure(row: Mapping[str, Any]) -> str:
-    """A figure with its 95 % interval in brackets, or the range over its runs, called so."""
-    text, details = number(row["value"], row["unit"]), row.get("details") or {}
+    """A figure with what it is of, and its 95 % interval in brackets, or its ranges, each called by what it is over."""
+    details = row.get("details") or {}
+    text = number(row["value"], row["unit"]) + _counted(row["unit"], details)
     ends = row.get("ci") or details.get("interval")
     if ends:
         return f"{text} [{_ends(ends, row['unit'])}]"
+    singles = held_singles(details)
+    if singles:
+        over = f"single runs {_ends((min(singles), max(singles)), row['unit'])}"
+        if len(details["signed_by_load"]) > 1:
+            over = f"loads {_ends(details['range'], row['unit'])}; {over}"
+        return f"{text} ({over})"
     if details.get("range"):
         runs = details.get("held_out")
         over = f" over {len(runs)} runs" if runs else ""
@@ -175,10 +201,69 @@ def figure(row: Mapping[str, Any]) -> str:
     return text
 
 
+def _counted(unit: str, details: Mapping[str, Any]) -> str:
+    """Of how many values a share is, and in how many groups they hang together."""
+    of = details.get("told") if isinstance(details.get("told"), Mapping) else details
+    if unit != "share" or not of or "n" not in of:
+        return ""
+    groups = (
+        (key, word)
+        for key, word in (("pairs", "pairs"), ("of_runs", "runs"), ("of_loads", "loads"))
+        if key in of
+    )
+    return f" of {of['n']:,}" + "".join(
+        f" in {of[key]} {word if of[key] != 1 else word[:-1]}" for key, word in groups
+    )
+
+
+def held_singles(details: Mapping[str, Any]) -> list[float]:
+    """Absolute errors of the single runs of the loads that were held out, of a circle's details."""
+    loads = details.get("signed_by_load") or {}
+    runs = details.get("signed_by_run") or {}
+    return [abs(of["calibrated"]) for name, of in runs.items() if name.rpartition("-")[0] in loads]
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Whether a figure's aim is met: by every load that was held out, else by the median alone.
+
+    Borderline where single runs, or an end of its interval, say otherwise; without an interval that is said alone. A share
+    that intervals hold is no better the larger it is: its own interval holds the aim, or does not.
+    """
+    if row["unit"] == "share" and row["name"].endswith("_coverage"):
+        return _of_coverage(row)
+    details, lower, target = row.get("details") or {}, row["better"] == "lower", row["target"]
+
+    def meets(value: float) -> bool:
+        return bool(value <= target if lower else value >= target)
+
+    if not meets(row["value"]):
+        return "missed"
+    loads = [meets(abs(of["calibrated"])) for of in (details.get("signed_by_load") or {}).values()]
+    if not all(loads):
+        return f"met by the median, {sum(loads)} of {len(loads)} loads"
+    ends = row.get("ci") or details.get("interval")
+    if not ends:
+        return NO_INTERVAL
+    singles = details.get("of_single_runs")
+    return "met" if all(map(meets, ends)) and (singles is None or meets(singles)) else "borderline"
+
+
+def _of_coverage(row: Mapping[str, Any]) -> str:
+    """Whether what intervals hold can be as much as they claim, by the interval of the count."""
+    ends, target = row.get("ci"), row["target"]
+    if not ends:
+        return NO_INTERVAL
+    if ends[0] <= target <= ends[1]:
+        return "consistent"
+    return "missed, too narrow" if ends[1] < target else "missed, too wide"
+
+
 def number(of: float, unit: str) -> str:
     """A share in percent; anything else with its unit."""
-    return f"{100 * of:.3g} %" if unit == "relative" else f"{of:.3g} {unit}".strip()
+    if unit not in ("relative", "share"):
+        return f"{of:.3g} {unit}".strip()
+    return f"{100 * of:.3g} %" if abs(of) < 10 else f"{100 * of:,.0f} %"
 
 
 def _ends(ends: Sequence[float], unit: str) -> str:
-    return ", ".join(number(end, unit).removesuffix(" %") for end in ends)
+    return " to ".join(number(end, unit).removesuffix(" %") for end in ends)

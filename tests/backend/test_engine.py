@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import signal
-import socket
 import subprocess
-import time
-import urllib.error
+import sys
 import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # their engine is the one that is tested
+
+from _vllm import PYTHON, QUIET, make_model
+
 from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, preset
 from lengthwise.backend import load_test, vllm_launch, write_trace
+from lengthwise.backend.process import free_port, local_engine
 from lengthwise.policy import known, named
 
 pytestmark = pytest.mark.engine
 
-HERE = Path(__file__).parent
-ENGINE = HERE.parents[1] / ".engines" / "vllm"
-START_S = 300
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    # One thread that sleeps when it waits: two on a shared machine cost ten times the time.
-    "OMP_NUM_THREADS": "1",
-    "KMP_BLOCKTIME": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
+SCRIPTS = Path(__file__).parent / "engine"
 
 
 @pytest.fixture(scope="module")
 def python():
     """The interpreter of the engine's own environment. A checked change must not pass without it."""
-    found = ENGINE / "bin" / "python"
-    if not found.exists():
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no {ENGINE}: make engine")
-    return str(found)
+    if not PYTHON.exists():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no {PYTHON}: make engine")
+    return str(PYTHON)
 
 
 def run(python, script, *words, environment=None, given=None):
     """What a script of tests/backend/engine prints, in the engine's environment."""
     done = subprocess.run(
-        [python, str(HERE / "engine" / script), *words],
+        [python, str(SCRIPTS / script), *words],
         env={**os.environ, **QUIET, **(environment or {})},
         input=given,
         capture_output=True,
@@ -130,53 +119,16 @@ def test_a_flag_that_vllm_does_not_take_would_be_seen(answers, words):
 def served(python, tmp_path_factory):
     """A deployment of a tiny model and the port at which a real vLLM serves it."""
     folder = tmp_path_factory.mktemp("engine")
-    run(python, "tiny_model.py", str(folder / "tiny"))
+    model = make_model(folder / "tiny", "tiny")
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=256, block_size=16)
-    d = deploy(str(folder / "tiny" / "config.json"), "L4", num_blocks=64, limits=limits)
+    d = deploy(str(model / "config.json"), "L4", num_blocks=64, limits=limits)
     port = free_port()
     launch = vllm_launch(d, port=port, device="cpu")
-    assert launch.command[:3] == ("vllm", "serve", str(folder / "tiny"))
-    module = (
-        python,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-    )  # the build has no console script
-    variables = {**os.environ, **QUIET, **launch.environment, "VLLM_CACHE_ROOT": str(folder / "cache")}
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            [*module, *launch.command[2:]], env=variables, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            wait_until_healthy(server, port, folder / "log")
-            yield d, port
-        finally:
-            stop(server)
-
-
-def free_port():
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return door.getsockname()[1]
-
-
-def wait_until_healthy(server, port, log):
-    give_up_s = time.monotonic() + START_S
-    while time.monotonic() < give_up_s and server.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            fetch(port, "/health")
-            return
-        time.sleep(0.5)
-    pytest.fail(f"vLLM did not start:\n{log.read_text()[-6000:]}")
-
-
-def stop(server):
-    """Ends the server and the processes it started, which are a session of their own."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, how)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=20)
+    assert launch.command[:3] == ("vllm", "serve", str(model))
+    module = (python, "-m", "vllm.entrypoints.openai.api_server", "--model")  # no console script there
+    env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(folder / "cache")}
+    with local_engine([*module, *launch.command[2:]], port=port, env=env, log_path=folder / "log"):
+        yield d, port
 
 
 def fetch(port, path, body=None):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lengthwise.measure.calibrate import Iterations
+
+if TYPE_CHECKING:
+    from _circle import Run
 
 METRICS = ("jct_p50", "jct_p95", "ttft_p50", "tpot_p50")
 OVER_LOADS = ("jct_p50", "jct_p95", "tpot_p50")
@@ -21,6 +25,25 @@ TOO_NOISY = 0.50
 """Where repeats of the very same requests lie further from their median, nothing can be judged."""
 
 Errors = Mapping[str, Mapping[str, float]]
+QUEUED, FREE = "static", "half"
+"""Loads: all at once beyond the seats, where everybody waits, and half of the capacity, where hardly anybody does."""
+
+
+def out_of_order(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """In words, where a load that queues is not slower than one that does not: what no busy machine turns round.
+
+    Args:
+        seconds: Median TTFT by who says so ("measured", "simulated") and by setting and load ("wide-static").
+    """
+    wrong = []
+    for who, of in seconds.items():
+        for setting in sorted({load.partition("-")[0] for load in of}):
+            queued, free = (of.get(f"{setting}-{load}") for load in (QUEUED, FREE))
+            if queued is not None and free is not None and not queued > free:
+                wrong.append(
+                    f"{who}, {setting}: TTFT of all at once {queued:.3g} s, at half of capacity {free:.3g} s"
+                )
+    return wrong
 
 
 def drift(learnt: Iterations, told: Iterations, seats: int) -> float:
@@ -38,16 +61,19 @@ def drift(learnt: Iterations, told: Iterations, seats: int) -> float:
     return statistics.median(off) if off else 0.0
 
 
-def judged(errors: Errors, apart: Errors, each: str) -> tuple[list[str], list[str]]:
+def judged(
+    errors: Errors, apart: Errors, each: str, metrics: Sequence[str] = METRICS
+) -> tuple[list[str], list[str]]:
     """What is too far off, and what was too noisy to tell, in words.
 
     Args:
         errors: By load and metric: simulated against the median of the measured repeats, relative.
         apart: By load and metric: how far repeats lie from their median, and the machine's drift.
         each: The load of which every metric is judged by itself; of all together the median is.
+        metrics: Those that are judged.
     """
     wrong, noisy = [], []
-    for metric in METRICS:
+    for metric in metrics:
         cases = {each: (abs(errors[each][metric]), apart[each][metric])}
         if metric in OVER_LOADS:
             error, spread = (
@@ -61,3 +87,12 @@ def judged(errors: Errors, apart: Errors, each: str) -> tuple[list[str], list[st
             elif error > min(MOST, WITHIN + spread):
                 wrong.append(told)
     return wrong, noisy
+
+
+def of_median_repeat(errors: Errors, runs: Sequence[Run], metric: str) -> float:
+    """The simulated against the median of what the repeats of a load measured, relative."""
+    import _circle
+
+    real = [_circle.quantiles(run.measured.records)[metric] for run in runs]
+    said = [(1 + errors[run.name][metric]) * seconds for run, seconds in zip(runs, real, strict=True)]
+    return statistics.median(said) / statistics.median(real) - 1

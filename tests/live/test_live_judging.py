@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from judging import METRICS, OVER_LOADS, drift, judged
+from judging import METRICS, OVER_LOADS, drift, judged, out_of_order
 
 from lengthwise.measure.calibrate import Iterations
 
@@ -62,3 +62,11 @@ def test_a_machine_that_slowed_down_is_told_by_the_same_steps() -> None:
     assert drift(steps(1.0), steps(1.0), 4) == 0.0
     assert drift(steps(1.3), steps(1.0), 4) == pytest.approx(0.3)
     assert drift(steps(1.0, prompts=5), steps(2.0), 4) == 0.0
+
+
+def test_loads_in_the_wrong_order_are_named_by_who_says_so() -> None:
+    right = {"wide-static": 2.0, "wide-half": 0.1, "wide-high": 1.0, "narrow-static": 3.0}
+    assert out_of_order({"measured": right, "simulated": right}) == []
+    (told,) = out_of_order({"measured": right, "simulated": right | {"wide-half": 2.5}})
+    assert told == "simulated, wide: TTFT of all at once 2 s, at half of capacity 2.5 s"
+    assert out_of_order({"simulated": right | {"wide-static": float("nan")}})

@@ -13,13 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judging import METRICS, drift, judged
+from judging import METRICS, drift, judged, of_median_repeat, out_of_order
 
 from lengthwise import Status
 from lengthwise.backend.openai import Server
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.measure import bench, read_records, write_records
 from lengthwise.measure.calibrate import read_iterations
+from lengthwise.measure.calibrate._log_steps import fitted_steps
+from lengthwise.measure.calibrate._runs import run_of
 from lengthwise.metrics.compare import compare
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
@@ -132,8 +134,8 @@ def test_records_of_a_real_engine_are_read_as_written(measured, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def told(deployments, profiled, measured):
-    """Errors of what was held out by run: by the calibration, and by the plain roofline; and the runs."""
+def calibrated(deployments, profiled, measured):
+    """A calibration to two loads of the first setting, and the runs held out."""
     import _circle
 
     runs, logs, _ = measured
@@ -145,15 +147,70 @@ def told(deployments, profiled, measured):
         replace(deployments["wide"], cost=profiled),
         read_iterations(logs["wide"]),
     )
+    return calibration, held
+
+
+@pytest.fixture(scope="module")
+def told(deployments, calibrated):
+    """Errors of what was held out by run: by the calibration, and by the plain roofline; and the runs."""
+    import _circle
+
+    tables, held = calibrated[0].tables, calibrated[1]
     errors = {"calibrated": {}, "roofline": {}}
     for name, d in deployments.items():
         own = [run for run in held if run.setting == name]
-        errors["calibrated"] |= _circle.errors(d, calibration.tables, own, calibration.client_s)
+        errors["calibrated"] |= _circle.errors(d, tables, own)
         errors["roofline"] |= _circle.errors(d, d.cost, own)
     return errors, held
 
 
+def test_of_the_log_only_steps_of_the_learnt_runs_are_fitted_to(calibrated, measured):
+    """It holds those of the runs that are held out as well: what a calibration is scored on it has not looked at."""
+    import _circle
+
+    found, _ = calibrated
+    assert "seen by the log" not in found.split
+    assert sum("only these were fitted" in note for note in found.notes) == 1, found.notes
+    runs, log = measured[0]["wide"], read_iterations(measured[1]["wide"])
+    shares = [0.0 if run.load in _circle.LEARNT else 1.0 for run in runs]
+    every = [run_of(run.measured, run.name, held) for run, held in zip(runs, shares, strict=True)]
+    decodes = sum(int((one.workload.output_tokens - 1).sum()) for one in every if one.fit.any())
+    assert 0.7 * decodes <= log.decode_seqs[fitted_steps(log, every)].sum() <= 1.1 * decodes
+
+
+def test_an_engine_that_attends_by_request_gets_no_masks_and_a_note_says_so(calibrated):
+    found, _ = calibrated
+    assert found.tables.masked_s == 0
+    notes = [
+        note for note in found.notes if "dense masks were not looked for: vllm attends by request" in note
+    ]
+    assert len(notes) == 1, found.notes
+
+
+def test_the_same_requests_simulated_are_complete_and_loads_in_order_on_any_machine(
+    deployments, calibrated, measured
+):
+    """What contention cannot move: every request and token is there, and who queues waits longer. Never skipped."""
+    import _circle
+
+    tables = calibrated[0].tables
+    seconds = {"measured": {}, "simulated": {}}
+    for run in (*measured[0]["wide"], *measured[0]["narrow"]):
+        records = _circle.simulated(replace(deployments[run.setting], cost=tables), run)
+        real, said = run.measured.records.requests, records.requests
+        assert (said.status == Status.FINISHED).all(), run.name
+        np.testing.assert_array_equal(said.prompt_tokens, real.prompt_tokens)
+        np.testing.assert_array_equal(said.output_tokens, real.output_tokens)
+        for who, of in (("measured", run.measured.records), ("simulated", records)):
+            seconds[who].setdefault(f"{run.setting}-{run.load}", []).append(_circle.quantiles(of)["ttft_p50"])
+    middle = {
+        who: {load: statistics.median(of) for load, of in each.items()} for who, each in seconds.items()
+    }
+    assert not (wrong := out_of_order(middle)), "; ".join(wrong)
+
+
 def test_what_was_learnt_at_two_loads_tells_a_third_and_another_setting(told, measured, capsys):
+    """Bounds on errors; on a machine that is too busy or too noisy they are not judged, which is printed."""
     import _circle
 
     errors, held = told
@@ -173,22 +230,16 @@ def test_what_was_learnt_at_two_loads_tells_a_third_and_another_setting(told, me
     busy = measured[2] > os.cpu_count() + OTHERS
     if busy:
         wrong, noisy = [], [f"load {measured[2]:.1f} on {os.cpu_count()} cores", *wrong, *noisy]
-    reason = f"the machine was too noisy to judge: {'; '.join(noisy)}"
+    which = "NO BOUND WAS JUDGED" if busy else "THESE BOUNDS WERE NOT JUDGED"
+    reason = (
+        f"{which}, the machine was too noisy: {'; '.join(noisy)}; counts, tokens and the order of loads were"
+    )
     assert not wrong, "; ".join(wrong + noisy)
     if noisy and os.environ.get("CI") == "true":
         with capsys.disabled():
             print(f"\n{reason}")
     elif noisy:
         pytest.skip(reason)
-
-
-def of_median_repeat(errors, runs, metric):
-    """The simulated against the median of what the load's repeats measured."""
-    import _circle
-
-    real = [_circle.quantiles(run.measured.records)[metric] for run in runs]
-    said = [(1 + errors[run.name][metric]) * seconds for run, seconds in zip(runs, real, strict=True)]
-    return statistics.median(said) / statistics.median(real) - 1
 
 
 def test_a_calibration_is_better_than_the_roofline(told):

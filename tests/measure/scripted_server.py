@@ -11,11 +11,13 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from aiohttp import web
 
+BLOCK = 8  # tokens of the prefix cache
 EVERYTHING = frozenset(
     {"usage", "usage_each", "ids_each", "ignore_eos", "min_tokens", "token_ids", "tokenize", "metrics"}
     | {"completions", "chat", "models", "version"}
@@ -34,6 +36,7 @@ class Script:
         stops_at: Tokens after which it stops by itself, where that is not ignored.
         faults: By the number of the stream, from 0: a name of ``_Answer``'s faults.
         fault: The same for every stream.
+        caches: Whether it keeps prompts, and looks for the beginnings of others among them.
         pauses: Spans on its clock from the first stream in which nothing is sent.
     """
 
@@ -45,6 +48,7 @@ class Script:
     stops_at: int = 5
     faults: dict[int, str] = field(default_factory=dict)
     fault: str = ""
+    caches: bool = False
     pauses: tuple[tuple[float, float], ...] = ()
     line_end: str = "\n"
 
@@ -68,6 +72,9 @@ class ScriptedServer:
         self.log: list[Sent] = []
         self.most_at_once = self.at_once = 0
         self.words: dict[str, int] = {}
+        self.looked_up = self.found = 0
+        self._kept: set[tuple[int, ...]] = set()
+        self.says: Callable[[int], str] = lambda _: "as scripted"
         self.url = ""
 
     def forget(self) -> None:
@@ -124,6 +131,8 @@ class ScriptedServer:
             "# TYPE vllm:iteration_tokens_total histogram\n"
             'vllm:iteration_tokens_total_bucket{le="1.0"} 3.0\n'
             "vllm:iteration_tokens_total_sum 12.0\nvllm:iteration_tokens_total_count 4.0\n"
+            f'vllm:prefix_cache_queries_total{{engine="0"}} {self.looked_up}.0\n'
+            f'vllm:prefix_cache_hits_total{{engine="0"}} {self.found}.0\n'
             "process_cpu_seconds_total 1.5\n"
         )
 
@@ -136,13 +145,25 @@ class ScriptedServer:
     def _ids(self, text: str) -> list[int]:
         return [self.words.setdefault(word, 400 + len(self.words)) for word in text.split()]
 
+    def _look_up(self, ids: list[int]) -> None:
+        """Counts what of a prompt was kept of earlier ones, in whole blocks from its beginning, and keeps it."""
+        begins = [
+            tuple(ids[:end]) for end in range(BLOCK, len(ids), BLOCK)
+        ]  # the last token is computed anew
+        self.looked_up += len(ids)
+        self.found += BLOCK * sum(begin in self._kept for begin in begins)
+        self._kept.update(begins)
+
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         chat = request.path.endswith("chat/completions")
         _require(("chat" if chat else "completions") in self.script.can)
         body = await request.json()
         prompt = body["messages"][0]["content"] if chat else body["prompt"]
         _check(body, prompt, self.script)
-        tokens = len(prompt) if isinstance(prompt, list) else len(self._ids(prompt)) + 3 * chat
+        ids = prompt if isinstance(prompt, list) else self._ids(prompt)
+        if self.script.caches:
+            self._look_up(ids)
+        tokens = len(ids) + 3 * chat
         sent = Sent(body, time.perf_counter(), tokens, headers=dict(request.headers))
         number = len(self.log)
         self.log.append(sent)
@@ -187,7 +208,7 @@ class _Answer:
 
     def __init__(self, server: ScriptedServer, request: web.Request, sent: Sent, number: int, *, chat: bool):
         self.server, self.request, self.sent, self.chat = server, request, sent, chat
-        script = server.script
+        script, self.number = server.script, number
         self.fault = script.faults.get(number, script.fault)
         body, can = sent.body, script.can
         wanted = int(body.get("max_tokens", 16))
@@ -203,7 +224,7 @@ class _Answer:
 
     async def run(self) -> web.StreamResponse:
         if self.fault.startswith("http "):
-            error = {"error": {"message": "as scripted"}}
+            error = {"error": {"message": self.server.says(self.number)}}
             return web.json_response(error, status=int(self.fault.removeprefix("http ")))
         if self.fault == "slow header":
             await asyncio.sleep(0.2)

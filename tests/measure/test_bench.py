@@ -127,14 +127,24 @@ def test_rate_and_concurrency_replace_the_arrivals():
         bench("http://localhost:1", requests(), rate_rps=1.0, concurrency=1)
 
 
-def test_prompts_are_unique_of_exact_length_and_the_same_for_a_seed():
+def test_prompts_are_unique_of_exact_length_and_the_same_for_a_seed_and_a_salt():
     prompts = []
-    for seed in (1, 1, 2):
-        _, server = served(Script(), requests(10, prompt=33), seed=seed, concurrency=1)
+    for seed, salt in ((1, 5), (1, 5), (2, 5), (1, 6)):
+        _, server = served(Script(), requests(10, prompt=33), seed=seed, salt=salt, concurrency=1)
         prompts.append([tuple(sent.body["prompt"]) for sent in server.log])
     assert {len(p) for p in prompts[0]} == {33}
-    assert len({p[:16] for p in prompts[0]}) == 10
-    assert prompts[0] == prompts[1] != prompts[2]
+    assert prompts[0] == prompts[1]
+    assert len({p[:16] for ps in prompts[1:] for p in ps}) == 30
+
+
+def test_a_run_repeats_to_the_byte_by_the_salt_that_its_record_keeps():
+    first, one = served(Script(), requests(4), warmup_requests=1, concurrency=1)
+    salt = first.facts["arguments"]["salt"]
+    again, two = served(Script(), requests(4), warmup_requests=1, concurrency=1, salt=salt)
+    assert [sent.body for sent in one.log] == [sent.body for sent in two.log]
+    assert again.facts["arguments"] == first.facts["arguments"]
+    with pytest.raises(InputError, match="salt must be from 0"):
+        bench("http://localhost:1", requests(), salt=-1)
 
 
 def test_a_shared_prefix_is_shared_as_far_as_asked():
@@ -251,7 +261,9 @@ def test_the_servers_metrics_are_kept_by_the_second():
     assert len(columns["at_s"]) == 2
     assert columns["vllm:num_requests_running"] == [0.0, 0.0]
     assert columns["vllm:iteration_tokens_total_sum"] == [12.0, 12.0]
-    assert not [name for name in columns if "bucket" in name or name.startswith("process")]
+    assert columns['vllm:iteration_tokens_total_bucket{le="1"}'] == [3.0, 3.0]
+    assert not [name for name in columns if name.startswith("process")]
+    assert all(0 < took_s < 0.6 for took_s in columns["took_s"])
 
 
 def test_what_was_measured_goes_to_a_file_and_back(tmp_path):

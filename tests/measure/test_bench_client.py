@@ -7,11 +7,12 @@ import time
 
 import pytest
 
+from lengthwise.measure.load._often import LEAST_P99, at_least
 from lengthwise.measure.load._scrape import samples
 from lengthwise.measure.load._watch import Watch
 
 
-def watched(rounds, work=lambda: None, late_s=(0.0,)):
+def watched(rounds, work=lambda: None, late_s=(0.0,), median_ttft_s=1.0):
     """A watch that ran beside ``work``."""
 
     async def run():
@@ -22,14 +23,14 @@ def watched(rounds, work=lambda: None, late_s=(0.0,)):
             work()
         await asyncio.sleep(0.025)
         beside.cancel()
-        watch.close(late_s)
+        watch.close(late_s, median_ttft_s)
         return watch
 
     return asyncio.run(run())
 
 
-def doubts(watch, median_ttft_s=1.0):
-    return " ".join(watch.doubts(median_ttft_s))
+def doubts(watch):
+    return " ".join(watch.doubts())
 
 
 def spin(seconds):
@@ -44,10 +45,35 @@ def test_a_client_that_was_in_time_raises_no_doubt_of_it():
 
 
 def test_lateness_is_judged_by_itself_and_by_the_latencies():
-    watch = watched(1, late_s=[0.001] * 90 + [0.004] * 10)
-    assert "after they were due" not in doubts(watch, median_ttft_s=1.0)
-    assert "4.0 ms or more after they were due" in doubts(watch, median_ttft_s=0.05)
-    assert "after they were due" in doubts(watched(1, late_s=[0.012] * 10), median_ttft_s=10.0)
+    late_s = [0.001] * 90 + [0.004] * 10
+    assert "after they were due" not in doubts(watched(1, late_s=late_s))
+    told = doubts(watched(1, late_s=late_s, median_ttft_s=0.05))
+    assert "10 of 100 requests (10.0 %) more than 2.5 ms after they were due (the worst 4.0 ms" in told
+    assert "after they were due" in doubts(watched(1, late_s=[0.012] * 10, median_ttft_s=10.0))
+    fast = {"median_ttft_s": 0.004}  # 5 % of it are 0.2 ms, within which no loop wakes
+    assert "after they were due" not in doubts(watched(1, late_s=[0.0009] * 100, **fast))
+    assert "more than 1.0 ms after" in doubts(watched(1, late_s=[0.0011] * 100, **fast))
+
+
+def test_one_late_request_of_sixty_is_told_and_not_doubted():
+    watch = watched(1, late_s=[0.0] * 59 + [0.5])
+    assert "after they were due" not in doubts(watch)
+    late = watch.facts["late"]
+    assert (late["count"], late["of"], late["surely_often"]) == (1, 60, False)
+    assert watch.facts["late_s"] == {"p50": 0.0, "p99": None, "max": 0.5}
+    assert "3 of 60" in doubts(watched(1, late_s=[0.0] * 57 + [0.5] * 3))
+
+
+def test_a_99th_percentile_is_told_from_where_it_is_more_than_the_largest():
+    assert LEAST_P99 == 299
+    assert 0.99**298 > 0.05 >= 0.99**299
+    assert watched(1, late_s=[0.001] * 299).facts["late_s"]["p99"] == 0.001
+
+
+def test_the_chance_of_late_requests_is_the_binomial_tail():
+    binom = pytest.importorskip("scipy.stats").binom
+    for of, count in ((10, 1), (60, 2), (60, 3), (1000, 16), (20_000, 240)):
+        assert at_least(count, of, 0.01) == pytest.approx(binom.sf(count - 1, of, 0.01), rel=1e-6)
 
 
 def test_a_busy_client_is_told_by_its_own_share_of_a_core():
@@ -75,8 +101,31 @@ def test_metrics_are_summed_over_labels_and_buckets_left_out():
     assert samples(text) == {"a": 5.0, "b_sum": 1000.0}
 
 
+def test_of_histograms_the_tokens_of_steps_are_kept_by_bucket():
+    name = "vllm:iteration_tokens_total_bucket"
+    text = "".join(
+        f'{name}{{engine="{engine}",le="{bound}",model="m"}} {count}\n'
+        for engine in (0, 1)
+        for bound, count in (("8.0", 3), ("1e+06", 7), ("+Inf", 7))
+    )
+    told = samples(text + 'vllm:time_to_first_token_seconds_bucket{le="8.0"} 2\n')
+    assert told == {f'{name}{{le="8"}}': 6.0, f'{name}{{le="1e+06"}}': 14.0}
+
+
 def test_a_loop_that_wakes_late_is_doubted_though_requests_left_in_time():
-    watch = watched(1, late_s=[0.001] * 100)
-    watch.facts["loop_lag_s"]["p99"] = 0.2
-    assert "the client woke up to 200 ms late" in doubts(watch, median_ttft_s=0.06)
-    assert "woke up" not in doubts(watch, median_ttft_s=1.0)
+    def woken(lags, median_ttft_s):
+        watch = watched(1, late_s=[0.001] * 100, median_ttft_s=median_ttft_s)
+        watch.lags = lags
+        watch.close([0.001] * 100, median_ttft_s)
+        return doubts(watch)
+
+    often = [0.0] * 95 + [0.2] * 5
+    assert "the client woke more than 30 ms late in 5 of 100 looks (the worst 200 ms" in woken(often, 0.06)
+    assert "woke" not in woken(often, 1.0)
+    assert "woke" not in woken([0.0] * 99 + [0.2], 0.06)
+
+
+def test_which_doubt_is_of_lateness_is_kept_among_the_facts():
+    late = watched(1, late_s=[0.5] * 100)
+    assert late.facts["late_doubt"] in late.doubts()
+    assert watched(1, late_s=[0.0] * 100).facts["late_doubt"] is None

@@ -6,71 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted_runs import FEW, LIMITS, NOISE, TRUTH, errors, measured, requests
 
-from lengthwise import cost, engine
+from lengthwise import engine
 from lengthwise.measure.calibrate import calibrate
 from lengthwise.measure.calibrate._parameters import apply, knobs
-from lengthwise.measure.calibrate._part_errors import part_errors
-from lengthwise.measure.calibrate._split import split_of
-from lengthwise.measure.calibrate.answer import Parameter
-from lengthwise.schema.deployment import EngineLimits
+from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.measured import Measured
-from lengthwise.schema.records import Status
-from lengthwise.schema.workload import Workload
-
-LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=8192)
-TRUTH = {"work": 1.3, "host_step": 2e-3}
-FEW = ("work", "host_step")
-NOISE = 0.02
-
-
-@pytest.fixture(scope="module")
-def deployment():
-    return engine.deploy("llama-3-8b", "H100", limits=LIMITS)
-
-
-def requests(rate=6.0, n=120, seed=0, prompt=(200, 3000), output=(50, 400)):
-    rng = np.random.default_rng(seed)
-    arrival_s = np.cumsum(rng.exponential(1 / rate, n))
-    return Workload(
-        arrival_s - arrival_s[0],
-        rng.integers(*prompt, n),
-        rng.integers(*output, n),
-        name=f"{rate} a second",
-    )
-
-
-def measured(workload, deployment, truth=TRUTH, client_s=0.0, noise=NOISE, seed=0):
-    """What an engine with these parameters would have been measured to do, by a clock of its own."""
-    rng = np.random.default_rng(seed + 100)
-    records = engine.simulate(workload, replace(deployment, cost=apply(deployment.cost, truth)))
-    r = records.requests
-    ttft = (r.first_token_s - r.arrival_s + client_s) * np.exp(noise * rng.standard_normal(len(workload)))
-    rest = (r.finished_s - r.first_token_s) * np.exp(noise * rng.standard_normal(len(workload)))
-    shift = 1000.0
-    told = replace(
-        r,
-        arrival_s=r.arrival_s + shift,
-        scheduled_s=np.full(len(workload), np.nan),
-        first_token_s=r.arrival_s + shift + ttft,
-        finished_s=r.arrival_s + shift + ttft + rest,
-    )
-    return Measured(replace(records, requests=told, steps=None, name=workload.name), workload, "bench")
-
-
-@pytest.fixture(scope="module")
-def run(deployment):
-    return measured(requests(), deployment)
-
-
-@pytest.fixture(scope="module")
-def found(run, deployment):
-    return calibrate([run], deployment, fit=FEW)
-
-
-def errors(calibration, metric, statistic):
-    return [s for s in calibration.scores if (s.metric, s.statistic) == (metric, statistic)]
 
 
 @pytest.mark.parametrize("name", TRUTH)
@@ -85,21 +27,57 @@ def test_held_out_errors_fall_to_the_noise(found):
     for metric in ("ttft", "tpot", "jct"):
         (score,) = errors(found, metric, "each")
         assert score.before > 0.1
-        assert score.after < (4 if metric == "ttft" else 2) * NOISE
+        assert score.after < (score.before / 2 if metric == "ttft" else 2 * NOISE)
         (middle,) = errors(found, metric, "p50")
         assert middle.low <= middle.after <= middle.high
         assert abs(middle.after) < 2 * NOISE
     assert found.log_sd < 2 * NOISE
 
 
+def test_held_out_first_tokens_are_as_close_as_those_of_the_very_engine(found, run, deployment):
+    """Which step a request catches turns on microseconds: tables 0.3 % off the truth miss single ones by 7 % already.
+
+    So those of calibrated tables may lie no farther, on average over neighbours, of which each has its own luck.
+    """
+    r = run.records.requests
+    held = slice(round(0.7 * len(r.arrival_s)), None)
+
+    def off(tables):
+        near = [apply(tables, {"work": factor}) for factor in np.linspace(0.997, 1.003, 12)]
+        told = [engine.simulate(run.workload, replace(deployment, cost=cost)).requests for cost in near]
+        ttft = [(one.first_token_s - one.arrival_s)[held] for one in told]
+        return float(np.mean(np.abs(ttft / (r.first_token_s - r.arrival_s)[held] - 1)))
+
+    assert off(found.tables) < 1.3 * off(apply(deployment.cost, TRUTH))
+    assert off(deployment.cost) > 2 * off(found.tables)
+
+
 @pytest.mark.slow
-def test_a_delay_outside_the_engine_is_told_apart_and_not_put_into_the_tables(deployment):
-    calibration = calibrate([measured(requests(2.0), deployment, {"work": 1.2}, client_s=0.05)], deployment)
+def test_a_delay_outside_the_engine_is_told_apart_and_put_into_the_front_of_the_tables(deployment):
+    run = measured(requests(2.0), deployment, {"work": 1.2}, client_s=0.05)
+    calibration = calibrate([run], deployment)
     assert calibration["client"].told
     assert calibration["client"].low <= 0.05 <= calibration["client"].high
-    assert calibration.client_s == calibration["client"].value
-    assert any("outside the engine" in note for note in calibration.notes)
+    assert calibration.client_s == calibration["client"].value == calibration.tables.front.request_s
+    assert {e.part: e.log_sd for e in calibration.tables.errors}["front"] > 0
+    assert not any("outside the engine" in note for note in calibration.notes)
     assert calibration["host_step"].value < 0.001
+    told = engine.simulate(run.workload, replace(deployment, cost=calibration.tables)).requests
+    ttft = [np.median(r.first_token_s - r.arrival_s) for r in (told, run.records.requests)]
+    assert abs(ttft[0] / ttft[1] - 1) < 2 * NOISE
+
+
+def test_a_front_of_the_tables_given_is_neither_lost_nor_added_twice(deployment):
+    """The tables hold what ran, its front included: nothing moves, and simulations wait there once."""
+    front = replace(deployment, cost=replace(deployment.cost, front=Front(0.05)))
+    (knob,) = (knob for knob in knobs(front, logged=False) if knob.name == "client")
+    assert knob.neutral == 0.05
+    assert apply(front.cost, {"work": 1.2}).front == Front(0.05)
+    assert apply(front.cost, {"client": 0.02}).front == Front(0.02)
+    calibration = calibrate([measured(requests(2.0), front, {"work": 1.2})], front, fit=["work"])
+    assert calibration.client_s == 0.05
+    assert calibration["work"].low <= 1.2 <= calibration["work"].high
+    assert errors(calibration, "ttft", "each")[0].after < 4 * NOISE
 
 
 def test_one_gpu_has_no_communication_and_two_have(deployment):
@@ -133,78 +111,6 @@ def test_short_contexts_do_not_tell_of_attention(deployment):
     assert calibration["work"].low <= 1.4 <= calibration["work"].high
     assert any(prefill.label in note for note in calibration.notes)
     assert {e.part for e in calibration.tables.errors} >= {"step", "prefill"}
-
-
-def test_what_is_held_out_is_never_looked_at(run, found, deployment):
-    """Times of held-out requests change no parameter and no table, to the bit; errors tell of them."""
-    r = run.records.requests
-    late = np.arange(len(r.arrival_s)) >= len(r.arrival_s) - found.held_out
-    stretched = np.where(late, 3.0, 1.0)
-    moved = replace(
-        r,
-        first_token_s=r.arrival_s + stretched * (r.first_token_s - r.arrival_s),
-        finished_s=r.arrival_s + stretched * (r.finished_s - r.arrival_s),
-    )
-    other = calibrate([replace(run, records=replace(run.records, requests=moved))], deployment, fit=FEW)
-    assert other.parameters == found.parameters
-    for name in ("layer_s", "decode_s", "prefill_s", "host_s", "head_s"):
-        np.testing.assert_array_equal(getattr(other.tables, name), getattr(found.tables, name))
-    assert other.tables.reach == found.tables.reach
-    assert errors(other, "jct", "mean")[0].after < -0.5
-
-
-def test_equal_inputs_give_equal_answers(run, found, deployment, tmp_path):
-    again = calibrate([run], deployment, fit=FEW)
-    assert again.parameters == found.parameters
-    for name, one in (("a.npz", found), ("b.npz", again)):
-        cost.save(one.tables, tmp_path / name)
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-
-
-def test_a_saved_calibration_changes_what_is_simulated(run, found, deployment, tmp_path):
-    cost.save(found.tables, tmp_path / "cost.npz")
-    loaded = engine.deploy("llama-3-8b", "H100", limits=LIMITS, cost=f"tables:{tmp_path / 'cost.npz'}")
-    jct = [
-        np.median(r.finished_s - r.arrival_s)
-        for r in (engine.simulate(run.workload, d).requests for d in (deployment, loaded))
-    ]
-    theirs = np.median(run.records.requests.finished_s - run.records.requests.arrival_s)
-    assert abs(jct[1] / theirs - 1) < 0.03 < abs(jct[0] / theirs - 1)
-
-
-def test_tables_know_how_far_the_runs_reached_and_how_far_they_are_off(run, found):
-    reach = found.tables.reach
-    w = run.workload
-    assert reach.tokens == 2048
-    assert 1 < reach.seqs <= 64
-    assert reach.context <= (w.prompt_tokens + w.output_tokens).max()
-    assert reach.kv_tokens >= reach.context - 400
-    errors = {e.part: e.log_sd for e in found.tables.errors}
-    assert 0.005 <= errors["step"] <= found.log_sd
-    work = found["work"]
-    assert errors["layer"] == pytest.approx(np.log(work.high / work.low) / 3.92)
-    assert errors["host"] > 0.02  # what its interval leaves open, told or not
-    assert "calibrated" in found.tables.source
-
-
-@pytest.mark.slow
-def test_of_several_loads_a_middle_one_is_held_out_whole(deployment):
-    runs = [
-        measured(requests(rate, 90, seed), deployment, seed=seed) for seed, rate in enumerate((8.0, 1.0, 4.0))
-    ]
-    calibration = calibrate(runs, deployment, fit=FEW)
-    assert {s.run for s in calibration.scores} == {"4.0 a second"}
-    assert (calibration.fitted, calibration.held_out) == (180, 90)
-    for name, value in TRUTH.items():
-        assert calibration[name].low <= value <= calibration[name].high
-
-
-def test_runs_may_be_held_out_by_name(run, deployment):
-    other = measured(requests(3.0, 100, seed=5), deployment, seed=5)
-    calibration = calibrate([run], deployment, holdout=[other], fit=["work"])
-    assert {s.run for s in calibration.scores} == {"3.0 a second"}
-    assert calibration.fitted == len(run.workload)
-    assert errors(calibration, "tpot", "each")[0].after < errors(calibration, "tpot", "each")[0].before
 
 
 def test_parameters_that_are_not_asked_for_stay(run, deployment):
@@ -254,39 +160,6 @@ def test_tables_that_are_right_stay_as_they_were(deployment, noise):
             assert score.after == pytest.approx(score.before, abs=1e-6)
 
 
-def test_a_move_is_told_to_be_worse_where_held_out_requests_say_so(run, deployment):
-    """Held-out times are those of the tables given, the fitted ones are not: an honest score must notice."""
-    workload = requests(n=100, seed=3)
-    right = measured(workload, deployment, {}, seed=3)
-    calibration = calibrate([run], deployment, holdout=[right], fit=["work"])
-    assert calibration["work"].value > 1.2
-    assert not calibration.helps
-    assert calibration.warnings[0].startswith("WORSE than the tables given: TTFT")
-    (change,) = [c for c in calibration.changes if c.metric == "tpot"]
-    assert 0 < change.low < change.after - change.before < change.high
-    assert calibrate([run], deployment, fit=["work"]).helps
-
-
-def test_errors_of_parts_are_those_of_intervals_and_steps_have_the_rest(deployment):
-    def parameter(name, low, high, *, told=True, unit="x"):
-        return Parameter(name, name, unit, 1.0, low, high, 1.0, told, 0.1)
-
-    found = [
-        parameter("work", 1 / 1.04, 1.04),
-        parameter("decode", 0.5, 2.0, told=False),
-        parameter("host_step", 1e-3, 2e-3, unit="s"),
-        parameter("client", 0.0, 1e-3, unit="s"),
-    ]
-    told = part_errors(deployment.cost, found, {"work": 0.8}, 0.03, 0.05)
-    sd = {e.part: e.log_sd for e in told}
-    assert sd["layer"] == pytest.approx(np.log(1.04) / 1.96)
-    assert sd["decode"] == pytest.approx(np.log(2) / 1.96)
-    assert sd["prefill"] == pytest.approx(0.04)  # times to the first token are off by more
-    assert sd["host"] == pytest.approx(np.hypot(np.log(2) / 3.92, 0.04))
-    assert sd["step"] == pytest.approx(np.sqrt(0.03**2 - (0.8 * sd["layer"]) ** 2))
-    assert "client" not in sd
-
-
 @pytest.mark.slow
 def test_several_loads_of_long_contexts_tell_decode_attention_apart(deployment):
     truth = {"decode": 1.5, "work": 1.1}
@@ -315,101 +188,3 @@ def test_a_machine_that_drifts_from_run_to_run_widens_intervals(deployment):
     assert drifted.low < 0.95
     assert drifted.high > 1.2
     assert 1.0 < steady.low <= 1.08 <= steady.high < 1.16
-
-
-def test_repeats_of_a_load_are_held_out_together(deployment):
-    runs = [
-        measured(requests(rate, 60, seed=int(rate)), deployment, seed=repeat)
-        for repeat in range(2)
-        for rate in (8.0, 1.0, 4.0)
-    ]
-    split = split_of(runs, deployment, 0.3, ())
-    assert [run.held.all() for run in split.runs] == [False, False, True] * 2
-    assert not any(run.held.any() for run in split.fitted)
-    two = split_of([runs[0], runs[1], runs[3]], deployment, 0.3, ())
-    assert "the last ones" in two.words
-    np.testing.assert_array_equal(two.runs[0].held, two.runs[2].held)
-
-
-def test_a_repeat_that_is_held_out_is_told_to_be_one(run, deployment):
-    again, other = (
-        measured(run.workload, deployment, seed=9),
-        measured(requests(3.0, 100, seed=5), deployment),
-    )
-    (note,) = split_of([run], deployment, [again, other], ()).notes
-    assert "is a repeat of a run that was fitted" in note
-    assert "tells noise, not a new load" in note
-
-
-class TestRefusals:
-    def test_a_run_given_twice(self, run, deployment):
-        for runs, holdout in (([run], [run]), ([run, run, run], 0.3)):
-            with pytest.raises(InputError, match="each run must be given once"):
-                calibrate(runs, deployment, holdout=holdout)
-
-    @pytest.mark.parametrize(
-        ("facts", "told"),
-        [
-            ({"model": "meta-llama/Meta-Llama-3-70B"}, "model meta-llama/Meta-Llama-3-70B"),
-            ({"model": "/models/qwen2.5-7b"}, "model /models/qwen2.5-7b"),
-            ({"deployment": {"model": "llama-3-8b", "gpu": "A100", "tp": 1}}, "GPU A100"),
-            ({"deployment": {"gpu": "H100", "tp": 4}}, "tp 4"),
-        ],
-    )
-    def test_records_of_another_model_or_gpu(self, run, deployment, facts, told):
-        with pytest.raises(InputError, match=f"{told}.*--allow-doubts"):
-            split_of([replace(run, facts=facts)], deployment, 0.3, ())
-        assert split_of([replace(run, facts=facts)], deployment, 0.3, ["doubts"]).fitted
-
-    @pytest.mark.parametrize("served", ["tiny", "/models/mine", "meta-llama/Meta-Llama-3-8B-Instruct"])
-    def test_a_served_name_that_tells_nothing_is_no_doubt(self, run, deployment, served):
-        assert split_of([replace(run, facts={"model": served})], deployment, 0.3, ()).fitted
-
-    def test_simulated_runs(self, run, deployment):
-        with pytest.raises(InputError, match="it was simulated"):
-            calibrate([replace(run, source="simulate")], deployment)
-        assert calibrate(
-            [replace(run, source="simulate")], deployment, allow=["simulated"], fit=["work"]
-        ).fitted
-
-    def test_doubts(self, run, deployment):
-        with pytest.raises(InputError, match="the client was late"):
-            calibrate([replace(run, doubts=("the client was late",))], deployment)
-        with pytest.raises(InputError, match="3 requests failed of timeout"):
-            calibrate([replace(run, errors={"timeout": 3})], deployment)
-        assert calibrate([replace(run, doubts=("late",))], deployment, allow=["doubts"], fit=["work"]).fitted
-
-    def test_what_may_be_allowed_is_named(self, run, deployment):
-        with pytest.raises(InputError, match="allow takes doubts, simulated"):
-            calibrate([run], deployment, allow=["all"])
-
-    def test_too_few_requests(self, deployment):
-        with pytest.raises(InputError, match="50 finished requests or more to fit to; there are 42"):
-            calibrate([measured(requests(n=60), deployment)], deployment)
-        with pytest.raises(InputError, match="10 finished requests or more to report on; 4 are held out"):
-            calibrate([measured(requests(n=80), deployment)], deployment, holdout=0.05)
-
-    def test_nothing_to_hold_out(self, run, deployment):
-        for holdout in (0.0, 1.0, []):
-            with pytest.raises(InputError, match="something to hold out"):
-                calibrate([run], deployment, holdout=holdout)
-
-    def test_a_deployment_that_takes_less(self, run):
-        short = engine.deploy("llama-3-8b", "H100", limits=replace(LIMITS, max_model_len=2048))
-        with pytest.raises(InputError, match=r"takes 2048 tokens a request \(max_model_len\)"):
-            calibrate([run], short)
-
-    def test_more_running_than_the_deployment_lets(self, run):
-        few = engine.deploy("llama-3-8b", "H100", limits=replace(LIMITS, max_num_seqs=4))
-        with pytest.raises(InputError, match="at most 4 requests run at a time"):
-            calibrate([run], few)
-
-    def test_records_of_another_workload(self, run, deployment):
-        other = replace(run.workload, prompt_tokens=run.workload.prompt_tokens[::-1])
-        with pytest.raises(InputError, match="do not belong together"):
-            calibrate([replace(run, workload=other)], deployment)
-
-    def test_a_run_of_which_nothing_came(self, run, deployment):
-        r = replace(run.records.requests, status=np.full(len(run.workload), Status.REJECTED, np.int8))
-        with pytest.raises(InputError, match="requests that an engine worked on"):
-            calibrate([replace(run, records=replace(run.records, requests=r))], deployment)

@@ -29,8 +29,8 @@ def found(*, value: float, low: float, high: float) -> Calibration:
 def test_a_sure_disagreement_with_nothing_moved_is_an_error_unless_one_insists():
     lost = found(value=1.0, low=1.2, high=2.2)
     with pytest.raises(InputError, match=r"TPOT by \+170% on half.*--iterations"):
-        require_help(lost, force=False)
-    require_help(lost, force=True)
+        require_help(lost, force=False, shown=False)
+    require_help(lost, force=True, shown=False)
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_a_sure_disagreement_with_nothing_moved_is_an_error_unless_one_insists()
     ids=["unsure", "small", "moved"],
 )
 def test_what_noise_explains_and_what_was_moved_is_written(value, low, high):
-    require_help(found(value=value, low=low, high=high), force=False)
+    require_help(found(value=value, low=low, high=high), force=False, shown=False)

@@ -9,6 +9,7 @@ import pytest
 
 from lengthwise import engine
 from lengthwise.engine._cost_reading import CostReader
+from lengthwise.engine.step_time import step_time
 from lengthwise.measure.calibrate import read_iterations
 from lengthwise.measure.calibrate._parameters import apply
 from lengthwise.measure.calibrate._step_parts import seconds_of, step_parts
@@ -44,6 +45,17 @@ def test_a_log_without_the_cache_is_read(tmp_path):
     path = write(tmp_path / "log", [(0, 0, 4, 9.5, 3.0)] * 20)
     path.write_text(path.read_text("utf-8").replace(", CPU KV cache usage: 3.0%", ""), "utf-8")
     assert np.isnan(read_iterations(path).kv_share).all()
+
+
+def test_lines_tell_when_they_were_logged_and_may_not(tmp_path):
+    path = write(tmp_path / "log", [(0, 0, 4, 9.5, 3.0)] * 20)
+    days = 31 + 29 + 31 + 30 + 31 + 30 + 31 + 31 + 30 + 31 + 20
+    assert (read_iterations(path).at_s == (24 * days + 10) * 3600.0).all()
+    lines = path.read_text("utf-8").replace("11-21 10:00:00", "02-31 10:00:00", 1).splitlines()
+    path.write_text("\n".join([*lines[:-1], lines[-1].removeprefix(PREFIX)]), "utf-8")
+    assert np.isnan(read_iterations(path).at_s).tolist() == [True, *[False] * 18, True]
+    path.write_text(path.read_text("utf-8").replace(PREFIX, "").replace("02-31", ""), "utf-8")
+    assert read_iterations(path).at_s is None
 
 
 def test_a_log_without_steps_is_refused(tmp_path):
@@ -92,8 +104,24 @@ def test_decodes_beside_prompts_cost_what_the_engine_charges(tmp_path):
     reader = CostReader(cost)
     beside = reader.step(4, round(held - 512), [(512, 0)]).decode_attention_s
     alone = reader.step(4, round(held), []).decode_attention_s
-    assert parts["decode"][:2] == pytest.approx([32 * beside, 32 * alone], rel=1e-3)
+    assert parts["decode"][:2] == pytest.approx([beside, alone], rel=1e-3)
     assert parts["decode"][0] > 2.5 * parts["decode"][1]
+
+
+def test_dense_masks_cost_logged_steps_what_the_engine_charges(tmp_path):
+    deployment = engine.deploy("llama-3-8b", "H100")
+    masked = replace(deployment.cost, masked_s=1e-10)
+    steps = [(2, 512, 4, 1.0, 1.0), (0, 0, 4, 1.0, 1.0), (1, 512, 0, 1.0, 0.0), *[(0, 0, 1, 1.0, 1.0)] * 20]
+    log = read_iterations(write(tmp_path / "log", steps))
+    parts = step_parts(log, deployment)
+    values = {"log_step": 0.0, "host_sequence": 0.0}
+    more_s = seconds_of(parts, values | {"masked": masked.masked_s}) - seconds_of(parts, values)
+    held = round(0.01 * deployment.kv.num_blocks * deployment.kv.block_size)
+    asked = [(4, held - 512, [(256, 0)] * 2), (4, held, []), (0, 0, [(512, 0)]), (1, held, [])]
+    told = [step_time(masked)(*step) - step_time(deployment.cost)(*step) for step in asked]
+    assert more_s[:4] == pytest.approx(told, rel=1e-3, abs=1e-12)
+    assert told[0] > told[1] > 1e-5
+    assert told[2:] == [0.0, 0.0]
 
 
 def _read(table, chunk):

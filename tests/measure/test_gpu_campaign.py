@@ -176,7 +176,7 @@ class Without:
     def find_spec(self, name, path=None, target=None):
         return None if name.split(".")[0] in BLOCKED else PathFinder.find_spec(name, path, target)
 sys.meta_path[:] = [Without() if one is PathFinder else one for one in sys.meta_path]
-import gpu_campaign, _circle, _continuous, _device
+import gpu_campaign, _circle, _circle_rows, _continuous, _device
 from lengthwise import simulate, deploy
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import write_profile

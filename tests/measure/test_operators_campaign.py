@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -120,9 +121,35 @@ def test_budget_is_kept():
 def test_budget_below_the_coarse_grid_says_what_it_needs_and_keeps_its_points(tmp_path):
     bench = FakeBench(lambda _, at: 1e-2 * at[0])
     journal = Journal(tmp_path / "points.jsonl", {}, [UP])
-    with pytest.raises(InputError, match=r"a budget of 5 s does not suffice .* at least \d+ s are needed"):
+    with pytest.raises(
+        InputError, match=r"a budget of 5 s does not suffice .*: \d s are spent, and \d+ of its points"
+    ):
         campaign(bench, [UP], budget_s=5.0, journal=journal).run()
-    assert Journal(tmp_path / "points.jsonl", {}, [UP]).before
+    again = Journal(tmp_path / "points.jsonl", {}, [UP])
+    assert again.before
+    with pytest.raises(
+        InputError, match=r"s are spent, \d+ s of them in earlier runs that this one goes on with"
+    ):
+        campaign(FakeBench(bench.seconds), [UP], budget_s=6.0, journal=again).run()
+
+
+@pytest.mark.parametrize("power", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("budget_s", [1.0, 5.0, 20.0])
+def test_what_the_coarse_grid_takes_lies_between_the_two_budgets_of_a_refusal(power, budget_s):
+    def seconds(operator, at):
+        return 2e-4 * math.prod(at) ** power if operator is UP else 1e3 * affine(operator, at)
+
+    operators = [UP, PROMPT, DECODES]
+    with pytest.raises(InputError, match="does not suffice") as refused:
+        campaign(FakeBench(seconds), operators, budget_s=budget_s).run()
+    least_s, most_s = map(
+        float, re.search(r"All need from (\d+) s, .* to (\d+) s,", str(refused.value)).groups()
+    )
+    assert budget_s < least_s < most_s
+    bench = FakeBench(seconds)
+    whole = campaign(bench, operators, budget_s=most_s)
+    whole._coarse()
+    assert least_s <= bench.clock.now + 1
 
 
 def test_killed_run_goes_on_and_measures_nothing_twice(tmp_path):

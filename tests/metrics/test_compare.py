@@ -10,6 +10,7 @@ import pytest
 
 from lengthwise.metrics import Comparison, MetricError, Slo, compare
 from lengthwise.metrics import _compare_bootstrap as bootstrap
+from lengthwise.metrics._compare_blocks import column_of
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.measured import Measured
 from lengthwise.schema.records import Records
@@ -119,9 +120,8 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(paired) -> None:
         rng = np.random.default_rng(seed)
         b = latencies(rng, 400)
         a = 1.1 * (b * np.exp(rng.normal(0, 0.2, 400) - 0.02) if paired else latencies(rng, 400))
-        drawn = bootstrap.Bootstrap(400, 400, paired, draws=200, seed=seed).weights()
-        off = [bootstrap.resampled(v, w, np.array([0.5]))[:, :1] for v, w in zip((a, b), drawn, strict=True)]
-        low, high = bootstrap.interval(*off, level=0.9)
+        drawn = bootstrap.Bootstrap(paired, draws=200, seed=seed, level=0.9)
+        low, high = drawn.errors(column_of(a), column_of(b), np.zeros(0))
         held.append(low[0] <= 0.1 <= high[0])
     assert 0.8 <= np.mean(held) <= 0.97
 

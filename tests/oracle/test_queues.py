@@ -21,6 +21,7 @@ from servers import (
     waits,
 )
 
+from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.workload import Workload
 
@@ -51,6 +52,14 @@ def test_m_m_1_sojourn_is_exponential():
     apart = (r.finished_s - r.arrival_s)[WARMUP::200]
     assert kstest(apart, "expon", args=(0, 1 / 0.4)).pvalue > 0.001
     assert kstest(apart, "expon", args=(0, 1.15 / 0.4)).pvalue < 0.001, "the test has no power"
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_a_serial_front_is_an_m_d_1(load):
+    """Before an engine that takes no time; each request is served for a second, and then two on its way."""
+    idle = deployment(step_costs(0.0, 1e-9), max_num_seqs=1000)
+    server = dataclasses.replace(idle, cost=dataclasses.replace(idle.cost, front=Front(2.0, 1.0)))
+    check_mean(lambda rng: mean_wait(rng, load, np.ones(N), server) - 3.0, load / (2 * (1 - load)))
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8])

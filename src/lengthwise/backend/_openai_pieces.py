@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from lengthwise.backend._openai_server import Piece, RequestError, Usage
-from lengthwise.backend._sse import Event
+from lengthwise.backend.sse import Event
 
-_SHOWN, _BEGINNING = 200, 80
+_SHOWN, _PAGE = 200, 80
 
 
 class PieceReader:
@@ -102,9 +102,10 @@ def usage_of(body: dict[str, Any]) -> Usage | None:
 
 
 def told(body: Any, kind: str = "") -> str:
-    """What an error's body says, in one short line; a page that is no JSON by its kind and its beginning."""
+    """What an error's body says, in one short line; what is no JSON by its kind and its beginning (less of a page)."""
     if isinstance(body, str) and body:
-        return f"{kind or 'text'} {' '.join(body.split())[:_BEGINNING]!r}"
+        most = _PAGE if body.lstrip().startswith("<") else _SHOWN
+        return f"{kind or 'text'} {' '.join(body.split())[:most]!r}"
     error = body.get("error", body) if isinstance(body, dict) else body
     text = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(text).split())[:_SHOWN]

@@ -24,7 +24,7 @@ _WRONG = "neither"
 
 async def probe(client: Client) -> Abilities:
     """See ``Client.probe``."""
-    able = await _identified(client)
+    able = await identify(client)
     able = replace(able, api=await _api(client, able.model))
     client.abilities = able
     usage = await _tells(client, {"stream_options": {"include_usage": True}})
@@ -43,7 +43,8 @@ async def probe(client: Client) -> Abilities:
     )
 
 
-async def _identified(client: Client) -> Abilities:
+async def identify(client: Client) -> Abilities:
+    """See ``Client.identify``."""
     listed, came = await _models(client)
     names = tuple(str(row["id"]) for row in listed if isinstance(row, dict) and "id" in row)
     model = client.server.model or (names[0] if names else "")

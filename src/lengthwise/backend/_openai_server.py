@@ -89,6 +89,8 @@ class Abilities:
         min_tokens: Likewise for the shortest output.
         tokenizer: Whose form of ``/tokenize`` it has: "vllm", "llama.cpp", "tgi" or "".
         metrics: Whether it has ``/metrics``.
+        own_defaults: Whether it may fill in penalties or a longest output that a request leaves out; None: nobody
+            knows.
     """
 
     engine: str = ""
@@ -105,6 +107,7 @@ class Abilities:
     min_tokens: bool | None = False
     tokenizer: str = ""
     metrics: bool = False
+    own_defaults: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from lengthwise.backend._openai_faults import library, named
 from lengthwise.backend._openai_pieces import PieceReader, told, usage_of
-from lengthwise.backend._openai_probe import probe
+from lengthwise.backend._openai_probe import identify, probe
 from lengthwise.backend._openai_server import (
     CHAT,
     COMPLETIONS,
@@ -28,7 +28,7 @@ from lengthwise.backend._openai_server import (
     Usage,
 )
 from lengthwise.backend._openai_tokens import tokenize
-from lengthwise.backend._sse import SseReader
+from lengthwise.backend.sse import SseReader
 
 __all__ = [
     "CHAT",
@@ -93,6 +93,14 @@ class Client:
         """
         self.abilities = await probe(self)
         return self.abilities
+
+    async def identify(self) -> Abilities:
+        """Who the server is, by what it tells of itself alone: nothing is generated for it.
+
+        Raises:
+            InputError: Nobody answers there, the key is refused, or it lists no models.
+        """
+        return await identify(self)
 
     def body(
         self,

@@ -62,6 +62,7 @@ def vllm_launch(
         UnknownNameError: There is no such device.
         InputError: There is no such replica.
     """
+    deployment.require_one_side("a launch command")
     weights = checkpoint(deployment, model, ONLINE)
     environment = environment_of(deployment, device, replica)
     if device == "cpu":

@@ -2,6 +2,7 @@
 
 from lengthwise.cost._hosts import HOST_NAMES, host_overhead, with_host
 from lengthwise.cost._profile_report import FitReport, OperatorFit
+from lengthwise.cost._roofline_reach import roofline_note
 from lengthwise.cost._vidur_rule import vidur_tables
 from lengthwise.cost.memory import largest_model_len, plan_memory
 from lengthwise.cost.roofline import ENGINE_HOSTS, HostOverhead, OperatorTime, operators, roofline
@@ -22,6 +23,7 @@ __all__ = [
     "operators",
     "plan_memory",
     "roofline",
+    "roofline_note",
     "save",
     "vidur_profile",
     "vidur_tables",

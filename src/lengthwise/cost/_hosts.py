@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
-from lengthwise.cost._roofline_errors import HOST_LOG_SD
-from lengthwise.cost.roofline import ENGINE_HOSTS, HostOverhead
+from lengthwise.cost._roofline_errors import HOST_LOG_SD, with_front_error
+from lengthwise.cost.roofline import ENGINE_HOSTS, EXPERT_FRONTS, HostOverhead
 from lengthwise.schema.cost_tables import CostTables, PartError
 from lengthwise.schema.errors import InputError, UnknownNameError
 
@@ -15,8 +15,12 @@ HOST_NAMES = ("default", *ENGINE_HOSTS)
 """``default`` keeps what the cost source says: BLIS' measurement for the roofline, a profile's own where it has one."""
 
 
-def host_overhead(host: str | HostOverhead) -> HostOverhead | None:
+def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOverhead | None:
     """The seconds of a host; None for "default", which leaves the cost source its own.
+
+    Args:
+        host: A name of HOST_NAMES, or seconds.
+        experts: Whether it serves a model with experts, before which a named engine's requests wait longer.
 
     Raises:
         UnknownNameError: No engine has this name.
@@ -25,26 +29,33 @@ def host_overhead(host: str | HostOverhead) -> HostOverhead | None:
     if isinstance(host, str):
         if host not in HOST_NAMES:
             raise UnknownNameError("host", host, HOST_NAMES)
-        return ENGINE_HOSTS.get(host)
-    if not all(0 <= value < float("inf") for value in (host.step_s, host.sequence_s)):
-        raise InputError(
-            "a host's step_s and sequence_s must be finite seconds from 0; they are "
-            f"{host.step_s!r} and {host.sequence_s!r}"
-        )
+        named = ENGINE_HOSTS.get(host)
+        return _before_experts(host, named) if experts and named is not None else named
+    values = asdict(host)
+    if not all(0 <= value < float("inf") for value in values.values()):
+        told = ", ".join(f"{name} {value!r}" for name, value in values.items())
+        raise InputError(f"a host must take finite seconds from 0; it has {told}")
     return host
 
 
-def with_host(tables: CostTables, host: str | HostOverhead) -> CostTables:
-    """The tables with ``host`` in place of their own; as they are for "default".
+def _before_experts(name: str, host: HostOverhead) -> HostOverhead:
+    more = EXPERT_FRONTS[name]
+    return replace(host, request_s=host.request_s + more.request_s, queue_s=host.queue_s + more.queue_s)
 
-    Where the tables know their errors, that of the host becomes the roofline's assumption: whatever was known
-    of the old one says nothing of the new.
+
+def with_host(tables: CostTables, host: str | HostOverhead, *, experts: bool = False) -> CostTables:
+    """The tables with ``host`` and its front in place of their own; as they are for "default".
+
+    ``experts`` as for ``host_overhead``.
+
+    Where the tables know their errors, those of the host and its front become the roofline's assumptions: whatever
+    was known of the old ones says nothing of the new.
 
     Raises:
         UnknownNameError: No engine has this name.
         InputError: The seconds are negative or not finite.
     """
-    overhead = host_overhead(host)
+    overhead = host_overhead(host, experts=experts)
     if overhead is None:
         return tables
     seqs = np.arange(len(tables.host_s))
@@ -54,5 +65,6 @@ def with_host(tables: CostTables, host: str | HostOverhead) -> CostTables:
         tables,
         host_s=np.asarray(overhead.step_s + overhead.sequence_s * seqs, dtype=np.float64),
         source=f"{tables.source}, {told}" if tables.source else told,
-        errors=errors,
+        errors=with_front_error(errors, overhead.front) if errors else (),
+        front=overhead.front,
     )

@@ -34,6 +34,7 @@ class PackedCost(NamedTuple):
     merge_factor: float
     beside: Floats
     has_beside: bool
+    masked_s: float
 
 
 def pack(cost: CostTables) -> PackedCost:
@@ -55,6 +56,7 @@ def pack(cost: CostTables) -> PackedCost:
         if cost.beside_prompts is None
         else np.array(cost.beside_prompts, np.float64, order="C"),
         cost.beside_prompts is not None,
+        float(cost.masked_s),
     )
 
 
@@ -132,6 +134,12 @@ def merged_prefill_attention(cost, prompts, chunks_squared, context_steps):
         return 0.0
     factor = cost.merge_factor if prompts > 1 else 1.0
     return factor * stepped(cost.prefill, int(math.sqrt(chunks_squared) + 0.5), context_steps)
+
+
+@jit
+def masked_attention(cost, queries, keys, own):
+    """Seconds of one layer's pairs of queries and keys that are not ``own`` pairs of one sequence."""
+    return cost.masked_s * (queries * keys - own)
 
 
 @jit

@@ -29,6 +29,8 @@ from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.model import ModelSpec
 
 TP = "num_tensor_parallel_workers"
+SURROGATE = "SURROGATE"
+"""How a row's ``profile_method`` says that somebody made it up."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,19 @@ def _mlp_samples(path: Path, model: ModelSpec, tp: int) -> dict[str, Samples]:
     rows = _filtered(read_rows([path]), mlp_shapes(model), tp, path)
     names = [*ONCE_A_LAYER] + [SECOND_NORM] * (f"time_stats.{SECOND_NORM}.median" in rows.columns)
     return {name: _samples(rows, name, ("num_tokens",), path) for name in names}
+
+
+def is_surrogate(rows: pl.DataFrame) -> pl.Expr:
+    """Which rows were made up and not measured."""
+    if "profile_method" not in rows.columns:
+        return pl.lit(value=False)
+    return (pl.col("profile_method") == SURROGATE).fill_null(value=False)
+
+
+def made_up(files: ProfileFiles, model: ModelSpec, tp: int) -> int:
+    """How many attention rows of this shard nobody measured."""
+    rows = _filtered(read_rows(files.attention), attention_shapes(model), tp, files.attention[0])
+    return len(rows.filter(is_surrogate(rows)))
 
 
 def _attention_samples(

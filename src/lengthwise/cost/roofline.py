@@ -10,9 +10,9 @@ import numpy as np
 
 from lengthwise.cost._efficiency import Work, kernels_of
 from lengthwise.cost._operators import Operators
-from lengthwise.cost._roofline_errors import roofline_errors
+from lengthwise.cost._roofline_errors import roofline_errors, with_front_error
 from lengthwise.cost._shard import shard_of
-from lengthwise.schema.cost_tables import CostTables, Floats, Ints, grid_axis
+from lengthwise.schema.cost_tables import CostTables, Floats, Front, Ints, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
@@ -30,22 +30,41 @@ LARGEST_KV_TOKENS = 2**24
 
 @dataclass(frozen=True)
 class HostOverhead:
-    """Seconds that the GPU waits for the host: ``step_s`` a step, ``sequence_s`` a sequence in it."""
+    """Seconds that the GPU waits for the host: ``step_s`` a step, ``sequence_s`` a sequence in it.
+
+    And those that a request waits for it before the engine has it (``schema.cost_tables.Front``): ``request_s`` on
+    its own way, ``queue_s`` of the serial front, in which all others wait for it.
+    """
 
     step_s: float = HOST_STEP_S
     sequence_s: float = HOST_SEQUENCE_S
+    request_s: float = 0.0
+    queue_s: float = 0.0
+
+    @property
+    def front(self) -> Front:
+        """What stands before the engine."""
+        return Front(self.request_s, self.queue_s)
 
 
 ENGINE_HOSTS = {
-    "vllm": HostOverhead(420e-6, 10.6e-6),
-    "sglang": HostOverhead(338e-6, 8.9e-6),
-    "trtllm": HostOverhead(312e-6, 8.6e-6),
+    "vllm": HostOverhead(420e-6, 10.6e-6, 23.6e-3, 2.8e-3),
+    "sglang": HostOverhead(338e-6, 8.9e-6, 21.8e-3, 2.8e-3),
+    "trtllm": HostOverhead(312e-6, 8.6e-6, 18.0e-3, 2.8e-3),
 }
 """Hosts fitted with the roofline to 659 end-to-end points of InferenceMAX (Apache-2.0) on H100, H200 and B200.
 
 Larger than HostOverhead's default, which BLIS measured on other machines: whatever an engine adds to its kernels is
-in them. ``deploy(host="vllm")`` and ``deployment.host`` take them by name (benchmarks/_silicon.py holds both against
-the measured deployments)."""
+in them. So are waits before the engine, as Llama-3.1-70B's clients saw them (EXPERT_FRONTS adds what those of models
+with experts saw). ``deploy(host="vllm")`` and ``deployment.host`` take them by name (benchmarks/_silicon.py holds
+both against the measured deployments)."""
+
+EXPERT_FRONTS = {"vllm": Front(99.9e-3), "sglang": Front(140.7e-3), "trtllm": Front(177e-3)}
+"""What the fronts of ENGINE_HOSTS have more where the model has experts: from the same points (DeepSeek-V3, Kimi-K2).
+
+No mechanism was measured apart: whatever a first token waits beyond the roofline's prefill is in these. It is a delay
+and no queue, though those who sent many requests at once waited longer: a serial front that explains their waits
+(36 ms a request) would hold any deployment to 27 requests a second, which nothing measured bears out."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,7 @@ def roofline(
         parallel: How the model is cut.
         limits: Largest step and batch, dtypes of weights and cache.
         max_model_len: Tokens of the longest request.
-        host: Overhead of the host by sequences in the step.
+        host: Overhead of the host by sequences in the step, and its front.
 
     Raises:
         InputError: ``tp`` does not divide the heads, or there are more stages than layers.
@@ -108,7 +127,8 @@ def roofline(
         decode_s=_table(ops.decode, batch[:, None], cached[None, :]),
         stage_layers=np.array(ops.shard.layers, dtype=np.int64),
         source=f"roofline of {model.name} on {gpu.name}",
-        errors=roofline_errors(model, gpu, ops.shard.weight_dtype),
+        errors=with_front_error(roofline_errors(model, gpu, ops.shard.weight_dtype), host.front),
+        front=host.front,
     )
 
 

@@ -18,6 +18,7 @@ from lengthwise.schema.cost_tables import (
     CostTables,
     FitError,
     Floats,
+    Front,
     PartError,
     Reach,
 )
@@ -32,6 +33,7 @@ _BY_SEQS = ("head_s", "host_s")
 _ATTENTION = ("prefill_s", "decode_s")
 _SECONDS = (*_BY_TOKENS, *_BY_SEQS, *_ATTENTION)
 _REACH = tuple(field.name for field in fields(Reach))
+_OTHER = "other_"
 _RULE = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
 
 
@@ -103,6 +105,24 @@ def check(tables: CostTables, where: str) -> None:
         raise ProfileError(f"{where}: stage_layers must be a layer or more a stage; it is {stages}")
     if rule.kind not in (PER_REQUEST, MERGED) or rule.step_tokens < 1 or not rule.merge_factor >= 1:
         raise ProfileError(f"{where}: the attention rule must be one of ours; it is {rule}")
+    if not all(0 <= seconds < float("inf") for seconds in (tables.front.request_s, tables.front.queue_s)):
+        raise ProfileError(f"{where}: front must be finite seconds from 0; it is {tables.front}")
+    if not 0 <= tables.masked_s < float("inf"):
+        raise ProfileError(f"{where}: masked_s must be finite seconds from 0; it is {tables.masked_s}")
+    _check_other(tables, where)
+
+
+def _check_other(tables: CostTables, where: str) -> None:
+    other, marks = tables.other, tables.stage_other
+    if (other is None) != (marks is None):
+        raise ProfileError(f"{where}: other and stage_other must be given together")
+    if other is None or marks is None:
+        return
+    if other.other is not None or other.rule != tables.rule:
+        raise ProfileError(f"{where}: other must have the same attention rule, and no other of its own")
+    if marks.shape != tables.stage_layers.shape or not np.isin(marks, (0, 1)).all():
+        raise ProfileError(f"{where}: stage_other must be 0 or 1 for each of the stages; it is {marks}")
+    check(other, f"{where}: other")
 
 
 def _check_seconds(table: Floats, dimensions: int, where: str) -> None:
@@ -132,7 +152,7 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
 
 
 def _told(tables: CostTables) -> dict[str, Any]:
-    """What tables need not have: how good they are, how far they go, what prompts do to decodes."""
+    """What tables need not have: errors, a reach, what sequences do to others, a front, a second degree."""
     told: dict[str, Any] = {}
     if tables.fit:
         names, medians, p95s = zip(*((f.operator, f.median, f.p95) for f in tables.fit), strict=True)
@@ -140,11 +160,20 @@ def _told(tables: CostTables) -> dict[str, Any]:
     if tables.errors:
         parts, log_sds = zip(*((e.part, e.log_sd) for e in tables.errors), strict=True)
         told |= {"error_part": parts, "error_log_sd": log_sds}
+        slow = [np.nan if e.slow_log_sd is None else e.slow_log_sd for e in tables.errors]
+        told |= {} if np.isnan(slow).all() else {"error_slow_log_sd": slow}
     reach = [getattr(tables.reach, name) for name in _REACH]
     if any(largest is not None for largest in reach):
         told["reach"] = [-1 if largest is None else largest for largest in reach]
     if tables.beside_prompts is not None:
         told["beside_prompts"] = tables.beside_prompts
+    if tables.front != Front():
+        told["front"] = [tables.front.request_s, tables.front.queue_s]
+    if tables.masked_s:
+        told["masked_s"] = tables.masked_s
+    if tables.other is not None:
+        told |= {f"{_OTHER}{name}": value for name, value in to_arrays(tables.other).items()}
+        told["stage_other"] = tables.stage_other
     return told
 
 
@@ -156,15 +185,28 @@ def _from_told(arrays: Mapping[str, Any], path: str) -> dict[str, Any]:
             rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
             told["fit"] = tuple(FitError(*row) for row in rows)
         if "error_part" in arrays:
-            pairs = zip(arrays["error_part"].tolist(), arrays["error_log_sd"].tolist(), strict=True)
-            told["errors"] = tuple(PartError(*pair) for pair in pairs)
+            log_sds = arrays["error_log_sd"].tolist()
+            slow = np.asarray(arrays.get("error_slow_log_sd", np.full(len(log_sds), np.nan))).tolist()
+            errors = zip(arrays["error_part"].tolist(), log_sds, slow, strict=True)
+            told["errors"] = tuple(PartError(p, sd, None if np.isnan(s) else s) for p, sd, s in errors)
         if "reach" in arrays:
             largest = zip(_REACH, arrays["reach"].tolist(), strict=True)
             told["reach"] = Reach(**{name: int(most) if most >= 0 else None for name, most in largest})
-    except (KeyError, ValueError) as error:
-        raise ProfileError(f"{path} must tell errors, fit and reach as they were saved: {error}") from error
+        if "front" in arrays:
+            request_s, queue_s = arrays["front"].tolist()
+            told["front"] = Front(float(request_s), float(queue_s))
+        if "masked_s" in arrays:
+            told["masked_s"] = float(arrays["masked_s"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(
+            f"{path} must tell errors, fit, masks, reach and front as they were saved: {error}"
+        ) from error
     if "beside_prompts" in arrays:
         told["beside_prompts"] = np.ascontiguousarray(arrays["beside_prompts"], dtype=np.float64)
+    if "stage_other" in arrays:
+        own = {name.removeprefix(_OTHER): arrays[name] for name in arrays if name.startswith(_OTHER)}
+        told["other"] = from_arrays(own, f"{path}: other")
+        told["stage_other"] = np.ascontiguousarray(arrays["stage_other"], dtype=np.int64)
     return told
 
 

@@ -9,7 +9,7 @@ from lengthwise.cost._profile_report import FitReport
 from lengthwise.cost._vidur_paths import ProfileFiles, find_files
 from lengthwise.cost._vidur_rule import HIGHEST_BATCH, VIDUR_TOKENS
 from lengthwise.cost.tables import check
-from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.hardware import NodeSpec
@@ -88,11 +88,13 @@ def _build(
 ) -> tuple[CostTables, FitReport]:
     # What follows imports polars, scipy and scikit-learn, which a run with stored tables does not need.
     from lengthwise.cost._vidur_build import Job, forest_tables, monotone_tables
-    from lengthwise.cost._vidur_rows import read_samples
+    from lengthwise.cost._vidur_rows import made_up, read_samples
 
     samples = read_samples(files, model, parallel, limits.block_size)
     build = monotone_tables if estimator == "monotone" else forest_tables
     source = f"Vidur profile {files.mlp.parent.name}, {estimator}"
+    if rows := made_up(files, model, parallel.tp):
+        source += f"; {rows:,} attention rows at TP {parallel.tp}: {NOT_MEASURED}"
     tables, report = build(samples, Job(model, parallel.pp, limits, max_model_len, source))
     check(tables, source)
     return tables, report

@@ -1,7 +1,8 @@
 """Records in one Parquet file: a row a request, and in its metadata all that is not a row.
 
 Columns are those of ``RequestRecords`` by their names, those of the ``Workload`` after "workload.", and where
-token times were kept "pieces.at_s" and "pieces.tokens", a list a request. The metadata's key
+token times were kept "pieces.at_s" and "pieces.tokens", a list a request; "client_s" where a client told of
+itself. The metadata's key
 "lengthwise.records" holds a JSON object::
 
     {"format": "lengthwise.records", "version": 1, "kind": "simulated" | "measured", "made_by": str,
@@ -41,7 +42,7 @@ from lengthwise.schema.records import (
 
 FORMAT, VERSION = "lengthwise.records", 1
 _KEY = "lengthwise.records"
-_AT, _TOKENS = "pieces.at_s", "pieces.tokens"
+_AT, _TOKENS, _CLIENT = "pieces.at_s", "pieces.tokens", "client_s"
 _PARTS: dict[str, type] = {"gaps": TokenGaps, "totals": ReplicaTotals, "series": TimeSeries}
 
 
@@ -58,6 +59,8 @@ def write_records(measured: Measured, path: Path | str) -> None:
     if measured.tokens is not None:
         start = measured.tokens.start
         columns |= {_AT: lists(start, measured.tokens.at_s), _TOKENS: lists(start, measured.tokens.tokens)}
+    if measured.client_s is not None:
+        columns[_CLIENT] = measured.client_s
     write_whole(path, partial(_write, columns, _text(measured, rest)))
 
 
@@ -175,6 +178,7 @@ def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
         tuple(meta["doubts"]),
         meta["errors"],
         tokens,
+        frame[_CLIENT].to_numpy() if _CLIENT in frame.columns else None,
     )
 
 

@@ -1,18 +1,20 @@
 """Intervals of relative errors by a bootstrap over blocks of neighbours.
 
 Requests that arrive one after another wait for each other, so that blocks of consecutive ones are drawn with
-replacement, not single ones: disjoint blocks (the subseries of Carlstein, Annals of Statistics 14, 1986), as many
-as long, the square root of the requests. Of paired runs the same blocks are drawn in both, so that what both share
-falls out.
+replacement, not single ones: disjoint blocks (the subseries of Carlstein, Annals of Statistics 14, 1986), long enough
+to be nearly independent (``_compare_blocks``). Of paired runs the same blocks are drawn in both, so that what both
+share falls out.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from lengthwise.metrics._compare_blocks import Column, cuts_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -31,22 +33,27 @@ GROUPS = 2048
 class Bootstrap:
     """How often blocks are drawn; of paired runs the same ones in both."""
 
-    rows: int
-    rows_b: int
     paired: bool
     draws: int
     seed: int
+    level: float
 
-    def weights(self) -> tuple[Ints, Ints]:
+    def weights(self, blocks: int, blocks_b: int) -> tuple[Ints, Ints]:
         """[draws, blocks] of either side."""
         rng = np.random.default_rng(self.seed)
-        a = drawn(rng, blocks_of(self.rows), self.draws)
-        return a, a if self.paired else drawn(rng, blocks_of(self.rows_b), self.draws)
+        a = drawn(rng, blocks, self.draws)
+        return a, a if self.paired else drawn(rng, blocks_b, self.draws)
 
-
-def blocks_of(rows: int) -> int:
-    """How many blocks so many requests make."""
-    return max(1, round(math.sqrt(rows)))
+    def errors(self, a: Column, b: Column, q: Floats) -> tuple[Floats, Floats]:
+        """Ends [1 + quantiles] of the intervals of (a - b) / b; NaN where too little is known."""
+        first, second = cuts_of(a, b, q, self.level, paired=self.paired)
+        weights_a, weights_b = self.weights(first.blocks, second.blocks)
+        off_a, off_b = resampled(a, weights_a, q), resampled(b, weights_b, q)
+        at_a, at_b = (np.array([one.values.mean(), *np.quantile(one.values, q)]) for one in (a, b))
+        if self.paired:
+            return interval(off_a, off_b, self.level, (at_a, at_b), first.wider)
+        wide_a, wide_b = _widened(off_a, at_a, first.wider), _widened(off_b, at_b, second.wider)
+        return interval(wide_a, wide_b, self.level)
 
 
 def drawn(rng: np.random.Generator, blocks: int, draws: int) -> Ints:
@@ -54,17 +61,11 @@ def drawn(rng: np.random.Generator, blocks: int, draws: int) -> Ints:
     return rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=draws)
 
 
-def block_of(rows: int, blocks: int) -> Ints:
-    """[rows] the block of each of the consecutive requests."""
-    return np.arange(rows) * blocks // rows
-
-
-def resampled(values: Floats, weights: Ints, q: Floats) -> Floats:
-    """[draws, 1 + quantiles] mean and quantiles (as np.quantile) of the finite values in each draw."""
-    known = np.flatnonzero(np.isfinite(values))
-    order = known[np.argsort(values[known], kind="stable")]
-    ascending, blocks = values[order], weights.shape[1]
-    block = block_of(len(values), blocks)[order]
+def resampled(column: Column, weights: Ints, q: Floats) -> Floats:
+    """[draws, 1 + quantiles] mean and quantiles (as np.quantile) of a column's values in each draw of its blocks."""
+    values, blocks = column.values, weights.shape[1]
+    order = np.argsort(values, kind="stable")
+    ascending, block = values[order], column.block(blocks)[order]
     groups = min(GROUPS, len(order))
     group = np.arange(len(order)) * groups // len(order)
     held = np.bincount(block * groups + group, minlength=blocks * groups).reshape(blocks, groups)
@@ -100,10 +101,25 @@ def _ranked(ascending: Floats, up_to: Ints, rank: Ints) -> Floats:
     return picked
 
 
-def interval(a: Floats, b: Floats, level: float) -> tuple[Floats, Floats]:
-    """Ends [k] of the intervals of (a - b) / b over draws [draws, k]; NaN where a tenth of the draws tell nothing."""
+def _widened(drawn: Floats, point: Floats, wider: Floats) -> Floats:
+    """Draws [draws, k] so many times as far from the point estimate, in the log where they can be."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        far = point * (drawn / point) ** wider
+    return np.where((point > 0) & (drawn > 0), far, point + wider * (drawn - point))
+
+
+def interval(
+    a: Floats, b: Floats, level: float, points: Sequence[Floats] = (), wider: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Ends [k] of the intervals of (a - b) / b over draws [draws, k]; NaN where a tenth of the draws tell nothing.
+
+    ``wider`` [k] times as wide about ``points``, where they are given.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
-        off = np.where(b > 0, (a - b) / b, np.nan)
+        ratio = np.where(b > 0, a / b, np.nan)
+        if wider is not None:
+            ratio = _widened(ratio, points[0] / points[1], wider)
+    off = ratio - 1
     unknown = np.isnan(off).mean(axis=0) > 0.1
     off[:, unknown] = 0.0
     low, high = np.nanquantile(off, [0.5 - level / 2, 0.5 + level / 2], axis=0)

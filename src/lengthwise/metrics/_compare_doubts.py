@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
+from lengthwise.metrics._compare_origin import doubts_of_origin
 from lengthwise.metrics._compare_sides import Run, are_same_lengths, are_same_times
+from lengthwise.metrics.clocks import clock_doubt
 from lengthwise.schema.records import Status
 
 FEW = 100
 """With fewer requests a tail is a handful of them."""
 
 WORTH = 0.01
-_FACTS = ("model", "gpu", "engine")
 
 
 def doubts_of(a: Run, b: Run, *, paired: bool) -> tuple[str, ...]:
     """Each doubt once, the gravest first: what does not belong together, what is missing, what was measured."""
     found = [*_together(a, b), *_served_lengths(a, b, paired=paired)]
     for name, run in (("A", a), ("B", b)):
-        found += [*_partial(name, run), *_clocks(name, run)]
+        found += [*_partial(name, run)]
+        doubt = clock_doubt(run.requests, run.records.end_s)
+        found += [f"{name}: {doubt}."] if doubt else []
         found += [f"{name}: {doubt}" for doubt in run.measured.doubts]
     fewest = min(len(run.requests.arrival_s) for run in (a, b))
     if fewest < FEW:
@@ -30,10 +31,7 @@ def doubts_of(a: Run, b: Run, *, paired: bool) -> tuple[str, ...]:
 
 def _together(a: Run, b: Run) -> Iterator[str]:
     ours, theirs = a.measured.workload, b.measured.workload
-    for fact in _FACTS:
-        told = [str(_fact(run, fact)) for run in (a, b) if _fact(run, fact)]
-        if len(set(told)) > 1:
-            yield f"They are of different {fact}s: {told[0]} and {told[1]}."
+    yield from doubts_of_origin(a.measured, b.measured)
     if are_same_lengths(ours, theirs):
         if not are_same_times(ours, theirs):
             yield "The same requests arrive at different times in A and B: queues differ by the load, too."
@@ -50,13 +48,6 @@ def _together(a: Run, b: Run) -> Iterator[str]:
         yield "They do not belong together: one is a closed loop, or one of another concurrency."
     else:
         yield "They are of different requests: lengths differ one by one."
-
-
-def _fact(run: Run, fact: str) -> object:
-    """A fact of the run, or of the deployment behind it."""
-    facts = run.measured.facts
-    deployment = facts.get("deployment")
-    return facts.get(fact) or (deployment.get(fact) if isinstance(deployment, dict) else None)
 
 
 def _served_lengths(a: Run, b: Run, *, paired: bool) -> Iterator[str]:
@@ -77,19 +68,3 @@ def _partial(name: str, run: Run) -> Iterator[str]:
     if errors:
         worst = max(run.measured.errors, key=lambda key: run.measured.errors[key])
         yield f"{name}: {errors:,} requests failed, most of: {worst}."
-
-
-def _clocks(name: str, run: Run) -> Iterator[str]:
-    """Times that cannot be: a clock that was set, or two that disagree."""
-    r = run.requests
-    with np.errstate(invalid="ignore"):
-        before = (
-            (r.first_token_s < r.arrival_s)
-            | (r.finished_s < r.first_token_s)
-            | (r.finished_s > run.records.end_s + 1)
-        )
-    if before.any():
-        yield (
-            f"{name}: clocks disagree: {int(before.sum()):,} requests have a first token before they arrived, or end "
-            "before it or after the run."
-        )

@@ -11,6 +11,21 @@ from lengthwise.schema.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
+class ClientSeconds:
+    """What of each TTFT and JCT is the client's own: from when a request was due until it was sent.
+
+    Attributes:
+        mean_s: As much of the mean TTFT and of the mean JCT.
+        p50_s: Median.
+        max_s: Largest.
+    """
+
+    mean_s: float
+    p50_s: float
+    max_s: float
+
+
+@dataclass(frozen=True)
 class Side:
     """One of the two runs.
 
@@ -19,12 +34,14 @@ class Side:
         source: Where it comes from, as in Measured.
         counts: Its requests by bucket, warm-up left out.
         span_s: Seconds from the end of the warm-up to its last event.
+        client: The client's own seconds; None where there was none, or it did not say.
     """
 
     name: str
     source: str
     counts: Counts
     span_s: float
+    client: ClientSeconds | None = None
 
 
 @dataclass(frozen=True)

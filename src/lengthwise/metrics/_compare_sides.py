@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.metrics._compare_result import Side
+from lengthwise.metrics._compare_result import ClientSeconds, Side
 from lengthwise.metrics.columns import request_column
 from lengthwise.metrics.summarize import counts_of, rows_of, window_of
 from lengthwise.schema.errors import InputError
@@ -52,7 +52,15 @@ class Run:
     def side(self, fallback: str) -> Side:
         """Its facts."""
         name = self.records.name or fallback
-        return Side(name, self.measured.source, counts_of(self.requests), self.records.end_s - self.start_s)
+        span_s = self.records.end_s - self.start_s
+        return Side(name, self.measured.source, counts_of(self.requests), span_s, self._client())
+
+    def _client(self) -> ClientSeconds | None:
+        told = self.measured.client_s
+        known = np.zeros(0) if told is None else told[self.rows][np.isfinite(told[self.rows])]
+        if not len(known):
+            return None
+        return ClientSeconds(float(known.mean()), float(np.median(known)), float(known.max()))
 
 
 def runs_of(a: Measured, b: Measured, paired: bool, warmup_s: float) -> tuple[Run, Run]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.metrics import _compare_bootstrap as bootstrap
+from lengthwise.metrics._compare_blocks import Column, column_of
 from lengthwise.metrics._compare_bootstrap import Bootstrap
 from lengthwise.metrics._compare_distance import absolute_errors, distances
 from lengthwise.metrics._compare_doubts import doubts_of
+from lengthwise.metrics._compare_gaps import Gaps, gaps_of
+from lengthwise.metrics._compare_nothing import without_nonsense
 from lengthwise.metrics._compare_rates import rates
 from lengthwise.metrics._compare_result import Comparison, MetricDistance, MetricError
 from lengthwise.metrics._compare_sides import Run, are_same, gaps_as_columns, runs_of
@@ -40,17 +43,19 @@ def compare(
 ) -> Comparison:
     """How far ``a`` (the prediction) is off ``b`` (the truth) in every metric and quantile.
 
-    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time). They
-    say how far the error moves with the requests that happened to come, not how far another run of the same
-    engine would lie off. Runs of the same requests at the same times are compared request by request, which
-    makes them much narrower. There is none below 20 requests, for quantiles of the time between tokens, whose
-    gaps are pooled, and for an error over 0.
+    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time), longer ones
+    where neighbours are alike over long spans, and wider where few blocks are left. They say how far the error moves
+    with the requests that happened to come, not how far another machine or day would lie off. Runs of the same requests
+    at the same times are compared request by request, which makes them much narrower. There is none below 20 requests,
+    for an error over 0 or next to nothing, where a run drifts all along (doubts say so), and for the time between
+    tokens of a run that keeps neither when tokens came nor its steps.
 
     Args:
         a: The prediction.
         b: The truth.
         paired: Whether both are of the same requests; "auto": where lengths and arrivals are equal.
-        warmup_s: Requests that arrived before are left out (but for the time between tokens).
+        warmup_s: Requests that arrived before are left out (but for distances of the time between tokens, and for
+            its errors where no interval is known).
         slo: Limits for goodput.
         level: Confidence level.
         draws: Of the bootstrap.
@@ -63,16 +68,16 @@ def compare(
     _check(a, b, paired, level, draws)
     pairs = are_same(a.workload, b.workload) if paired == "auto" else paired
     ours, theirs = runs_of(a, b, pairs, warmup_s)
-    rows = len(ours.requests.arrival_s), len(theirs.requests.arrival_s)
-    drawn = Bootstrap(*rows, pairs, draws, seed)
-    errors = [*_latencies(ours, theirs, drawn, level), *rates(ours, theirs, slo, drawn, level)]
+    drawn = Bootstrap(pairs, draws, seed, level)
+    drawn_errors = [*_latencies(ours, theirs, drawn), *rates(ours, theirs, slo, drawn)]
+    errors, vague = without_nonsense(drawn_errors)
     return Comparison(
         a=ours.side("A"),
         b=theirs.side("B"),
         paired=pairs,
-        errors=tuple(errors),
+        errors=errors,
         distances=tuple(_distances(ours, theirs, paired=pairs)),
-        doubts=doubts_of(ours, theirs, paired=pairs),
+        doubts=(*doubts_of(ours, theirs, paired=pairs), *_too_alike(drawn_errors, ours, theirs), *vague),
         level=level,
         draws=draws,
         warmup_s=warmup_s,
@@ -92,23 +97,35 @@ def _check(a: Measured, b: Measured, paired: bool | str, level: float, draws: in
         )
 
 
-def _latencies(a: Run, b: Run, drawn: Bootstrap, level: float) -> Iterator[MetricError]:
-    weights_a, weights_b = drawn.weights()
+def _latencies(a: Run, b: Run, drawn: Bootstrap) -> Iterator[MetricError]:
     for metric in LATENCIES:
         if metric == "tbt":
-            yield from _tbt(a, b)
+            yield from _tbt(a, b, drawn)
             continue
-        values = a.column(metric), b.column(metric)
-        known = [v[np.isfinite(v)] for v in values]
-        if not all(map(len, known)):
+        ours, theirs = column_of(a.column(metric)), column_of(b.column(metric))
+        counts = len(ours.values), len(theirs.values)
+        if not all(counts):
             continue
         low = high = np.full(1 + len(_Q), np.nan)
-        if min(map(len, known)) >= bootstrap.LEAST:
-            off_a = bootstrap.resampled(values[0], weights_a, _Q)
-            off_b = bootstrap.resampled(values[1], weights_b, _Q)
-            low, high = bootstrap.interval(off_a, off_b, level)
-        points = [np.array([v.mean(), *np.quantile(v, _Q)]) for v in known]
+        if min(counts) >= bootstrap.LEAST:
+            low, high = drawn.errors(ours, theirs, _Q)
+        points = [np.array([v.mean(), *np.quantile(v, _Q)]) for v in (ours.values, theirs.values)]
         yield from _errors(metric, points, low, high)
+
+
+def _too_alike(errors: Sequence[MetricError], a: Run, b: Run) -> Iterator[str]:
+    """That intervals are not told of runs long enough to have some, if their stretches are not independent."""
+    enough = [
+        metric
+        for metric in ("ttft", "tpot", "jct")
+        if min(np.isfinite(run.column(metric)).sum() for run in (a, b)) >= bootstrap.LEAST
+    ]
+    untold = [one.metric.upper() for one in errors if one.stat == "mean" and not one.has_interval]
+    if told := [name for name in untold if name.lower() in enough]:
+        yield (
+            f"{', '.join(told)} drift through the run, which holds too few independent stretches to tell intervals: "
+            "measure longer, or several times."
+        )
 
 
 def _errors(metric: str, points: list[Floats], low: Floats, high: Floats) -> Iterator[MetricError]:
@@ -118,14 +135,28 @@ def _errors(metric: str, points: list[Floats], low: Floats, high: Floats) -> Ite
         )
 
 
-def _tbt(a: Run, b: Run) -> Iterator[MetricError]:
-    gaps = [run.records.gaps for run in (a, b)]
-    if all(one.total for one in gaps):
-        unknown = np.full(1 + len(_Q), np.nan)
-        points = [
-            np.array([one.sum_s / one.total, *weighted_quantiles(*gaps_as_columns(one), _Q)]) for one in gaps
-        ]
-        yield from _errors("tbt", points, unknown, unknown)
+def _tbt(a: Run, b: Run, drawn: Bootstrap) -> Iterator[MetricError]:
+    """Of pooled gaps; with an interval where both runs tell whose they are. Only then a warm-up is left out."""
+    pooled = [run.records.gaps for run in (a, b)]
+    if not all(one.total for one in pooled):
+        return
+    points = [
+        np.array([one.sum_s / one.total, *weighted_quantiles(*gaps_as_columns(one), _Q)]) for one in pooled
+    ]
+    low = high = np.full(1 + len(_Q), np.nan)
+    known = [gaps_of(run) for run in (a, b)]
+    if known[0] is not None and known[1] is not None:
+        whose = [len(np.unique(row)) for _, row in (known[0], known[1])]
+        if a.rows.start or b.rows.start:
+            points = [np.array([gap.mean(), *np.quantile(gap, _Q)]) for gap, _ in (known[0], known[1])]
+        if min(whose) >= bootstrap.LEAST:
+            low, high = drawn.errors(_gaps(known[0], a), _gaps(known[1], b), _Q)
+    yield from _errors("tbt", points, low, high)
+
+
+def _gaps(gaps: Gaps, run: Run) -> Column:
+    """Requests are drawn as for the other metrics, each with all its gaps."""
+    return Column(*gaps, len(run.requests.arrival_s))
 
 
 def _distances(a: Run, b: Run, *, paired: bool) -> Iterator[MetricDistance]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from lengthwise.catalog import (
     parameters,
     weight_bytes,
 )
-from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.deployment import DecodeSide, Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.hardware import GpuSpec
 from lengthwise.schema.model import ModelSpec
@@ -78,13 +79,13 @@ class Hardware:
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     """What the run asked of the deployment's hardware; one run has no intervals for it."""
     totals, span_s = records.totals, records.end_s
-    parallel, gpu = deployment.parallel, deployment.gpu
+    gpus, gpu = deployment.gpus, deployment.gpu
     dtype = deployment.limits.weight_dtype or deployment.model.dtype
     idle = np.full(len(totals.busy_s), math.nan)
     busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else idle
-    mfu = _ratio(model_flops(totals, deployment.model), parallel.gpus * gpu.flops(dtype) * span_s)
-    mbu = _ratio(moved_bytes(totals, deployment), parallel.gpus * gpu.bandwidth_bytes_per_s * span_s)
-    power_w = parallel.gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
+    mfu = _ratio(model_flops(totals, deployment.model), gpus * gpu.flops(dtype) * span_s)
+    mbu = _ratio(moved_bytes(totals, deployment), gpus * gpu.bandwidth_bytes_per_s * span_s)
+    power_w = gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
     prompt, output = _delivered(records)
     held = float(totals.kv_block_s.sum())
     return Hardware(
@@ -93,12 +94,20 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         batch_seqs=Estimate(_ratio(records.series.seqs_s.sum(), records.series.step_s.sum())),
         mfu=Estimate(mfu),
         mbu=Estimate(mbu),
-        kv_utilization=Estimate(_ratio(held, deployment.kv.num_blocks * len(busy) * span_s)),
+        kv_utilization=Estimate(
+            _ratio(held, _over_replicas(deployment, lambda side: side.kv.num_blocks) * span_s)
+        ),
         power_w=Estimate(power_w),
         energy_j_per_output_token=Estimate(_ratio(power_w * span_s, output)),
         cost=_cost(deployment.price_per_hour_usd * span_s / 3600, prompt, output),
-        time_shares=_time_shares(totals, parallel.pp * len(busy) * span_s),
+        time_shares=_time_shares(totals, _over_replicas(deployment, lambda side: side.parallel.pp) * span_s),
     )
+
+
+def _over_replicas(deployment: Deployment, of: Callable[[Deployment | DecodeSide], int]) -> int:
+    """A number of a replica, summed over all replicas of both sides."""
+    sides = [side for side in (deployment, deployment.decode) if side is not None]
+    return sum(of(side) * side.parallel.replicas for side in sides)
 
 
 def model_flops(totals: ReplicaTotals, model: ModelSpec) -> float:

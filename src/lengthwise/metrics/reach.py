@@ -42,12 +42,17 @@ class Beyond:
         return self.beyond / self.of
 
     @property
+    def words(self) -> str:
+        """What the bound counts, as people say it."""
+        return _WORDS[self.bound]
+
+    @property
     def sentence(self) -> str:
         """What a reader must know."""
         share = f"{100 * self.share:.{0 if self.share >= 0.1 else 1 if self.share >= 0.001 else 3}f} %"
         whose = {"steps": "steps", "requests": "requests", "time": "the time in steps"}[self.unit]
         return (
-            f"{share} of {whose} had more {_WORDS[self.bound]} (up to {self.largest:,}) than the measurements "
+            f"{share} of {whose} had more {self.words} (up to {self.largest:,}) than the measurements "
             f"behind the cost tables reached ({self.measured:,}): their times are extrapolated"
         )
 

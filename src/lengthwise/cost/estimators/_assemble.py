@@ -10,7 +10,7 @@ import numpy as np
 
 from lengthwise.cost._efficiency import Work
 from lengthwise.cost._operators import Operators
-from lengthwise.cost._roofline_errors import roofline_errors
+from lengthwise.cost._roofline_errors import roofline_errors, with_front_error
 from lengthwise.cost.estimators._judge import Judged
 from lengthwise.cost.estimators._model_points import shard_points
 from lengthwise.cost.estimators._target import NAMES, Target
@@ -91,7 +91,8 @@ class Assembly:
         }
         seconds: dict[str, Any] = {f"{part}_s": self._part(part, *asked) for part, asked in by_part.items()}
         stages = np.array(ops.shard.layers, dtype=np.int64)
-        return CostTables(**seconds, stage_layers=stages, errors=self.errors())
+        errors = with_front_error(self.errors(), self.host.front)
+        return CostTables(**seconds, stage_layers=stages, errors=errors, front=self.host.front)
 
     def errors(self) -> tuple[PartError, ...]:
         """A PartError for each part that takes any time."""

@@ -1,12 +1,14 @@
-"""One kernel library of several that a profile measured."""
+"""Whose kernels speak: one library of several that a profile measured, and the attention's by name."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import ProfileError
-from lengthwise.schema.profile import Profile
+from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 
 
 def of_backend(rows: Profile, asked: str, notes: list[str]) -> Profile:
@@ -37,6 +39,41 @@ def of_backend(rows: Profile, asked: str, notes: list[str]) -> Profile:
             f"the profile {rows.facts.name} has no rows of the backend {asked}; its backends are: {there}"
         )
     return rows.where(keep)
+
+
+def of_attention(rows: Profile, asked: str, uses: Callable[[str], bool], notes: list[str]) -> None:
+    """Nothing; the notes get whose attention was measured.
+
+    Args:
+        rows: Of one backend an operator.
+        asked: The deployment's backend, as of ``of_backend``; "" where it does not say.
+        uses: Whether the deployment has an operator.
+        notes: Gets the names, where they are known.
+
+    Raises:
+        ProfileError: Some attention was measured with the backend asked for, and some of the deployment's was not.
+    """
+    named = {name: _names(rows, name) for name in rows.operators if _is_attention(name) and uses(name)}
+    named = {name: names for name, names in named.items() if names}
+    others = {name: names for name, names in named.items() if not _matching(np.array(names), asked).any()}
+    if not others:
+        return
+    told = "; ".join(f"{name} with {', '.join(names)}" for name, names in others.items())
+    if len(others) < len(named):
+        raise ProfileError(
+            f"the profile {rows.facts.name} must be of the attention backend {asked}; it has {told} alone. Use a "
+            f"profile of {asked}, or name no backend"
+        )
+    but = f", not with {asked}" if asked else ": right if the deployment's is the same"
+    notes.append(f"measured {told}{but}")
+
+
+def _is_attention(operator: str) -> bool:
+    return OPERATOR_PARTS[operator] in ("prefill", "decode")
+
+
+def _names(rows: Profile, operator: str) -> list[str]:
+    return sorted(set(rows.of(operator)["backend"].tolist()) - {""})
 
 
 def _matching(names: npt.NDArray[np.str_], asked: str) -> npt.NDArray[np.bool_]:

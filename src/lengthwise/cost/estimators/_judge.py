@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class Judged:
         error: (median, 95th percentile) of the relative error on the same points; None: too few to tell, or the
             points are of another shard, model or GPU, whose errors are not those here.
         carried: The points are of another shard, model or GPU.
+        is_made_up: Some of the points were made up and not measured.
     """
 
     operator: str
@@ -64,6 +65,7 @@ class Judged:
     compared: tuple[RegionFit, ...]
     error: tuple[float, float] | None
     carried: bool
+    is_made_up: bool = False
 
     def summary(self) -> OperatorFit | None:
         """The errors inside (beyond, where nothing was inside); None where they cannot be told."""
@@ -95,6 +97,11 @@ def judge(points: Points, estimator: str, *, beyond: bool, carried: Collection[s
     error = _errors(inside) if len(inside) >= LEAST_HELD and not carried else None
     fitted = LEARNERS[picked](points)
     return Judged(points.operator, picked, fitted, len(points), log_sd, compared, error, bool(carried))
+
+
+def made_up(judged: Judged) -> Judged:
+    """The same without any error: how far made-up points lie from each other says nothing of a device."""
+    return replace(judged, log_sd=None, compared=(), error=None, is_made_up=True)
 
 
 def nested_choice(held: Mapping[str, Held], *, beyond: bool) -> Held:

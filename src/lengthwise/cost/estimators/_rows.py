@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import catalog
-from lengthwise.cost.estimators._backends import of_backend
+from lengthwise.cost.estimators._backends import of_attention, of_backend
 from lengthwise.cost.estimators._target import Target
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.hardware import GpuSpec
@@ -41,12 +41,14 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
     """The rows that may speak of a deployment; of the backend given, where an operator has rows of it.
 
     Raises:
-        ProfileError: Nothing in the profile has the deployment's dtype or the backend, or the profile's model or GPU is
-            another one that no catalog knows, so that not even the physics can tell the way from it.
+        ProfileError: Nothing in the profile has the deployment's dtype or the backend, some attention is of another
+            backend, or the profile's model or GPU is another one that no catalog knows, so that not even the physics
+            can tell the way from it.
     """
     notes: list[str] = []
     rows = _of_dtype(profile, target, notes)
     rows = of_backend(rows, backend, notes)
+    of_attention(rows, backend, lambda operator: target.share(operator) > 0, notes)
     gpu = _measured_gpu(profile, target)
     shard, kernels = rows.where(rows["tp"] > 0), rows.where(rows["tp"] == 0)
     model = _measured_model(profile, target) if len(shard) else target.model

@@ -12,7 +12,7 @@ from lengthwise.cost._profile_report import FitReport
 from lengthwise.cost.estimators._assemble import Assembly
 from lengthwise.cost.estimators._beside import factors, fit_beside, skewed
 from lengthwise.cost.estimators._fitted import FittedOperators
-from lengthwise.cost.estimators._judge import SEVERAL, Judged, judge
+from lengthwise.cost.estimators._judge import SEVERAL, Judged, judge, made_up
 from lengthwise.cost.estimators._kernel_points import kernel_points
 from lengthwise.cost.estimators._learners import LEARNERS
 from lengthwise.cost.estimators._model_points import rows_points
@@ -22,7 +22,7 @@ from lengthwise.cost.estimators._rows import Source, rows_for
 from lengthwise.cost.estimators._target import Target
 from lengthwise.cost.roofline import LARGEST_KV_TOKENS, HostOverhead
 from lengthwise.cost.tables import check
-from lengthwise.schema.cost_tables import CostTables, FitError, Floats, Reach, grid_axis
+from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, FitError, Floats, Reach, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
@@ -73,7 +73,7 @@ def fit_profile(
         estimator: "auto" (the best on held-out points, by operator) or one of ESTIMATORS for all.
         backend: Whose kernels count where an operator was measured with several: a name or a part of it; "" takes
             the one with most rows.
-        host: Overhead of the host where the profile has none.
+        host: Overhead of the host where the profile has none, and the front, of which no profile tells.
 
     Raises:
         ProfileError: The profile has no rows that may speak of this deployment; says why.
@@ -110,7 +110,7 @@ def _shard(
 ) -> dict[str, Judged]:
     """What is learnt of the model's shard; of the TP degree asked for, where it was measured."""
     found: dict[str, Judged] = {}
-    bridged = set()
+    bridged, invented = set(), dict[tuple[int, ...], list[str]]()
     for operator in source.shard.operators:
         if OPERATOR_PARTS[operator] in _APART:
             continue
@@ -123,7 +123,14 @@ def _shard(
         if not exact and source.same:
             bridged.add(rows.tensor_parallel)
         beyond = _beyond(OPERATOR_PARTS[operator], reach, target)
-        found[operator] = judge(points, estimator, beyond=beyond, carried=_carried(source, target, rows))
+        judged = judge(points, estimator, beyond=beyond, carried=_carried(source, target, rows))
+        if degrees := own.made_up(operator):
+            invented.setdefault(degrees, []).append(operator)
+            judged = made_up(judged)
+        found[operator] = judged
+    for degrees, operators in invented.items():
+        told = ", ".join(map(str, degrees))
+        notes.append(f"{', '.join(operators)} at TP {told}: {NOT_MEASURED}; no error is told of them")
     for degrees in sorted(bridged):
         measured = ", ".join(map(str, degrees))
         notes.append(f"measured at TP {measured}, carried to TP {target.parallel.tp} by physics")
@@ -238,7 +245,7 @@ def _report(
     notes: tuple[str, ...],
 ) -> FitReport:
     judged = [*shard.values(), *(j for name, j in kernels.items() if name != "gemm wide")]
-    untold = [j.operator for j in judged if j.log_sd is None]
+    untold = [j.operator for j in judged if j.log_sd is None and not j.is_made_up]
     if untold:
         notes = (*notes, f"too few points to tell an error of {', '.join(untold)}: the roofline's counts")
     carried = [j.operator for j in judged if j.carried]

@@ -16,7 +16,7 @@ from lengthwise.cost._vidur_paths import (
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.hardware import NodeSpec
 from lengthwise.schema.model import ModelSpec
-from lengthwise.schema.profile import Profile, ProfileFacts
+from lengthwise.schema.profile import MADE_UP, Profile, ProfileFacts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,12 +33,18 @@ _BY_TOKENS = {
     "add": "residual add",
     "emb": "embedding",
 }
+_ATTENTION = ("prefill attention", "decode attention", "kv write")
 _LEFT_OUT = ("attn_input_reshape", "attn_output_reshape")
 _DTYPE = "float16"
 
 
 def import_vidur(
-    folder: Path | str, model: ModelSpec, device: str, *, node: NodeSpec | None = None
+    folder: Path | str,
+    model: ModelSpec,
+    device: str,
+    *,
+    node: NodeSpec | None = None,
+    keep_surrogates: bool = False,
 ) -> Profile:
     """The profile of a model on a device of a folder laid out like Vidur's ``data/profiling``.
 
@@ -50,6 +56,8 @@ def import_vidur(
         model: Its name or an alias must be a folder; its shapes pick the rows.
         device: A folder under compute/ ("a100"), or a GPU whose name starts so.
         node: Picks the network folder; None takes the device's pairwise NVLink, else its DGX.
+        keep_surrogates: Keep attention rows marked SURROGATE, which were made up and not measured; the facts'
+            ``machine["made_up"]`` then tells their TP degrees by operator.
 
     Raises:
         ProfileError: The device, the model or a column is missing; says what is there.
@@ -66,11 +74,14 @@ def import_vidur(
     home = model_folder(place, model)
     notes = ["times are medians in ms of one layer on one GPU, shards emulated on it; 16-bit floats"]
     path = csv_file(home, "mlp")
+    made_up: dict[str, list[int]] = {}
     frames: Rows = _by_tokens(of_shapes(read_rows([path]), mlp_shapes(model), path), path)
     paths = attention_files(home)
     if paths:
         rows = of_shapes(read_rows(paths), attention_shapes(model), paths[0])
+        rows, degrees = _surrogates(rows, notes, keep=keep_surrogates)
         frames += _attention(rows, paths[0], notes)
+        made_up = dict.fromkeys(_ATTENTION, degrees) if degrees else {}
     else:
         notes.append(f"{home.relative_to(root)} has no attention.csv")
     frames += _network(root, place.name, node, notes)
@@ -81,6 +92,7 @@ def import_vidur(
         model=model.name,
         engine="Vidur's profiler",
         licence="MIT",
+        machine={MADE_UP: made_up} if made_up else {},
         notes=tuple(notes),
     )
     return assembled(facts, frames, home)
@@ -128,7 +140,6 @@ def _attention(rows: pl.DataFrame, path: Path, notes: list[str]) -> list[pl.Data
 
     having(rows, ["is_prefill", "prefill_chunk_size", "kv_cache_size", "batch_size"], path)
     rows = _one_block_size(rows, notes)
-    _warn_of_surrogates(rows, notes)
     if any(f"time_stats.{name}.median" in rows.columns for name in _LEFT_OUT):
         notes.append(f"left out, since no engine has them: {', '.join(_LEFT_OUT)}")
     kernel = pl.lit("")
@@ -163,19 +174,20 @@ def _one_block_size(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     return rows.filter(pl.col("block_size") == size)
 
 
-def _warn_of_surrogates(rows: pl.DataFrame, notes: list[str]) -> None:
-    import polars as pl
+def _surrogates(rows: pl.DataFrame, notes: list[str], *, keep: bool) -> tuple[pl.DataFrame, list[int]]:
+    """(rows, TP degrees of those kept that nobody measured)."""
+    from lengthwise.cost._vidur_rows import SURROGATE, TP, is_surrogate
 
-    if "profile_method" not in rows.columns:
-        return
-    made = rows.filter(pl.col("profile_method") == "SURROGATE")
-    if len(made):
-        from lengthwise.cost._vidur_rows import TP
-
-        degrees = ", ".join(str(tp) for tp in made[TP].unique().sort())
-        notes.append(
-            f"{len(made):,} attention rows (tp {degrees}) are marked SURROGATE: made up, not measured"
-        )
+    made = rows.filter(is_surrogate(rows))
+    if not len(made):
+        return rows, []
+    degrees = [int(tp) for tp in made[TP].unique().sort()]
+    told = f"{len(made):,} attention rows (tp {', '.join(map(str, degrees))}) are marked {SURROGATE}"
+    if keep:
+        notes.append(f"{told}: made up, not measured, and kept")
+        return rows, degrees
+    notes.append(f"{told}: made up, not measured, and left out")
+    return rows.filter(~is_surrogate(rows)), []
 
 
 def _network(root: Path, device: str, node: NodeSpec | None, notes: list[str]) -> list[pl.DataFrame]:

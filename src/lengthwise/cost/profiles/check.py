@@ -83,7 +83,8 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
 
     Raises:
         InputError: The tolerance is not positive.
-        ProfileError: The profiles are of different models, kinds or dtypes, or share no point.
+        ProfileError: The profiles are of different models, kinds, dtypes, TP degrees or attention backends, or share
+            no point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")
@@ -127,6 +128,24 @@ def _require_same(new: Profile, old: Profile) -> None:
         raise ProfileError(
             f"both profiles must be of one dtype; they are of {', '.join(dtypes[0])} and {', '.join(dtypes[1])}"
         )
+    degrees = [one.tensor_parallel for one in (new, old)]
+    if all(degrees) and not set(degrees[0]) & set(degrees[1]):
+        words = [f"TP {', '.join(map(str, own))}" for own in degrees]
+        raise ProfileError(f"both profiles must share a TP degree; one has {words[0]}, the other {words[1]}")
+    _require_same_attention(new, old)
+
+
+def _require_same_attention(new: Profile, old: Profile) -> None:
+    """Where both name whose kernels; one name within another, such as fa3 beside none, may be the same."""
+    for operator in new.operators:
+        if OPERATOR_PARTS[operator] not in ("prefill", "decode"):
+            continue
+        now, then = (sorted(set(one.of(operator)["backend"].tolist()) - {""}) for one in (new, old))
+        if now and then and not any(a in b or b in a for a in now for b in then):
+            raise ProfileError(
+                f"both profiles must be of one attention backend; {operator} is of {', '.join(now)} in one, of "
+                f"{', '.join(then)} in the other. Measure both with the same"
+            )
 
 
 def _notes(new: Profile, old: Profile) -> tuple[str, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from lengthwise.measure._prefix_cache import prefix_doubts
+from lengthwise.measure.calibrate._lateness import harmless_lateness
 from lengthwise.measure.calibrate._origin import doubts_of_origin
 from lengthwise.measure.calibrate._runs import Run
+from lengthwise.metrics.clocks import clock_doubt
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
@@ -19,29 +22,55 @@ CLOCK_SLACK = 1.02
 PROMPT_SLACK = 0.02
 
 
-def check_run(measured: Measured, name: str, deployment: Deployment, allow: Collection[str]) -> None:
-    """Nothing, if the run can be of this deployment and may be trusted.
+def check_runs(
+    runs: Sequence[Measured], names: Sequence[str], deployment: Deployment, allow: Collection[str]
+) -> None:
+    """Nothing, if the runs can be of this deployment and may be trusted; all doubtful ones are told at once.
 
     Raises:
-        InputError: It was simulated, is doubted, or cannot have run on this deployment.
+        InputError: Some were simulated, are doubted, or cannot have run on this deployment.
     """
     unknown = sorted(set(allow) - set(ALLOWED))
     if unknown:
         raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
-    if measured.is_simulated and "simulated" not in allow:
+    made = [name for run, name in zip(runs, names, strict=True) if run.is_simulated]
+    if made and "simulated" not in allow:
         raise InputError(
-            f"{name} must be measured on a real engine; it was simulated, and calibrating to it would only repeat "
-            "the simulator. Measure with `lengthwise bench`, or allow it (--force)"
+            f"{', '.join(made)} must be measured on a real engine; simulated runs would only repeat the simulator. "
+            "Measure with `lengthwise bench`, or allow it (--force)"
         )
-    doubts = [*measured.doubts, *(f"{n} requests failed of {why}" for why, n in measured.errors.items())]
-    doubts += doubts_of_origin(measured, deployment)
-    if doubts and "doubts" not in allow:
-        raise InputError(
+    told = {name: _doubts(run, deployment) for run, name in zip(runs, names, strict=True)}
+    doubted = {name: doubts for name, doubts in told.items() if doubts}
+    if doubted and "doubts" not in allow:
+        raise InputError(_doubted(doubted, len(runs)))
+    for run, name in zip(runs, names, strict=True):
+        _check_lengths(run, name, deployment)
+        _check_running(run.records.requests, name, deployment)
+        _check_first_tokens(run.records.requests, name)
+
+
+def _doubts(measured: Measured, deployment: Deployment) -> list[str]:
+    failed = (f"{n} requests failed of {why}" for why, n in measured.errors.items())
+    clock = clock_doubt(measured.records.requests, measured.records.end_s)
+    harmless = harmless_lateness(measured)
+    own = (doubt for doubt in measured.doubts if doubt not in harmless)
+    about = [*prefix_doubts(measured), *doubts_of_origin(measured, deployment)]
+    return [*own, *failed, *([clock] if clock else []), *about]
+
+
+def _doubted(told: Mapping[str, Sequence[str]], of: int) -> str:
+    """One sentence on one doubtful run; of several a line each."""
+    if len(told) == 1:
+        ((name, doubts),) = told.items()
+        return (
             f"{name} must be a run that can be trusted; of this one it is told: {'; '.join(doubts)}. "
             "Measure again, or allow it (--allow-doubts)"
         )
-    _check_lengths(measured, name, deployment)
-    _check_running(measured.records.requests, name, deployment)
+    lines = "".join(f"\n  {name}: {'; '.join(doubts)}" for name, doubts in told.items())
+    return (
+        f"runs must be such that can be trusted; of {len(told)} of {of} doubts are told. Measure these again, leave "
+        f"them out, or allow them (--allow-doubts):{lines}"
+    )
 
 
 def check_different(runs: Sequence[Measured], names: Sequence[str]) -> None:
@@ -90,6 +119,17 @@ def _check_running(r: RequestRecords, name: str, deployment: Deployment) -> None
             f"{name} must have run on this deployment, of which at most {most} requests run at a time "
             f"(max_num_seqs {deployment.limits.max_num_seqs}, {deployment.parallel.replicas} replicas); "
             f"{running} did. Give the engine's own settings in the scenario"
+        )
+
+
+def _check_first_tokens(r: RequestRecords, name: str) -> None:
+    """No doubt that one may allow: without a first token after its request there is no TTFT to fit to."""
+    ttft_s = (r.first_token_s - r.arrival_s)[r.status == Status.FINISHED]
+    ttft_s = ttft_s[np.isfinite(ttft_s)]
+    if len(ttft_s) and (ttft_s < 0).all():
+        raise InputError(
+            f"{name} must have first tokens after their requests; all {len(ttft_s):,} come before them, by up to "
+            f"{-ttft_s.min():.3g} s. Arrivals and tokens are of clocks that disagree: measure both with one"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy.typing as npt
 
 from lengthwise.measure.calibrate._runs import Run
 from lengthwise.measure.calibrate.answer import Load
-from lengthwise.schema.records import Records, RequestRecords
+from lengthwise.schema.cost_tables import Front
+from lengthwise.schema.records import Records
 
 Floats = npt.NDArray[np.float64]
 COUNTERS = {"running": "num_requests_running", "waiting": "num_requests_waiting"}
@@ -18,7 +20,15 @@ CLOCKS = ("at_s", "time_s", "t_s")
 BINS = 20
 
 
-def loads_of(run: Run, before: Records, after: Records) -> list[Load]:
+@dataclass(frozen=True)
+class Told:
+    """A simulation, and the front of its tables: an engine counts who is past it."""
+
+    records: Records
+    front: Front
+
+
+def loads_of(run: Run, before: Told, after: Told) -> list[Load]:
     """The counters that the run's facts hold under "metrics", a column a metric over time; else nothing."""
     metrics = run.measured.facts.get("metrics")
     if not isinstance(metrics, Mapping):
@@ -37,11 +47,15 @@ def _column(metrics: Mapping[str, Any], counter: str) -> Floats | None:
     return None if not columns else np.sum([np.asarray(c, dtype=np.float64) for c in columns], axis=0)
 
 
-def _load(run: Run, name: str, at_s: Floats, told: Floats, before: Records, after: Records) -> Load:
+def _load(run: Run, name: str, at_s: Floats, told: Floats, before: Told, after: Told) -> Load:
     start_s = float(np.nanmin(run.measured.records.requests.arrival_s))
-    seen = np.isfinite(told) & (at_s >= start_s) & (at_s - start_s <= max(before.end_s, after.end_s))
+    seen = (
+        np.isfinite(told)
+        & (at_s >= start_s)
+        & (at_s - start_s <= max(before.records.end_s, after.records.end_s))
+    )
     at_s, told = at_s[seen] - start_s, told[seen]
-    ours, old = (_count(name, records.requests, at_s) for records in (after, before))
+    ours, old = (_count(name, simulated, at_s) for simulated in (after, before))
     parts = np.array_split(np.arange(len(at_s)), min(BINS, len(at_s)))
     mean = max(1e-9, float(told.mean())) if len(told) else 1.0
     return Load(
@@ -55,9 +69,11 @@ def _load(run: Run, name: str, at_s: Floats, told: Floats, before: Records, afte
     )
 
 
-def _count(name: str, r: RequestRecords, at_s: Floats) -> Floats:
-    """How many wait (from arrival to the first step) or run (from there to the end) at some times."""
-    first, last = (r.scheduled_s, r.finished_s) if name == "running" else (r.arrival_s, r.scheduled_s)
+def _count(name: str, simulated: Told, at_s: Floats) -> Floats:
+    """How many wait (from their entry to the first step) or run (from there to the end) at some times."""
+    r = simulated.records.requests
+    entry_s = simulated.front.entries_s(r.arrival_s)
+    first, last = (r.scheduled_s, r.finished_s) if name == "running" else (entry_s, r.scheduled_s)
     began = np.searchsorted(np.sort(first), at_s, side="right")
     ended = np.searchsorted(np.sort(last), at_s, side="right")
     return np.asarray(began - ended, dtype=np.float64)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from lengthwise import catalog
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import UnknownNameError
-from lengthwise.schema.hardware import GpuSpec
-from lengthwise.schema.measured import Measured
-from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.measured import Measured, shape_facts
 
 DEGREES = ("tp", "pp", "replicas")
 
@@ -21,14 +17,9 @@ def doubts_of_origin(measured: Measured, deployment: Deployment) -> list[str]:
     facts = measured.facts
     told = facts.get("deployment")
     told = told if isinstance(told, Mapping) else {}
-    found = []
-    for name in _names(told.get("model"), facts.get("model"), facts.get("model_id")):
-        model = _model(name)
-        if model is not None and _shape(model) != _shape(deployment.model):
-            found.append(f"it is of the model {name}, and the deployment's is {deployment.model.name}")
-            break
+    found = list(_model_doubts(told, facts, deployment))
     for name in _names(told.get("gpu"), facts.get("gpu")):
-        gpu, own = _gpu(name), _gpu(deployment.gpu.name)
+        gpu, own = catalog.told_gpu(name), catalog.told_gpu(deployment.gpu.name)
         if gpu is not None and own is not None and gpu.name != own.name:
             found.append(f"it is of the GPU {name}, and the deployment's is {deployment.gpu.name}")
             break
@@ -39,31 +30,21 @@ def doubts_of_origin(measured: Measured, deployment: Deployment) -> list[str]:
     return found
 
 
+def _model_doubts(told: Mapping[str, Any], facts: Mapping[str, Any], deployment: Deployment) -> Iterator[str]:
+    """By the shape that the records keep; without one by what the catalog knows of the names they tell."""
+    own, shape = shape_facts(deployment.model), told.get("model_shape")
+    if isinstance(shape, Mapping):
+        other = {key: shape[key] for key, value in own.items() if shape.get(key, value) != value}
+        if other:
+            listed = ", ".join(f"{key} {value} for {own[key]}" for key, value in other.items())
+            yield f"it is of the model {told.get('model')}, and the deployment's is {deployment.model.name}: {listed}"
+        return
+    for name in _names(told.get("model"), facts.get("model"), facts.get("model_id")):
+        model = catalog.served_model(name)
+        if model is not None and shape_facts(model) != own:
+            yield f"it is of the model {name}, and the deployment's is {deployment.model.name}"
+            return
+
+
 def _names(*values: Any) -> Iterator[str]:
     return (value for value in values if isinstance(value, str) and value)
-
-
-def _shape(model: ModelSpec) -> tuple[int, int, int, int]:
-    """What two names of one model share; fine-tunes and quantisations keep it, too."""
-    return model.layers, model.hidden, model.attention.heads, model.attention.kv_heads
-
-
-def _model(name: str) -> ModelSpec | None:
-    """The catalog's model of a served name: a name, an alias, or the last part of a path."""
-    known = catalog.models()
-    for wanted in (name, PurePosixPath(name).name):
-        for key, spec in known.items():
-            if _folded(wanted) in map(_folded, (key, *spec.facts.aliases)):
-                return spec
-    return None
-
-
-def _gpu(name: str) -> GpuSpec | None:
-    try:
-        return None if name.endswith(".toml") else catalog.gpu(name)
-    except UnknownNameError:
-        return None
-
-
-def _folded(name: str) -> str:
-    return name.strip().lower().replace("_", "-").replace(" ", "-")

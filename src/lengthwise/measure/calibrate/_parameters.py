@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lengthwise.schema.cost_tables import CostTables, Floats
+from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_value
 from lengthwise.schema.deployment import Deployment
 
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
@@ -16,8 +16,8 @@ SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 collectives, and of 7 on a host that nobody measured. Two standard deviations are twice that in log."""
 LEAST_LOG_SD = 0.25
 """Who calibrates doubts the tables: what they say of themselves is not believed beyond this."""
-HOST_STEP_S, HOST_SEQUENCE_S, CLIENT_S = 100e-6, 1e-6, 1e-3
-"""Where the search starts if the tables hold no host overhead at all."""
+HOST_STEP_S, HOST_SEQUENCE_S, CLIENT_S, MASKED_S = 100e-6, 1e-6, 1e-3, 1e-12
+"""Where the search starts if the tables hold no host overhead at all, and no seconds of attention."""
 
 PARTS = {
     "work": ("layer", "first", "head"),
@@ -30,12 +30,14 @@ LABELS = {
     "prefill": "prefill attention",
     "decode": "decode attention",
     "comm": "communication",
+    "masked": "dense masks, per layer for each query and cached token of others",
     "host_step": "host, each step",
     "host_sequence": "host, each sequence of a step",
     "client": "client and HTTP, each request",
     "log_step": "host within logged iterations",
 }
 NAMES = tuple(LABELS)
+MASKED = "masked"
 
 
 @dataclass(frozen=True)
@@ -65,23 +67,26 @@ class Knob:
         return self.neutral if z == 0.0 else self.centre * math.exp(self.log_sd * z)
 
 
-def knobs(deployment: Deployment, *, logged: bool) -> tuple[Knob, ...]:
+def knobs(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Knob, ...]:
     """The parameters of a deployment; communication only where GPUs talk to each other.
 
     Args:
         deployment: With the tables to start from.
         logged: Whether there is a log of iterations, whose clock sees less of the host.
+        masked: Whether dense masks are one of them; they always are where the tables know of some.
     """
     cost, parallel = deployment.cost, deployment.parallel
-    step_s, sequence_s = _line(cost.host_s)
+    step_s, sequence_s = host_line(cost.host_s)
     found = [Knob(name, 1.0, _log_sd(cost, name), 1.0) for name in PARTS]
     if parallel.tp == 1 and parallel.pp == 1:
         found = [knob for knob in found if knob.name != "comm"]
     seconds = [
         _seconds("host_step", step_s, HOST_STEP_S),
         _seconds("host_sequence", sequence_s, HOST_SEQUENCE_S),
-        _seconds("client", 0.0, CLIENT_S),
+        _seconds("client", cost.front.request_s, CLIENT_S),
     ]
+    if masked or cost.masked_s > 0:
+        seconds.append(_seconds(MASKED, cost.masked_s, _pair_s(cost)))
     if logged:
         seconds.append(replace(seconds[0], name="log_step"))
     return (*found, *seconds)
@@ -90,6 +95,13 @@ def knobs(deployment: Deployment, *, logged: bool) -> tuple[Knob, ...]:
 def _seconds(name: str, held_s: float, usual_s: float) -> Knob:
     """Seconds about those that the tables hold, or about what is usual where they hold none."""
     return Knob(name, held_s if held_s > 0 else usual_s, SECONDS_LOG_SD, held_s)
+
+
+def _pair_s(cost: CostTables) -> float:
+    """A layer's seconds of a query and a key of the tables' longest prompt: where the search for others' starts."""
+    largest = cost.prefill_s.shape[0] - 1
+    chunk = largest if cost.rule.kind == MERGED else grid_value(largest)
+    return float(cost.prefill_s[-1, 0]) / chunk**2 or MASKED_S
 
 
 def _log_sd(cost: CostTables, name: str) -> float:
@@ -101,7 +113,10 @@ def _log_sd(cost: CostTables, name: str) -> float:
 
 
 def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
-    """The tables with their parts scaled and their host's line replaced; what is not named stays."""
+    """The tables with their parts scaled, their host's line and front replaced; what is not named stays.
+
+    "client" is a pure delay, as ``Front.request_s`` is.
+    """
     work, comm = values.get("work", 1.0), values.get("comm", 1.0)
     return replace(
         cost,
@@ -113,12 +128,14 @@ def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
         comm_s=cost.comm_s * comm,
         send_s=cost.send_s * comm,
         host_s=_host(cost.host_s, values),
+        masked_s=values.get("masked", cost.masked_s),
+        front=replace(cost.front, request_s=values.get("client", cost.front.request_s)),
     )
 
 
 def _host(host_s: Floats, values: Mapping[str, float]) -> Floats:
     """The host's seconds with another line; what the old one left over stays on top."""
-    step_s, sequence_s = _line(host_s)
+    step_s, sequence_s = host_line(host_s)
     seqs = np.arange(len(host_s))
     rest = host_s - (step_s + sequence_s * seqs)
     new = values.get("host_step", step_s) + values.get("host_sequence", sequence_s) * seqs
@@ -126,8 +143,8 @@ def _host(host_s: Floats, values: Mapping[str, float]) -> Floats:
     return np.concatenate([host_s[:1], moved[1:]])
 
 
-def _line(host_s: Floats) -> tuple[float, float]:
-    """Intercept and slope over sequences from one on."""
+def host_line(host_s: Floats) -> tuple[float, float]:
+    """Intercept and slope of the host's seconds over sequences from one on."""
     if len(host_s) < 3:
         return float(host_s[-1]), 0.0
     seqs = np.arange(1, len(host_s))

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from lengthwise.measure.calibrate import _parameters as parameters
 from lengthwise.measure.calibrate.answer import Parameter
-from lengthwise.schema.cost_tables import CostTables, PartError
+from lengthwise.schema.cost_tables import CostTables, Front, PartError
 
 LEAST_LOG_SD = 0.005
 HOST_LOG_SD, MOST_LOG_SD = 0.5, 1.0
 """Of a host of which nobody told anything, as the roofline has it; and the most that is believed of any host."""
+HOST_LINE = ("host_step", "host_sequence")
 FIRST_TOKEN_PARTS, FIRST_TOKEN_MOST = ("prefill", "host"), 0.5
 
 
@@ -35,8 +36,13 @@ def part_errors(
     parts = {part: sds[name] for name, own in parameters.PARTS.items() if name in sds for part in own}
     if "comm" in parts:
         parts["send"] = parts["comm"]
-    host = next((p for p in found if p.name == "host_step"), None)
-    parts["host"] = sds["host_step"] if host is not None and host.told else _host_before(given)
+    masked = next((p for p in found if p.name == parameters.MASKED), None)
+    if masked is not None and masked.value > 0:
+        parts["masked"] = sds["masked"]
+    client = next((p for p in found if p.name == "client"), None)
+    if given.front != Front() or (client is not None and client.value > 0):
+        parts["front"] = sds["client"] if client is not None and client.told else _before(given, "front")
+    parts["host"] = _host_log_sd(given, found)
     explained = sum((shares.get(p.name, 0.0) * sds[p.name]) ** 2 for p in found if p.told)
     step = math.sqrt(max(LEAST_LOG_SD**2, tpot_log_sd**2 - explained))
     more = min(FIRST_TOKEN_MOST, math.sqrt(max(0.0, ttft_log_sd**2 - tpot_log_sd**2)))
@@ -53,5 +59,22 @@ def _log_sd(p: Parameter) -> float:
     return sd if p.unit == "x" else min(MOST_LOG_SD, sd)
 
 
-def _host_before(given: CostTables) -> float:
-    return next((e.log_sd for e in given.errors if e.part == "host"), HOST_LOG_SD)
+def _host_log_sd(given: CostTables, found: Sequence[Parameter]) -> float:
+    """Of the host's seconds in the batch in which they are least known, a single request or the largest.
+
+    Its step and its sequences are known apart; what runs did not tell has what was said of the host before. The spread
+    of their sum is convex in the share of either, so that it is largest at an end.
+    """
+    before = _before(given, "host")
+    line = {p.name: (p.value, _log_sd(p) if p.told else before) for p in found if p.name in HOST_LINE}
+    sds = []
+    for batch in (1, len(given.host_s) - 1):
+        seconds = {name: value * (batch if name == HOST_LINE[1] else 1) for name, (value, _) in line.items()}
+        total_s = sum(seconds.values())
+        spread = math.hypot(*(seconds[name] * sd for name, (_, sd) in line.items()))
+        sds.append(spread / total_s if total_s > 0 else before)
+    return max(sds)
+
+
+def _before(given: CostTables, part: str) -> float:
+    return next((e.log_sd for e in given.errors if e.part == part), HOST_LOG_SD)

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.measure.calibrate import _step_parts
+from lengthwise.measure.calibrate._evidence import Evidence
 from lengthwise.measure.calibrate._parameters import Knob, apply
-from lengthwise.measure.calibrate._runs import Run, simulated
+from lengthwise.measure.calibrate._runs import BLOCKS, Run, seconds_of
 from lengthwise.measure.calibrate.answer import METRICS
-from lengthwise.measure.calibrate.iterations import Iterations
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records, Status
@@ -21,10 +20,7 @@ from lengthwise.schema.records import Records, Status
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
-BLOCKS = 12
-"""Requests that follow each other wait for the same queue: they are independent by blocks of time at most."""
 FAMILIES = 3
-STEPS_SAME = 10
 TRIM = 0.2
 
 
@@ -33,7 +29,7 @@ class Rows:
     """[m] what each residual is of, the same for every candidate.
 
     Attributes:
-        group: Which scale it is divided by: an index into METRICS, or 3 for logged steps.
+        group: Which scale it is divided by: an index into METRICS, or 3 for steps.
         block: Which block of time it is of; -1 for groups by length and quantiles, which are of a whole run.
         weight: How much it counts: a run is worth BLOCKS observations of each metric, however many requests.
     """
@@ -62,15 +58,20 @@ class Problem:
         runs: Sequence[Run],
         deployment: Deployment,
         knobs: Sequence[Knob],
-        log: Iterations | None,
+        steps: Evidence | None,
         seed: int,
     ) -> None:
         self.runs, self.knobs, self.simulations = runs, tuple(knobs), 0
-        self._deployment, self._seed, self._log = deployment, seed, log
-        self._parts = None if log is None else _step_parts.step_parts(log, deployment)
+        self._deployment, self._seed, self._steps = deployment, seed, steps
         self._known: dict[bytes, Floats] = {}
         self._kept = [_scored(run) for run in runs]
         self.rows = self._rows()
+
+    def with_knobs(self, knobs: Sequence[Knob]) -> Problem:
+        """The same runs over other parameters; it goes on counting simulations."""
+        other = Problem(self.runs, self._deployment, knobs, self._steps, self._seed)
+        other.simulations = self.simulations
+        return other
 
     def values(self, z: Floats) -> dict[str, float]:
         """The parameters' values at ``z`` prior standard deviations from their centres."""
@@ -83,7 +84,7 @@ class Problem:
         return engine.simulate(run.workload, candidate, seed=self._seed, keep_steps=keep_steps)
 
     def residuals(self, z: Floats) -> Floats:
-        """[m] log(simulated / measured): groups of requests, quantiles, then logged steps."""
+        """[m] log(simulated / measured): groups of requests, quantiles, then steps."""
         key = np.ascontiguousarray(z).tobytes()
         if key not in self._known:
             self._known[key] = self._residuals(self.values(z))
@@ -106,11 +107,11 @@ class Problem:
     def _residuals(self, values: Mapping[str, float]) -> Floats:
         parts = []
         for run, kept in zip(self.runs, self._kept, strict=True):
-            told = simulated(self.simulate(run, values), values.get("client", 0.0))
+            told = seconds_of(self.simulate(run, values).requests)
             for metric in METRICS:
                 parts += _of_metric(told[metric], run.seconds[metric], kept[metric])
-        if self._parts is not None and self._log is not None:
-            parts.append(np.log(_step_parts.seconds_of(self._parts, values) / self._log.seconds))
+        if self._steps is not None:
+            parts.append(self._steps.residuals(values))
         return np.concatenate(parts)
 
     def _rows(self) -> Rows:
@@ -122,12 +123,10 @@ class Problem:
                 group.append(np.full(count, g))
                 block.append(np.concatenate([r * BLOCKS + np.arange(times), np.full(count - times, -1)]))
                 weight.append(np.full(count, np.sqrt(BLOCKS / max(1, count))))
-        if self._log is not None:
-            m = len(self._log)
-            steps = np.minimum(self._log.steps, STEPS_SAME)
-            group.append(np.full(m, len(METRICS)))
-            block.append(len(self.runs) * BLOCKS + np.arange(m) * BLOCKS // m)
-            weight.append(np.sqrt(steps * min(1.0, len(METRICS) * BLOCKS / steps.sum())))
+        if self._steps is not None:
+            group.append(np.full(len(self._steps.seconds), len(METRICS)))
+            block.append(self._steps.block)
+            weight.append(self._steps.weight)
         return Rows(np.concatenate(group), np.concatenate(block), np.concatenate(weight))
 
 

@@ -12,12 +12,14 @@ from lengthwise.measure.calibrate.answer import METRICS
 from lengthwise.metrics import request_column
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
-from lengthwise.schema.records import Records, RequestRecords, Status
+from lengthwise.schema.records import RequestRecords, Status
 from lengthwise.schema.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 LEAST_TPOT_TOKENS = 8
+BLOCKS = 12
+"""Requests that follow each other wait for the same queue: they are independent by blocks of time at most."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,6 @@ def seconds_of(requests: RequestRecords, rows: npt.NDArray[np.intp] | None = Non
     return told if rows is None else {name: s[rows] for name, s in told.items()}
 
 
-def simulated(records: Records, client_s: float) -> dict[str, Floats]:
-    """[n] seconds by metric as a client sees them."""
-    told = seconds_of(records.requests)
-    return {name: s if name == "tpot" else s + client_s for name, s in told.items()}
-
-
 def _workload(asked: Workload, r: RequestRecords, kept: npt.NDArray[np.intp]) -> Workload:
     """The requests as they were: measured arrivals and lengths, in the order of arrival."""
 
@@ -98,3 +94,11 @@ def _workload(asked: Workload, r: RequestRecords, kept: npt.NDArray[np.intp]) ->
         tenant=rows(asked.tenant),
         extra={},
     )
+
+
+def until_s(run: Run) -> float:
+    """When the first held-out request was due, by the clock of the records; infinite where none is held out."""
+    held = int(run.held.sum())
+    r = run.measured.records.requests
+    due_s = np.sort(r.arrival_s[(r.status != Status.REJECTED) & np.isfinite(r.arrival_s)])
+    return float(due_s[len(due_s) - held]) if held else np.inf

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.measure.calibrate._runs import Run
-from lengthwise.measure.calibrate.answer import METRICS, Change, Score
+from lengthwise.measure.calibrate.answer import METRICS, Change, Curve, Score
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -16,6 +16,7 @@ LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 LEAST = {"p99": 100, "p95": 20}
 DRAWS = 200
 LEAST_LOG_SD = 0.005
+CURVE = np.round(np.linspace(0, 1, 101), 2)
 
 
 def scores(run: Run, before: Mapping[str, Floats], after: Mapping[str, Floats], seed: int) -> list[Score]:
@@ -28,6 +29,21 @@ def scores(run: Run, before: Mapping[str, Floats], after: Mapping[str, Floats], 
             columns = run.seconds[metric][rows], before[metric][rows], after[metric][rows]
             told += _of_metric(run.name, metric, columns, _draws(len(rows), rng))
     return told
+
+
+def curves(
+    runs: Sequence[Run], before: Sequence[Mapping[str, Floats]], after: Sequence[Mapping[str, Floats]]
+) -> tuple[Curve, ...]:
+    """How each metric is distributed over each run's held-out requests; requests that all three have."""
+    told = []
+    for run, old, new in zip(runs, before, after, strict=True):
+        for metric in METRICS:
+            sides = np.stack([side[metric][run.held] for side in (run.seconds, old, new)])
+            sides = sides[:, np.isfinite(sides).all(axis=0)]
+            if sides.shape[1]:
+                at = np.quantile(sides, CURVE, axis=1, method="inverted_cdf").T.tolist()
+                told.append(Curve(run.name, metric, tuple(CURVE.tolist()), *(tuple(line) for line in at)))
+    return tuple(told)
 
 
 def _of_metric(run: str, metric: str, columns: tuple[Floats, ...], draws: Ints) -> list[Score]:

@@ -15,7 +15,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
-    """[m] seconds of each step by part: work, prefill, decode, comm, and sequences (a count).
+    """[m] seconds of each step by part: work, prefill, decode, comm; and counts: sequences, pairs of others.
+
+    The latter are pairs of a query and a key of two sequences, over all layers.
 
     A prompt's chunk is the mean of its step, without context before it; the KV tokens of decodes are what the
     cache held, less the prompts' own.
@@ -33,13 +35,43 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
         "prefill": layers * _prefill(cost, log),
         "decode": layers * _decode(cost, log.decode_seqs, kv_tokens, log.prefill_seqs > 0),
         "sequences": seqs,
+        "pairs": layers * _pairs_of_others(log, kv_tokens),
     }
 
 
 def seconds_of(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
     """[m] seconds of the steps with these scales and this host."""
+    return np.asarray(
+        kernels_of(parts, values) + values["log_step"] + values["host_sequence"] * parts["sequences"]
+    )
+
+
+def kernels_of(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
+    """[m] seconds without the host's."""
     kernels = sum(parts[name] * values.get(name, 1.0) for name in ("work", "comm", "prefill", "decode"))
-    return np.asarray(kernels + values["log_step"] + values["host_sequence"] * parts["sequences"])
+    return np.asarray(kernels + values.get("masked", 0.0) * parts["pairs"])
+
+
+def prompt_attention(cost: CostTables, prompt_tokens: npt.NDArray[np.int64], most: int) -> Floats:
+    """[n] seconds of a layer's attention over whole prompts, computed alone and at most so many tokens a step.
+
+    As everywhere here, merged tables (Vidur's) are read without the context before a chunk.
+    """
+    seconds, done = np.zeros(len(prompt_tokens)), np.zeros(len(prompt_tokens))
+    while (left := prompt_tokens - done).max(initial=0.0) > 0:
+        chunk = np.minimum(left, most)
+        merged = cost.rule.kind == MERGED
+        own = _stepped(cost.prefill_s, chunk, 0 * done) if merged else _bilinear(cost.prefill_s, chunk, done)
+        seconds += np.where(left > 0, own, 0.0)
+        done = done + chunk
+    return seconds
+
+
+def _pairs_of_others(log: Iterations, kv_tokens: Floats) -> Floats:
+    """[m] pairs of a query and a key that are of two sequences; prompts are of equal chunks."""
+    cached = np.where(log.decode_seqs > 0, kv_tokens, 0.0)
+    own = cached + log.prefill_tokens**2 / np.maximum(1, log.prefill_seqs)
+    return np.asarray((log.prefill_tokens + log.decode_seqs) * (cached + log.prefill_tokens) - own)
 
 
 def _prefill(cost: CostTables, log: Iterations) -> Floats:

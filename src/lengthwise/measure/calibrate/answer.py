@@ -19,7 +19,8 @@ class Parameter:
     """One number that was looked for.
 
     Attributes:
-        name: "work", "prefill", "decode", "comm", "host_step", "host_sequence", "client", "log_step".
+        name: "work", "prefill", "decode", "comm", "masked", "host_step", "host_sequence", "client", "log_step";
+            "masked" only where it was asked for, found, or in the tables before.
         label: What it is, in words.
         unit: "x" (a factor on the tables that were given) or "s".
         value: What the tables now hold; ``prior`` where the runs could not tell, and where moving it made
@@ -30,6 +31,8 @@ class Parameter:
         told: Whether the runs could tell it.
         effect: By how much of their size predictions move when it moves by its prior standard deviation
             and all others follow as well as they can.
+        bare: The interval as the runs tell it, before it was widened to hold a ``value`` that was left where it was;
+            None: not kept.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Parameter:
     prior: float
     told: bool
     effect: float
+    bare: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,21 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """How a metric is distributed over a run's held-out requests: seconds at each of ``levels``.
+
+    ``before`` is simulated with the tables given, ``after`` with the calibrated ones.
+    """
+
+    run: str
+    metric: str
+    levels: tuple[float, ...]
+    measured: tuple[float, ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Cost tables that agree with measured runs, and how far.
 
@@ -117,8 +136,8 @@ class Calibration:
         tables: To simulate with; ``errors`` and ``reach`` are of this calibration.
         parameters: What was looked for.
         scores: Errors on held-out requests.
-        client_s: Seconds that clients see outside the engine (HTTP, tokenising, network), which no cost
-            table holds: add them to TTFT and JCT. 0 where the runs could not tell.
+        client_s: Seconds that clients see outside the engine (HTTP, tokenising, network): the ``front.request_s``
+            of the tables, so that simulations with them hold it. 0 where neither the runs nor the tables told any.
         log_sd: Standard deviation of log(measured / simulated) of held-out requests' mean times between tokens.
         split: What was fitted and what was held out, in words.
         fitted: Requests that were fitted to.
@@ -127,6 +146,7 @@ class Calibration:
         changes: By metric, what it changed on held-out requests.
         loads: Running and waiting requests over time, where the engine's were kept.
         notes: What a reader must know.
+        curves: By run and metric, how held-out requests are distributed.
     """
 
     tables: CostTables
@@ -141,6 +161,7 @@ class Calibration:
     changes: tuple[Change, ...] = ()
     loads: tuple[Load, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    curves: tuple[Curve, ...] = ()
 
     @property
     def told(self) -> tuple[Parameter, ...]:

@@ -10,22 +10,25 @@ import numpy as np
 
 from lengthwise.measure.calibrate import _parameters as parameters
 from lengthwise.measure.calibrate._checks import check_enough
-from lengthwise.measure.calibrate._loads import loads_of
+from lengthwise.measure.calibrate._evidence import SEEN, seen, told_of
+from lengthwise.measure.calibrate._loads import Told, loads_of
+from lengthwise.measure.calibrate._masks import not_looked_for, notes_of, with_masks, without_masks
 from lengthwise.measure.calibrate._part_errors import part_errors
 from lengthwise.measure.calibrate._problem import Problem
 from lengthwise.measure.calibrate._reach import reach_of
-from lengthwise.measure.calibrate._runs import simulated
-from lengthwise.measure.calibrate._scores import changes, log_sd, scores
+from lengthwise.measure.calibrate._runs import seconds_of
+from lengthwise.measure.calibrate._scores import changes, curves, log_sd, scores
 from lengthwise.measure.calibrate._solve import Solution, solve
 from lengthwise.measure.calibrate._split import Split, split_of
 from lengthwise.measure.calibrate.answer import Calibration, Parameter
-from lengthwise.measure.calibrate.iterations import Iterations, in_cells
+from lengthwise.measure.calibrate.iterations import Iterations
 from lengthwise.schema.cost_tables import CostTables, PartError, Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.measured import Measured
 
 KEEP_STEPS = 5_000_000
+MASKS = SCRAPE = ("auto", "no")
 
 
 def calibrate(
@@ -37,13 +40,15 @@ def calibrate(
     iterations: Iterations | None = None,
     allow: Collection[str] = (),
     seed: int = 0,
+    masks: str = "auto",
+    scrape: str = "auto",
 ) -> Calibration:
     """Cost tables with which simulations of measured runs agree with them, and errors on what was held out.
 
     The same requests are simulated with candidate tables until TTFT, TPOT and JCT (in log, by request and by
-    quantile, Huber's loss) lie as close as they can; a factor on each kind of kernel and the host's seconds move,
-    each held back by what the tables say of their own errors. What the runs cannot tell stays as it was, and is
-    named.
+    quantile, Huber's loss) lie as close as they can; a factor on each kind of kernel, the host's seconds and those
+    that a request waits before the engine move, each held back by what the tables say of their own errors. What the
+    runs cannot tell stays as it was, and is named.
 
     Args:
         runs: Of one engine with one setting, at one load or several.
@@ -52,26 +57,56 @@ def calibrate(
         holdout: A share, or runs of their own. Of three runs or more a share of whole runs is held out, and
             of their loads neither the least nor the most; else the last requests of each run, which are
             simulated with the others but not looked at.
-        iterations: The engine's log of steps, for the same parameters.
+        iterations: The engine's log of steps, for the same parameters. Of one that holds other runs as well those of
+            the requests that are fitted to are taken, as their tokens or the times tell; where neither does a note says
+            so, and scores are told as of what the log has seen.
         allow: "doubts": also runs that are told to be doubtful; "simulated": also runs of no engine.
         seed: Of the search's draws, the routers and the intervals; equal inputs give equal answers.
+        masks: "auto": dense masks are looked for unless ``fit`` names what may move or the runs are of engines that are
+            known to have none; "no": they never are.
+        scrape: "auto": where there is no log of such steps, a vLLM's counters that runs keep (``bench(scrape=True)``)
+            are fitted as well, over stretches in which it was busy throughout; "no": they never are.
 
     Raises:
         InputError: The runs do not belong to the deployment, are too few or tell nothing, or are not to be trusted.
     """
+    if masks not in MASKS:
+        raise InputError(f"masks must be one of {', '.join(MASKS)}; it is {masks!r}")
+    if scrape not in SCRAPE:
+        raise InputError(f"scrape must be one of {', '.join(SCRAPE)}; it is {scrape!r}")
+    if masks == "no" and parameters.MASKED in (fit or ()):
+        raise InputError(
+            "dense masks are either fitted (fit) or never looked for (masks 'no'): give one of the two"
+        )
     split = split_of(runs, deployment, holdout, allow)
     check_enough(split.runs)
-    log = None if iterations is None else in_cells(iterations)
-    knobs = parameters.knobs(deployment, logged=log is not None)
-    problem = Problem(split.fitted, deployment, knobs, log, seed)
+    told = told_of(split.runs, deployment, iterations, counters=scrape == "auto")
+    if told.seen:
+        split = _seen(split)
+    knobs = parameters.knobs(deployment, logged=told.is_log, masked=parameters.MASKED in (fit or ()))
+    problem = Problem(split.fitted, deployment, knobs, told.evidence, seed)
     problem.check_simulated()
     solution = solve(problem, _free(fit, knobs), seed)
+    doubts: list[str] = []
+    plain = without_masks([run.measured for run in split.fitted])
+    if fit is None and masks == "auto" and plain:
+        doubts = [not_looked_for(plain)]
+    elif fit is None and masks == "auto":
+        problem, solution, doubts = with_masks(problem, solution, deployment, seed)
     if not solution.told.any():
         raise InputError(
             "the runs must tell at least one parameter; whatever moves, they stay within "
             "1 % of where they are. Measure longer requests at a higher load"
         )
-    return _answer(problem, solution, split, deployment, seed, fit)
+    found = _answer(problem, solution, split, deployment, seed, fit)
+    masked = notes_of(problem.values(solution.z), deployment)
+    return replace(found, notes=(*found.notes, *told.notes, *doubts, *masked))
+
+
+def _seen(split: Split) -> Split:
+    """The same runs, those that are held out under names that say what else was fitted to."""
+    words = f'{split.words}; the log of steps may tell of these as well: they are "{SEEN}"'
+    return replace(split, runs=tuple(seen(run) for run in split.runs), words=words)
 
 
 def _free(fit: Sequence[str] | None, knobs: Sequence[parameters.Knob]) -> list[str]:
@@ -96,11 +131,10 @@ def _answer(
 ) -> Calibration:
     values = problem.values(solution.z)
     found = _parameters(problem, solution)
-    client_s = values["client"]
     new = {id(run): problem.simulate(run, values, keep_steps=KEEP_STEPS) for run in split.runs}
     old = {id(run): problem.simulate(run, {}) for run in split.held}
-    after = [simulated(new[id(run)], client_s) for run in split.held]
-    before = [simulated(old[id(run)], 0.0) for run in split.held]
+    after = [seconds_of(new[id(run)].requests) for run in split.held]
+    before = [seconds_of(old[id(run)].requests) for run in split.held]
     each = zip(split.held, before, after, strict=True)
     told = [score for run, first, mine in each for score in scores(run, first, mine, seed)]
     spread, ttft = log_sd(split.held, after), log_sd(split.held, after, ("ttft",))
@@ -112,15 +146,22 @@ def _answer(
         tables=tables,
         parameters=found,
         scores=tuple(told),
-        client_s=client_s,
+        client_s=tables.front.request_s,
         log_sd=spread,
         split=split.words,
         fitted=sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
         held_out=sum(int((run.held & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
         simulations=problem.simulations,
         changes=changes(split.held, before, after, seed),
-        loads=tuple(load for run in split.held for load in loads_of(run, old[id(run)], new[id(run)])),
-        notes=(*split.notes, *_notes(found, client_s, fit)),
+        loads=tuple(
+            load
+            for run in split.held
+            for load in loads_of(
+                run, Told(old[id(run)], deployment.cost.front), Told(new[id(run)], tables.front)
+            )
+        ),
+        curves=curves(split.held, before, after),
+        notes=(*split.notes, *_notes(found, fit)),
     )
 
 
@@ -143,6 +184,7 @@ def _parameter(knob: parameters.Knob, solution: Solution, k: int) -> Parameter:
         prior=knob.neutral,
         told=bool(solution.told[k]),
         effect=float(solution.effect[k]),
+        bare=(low, high),
     )
 
 
@@ -155,13 +197,8 @@ def _tables(
     return replace(parameters.apply(cost, values), source=source, errors=errors, reach=reach)
 
 
-def _notes(found: Sequence[Parameter], client_s: float, fit: Sequence[str] | None) -> list[str]:
+def _notes(found: Sequence[Parameter], fit: Sequence[str] | None) -> list[str]:
     notes = []
-    if client_s:
-        notes.append(
-            f"clients wait {1e3 * client_s:.3g} ms outside the engine, which cost tables do not hold: "
-            "add it to simulated TTFT and JCT"
-        )
     if not any(p.value != p.prior for p in found):
         notes.append("nothing was moved: no single part of a step stands out from the noise of these runs")
     asked = [p for p in found if not p.told and (fit is None or p.name in fit)]

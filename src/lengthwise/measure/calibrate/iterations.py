@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 LINE = re.compile(
+    r"(?:(?P<at>\d\d-\d\d \d\d:\d\d:\d\d)[^\n]*?)?"
     r"Iteration\((?P<index>\d+)\): (?P<prompts>\d+) context requests?, (?P<prompt_tokens>\d+) context tokens?, "
     r"(?P<decodes>\d+) generation requests?, (?P<decode_tokens>\d+) generation tokens?, "
     r"iteration elapsed time: (?P<ms>[0-9.]+) ms(?P<dummy> \(dummy\))?"
@@ -23,6 +25,8 @@ LINE = re.compile(
 )
 """What vLLM (0.14 and later, checked on 0.32) logs a step with ``--enable-logging-iteration-details``."""
 LEAST_STEPS = 20
+YEAR_S = 366 * 86400.0
+"""Of a leap year: a log tells month and day alone."""
 _TOKEN_CELLS, _KV_CELLS = 8, 4
 
 
@@ -32,6 +36,8 @@ class Iterations:
 
     ``kv_share`` is the share of the KV cache in use (NaN where it is not told), ``steps`` how many steps a row
     stands for. Time is what the engine measured around the model's run: less of the host than a step has.
+    ``at_s`` is when the engine logged the step, in seconds of a leap year by its own clock, to the second (NaN where a
+    line does not tell); None: no line does.
     """
 
     prefill_seqs: Floats
@@ -40,9 +46,16 @@ class Iterations:
     kv_share: Floats
     seconds: Floats
     steps: Ints
+    at_s: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    def taken(self, rows: npt.NDArray[np.bool_]) -> Iterations:
+        """Those of its rows."""
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        taken: dict[str, Any] = {name: None if c is None else c[rows] for name, c in columns.items()}
+        return Iterations(**taken)
 
 
 def read_iterations(path: Path | str) -> Iterations:
@@ -64,14 +77,30 @@ def read_iterations(path: Path | str) -> Iterations:
             f"{path} must hold {LEAST_STEPS} steps or more; it holds {len(rows)}. Start vLLM with "
             "--enable-logging-iteration-details, and give what it writes to standard output and error"
         )
-    prompts, tokens, decodes, kv, seconds = np.array(rows, dtype=np.float64).T
-    return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64))
+    prompts, tokens, decodes, kv, seconds, at_s = np.array(rows, dtype=np.float64).T
+    told = at_s if np.isfinite(at_s).any() else None
+    return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), told)
 
 
 def _row(found: re.Match[str]) -> tuple[float, ...]:
     kv = float(found["kv"]) / 100 if found["kv"] else np.nan
     counts = (float(found[name]) for name in ("prompts", "prompt_tokens", "decodes"))
-    return (*counts, kv, float(found["ms"]) / 1e3)
+    return (*counts, kv, float(found["ms"]) / 1e3, _at_s(found["at"]))
+
+
+def _at_s(told: str | None) -> float:
+    """Seconds of a leap year at "MONTH-DAY HOUR:MINUTE:SECOND"; NaN where that is no date."""
+    if told is None:
+        return float("nan")
+    try:
+        return of_year_s(datetime.fromisoformat(f"2000-{told}"))
+    except ValueError:
+        return float("nan")
+
+
+def of_year_s(at: datetime) -> float:
+    """Seconds since its year began, were it a leap year; its zone is not looked at."""
+    return (at.replace(year=2000, tzinfo=None) - datetime(2000, 1, 1)).total_seconds()  # noqa: DTZ001
 
 
 def in_cells(log: Iterations) -> Iterations:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from lengthwise.backend.openai import Abilities
 from lengthwise.measure._assemble import records_of
+from lengthwise.measure._prefix_cache import found_doubt
+from lengthwise.measure.load._failures import failures_of
 from lengthwise.measure.load._row import Row
 from lengthwise.measure.load._run import Run
 from lengthwise.measure.load._watch import Watch
@@ -27,21 +29,27 @@ def measured_of(run: Run, watch: Watch, end_s: float, facts: Mapping[str, Any], 
     rows, tokens = run.rows, _pieces(run.rows, run.start_s)
     records = _records(run, end_s - run.start_s, tokens, seed)
     told = [row for row in rows if row is not None]
-    watch.close([row.sent_s - row.due_s for row in told if row.sent_s is not None])
+    client_s = np.array(
+        [row.sent_s - row.due_s if row and row.sent_s is not None else np.nan for row in rows]
+    )
     errors = Counter(row.reason for row in told if row.reason)
     finished = [row for row in told if row.status == Status.FINISHED]
     ends = Counter(row.finish_reason or "not told" for row in finished)
     ttft_s = records.requests.first_token_s - records.requests.arrival_s
     ttft_s = ttft_s[np.isfinite(ttft_s)]
-    median_s = float(np.median(ttft_s)) if len(ttft_s) else np.inf
+    watch.close(client_s[np.isfinite(client_s)], float(np.median(ttft_s)) if len(ttft_s) else np.inf)
+    own = {"client": watch.facts, "finish_reasons": dict(ends), "failures": failures_of(told)}
+    every = {**facts, **own, "prompts": run.prompts.how}
+    found = found_doubt(every)
     return Measured(
         records,
         replace(run.workload, name=run.workload.name or "workload"),
         BENCH,
-        {**facts, "client": watch.facts, "finish_reasons": dict(ends), "prompts": run.prompts.how},
-        tuple(_doubts(run, told, errors) + watch.doubts(median_s)),
+        every,
+        (*_doubts(run, told, errors), *([found] if found else []), *watch.doubts()),
         dict(errors),
         tokens,
+        client_s,
     )
 
 

@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from lengthwise.backend.openai import Abilities, Client, Server
+from lengthwise.measure._prefix_cache import prefix_facts
+from lengthwise.measure.load._deployment import of_deployment
 from lengthwise.measure.load._outcome import measured_of
 from lengthwise.measure.load._run import Run
-from lengthwise.measure.load._scrape import Scrape
+from lengthwise.measure.load._scrape import Scrape, look
 from lengthwise.measure.load._watch import Watch, machine
 from lengthwise.measure.load.prompts import prompts_of
 from lengthwise.schema.errors import InputError
@@ -25,6 +28,8 @@ from lengthwise.schema.workload import Workload
 from lengthwise.workload import Poisson
 
 INTERRUPTED = "an interruption"
+_LOOK_S = 2.0
+"""How long a server may take to tell its counters before a run and after it."""
 
 
 def bench(
@@ -34,6 +39,7 @@ def bench(
     rate_rps: float | None = None,
     concurrency: int | None = None,
     seed: int = 0,
+    salt: int | None = None,
     warmup_requests: int = 0,
     time_limit_s: float = math.inf,
     exact: bool = True,
@@ -42,6 +48,7 @@ def bench(
     scrape: bool = False,
     give_up_after: int = 10,
     abilities: Abilities | None = None,
+    deployment: Mapping[str, Any] | None = None,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Measured:
     """What a server does with a workload, in the records of a simulation.
@@ -56,6 +63,8 @@ def bench(
         rate_rps: Poisson arrivals of this rate instead of the workload's own.
         concurrency: A closed loop of so many requests instead.
         seed: Of the arrivals and of the prompts.
+        salt: Of the prompts as well: with another one they share nothing, so that no prefix cache knows them. None:
+            a new one, kept in ``facts["arguments"]``; the same again sends the same bytes.
         warmup_requests: So many requests before, which nobody counts.
         time_limit_s: Ends the run; what is under way then is UNFINISHED.
         exact: Ask for outputs of exactly the workload's lengths; otherwise these are the most there may be.
@@ -64,6 +73,7 @@ def bench(
         scrape: Ask the server's ``/metrics`` every second, into ``facts["metrics"]``.
         give_up_after: So many lost requests in a row end the run.
         abilities: What the server can do, where that was probed before.
+        deployment: What is known to be behind the address, for ``facts["deployment"]`` (see ``Measured``).
         told: Called with the requests that ended and those there are.
 
     Raises:
@@ -71,6 +81,8 @@ def bench(
         MissingExtraError: aiohttp is not installed.
     """
     asked = server if isinstance(server, Server) else Server(server)
+    if salt is not None and salt < 0:
+        raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")
     if warmup_requests < 0 or give_up_after < 1 or not time_limit_s > 0:
         raise InputError(
             "warmup_requests must be from 0, give_up_after from 1 and time_limit_s above 0; they are "
@@ -79,6 +91,7 @@ def bench(
     loaded = under_load(workload, rate_rps, concurrency, seed)
     options: dict[str, Any] = {
         "seed": seed,
+        "salt": secrets.randbits(32) if salt is None else salt,
         "warmup_requests": warmup_requests,
         "time_limit_s": time_limit_s if math.isfinite(time_limit_s) else None,
         "exact": exact,
@@ -88,7 +101,8 @@ def bench(
         "rate_rps": rate_rps,
         "concurrency": loaded.concurrency,
     }
-    return asyncio.run(_bench(asked, loaded, options, abilities, told, scrape=scrape))
+    measured = asyncio.run(_bench(asked, loaded, options, abilities, told, scrape=scrape))
+    return measured if deployment is None else of_deployment(measured, deployment)
 
 
 def under_load(workload: Workload, rate_rps: float | None, concurrency: int | None, seed: int) -> Workload:
@@ -117,7 +131,9 @@ async def _bench(
     async with Client(server, abilities) as client:
         if abilities is None:
             await client.probe()
-        prompts = await prompts_of(client, workload, seed=seed, shared=options["shared_prefix"])
+        prompts = await prompts_of(
+            client, workload, seed=seed, salt=options["salt"], shared=options["shared_prefix"]
+        )
         run = Run(
             client, workload, prompts, options["exact"], options["priorities"], options["give_up_after"],
             lambda done: told(done, len(workload)),
@@ -125,11 +141,13 @@ async def _bench(
         run.prepare()
         with _interruptible(run):
             await run.warm_up(options["warmup_requests"])
+            before = await look(client, _LOOK_S)
             watch = Watch()
             seen = Scrape(client, watch.start_s) if scrape else None
             await _watched(run, watch, seen, options["time_limit_s"])
             end_s = time.perf_counter()
-        facts = _facts(client, watch, options, seen)
+            after = await look(client, _LOOK_S)
+        facts = _facts(client, watch, options, seen) | prefix_facts(before, after)
         return measured_of(run, watch, end_s, facts, seed)
 
 

@@ -1,4 +1,4 @@
-"""Prompts of wanted lengths, no two alike, so that a server's prefix cache flatters nobody."""
+"""Prompts of wanted lengths, no two alike, nor like those of another run: a server's prefix cache flatters nobody."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _ENOUGH = 16
 
 @dataclass(frozen=True)
 class Prompts:
-    """Makes the prompt of each request, from a seed.
+    """Makes the prompt of each request, from a seed and a salt.
 
     Attributes:
         how: "token ids", "words" or "texts": what they are made of.
         lengths: [n] wanted tokens.
+        salt: Of one run: prompts of another salt share nothing with these, whatever the seed.
         ids: Token ids to draw from, where the server takes them.
         words: Words to draw from otherwise, of one token each where that could be found out.
         overhead: Tokens that the server adds to the words: a first token, a chat's template.
@@ -45,6 +46,7 @@ class Prompts:
     how: str
     lengths: Ints
     seed: int = 0
+    salt: int = 0
     ids: Ints | None = None
     words: tuple[str, ...] = ()
     overhead: int = 0
@@ -64,12 +66,12 @@ class Prompts:
 
     def _drawn(self, row: int, round_: int, length: int, of: int) -> Ints:
         common = int(length * self.shared)
-        head = np.random.default_rng([self.seed, 1]).integers(of, size=common)
-        own = np.random.default_rng([self.seed, 2, round_, row]).integers(of, size=length - common)
+        head = np.random.default_rng([self.seed, self.salt, 1]).integers(of, size=common)
+        own = np.random.default_rng([self.seed, self.salt, 2, round_, row]).integers(of, size=length - common)
         return np.concatenate([head, own])
 
 
-async def prompts_of(client: Client, workload: Workload, *, seed: int, shared: float) -> Prompts:
+async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int, shared: float) -> Prompts:
     """How prompts are best made for a server that was probed.
 
     The workload's own texts where it has them; token ids where the server takes them; else words that are
@@ -86,22 +88,22 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, shared: f
         return Prompts("texts", lengths, texts=texts)
     if client.abilities.token_ids:
         ids = await client.tokenize(" ".join(WORDS))
-        known = np.unique(ids) if ids else _SAFE_IDS
-        return Prompts("token ids", lengths, seed, ids=np.asarray(known), shared=shared)
+        known = np.asarray(np.unique(ids) if ids else _SAFE_IDS)
+        return Prompts("token ids", lengths, seed, salt, ids=known, shared=shared)
     if not client.abilities.usage:
         doubt = "the server does not tell how long prompts are: they are as many words as tokens were wanted"
-        return Prompts("words", lengths, seed, words=WORDS, shared=shared, doubts=(doubt,))
-    return await _worded(client, lengths, seed, shared)
-
-
-async def _worded(client: Client, lengths: Ints, seed: int, shared: float) -> Prompts:
+        return Prompts("words", lengths, seed, salt, words=WORDS, shared=shared, doubts=(doubt,))
     overhead = await _counted(client, [])
+    words, doubts = await _worded(client, overhead)
+    return Prompts("words", lengths, seed, salt, words=words, overhead=overhead, shared=shared, doubts=doubts)
+
+
+async def _worded(client: Client, overhead: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Words of one token each for this server, and a doubt where there are few."""
     words = await _single(client, WORDS, overhead)
-    doubts: tuple[str, ...] = ()
-    if len(words) < _ENOUGH:
-        words = list(WORDS)
-        doubts = ("few words are one token each for this server: prompts are longer than wanted",)
-    return Prompts("words", lengths, seed, None, tuple(words), overhead, (), shared, doubts)
+    if len(words) >= _ENOUGH:
+        return tuple(words), ()
+    return WORDS, ("few words are one token each for this server: prompts are longer than wanted",)
 
 
 async def _single(client: Client, words: Sequence[str], overhead: int) -> list[str]:

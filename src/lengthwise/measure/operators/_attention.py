@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from lengthwise.measure.operators._kernel import Kernel
-from lengthwise.measure.operators._memory import Memory, translated
+from lengthwise.measure.operators._memory import translated
+from lengthwise.measure.operators._site import Site
 from lengthwise.measure.operators.points import NoRoomError, Operator, Point
 from lengthwise.schema.errors import ProfileError
-from lengthwise.schema.model import ModelSpec
 
 _ORDER = {
     "cuda": ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"),
@@ -21,18 +21,12 @@ _ORDER = {
 
 
 class Attention:
-    """Builds kernels of operators of kind PREFILL and DECODE.
+    """Builds kernels of operators of kind PREFILL and DECODE."""
 
-    Args:
-        memory: Where tensors come from.
-        model: Whose attention.
-        of_model_bytes: The weights of the whole shard, which pass through the caches.
-    """
-
-    def __init__(self, memory: Memory, model: ModelSpec, of_model_bytes: Callable[[int], float]) -> None:
-        self._memory, self._model, self._of_model_bytes = memory, model, of_model_bytes
-        self._torch = memory.torch
-        self._attend = memory.torch.nn.functional.scaled_dot_product_attention
+    def __init__(self, site: Site) -> None:
+        self._memory, self._model, self._shard_bytes = site.memory, site.model, site.shard_bytes
+        self._torch = site.memory.torch
+        self._attend = self._torch.nn.functional.scaled_dot_product_attention
 
     def prefill(self, operator: Operator, chunk: int, context: int) -> Kernel:
         """One prompt's chunk after its cached context; a window sees its last keys alone."""
@@ -92,7 +86,7 @@ class Attention:
 
     def _copies(self, operator: Operator, elements: int) -> int:
         each = elements * self._memory.dtype.itemsize
-        whole = self._of_model_bytes(operator.tps[0]) + operator.times * each
+        whole = self._shard_bytes(operator.tps[0]) + operator.times * each
         return min(16, self._memory.copies(each, whole))
 
     def _mask(self, chunk: int, keys: int, window: int) -> Any:

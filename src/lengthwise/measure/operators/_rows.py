@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lengthwise.measure.operators._kernel import Kernel
-from lengthwise.measure.operators._memory import Memory
+from lengthwise.measure.operators._site import Site
 from lengthwise.measure.operators.points import Operator
-from lengthwise.schema.model import ModelSpec
 
 _EPS = 1e-5
 _SLOTS_A_ROW = 4  # slots of the cache for a row that writes one
@@ -30,18 +29,12 @@ NORMS = frozenset({"input norm", "post-attention norm", "final norm"})
 
 
 class Rows:
-    """Builds kernels of operators of kind ROWS.
+    """Builds kernels of operators of kind ROWS."""
 
-    Args:
-        memory: Where tensors come from.
-        model: Whose operators.
-        of_model_bytes: The weights of the whole shard, which pass through the caches.
-    """
-
-    def __init__(self, memory: Memory, model: ModelSpec, of_model_bytes: Callable[[int], float]) -> None:
-        self._memory, self._model, self._of_model_bytes = memory, model, of_model_bytes
-        self._torch = memory.torch
-        self._f = memory.torch.nn.functional
+    def __init__(self, site: Site) -> None:
+        self._memory, self._model, self._shard_bytes = site.memory, site.model, site.shard_bytes
+        self._torch = site.memory.torch
+        self._f = self._torch.nn.functional
 
     def build(self, operator: Operator, rows: int) -> Kernel:
         """The kernel of an operator over so many rows."""
@@ -64,7 +57,7 @@ class Rows:
 
     def weights(self, operator: Operator, *shape: int) -> list[Any]:
         """Copies of an operator's weights."""
-        return self._memory.cold(operator.key, self._of_model_bytes(operator.tps[0]), *shape)
+        return self._memory.cold(operator.key, self._shard_bytes(operator.tps[0]), *shape)
 
     def _gemm(self, operator: Operator, rows: int) -> Kernel:
         weights = self.weights(operator, operator.shape["n"], operator.shape["k"])

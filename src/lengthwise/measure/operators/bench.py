@@ -12,6 +12,7 @@ from lengthwise.measure.operators._attention import Attention
 from lengthwise.measure.operators._kernel import Kernel
 from lengthwise.measure.operators._memory import Memory, is_lost, translated
 from lengthwise.measure.operators._rows import Rows
+from lengthwise.measure.operators._site import Site
 from lengthwise.measure.operators._timers import CudaTimer, HostTimer
 from lengthwise.measure.operators.device import LEAST_FREE_GB, Device, opened
 from lengthwise.measure.operators.points import (
@@ -47,8 +48,8 @@ class TorchBench:
             self._memory = Memory(torch, device.kind, getattr(torch, device.dtype), seed)
             if device.kind == "cuda":
                 self._warm_up()
-        self._rows = Rows(self._memory, model, self._shard_bytes)
-        self._attention = Attention(self._memory, model, self._shard_bytes)
+        site = Site(self._memory, model, self._shard_bytes)
+        self._rows, self._attention = Rows(site), Attention(site)
 
     def prepare(self, point: Point) -> Prepared:
         """The point, warm and ready to be timed.

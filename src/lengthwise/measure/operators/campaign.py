@@ -18,6 +18,9 @@ Progress = Callable[[float, float, str], None]
 _BATCH = 8
 _AGAIN_AT_MOST = 6
 _GROWTH, _POINT_S = 8.0, 0.05
+MARGIN = 1.5
+"""How many times what the rest of the coarse grid takes at most, by what is known, a refusal allows for."""
+
 _TELLING_S = 2e-3  # a point that takes less says little of larger ones: overhead
 
 
@@ -36,6 +39,11 @@ class Plan:
     budget_s: float
     repeats: int = 9
     target: float = 0.03
+
+
+def _rounded_up(seconds: float) -> int:
+    """To tens of seconds, below half a minute to whole ones: an estimate has no more digits."""
+    return math.ceil(seconds) if seconds < 30 else 10 * math.ceil(seconds / 10)
 
 
 class Campaign:
@@ -103,17 +111,22 @@ class Campaign:
         The rest is told from the largest point of each operator so far, growing with the work where it
         takes longer than overheads do, eightfold at most: what is far is told when what is nearer is known.
         """
-        needs_s = self.spent_s + sum(self._cost_s(point) for point in left)
-        if needs_s <= self._plan.budget_s:
+        rest_s = sum(self._cost_s(point) for point in left)
+        if self.spent_s + rest_s <= self._plan.budget_s:
             return
+        enough_s = _rounded_up(self.spent_s + MARGIN * sum(self._cost_s(point, math.inf) for point in left))
+        before_s = self._journal.spent_s
+        before = f", {before_s:.0f} s of them in earlier runs that this one goes on with" if before_s else ""
         raise InputError(
             f"a budget of {self._plan.budget_s:.0f} s does not suffice for the coarse grid of these operators: "
-            f"at least {math.ceil(1.1 * needs_s)} s are needed. Give more, or measure fewer tokens, sequences or TP "
-            f"degrees, or shorter contexts."
+            f"{self.spent_s:.0f} s are spent{before}, and {len(left)} of its points are left. All need from "
+            f"{math.ceil(self.spent_s + rest_s)} s, told from the points so far, to {enough_s} s, should all grow with "
+            "their work; the larger the points that are known, the closer the two. Give a --budget between them, which "
+            "counts earlier runs too, or measure fewer tokens, sequences or TP degrees, or shorter contexts."
         )
 
-    def _cost_s(self, point: Point) -> float:
-        """Seconds that measuring a point takes, as far as it can be told."""
+    def _cost_s(self, point: Point, growth: float = _GROWTH) -> float:
+        """Seconds that measuring a point takes, as far as it can be told; up to ``growth`` times the largest so far."""
         told = [
             (o.point.work, o.wall_median_s)
             for o in self.outcomes.values()
@@ -122,7 +135,7 @@ class Campaign:
         if not told:
             return 0.0
         work, seconds = max(told)
-        each = seconds * min(max(1.0, point.work / work), _GROWTH) if seconds > _TELLING_S else seconds
+        each = seconds * min(max(1.0, point.work / work), growth) if seconds > _TELLING_S else seconds
         return 2 * each + max(LEAST_REPEATS * each, min(self._plan.repeats * each, ENOUGH_S))
 
     def _next(self) -> list[Point]:

@@ -1,0 +1,118 @@
+"""Campaigns on a real engine, those that newer ones replaced as well: what each told, and how its machine was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from _fidelity_sections import percent
+
+Rows = Sequence[Mapping[str, Any]]
+METRICS = ("jct_p50", "jct_p95", "tpot_p50", "ttft_p50", "ttft_p95")
+TOLD = ("_error", "calibration")
+"""Ends of what a campaign's rows are called; others may be counted of its runs later."""
+COLUMNS = (
+    "rows made",
+    "runs measured",
+    "code changed last",
+    "code frozen before",
+    "load average",
+    "GFLOP/s of a thread",
+    "runs with doubts",
+    "repeats (JCT P50)",
+)
+ABOUT = (
+    "Every campaign so far; the last is that of all other figures here. Code: the last commit under calibration, engine and costs "
+    "that the code of these rows contains; frozen: whether it is older than the first run, which is not known where a time was "
+    "not kept (dashes). Load averages before a run hold what the engine left there; repeats: the furthest of a held-out load "
+    "from its median; errors: medians over held-out loads.\n"
+)
+
+
+def campaigns(rows: Rows, earlier: Rows, prefix: str) -> Iterator[str]:
+    """A table of a circle's campaigns, a line each; nothing where none was replaced."""
+    before = by_campaign(earlier, prefix)
+    if not before:
+        return
+    yield ABOUT
+    yield f"| {' | '.join((*COLUMNS, *map(_label, METRICS)))} |"
+    yield f"|{'---|' * (len(COLUMNS) + len(METRICS))}"
+    for named in (*before, *by_campaign(rows, prefix)):
+        errors = [percent((named.get(f"{metric}_error") or {}).get("value")) for metric in METRICS]
+        yield f"| {' | '.join((*state(named), *errors))} |"
+    yield ""
+
+
+def before(earlier: Rows, prefix: str) -> str:
+    """One sentence on the last campaign that was replaced; nothing where none was."""
+    replaced = by_campaign(earlier, prefix)
+    if not replaced:
+        return ""
+    named = replaced[-1]
+    told = ", ".join(
+        f"{_label(metric)} {percent(named[f'{metric}_error'].get('value'))}"
+        for metric in METRICS
+        if f"{metric}_error" in named
+    )
+    _, _, _, _, load, *_ = state(named)
+    return f" An earlier campaign (load average {load}) told other errors, kept below: {told}."
+
+
+def by_campaign(rows: Rows, prefix: str) -> list[dict[str, Mapping[str, Any]]]:
+    """The rows of a circle by when they were kept, in their order; of each campaign by their last name."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        circle, _, last = row["name"].rpartition(".")
+        if f"{circle}." == prefix and last.endswith(TOLD):
+            found.setdefault(row.get("kept", ""), {})[last] = row
+    return list(found.values())
+
+
+def state(named: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """When a campaign was measured, whether its code was frozen before, and how its machine was."""
+    errors = [row for key, row in named.items() if key.endswith("_error")]
+    details = (named.get("calibration") or {}).get("details") or {}
+    machine, runs = details.get("machine") or {}, details.get("runs") or {}
+    loads = [of["load_1m"] for of in runs.values() if isinstance(of, Mapping) and "load_1m" in of]
+    if not loads and "load_1m" in machine:
+        loads = [machine["load_1m"]]
+    measured = {run for row in errors for run in (row.get("details") or {}).get("signed_by_run") or {}}
+    told = [row.get("details") or {} for row in errors]
+    return (
+        _when(errors, "kept"),
+        _when(told, "measured_at"),
+        _when(told, "code_changed_at"),
+        _frozen(told),
+        _load(loads, machine.get("cores")),
+        f"{machine['float32_gflops_one_thread']:.0f}" if "float32_gflops_one_thread" in machine else "-",
+        f"{len(details.get('doubts') or {})} of {len(measured)}" if measured else "-",
+        _apart(named.get("jct_p50_error") or {}),
+    )
+
+
+def _when(told: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The latest of such times, to the minute; a dash where none is known."""
+    return max((of[key][:16].replace("T", " ") for of in told if of.get(key)), default="-")
+
+
+def _frozen(told: Sequence[Mapping[str, Any]]) -> str:
+    """Whether the code is older than the runs; a dash where nobody kept when one of them was."""
+    if not told or not all(of.get("measured_at") and of.get("code_changed_at") for of in told):
+        return "-"
+    return "yes" if all(of.get("frozen") is True for of in told) else "no"
+
+
+def _load(loads: Sequence[float], cores: int | None) -> str:
+    if not loads:
+        return "-"
+    ends = f"{min(loads):.2g} to {max(loads):.2g}" if len(loads) > 1 else f"{loads[0]:.2g} at its start"
+    return f"{ends} on {cores} cores" if cores else ends
+
+
+def _apart(row: Mapping[str, Any]) -> str:
+    loads = ((row.get("details") or {}).get("signed_by_load") or {}).values()
+    return percent(max((of["repeats_spread"] for of in loads), default=None))
+
+
+def _label(metric: str) -> str:
+    return metric.replace("_", " ").upper()

@@ -1,0 +1,194 @@
+"""vLLMs that order, and bursts sent to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+PLUGIN = ("--scheduler-cls", "lengthwise.gateway.plugin.LengthScheduler")
+
+
+def additional(**settings: Any) -> tuple[str, str]:
+    """The plug-in's settings as words of vLLM's command line."""
+    return "--additional-config", json.dumps({"lengthwise": settings})
+
+
+@contextlib.contextmanager
+def vllm(python: str, model: Path, log: Path, *words: str, path: tuple[Path, ...] = ()) -> Iterator[Any]:
+    """A vLLM of the model that sees this package's source."""
+    import _vllm
+
+    from lengthwise.backend.process import free_port, local_engine
+
+    port = free_port()
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--max-model-len", "1024", "--enforce-eager", *words]
+    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(log.parent / "cache")}
+    env["PYTHONPATH"] = ":".join(map(str, (ROOT / "src", *path)))
+    with local_engine(command, port=port, env=env, log_path=log) as engine:
+        yield engine
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a forced length, and what is told of it besides."""
+
+    name: str
+    tokens: int
+    told: dict[str, Any] | None = None
+
+    def body(self) -> dict[str, Any]:
+        # Without the penalty random weights repeat one token for ever, and any mistake would look the same.
+        fixed = {"model": "m", "temperature": 0, "ignore_eos": True, "frequency_penalty": 2.0}
+        return fixed | {"prompt": f"job {self.name} of", "max_tokens": self.tokens} | (self.told or {})
+
+
+def lengthwise(tokens: float, **more: Any) -> dict[str, Any]:
+    """What the plug-in is told."""
+    return {"vllm_xargs": {"lengthwise_predicted": tokens} | more}
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What became of requests that came at once.
+
+    Attributes:
+        ended: Their names, as they ended.
+        seconds: [each] from the first's start to its end.
+        texts: Of each.
+        refusals: Status and body of who was refused.
+    """
+
+    ended: list[str]
+    seconds: dict[str, float]
+    texts: dict[str, str]
+    refusals: dict[str, tuple[int, str]]
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self.seconds.values()) / len(self.seconds)
+
+    def places(self, names: set[str]) -> float:
+        """Their mean place in the order of ending."""
+        return sum(k for k, name in enumerate(self.ended) if name in names) / len(names)
+
+
+def burst(url: str, jobs: list[Job], *, head: tuple[Job, ...] = (), head_s: float = 0.0) -> Burst:
+    """Sends all at once: when the engine has who is in ``head``, and ``head_s`` later."""
+    return asyncio.run(bursting(url, jobs, head, head_s=head_s))
+
+
+async def bursting(
+    url: str, jobs: list[Job], head: tuple[Job, ...] = (), *, seats: Seats | None = None, head_s: float = 0.0
+) -> Burst:
+    """The same in a loop.
+
+    Args:
+        seats: Of the engine that ``url`` leads to, taken: they are let go when it has all.
+    """
+    import aiohttp
+
+    out = Burst([], {}, {}, {})
+    start_s = time.monotonic()
+
+    async def one(session: aiohttp.ClientSession, job: Job) -> None:
+        async with session.post(f"{url}/v1/completions", json=job.body()) as answer:
+            text = await answer.text()
+        if answer.status != 200:
+            out.refusals[job.name] = answer.status, text
+            return
+        out.ended.append(job.name)
+        out.seconds[job.name] = time.monotonic() - start_s
+        out.texts[job.name] = json.loads(text)["choices"][0]["text"]
+
+    async def there(sent: int) -> None:
+        await holding(
+            seats.url if seats else url, lambda: sent - len(out.ended) + (seats.jobs if seats else 0)
+        )
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as tasks:
+        for job in head:
+            tasks.create_task(one(session, job))
+        if head:
+            await there(len(head))
+            await asyncio.sleep(head_s)
+        for job in jobs:
+            tasks.create_task(one(session, job))
+            await asyncio.sleep(0)
+        if seats:
+            await there(len(head) + len(jobs))
+            seats.free.set()
+    return out
+
+
+async def holding(url: str, requests: Callable[[], int]) -> None:
+    """Returns when the engine has so many, running or waiting: no seconds would fit both a slow machine and a fast one.
+
+    Raises:
+        TimeoutError: It did not within 30 s.
+    """
+    async with asyncio.timeout(30.0):
+        while sum(await asyncio.to_thread(metrics, url, HELD)) < requests():  # noqa: ASYNC110 - the engine is asked
+            await asyncio.sleep(0.05)
+
+
+@dataclass
+class Seats:
+    """All seats of an engine, taken for as long as is wished by requests that nobody passes.
+
+    Attributes:
+        url: The engine's.
+        jobs: As many of them as it has at any time: so many again wait for a seat.
+        free: Set when no more are to come.
+    """
+
+    url: str
+    jobs: int
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@contextlib.asynccontextmanager
+async def taken(url: str, seats: int, tokens: int, told: dict[str, Any]) -> AsyncIterator[Seats]:
+    """Takes all seats; ``told`` puts who takes them before everybody else."""
+    out = Seats(url, 2 * seats)
+
+    async def one(k: int) -> None:
+        for turn in itertools.count():
+            found = await bursting(url, [Job(f"blocker {k} {turn}", tokens, told)])
+            assert found.refusals == {}
+            if out.free.is_set():
+                return
+
+    async with asyncio.TaskGroup() as tasks:
+        for k in range(out.jobs):
+            tasks.create_task(one(k))
+        await holding(url, lambda: out.jobs)
+        yield out
+
+
+def metric(url: str, name: str) -> float:
+    """The sum of one of the engine's own numbers."""
+    return metrics(url, (name,))[0]
+
+
+def metrics(url: str, names: tuple[str, ...]) -> list[float]:
+    """The sums of some of them, at one moment."""
+    import urllib.request
+
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as told:
+        lines = told.read().decode().splitlines()
+    return [
+        sum(float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " ")))
+        for name in names
+    ]

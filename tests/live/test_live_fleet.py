@@ -1,0 +1,79 @@
+"""What a fleet finds out about a real vLLM, and what it sees of its restart."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory, engine_python):
+    """Starts the engine, as often as one likes, on one port."""
+    import _vllm
+
+    from lengthwise.backend.process import free_port, local_engine
+
+    folder = tmp_path_factory.mktemp("fleet")
+    model = _vllm.make_model(folder / "tiny", "tiny")
+    port = free_port()
+    command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", "2"]
+    command += ["--scheduling-policy", "priority"]
+    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
+    return lambda: local_engine(command, port=port, env=env, log_path=folder / "log")
+
+
+def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
+    from lengthwise.gateway.config import Care, Dispatch, Engine, GatewayConfig, Order
+    from lengthwise.gateway.fleet import Fleet
+
+    async def watched(stack):
+        first = stack.enter_context(started())
+        config = GatewayConfig(
+            engines=(Engine(first.url, name="e"),),
+            order=Order(mode="engine-priority"),
+            care=Care(health_every_s=0.3),
+            dispatch=Dispatch(adapt_every_s=0.2),
+        )
+        heard = []
+        async with Fleet(config, on_change=lambda states: heard.append(states[0])) as fleet:
+            assert await fleet.settled(60)
+            worker = fleet.worker("e")
+            able = worker.abilities
+            assert (worker.kind, able.models, able.max_model_len) == ("vllm", ("m",), 1024)
+            assert able.version
+            assert able.token_ids
+            assert able.ids_each
+            assert worker.priority_sign == 1
+            assert worker.facts.kv_tokens > 1024
+            await asyncio.gather(*(_ask(worker) for _ in range(5)))
+            assert max(state.signals.running or 0 for state in heard) == 2
+            assert max(state.signals.waiting or 0 for state in heard) >= 1
+            assert max(state.tokens_per_s or 0 for state in heard) > 1
+            assert {state.epoch for state in heard} == {0}
+            await asyncio.to_thread(stack.close)
+            await _until(lambda: not heard[-1].up)
+            await asyncio.to_thread(stack.enter_context, started())
+            await _until(lambda: heard[-1].up)
+            assert heard[-1].epoch == 1
+
+    with ExitStack() as stack:
+        asyncio.run(watched(stack))
+
+
+async def _ask(worker):
+    body = {"model": "m", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
+    async with worker.session.post(f"{worker.url}/v1/completions", json=body) as answer:
+        assert answer.status == 200
+        await answer.read()
+
+
+async def _until(true, most_s=120.0):
+    async with asyncio.timeout(most_s):
+        while not true():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.05)

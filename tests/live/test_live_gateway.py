@@ -1,0 +1,202 @@
+"""The whole gateway before a real vLLM, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<a>"
+SEATS, QUEUE = 2, 1
+MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory, engine_python):
+    import _vllm
+
+    from lengthwise.backend.process import free_port, local_engine
+    from lengthwise.gateway.demo.engines import ONE_PROCESS
+
+    folder = tmp_path_factory.mktemp("gateway")
+    model = _vllm.make_model(folder / "tiny", "tiny")
+    (folder / "chat.jinja").write_text(TEMPLATE)
+    port = free_port()
+    command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SEATS)]
+    command += ["--max-num-queued-reqs", str(QUEUE), "--chat-template", str(folder / "chat.jinja")]
+    command += ["--distributed-executor-backend", ONE_PROCESS]
+    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
+    with local_engine(command, port=port, env=env, log_path=folder / "log", ready_s=600.0) as engine:
+        yield engine.url
+
+
+@asynccontextmanager
+async def served(url: str, *, in_flight: int = SEATS, **named):
+    """A gateway, and a client of it that never tries again by itself."""
+    from openai import AsyncOpenAI
+
+    from lengthwise.gateway.serve import Gateway
+
+    config = GatewayConfig(
+        engines=(Engine(url, name="engine", in_flight=in_flight, generation_defaults="none"),),
+        listen=Listen(port=0, admin_port=None),
+        **named,
+    )
+    async with Gateway(config) as gateway:
+        assert await gateway.fleet.settled(30.0)
+        base = f"http://127.0.0.1:{gateway.port}/v1"
+        async with AsyncOpenAI(base_url=base, api_key="k", max_retries=0, timeout=120.0) as client:
+            yield gateway, client
+
+
+def direct(url: str):
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=120.0)
+
+
+async def chat(client, *, stream: bool, tokens: int = 24) -> tuple[str, str, int]:
+    """(text, finish reason, output tokens)"""
+    asked = {"model": "m", "messages": MESSAGES, "max_tokens": tokens, "temperature": 0}
+    fixed = {"ignore_eos": True}
+    if not stream:
+        told = await client.chat.completions.create(**asked, extra_body=fixed)
+        choice = told.choices[0]
+        return choice.message.content, choice.finish_reason, told.usage.completion_tokens
+    text, why, count = "", "", 0
+    options = {"include_usage": True}
+    async for part in await client.chat.completions.create(
+        **asked, stream=True, stream_options=options, extra_body=fixed
+    ):
+        for choice in part.choices:
+            text, why = text + (choice.delta.content or ""), choice.finish_reason or why
+        count = part.usage.completion_tokens if part.usage else count
+    return text, why, count
+
+
+async def completion(client, prompt: str, *, stream: bool, tokens: int = 24) -> tuple[str, str, int]:
+    """(text, finish reason, output tokens); the length is fixed, so that the gateway knows it."""
+    asked = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    fixed = {"ignore_eos": True, "min_tokens": tokens}
+    if not stream:
+        told = await client.completions.create(**asked, extra_body=fixed)
+        return told.choices[0].text, told.choices[0].finish_reason, told.usage.completion_tokens
+    text, why, count = "", "", 0
+    options = {"include_usage": True}
+    async for part in await client.completions.create(
+        **asked, stream=True, stream_options=options, extra_body=fixed
+    ):
+        for choice in part.choices:
+            text, why = text + choice.text, choice.finish_reason or why
+        count = part.usage.completion_tokens if part.usage else count
+    return text, why, count
+
+
+async def metric(url: str, name: str) -> float:
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(url + "/metrics") as told:
+        lines = (await told.text()).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def test_the_official_client_gets_from_the_gateway_what_it_gets_from_the_engine(url):
+    async def work() -> None:
+        async with served(url) as (_, client), direct(url) as engine:
+            assert [one.id for one in (await client.models.list()).data] == ["m"]
+            for stream in (False, True):
+                through, straight = await chat(client, stream=stream), await chat(engine, stream=stream)
+                assert through == straight
+                assert through[1:] == ("length", 24)
+                through = await completion(client, "the sea", stream=stream)
+                assert through == await completion(engine, "the sea", stream=stream)
+                assert through[1:] == ("length", 24)
+
+    asyncio.run(work())
+
+
+def test_errors_are_those_that_the_official_client_knows(url):
+    import openai
+
+    async def work() -> None:
+        async with served(url) as (gateway, client):
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="nobody", messages=MESSAGES)
+            with pytest.raises(openai.BadRequestError):
+                await client.completions.create(model="m", prompt="x", max_tokens=5, temperature=-3.0)
+            with pytest.raises(openai.BadRequestError):
+                await client.completions.create(model="m", prompt="x " * 3000, max_tokens=900)
+            assert gateway.hub.held == 0
+        keys = (Key("a", hashlib.sha256(b"other").hexdigest()),)
+        async with served(url, keys=keys) as (_, client):
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+            right = client.with_options(api_key="other")
+            assert (await completion(right, "the sea", stream=False))[2] == 24
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_greedy_output_is_identical_direct_through_the_gateway_and_cut(url, stream):
+    order = Order(takeover="by_rank", window_tokens=10, cuts_per_s=1000.0, max_preemptions=50)
+    tokens = 400
+
+    async def work() -> None:
+        async with served(url, in_flight=1, order=order) as (gateway, client), direct(url) as engine:
+            straight = await completion(engine, "the long one", stream=stream, tokens=tokens)
+            assert await completion(client, "the long one", stream=stream, tokens=tokens) == straight
+            cuts = gateway.hub.statistics().cuts
+            long = asyncio.ensure_future(completion(client, "the long one", stream=stream, tokens=tokens))
+            for k in range(20):
+                await asyncio.sleep(0.1)
+                if long.done():
+                    break
+                await completion(client, f"short {k}", stream=stream, tokens=3)
+            assert await long == straight
+            assert gateway.hub.statistics().cuts - cuts >= 2
+
+    asyncio.run(work())
+
+
+def test_a_client_that_goes_frees_its_place_at_the_engine(url):
+    async def work() -> None:
+        async with served(url) as (gateway, client):
+            stream = await client.completions.create(
+                model="m", prompt="gone", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+            )
+            async for _ in stream:
+                break
+            assert await metric(url, "vllm:num_requests_running") == 1
+            await stream.close()
+            async with asyncio.timeout(10):
+                while await metric(url, "vllm:num_requests_running"):  # noqa: ASYNC110 - the engine is asked
+                    await asyncio.sleep(0.05)
+            async with asyncio.timeout(10):
+                while gateway.hub.held:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(work())
+
+
+def test_an_engine_whose_queue_is_full_is_no_failure_and_everybody_is_served(url):
+    many = 4 * (SEATS + QUEUE)
+
+    async def work() -> None:
+        before = await metric(url, "vllm:admission_rejections_total")
+        async with served(url, in_flight=many) as (gateway, client):
+            asked = (completion(client, f"number {k}", stream=True, tokens=40) for k in range(many))
+            answers = await asyncio.gather(*asked)
+            assert [count for _, _, count in answers] == [40] * many
+            assert all(worker.up for worker in gateway.hub.statistics().workers)
+        assert await metric(url, "vllm:admission_rejections_total") > before
+
+    asyncio.run(work())

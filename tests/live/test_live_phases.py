@@ -1,0 +1,150 @@
+"""A schedule of phases before a real vLLM, unmodified: what its streams tell of them, and that nobody is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+
+import pytest
+
+from lengthwise.backend.openai import Server
+from lengthwise.cli import main
+from lengthwise.gateway.background import beside
+from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.seats import seats
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+SEATS, ENCODE_BATCH, DECODE_STEPS = 24, 3, 8
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory, engine_python):
+    import _vllm
+
+    from lengthwise.backend.process import free_port, local_engine
+    from lengthwise.gateway.demo.engines import ONE_PROCESS
+
+    folder = tmp_path_factory.mktemp("phases")
+    model = _vllm.make_model(folder / "tiny", "tiny")
+    port = free_port()
+    command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SEATS)]
+    command += ["--distributed-executor-backend", ONE_PROCESS]
+    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
+    with local_engine(command, port=port, env=env, log_path=folder / "log", ready_s=600.0) as engine:
+        yield engine.url
+
+
+class Heard(Listener):
+    def __init__(self):
+        self.phases = []
+
+    def phase(self, phase):
+        self.phases.append(phase)
+
+
+async def asked(port, clients, lengths):
+    """Output tokens of each, in a closed loop of so many clients."""
+    import aiohttp
+
+    left, got = iter(lengths), []
+    endpoint = f"http://127.0.0.1:{port}/v1/completions"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def client():
+            for tokens in left:
+                body = {"model": "m", "prompt": "the sea " * 8, "max_tokens": tokens, "stream": True}
+                body |= {"ignore_eos": True, "min_tokens": tokens, "stream_options": {"include_usage": True}}
+                async with session.post(endpoint, json=body) as told:
+                    lines = (await told.text()).splitlines()
+                usage = [json.loads(line[6:]).get("usage") for line in lines if line.startswith("data: {")]
+                got.append((tokens, usage[-1]["completion_tokens"]))
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+    return got
+
+
+def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
+    heard = Heard()
+    config = GatewayConfig(
+        engines=(Engine(url, name="engine"),),
+        order=Order("rra", max_wait_s=float("inf")),
+        dispatch=Dispatch(phases=Phases(ENCODE_BATCH, DECODE_STEPS, most_in_flight=SEATS)),
+        forecasting=Forecasting(predictor="none", learn=False),
+        listen=Listen(port=0, admin_port=None),
+    )
+    with beside(config, (heard,), engines_s=60.0) as running:
+        lengths = [10 + 7 * (n % 5) for n in range(90)]
+        got = asyncio.run(asked(running.gateway.port, 30, lengths))
+        assert running.call(running.gateway.drain())
+    assert len(got) == 90
+    assert all(wanted == came for wanted, came in got)
+    kept = [one for one in heard.phases if one.why == "steps"][2:20]
+    assert {one.encode_batch for one in kept} == {ENCODE_BATCH}
+    assert statistics.median(one.decode_steps for one in kept) in (DECODE_STEPS, DECODE_STEPS + 0.5)
+    assert all(one.decode_steps >= DECODE_STEPS for one in kept)
+    assert max(one.decode_batch for one in kept) <= SEATS
+
+
+def test_its_seats_are_found_by_trying(url):
+    assert seats(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
+    assert seats(Server(url), SEATS - 4) == SEATS - 4
+
+
+def test_the_command_keeps_a_schedule_and_says_what_came(url, tmp_path, capsys):
+    scenario = tmp_path / "short.toml"
+    scenario.write_text(
+        """
+[workload]
+prompt = { kind = "uniform", low = 10, high = 60 }
+output = { kind = "uniform", low = 2, high = 24 }
+num_requests = 90
+request_rate = 1
+[deployment]
+model = "opt-13b"
+gpu = "A40"
+node = "pcie4-4"
+"""
+    )
+    numbers = dict.fromkeys(
+        ("throughput_rps", "latency_s", "latency_high_s", "cycle_s", "encode_s", "decode_s"), 1.0
+    )
+    chosen = {
+        "strategy": "rra", "encode_batch": 4, "decode_steps": 10, "micro_batches": 1, "tp": 1, "tp_groups": 0,
+        "encode_gpus": 1, "decode_batch": 8.0, "memory_share": 0.5, **numbers,
+    }  # fmt: skip
+    plan = tmp_path / "plan.json"
+    plan.write_text(
+        json.dumps(
+            {
+                "format": "lengthwise.schedule",
+                "version": 1,
+                "chosen": chosen,
+                "bound_s": 60.0,
+                "quantile_tokens": 22,
+            }
+        )
+    )
+    words = [
+        "schedule",
+        "run",
+        str(scenario),
+        "--engine",
+        url,
+        "--schedule",
+        str(plan),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main(words) == 0, capsys.readouterr().err
+    assert "The bound of 60 s held" in capsys.readouterr().out
+    told = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    seen = {one["name"]: one["value"] for one in told["outcome"]["seen"]}
+    assert seen["encode batch, B_E"] == pytest.approx(4, abs=0.3)
+    phases = [json.loads(line) for line in (tmp_path / "run" / "phases.jsonl").read_text().splitlines()]
+    whole = [one["decode_steps"] for one in phases if one["why"] == "steps"]
+    assert min(whole) == statistics.median_low(whole) == 10, "a busy machine makes some longer, none shorter"

@@ -1,0 +1,37 @@
+"""vLLM's own scheduler classes under the plug-in, plain and asynchronous, without a model: no token lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from plugin_engines import ROOT
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory, engine_python):
+    import _vllm
+
+    model = _vllm.make_model(tmp_path_factory.mktemp("scheduled") / "tiny", "tiny")
+    words = [engine_python, str(Path(__file__).parent / "scheduled.py"), str(model)]
+    env = {**_vllm.QUIET, "PYTHONPATH": str(ROOT / "src")}
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=380, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_under_cuts_want_of_memory_and_aborts_every_token_comes_once(worlds, kind):
+    mine = {name: world for name, world in worlds.items() if name.startswith(kind)}
+    assert len(mine) == 4
+    for name, world in mine.items():
+        assert world["ordered"], name
+        assert (world["wrong"], world["unfinished"]) == ([], []), name
+        assert world["ended"] == world["expected"] > 30, name
+        assert world["preemptions"] > 0, name
+        assert world["free_blocks"] == 23, name  # all but vLLM's own null block
+        assert (world["cuts"] > 0) == ("worth" in name), name

@@ -1,0 +1,199 @@
+"""RRA inside a real vLLM: batches and iterations exact, the same answers as the stock scheduler's.
+
+The model runs in one process, all requests are there when it begins; the scheduler classes are driven without a
+model, too, for asynchronous scheduling. A served engine shows what clients make of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plugin_engines import ROOT, Job, burst, metric, vllm
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+BATCH, STEPS, REQUESTS = 4, 7, 40
+RRA = "lengthwise.gateway.plugin.RraScheduler"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, engine_python):
+    import _vllm
+
+    return _vllm.make_model(tmp_path_factory.mktemp("rra") / "tiny", "tiny")
+
+
+def asked(seed: int = 0, longest: int = 60) -> dict[str, list]:
+    """Prompts, of which many begin alike, and lengths."""
+    rng = np.random.default_rng(seed)
+    alike = rng.integers(5, 800, 64).tolist()
+    prompts = [
+        (alike if k % 2 else [])[: int(rng.integers(32, 65))]
+        + rng.integers(5, 800, int(rng.integers(4, 50))).tolist()
+        for k in range(REQUESTS)
+    ]
+    return {"prompts": prompts, "lengths": rng.integers(1, longest, REQUESTS).tolist()}
+
+
+def offline(python, model, work, **more):
+    import _vllm
+
+    engine = {"max_num_seqs": 32, "max_num_batched_tokens": 2048} | more.pop("engine", {})
+    words = [python, str(Path(__file__).parent / "rra_offline.py"), str(model)]
+    env = {
+        **_vllm.QUIET,
+        "PYTHONPATH": str(ROOT / "src"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CACHE_ROOT": str(model.parent / "cache"),
+    }
+    ran = subprocess.run(
+        [*words, json.dumps(work | {"engine": engine} | more)],
+        env=env, capture_output=True, text=True, timeout=380, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1]) | {"said": ran.stdout + ran.stderr}
+
+
+def rra(engine=None, **settings):
+    schedule = {"encode_batch": BATCH, "decode_steps": STEPS} | settings
+    return {"scheduler_cls": RRA, "additional_config": {"lengthwise": schedule}} | (engine or {})
+
+
+@pytest.fixture(scope="module")
+def stock(engine_python, model):
+    return offline(engine_python, model, asked())
+
+
+def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_same(
+    engine_python, model, stock
+):
+    work = asked()
+    found = offline(engine_python, model, work, engine=rra())
+    assert found["outputs"] == stock["outputs"]
+    assert [len(one) for one in found["outputs"]] == work["lengths"]
+    assert len({tuple(one) for one in found["outputs"]}) > REQUESTS / 2
+    phases = found["phases"]
+    assert len(phases) == REQUESTS / BATCH
+    assert [one["admitted"] for one in phases] == [BATCH] * len(phases)
+    assert [one["decode_steps"] for one in phases[:-1]] == [STEPS] * (len(phases) - 1)
+    # What the workers were given, phase by phase: one step of prompts alone, then decodes alone.
+    kinds = ["e" if prompts else "d" for prompts, _ in found["steps"]]
+    assert "".join(kinds[: -phases[-1]["decode_steps"]]) == ("e" + "d" * STEPS) * (len(phases) - 1) + "e"
+    assert not any(prompts and decodes for prompts, decodes in found["steps"])
+    assert sum(one["decode_seqs"] for one in phases) == sum(work["lengths"]) - REQUESTS
+    assert found["cached"] > 0, "prompts that begin alike were found in the cache"
+    assert any(prompts and decodes for prompts, decodes in stock["steps"]), "the stock scheduler mixes"
+
+
+def test_short_of_seats_and_memory_with_chunked_prompts_the_output_is_the_same(engine_python, model, stock):
+    tight = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 17}
+    found = offline(engine_python, model, asked(), engine=rra(tight))
+    assert found["outputs"] == stock["outputs"]
+    assert found["preemptions"] > 0
+    assert not any(prompts and decodes for prompts, decodes in found["steps"])
+    assert max(decodes for _, decodes in found["steps"]) <= 6
+    phases = found["phases"]
+    assert all(one["admitted"] <= BATCH and one["decode_steps"] <= STEPS for one in phases[:-1])
+    assert max(one["encode_steps"] for one in phases) > 1
+
+
+def test_batches_are_resized_to_even_work(engine_python, model, stock):
+    work = asked()
+    mean = round(BATCH * float(np.mean([len(one) for one in work["prompts"]])))
+    schedule = {"threshold": 0.1, "prompt_tokens": mean, "decode_batch": 16}
+    found = offline(engine_python, model, work, engine=rra(**schedule))
+    assert found["outputs"] == stock["outputs"]
+    assert len({one["admitted"] for one in found["phases"]}) > 1
+    lengths = iter(len(one) for one in work["prompts"])
+    sums = [sum(next(lengths) for _ in range(one["admitted"])) for one in found["phases"]]
+    fixed = [len(one) for one in work["prompts"]]
+    even = [sum(fixed[k : k + BATCH]) for k in range(0, REQUESTS, BATCH)]
+    assert np.std(sums[:-1]) < np.std(even)
+
+
+@pytest.mark.parametrize("where", ["version", "schedule"])
+def test_where_it_cannot_be_kept_the_engine_keeps_its_own(engine_python, model, stock, where):
+    work = asked()
+    if where == "version":
+        found = offline(engine_python, model, work, engine=rra(), version="0.99.1")
+        assert "this is vLLM 0.99.1" in found["said"]
+    else:
+        found = offline(engine_python, model, work, engine=rra(encode_batch=0))
+        assert "encode_batch must be a whole number" in found["said"]
+    assert found["phases"] is None
+    assert found["outputs"] == stock["outputs"]
+    assert found["steps"] == stock["steps"]
+
+
+@pytest.fixture(scope="module")
+def worlds(model, engine_python):
+    import _vllm
+
+    words = [engine_python, str(Path(__file__).parent / "scheduled_rra.py"), str(model)]
+    env = {**_vllm.QUIET, "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"}
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=380, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["plain fcfs", "plain priority", "async fcfs", "async priority"])
+def test_with_vllms_own_scheduler_classes_every_token_comes_once(worlds, kind):
+    roomy, tight = worlds[f"{kind} roomy"], worlds[f"{kind} tight"]
+    for world in (roomy, tight):
+        assert world["held"]
+        assert (world["wrong"], world["unfinished"]) == ([], [])
+        assert world["expected"] > 30
+        assert world["free_blocks"] == 23  # all but vLLM's own null block
+        assert world["mixed"] == 0
+    assert tight["preemptions"] > 0
+    assert all(admitted <= 2 for admitted, _, _ in tight["phases"])
+    # Four seats, outputs up to 12: seats bind now and then, iterations are exact all the same.
+    assert {steps for _, steps, _ in roomy["phases"][:-1]} == {5}
+    assert sum(admitted for admitted, _, _ in roomy["phases"]) == 40 + roomy["preemptions"]
+
+
+def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python, model, tmp_path):
+    import aiohttp
+
+    record = tmp_path / "phases.jsonl"
+    schedule = json.dumps({"lengthwise": {"encode_batch": 3, "decode_steps": 5, "record": str(record)}})
+    words = ("--max-num-seqs", "32", "--scheduler-cls", RRA, "--additional-config", schedule)
+
+    async def gone(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            asking = [
+                asyncio.ensure_future(session.post(f"{url}/v1/completions", json=Job(f"gone{k}", 900).body()))
+                for k in range(12)
+            ]
+            await asyncio.sleep(1.0)
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    with vllm(engine_python, model, tmp_path / "rra.log", *words) as engine:
+        assert "lengthwise holds this engine to rra(encode_batch=3" in (tmp_path / "rra.log").read_text()
+        asyncio.run(gone(engine.url))
+        end_s = time.monotonic() + 20
+        states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        while sum(metric(engine.url, name) for name in states) and time.monotonic() < end_s:
+            time.sleep(0.1)
+        assert [metric(engine.url, name) for name in states] == [0, 0]
+        before = len(record.read_text().splitlines())
+        head = (Job("head", 400),)
+        found = burst(engine.url, [Job(f"m{k}", 5 + k % 23) for k in range(60)], head=head, head_s=0.5)
+        assert len(found.ended) == 61
+        assert "holding to phases failed" not in (tmp_path / "rra.log").read_text()
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
+    after = rows[before:]
+    assert sum(row["admitted"] for row in after) == 61
+    # While many wait, every phase is exact; it is so from soon after the burst until fewer than three wait.
+    full = [row for row in after if row["admitted"] == 3]
+    assert len(full) >= 17
+    assert {row["decode_steps"] for row in full[:-1]} == {5}

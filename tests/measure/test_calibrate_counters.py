@@ -1,0 +1,279 @@
+"""A server's counters between two looks tell steps' seconds: planted truth is found, and nothing is fitted blindly."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from planted_counters import SHIFT_S, logged, scraped, simulated, streamed, token_times
+from planted_runs import FEW, LIMITS, TRUTH, measured, requests
+
+from lengthwise import engine
+from lengthwise.measure.calibrate import _evidence, calibrate
+from lengthwise.measure.calibrate._counters import counters_of
+from lengthwise.measure.calibrate._own_counts import most_steps
+from lengthwise.measure.calibrate._parameters import host_line
+from lengthwise.measure.calibrate._runs import run_of
+from lengthwise.measure.calibrate._stretch_parts import kinds_of
+from lengthwise.measure.calibrate._stretches import LEAST_STEPS, stretches_of
+from lengthwise.schema.errors import InputError
+
+STEADY = {"work": 1.3, "host_step": 2e-3}
+LOADS = {
+    "long": {"rate": 6.0},
+    "few at a time": {"rate": 0.5, "n": 60},
+    "short": {"rate": 20.0, "prompt": (20, 300)},
+    "beyond the step's tokens": {"rate": 2.0, "prompt": (2100, 7000)},
+}
+
+
+def stretches(run, held=0.0, limits=LIMITS):
+    one = run_of(run, "run", held)
+    return stretches_of(one, counters_of(run.facts["metrics"]), limits)
+
+
+def told_by(evidence, deployment):
+    """Work's factor and the host's seconds of a step, by robust least squares of relative errors; the rest is known."""
+    known = {"host_step": 0.0, "log_step": 0.0, "host_sequence": host_line(deployment.cost.host_s)[1]}
+    rest = evidence.priced(evidence.parts | {"work": 0 * evidence.seconds}, known)
+    steps = evidence.parts.get("steps", np.ones(len(evidence.seconds)))
+    columns = np.column_stack([evidence.parts["work"], steps]) / evidence.seconds[:, None]
+    wanted, weight = 1 - rest / evidence.seconds, np.ones(len(rest))
+    for _ in range(20):
+        found = np.linalg.lstsq(columns * weight[:, None], wanted * weight, rcond=None)[0]
+        off = np.abs(columns @ found - wanted)
+        weight = np.sqrt(np.minimum(1, 2.2 * max(0.005, np.median(off)) / np.maximum(off, 1e-12)))
+    return found
+
+
+def of_counters(run, deployment):
+    return _evidence.counted([run_of(run, "run", 0.0)], deployment)
+
+
+@pytest.mark.parametrize("period_s", [0.25, 1.0])
+@pytest.mark.parametrize("load", LOADS)
+def test_busy_stretches_cost_what_the_engine_took(deployment, load, period_s):
+    workload = requests(**LOADS[load])
+    found, _ = of_counters(scraped(workload, deployment, STEADY, period_s), deployment)
+    step_s, sequence_s = host_line(deployment.cost.host_s)
+    values = {"host_step": step_s, "host_sequence": sequence_s} | STEADY
+    assert len(found.seconds) > 5
+    assert abs(np.median(found.residuals(values))) < 0.01
+    total_s = found.priced(found.parts, values).sum()
+    assert total_s == pytest.approx(found.seconds.sum(), rel=0.01)
+
+
+@settings(max_examples=25, phases=[Phase.generate])
+@given(
+    work=st.floats(0.7, 1.6),
+    host_s=st.floats(5e-4, 6e-3),
+    period_s=st.floats(0.25, 1.0),
+    answer_s=st.floats(0.0, 0.1),
+    load=st.sampled_from(["long", "few at a time", "short"]),
+    seed=st.integers(0, 99),
+)
+def test_counters_alone_tell_planted_parameters(deployment, work, host_s, period_s, answer_s, load, seed):
+    """Within 5 % of a factor and 0.35 ms of a step, wherever in a step looks fall, however slow their answers."""
+    truth, workload = {"work": work, "host_step": host_s}, requests(seed=seed, **LOADS[load])
+    run = streamed(workload, deployment, truth, period_s, late_s=1e-4, answer_s=answer_s)
+    ours = told_by(of_counters(run, deployment)[0], deployment)
+    assert ours[0] == pytest.approx(work, rel=0.05)
+    assert ours[1] == pytest.approx(host_s, abs=3.5e-4)
+
+
+@pytest.mark.slow
+def test_a_calibration_to_counters_is_as_good_as_one_to_a_log(deployment):
+    """Over three runs, mean absolute error in log of each planted value; both with 2 % of noise on the requests."""
+    off = {"counters": [], "log": []}
+    for seed, period_s in enumerate((0.25, 0.5, 1.0)):
+        workload = requests(seed=seed)
+        run = scraped(workload, deployment, TRUTH, period_s, noise=0.02, seed=seed, answer_s=0.005)
+        found = {
+            "counters": calibrate([run], deployment, fit=FEW),
+            "log": calibrate(
+                [run],
+                deployment,
+                fit=FEW,
+                iterations=logged(workload, deployment, TRUTH, TRUTH["host_step"] / 2),
+            ),
+        }
+        for kind, one in found.items():
+            off[kind].append([abs(np.log(one[name].value / value)) for name, value in TRUTH.items()])
+            assert all(one[name].low <= value <= one[name].high for name, value in TRUTH.items())
+    work, host = np.mean(off["counters"], axis=0)
+    log_work, log_host = np.mean(off["log"], axis=0)
+    assert work < max(0.03, 2 * log_work)
+    assert host < max(0.25, 2 * log_host)
+
+
+def test_counters_are_fitted_unasked_and_told(deployment):
+    run = scraped(requests(), deployment, TRUTH, 1.0)
+    found = calibrate([run], deployment, fit=FEW)
+    for name, value in TRUTH.items():
+        assert found[name].low <= value <= found[name].high
+    (note,) = (note for note in found.notes if "counters were fitted" in note)
+    assert "busy throughout" in note
+    without = calibrate([run], deployment, fit=["work"], scrape="no")
+    assert not any("counters" in note for note in without.notes)
+    with pytest.raises(InputError, match="scrape must be one of auto, no"):
+        calibrate([run], deployment, scrape="yes")
+
+
+def test_only_the_fitted_part_of_a_run_is_looked_at(deployment):
+    run = scraped(requests(), deployment, TRUTH, 0.5)
+    every, part = stretches(run), stretches(run, held=0.5)
+    due_s = np.sort(run.records.requests.arrival_s)[60]
+    assert part.end_s.max() <= due_s < every.end_s.max()
+    assert len(part) < len(every)
+    assert isinstance(stretches(run, held=1.0), str)
+
+
+def test_what_was_counted_is_in_the_kinds_of_steps(deployment):
+    found = stretches(scraped(requests(), deployment, TRUTH, 0.5))
+    stretch, steps, kinds = kinds_of(found, deployment)
+    for column, told in (
+        ("prefill_tokens", found.prompt_tokens),
+        ("prefill_seqs", found.prompts),
+        ("decode_seqs", found.decodes),
+    ):
+        sums = np.bincount(stretch, weights=steps * getattr(kinds, column))
+        np.testing.assert_allclose(sums, told, rtol=1e-9, atol=1e-6)
+    assert found.steps.min() >= LEAST_STEPS
+    assert (kinds.prefill_tokens + kinds.decode_seqs).max() <= LIMITS.max_num_batched_tokens * 1.01
+
+
+def steps_in(found, workload, deployment, truth):
+    """The engine's steps; the numbers of the first one of each stretch, and of that behind its last."""
+    steps = simulated(workload, deployment, truth).steps
+    begin_s, end_s = found.end_s - found.seconds - SHIFT_S, found.end_s - SHIFT_S
+    return steps, *(np.searchsorted(steps.end_s, at_s + 1e-3) for at_s in (begin_s, end_s))
+
+
+def test_steps_that_only_compute_a_part_of_a_prompt_are_in_no_stretch(deployment):
+    """With one seat prompts of several steps are computed alone, and vLLM counts the last of these steps only."""
+    workload = requests(2.0, 60, prompt=(5000, 8000), output=(20, 90))
+    one = replace(deployment, limits=replace(LIMITS, max_num_seqs=1))
+    run = streamed(workload, one, STEADY, 0.25, late_s=1e-4)
+    found = stretches(run)
+    _, first, last = steps_in(found, workload, one, STEADY)
+    assert len(found) > 10
+    np.testing.assert_array_equal(found.steps, last - first)
+    assert counters_of(run.facts["metrics"]).steps[-1] < 0.97 * len(
+        simulated(workload, one, STEADY).steps.end_s
+    )
+
+
+def test_in_a_stretch_the_engine_never_idled(deployment):
+    """Gaps are shorter than the time between looks, and requests are a while on their way to the engine."""
+    workload, truth = requests(0.7, 300, prompt=(20, 300), output=(20, 200)), {"host_step": 2e-3}
+    found = stretches(streamed(workload, deployment, truth, 0.5, late_s=1e-4, front_s=0.2))
+    steps, first, last = steps_in(found, workload, deployment, truth)
+    busy_s = np.concatenate([[0.0], np.cumsum(steps.end_s - steps.start_s)])
+    assert len(found) > 10
+    assert busy_s[-1] < 0.8 * steps.end_s[-1]
+    np.testing.assert_allclose(busy_s[last] - busy_s[first], found.seconds, rtol=0.02)
+
+
+def test_a_host_whose_seconds_bend_with_sequences_is_counted_whole(deployment):
+    bent = deployment.cost.host_s + 1e-3 * np.sqrt(np.arange(len(deployment.cost.host_s)))
+    bent = replace(deployment, cost=replace(deployment.cost, host_s=bent))
+    found, _ = of_counters(streamed(requests(3.0), bent, {}, 1.0, late_s=1e-4), bent)
+    step_s, sequence_s = host_line(bent.cost.host_s)
+    values = {"host_step": step_s, "host_sequence": sequence_s}
+    assert abs(np.median(found.residuals(values))) < 0.01
+
+
+def changed(run, **columns):
+    """The run with other columns: a function of the column's values."""
+    metrics = dict(run.facts["metrics"])
+    for name, change in columns.items():
+        key = next(key for key in metrics if name in key)
+        metrics[key] = change(metrics[key])
+    return replace(run, facts={"metrics": metrics})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"generation_tokens": lambda c: [3 * x for x in c]},
+            "made .* of which .* are of the run's requests",
+        ),
+        (
+            {"total_sum": lambda c: [2 * x for x in c]},
+            "computed in prompts .* of which .* are of the run's requests",
+        ),
+        ({"total_count": lambda c: [2 * x for x in c]}, "several HTTP fronts"),
+        ({"num_requests_running": lambda c: [0] * len(c)}, "never between two looks was it busy"),
+        ({"num_preemptions": lambda c: list(range(len(c)))}, "never between two looks was it busy"),
+        ({"took_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
+        ({"iteration_tokens_total_count": lambda c: [None] * len(c)}, "never between two looks was it busy"),
+    ],
+)
+def test_counters_that_do_not_tell_steps_seconds_are_not_fitted(deployment, change, told):
+    run = changed(scraped(requests(n=60), deployment, TRUTH, 0.25), **change)
+    evidence, (note,) = of_counters(run, deployment)
+    assert evidence is None
+    assert note.startswith("the server's counters of run were not fitted: ")
+    assert re.search(told, note)
+
+
+def test_counters_of_another_kind_are_named_and_left(deployment):
+    run = scraped(requests(n=60), deployment, TRUTH, 0.25)
+    columns = run.facts["metrics"]
+    for gone, told in (
+        ("time_to_first_token", "lack vllm:time_to_first_token_seconds_count"),
+        ("bucket", "lack the buckets of vllm:iteration_tokens_total"),
+    ):
+        assert told in counters_of({name: c for name, c in columns.items() if gone not in name})
+    drafts = columns | {"vllm:spec_decode_num_drafts_total": [1.0] * len(columns["at_s"])}
+    assert "drafts tokens" in counters_of(drafts)
+    two = engine.deploy("llama-3-8b", "H100", limits=LIMITS, replicas=2)
+    evidence, (note,) = of_counters(run, two)
+    assert evidence is None
+    assert "2 replicas" in note
+
+
+def test_a_run_without_counters_needs_no_word(deployment):
+    assert of_counters(measured(requests(n=60), deployment), deployment) == (None, [])
+
+
+def test_steps_longer_than_the_time_between_looks_are_in_stretches_too(deployment):
+    """Looks that fall within one step are put together: nearly all of a busy run is in stretches."""
+    workload, truth = requests(n=60), {"host_step": 0.4}
+    found = stretches(streamed(workload, deployment, truth, 0.25, late_s=1e-4))
+    steps, first, last = steps_in(found, workload, deployment, truth)
+    assert found.seconds.sum() > 0.8 * steps.end_s[-1]
+    np.testing.assert_allclose(steps.end_s[last - 1] - steps.end_s[first - 1], found.seconds, rtol=0.02)
+
+
+def test_each_of_two_fronts_counts_the_steps_in_which_it_has_a_request(deployment):
+    """As vLLM does with --api-server-count 2: tokens add up, and steps do not."""
+    workload = requests(n=60)
+    run = scraped(workload, deployment, TRUTH, 0.25)
+    fronts = [front_steps(run, workload, deployment, odd) for odd in (0, 1)]
+    both = changed(run, iteration_tokens_total_count=lambda _: np.sum(fronts, axis=0).tolist())
+    assert "several HTTP fronts" in stretches(both)
+    assert len(stretches(changed(run, iteration_tokens_total_count=lambda c: [1.02 * x for x in c]))) > 0
+
+
+def front_steps(run, workload, deployment, odd):
+    """So far at each look, the steps in which a front that has every second request got a token."""
+    records = simulated(workload, deployment, TRUTH)
+    times = token_times(records, 1e-9, np.random.default_rng(0))
+    mine = np.arange(len(workload)) % 2 == odd
+    at_s = np.unique(np.round(times.at_s[np.repeat(mine, np.diff(times.start))], 4))
+    return np.searchsorted(at_s, run.facts["metrics"]["at_s"], side="right")
+
+
+def test_steps_are_as_many_as_those_that_decode_get_tokens(deployment):
+    for load in LOADS.values():
+        records = simulated(requests(**load), deployment, STEADY)
+        made = records.steps.decode_seqs > 0
+        first = np.unique(np.searchsorted(records.steps.end_s, records.requests.first_token_s - 1e-9))
+        made[first] = True
+        assert most_steps(records.requests) == pytest.approx(made.sum(), rel=0.05)

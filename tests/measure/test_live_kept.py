@@ -1,0 +1,42 @@
+"""Runs of real engines that are kept can be looked at again, without an engine, in the order they were measured."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+KEPT = BENCHMARKS / "results" / "live"
+
+
+@pytest.fixture(scope="module")
+def live():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("_live")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.mark.parametrize(("engine", "settings"), [("vllm", ("WIDE", "NARROW")), ("transformers", ("FIFO",))])
+def test_kept_runs_come_round_by_round_whatever_their_files_times(live, engine, settings, tmp_path):
+    files = sorted((KEPT / engine).glob("*.measured.parquet"))
+    for at, path in enumerate(files):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+        os.utime(tmp_path / path.name, (len(files) - at, len(files) - at))
+    for name in ("profile.parquet", "device.json", "small.json"):
+        (tmp_path / name).write_bytes((KEPT / engine / name).read_bytes())
+    circle = live.Circle(tmp_path / "out", tmp_path / "work", live.FULL, again=tmp_path)
+    for setting in settings:
+        runs = circle.kept_runs(getattr(live, setting))
+        assert [(run.load, run.repeat) for run in runs] == [
+            (load, repeat) for repeat in range(3) for load in ("static", "half", "high")
+        ]
+        assert all(len(run.measured.workload) == len(run.measured.records.requests.arrival_s) for run in runs)
+        assert not any(run.measured.is_simulated for run in runs)
+    assert len(circle.profile) > 100
+    assert circle.deployment(live.WIDE).gpu.name == circle.machine["cpu"]

@@ -1,0 +1,126 @@
+"""What a server finds in its prefix cache is not computed: it is told, doubted, and not calibrated to."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scripted_server import EVERYTHING, Script, ScriptedServer
+
+from lengthwise.measure import bench
+from lengthwise.measure._prefix_cache import FOUND, LOOKED_UP, cached_between, prefix_doubts
+from lengthwise.measure.calibrate._split import split_of
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Workload
+
+
+def requests(n=12, prompt=30, **more):
+    return Workload(np.zeros(n), np.full(n, prompt), np.full(n, 3), name="toy load", **more)
+
+
+def runs_of(count, workload, can=EVERYTHING, **options):
+    """Runs one after another against one server, which keeps what it has seen."""
+    with ScriptedServer(Script(caches=True, can=can)) as server:
+        return [bench(server.url, workload, **options) for _ in range(count)]
+
+
+def doubted(measured, words):
+    return any(words in doubt for doubt in measured.doubts)
+
+
+@pytest.mark.parametrize("without", ["", "token_ids"])
+def test_prompts_of_one_run_answer_none_of_the_next(without):
+    """Three loads of one seed, as a calibration asks for: lengths and arrivals are the same, prompts are not."""
+    runs = runs_of(3, requests(), EVERYTHING - {without}, rate_rps=200.0, seed=1)
+    for run in runs:
+        assert run.facts["prefix_cache"] == {"looked_up_tokens": 12 * 30, "found_tokens": 0}
+        assert (run.workload.arrival_s == runs[0].workload.arrival_s).all()
+        assert not doubted(run, "prefix cache")
+    assert len({run.facts["arguments"]["salt"] for run in runs}) == 3
+
+
+def test_a_server_that_knows_the_prompts_is_doubted():
+    first, again = runs_of(2, requests(), concurrency=2, salt=7)
+    assert not doubted(first, "prefix cache")
+    assert again.facts["prefix_cache"] == {"looked_up_tokens": 12 * 30, "found_tokens": 12 * 24}
+    assert doubted(again, "the server had 288 of 360 prompt tokens (80.0 %) in its prefix cache")
+    assert doubted(again, "send prompts that are new to it (another salt), or start it without")
+
+
+def test_texts_that_begin_alike_are_doubted_and_no_salt_is_proposed():
+    texts = np.array(["a b c d e f g h i j", "a b c d e f g h k l"], object)
+    (run,) = runs_of(1, requests(2, prompt=10, extra={"prompt": texts}), concurrency=1)
+    assert doubted(run, "8 of 20 prompt tokens (40.0 %) in its prefix cache")
+    assert not doubted(run, "salt")
+
+
+def test_a_shared_prefix_that_was_asked_for_is_found_within_its_run_and_no_doubt_of_it():
+    for run in runs_of(2, requests(6, prompt=40), concurrency=1, shared_prefix=0.5):
+        assert (
+            run.facts["prefix_cache"]["found_tokens"] == 5 * 16
+        )  # whole blocks of 20; the first computes them
+        assert not doubted(run, "prefix cache")
+
+
+def test_servers_that_do_not_tell_of_a_prefix_cache_leave_no_fact():
+    (run,) = runs_of(1, requests(2), EVERYTHING - {"metrics"})
+    assert "prefix_cache" not in run.facts
+
+
+def test_counters_are_told_by_what_they_grew_and_not_where_they_began_anew():
+    looked_up, found = LOOKED_UP[0], FOUND[0]
+    before = {looked_up: 100.0, found: 40.0}
+    told = cached_between(before, {looked_up: 300.0, found: 50.0, FOUND[1]: 5.0})
+    assert told == {"looked_up_tokens": 200.0, "found_tokens": 15.0}
+    assert cached_between(before, {looked_up: 20.0, found: 0.0}) is None
+    assert cached_between({}, {"other_total": 3.0}) is None
+    assert cached_between({}, {LOOKED_UP[1]: 80.0}) == {"looked_up_tokens": 80.0, "found_tokens": 0.0}
+
+
+SHARED = {"arguments": {"shared_prefix": 0.25}}
+SCRAPED = {
+    "metrics": {"at_s": [0.0, 1.0, 2.0], LOOKED_UP[0]: [0.0, None, 1000.0], FOUND[0]: [0.0, None, 31.0]}
+}
+COUNTED = {"prefix_cache": {"looked_up_tokens": 1000.0, "found_tokens": 600.0}}
+
+
+class TestCalibrations:
+    """Simulated prompts are computed in full, so that what a cache saved would go into the work's factor."""
+
+    @pytest.mark.parametrize(
+        ("facts", "told"),
+        [
+            (SHARED, "have 25 % of their tokens in common"),
+            (SHARED | COUNTED, r"in common \(shared prefix\) \(the server had 600 of 1,000 prompt tokens"),
+            (COUNTED, r"the server had 600 of 1,000 prompt tokens \(60\.0 %\)"),
+            (SCRAPED, r"the server had 31 of 1,000 prompt tokens \(3\.1 %\)"),
+        ],
+    )
+    def test_refuse_runs_of_shared_prefixes_unless_doubts_are_allowed(self, run, deployment, facts, told):
+        with pytest.raises(InputError, match=f"{told}.*--allow-doubts"):
+            split_of([replace(run, facts=facts)], deployment, 0.3, ())
+        assert split_of([replace(run, facts=facts)], deployment, 0.3, ["doubts"]).fitted
+
+    @pytest.mark.parametrize(
+        "facts",
+        [
+            {"arguments": {"shared_prefix": 0.0, "seed": 1}},
+            {"prefix_cache": {"looked_up_tokens": 0.0, "found_tokens": 0.0}},
+            {"prefix_cache": {"looked_up_tokens": 1000.0, "found_tokens": 30.0}},
+            COUNTED | {"prefix_cache": {"looked_up_tokens": 1000.0, "found_tokens": 0.0}} | SCRAPED,
+            {"metrics": {"at_s": [0.0, 1.0], "vllm:num_requests_running": [1.0, 2.0]}},
+        ],
+    )
+    def test_take_runs_whose_prompts_were_computed(self, run, deployment, facts):
+        assert split_of([replace(run, facts=facts)], deployment, 0.3, ()).fitted
+
+    def test_tell_what_the_run_says_itself_but_once(self):
+        _, again = runs_of(2, requests(), concurrency=2, salt=7)
+        assert prefix_doubts(again) == []
+        assert len(prefix_doubts(replace(again, doubts=()))) == 1

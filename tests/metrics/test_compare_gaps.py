@@ -1,0 +1,133 @@
+"""Times between tokens by request: whose they are, and intervals by drawing requests with theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise.metrics import compare
+from lengthwise.metrics._compare_blocks import Column
+from lengthwise.metrics._compare_bootstrap import Bootstrap
+from lengthwise.metrics._compare_gaps import gaps_of
+from lengthwise.metrics._compare_sides import Run
+from lengthwise.schema.measured import Measured, TokenTimes
+from lengthwise.schema.workload import Workload
+
+
+@pytest.fixture(scope="module")
+def run(toy) -> Measured:
+    records = toy.records(200, seed=3, odd=False)
+    r = records.requests
+    return Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate")
+
+
+def whole(run: Measured) -> Run:
+    return Run(run, slice(0, len(run.workload)))
+
+
+def as_pieces(run: Measured, together: int = 1) -> Measured:
+    """The same run as a client sees it: the time of every token, told in pieces of so many."""
+    gaps, row = gaps_of(whole(run))
+    r = run.records.requests
+    at_s = [
+        r.first_token_s[i] + np.concatenate([[0.0], np.cumsum(gaps[row == i])]) for i in range(len(r.status))
+    ]
+    cut = [times[together - 1 :: together] if len(times) % together == 0 else times for times in at_s]
+    each = [np.full(len(few), len(times) // len(few)) for few, times in zip(cut, at_s, strict=True)]
+    start = np.concatenate([[0], np.cumsum([len(few) for few in cut])])
+    return replace(run, tokens=TokenTimes(start, np.concatenate(cut), np.concatenate(each)))
+
+
+def test_steps_tell_whose_every_gap_is(run) -> None:
+    gaps, row = gaps_of(whole(run))
+    r = run.records.requests
+    assert (np.bincount(row, minlength=200) == r.output_tokens - 1).all()
+    assert np.bincount(row, gaps, 200) == pytest.approx(r.finished_s - r.first_token_s)
+    assert np.sort(gaps) == pytest.approx(np.repeat(run.records.gaps.gap_s, run.records.gaps.count))
+
+
+def test_pieces_tell_the_same_as_steps(run) -> None:
+    gaps, row = gaps_of(whole(run))
+    same, own = gaps_of(whole(as_pieces(run)))
+    assert (own == row).all()
+    assert same == pytest.approx(gaps)
+
+
+def test_a_run_whose_steps_are_of_another_is_not_believed(run) -> None:
+    r = run.records.requests
+    late = replace(r, first_token_s=r.first_token_s * 2, finished_s=r.finished_s * 2)
+    assert gaps_of(whole(replace(run, records=replace(run.records, requests=late)))) is None
+    assert gaps_of(whole(replace(run, records=replace(run.records, steps=None)))) is None
+
+
+def test_an_interval_holds_the_error_and_shrinks_with_pairs(run, toy) -> None:
+    slow = toy.records(200, seed=3, odd=False, max_seqs=4)
+    r = slow.requests
+    other = Measured(slow, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate")
+    found = compare(other, as_pieces(run))
+    for stat in ("mean", "p50", "p90", "p95", "p99"):
+        one = found[f"tbt.{stat}"]
+        assert one.low <= one.error <= one.high
+        assert one.low < one.high or stat != "mean"
+    same = compare(run, as_pieces(run))
+    assert all(abs(one.low) < 1e-6 > abs(one.high) for one in same.errors if one.metric == "tbt")
+
+
+def test_without_whose_gaps_they_are_there_is_an_error_and_no_interval(run) -> None:
+    blind = replace(run, records=replace(run.records, steps=None))
+    one = compare(blind, run)["tbt.p95"]
+    assert one.error == 0
+    assert not one.has_interval
+
+
+def test_a_warm_up_is_left_out_where_gaps_are_known(run) -> None:
+    half_s = float(np.median(run.records.requests.arrival_s))
+    gaps, row = gaps_of(whole(run))
+    late = run.records.requests.arrival_s[row] >= half_s
+    assert compare(run, run, warmup_s=half_s)["tbt.mean"].a == pytest.approx(gaps[late].mean())
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    """Requests of a pace of their own: drawing gaps one by one would be far too sure."""
+    n, each, held = 200, 30, []
+    row = np.repeat(np.arange(n), each)
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        a, b = (
+            by * np.exp(np.repeat(rng.normal(0, 0.5, n), each) + rng.normal(0, 0.1, n * each))
+            for by in (1.1, 1.0)
+        )
+        drawn = Bootstrap(paired=False, draws=200, seed=seed, level=0.9)
+        low, high = drawn.errors(Column(a, row, n), Column(b, row, n), np.array([0.5]))
+        held.append(low[0] <= 0.1 <= high[0])
+    assert 0.78 <= np.mean(held) <= 0.99
+
+
+def in_bursts(run: Measured, every: int) -> Measured:
+    """The run as a starved client reads it: about one gap in ``every`` is a wait, the others next to nothing."""
+    rng, r = np.random.default_rng(5), run.records.requests
+    at_s = []
+    for i, n in enumerate(r.output_tokens):
+        waits = np.where(rng.random(n - 1) < rng.uniform(0, 2 / every), 1.0, 1e-6)
+        spread_s = np.concatenate([[0.0], np.cumsum(waits) / max(waits.sum(), 1.0)])
+        at_s.append(r.first_token_s[i] + spread_s * (r.finished_s[i] - r.first_token_s[i]))
+    start = np.concatenate([[0], np.cumsum([len(one) for one in at_s])])
+    tokens = TokenTimes(start, np.concatenate(at_s), np.ones(start[-1], np.int64))
+    gap_s, count = np.unique(np.concatenate([np.diff(one) for one in at_s]), return_counts=True)
+    gaps = replace(run.records.gaps, gap_s=gap_s, count=count, max_s=float(gap_s[-1]))
+    return replace(run, records=replace(run.records, gaps=gaps), tokens=tokens)
+
+
+def test_no_interval_is_told_of_an_error_over_next_to_nothing(run) -> None:
+    """P90 of gaps lies where a wait becomes none: relative to some draws the error is ten million percent."""
+    found = compare(run, in_bursts(run, 10))
+    one = found["tbt.p90"]
+    assert not one.has_interval, (one.low, one.high)
+    assert not found["tbt.p50"].has_interval
+    assert found["tbt.mean"].has_interval
+    assert found["jct.p90"].has_interval
+    (told,) = [doubt for doubt in found.doubts if "next to nothing" in doubt]
+    assert "TBT p50, TBT p90" in told
+    assert not [doubt for doubt in compare(run, run).doubts if "next to nothing" in doubt]
