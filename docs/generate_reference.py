@@ -15,13 +15,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from _reference_gateway import keys as _gateway_keys
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from lengthwise import policy, scenario
 from lengthwise.cli import _main
 from lengthwise.policy import contracts
-from lengthwise.scenario import _arrivals, _canonical, _lab, _lengths, _predictor, sections
+from lengthwise.scenario import (
+    _arrivals,
+    _canonical,
+    _decode,
+    _lab,
+    _lengths,
+    _predictor,
+    _schedule,
+    sections,
+)
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -30,6 +40,10 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("capacity",),
     ("search",),
     ("lab",),
+    ("schedule",),
+    ("schedule", "run"),
+    ("schedule", "watch"),
+    ("serve",),
     ("explain",),
     ("catalog",),
     ("predict", "train"),
@@ -51,6 +65,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 TABLES = {
     "workload": sections.WorkloadSection,
     "deployment": sections.DeploymentSection,
+    "deployment.decode": _decode.DecodeSection,
     "engine": sections.EngineSection,
     "scheduler": sections.SchedulerSection,
     "predictor": _predictor.PredictorSection,
@@ -58,6 +73,7 @@ TABLES = {
     "run": sections.RunSection,
     "search": sections.SearchSection,
     "lab": _lab.LabSection,
+    "schedule": _schedule.ScheduleSection,
 }
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -66,6 +82,11 @@ _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DO
 def scenario_keys() -> str:
     """A heading, the section's own words and a table of keys for each table of a scenario file."""
     return "\n".join(_section(name, table) for name, table in TABLES.items())
+
+
+def gateway_keys() -> str:
+    """The tables of a gateway's file."""
+    return _gateway_keys(_type, _default)
 
 
 def kinds() -> str:
@@ -124,6 +145,7 @@ def command_line() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "scenario-keys": scenario_keys,
+    "gateway-keys": gateway_keys,
     "kinds": kinds,
     "policy-arguments": policy_arguments,
     "policies": policies,
@@ -152,7 +174,10 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if field.default_factory is not None:
-        made = [getattr(one, "title", str(one)) for one in field.default_factory()]  # type: ignore[call-arg]
+        made = [
+            one if isinstance(one, str) else getattr(one, "title", str(one))
+            for one in field.default_factory()
+        ]  # type: ignore[call-arg]
         return f"`{', '.join(made)}`" if made else ""
     return "" if field.default is None else f"`{str(field.default).lower()}`"
 

@@ -12,9 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lengthwise.engine import deploy, simulate
-    from lengthwise.metrics import Slo, Summary, combine, frame, summarize
-    from lengthwise.report import Result, table, write_html
+    from lengthwise.engine.deploy import deploy
+    from lengthwise.engine.simulate import simulate
+    from lengthwise.metrics import Slo, Summary, frame
+    from lengthwise.metrics.combine import combine
+    from lengthwise.metrics.summarize import summarize
+    from lengthwise.report import Result, write_html
+    from lengthwise.report.table import table
     from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
     from lengthwise.schema.errors import InputError, LengthwiseError
     from lengthwise.schema.records import Records, Status

@@ -31,7 +31,16 @@ f8_1d, i8_1d, i8_2d = types.float64[::1], types.int64[::1], types.int64[:, ::1]
 triple_of_ints = types.UniTuple(types.int64, 3)
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "python", "_nrt": False}
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_COMPILED = ("_jit.py", "schema/*.py", "cost/_lookup.py", "policy/*.py", "engine/*.py", "theory/_batch*.py")
+_COMPILED = (
+    "_jit.py",
+    "schema/*.py",
+    "cost/_lookup.py",
+    "policy/*.py",
+    "engine/*.py",
+    "theory/_batch*.py",
+    "schedule/_[kr]*.py",
+    "schedule/_steady.py",
+)
 DISABLED = bool(numba.config.DISABLE_JIT)
 
 

@@ -181,6 +181,41 @@ def test_only_json_goes_to_standard_output(cli, folder):
     assert "only --json goes to standard output" in ended.err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("compare", "a.parquet", "b.parquet", "--report", "-"),
+        ("lab", "small.toml", "--report", "-"),
+        ("search", "small.toml", "--report", "-"),
+        ("simulate", "small.toml", "--records", "-"),
+        ("bench", "http://127.0.0.1:9", "small.toml", "--records", "-"),
+        ("theory", "queue", "--exponential", "1", "--load", "0.5", "--report", "-"),
+        ("calibrate", "small.toml", "a.parquet", "--out", "cost.npz", "--report", "-"),
+    ],
+)
+def test_no_page_and_no_records_go_to_standard_output(cli, folder, monkeypatch, line):
+    monkeypatch.chdir(folder)
+    ended = cli(*line)
+    assert (ended.code, ended.out) == (2, "")
+    assert "only --json goes to standard output" in ended.err
+    assert not (folder / "-").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["explain", "capacity", "lab", "search", "simulate", "bench", "calibrate"]
+)
+def test_every_command_tells_what_an_override_displaced(cli, folder, command):
+    """And then ends (but for simulate, which first looks whether it can work), as there is no such trace."""
+    line = {
+        "bench": ["http://127.0.0.1:9", folder / "small.toml"],
+        "calibrate": [folder / "small.toml", folder / "none.parquet", "--out", folder / "cost.npz"],
+    }.get(command, [folder / "small.toml"])
+    trace = "good.csv" if command == "simulate" else "none.csv"
+    ended = cli(command, *line, "--set", f"workload.trace={trace}")
+    assert ended.code == (0 if command == "simulate" else 2)
+    assert ended.err.count("--set workload.trace takes the place of workload.prompt and workload.output") == 1
+
+
 @pytest.mark.usefixtures("not_simulated")
 def test_a_report_without_its_extra_is_known_before_the_simulation(cli, folder, monkeypatch):
     monkeypatch.setattr("lengthwise.cli._outputs.find_spec", lambda _: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
 
 from scripted_server import Script, ScriptedServer
 
-from lengthwise import measure, scenario
+from lengthwise import catalog, measure, scenario
+from lengthwise.schema.measured import shape_facts
 
 
 @pytest.fixture
@@ -85,6 +87,20 @@ def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(
     assert (run.workload.arrival_s == same.arrival_s).all()
 
 
+def test_prompts_are_new_each_run_unless_the_salt_of_one_is_given(cli, server, tmp_path):
+    def sent(name, *words):
+        path = tmp_path / f"{name}.parquet"
+        ended = cli("bench", server.url, *LOAD, "--concurrency", 1, *words, "--records", path)
+        assert ended.code == 0, ended.err
+        salt = measure.read_records(path).facts["arguments"]["salt"]
+        return salt, [tuple(one.body["prompt"]) for one in server.log[-30:]]
+
+    salt, first = sent("first")
+    _, second = sent("second")
+    assert not set(first) & set(second)
+    assert sent("third", "--salt", salt) == (salt, first)
+
+
 def test_a_trace_and_a_preset_are_told_apart(cli, server, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,2\n0.1,6,3\n", "utf-8")
@@ -136,8 +152,70 @@ def test_a_run_in_which_nothing_finished_is_an_error_with_its_reason(cli, tmp_pa
             "bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, "--records", tmp_path / "r.parquet"
         )
     assert ended.code == 2
-    assert "http 503" in ended.err
-    assert measure.read_records(tmp_path / "r.parquet").errors["http 503"] >= 10
+    kept = measure.read_records(tmp_path / "r.parquet")
+    failed = kept.errors["http 503"]
+    assert failed >= 10
+    assert re.search(rf"^http 503 +{failed} +as scripted *$", ended.out, re.MULTILINE)
+    assert re.search(rf"cut off, or never due, at the run's end +{30 - failed}", ended.out)
+    assert f'no request finished: http 503: {failed} ("as scripted"). To do: lower the load' in ended.err
+    assert f"kept in {tmp_path / 'r.parquet'}, marked as partial" in ended.err
+    assert any("a partial run" in doubt for doubt in kept.doubts)
+
+
+def test_what_the_server_says_is_shown_once_with_how_often(cli, tmp_path):
+    """Messages that differ in numbers alone are one; a long one by its first 200 characters."""
+    with ScriptedServer(Script(faults={19: "http 400", 22: "http 400", 24: "http 500"})) as server:
+        server.says = lambda number: f"request req-{number} has too many tokens: " + "x" * 300
+        ended = cli(
+            "bench", server.url, *LOAD, "--concurrency", 1, "--warmup", 0, "--json", tmp_path / "r.json"
+        )
+    assert ended.code == 0, ended.err
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("http 400")]
+    count, _, words = line.removeprefix("http 400").strip().partition(" ")
+    assert count == "2"
+    assert words.strip().startswith("request req-19 has too many tokens: xxx")
+    assert len(words.strip()) == 200
+    told = json.loads((tmp_path / "r.json").read_text("utf-8"))["results"][0]["engine"]["Failures"]
+    assert told.startswith('http 400: 2 ("request req-19')
+
+
+def test_records_that_are_there_are_not_replaced_unasked(cli, server, tmp_path):
+    records = tmp_path / "r.parquet"
+    records.write_text("hours of measurement")
+    words = ("bench", server.url, *LOAD, "--concurrency", 4, "--records", records, "--quiet")
+    ended = cli(*words)
+    assert ended.code == 2
+    assert "give --force to replace it" in ended.err
+    assert records.read_text() == "hours of measurement"
+    assert server.log == []
+    assert cli(*words, "--force").code == 0
+    assert len(measure.read_records(records).workload) == 30
+
+
+def test_records_keep_the_deployment_that_the_scenario_describes(cli, server, scenario_file, tmp_path):
+    fast = ("--set", "workload.request_rate=100", "--set", "deployment.tp=2", "--quiet")
+    ended = cli("bench", server.url, scenario_file, *fast, "--records", tmp_path / "r.parquet")
+    assert ended.code == 0, ended.err
+    kept = measure.read_records(tmp_path / "r.parquet").facts
+    assert kept["model"] == "toy"
+    told = kept["deployment"]
+    assert (told["model"], told["tp"], told["replicas"], told["max_num_seqs"]) == ("llama-3-8b", 2, 1, 256)
+    assert told["model_shape"] == shape_facts(catalog.model("llama-3-8b"))
+    assert told["gpu"] == catalog.gpu("H100").name
+    assert "policy" not in told  # variants differ in it
+    one = ("--variant", "Two, too", "--records", tmp_path / "two.parquet")
+    assert cli("bench", server.url, scenario_file, *fast, *one).code == 0
+    assert measure.read_records(tmp_path / "two.parquet").facts["deployment"]["policy"] == "orca"
+
+
+def test_a_model_that_nobody_knows_is_told_and_the_run_goes_on(cli, server, scenario_file, tmp_path):
+    ended = cli(
+        "bench", server.url, scenario_file, "--set", "workload.request_rate=100", "--set",
+        "deployment.model=nobodys", "--records", tmp_path / "r.parquet",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "records will not hold the scenario's deployment" in ended.err
+    assert "deployment" not in measure.read_records(tmp_path / "r.parquet").facts
 
 
 def test_the_key_goes_to_the_server_and_into_no_file(cli, server, tmp_path, monkeypatch):
@@ -160,3 +238,20 @@ def test_ctrl_c_writes_what_there_is_and_ends_in_130(server, tmp_path):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert any("an interruption" in doubt for doubt in measure.read_records(records).doubts)
+
+
+def test_a_measured_run_and_its_simulation_are_of_one_model_and_the_clients_seconds_are_told(
+    cli, server, scenario_file, tmp_path
+):
+    """The server calls the model "toy"; the scenario says what it is."""
+    one = ("--set", "variants=null", "--set", "workload.request_rate=100")
+    ran, simulated = tmp_path / "run.parquet", tmp_path / "simulated.parquet"
+    assert cli("bench", server.url, scenario_file, *one, "--records", ran, "--quiet").code == 0
+    assert cli("simulate", scenario_file, *one, "--records", simulated, "--quiet").code == 0
+    ended = cli("compare", simulated, ran, "--json", "-")
+    told = json.loads(ended.out)
+    assert not [doubt for doubt in told["doubts"] if "model" in doubt or "deployments" in doubt]
+    assert (told["a"]["name"], told["b"]["name"]) == ("simulated.parquet", "run.parquet")
+    assert told["a"]["client"] is None
+    assert 0 <= told["b"]["client"]["p50_s"] <= told["b"]["client"]["max_s"]
+    assert told["errors"]["tbt.p95"]["low"] is not None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from lengthwise import cost, engine, measure, scenario
+from lengthwise import catalog, cost, engine, measure, scenario
 from lengthwise.measure.calibrate._parameters import apply
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.measured import Measured, shape_facts
 
 SCENARIO = """
 [workload]
@@ -53,10 +55,59 @@ def test_tables_are_written_that_simulate_takes(cli, files, tmp_path):
         assert words in page.read_text("utf-8")
     assert f"--cost tables:{out}" in ended.err
     found = json.loads(numbers.read_text("utf-8"))
+    assert (found["format"], found["version"]) == ("lengthwise.calibration", 1)
     (work,) = [p for p in found["parameters"] if p["name"] == "work"]
     assert work["low"] <= 1.3 <= work["high"]
     assert cost.load(out).source == found["tables"]["source"]
     assert cli("simulate", path, "--cost", f"tables:{out}", "--quiet") == (0, "", "")
+
+
+def test_counters_that_cannot_be_fitted_are_told_unless_nobody_asks(cli, files, tmp_path):
+    path, run, out = files
+    kept = measure.read_records(run)
+    records = kept.records
+    at_s = np.arange(0.0, records.end_s, 1.0)
+    told = replace(
+        kept, facts={"metrics": {"at_s": at_s.tolist(), "vllm:num_requests_running": [1] * len(at_s)}}
+    )
+    measure.write_records(told, tmp_path / "scraped.parquet")
+    words = ("calibrate", path, tmp_path / "scraped.parquet", "--out", out, "--fit", "work")
+    unread = "were not fitted: they lack vllm:iteration_tokens_total_count"
+    assert unread in " ".join(cli(*words).out.split())
+    assert "counters" not in cli(*words, "--scrape", "no").out
+
+
+def test_a_page_shows_what_changed_without_fetching_anything(cli, files, tmp_path):
+    path, run, out = files
+    page = tmp_path / "page.html"
+    ended = cli("calibrate", path, run, "--out", out, "--fit", "work", "--report", page)
+    assert ended.code == 0, ended.err
+    text = page.read_text("utf-8")
+    for words in ("default-src 'none'", "held out", "projections", "beyond that the tables extrapolate"):
+        assert words in text
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
+    assert [figure["id"].split("-")[-1] for figure in figures] == ["ttft", "tpot", "jct"]
+    measured, before, after = (np.array(line) for line in figures[1]["curves"])
+    assert np.abs(after / measured - 1).mean() < np.abs(before / measured - 1).mean() / 3
+
+
+def test_one_variant_of_several_is_calibrated_by_name(cli, files):
+    path, run, out = files
+    path.write_text(
+        SCENARIO + '[[variants]]\nname = "small"\n[variants.engine]\nmax_model_len = 512\n'
+        '[[variants]]\nname = "as it ran"\n',
+        "utf-8",
+    )
+    words = ("calibrate", path, run, "--out", out, "--fit", "work")
+    for more, told in (
+        ((), "small, as it ran). Name the one"),
+        (("--variant", "large"), "has no variant 'large'"),
+        (("--variant", "small"), "max_model_len"),
+    ):
+        ended = cli(*words, *more)
+        assert (ended.code, out.exists()) == (2, False)
+        assert told in ended.err
+    assert cli(*words, "--variant", "as it ran", "--quiet").code == 0
 
 
 @pytest.mark.parametrize(
@@ -65,6 +116,7 @@ def test_tables_are_written_that_simulate_takes(cli, files, tmp_path):
         (["--fit", "wrok"], "work"),
         (["--set", "engine.max_model_len=512"], "max_model_len"),
         (["--iterations", "none.log"], "log to read"),
+        (["--scrape", "yes"], "scrape must be one of auto, no"),
         (["--holdout", "none.parquet"], "none.parquet"),
     ],
 )
@@ -103,7 +155,10 @@ def test_tables_that_are_worse_than_those_given_are_not_written_unasked(cli, fil
     assert ended.code == 2
     assert "--force" in ended.err
     assert ended.out.startswith("WORSE than the tables given: TTFT")
+    assert "WORSE" not in ended.err
+    assert "(see above)" in ended.err
     assert not out.exists()
+    assert "WORSE than the tables given: TTFT" in cli(*words, "--quiet").err
     forced = cli(*words, "--force")
     assert forced.code == 0
     assert forced.out.startswith("WORSE than the tables given: TTFT")
@@ -116,3 +171,36 @@ def test_a_run_is_not_held_out_from_itself(cli, files):
     assert ended.code == 2
     assert "given once" in ended.err
     assert not out.exists()
+
+
+def test_doubtful_runs_are_told_all_at_once_and_by_their_files(cli, files, tmp_path):
+    path, run, out = files
+    good = measure.read_records(run)
+    late, cut = tmp_path / "late.parquet", tmp_path / "cut.parquet"
+    measure.write_records(replace(good, doubts=("the client was late",)), late)
+    other = measure.read_records(tmp_path / "as_given.parquet")
+    measure.write_records(replace(other, errors={"http 503": 7}), cut)
+    ended = cli("calibrate", path, run, late, "--holdout", cut, "--out", out)
+    assert ended.code == 2
+    assert "of 2 of 3 doubts are told" in ended.err
+    assert "\n  late.parquet: the client was late" in ended.err
+    assert "\n  cut.parquet: 7 requests failed of http 503" in ended.err
+
+
+def test_runs_of_a_deployment_are_known_by_its_shape_whatever_the_server_calls_the_model(
+    cli, files, tmp_path
+):
+    path, run, out = files
+    good, own = measure.read_records(run), shape_facts(catalog.model("llama-3-8b"))
+    renamed, other = tmp_path / "renamed.parquet", tmp_path / "other.parquet"
+    behind = {"model": "whatever", "model_shape": own, "gpu": "H100", "tp": 1}
+    measure.write_records(replace(good, facts={"model": "gpt2", "deployment": behind}), renamed)
+    changed = behind | {"model_shape": own | {"layers": 16}}
+    measure.write_records(replace(good, facts={"model": "model", "deployment": changed}), other)
+    ended = cli("calibrate", path, other, "--out", out)
+    assert ended.code == 2
+    assert "it is of the model whatever, and the deployment's is llama-3-8b: layers 16 for 32" in ended.err
+    twice = cli("calibrate", path, renamed, "--holdout", renamed, "--out", out)
+    assert (
+        "given once; renamed.parquet 1 and renamed.parquet 2 are the same" in twice.err
+    )  # and no doubt of the model

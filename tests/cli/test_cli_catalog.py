@@ -75,7 +75,7 @@ def test_no_marks_of_code_in_what_policies_do(cli):
 @pytest.fixture
 def narrow(monkeypatch):
     """A terminal of 80 columns."""
-    monkeypatch.setattr(_show, "console", lambda: Console(width=80, highlight=False))
+    monkeypatch.setattr(_show, "console", lambda _piped=None: Console(width=80, highlight=False))
 
 
 @pytest.mark.usefixtures("narrow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -70,13 +71,13 @@ def test_an_error_above_its_bound_ends_with_one(cli, records) -> None:
 
 
 def test_an_error_that_may_be_within_its_bound_by_chance_does_not_fail(cli, records) -> None:
-    told = json.loads(cli("compare", *records, "--json", "-").out)["errors"]["jct.p99"]
+    told = json.loads(cli("compare", *records, "--json", "-").out)["errors"]["tpot.mean"]
     low, high = told["low"], told["high"]
     near, far = sorted(map(abs, (low, high)))
     assert near < abs(told["error"]) < far
     between = (near + abs(told["error"])) / 2
-    assert cli("compare", *records, "--fail-above", f"jct.p99={between}").code == 0
-    assert cli("compare", *records, "--fail-above", f"jct.p99={0.99 * near}").code == 1
+    assert cli("compare", *records, "--fail-above", f"tpot.mean={between}").code == 0
+    assert cli("compare", *records, "--fail-above", f"tpot.mean={0.99 * near}").code == 1
 
 
 def test_an_error_without_an_interval_counts_as_it_stands(cli, records) -> None:
@@ -86,6 +87,15 @@ def test_an_error_without_an_interval_counts_as_it_stands(cli, records) -> None:
     few = ("compare", *records, "--warmup", 5.5, "--quiet", "--fail-above")
     assert cli(*few, f"jct.p50={1.01 * bound}").code == 0
     assert cli(*few, f"jct.p50={0.99 * bound}").code == 1
+
+
+def test_runs_are_called_by_their_files_and_the_time_between_tokens_has_intervals(cli, records) -> None:
+    told = json.loads(cli("compare", *records, "--json", "-").out)
+    assert (told["a"]["name"], told["b"]["name"]) == ("r-one.parquet", "r-two.parquet")
+    assert "Their deployments differ: max_num_seqs 256 and 2." in told["doubts"]
+    for stat in ("mean", "p95"):
+        tbt = told["errors"][f"tbt.{stat}"]
+        assert tbt["low"] <= tbt["error"] <= tbt["high"]
 
 
 def test_pairs_and_warm_up_are_options(cli, records) -> None:
@@ -124,3 +134,26 @@ def test_files_that_are_no_records_are_told(cli, records, tmp_path) -> None:
     over = cli("compare", *records, "--json", records[1])
     assert over.code == 2
     assert "choose another name" in over.err
+
+
+def test_results_of_other_programs_are_read_as_they_are(cli, records, tmp_path) -> None:
+    n = 60
+    body = {
+        "backend": "vllm", "model_id": "m", "num_prompts": n, "request_rate": 10.0, "max_concurrency": None,
+        "duration": 10.0, "completed": n, "total_input_tokens": 50 * n,
+        "request_throughput": 6.0, "input_lens": [50] * n, "output_lens": [3] * n,
+        "ttfts": [0.1 + 0.001 * i for i in range(n)], "itls": [[0.02, 0.02]] * n,
+        "start_times": [0.1 * i for i in range(n)], "errors": [""] * n, "generated_texts": [""] * n,
+    }  # fmt: skip
+    plain, packed = tmp_path / "vllm.json", tmp_path / "vllm.json.gz"
+    plain.write_text(json.dumps(body))
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    for file in (plain, packed):
+        ended = cli("compare", records[0], file, "--json", "-")
+        assert ended.code == 0
+        assert "when they were sent" in " ".join(json.loads(ended.out)["doubts"])
+    plain.write_text('{"foreign": 1}')
+    ended = cli("compare", records[0], plain)
+    assert ended.code == 2
+    assert "must be of a known format" in ended.err
+    assert "cut off, damaged" not in ended.err

@@ -85,6 +85,19 @@ def test_show_prints_sizes_times_and_gaps(cli, old):
     assert "note: made by hand" in ended.out
 
 
+def test_show_fits_a_hundred_columns_however_much_there_is_to_say(cli, folder, tmp_path):
+    """Sizes and gaps are broken between words; names and times stay whole."""
+    out = tmp_path / "long.parquet"
+    cli("profile", "import", "llmservingsim", folder, "--out", out)
+    profile = read_profile(out)
+    long = replace(profile.facts, notes=("a long word " * 30,), name="name " * 30)
+    write_profile(replace(profile, facts=long), out)
+    ended = cli("profile", "show", out)
+    assert ended.code == 0
+    assert 60 < max(map(len, ended.out.splitlines())) <= 100
+    assert "101 us to 164 us" in ended.out
+
+
 def test_show_writes_a_page_and_json(cli, old, tmp_path):
     ended = cli("profile", "show", old, "--report", tmp_path / "p.html", "--json", "-")
     assert ended.code == 0

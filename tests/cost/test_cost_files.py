@@ -8,7 +8,7 @@ import pytest
 from lengthwise import catalog
 from lengthwise.cost import from_tables, load, roofline, save
 from lengthwise.cost._vidur_rule import ONCE_A_LAYER
-from lengthwise.schema.cost_tables import MERGED, AttentionRule
+from lengthwise.schema.cost_tables import MERGED, AttentionRule, Front, PartError
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import OutputError, ProfileError
 
@@ -112,6 +112,32 @@ def test_a_later_version_is_refused(tables, tmp_path, monkeypatch):
         load(tmp_path / "new.npz")
 
 
+def test_a_front_is_kept_and_a_file_without_one_has_none(tables, tmp_path):
+    save(tables, tmp_path / "old.npz")
+    assert "front" not in np.load(tmp_path / "old.npz").files
+    assert load(tmp_path / "old.npz").front == Front(0.0, 0.0)
+    save(replace(tables, front=Front(0.0236, 0.0028)), tmp_path / "new.npz")
+    assert load(tmp_path / "new.npz").front == Front(0.0236, 0.0028)
+    arrays = dict(np.load(tmp_path / "new.npz")) | {"front": np.zeros(3)}
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ProfileError, match="reach and front as they were saved"):
+        load(tmp_path / "bad.npz")
+
+
+def test_an_error_that_leans_to_the_slow_side_is_kept_and_a_file_without_one_is_as_before(tables, tmp_path):
+    even = (PartError("host", 0.5), PartError("step", 0.1))
+    save(replace(tables, errors=even), tmp_path / "even.npz")
+    assert "error_slow_log_sd" not in np.load(tmp_path / "even.npz").files
+    assert load(tmp_path / "even.npz").errors == even
+    leaning = (*even, PartError("front", 0.7, 1.6))
+    save(replace(tables, errors=leaning), tmp_path / "leaning.npz")
+    assert load(tmp_path / "leaning.npz").errors == leaning
+    arrays = dict(np.load(tmp_path / "leaning.npz")) | {"error_slow_log_sd": np.zeros(2)}
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ProfileError, match="as they were saved"):
+        load(tmp_path / "bad.npz")
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1e-9])
 @pytest.mark.parametrize("name", ["layer_s", "decode_s"])
 def test_bad_seconds_are_refused_and_nothing_is_written(tables, tmp_path, name, bad):
@@ -130,6 +156,8 @@ def test_bad_seconds_are_refused_and_nothing_is_written(tables, tmp_path, name, 
         ({"head_s": np.zeros(1), "host_s": np.zeros(1)}, "head_s must have 1 axes of 2 entries"),
         ({"stage_layers": np.array([0])}, "a layer or more a stage"),
         ({"rule": AttentionRule(7)}, "the attention rule must be one of ours"),
+        ({"front": Front(queue_s=-1e-3)}, "front must be finite seconds from 0"),
+        ({"front": Front(request_s=np.nan)}, "front must be finite seconds from 0"),
     ],
 )
 def test_tables_of_a_wrong_shape_are_refused(tables, tmp_path, change, message):

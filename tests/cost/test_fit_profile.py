@@ -22,11 +22,12 @@ from lengthwise import catalog
 from lengthwise.cost import load, roofline, save
 from lengthwise.cost._npz import read_npz, write_npz
 from lengthwise.cost.estimators import fit_profile, profile_tables
-from lengthwise.cost.profiles import import_llmservingsim, write_profile
+from lengthwise.cost.profiles import import_llmservingsim, read_profile, write_profile
 from lengthwise.engine import deploy, simulate
-from lengthwise.schema.cost_tables import PartError, Reach, grid_axis
+from lengthwise.schema.cost_tables import NOT_MEASURED, PartError, Reach, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
+from lengthwise.schema.profile import MADE_UP
 from lengthwise.schema.units import DTYPE_BYTES
 from lengthwise.schema.workload import Workload
 
@@ -256,3 +257,26 @@ def test_kernels_of_vllm_on_a_real_gpu_are_told_within_two_percent(shared):
     assert max(errors.values()) < 0.02
     assert all(error.log_sd < 0.1 for error in tables.errors if error.part in ("layer", "prefill", "decode"))
     assert 1.2 < np.median(tables.beside_prompts[20:, 100:]) < 2.5
+
+
+def test_made_up_rows_tell_no_error_and_are_named_wherever_the_tables_go(tmp_path, measured, one):
+    """Errors of made-up points against each other would say that nobody can be more exact."""
+    names = ["prefill attention", "decode attention"]
+    invented = replace(
+        measured, facts=replace(measured.facts, machine={MADE_UP: {name: [1] for name in names}})
+    )
+    write_profile(invented, tmp_path / "p.parquet")
+    tables, report = fitted(read_profile(tmp_path / "p.parquet"))
+    assert not {fit.operator for fit in tables.fit} & set(names)
+    assert not {fit.operator for fit in report.compared} & set(names)
+    assert any(NOT_MEASURED in note and "decode attention at TP 1" in note for note in report.notes)
+    assert NOT_MEASURED in tables.source
+    assert not any("too few points" in note for note in report.notes)
+    widened, known = ({e.part: e.log_sd for e in of.errors} for of in (tables, one[0]))
+    plain = {e.part: e.log_sd for e in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).errors}
+    for part in ("prefill", "decode"):
+        assert widened[part] >= plain[part] > known[part]
+    assert widened["layer"] == known["layer"]
+    save(tables, tmp_path / "t.npz")
+    assert NOT_MEASURED in load(tmp_path / "t.npz").source
+    assert NOT_MEASURED not in fitted(invented, tp=2)[0].source

@@ -63,6 +63,43 @@ def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several
     assert "rows of triton taken" in made.cost.source
 
 
+def attention(prefill, decode, mlp=""):
+    """A profile whose attention was measured with these backends."""
+    rows = profile(operators=("mlp up", "prefill attention", "decode attention"))
+    names = {"mlp up": mlp, "prefill attention": prefill, "decode attention": decode}
+    return replace(
+        rows, columns={**rows.columns, "backend": np.array([names[o] for o in rows["operator"].tolist()])}
+    )
+
+
+def test_attention_of_another_backend_than_the_deployments_is_refused():
+    with pytest.raises(
+        ProfileError, match="of the attention backend FA3; it has decode attention with FLASHINFER alone"
+    ):
+        rows_for(attention("vllm_fa3", "FLASHINFER"), target(), "FA3")
+    with pytest.raises(ProfileError, match="no rows of the backend fa3; its backends are: FLASHINFER"):
+        rows_for(attention("FLASHINFER", "FLASHINFER"), target(), "fa3")
+    rows_for(attention("vllm_fa3", "vllm_fa3 graph"), target(), "FA3")
+
+
+def test_windows_that_the_deployment_has_not_need_not_be_of_its_backend():
+    window = {"operator": "decode window attention", "tp": 1, "backend": "FLASHINFER", "seconds": 1e-5}
+    rows = profile(
+        operators=("mlp up",), more=(window, window | {"operator": "decode attention", "backend": "FA3"})
+    )
+    assert not rows_for(rows, target(), "FA3").notes
+
+
+@pytest.mark.parametrize(
+    ("asked", "end"),
+    [("", ": right if the deployment's is the same"), ("cutlass", ", not with cutlass")],
+)
+def test_whose_attention_was_measured_is_told_where_the_deployment_does_not_say_its_own(asked, end):
+    found = rows_for(attention("FA3", "FLASHINFER", mlp="cutlass"), target(), asked)
+    assert found.notes == (f"measured prefill attention with FA3; decode attention with FLASHINFER{end}",)
+    assert rows_for(attention("", ""), target()).notes == ()
+
+
 @pytest.mark.parametrize(
     ("device", "gpu"),
     [

@@ -187,12 +187,27 @@ def test_what_cannot_be_compared_is_refused():
         check_profiles(replace(old, facts=replace(FACTS, model="llama-3-70b")), old)
     with pytest.raises(ProfileError, match="of one dtype; they are of float16 and bfloat16"):
         check_profiles(shard(dtype=["float16"] * len(TOKENS)), old)
+    with pytest.raises(ProfileError, match="share a TP degree; one has TP 2, the other TP 1"):
+        check_profiles(shard(tp=[2] * len(TOKENS)), old)
     with pytest.raises(ProfileError, match="of one kind"):
         check_profiles(shard("gemm", tp=[0] * len(TOKENS)), old)
     with pytest.raises(ProfileError, match="share points"):
         check_profiles(shard("rope"), old)
     with pytest.raises(InputError, match="above 0"):
         check_profiles(old, old, tolerance=0)
+
+
+def test_attention_of_another_backend_is_refused_unless_a_name_is_part_of_the_other():
+    def by(backend):
+        rows = attention("decode", np.array([1, 2, 4]), np.array([64, 128]))
+        return replace(rows, columns=rows.columns | {"backend": np.full(len(rows), backend)})
+
+    with pytest.raises(
+        ProfileError, match="decode attention is of FLASHINFER in one, of FLASH_ATTN in the other"
+    ):
+        check_profiles(by("FLASHINFER"), by("FLASH_ATTN"))
+    for now, then in (("FLASH_ATTN_FA3", "FLASH_ATTN"), ("", "FLASH_ATTN"), ("FLASH_ATTN", "FLASH_ATTN")):
+        assert check_profiles(by(now), by(then)).rows
 
 
 def test_another_device_is_noted():

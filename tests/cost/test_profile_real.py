@@ -28,7 +28,7 @@ def absurd(profile):
 
 def test_vidur_s_rows(shared):
     folder = shared("data/profiles/vidur")
-    profile = import_vidur(folder, catalog.model("llama-2-70b"), "a100")
+    profile = import_vidur(folder, catalog.model("llama-2-70b"), "a100", keep_surrogates=True)
     home = folder / "compute/a100/meta-llama/Llama-2-70b-hf"
     raw = pl.read_csv(home / "mlp.csv.gz").filter(pl.col("num_tensor_parallel_workers") == 4)
     own = profile.of("mlp up", 4)
@@ -41,6 +41,11 @@ def test_vidur_s_rows(shared):
         assert profile.of("decode attention", tp)["kv_tokens"].sum() == kv
     assert profile.tensor_parallel == (1, 2, 4, 8)
     assert absurd(profile) == []
+    assert profile.made_up("decode attention") == (4,)
+    measured = import_vidur(folder, catalog.model("llama-2-70b"), "a100")
+    assert measured.of("decode attention").tensor_parallel == (2,)
+    assert len(measured.of("mlp up")) == len(profile.of("mlp up"))
+    assert any("marked SURROGATE" in note and "left out" in note for note in measured.facts.notes)
 
 
 @pytest.mark.parametrize(

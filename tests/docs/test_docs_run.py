@@ -29,6 +29,7 @@ SMALL_SEARCH = tuple(
     for setting in ("precision=0.3", "seeds=2", "sensitivity=false", "top=1")
     for word in ("--set", f"search.{setting}")
 )
+SMALL_SCHEDULE = ("--set", "run.model_draws=0")
 SMALL_LAB = ("--set", "workload.num_requests=40", "--seeds", "2")
 SMALL_EXAMPLE = ("--requests", "40", "--batches", "16", "--workloads", "bwb-4k")
 
@@ -110,7 +111,13 @@ def declared_extras():
 
 def small(arguments):
     """The same command over few requests."""
-    more = {"simulate": SMALL, "capacity": SMALL_SEARCH, "search": SMALL_SEARCH, "lab": SMALL_LAB}
+    more = {
+        "simulate": SMALL,
+        "capacity": SMALL_SEARCH,
+        "search": SMALL_SEARCH,
+        "lab": SMALL_LAB,
+        "schedule": SMALL_SCHEDULE,
+    }
     return [*arguments, *more.get(arguments[0], ())]
 
 
@@ -125,10 +132,17 @@ def test_make_targets_in_prose_exist(document):
         assert target in makefile_targets(), target
 
 
-@pytest.mark.parametrize("path", sorted(p for p in (ROOT / "examples").iterdir() if p.suffix in {".toml", ".yaml"}),
+@pytest.mark.parametrize("path", sorted(p for p in (ROOT / "examples").iterdir()
+                                        if p.suffix in {".toml", ".yaml"} and not p.name.startswith("gateway")),
                          ids=lambda p: p.name)  # fmt: skip
 def test_examples_are_scenarios_that_build(path):
     assert scenario.build(scenario.load(path))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("gateway*")), ids=lambda p: p.name)
+def test_examples_of_gateways_can_be_started(path, monkeypatch):
+    monkeypatch.setenv("ENGINE_API_KEY", "any")
+    assert main(["serve", str(path), "--check"]) == 0
 
 
 def test_the_table_of_the_readme_is_what_is_simulated(capsys):

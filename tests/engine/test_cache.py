@@ -137,8 +137,8 @@ def test_a_helper_edited_in_another_file_is_compiled_anew(copy, tmp_path):
     laws = str(Path(__file__).parents[1] / "laws")
     where = {"package": copy, "LENGTHWISE_CACHE_DIR": str(tmp_path / "cache")}
     assert run(ONE_RUN, laws, **where) == [str(3 * (9 + 7 - 1))]
-    launch = copy / "engine" / "_launch.py"
-    text = launch.read_text()
+    flow = copy / "engine" / "_flow.py"
+    text = flow.read_text()
     assert "rep.tokens += tokens\n" in text
-    launch.write_text(text.replace("rep.tokens += tokens\n", "rep.tokens += 2 * tokens\n"))
+    flow.write_text(text.replace("rep.tokens += tokens\n", "rep.tokens += 2 * tokens\n"))
     assert run(ONE_RUN, laws, **where) == [str(2 * 3 * (9 + 7 - 1))]

@@ -10,7 +10,7 @@ from worlds import cost_tables
 
 from lengthwise import catalog, cost, policy
 from lengthwise.engine import deploy, simulate
-from lengthwise.schema.cost_tables import PartError
+from lengthwise.schema.cost_tables import Front, PartError
 from lengthwise.schema.deployment import EngineLimits, Scheduler
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError
 from lengthwise.schema.workload import Workload
@@ -113,9 +113,30 @@ def test_a_host_by_name_is_that_of_the_engine(name):
     seqs = np.arange(len(own.host_s))
     assert np.allclose(tables.host_s, given.step_s + given.sequence_s * seqs, rtol=1e-15)
     assert name in tables.source
+    assert tables.front == Front(given.request_s, given.queue_s) != own.front == Front()
     for part in ("layer_s", "comm_s", "first_s", "head_s", "prefill_s", "decode_s"):
         assert np.array_equal(getattr(tables, part), getattr(own, part))
-    assert tables.errors == own.errors
+    assert tables.errors == (*own.errors, PartError("front", 0.7, 1.6))
+
+
+def test_requests_of_a_model_with_experts_wait_longer_before_a_named_engine():
+    dense, experts = (deploy(model, GPU, tp=2, host="vllm").cost.front for model in (MODEL, "mixtral-8x7b"))
+    assert experts.request_s > dense.request_s > 0
+    assert (
+        experts.queue_s == dense.queue_s > 0
+    )  # a longer queue would hold any deployment to few requests a second
+    given = cost.HostOverhead(request_s=0.01, queue_s=0.001)
+    assert deploy("mixtral-8x7b", GPU, tp=2, host=given).cost.front == Front(0.01, 0.001)
+
+
+def test_a_front_moves_the_first_token_and_no_other():
+    requests = Workload(np.zeros(4), np.full(4, 100), np.full(4, 20))
+    bare, late = (
+        simulate(requests, deploy(MODEL, GPU, host=cost.HostOverhead(request_s=s))).requests
+        for s in (0.0, 0.5)
+    )
+    assert np.allclose(late.first_token_s - bare.first_token_s, 0.5)
+    assert np.allclose(late.finished_s - late.first_token_s, bare.finished_s - bare.first_token_s)
 
 
 def test_the_default_host_leaves_every_source_as_it_is():
@@ -140,14 +161,15 @@ def test_a_host_of_measured_tables_brings_its_own_doubt():
     known = dataclasses.replace(
         cost_tables([16, 16]), errors=(PartError("host", 0.01), PartError("layer", 0.02))
     )
-    errors = {e.part: e.log_sd for e in deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.errors}
-    assert errors == {"host": 0.5, "layer": 0.02}
+    errors = deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.errors
+    assert errors == (PartError("host", 0.5), PartError("layer", 0.02), PartError("front", 0.7, 1.6))
 
 
-@pytest.mark.parametrize("step_s", [-1e-6, float("nan"), float("inf")])
-def test_a_host_takes_finite_seconds(step_s):
-    with pytest.raises(InputError, match="finite seconds from 0"):
-        deploy(MODEL, GPU, host=cost.HostOverhead(step_s))
+@pytest.mark.parametrize("name", ["step_s", "sequence_s", "request_s", "queue_s"])
+@pytest.mark.parametrize("seconds", [-1e-6, float("nan"), float("inf")])
+def test_a_host_takes_finite_seconds(name, seconds):
+    with pytest.raises(InputError, match=f"finite seconds from 0.*{name} {seconds!r}"):
+        deploy(MODEL, GPU, host=cost.HostOverhead(**{name: seconds}))
 
 
 def test_a_calibrated_host_is_not_replaced_in_silence(tmp_path):

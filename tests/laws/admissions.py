@@ -107,8 +107,8 @@ class Doorkeeper(Reference):
         self.admitted.append(Admitted(self.now_s, q.index, rep.line, since_s, passed))
         super()._place(rep, step, q, chunk)
 
-    def _enqueue(self, line: Any, q: Any, now: float, *, gathered: bool = False) -> None:
-        super()._enqueue(line, q, now, gathered=gathered)
+    def _enqueue(self, line: Any, q: Any, now: float, *, entered: bool = False) -> None:
+        super()._enqueue(line, q, now, entered=entered)
         self.joined[q.index] = (len(self.admitted), self._overdue_s(q))
 
     def _give_way(self, rep: Any, step: Any) -> None:

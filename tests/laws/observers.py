@@ -10,10 +10,9 @@ import numpy as np
 from hypothesis import HealthCheck, reject, settings
 
 from lengthwise.engine import simulate
-from lengthwise.engine._compiled import _compiled
-from lengthwise.engine._kernel import run as plain_kernel
+from lengthwise.engine._compiled import arguments_of, kernel_of
 from lengthwise.engine._prepare import prepare
-from lengthwise.engine._state import State, new_state
+from lengthwise.engine._state import State
 from lengthwise.engine.reference import Reference
 from lengthwise.policy import resolve
 from lengthwise.schema.deployment import Deployment
@@ -68,15 +67,22 @@ def never_fits(workload: Workload, deployment: Deployment) -> Any:
     return hopeless
 
 
+def entries(deployment: Deployment, records: Records) -> Any:
+    """When each request that was sent has passed the front, told one after the other."""
+    front, free_s, out = deployment.cost.front, 0.0, []
+    for arrival_s in records.requests.arrival_s.tolist():
+        free_s = max(arrival_s, free_s) + front.queue_s
+        out.append(free_s + front.request_s)
+    return np.array(out)
+
+
 def last_state(workload: Workload, deployment: Deployment) -> State:
     """The compiled kernel's own state when everything is over."""
     setup = prepare(workload, deployment, seed=0, limit_s=math.inf, compiled=True)
-    state = new_state(setup, 0)
-    from lengthwise import _jit
-
-    kernel = plain_kernel if _jit.DISABLED else _compiled(_jit.type_of(state))
-    if kernel(state, *setup.functions) != 0:
+    arguments = arguments_of(setup, 0)
+    if kernel_of(arguments)(*arguments) != 0:
         reject()
+    state: State = arguments[0]
     return state
 
 
@@ -89,13 +95,18 @@ class Watched(Reference):
         return now
 
     def _launch(self, rep: Any, step: Any) -> None:
-        s = self.s
+        s = rep.s
         stepping = [*step.decodes, *(q for q, _ in step.prompts)]
-        held = [*rep.resident, *stepping]
+        held = [*rep.resident, *stepping, *step.resting]
         assert rep.free >= 0
-        assert sum(q.blocks for q in held) + rep.free == s.total_blocks
+        leaving = [q for to in self.decoding for q in (*to.queue, *to.coming) if q.held and q.home is rep]
+        assert sum(q.blocks for q in held) + sum(q.held for q in leaving) + rep.free == s.total_blocks
         assert all(q.blocks == 0 for q in rep.queue)
+        assert not (self.decoding and step.decodes and rep in self.here)
+        assert not (step.prompts and rep in self.decoding)
         assert len({id(q) for q in held}) == len(held) <= s.max_num_seqs
+        assert all(q.decoding for q in step.resting)
+        assert not (step.resting and step.decodes)
         for q in step.decodes:
             assert q.decoding
             assert q.blocks >= s.blocks_for(q.context)

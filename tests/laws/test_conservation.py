@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from observers import INFINITY, LAW, last_state, longest_output, never_fits, restarts_as_decode, run, watch
+from observers import (
+    INFINITY,
+    LAW,
+    entries,
+    last_state,
+    longest_output,
+    never_fits,
+    restarts_as_decode,
+    run,
+    watch,
+)
 from worlds import deployments, workloads
 
 from lengthwise.schema.records import Status
@@ -21,7 +31,7 @@ def test_every_request_ends_in_exactly_one_bucket(workload, deployment, time_lim
     bucket = {status: r.status == status for status in Status}
     assert sum(mask.sum() for mask in bucket.values()) == len(workload)
     hopeless = never_fits(workload, deployment)
-    seen = r.arrival_s <= time_limit_s
+    seen = entries(deployment, records) <= time_limit_s
     if workload.concurrency is None:
         np.testing.assert_array_equal(bucket[Status.REJECTED], hopeless & seen)
     assert not (bucket[Status.REJECTED] & ~hopeless).any()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from observers import LAW, run
 from worlds import FAMILIES, deployments, workloads
 
+from lengthwise.schema.cost_tables import CostTables, Front
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.workload import Workload
 
@@ -34,15 +35,20 @@ POWERS = st.sampled_from([2.0**-9, 0.125, 0.5, 2.0, 64.0])
 
 def slower(deployment: Deployment, factor: float) -> Deployment:
     """All costs times a power of two, which no rounding touches."""
-    cost = deployment.cost
+    return dataclasses.replace(
+        deployment,
+        cost=slower_tables(deployment.cost, factor),
+        kv=dataclasses.replace(deployment.kv, swap_s_per_block=deployment.kv.swap_s_per_block * factor),
+    )
+
+
+def slower_tables(cost: CostTables, factor: float) -> CostTables:
     tables = {
         f.name: getattr(cost, f.name) * factor for f in dataclasses.fields(cost) if f.name.endswith("_s")
     }
-    return dataclasses.replace(
-        deployment,
-        cost=dataclasses.replace(cost, **tables),
-        kv=dataclasses.replace(deployment.kv, swap_s_per_block=deployment.kv.swap_s_per_block * factor),
-    )
+    front = Front(cost.front.request_s * factor, cost.front.queue_s * factor)
+    other = None if cost.other is None else slower_tables(cost.other, factor)
+    return dataclasses.replace(cost, **tables, front=front, other=other)
 
 
 def later(workload: Workload, factor: float) -> Workload:
@@ -119,6 +125,7 @@ def test_replicas_in_turn_are_separate_servers(workload, deployment):
     """Round robin: what one replica does is what it would do alone with its share of the requests."""
     assume(workload.concurrency is None)
     assume(deployment.parallel.replicas > 1)
+    assume(deployment.cost.front.queue_s == 0)  # one front for all of them
     # Tenants' service is counted over all replicas, and bins gather before the router.
     workload = dataclasses.replace(workload, predictions=None, tenant=None)
     scheduler = dataclasses.replace(deployment.scheduler, router="round_robin", binning=None)

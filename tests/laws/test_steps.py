@@ -8,7 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from observers import LAW, run
-from worlds import deployments, workloads
+from worlds import PHASES, deployments, workloads
+
+from lengthwise.policy import resolve
 
 PARTS = (
     "layer_s",
@@ -60,10 +62,20 @@ def test_chunks_keep_to_the_token_budget(workload, deployment, batching):
 
 
 @LAW
-@given(workloads(), deployments(), st.sampled_from(["static", "prefill_first", "vidur_vllm"]))
+@given(workloads(), deployments(), st.sampled_from(["static", "prefill_first", "vidur_vllm", *PHASES]))
 def test_decodes_wait_for_prompts_where_the_policy_says_so(workload, deployment, batching):
     steps = run(workload, with_batching(deployment, batching)).steps
     assert (np.minimum(steps.decode_seqs, steps.prefill_seqs) == 0).all()
+
+
+@LAW
+@given(workloads(), deployments(), st.sampled_from(PHASES))
+def test_a_phase_encodes_no_more_than_its_share(workload, deployment, batching):
+    new, _, micro = resolve("batching", batching).parameters
+    stages = len(deployment.cost.stage_layers)
+    encodes = min(min(micro, stages) if micro else stages, new)
+    steps = run(workload, with_batching(deployment, batching)).steps
+    assert (steps.prefill_seqs <= -(-new // encodes)).all()
 
 
 @LAW

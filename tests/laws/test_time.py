@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from observers import LAW, busy_intervals, covered, may_get_stuck, run
+from observers import LAW, busy_intervals, covered, entries, may_get_stuck, run
 from worlds import deployments, workloads
 
 from lengthwise.schema.records import Status
@@ -27,7 +27,7 @@ def test_steps_of_a_replica_are_ordered(workload, deployment):
         assert (start_s[pp:] >= end_s[:-pp]).all(), "more than pp steps in flight"
     r = records.requests
     gave_up_s = r.arrival_s[r.status == Status.TIMED_OUT] + deployment.limits.timeout_s
-    lasted = [*steps.end_s, *r.arrival_s]
+    lasted = [*steps.end_s, *entries(deployment, records)]
     if deployment.scheduler.binning is not None:  # a client may give up in a bin while nothing runs
         assert records.end_s in (max(lasted), max([*lasted, *gave_up_s]))
     else:
@@ -39,7 +39,7 @@ def test_steps_of_a_replica_are_ordered(workload, deployment):
 def test_causes_come_before_effects(workload, deployment):
     records = run(workload, deployment)
     r, steps = records.requests, records.steps
-    chain = (r.arrival_s, r.scheduled_s, r.first_token_s, r.finished_s)
+    chain = (r.arrival_s, entries(deployment, records), r.scheduled_s, r.first_token_s, r.finished_s)
     for earlier, later in itertools.pairwise(chain):
         known = ~np.isnan(later)
         assert not np.isnan(earlier[known]).any()
@@ -58,8 +58,9 @@ def test_causes_come_before_effects(workload, deployment):
 def test_a_closed_loop_holds_its_concurrency(workload, deployment):
     assume(workload.concurrency is not None)
     assume(deployment.limits.timeout_s == float("inf"))
-    r = run(workload, deployment).requests
-    left_s = np.where(r.status == Status.REJECTED, r.arrival_s, r.finished_s)
+    records = run(workload, deployment)
+    r = records.requests
+    left_s = np.where(r.status == Status.REJECTED, entries(deployment, records), r.finished_s)
     first = min(workload.concurrency, len(workload))
     assert (r.arrival_s[:first] == 0).all()
     np.testing.assert_array_equal(r.arrival_s[first:], np.sort(left_s)[: len(workload) - first])
@@ -72,14 +73,15 @@ def test_a_replica_with_work_is_never_idle(workload, deployment):
     assume(deployment.scheduler.binning is None)  # those in a bin wait for their batch
     records = run(workload, deployment)
     r, replicas = records.requests, deployment.parallel.replicas
+    entry_s = entries(deployment, records)
     busy = [busy_intervals(records, replica) for replica in range(replicas)]
     central = deployment.scheduler.router == "central"
     for i in np.flatnonzero(r.status == Status.FINISHED):
-        arrival_s, scheduled_s, finished_s = r.arrival_s[i], r.scheduled_s[i], r.finished_s[i]
+        scheduled_s, finished_s = r.scheduled_s[i], r.finished_s[i]
         if central:
-            assert all(covered(intervals, arrival_s, scheduled_s) for intervals in busy)
+            assert all(covered(intervals, entry_s[i], scheduled_s) for intervals in busy)
         else:
-            assert covered(busy[r.replica[i]], arrival_s, finished_s)
+            assert covered(busy[r.replica[i]], entry_s[i], finished_s)
         if r.preemptions[i] == 0:
             assert covered(busy[r.replica[i]], scheduled_s, finished_s)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from hypothesis import strategies as st
 
 from lengthwise.policy import known, named, scheduler
-from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, grid_axis
+from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
 from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
@@ -16,6 +18,16 @@ from lengthwise.schema.workload import Workload
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
 INFINITY = float("inf")
 FAMILIES = ("aged(weight=30)", "aged_gittins(weight=5)", "mlfq(quantum=4, levels=3)")
+PHASES = (
+    "rra(encode_batch=1, decode_steps=1)", "rra(encode_batch=3, decode_steps=2)",
+    "rra(encode_batch=5, decode_steps=7, micro_batches=2)", "rra(encode_batch=40, decode_steps=30, micro_batches=1)",
+)  # fmt: skip
+STEADY_PHASES = (
+    "rra(encode_batch=4, decode_steps=3, threshold=0.1, prompt_tokens=160, decode_batch=9)",
+    "rra(encode_batch=7, decode_steps=1, micro_batches=2, threshold=0, prompt_tokens=30, decode_batch=3)",
+)  # fmt: skip
+MASKED_S = (0.0, 0.0, 3e-9, 2e-7)
+FRONTS = (Front(), Front(), Front(0.01), Front(0.0, 0.003), Front(0.02, 0.01), Front(1e-3, 0.2))
 LINK = LinkSpec("link", 1e9, 1e-6, "made up")
 GPU = GpuSpec("gpu", {"bfloat16": 1e12}, 1e9, 1e11, 100.0, 10.0, 1.0, "made up", "made up")
 NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
@@ -49,6 +61,13 @@ def cost_tables(
         rule=AttentionRule(rule, 64, 1.1 if rule == MERGED else 1.0),
         beside_prompts=factor if beside and rule == PER_REQUEST else None,
     )
+
+
+def of_two_degrees(tables: CostTables, marks: list[int]) -> CostTables:
+    """The tables, and others that are slower for the stages that are marked."""
+    slower = cost_tables([1], tables.rule.kind, 1.7, beside=tables.beside_prompts is None)
+    slower = dataclasses.replace(slower, masked_s=tables.masked_s / 3)
+    return dataclasses.replace(tables, other=slower, stage_other=np.array(marks))
 
 
 @st.composite
@@ -114,7 +133,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
     return Scheduler(
         rank=draw(st.sampled_from(ranks)),
         leave=draw(st.sampled_from(ranks)),
-        batching=draw(st.sampled_from(sorted(known("batching")))),
+        batching=draw(st.sampled_from([*sorted(known("batching")), *PHASES, *STEADY_PHASES])),
         memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
         preempt=draw(st.sampled_from(["recompute", "swap"])),
         router=draw(st.sampled_from(sorted(known("router")))),
@@ -124,7 +143,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
 
 @st.composite
 def deployments(draw: st.DrawFn) -> Deployment:
-    """Replicas whose memory is often short."""
+    """Replicas whose memory is often short, at times behind a front."""
     pp = draw(st.sampled_from([1, 1, 2, 3]))
     block_size = draw(st.sampled_from([1, 4, 16]))
     max_len = draw(st.sampled_from([64, 300, 700]))
@@ -140,6 +159,17 @@ def deployments(draw: st.DrawFn) -> Deployment:
         timeout_s=draw(st.sampled_from([float("inf"), float("inf"), 0.2])),
         enable_prefix_caching=draw(st.booleans()),
     )
+    tables = dataclasses.replace(
+        cost_tables(
+            [2] * pp if draw(st.booleans()) else list(range(1, pp + 1)),
+            draw(st.sampled_from([PER_REQUEST, MERGED])),
+            beside=draw(st.booleans()),
+        ),
+        front=draw(st.sampled_from(FRONTS)),
+        masked_s=draw(st.sampled_from(MASKED_S)),
+    )
+    if draw(st.sampled_from([False, False, True])):
+        tables = of_two_degrees(tables, draw(st.lists(st.sampled_from([0, 1]), min_size=pp, max_size=pp)))
     return Deployment(
         MODEL,
         GPU,
@@ -147,11 +177,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         Parallelism(1, pp, draw(st.sampled_from([1, 1, 2, 4]))),
         limits,
         draw(schedulers()),
-        cost_tables(
-            [2] * pp if draw(st.booleans()) else list(range(1, pp + 1)),
-            draw(st.sampled_from([PER_REQUEST, MERGED])),
-            beside=draw(st.booleans()),
-        ),
+        tables,
         KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
         max_model_len=max_len,
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,15 +12,11 @@ import pytest
 from lengthwise.metrics import Slo, combine, summarize
 from lengthwise.report import Result
 
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from browser import driver  # noqa: E402 - a fixture; its folder is on the path now
+
+__all__ = ["driver"]
 
 
 @pytest.fixture(scope="session")
@@ -59,26 +54,3 @@ def result(toy: ModuleType, name: str, text: str, **options: int) -> Result:
 def studies() -> ModuleType:
     """The module that makes studies by hand: ``study(...)``, ``plan(...)``."""
     return module(Path(__file__).with_name("studies.py"), "lengthwise_studies")
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    """Headless Chromium that keeps its logs."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    service = shutil.which("chromedriver")
-    if not (browser and service):
-        message = "chromium and chromedriver are not installed (Debian: chromium, chromium-driver)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options, Service(service))
-    yield made
-    made.quit()

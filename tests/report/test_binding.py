@@ -48,6 +48,17 @@ def having(summary, **changes: float):
             "host (scheduling, input preparation) takes 60 % of the time",
         ),
         ({"linear": 0.5, "communication": 0.3, "send": 0.1}, "network", "takes 40 % of the time"),
+        (
+            {"mfu": 0.01, "mbu": 0.06, "linear": 0.6, "host": 0.25},
+            "kernels",
+            "most of their time goes to linear layers (60 %) and the host (25 %)",
+        ),
+        (
+            {"mfu": 0.01, "mbu": 0.06, "linear": 0.3, "host": 0.7},
+            "host",
+            "takes 70 % of the time, and neither roof is near (compute 1 %, memory bandwidth 6 %)",
+        ),
+        ({"mbu": 1.3}, "memory bandwidth", "More than 100 % is above the catalog's peak"),
         ({"linear": 0.4, "idle": 0.5}, "pipeline", "take 50 % of the stages' time"),
         ({"busy_share": 0.25, "idle": 0.75, "linear": 0.2, "host": 0.02}, "idle", "75 % of the time"),
     ],

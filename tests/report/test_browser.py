@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 
+import driving
 import pytest
+from driving import prefer, until
 
 from lengthwise.report import write_html
 
@@ -20,25 +21,7 @@ def page(results, tmp_path_factory) -> str:
 
 
 def look(driver, page: str, width: int, scheme: str) -> None:
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
-    prefer(driver, scheme)
-    driver.get(page)
-    until(driver, "return document.querySelectorAll('.plot .main-svg').length >= 9")
-
-
-def prefer(driver, scheme: str) -> None:
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-
-
-def until(driver, script: str, limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not driver.execute_script(script):
-        assert time.monotonic() < end, f"never came: {script}"
-        time.sleep(0.05)
+    driving.look(driver, page, width, scheme, plots=9)
 
 
 def luminance(colour: str) -> float:

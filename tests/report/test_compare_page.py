@@ -25,7 +25,8 @@ def runs(toy):
         records = toy.records(200, seed=seed, name=name, max_seqs=seqs, odd=False)
         r = records.requests
         made.append(Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate"))
-    return made[0], replace(made[1], source="bench", doubts=("the client <i>was</i> late.",))
+    sent_s = np.linspace(0.0, 0.01, 200)
+    return made[0], replace(made[1], source="bench", doubts=("the client <i>was</i> late.",), client_s=sent_s)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,11 @@ def test_the_terminal_says_doubts_first_then_every_number(found) -> None:
     jct = found["jct.p50"]
     assert f"{100 * jct.error:+.0f} %".replace("-", "\N{MINUS SIGN}") in text
     assert "the same requests, one by one" in text
-    assert "B (bench): 200 of 200 finished." in text
+    client = (
+        "of its mean TTFT and JCT 5 ms are the client's own, from due until sent (median 5 ms, at most 10 ms)"
+    )
+    assert f"B (bench): 200 of 200 finished; {client}." in text
+    assert "A (simulate): 200 of 200 finished." in text
 
 
 def test_the_file_holds_everything_under_stable_keys(found, tmp_path) -> None:
@@ -66,7 +71,10 @@ def test_the_file_holds_everything_under_stable_keys(found, tmp_path) -> None:
     jct = told["errors"]["jct.p95"]
     assert jct["error"] == pytest.approx((jct["a"] - jct["b"]) / jct["b"])
     assert jct["low"] <= jct["error"] <= jct["high"]
-    assert told["errors"]["tbt.p95"]["low"] is None
+    tbt = told["errors"]["tbt.p95"]
+    assert tbt["low"] <= tbt["error"] <= tbt["high"]
+    assert told["a"]["client"] is None
+    assert told["b"]["client"] == pytest.approx({"mean_s": 0.005, "p50_s": 0.005, "max_s": 0.01})
     assert told["slo"] == {"ttft_s": 0.5}
     assert set(told["distances"]["jct"]) == {
         "count_a", "count_b", "kolmogorov_smirnov", "wasserstein", "mape", "median_ape",
@@ -82,6 +90,10 @@ def test_the_page_escapes_names_and_is_the_same_every_time(found, runs, tmp_path
     assert "&lt;/script&gt;&lt;b&gt;roomy&lt;/b&gt;" in page
     assert "<b>roomy</b>" not in page
     assert "the client &lt;i&gt;was&lt;/i&gt; late." in page
+    assert (
+        "Of its mean TTFT and JCT 5 ms are the client&#x27;s own" in page
+        or "5 ms are the client's own" in page
+    )
     assert page.index("Doubts") < page.index("How far A is off B")
 
 
@@ -95,7 +107,7 @@ def test_figures_are_of_these_runs(found, runs, tmp_path) -> None:
     made = {figure["id"]: figure for figure in figures_of(tmp_path / "a.html")}
     error = made["error-jct"]
     assert error["y"][error["x"].index("p95")] == pytest.approx(found["jct.p95"].error, rel=1e-4)
-    assert made["error-tbt"]["low"] == [None] * 5
+    assert all(low is not None for low in made["error-tbt"]["low"])
     for metric in ("ttft", "jct", "tbt"):
         cdf = made[f"cdf-{metric}"]
         scale = 1.0 if cdf["unit"] == "s" else 1e3

@@ -6,10 +6,11 @@ import io
 import json
 import math
 import re
-import time
 from dataclasses import replace
 
+import driving
 import pytest
+from driving import until
 from rich.console import Console
 
 from lengthwise.lab import answer, verdict
@@ -116,19 +117,7 @@ def page(found, tmp_path_factory) -> str:
 
 
 def look(driver, page: str, width: int = 1280, scheme: str = "light") -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    driver.get(page)
-    until(driver, "return document.querySelectorAll('.plot .main-svg').length >= 2")
-
-
-def until(driver, script: str, limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not driver.execute_script(script):
-        assert time.monotonic() < end, f"never came: {script}"
-        time.sleep(0.05)
+    driving.look(driver, page, width, scheme, plots=2)
 
 
 def choose(driver, element: str, value: int) -> None:

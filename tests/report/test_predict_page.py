@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from html import escape
 
 import numpy as np
 import pytest
+from driving import look
 
 from lengthwise.predict import Ecdf, Prompts, Samples
 from lengthwise.predict.evaluate import evaluate
@@ -71,15 +71,7 @@ def test_scores_read_well() -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_figure_is_drawn_and_nothing_is_wider_than_the_screen(driver, page, width, scheme) -> None:
     driver.get_log("browser")
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    driver.get(page.as_uri())
-    end = time.monotonic() + 20
-    while driver.execute_script("return document.querySelectorAll('.plot .main-svg').length") < 6:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    look(driver, page.as_uri(), width, scheme, plots=6)
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
     marks = driver.execute_script("return document.querySelectorAll('#pairs path.point').length")
     assert marks == 400

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from driving import screen, until
 
 from lengthwise.cost.profiles import check_profiles, describe_profile
 from lengthwise.report.profile import check_json, profile_json, time_text, write_profile_html
@@ -119,17 +119,11 @@ def test_times_read_well():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_figure_is_drawn_and_nothing_is_wider_than_the_screen(driver, page, width, scheme):
     driver.get_log("browser")
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    screen(driver, width, scheme)
     driver.get(page.as_uri())
     wanted = sum(map(len, figures(page.read_text()).values()))
-    end = time.monotonic() + 20
-    script = "return [...document.querySelectorAll('.plot')].filter(p => p.querySelector('.main-svg')).length"
-    while driver.execute_script(script) < wanted:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    drawn = "[...document.querySelectorAll('.plot')].filter(p => p.querySelector('.main-svg')).length"
+    until(driver, f"return {drawn} >= {wanted}")
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
     wide = "return Math.max(...[...document.querySelectorAll('.main-svg')].map(s => s.getBoundingClientRect().width))"
     assert driver.execute_script(wide) < width

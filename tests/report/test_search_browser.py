@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import time
 
+import driving
 import pytest
+from driving import prefer, until
 
 from lengthwise.report import write_search_html
 from lengthwise.schema.plan import Limit, Study
@@ -27,24 +28,8 @@ def pages(studies, tmp_path_factory) -> dict[str, str]:
 
 
 def look(driver, page: str, width: int = 1280, scheme: str = "light") -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    prefer(driver, scheme)
-    driver.get(page)
-    until(driver, "return document.querySelectorAll('.plot .main-svg').length >= 4")
+    driving.look(driver, page, width, scheme, plots=4)
     until(driver, "return document.querySelector('#scatter .slo span')?.textContent")
-
-
-def prefer(driver, scheme: str) -> None:
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-
-
-def until(driver, script: str, limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not driver.execute_script(script):
-        assert time.monotonic() < end, f"never came: {script}"
-        time.sleep(0.05)
 
 
 def choose(driver, element: str, value: str) -> None:

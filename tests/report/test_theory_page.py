@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import time
 
 import pytest
+from driving import look
 
 from lengthwise import theory
 from lengthwise.report.theory import answers, theory_facts, write_theory_html
@@ -75,17 +75,9 @@ def test_pages_are_escaped_and_the_same_again(bins, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_curves_are_drawn_and_nothing_is_wider_than_the_screen(driver, bins, queue, tmp_path, width, scheme):
     driver.get_log("browser")
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     for study in (bins, queue):
         write_theory_html(tmp_path / "page.html", study)
-        driver.get((tmp_path / "page.html").as_uri())
-        end = time.monotonic() + 20
-        while driver.execute_script("return document.querySelectorAll('.plot .main-svg').length") < 4:
-            assert time.monotonic() < end, "the figures never came"
-            time.sleep(0.05)
+        look(driver, (tmp_path / "page.html").as_uri(), width, scheme, plots=4)
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
         boxes = driver.execute_script(
             "return [...document.querySelectorAll('.plot')].map(p => p.getBoundingClientRect().toJSON())"

@@ -261,12 +261,14 @@ def test_a_config_json_beside_the_scenario(tmp_path):
         ('"sglang"', ENGINE_HOSTS["sglang"]),
         ('{ step_s = "300us", sequence_s = 9e-6 }', HostOverhead(300e-6, 9e-6)),
         ("{ step_s = 0 }", HostOverhead(0.0)),
+        ('{ request_s = "20ms", queue_s = "2ms" }', HostOverhead(request_s=0.02, queue_s=0.002)),
     ],
 )
 def test_the_host_of_a_file_reaches_the_tables_and_the_explanation(host, overhead):
     whole = asked(rest=f"host = {host}\n")
     (variant,) = scenario.build(whole)
     assert variant.deployment.cost.host_s[3] == pytest.approx(overhead.step_s + 3 * overhead.sequence_s)
+    assert variant.deployment.cost.front == overhead.front
     alone = scenario.explain(variant).steps[0].operators[-1]
     assert (alone.name, alone.seconds) == ("host", pytest.approx(overhead.step_s + overhead.sequence_s))
     assert scenario.loads(whole.to_toml()).deployment.host == whole.deployment.host

@@ -157,7 +157,10 @@ GOLDEN = [
     ),
     (
         text(workload=BASE["workload"] + '\npreset = "chat-1m"'),
-        "workload: give one of: preset, trace, or both prompt (isl) and output (osl)",
+        (
+            "workload: preset, prompt and output cannot all say what requests look like; keep one of: preset, trace, "
+            "or both prompt (isl) and output (osl). --set workload.preset=null drops the preset"
+        ),
     ),
     (
         text(workload="isl = 5\nqps = 1"),
@@ -261,7 +264,7 @@ def test_all_problems_are_listed_at_once_and_at_most_ten_lines():
         (
             "  engine.a: there is no such key; known in engine are max_num_seqs, max_num_batched_tokens, "
             "block_size, gpu_memory_utilization, max_model_len, max_step_seqs, watermark, timeout_s, "
-            "enable_prefix_caching"
+            "enable_prefix_caching, max_in_flight"
         ),
         "  run.seeds: must be at least 1; it is 0",
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.catalog import _huggingface, _store
+from lengthwise.catalog.served import served_model, told_gpu
 from lengthwise.catalog.shapes import (
     active_parameters,
     cross_kv_bytes_per_token,
@@ -43,7 +44,9 @@ __all__ = [
     "node",
     "nodes",
     "parameters",
+    "served_model",
     "stage_layers",
+    "told_gpu",
     "weight_bytes",
 ]
 

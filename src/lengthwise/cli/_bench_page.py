@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from lengthwise import metrics, report
+from lengthwise.cli import _bench_outcomes
 from lengthwise.cli._show import console, duration
-from lengthwise.measure import INTERRUPTED
 from lengthwise.report import Result
-from lengthwise.scenario import Scenario, slo_of
+from lengthwise.scenario import Scenario, deployment_of_server, slo_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
-from lengthwise.schema.records import Status
 
 
 def settings(
@@ -76,9 +76,11 @@ def result_of(measured: Measured, asked: Scenario) -> Result:
         "Address": facts["url"],
         "Started": facts["start"],
         "Prompts": f"{facts['prompts']}",
-        "Sent late, median and p99": f"{duration(client['late_s']['p50'])}, {duration(client['late_s']['p99'])}",
+        "Sent late": late_words(client),
         "Client's share of a core": f"{100 * client['cpu_share']:.0f} %",
     }
+    if failed := _bench_outcomes.words(measured):
+        engine["Failures"] = failed
     return Result(
         name="measured",
         summary=summary,
@@ -99,13 +101,29 @@ def show(result: Result, measured: Measured) -> None:
         style="dim",
     )
     out.print(report.table([result]))
-    late, lag = client["late_s"], client["loop_lag_s"]
+    _bench_outcomes.show(measured)
+    lag, looks = client["loop_lag_s"], client["loop_lag"]
+    woke = (
+        f"{duration(lag['max'])} late at most" if lag["p99"] is None else f"{duration(lag['p99'])} late (p99)"
+    )
     out.print(
-        f"client: requests left {duration(late['p50'])} after they were due (p99 {duration(late['p99'])}), its loop "
-        f"woke {duration(lag['p99'])} late (p99), {100 * client['cpu_share']:.0f} % of a core busy",
+        f"client: requests left {late_words(client)}; its loop woke {woke} in {looks['of']:,} looks, "
+        f"{100 * client['cpu_share']:.0f} % of a core busy",
         style="dim",
         highlight=False,
     )
+
+
+def late_words(client: dict[str, Any]) -> str:
+    """How long after they were due requests left; a 99th percentile only of enough of them to have one."""
+    late, often = client["late_s"], client["late"]
+    tail = f"at most {duration(late['max'])}" if late["p99"] is None else f"p99 {duration(late['p99'])}"
+    beyond = (
+        f", {often['count']:,} of {often['of']:,} by more than {duration(often['limit_s'])}"
+        if often["count"]
+        else ""
+    )
+    return f"{duration(late['p50'])} after they were due ({tail}{beyond})"
 
 
 def _lengths(able: dict[str, Any], arguments: dict[str, Any]) -> str:
@@ -115,9 +133,19 @@ def _lengths(able: dict[str, Any], arguments: dict[str, Any]) -> str:
     return f"outputs of exact lengths by {' and '.join(fields)}"
 
 
-def end(measured: Measured) -> None:
+def deployment_of(
+    scenario: Path | None, workload: str | None, variant: str | None, overrides: Sequence[str]
+) -> dict[str, Any] | None:
+    """What the scenario says is behind the address; None, with a word on it, where that cannot be read."""
+    try:
+        return deployment_of_server(scenario, workload, variant, overrides)
+    except InputError as error:
+        typer.echo(f"records will not hold the scenario's deployment: {error}", err=True)
+        return None
+
+
+def end(measured: Measured, kept: Path | None) -> None:
     """Ends the program as the run ended: 130 after Ctrl-C, an error where nothing was measured."""
-    if any(f"ended by {INTERRUPTED}" in doubt for doubt in measured.doubts):
+    if _bench_outcomes.was_interrupted(measured):
         raise typer.Exit(130)
-    if not (measured.records.requests.status == Status.FINISHED).any():
-        raise InputError(f"no request finished: {' '.join(measured.doubts) or 'the run was too short'}")
+    _bench_outcomes.end(measured, kept)

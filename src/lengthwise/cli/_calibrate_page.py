@@ -12,36 +12,51 @@ from typing import Any
 import typer
 
 from lengthwise.cli import _settings
-from lengthwise.cli._show import console, print_table
+from lengthwise.cli._show import console, print_table, two_digits
 from lengthwise.measure.calibrate import Calibration, Parameter, Score
+from lengthwise.report.calibrate import CalibrationPage, CdfPair, write_calibration_html
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.files import write_whole
 
+FORMAT, VERSION = "lengthwise.calibration", 1
 _ERRORS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
 _PARAMETERS = ("parameter", "before", "after", "95 % interval", "told")
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "jct": "JCT"}
 
 
-def deployment_of(path: Path, settings: list[str] | None, cost: str | None) -> Deployment:
-    """The one deployment of a scenario.
+def deployment_of(
+    path: Path,
+    settings: list[str] | None,
+    cost: str | None,
+    variant: str | None = None,
+    *,
+    quiet: bool = False,
+) -> Deployment:
+    """The one deployment of a scenario, or that of its variant of this name.
 
     Raises:
-        InputError: It has variants, of which each is another deployment.
+        InputError: It has variants, of which each is another deployment, and none is named, or none of that name.
     """
     from lengthwise import scenario as scenarios
 
     asked = scenarios.load(path, _settings.overrides(settings, cost))
+    _settings.tell(asked.notes, quiet=quiet)
+    if variant is not None:
+        return scenarios.deployment(asked.only(variant))
     if asked.variants:
-        names = ", ".join(variant.name for variant in asked.variants)
+        names = ", ".join(one.name for one in asked.variants)
         raise InputError(
-            f"a calibration is of one deployment; {path} has variants ({names}). Keep the one that was measured"
+            f"a calibration is of one deployment; {path} has variants ({names}). Name the one that was measured: "
+            "--variant NAME"
         )
     return scenarios.deployment(asked)
 
 
-def require_help(found: Calibration, *, force: bool) -> None:
+def require_help(found: Calibration, *, force: bool, shown: bool) -> None:
     """Nothing, if the calibrated tables are better than those given in something, or at least not worse.
+
+    ``shown``: what is worse stands above already, and is not said again.
 
     Raises:
         InputError: They only made held-out requests worse, or nothing was moved although the runs surely disagree
@@ -54,11 +69,11 @@ def require_help(found: Calibration, *, force: bool) -> None:
             "with nothing else on the machine, give the engine's log of steps (--iterations), name what may move "
             "(--fit work), or write the tables all the same (--force)"
         )
+    said = " (see above)" if shown else f": {'; '.join(found.warnings)}"
     if not found.helps and not force:
         raise InputError(
-            "calibrated tables must not only be worse than those given, so none were written: "
-            f"{'; '.join(found.warnings)}. Measure longer or at several loads, name what may move (--fit), or "
-            "write them all the same (--force)"
+            f"calibrated tables must not only be worse than those given, so none were written{said}. Measure longer or "
+            "at several loads, name what may move (--fit), or write them all the same (--force)"
         )
 
 
@@ -81,8 +96,8 @@ def trust(found: Calibration) -> list[str]:
     reach = found.tables.reach
     return [
         (
-            f"requests' mean times between tokens are off by about {100 * found.log_sd:.2g} % (standard deviation over "
-            "held-out requests; single steps may be off by more)"
+            f"requests' mean times between tokens are off by about {two_digits(100 * found.log_sd)} % (standard "
+            "deviation over held-out requests; single steps may be off by more)"
         ),
         (
             f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a "
@@ -104,15 +119,35 @@ def write(found: Calibration, json_file: Path | None, report: Path | None) -> No
         typer.echo(text, nl=False)
     elif json_file is not None:
         write_whole(json_file, text.encode())
-    if report is not None:
+    if report is not None and is_html(report):
+        write_calibration_html(report, _html_page(found))
+    elif report is not None:
         write_whole(report, page(found).encode())
 
 
+def is_html(path: Path) -> bool:
+    """Whether a report goes there as a page of HTML; else it is Markdown."""
+    return path.suffix.lower() in (".html", ".htm")
+
+
+def _html_page(found: Calibration) -> CalibrationPage:
+    moved = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
+    return CalibrationPage(
+        heading=found.tables.source,
+        facts=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"moved: {moved}"],
+        warnings=found.warnings,
+        errors=[_ERRORS, *(_error(score) for score in found.scores)],
+        factors=[_PARAMETERS, *(_parameter(p) for p in found.parameters)],
+        trust=[*trust(found), f"Held out: {found.split}."],
+        cdfs=[CdfPair(**dataclasses.asdict(curve)) for curve in found.curves],
+    )
+
+
 def numbers(found: Calibration) -> dict[str, Any]:
-    """All that was found but the tables, as JSON takes it."""
+    """All that was found but the tables, as JSON takes it; keys are only ever added within a version."""
     lists = {
         name: [dataclasses.asdict(x) for x in getattr(found, name)]
-        for name in ("parameters", "scores", "changes", "loads")
+        for name in ("parameters", "scores", "changes", "loads", "curves")
     }
     whole: dict[str, Any] = {"warnings": found.warnings} | {
         field.name: getattr(found, field.name)
@@ -125,7 +160,8 @@ def numbers(found: Calibration) -> dict[str, Any]:
         "errors": [dataclasses.asdict(e) for e in tables.errors],
         "reach": dataclasses.asdict(tables.reach),
     }
-    return {name: _plain(value) for name, value in (whole | lists).items()}
+    head = {"format": FORMAT, "version": VERSION}
+    return head | {name: _plain(value) for name, value in (whole | lists).items()}
 
 
 def page(found: Calibration) -> str:
@@ -167,17 +203,17 @@ def _parameter(p: Parameter) -> list[str]:
     shown = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
     interval = f"{shown(p.low)} to {shown(p.high)}" if p.told else "as before"
     told = "no" if not p.told else "yes" if p.value != p.prior else "agrees"
-    before = "-" if p.name == "client" else shown(p.prior)  # no table holds it
+    before = "-" if p.name == "client" and not p.prior else shown(p.prior)
     return [p.label, before, "-" if p.name == "client" and not p.value else shown(p.value), interval, told]
 
 
 def _seconds(value: float) -> str:
     if value == 0:
         return "0"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
+    return f"{value / 1e-12:.3g} ps"
 
 
 def _plain(value: Any) -> Any:

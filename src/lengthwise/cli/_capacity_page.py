@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import typer
 
 from lengthwise import report
-from lengthwise.cli._show import console, print_table
+from lengthwise.cli._show import console, print_table, two_digits
 from lengthwise.scenario import Sustained
 from lengthwise.schema.files import write_whole
 
@@ -25,6 +26,8 @@ def show(found: list[Sustained]) -> None:
     print_table(heads, rows)
     out = console()
     out.print(f"Limits: {', '.join(report.limit_text(limit) for limit in limits)}.", highlight=False)
+    for note in dict.fromkeys(note for one in found for note in one.notes):
+        out.print(note, highlight=False)
     spent = sum(one.capacity.effort.simulations for one in found)
     requests = sum(one.capacity.effort.requests for one in found)
     out.print(
@@ -57,7 +60,7 @@ def _row(one: Sustained) -> list[str]:
             f"{one.capacity.ceiling.rate_rps:.4g}",
             *(["-"] * len(one.limits)),
         ]
-    half = f"{rate.half_width:.2g}" if rate.has_interval else "unknown"
+    half = two_digits(rate.half_width) if rate.has_interval else "unknown"
     metrics = [report.metric_text(limit.metric, one.at.value(limit.metric)) for limit in one.limits]
     return [
         one.name,
@@ -80,6 +83,8 @@ def _told(one: Sustained) -> dict[str, Any]:
         "requests_a_run": found.requests,
         "simulations": found.effort.simulations,
         "requests": found.effort.requests,
+        "notes": list(one.notes),
+        "beyond_reach": [dataclasses.asdict(beyond) for beyond in one.beyond],
         "at": None
         if one.at is None
         else {

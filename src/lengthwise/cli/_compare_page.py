@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json as jsons
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
 from lengthwise import report
+from lengthwise.cli._outputs import write_answers
 from lengthwise.cli._show import console
 from lengthwise.metrics import Comparison, Slo
-from lengthwise.report.compare.json_file import compare_dict
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
 
@@ -80,13 +77,9 @@ def write(
     found: Comparison, runs: tuple[Measured, Measured], json: Path | None, html: Path | None
 ) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
-    written = []
-    if json is not None and str(json) == "-":
-        typer.echo(jsons.dumps(compare_dict(found), indent=2, ensure_ascii=False, allow_nan=False))
-    elif json is not None:
-        report.write_compare_json(json, found)
-        written.append(json)
-    if html is not None:
-        report.write_compare_html(html, found, *runs)
-        written.append(html)
-    return written
+    return write_answers(
+        json,
+        html,
+        lambda path: report.write_compare_json(path, found),
+        lambda path: report.write_compare_html(path, found, *runs),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from lengthwise.cli._show import two_digits
 from lengthwise.schema.cost_tables import CostTables
 
 
@@ -11,7 +12,8 @@ def fit_note(cost: CostTables) -> str:
     """Cross-validated errors of a fitted profile in a few words."""
     typical = statistics.median(one.median for one in cost.fit)
     worst = max(cost.fit, key=lambda one: one.median)
+    median, most, p95 = (two_digits(100 * share) for share in (typical, worst.median, worst.p95))
     return (
-        f"cross-validated error {100 * typical:.2g} % (median operator), {100 * worst.median:.2g} % for the worst, "
-        f"{worst.operator} (95 % of its rows within {100 * worst.p95:.2g} %)"
+        f"cross-validated error {median} % (median operator), {most} % for the worst, {worst.operator} "
+        f"(95 % of its rows within {p95} %)"
     )

@@ -10,9 +10,10 @@ import io
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from lengthwise.cli import (
     bench,
@@ -24,7 +25,11 @@ from lengthwise.cli import (
     lab,
     predict,
     profile,
+    schedule,
+    schedule_run,
+    schedule_watch,
     search,
+    serve,
     simulate,
     theory,
     workload,
@@ -36,7 +41,18 @@ Example:
   lengthwise simulate examples/chat-70b.toml --seeds 5 --report report.html
 """
 
+
+class _Commands(TyperGroup):
+    """A group whose commands may have two words; a file that is called run is `schedule ./run`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command, and what is left for it."""
+        both = " ".join(args[:2])
+        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -45,10 +61,14 @@ app = typer.Typer(
 )
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.run)
 app.command("capacity", epilog=capacity.EXAMPLES)(capacity.run)
+app.command("serve", epilog=serve.EXAMPLES)(serve.run)
 app.command("bench", epilog=bench.EXAMPLES)(bench.run)
 app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.run)
 app.command("compare", epilog=compare.EXAMPLES)(compare.run)
 app.command("search", epilog=search.EXAMPLES)(search.run)
+app.command("schedule", epilog=schedule.EXAMPLES)(schedule.run)
+app.command("schedule run", epilog=schedule_run.EXAMPLES)(schedule_run.run)
+app.command("schedule watch", epilog=schedule_watch.EXAMPLES)(schedule_watch.run)
 app.command("lab", epilog=lab.EXAMPLES)(lab.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)
 app.command("catalog", epilog=catalog.EXAMPLES)(catalog.run)

@@ -1,14 +1,19 @@
-"""What a command shall write is known to be possible before it starts to work."""
+"""What a command shall write is known to be possible before it starts to work, and is then written."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+import typer
+
 from lengthwise.schema.errors import MissingExtraError, OutputError
+
+STDOUT = Path("-")
 
 
 def require_writable(paths: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
@@ -25,6 +30,47 @@ def require_writable(paths: Iterable[Path], inputs: Iterable[Path] = ()) -> None
         if target in seen:
             raise OutputError(f"cannot write two things to {path}; give each a file of its own")
         seen.add(target)
+
+
+def require_answers(
+    json: Path | None, report: Path | None, inputs: Iterable[Path] = (), more: Iterable[Path] = ()
+) -> None:
+    """Raises InputError where ``--json``, ``--report`` or one ``more`` file could not be written, or no page made."""
+    given = [json if json != STDOUT else None, report]
+    require_writable([*(path for path in given if path is not None), *more], inputs)
+    if report is not None:
+        require_plotly()
+
+
+def write_answers(
+    json: Path | None,
+    html: Path | None,
+    as_json: Callable[[Path], object],
+    as_html: Callable[[Path], object],
+) -> list[Path]:
+    """Writes the files that were asked for, each whole or not at all, and returns them; "-" prints the JSON."""
+    if json == STDOUT:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "answers.json"
+            as_json(path)
+            typer.echo(path.read_text("utf-8"), nl=False)
+    elif json is not None:
+        as_json(json)
+    if html is not None:
+        as_html(html)
+    return [path for path in (json, html) if path is not None and path != STDOUT]
+
+
+def beside(path: Path, name: str) -> Path:
+    """The file of a variant: out.json of "Two, too" is out-two-too.json."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "variant"
+    return path.with_name(f"{path.stem}-{slug}{path.suffix}")
+
+
+def tell(written: Iterable[Path]) -> None:
+    """Says where the files are."""
+    for path in written:
+        typer.echo(f"wrote {path}", err=True)
 
 
 def require_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from lengthwise import catalog
 from lengthwise.cli._outputs import require_plotly, require_writable
-from lengthwise.cli._show import print_facts, print_table
+from lengthwise.cli._show import console, print_facts, print_table
 from lengthwise.cost.profiles import (
     Moved,
     OperatorView,
@@ -37,12 +37,16 @@ from lengthwise.schema.files import write_whole
 from lengthwise.schema.profile import Profile
 
 _MOST_GAPS = 4
+_COLUMNS = 100
+"""Of text in a pipe: sizes are long, and would make lines that no screen shows whole."""
 
 
-def from_vidur(folder: Path, model: str, device: str, node: str | None, out: Path) -> None:
+def from_vidur(
+    folder: Path, model: str, device: str, node: str | None, out: Path, *, keep_surrogates: bool = False
+) -> None:
     """Imports a folder of Vidur's."""
     spec, where = catalog.model(model), catalog.node(node) if node else None
-    _imported(lambda: import_vidur(folder, spec, device, node=where), out)
+    _imported(lambda: import_vidur(folder, spec, device, node=where, keep_surrogates=keep_surrogates), out)
 
 
 def from_llmservingsim(folder: Path, out: Path) -> None:
@@ -110,15 +114,20 @@ def _print_view(view: ProfileView) -> None:
         "measured": facts.measured,
         "licence": facts.licence,
     }
-    print_facts(facts.name, [(key, text) for key, text in told.items() if text])
+    print_facts(facts.name, [(key, text) for key, text in told.items() if text], piped=_COLUMNS)
     heads = ("operator", "TP", "dtype", "points", "sizes", "time", "spread", "of roofline", "best")
     print_table(
-        heads, [_row(one) for one in view.operators], wraps=("sizes",), drops=("spread", "best", "dtype")
+        heads,
+        [_row(one) for one in view.operators],
+        wraps=("sizes",),
+        drops=("spread", "best", "dtype"),
+        piped=_COLUMNS,
     )
+    out = console(_COLUMNS)
     for text, who in _gaps(view).items():
-        typer.echo(f"no points at {text}: {', '.join(who)}")
+        out.print(f"no points at {text}: {', '.join(who)}")
     for note in facts.notes:
-        typer.echo(f"note: {note}")
+        out.print(f"note: {note}")
 
 
 def _row(one: OperatorView) -> list[str]:

@@ -10,12 +10,12 @@ import typer
 
 from lengthwise import engine
 
-COMPILE_S = 40
+COMPILE_S = 60
 
 
 @contextmanager
 def shown(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A callable for runs done and runs in all."""
+    """A callable for runs done and runs in all, 0 where that is not known."""
     if not quiet and not engine.ready():
         typer.echo(f"compiling the engine (first run only, about {COMPILE_S} s)", err=True)
     if quiet or not sys.stderr.isatty():
@@ -33,4 +33,4 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("runs", total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of)
+        yield lambda done, of: progress.update(task, completed=done, total=of or None)

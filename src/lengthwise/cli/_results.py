@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +9,10 @@ import typer
 
 from lengthwise import report
 from lengthwise.cli._fit import fit_note
+from lengthwise.cli._outputs import beside, write_answers
 from lengthwise.cli._show import console
 from lengthwise.report import Result
 from lengthwise.scenario import Outcome, Scenario, Variant
-
-STDOUT = Path("-")
 
 
 def show(asked: Scenario, results: list[Result]) -> None:
@@ -56,32 +53,22 @@ def timelines(path: Path | None, names: list[str]) -> dict[str, Path]:
     if path is None:
         return {}
     first, *others = names
-    return {first: path} | {n: path.with_name(f"{path.stem}-{_slug(n)}{path.suffix}") for n in others}
+    return {first: path} | {n: beside(path, n) for n in others}
 
 
 def write(results: list[Result], json: Path | None, html: Path | None, traces: dict[str, Path]) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
-    written = []
-    if json == STDOUT:
-        _print_json(results)
-    elif json is not None:
-        report.write_json(json, results)
-        written.append(json)
-    if html is not None:
-        report.write_html(html, results)
-        written.append(html)
+    written = write_answers(
+        json,
+        html,
+        lambda path: report.write_json(path, results),
+        lambda path: report.write_html(path, results),
+    )
     for result in results:
         if result.name in traces:
             report.write_timeline(traces[result.name], result.records)
             written.append(traces[result.name])
     return written
-
-
-def _print_json(results: list[Result]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "results.json"
-        report.write_json(path, results)
-        typer.echo(path.read_text("utf-8"), nl=False)
 
 
 def tell_of_replays(variants: list[Variant], seeds: int) -> None:
@@ -109,13 +96,3 @@ def _idle(variant: Variant) -> Iterator[str]:
         yield f'{named} has one bin; give scheduler.binning = "learned(k=8)" and a [predictor] for more'
     if scheduler.rank == "vtc" and variant.workload(0).tenant is None:
         yield "vtc without tenants is first come, first served; give workload.tenants"
-
-
-def tell(written: list[Path]) -> None:
-    """Says where the files are."""
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "variant"

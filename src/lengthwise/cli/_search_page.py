@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import typer
 
 from lengthwise import engine, report, search
+from lengthwise.cli._outputs import write_answers
 from lengthwise.cli._progress import COMPILE_S
 from lengthwise.cli._show import console
 from lengthwise.scenario import Scenario
@@ -85,22 +85,9 @@ def show(study: Study, asked: Scenario) -> None:
 
 def write(study: Study, json: Path | None, html: Path | None) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
-    written = []
-    if json is not None and str(json) == "-":
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "study.json"
-            report.write_search_json(path, study)
-            typer.echo(path.read_text("utf-8"), nl=False)
-    elif json is not None:
-        report.write_search_json(json, study)
-        written.append(json)
-    if html is not None:
-        report.write_search_html(html, study)
-        written.append(html)
-    return written
-
-
-def tell(written: list[Path]) -> None:
-    """Says where the files are: of a folder, its name once."""
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
+    return write_answers(
+        json,
+        html,
+        lambda path: report.write_search_json(path, study),
+        lambda path: report.write_search_html(path, study),
+    )

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+
+import typer
 
 
 def overrides(set_: list[str] | None, cost: str | None) -> list[str]:
     """What ``--set`` and ``--cost`` change, in order; the latter wins."""
     return [*(set_ or ()), *([] if cost is None else [f"deployment.cost={cost}"])]
+
+
+def tell(notes: Iterable[str], *, quiet: bool = False) -> None:
+    """Says what was dropped for an override, a line each, where numbers do not go."""
+    for note in () if quiet else notes:
+        typer.echo(note, err=True)
 
 
 def searching(limits: list[str] | None, precision: float | None, seeds: int | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +20,7 @@ def print_table(
     *,
     wraps: Sequence[str] | None = None,
     drops: Sequence[str] = (),
+    piped: int | None = None,
 ) -> None:
     """Prints rows under their columns; every column that is numeric is aligned to the right.
 
@@ -29,8 +31,9 @@ def print_table(
         rows: Cells, as many in each row as there are columns.
         wraps: Columns of words, which may be broken; None: all but the first and the numeric ones.
         drops: Columns that may be left out, the least important first.
+        piped: Columns of text in a pipe, where lines shall not stay whole.
     """
-    out, rows = console(), [list(row) for row in rows]
+    out, rows = console(piped), [list(row) for row in rows]
     numeric = {name for at, name in enumerate(columns) if all(_is_number(row[at]) for row in rows)}
     wrapping = set(columns[1:]) - numeric if wraps is None else set(wraps)
     least = {
@@ -79,7 +82,7 @@ def _dropped(least: dict[str, int], drops: Sequence[str], width: int) -> list[st
     return dropped
 
 
-def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+def print_facts(title: str, facts: Iterable[tuple[str, str]], *, piped: int | None = None) -> None:
     """Prints a title and what is known, a line each; what is empty is left out."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -87,16 +90,15 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     for key, value in facts:
         if value:
             table.add_row(key, value)
-    out = console()
+    out = console(piped)
     out.print(title, style="bold")
     out.print(table)
 
 
-def console() -> Console:
-    """Standard output; a pipe has no width, so that lines stay whole."""
-    return Console(
-        markup=False, highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDE
-    )
+def console(piped: int | None = None) -> Console:
+    """Standard output, as wide as the terminal; a pipe has no width, so that lines stay whole, or ``piped``."""
+    width = None if sys.stdout.isatty() else piped or _WIDE
+    return Console(markup=False, highlight=False, soft_wrap=False, width=width)
 
 
 def _is_number(text: str) -> bool:
@@ -130,6 +132,14 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= factor:
             return f"{_digits(seconds / factor)} {unit}"
     return "0" if seconds == 0 else f"{seconds:.2g} s"
+
+
+def two_digits(value: float) -> str:
+    """Two significant digits, never with an exponent: 0.0123 gives "0.012", 104 "104"."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, 1 - math.floor(math.log10(abs(float(f"{value:.1e}")))))
+    return f"{value:,.{decimals}f}"
 
 
 def _digits(value: float) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from lengthwise import theory
 from lengthwise.cli import _outputs
-from lengthwise.cli._show import console, duration, print_table
+from lengthwise.cli._show import console, duration, print_table, two_digits
 from lengthwise.report.theory import answers, cuts_text, theory_facts, write_theory_html
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -32,7 +32,9 @@ POINTS = 10
 
 def require(report: Path | None, json: Path | None) -> None:
     """Raises InputError where what was asked for could not be written."""
-    _outputs.require_writable([path for path in (json, report) if path is not None and str(path) != "-"])
+    _outputs.require_writable(
+        [path for path in (json if json != _outputs.STDOUT else None, report) if path is not None]
+    )
     if report is not None:
         _outputs.require_plotly()
 
@@ -203,7 +205,7 @@ def _show_queue(study: QueueStudy) -> None:
 
 
 def _estimate(value: Estimate) -> str:
-    half = f" ± {value.half_width:.2g}" if value.has_interval else ""
+    half = f" ± {two_digits(value.half_width)}" if value.has_interval else ""
     return f"{value.value:.4g}{half}"
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.cli._options import HtmlReport, JsonFile, Quiet
+
 EXAMPLES = """\b
 Examples:
   lengthwise bench http://localhost:8000 --workload chat-1m --request-rate 4 --report bench.html
@@ -22,7 +24,9 @@ def run(
     ],
     scenario: Annotated[
         Path | None,
-        typer.Argument(metavar="[SCENARIO]", help="A .toml or .yaml file; its workload and limits are used."),
+        typer.Argument(
+            metavar="[SCENARIO]", help="A .toml or .yaml file: workload, limits, and what is behind URL."
+        ),
     ] = None,
     *,
     workload: Annotated[
@@ -49,6 +53,13 @@ def run(
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of requests and prompts; default: the scenario's.")
+    ] = None,
+    salt: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of prompts' tokens; default: a new one each run, so that no cache knows them.",
+        ),
     ] = None,
     slo: Annotated[
         list[str] | None,
@@ -89,35 +100,34 @@ def run(
     records: Annotated[
         Path | None, typer.Option(metavar="FILE.parquet", help="Write requests and what happened to them.")
     ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="Write all numbers to this file; -: to standard output, without the table."),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file of --records that is there already.")
+    ] = False,
+    json: JsonFile = None,
+    report: HtmlReport = None,
+    quiet: Quiet = False,
 ) -> None:
     """Put a real server under load: the numbers of simulate, measured, and what the client says of itself.
 
     What the server can do (token ids as prompts, outputs of exact lengths, numbers of tokens) is found by
-    asking it. Latencies count from when a request was due. Ctrl-C keeps what there is.
+    asking it. Latencies count from when a request was due. Ctrl-C keeps what there is. Records keep the scenario's
+    deployment, so that compare and calibrate know what was measured whatever name it is served under.
     """
     from lengthwise import measure
     from lengthwise import scenario as scenarios
     from lengthwise.backend.openai import Server
-    from lengthwise.cli import _bench_page, _outputs, _results
+    from lengthwise.cli import _bench_page, _outputs, _records, _results, _settings
     from lengthwise.schema.errors import InputError
 
     if time_limit is not None and not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds; it is {time_limit:g}: leave it out for none")
     given = _bench_page.settings(isl, osl, request_rate, concurrency, num_requests, slo)
-    asked = scenarios.asked_of_server(scenario, workload, variant, [*(set_ or ()), *given])
-    _outputs.require_writable(
-        filter(None, (json if json != _results.STDOUT else None, report, records)), inputs=asked.files
-    )
-    if report is not None:
-        _outputs.require_plotly()
+    overrides = [*(set_ or ()), *given]
+    asked = scenarios.asked_of_server(scenario, workload, variant, overrides)
+    _outputs.require_answers(json, report, asked.files, [] if records is None else [records])
+    _records.require_new(records, force=force)
+    deployment = _bench_page.deployment_of(scenario, workload, variant, overrides)
+    _settings.tell(asked.notes, quiet=quiet)
     chosen = asked.run.seed if seed is None else seed
     requests = scenarios.requests(asked, chosen)
     server = Server(url, model, api_key, stall_s=stall, timeout_s=timeout)
@@ -126,20 +136,22 @@ def run(
             server,
             requests,
             seed=chosen,
+            salt=salt,
             warmup_requests=warmup,
             time_limit_s=math.inf if time_limit is None else time_limit,
             exact=exact,
             shared_prefix=shared_prefix,
             priorities=priorities,
             scrape=scrape,
+            deployment=deployment,
             told=told,
         )
     if records is not None:
         measure.write_records(measured, records)
     result = _bench_page.result_of(measured, asked)
-    if not quiet and json != _results.STDOUT:
+    if not quiet and json != _outputs.STDOUT:
         _bench_page.show(result, measured)
     written = _results.write([result], json, report, {}) + ([records] if records is not None else [])
     if not quiet:
-        _results.tell(written)
-    _bench_page.end(measured)
+        _outputs.tell(written)
+    _bench_page.end(measured, records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -46,14 +47,33 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Move this alone: work, prefill, decode, comm, host_step, host_sequence, client; repeatable.",
+            help="Move this alone: work, prefill, decode, comm, host_step, host_sequence, client, masked; repeatable. "
+            "Dense masks are then not looked for, unless named.",
         ),
     ] = None,
+    masks: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|no",
+            help="Whether dense masks (attention over the whole batch) are looked for: without --fit, or never.",
+        ),
+    ] = "auto",
+    scrape: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|no",
+            help="Whether the counters that runs keep (bench --scrape, of a vLLM) are fitted to: without "
+            "--iterations, or never.",
+        ),
+    ] = "auto",
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="PATH=VALUE", help="Change a setting: engine.max_num_seqs=64; repeatable."
         ),
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which variant of the scenario was measured.")
     ] = None,
     cost: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="The tables to start from, such as roofline.")
@@ -73,7 +93,11 @@ def run(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the search's draws and of the intervals.")] = 0,
     report: Annotated[
-        Path | None, typer.Option(help="Write what is printed as Markdown to this file.")
+        Path | None,
+        typer.Option(
+            help="Write a self-contained HTML page to this file, with distributions before and after; "
+            "named .md: what is printed, as Markdown."
+        ),
     ] = None,
     json: Annotated[
         Path | None,
@@ -83,36 +107,43 @@ def run(
 ) -> None:
     """Calibrate a deployment's cost tables to measured runs, and report errors on what was held out.
 
-    Tables that only make held-out requests worse are not written. The server's own counters (bench --scrape) are
-    checked against the simulation and not fitted to.
+    Tables that only make held-out requests worse are not written. What a server told of itself (bench --scrape) is
+    used: the steps, tokens and seconds that a vLLM counted while it was busy are fitted to beside the requests; how
+    many run and wait is checked against the simulation.
     """
     from lengthwise import cost as costs
-    from lengthwise import measure
     from lengthwise.cli import _calibrate_page as page
-    from lengthwise.cli import _outputs, _progress
+    from lengthwise.cli import _outputs, _progress, _records
     from lengthwise.measure.calibrate import calibrate, read_iterations
 
-    files = [path for path in (out, json, report) if path is not None and str(path) != "-"]
+    files = [path for path in (out, json if json != _outputs.STDOUT else None, report) if path is not None]
     _outputs.require_writable(files, inputs=[scenario, *runs, *(holdout or [])])
-    deployment = page.deployment_of(scenario, set_, cost)
+    if report is not None and page.is_html(report):
+        _outputs.require_plotly()
+    deployment = page.deployment_of(scenario, set_, cost, variant, quiet=quiet)
     allow = [name for name, on in (("doubts", allow_doubts), ("simulated", force)) if on]
+    named = _records.read_named([*runs, *(holdout or [])])
     with _progress.shown(quiet=quiet):
         found = calibrate(
-            [measure.read_records(path) for path in runs],
+            named[: len(runs)],
             deployment,
             fit=fit,
-            holdout=[measure.read_records(path) for path in holdout] if holdout else share,
+            holdout=named[len(runs) :] if holdout else share,
             iterations=None if iterations is None else read_iterations(iterations),
             allow=allow,
             seed=seed,
+            masks=masks,
+            scrape=scrape,
         )
-    if not quiet and str(json) != "-":
+    if shown := not quiet and str(json) != "-":
         page.show(found)
-    page.require_help(found, force=force)
+    page.require_help(found, force=force, shown=shown)
     costs.save(found.tables, out)
     page.write(found, json, report)
     if not quiet:
         for path in files:
             typer.echo(f"wrote {path}", err=True)
-        again = "".join(f" --set {word}" for word in set_ or [])
+        again = "".join(f" --set {word}" for word in set_ or []) + (
+            f" --variant {shlex.quote(variant)}" if variant else ""
+        )
         typer.echo(f"simulate with it: lengthwise simulate {scenario}{again} --cost tables:{out}", err=True)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.cli._options import CostSource, JsonFile, Quiet
+
 EXAMPLES = """\b
 Examples:
   lengthwise capacity examples/chat-70b.toml
@@ -25,20 +27,12 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=8; repeatable."),
     ] = None,
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR"
-        ),
-    ] = None,
+    cost: CostSource = None,
     precision: Annotated[float | None, typer.Option(help="Relative half-width to reach: 0.025.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions behind it: 5.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a CPU.")] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="Write all numbers to this file; -: to standard output, without the table."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
+    json: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Find the largest request rate that holds the limits, with its confidence interval.
 
@@ -50,6 +44,7 @@ def run(
     given = _settings.searching(limit, precision, seeds)
     asked = scenarios.load(scenario, [*_settings.overrides(set_, cost), *given])
     _outputs.require_writable([json] if json is not None and str(json) != "-" else [], inputs=asked.files)
+    _settings.tell(asked.notes, quiet=quiet)
     with _progress.shown(quiet=quiet) as progress:
         found = scenarios.capacities(asked, jobs=jobs, progress=progress)
     if not quiet and str(json) != "-":

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.cli._options import HtmlReport, JsonFile
+
 EXAMPLES = """\b
 Examples:
   lengthwise simulate examples/closed-loop.yaml --records simulated.parquet
@@ -14,7 +16,10 @@ Examples:
   lengthwise compare simulated.parquet run.parquet --fail-above ttft.p95=0.1 --fail-above jct.p50=5%
 """
 
-_RUN = "A file of records, from simulate --records or bench --records."
+_RUN = (
+    "A file of records, from simulate --records or bench --records, or a result of vllm bench serve "
+    "(--save-detailed), GuideLLM or AIPerf."
+)
 
 
 def run(
@@ -41,32 +46,24 @@ def run(
     unpaired: Annotated[
         bool, typer.Option("--unpaired", help="Do not compare the same requests one by one.")
     ] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="Write all numbers to this file; -: to standard output, without the table."),
-    ] = None,
+    report: HtmlReport = None,
+    json: JsonFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Compare two runs, simulated or measured: the error of A against B in every metric and quantile."""
-    from lengthwise import measure, metrics
-    from lengthwise.cli import _compare_page, _outputs
+    from lengthwise import metrics
+    from lengthwise.cli import _compare_page, _outputs, _records
 
     limits, bounds = _compare_page.slo_of(slo or []), _compare_page.bounds_of(fail_above or [])
-    files = [path for path in (json, report) if path is not None and str(path) != "-"]
-    _outputs.require_writable(files, inputs=[a, b])
-    if report is not None:
-        _outputs.require_plotly()
-    ours, theirs = measure.read_records(a), measure.read_records(b)
+    _outputs.require_answers(json, report, inputs=[a, b])
+    ours, theirs = _records.read_named([a, b])
     found = metrics.compare(ours, theirs, paired=False if unpaired else "auto", warmup_s=warmup, slo=limits)
     broken = _compare_page.broken(found, bounds)
-    if not quiet and str(json) != "-":
+    if not quiet and json != _outputs.STDOUT:
         _compare_page.show(found)
-    for path in _compare_page.write(found, (ours, theirs), json, report):
-        if not quiet:
-            typer.echo(f"wrote {path}", err=True)
+    written = _compare_page.write(found, (ours, theirs), json, report)
+    if not quiet:
+        _outputs.tell(written)
     for told in broken:
         typer.echo(f"above its bound: {told}", err=True)
     if broken:

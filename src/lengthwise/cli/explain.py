@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.cli._options import CostSource
+
 EXAMPLES = """\b
 Example:
   lengthwise explain examples/chat-70b.toml --set deployment.tp=2
@@ -20,16 +22,13 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=2; repeatable."),
     ] = None,
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR"
-        ),
-    ] = None,
+    cost: CostSource = None,
 ) -> None:
     """Show what fits, what a step costs by operator, and what binds; nothing is simulated."""
     from lengthwise import scenario as scenarios
     from lengthwise.cli import _explain_page as page
     from lengthwise.cli import _settings
 
-    page.show_all(scenarios.build(scenarios.load(scenario, _settings.overrides(set_, cost))))
+    asked = scenarios.load(scenario, _settings.overrides(set_, cost))
+    _settings.tell(asked.notes)
+    page.show_all(scenarios.build(asked))

@@ -63,12 +63,15 @@ def vidur(
     node: Annotated[
         str | None, typer.Option(help="Whose network to take; else pairwise NVLink, or the DGX.")
     ] = None,
+    keep_surrogates: Annotated[
+        bool, typer.Option("--keep-surrogates", help="Keep rows that were made up and not measured.")
+    ] = False,
     out: Annotated[Path, _OUT],
 ) -> None:
     """Import a model's mlp.csv, attention.csv and the device's network from Vidur's profiles."""
     from lengthwise.cli import _profile_page as page
 
-    page.from_vidur(folder, model, device, node, out)
+    page.from_vidur(folder, model, device, node, out, keep_surrogates=keep_surrogates)
 
 
 @imports.command(epilog=IMPORT_EXAMPLES)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.cli._options import CostSource, HtmlReport, JsonFile, Quiet
+
 EXAMPLES = """\b
 Examples:
   lengthwise simulate examples/chat-70b.toml
@@ -22,23 +24,16 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=8; repeatable."),
     ] = None,
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR"
-        ),
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this variant of the scenario.")
     ] = None,
+    cost: CostSource = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repetitions; the table shows a 95 % interval over them.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a core.")] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="Write all numbers to this file; -: to standard output, without the table."),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
-    ] = None,
+    json: JsonFile = None,
+    report: HtmlReport = None,
     timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto to this file.")] = None,
     records: Annotated[
         Path | None,
@@ -47,26 +42,22 @@ def run(
             help="Write requests and what happened to them, first seed; several variants: FILE-NAME.parquet.",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Simulate a scenario: what users will see, and why."""
     from lengthwise import scenario as scenarios
     from lengthwise.cli import _outputs, _progress, _records, _results, _settings
 
     asked = scenarios.load(scenario, _settings.overrides(set_, cost))
+    if variant is not None:
+        asked = asked.only(variant)
     if seeds is not None:
         asked = asked.with_run(seeds=seeds)
     names = [whole.name for whole in asked.effective()]
     traces, kept = _results.timelines(timeline, names), _records.places(records, names)
-    files = [
-        *filter(None, (json if json != _results.STDOUT else None, report)),
-        *traces.values(),
-        *kept.values(),
-    ]
-    _outputs.require_writable(files, inputs=asked.files)
-    if report is not None:
-        _outputs.require_plotly()
+    _outputs.require_answers(json, report, asked.files, [*traces.values(), *kept.values()])
     variants = scenarios.build(asked)
+    _settings.tell(asked.notes, quiet=quiet)
     with _progress.shown(quiet=quiet) as progress:
         outcomes = scenarios.run(
             asked, variants=variants, jobs=jobs, progress=progress, every_step=timeline is not None
@@ -75,8 +66,8 @@ def run(
     if not quiet:
         _results.tell_of_replays(variants, asked.run.seeds)
         _results.hint(variants)
-    if not quiet and json != _results.STDOUT:
+    if not quiet and json != _outputs.STDOUT:
         _results.show(asked, results)
     written = _results.write(results, json, report, traces) + _records.write_simulated(outcomes, kept)
     if not quiet:
-        _results.tell(written)
+        _outputs.tell(written)

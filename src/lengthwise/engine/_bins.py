@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
-from lengthwise.engine._evict import enqueue, line_up
+from lengthwise.engine._evict import line_up
 
 BAD_BIN = layout.BAD_BIN
 INFINITY = float("inf")
@@ -14,7 +14,7 @@ INFINITY = float("inf")
 def gather(S, q, now_s, slot, rank, binning):
     """Into the queue, or into a bin that becomes a batch when it is full."""
     if S.par[0].bins == 0:
-        enqueue(S, q, now_s, slot, rank)
+        line_up(S, q, now_s, slot, rank)
     else:
         _into_bin(S, q, now_s, slot, rank, binning)
 
@@ -22,7 +22,6 @@ def gather(S, q, now_s, slot, rank, binning):
 @jit_cold
 def _into_bin(S, q, now_s, slot, rank, binning):
     request, par = S.slots[slot], S.par[0]
-    request.queued_s = now_s
     number = binning(S.predicted[request.index], S.prompt[request.index])
     if number < 0 or number >= par.bins:
         S.ctr[0].problem = BAD_BIN

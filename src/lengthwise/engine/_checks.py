@@ -60,11 +60,34 @@ def check(workload: Workload, deployment: Deployment, policies: Policies) -> Non
     _check_memory(policies.memory, deployment)
 
 
+def check_sides(deployment: Deployment) -> None:
+    """Nothing, if the sides of a deployment that decodes apart can work together.
+
+    Raises:
+        InputError: One queue for all replicas, or blocks of two sizes.
+    """
+    here, there = deployment, deployment.decode
+    if there is None:
+        return
+    for who, router in (("scheduler", here.scheduler.router), ("decode", there.router)):
+        if resolve("router", router) == resolve("router", "central"):
+            raise InputError(
+                f'{who}.router must pick a replica where a decode side is apart; "central" keeps one queue for all. '
+                'Take "round_robin" or "least_outstanding"'
+            )
+    if here.kv.block_size != there.kv.block_size:
+        raise InputError(
+            f"block_size must be the same where prompts are prefilled and where they decode; it is "
+            f"{here.kv.block_size} and {there.kv.block_size}"
+        )
+
+
 def empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
     """What the batching policy says to one request before an idle replica: it must let it in."""
-    limits = deployment.limits
+    limits, own = deployment.limits, (len(deployment.cost.stage_layers), *batching.all_parameters)
+    budget, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     try:
-        plan = interpreted(batching)(0, 0, 1, 0, 0, limits.max_num_batched_tokens, limits.max_num_seqs, 0, 0)
+        plan = interpreted(batching)(0, 0, 1, 0, 0, budget, seqs, 0, 0, 0, 0, 0, 0, 0, *own)
         admit, tokens, flags = (int(x) for x in plan)
     except Exception as error:
         raise PolicyError(

@@ -15,7 +15,8 @@ from lengthwise.engine._launch import count_cohorts
 @jit
 def may_coast(S, r, end_s, horizon_s):
     """Whether the decode-only step just launched can only be followed by the same group."""
-    rep, par, queue = S.replicas[r], S.par[0], S.queues[S.replicas[r].queue]
+    rep, queue = S.replicas[r], S.queues[S.replicas[r].queue]
+    par = S.par[rep.side]
     g = S.flights[S.work[0].flight].group
     group = S.groups[g]
     alone = rep.partials == 0 and S.groups[rep.idle].members == 0

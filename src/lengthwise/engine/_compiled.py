@@ -11,7 +11,8 @@ from lengthwise import _jit
 from lengthwise.engine import _kernel, _layout
 from lengthwise.engine._outcome import Outcome, ending_s
 from lengthwise.engine._setup import Setup
-from lengthwise.engine._state import State, new_state
+from lengthwise.engine._state import State, decode_state, new_state
+from lengthwise.engine._told import policy_raised, stuck
 from lengthwise.policy.compile import signatures
 from lengthwise.schema.errors import InternalError, PolicyError
 from lengthwise.schema.records import Status
@@ -22,13 +23,56 @@ def ready() -> bool:
     return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("run")
 
 
+Kind = tuple[Any, ...]
+
+
 @lru_cache(maxsize=1)
-def _compiled(state_type: Any) -> Any:
+def _compiled(state_type: Any, decode_type: Any) -> Any:
     s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
-    signature = _jit.i8(
-        state_type, s["rank"], s["rank"], s["batching"], s["memory"], s["router"], s["takeover"], s["binning"]
+    axes = (
+        "rank",
+        "rank",
+        "batching",
+        "memory",
+        "router",
+        "takeover",
+        "binning",
+        "batching",
+        "memory",
+        "router",
     )
+    signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes))
     return _jit.compile_now(_kernel.run, signature, cached=True)
+
+
+_KERNELS: dict[Kind, Any] = {}
+"""By what a state is made of: to ask its compiled type anew takes longer than a short run."""
+
+
+def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
+    """What the kernel is called with; the state comes first."""
+    state = new_state(setup, log_rows)
+    side = setup.there or setup
+    return state, decode_state(setup, state), *setup.functions, side.batching, side.memory, side.router
+
+
+def kernel_of(arguments: tuple[Any, ...]) -> Any:
+    """The kernel, compiled unless the compiler is off."""
+    if _jit.DISABLED:
+        return _kernel.run
+    kind = _kind(arguments[:2])
+    if kind not in _KERNELS:
+        _KERNELS[kind] = _compiled(*map(_jit.type_of, arguments[:2]))
+    return _KERNELS[kind]
+
+
+def _kind(value: Any) -> Kind:
+    """What a compiled type follows from."""
+    if isinstance(value, tuple):
+        return type(value), *map(_kind, value)
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.ndim, value.flags.c_contiguous, value.flags.writeable, value.flags.aligned
+    return (type(value),)
 
 
 def run_kernel(setup: Setup, log_rows: int) -> Outcome:
@@ -37,12 +81,12 @@ def run_kernel(setup: Setup, log_rows: int) -> Outcome:
     Raises:
         PolicyError: A policy raised, returned NaN, chose no replica, or took too many blocks.
     """
-    state = new_state(setup, log_rows)
-    kernel = _kernel.run if _jit.DISABLED else _compiled(_jit.type_of(state))
+    arguments = arguments_of(setup, log_rows)
+    state: State = arguments[0]
     try:
-        code = kernel(state, *setup.functions)
+        code = kernel_of(arguments)(*arguments)
     except Exception as error:  # the kernel raises nothing itself
-        raise setup.policy_raised(error) from error
+        raise policy_raised(setup, error) from error
     _raise_for(code, setup, state)
     return _outcome(state)
 
@@ -55,12 +99,16 @@ def _raise_for(code: int, setup: Setup, state: State) -> None:
         raise setup.bad_memory(request)
     if code == _layout.BAD_ROUTE:
         raise setup.bad_route(request)
+    if code == _layout.BAD_DECODE_MEMORY and setup.there:
+        raise setup.there.bad_memory(request)
+    if code == _layout.BAD_DECODE_ROUTE and setup.there:
+        raise setup.there.bad_route(request)
     if code == _layout.BAD_BIN:
         raise setup.bad_bin(request)
     if code == _layout.BAD_TAKEOVER:
         raise setup.bad_takeover(request)
     if code == _layout.STUCK:
-        raise PolicyError(setup.stuck(request))
+        raise PolicyError(stuck(setup, request))
     if code != _layout.OK:
         raise InternalError(f"the kernel came back with {code}")
 

@@ -1,13 +1,14 @@
-"""Requests arrive: refused, or routed to a replica's queue."""
+"""Requests enter, once past the front: refused, or routed to a replica's queue."""
 
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._bins import gather
-from lengthwise.engine._expire import lift, outstanding, release
+from lengthwise.engine._expire import lift, outstanding, release, to_front
 from lengthwise.engine._fits import remaining_tokens
 from lengthwise.engine._form import chunk_for
+from lengthwise.engine._handover import blocks_to_decode
 from lengthwise.engine._keys import predicted_total
 from lengthwise.schema.records import Refusal, Status
 
@@ -20,20 +21,21 @@ OVER_MEMORY = int(Refusal.PROMPT_ABOVE_KV_MEMORY)
 
 
 @jit_cold
-def arrivals(S, now_s, rank, memory, router, binning):
-    """Takes in all requests that arrive now."""
+def arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
+    """Takes in all requests that enter now."""
     ctr = S.ctr[0]
-    while ctr.next < ctr.released and S.arrival_s[ctr.next] == now_s:
+    while ctr.entry_s == now_s:
         i = ctr.next
         ctr.next += 1
-        refusal = _refusal(S, i, memory)
+        to_front(S)
+        refusal = _refusal(S, i, memory, decode_memory)
         if refusal != NONE:
             S.results[i].status = REJECTED
             S.results[i].refusal = refusal
             release(S, now_s)
             continue
-        slot = _new_slot(S, i, now_s)
-        r = _route(S, i, router)
+        slot = _new_slot(S, i)
+        r = _route(S, D, i, router)
         if r < 0:
             return
         if S.par[0].charges == 1:
@@ -42,7 +44,7 @@ def arrivals(S, now_s, rank, memory, router, binning):
 
 
 @jit
-def _refusal(S, i, memory):
+def _refusal(S, i, memory, decode_memory):
     """Why not even an idle replica could take the request, if so."""
     par, prompt, predicted = S.par[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= par.max_model_len:
@@ -66,11 +68,13 @@ def _refusal(S, i, memory):
         0,
         peak,
     )
+    if blocks >= 0 and par.decodes > 0:
+        blocks = blocks_to_decode(S, i, decode_memory)
     return OVER_MEMORY if blocks < 0 else NONE
 
 
 @jit
-def _new_slot(S, i, now_s):
+def _new_slot(S, i):
     ctr = S.ctr[0]
     if ctr.free_slots > 0:
         ctr.free_slots -= 1
@@ -80,7 +84,7 @@ def _new_slot(S, i, now_s):
         ctr.slots += 1
     q = S.slots[slot]
     q.index = i
-    q.arrival_s = now_s
+    q.arrival_s = S.arrival_s[i]
     q.prompt = S.prompt[i]
     q.output = S.output[i]
     q.priority = S.priority[i]
@@ -101,19 +105,20 @@ def _new_slot(S, i, now_s):
     q.batch = 0
     q.entered = 0
     q.kept = 0
-    q.queued_s = now_s
+    q.held = 0
+    q.queued_s = q.arrival_s
     q.waited_s = 0.0
     q.charged = 0.0
     return slot
 
 
 @jit
-def _route(S, i, router):
+def _route(S, D, i, router):
     """The replica of a request; -1 after a problem."""
     if S.par[0].central == 1:
         S.waiting[0] += 1
         return 0
-    r = router(i, S.draws[i, 0], S.draws[i, 1], S.waiting, S.running, S.tokens)
+    r = router(i, S.draws[i, 0], S.draws[i, 1], D.waiting_here, D.running_here, D.tokens_here)
     if r < 0 or r >= S.par[0].replicas:
         S.ctr[0].problem = BAD_ROUTE
         S.ctr[0].problem_request = r

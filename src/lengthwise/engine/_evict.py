@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
+from lengthwise.engine._expire import outstanding
 from lengthwise.engine._groups import drop_partial, join, leave, member, settle
 from lengthwise.engine._keys import key_of, note_overdue, rank_key
 from lengthwise.engine._queue import queue_push, queue_rebuild
@@ -14,14 +15,23 @@ FORM_ONCE, RESTART_AS_DECODE = contracts.FORM_ONCE, contracts.RESTART_AS_DECODE
 
 @jit
 def enqueue(S, q, now_s, slot, rank):
-    """Puts a request that joins now into a queue under its rank."""
+    """Puts a request that comes back into a queue under its rank; it waits from now on."""
     S.slots[slot].queued_s = now_s
     line_up(S, q, now_s, slot, rank)
 
 
+@jit_cold
+def change_load(S, q, r, to):
+    """A request is another replica's from now on, for routers; that one has something to look at."""
+    tokens = outstanding(S.prompt[q.index], S.predicted[q.index])
+    S.tokens[r] -= tokens
+    S.tokens[to] += tokens
+    S.touched[to] = 1
+
+
 @jit
 def line_up(S, q, now_s, slot, rank):
-    """Puts a request into a queue under its rank; it may have waited in a bin since ``queued_s``."""
+    """Puts a request into a queue under its rank; it waits since ``queued_s``, before the front and in a bin too."""
     request = S.slots[slot]
     request.waiting = 1
     key = rank_key(S, now_s, slot, rank)
@@ -59,7 +69,8 @@ def rank_again(S, q, now_s, rank):
 @jit_cold
 def evict(S, r, slot, now_s, rank):
     """Sends an idle resident back to the queue, its blocks freed, to be recomputed or swapped in."""
-    rep, q, w, par = S.replicas[r], S.slots[slot], S.work[0], S.par[0]
+    rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
+    par = S.par[rep.side]
     if q.decoding == 1:
         leave(S, rep.idle, slot)
     else:
@@ -84,11 +95,15 @@ def evict(S, r, slot, now_s, rank):
         q.prefilled = 0
     q.blocks = 0
     S.running[r] -= 1
-    S.waiting[rep.queue] += 1
     S.ctr[0].evictions += 1
     q.eviction = S.ctr[0].evictions
     S.results[q.index].preemptions += 1
-    enqueue(S, rep.queue, now_s, slot, rank)
+    to = rep.queue
+    if rep.side == 1 and q.swapped == 0:  # to be prefilled again, where that is done
+        to = q.home
+        change_load(S, q, r, to)
+    S.waiting[to] += 1
+    enqueue(S, to, now_s, slot, rank)
 
 
 @jit_cold

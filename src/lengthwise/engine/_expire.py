@@ -10,12 +10,15 @@ from lengthwise.schema.records import Status
 
 OUTPUT_WEIGHT = contracts.SERVICE_OUTPUT_WEIGHT
 TIMED_OUT = int(Status.TIMED_OUT)
+INFINITY = float("inf")
 
 
 @jit
 def end_request(S, r, slot, status, now_s):
     """Books the end of a request, frees its slot, and lets the next one of a closed loop in."""
     q = S.slots[slot]
+    if q.held > 0:
+        let_go(S, q)
     result = S.results[q.index]
     result.status = status
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
@@ -28,6 +31,16 @@ def end_request(S, r, slot, status, now_s):
     S.free_slots[S.ctr[0].free_slots] = slot
     S.ctr[0].free_slots += 1
     release(S, now_s)
+
+
+@jit_cold
+def let_go(S, q):
+    """The blocks where the request was prefilled are free."""
+    home = S.replicas[q.home]
+    home.free_blocks += q.held
+    home.freed += q.held
+    S.touched[q.home] = 1
+    q.held = 0
 
 
 @jit_cold
@@ -80,10 +93,24 @@ def outstanding(prompt, predicted):
 
 @jit
 def release(S, now_s):
-    """In a closed loop the next request arrives when one ends."""
-    if S.par[0].closed == 1 and S.ctr[0].released < len(S.arrival_s):
-        S.arrival_s[S.ctr[0].released] = now_s
-        S.ctr[0].released += 1
+    """In a closed loop the next request is sent when one ends."""
+    ctr = S.ctr[0]
+    if S.par[0].closed == 1 and ctr.released < len(S.arrival_s):
+        S.arrival_s[ctr.released] = now_s
+        ctr.released += 1
+        if ctr.released == ctr.next + 1:
+            to_front(S)
+
+
+@jit
+def to_front(S):
+    """The next request goes to the front as soon as it is there, and enters when it has passed it."""
+    ctr, par = S.ctr[0], S.par[0]
+    if ctr.next < ctr.released:
+        ctr.front_free_s = max(S.arrival_s[ctr.next], ctr.front_free_s) + par.front_queue_s
+        ctr.entry_s = ctr.front_free_s + par.front_request_s
+    else:
+        ctr.entry_s = INFINITY
 
 
 @jit
@@ -132,7 +159,7 @@ def _next_deadline(S, r):
     for i in range(rep.partials):
         earliest = min(earliest, S.slots[S.partials[r, i]].arrival_s)
     for k in range(rep.in_flight):
-        f = r * par.pp + (rep.first_flight + k) % par.pp
+        f = r * par.stride + (rep.first_flight + k) % par.stride
         earliest = min(earliest, _first_arrival(S, S.flights[f].group))
         for i in range(S.flights[f].prompts):
             earliest = min(earliest, S.slots[S.prompt_slot[f, i]].arrival_s)

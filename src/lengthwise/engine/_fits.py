@@ -7,13 +7,14 @@ from lengthwise.engine import _layout as layout
 from lengthwise.engine._groups import member, settle
 from lengthwise.engine._keys import predicted_total
 
-BAD_MEMORY = layout.BAD_MEMORY
+BAD_MEMORY, BAD_DECODE_MEMORY = layout.BAD_MEMORY, layout.BAD_DECODE_MEMORY
 
 
 @jit
 def ask_memory(S, r, slot, chunk, memory):
     """Blocks for a request that asks to be admitted, -1 to wait."""
-    rep, q, par = S.replicas[r], S.slots[slot], S.par[0]
+    rep, q = S.replicas[r], S.slots[slot]
+    par = S.par[rep.side]
     peak = peak_tokens(S, r, slot) if par.needs_peak == 1 else 0
     blocks = memory(
         q.context,
@@ -32,7 +33,7 @@ def ask_memory(S, r, slot, chunk, memory):
     least = q.context if q.swapped == 1 else chunk
     blocks = max(blocks, (least + par.block_size - 1) // par.block_size)
     if blocks > rep.free_blocks:
-        S.ctr[0].problem = BAD_MEMORY
+        S.ctr[0].problem = BAD_MEMORY if rep.side == 0 else BAD_DECODE_MEMORY
         S.ctr[0].problem_request = blocks
         return -1
     return blocks
@@ -41,13 +42,13 @@ def ask_memory(S, r, slot, chunk, memory):
 @jit_cold
 def peak_tokens(S, r, candidate):
     """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
-    rep, par, w = S.replicas[r], S.par[0], S.work[0]
+    rep, stride, w = S.replicas[r], S.par[0].stride, S.work[0]
     count = _note_remaining(S, 0, candidate)
     count = _note_group(S, count, rep.idle)
-    for i in range(rep.partials):
+    for i in range(rep.partials + rep.coming):  # a replica has one kind of them
         count = _note_remaining(S, count, S.partials[r, i])
     for k in range(rep.in_flight):
-        f = r * par.pp + (rep.first_flight + k) % par.pp
+        f = r * stride + (rep.first_flight + k) % stride
         count = _note_group(S, count, S.flights[f].group)
         for i in range(S.flights[f].prompts):
             count = _note_remaining(S, count, S.prompt_slot[f, i])

@@ -17,31 +17,26 @@ from lengthwise.engine._queue import queue_pop
 from lengthwise.policy import contracts
 
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
-ONE_BATCH = contracts.ONE_BATCH
+ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
+DECODES_REST, NEW_PHASE = contracts.DECODES_REST, contracts.NEW_PHASE
+EVEN_SHARES = contracts.EVEN_SHARES
 SPARE_BLOCK, ADMIT_AFTER_EVICTION = contracts.SPARE_BLOCK, contracts.ADMIT_AFTER_EVICTION
 
 
 @jit
 def form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
     """Fills ``work`` with the next step of a replica; False: there is nothing to run."""
-    rep, par, w = S.replicas[r], S.par[0], S.work[0]
+    rep, w = S.replicas[r], S.work[0]
     _blank(S, r)
     expire(S, r, now_s)
     decodes, waiting = S.groups[rep.idle].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting == 0:
         return False
-    admit, tokens, flags = batching(
-        decodes,
-        rep.partials,
-        waiting,
-        S.running[r],
-        rep.in_flight,
-        par.token_budget,
-        par.max_num_seqs,
-        rep.steps_since,
-        rep.ended_since,
-    )
+    admit, tokens, flags = _plan(S, r, decodes, 0, batching)
     w.plan_flags = flags
+    if flags & NEW_PHASE != 0:
+        rep.phase_steps = 0
+        rep.phase_rounds = 0
     if admit > 0:
         rep.steps_since = 0
         rep.ended_since = 0
@@ -52,17 +47,58 @@ def form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
     if rep.partials > 0:
         _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank)
     if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
-        _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory)
+        _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
+    if w.prompts > 0 and flags & DECODES_REST != 0:
+        _let_rest(S, r)
     return w.seqs > 0
+
+
+@jit
+def _plan(S, r, decodes, next_tokens, batching):
+    """What the batching policy says now."""
+    rep = S.replicas[r]
+    par = S.par[rep.side]
+    return batching(
+        decodes,
+        rep.partials,
+        S.queues[rep.queue].length,
+        S.running[r],
+        rep.in_flight,
+        par.token_budget,
+        par.max_num_seqs,
+        rep.steps_since,
+        rep.ended_since,
+        rep.phase_steps,
+        rep.phase_rounds,
+        S.work[0].prompts,
+        S.work[0].prompt_tokens,
+        next_tokens,
+        par.pp,
+        par.parameter_0,
+        par.parameter_1,
+        par.parameter_2,
+        par.parameter_3,
+        par.parameter_4,
+        par.parameter_5,
+    )
+
+
+@jit
+def _let_rest(S, r):
+    """The idle group goes along with the step's prompts; it is not computed."""
+    rep, flight = S.replicas[r], S.flights[S.work[0].flight]
+    if S.work[0].decodes == 0 and S.groups[rep.idle].members > 0:
+        rep.idle, flight.group = flight.group, rep.idle
+        flight.rests = 1
 
 
 @jit
 def _let_in_turn(S, r, now_s, rank, memory, takeover):
     """The queue in the order of now, and running requests out of the way of better waiting ones."""
-    rep, par = S.replicas[r], S.par[0]
-    queue = S.queues[rep.queue]
+    rep = S.replicas[r]
+    par, queue = S.par[rep.side], S.queues[rep.queue]
     if queue.length == 0:
         return
     stays = par.takes_over == 0 and S.work[0].plan_flags & ADMIT_AFTER_EVICTION == 0
@@ -75,8 +111,9 @@ def _let_in_turn(S, r, now_s, rank, memory, takeover):
 
 @jit
 def _blank(S, r):
-    rep, w, pp = S.replicas[r], S.work[0], S.par[0].pp
-    w.flight = r * pp + (rep.first_flight + rep.in_flight) % pp
+    rep, w, stride = S.replicas[r], S.work[0], S.par[0].stride
+    w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
+    S.flights[w.flight].rests = 0
     w.seqs = 0
     w.decodes = 0
     w.prompts = 0
@@ -94,7 +131,10 @@ def _take_decodes(S, r, now_s, flags, rank, leave_rank):
     group = S.groups[rep.idle]
     if group.members == 0:
         return
-    limit = S.par[0].max_step_seqs - w.seqs
+    par = S.par[rep.side]
+    limit = par.max_step_seqs - w.seqs
+    if flags & EVEN_SHARES != 0:
+        limit = min(limit, (S.running[r] - rep.coming + par.flights - 1) // par.flights)
     spare = 1 if flags & SPARE_BLOCK != 0 else 0
     need = S.phases[rep.idle, group.steps % S.par[0].block_size]
     flight = S.flights[w.flight]
@@ -116,7 +156,8 @@ def _take_decodes(S, r, now_s, flags, rank, leave_rank):
 @jit
 def _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank):
     """Half-computed prompts go on in the order of their admission."""
-    rep, w, par = S.replicas[r], S.work[0], S.par[0]
+    rep, w = S.replicas[r], S.work[0]
+    par = S.par[rep.side]
     while rep.partials > 0 and w.seqs < par.max_step_seqs:
         slot = S.partials[r, 0]
         q = S.slots[slot]
@@ -162,7 +203,8 @@ def _found_again(S, r, q, flags):
 
     Blocks are taken in the order in which they were freed, those of its end before those of its beginning.
     """
-    rep, par = S.replicas[r], S.par[0]
+    rep = S.replicas[r]
+    par = S.par[rep.side]
     if par.finds_again == 0 or q.kept == 0 or q.swapped == 1 or q.kept_on != r or flags & CHUNKED == 0:
         return 0
     taken_since = max(0, rep.freed - rep.free_blocks - q.kept_mark)
@@ -170,10 +212,10 @@ def _found_again(S, r, q, flags):
 
 
 @jit
-def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory):
+def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):
     """Lets waiting requests in, in the order of their rank, until one has to wait."""
-    rep, w, par = S.replicas[r], S.work[0], S.par[0]
-    queue = S.queues[rep.queue]
+    rep, w = S.replicas[r], S.work[0]
+    par, queue = S.par[rep.side], S.queues[rep.queue]
     admitted, batch = 0, 0
     while (
         queue.length > 0
@@ -183,13 +225,15 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, memory):
     ):
         slot = S.pool_slot[queue.offset]
         q = S.slots[slot]
-        if admitted > 0 and q.batch != batch and flags & ONE_BATCH != 0:
-            return
+        if q.held > 0 or (admitted > 0 and q.batch != batch and flags & ONE_BATCH != 0):
+            return  # held: it comes by a transfer, not with a step
         q.context = q.prompt + q.generated
         chunk, found = 1, _found_again(S, r, q, flags)
         if q.swapped == 0:
             chunk = chunk_for(S, q.context - found, q.eviction > 0, prompt_tokens, flags)
         if chunk <= 0:
+            return
+        if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle].members, chunk, batching)[0] <= 0:
             return
         blocks = ask_memory(S, r, slot, found + chunk, memory)
         if blocks < 0:
@@ -227,7 +271,7 @@ def _place(S, r, slot, now_s, chunk):
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.par[0].timeout_s)
     if q.swapped == 1:
         q.swapped = 0
-        w.swap_s += q.blocks * S.par[0].swap_s_per_block
+        w.swap_s += q.blocks * S.par[rep.side].swap_s_per_block
         sit(S, slot)
         join(S, rep.idle, slot)
     else:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import decode_attention, merged_prefill_attention, prefill_attention, row
+from lengthwise.cost._lookup import (
+    decode_attention,
+    masked_attention,
+    merged_prefill_attention,
+    prefill_attention,
+    row,
+)
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._evict import evict, rank_residents
 from lengthwise.engine._keys import predicted_total, remaining_of
@@ -124,9 +130,9 @@ def return_steps(S, r, q):
     cost, group = S.cost, S.groups[S.replicas[r].idle]
     seqs = max(1, group.members)
     kv_tokens = group.kv_tokens if group.members > 0 else 0
-    step_s = (
-        _linear(cost, seqs, 0) + _linear(cost, seqs, 1) + decode_attention(cost, group.members, kv_tokens, 0)
-    )
+    decode_s = decode_attention(cost, group.members, kv_tokens, 0)
+    decode_s += masked_attention(cost, group.members, kv_tokens, kv_tokens)
+    step_s = _linear(cost, seqs, 0) + _linear(cost, seqs, 1) + decode_s
     if S.par[0].swap == 1 and q.decoding == 1:
         layers = 0.0
         for p in range(len(cost.stage_layers)):

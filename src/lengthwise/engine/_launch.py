@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import (
-    decode_attention,
-    merged_prefill_attention,
-    prefill_attention,
-    row,
-)
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._expire import end_request
+from lengthwise.engine._flow import passes
 from lengthwise.engine._groups import advance, join, merge, pop_due, seat_anew, sit
+from lengthwise.engine._handover import hand_over
 from lengthwise.schema.records import Status
 
 FINISHED = int(Status.FINISHED)
@@ -22,87 +18,49 @@ GAP_SMALLEST_EXPONENT = layout.GAP_SMALLEST_EXPONENT
 
 
 @jit
-def launch(S, r, now_s):
+def launch(S, D, r, now_s):
     """Puts the step in ``work`` into flight; returns when its last stage ends."""
-    rep, w, pp = S.replicas[r], S.work[0], S.par[0].pp
+    rep, w, stride = S.replicas[r], S.work[0], S.par[0].stride
     flight = S.flights[w.flight]
-    prefill_s, pairs, completed = _prompts_cost(S)
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
-    decode_s = decode_attention(S.cost, w.decodes, kv_tokens, w.prompts)
-    end_s = _pipeline(S, r, now_s, prefill_s, decode_s)
+    end_s, pairs, completed = passes(S, D, r, now_s, kv_tokens)
     rep.pairs += kv_tokens
     rep.pairs += pairs
     rep.kv_read += kv_tokens
     book(S, r, now_s, end_s, w.decodes + completed)
     flight.end_s = end_s
     flight.prompts = w.prompts
+    count_rounds(rep, w.prompts)
     rep.in_flight += 1
     if rep.in_flight == 1:
-        rep.first_flight = w.flight - r * pp
+        rep.first_flight = w.flight - r * stride
     return end_s
 
 
 @jit
-def _prompts_cost(S):
-    """(one layer's prefill attention, (query, key) pairs, prompts that complete) of the step."""
-    w, cost = S.work[0], S.cost
-    seconds, pairs = 0.0, 0.0
-    squared, steps, completed = 0, 0, 0
-    for i in range(w.prompts):
-        q = S.slots[S.prompt_slot[w.flight, i]]
-        chunk = S.prompt_chunk[w.flight, i]
-        pairs += chunk * q.prefilled + chunk * (chunk + 1) / 2
-        if q.prefilled + chunk == q.context:
-            completed += 1
-        if cost.merged:
-            squared += chunk * chunk
-            steps += (q.prefilled + cost.step_tokens - 1) // cost.step_tokens
-        else:
-            seconds += prefill_attention(cost, chunk, q.prefilled)
-    if cost.merged:
-        seconds = merged_prefill_attention(cost, w.prompts, squared, steps)
-    return seconds, pairs, completed
+def count_rounds(rep, prompts):
+    """Counts the step that begins: a round is over when the micro-batch that encoded last has its next turn.
 
-
-@jit
-def _pipeline(S, r, now_s, prefill_s, decode_s):
-    """When the last stage ends; adds where the time goes."""
-    rep, w, cost = S.replicas[r], S.work[0], S.cost
-    tokens = w.decodes + w.prompt_tokens
-    layer_s = row(cost.by_tokens, cost.tokens_slope, tokens, 0)
-    comm_s = row(cost.by_tokens, cost.tokens_slope, tokens, 1)
-    first_s = row(cost.by_tokens, cost.tokens_slope, tokens, 2)
-    send_s = row(cost.by_tokens, cost.tokens_slope, tokens, 3)
-    head_s = row(cost.by_seqs, cost.seqs_slope, w.seqs, 0)
-    host_s = row(cost.by_seqs, cost.seqs_slope, w.seqs, 1)
-    last = len(cost.stage_layers) - 1
-    end_s, layers = now_s, 0.0
-    for p in range(last + 1):
-        stage_s = cost.stage_layers[p] * (layer_s + comm_s + prefill_s + decode_s)
-        if p == 0:
-            stage_s += first_s + host_s + w.swap_s
-        stage_s += head_s if p == last else send_s
-        end_s = max(end_s, S.stage_free[r, p]) + stage_s
-        S.stage_free[r, p] = end_s
-        layers += cost.stage_layers[p]
-    rep.steps += 1
-    rep.tokens += tokens
-    rep.layer_s += layers * layer_s
-    rep.comm_s += layers * comm_s
-    rep.prefill_attention_s += layers * prefill_s
-    rep.decode_attention_s += layers * decode_s
-    rep.host_s += host_s
-    rep.head_s += head_s
-    rep.first_s += first_s
-    rep.send_s += last * send_s
-    rep.swap_s += w.swap_s
-    return end_s
+    Steps leave the pipeline in the order in which they entered it: ``mark``, that micro-batch's last step, has left
+    when fewer are in flight than began after it. Where it had nobody left, the one before it stands in.
+    """
+    n, mark = rep.phase_steps, rep.phase_mark
+    rep.phase_steps = n + 1
+    if n == 0 or prompts > 0:
+        rep.phase_rounds, rep.phase_mark = 0, n
+        return
+    if n - rep.in_flight > mark + 1:
+        rep.phase_rounds, mark = rep.phase_rounds + 1, n - 1
+    if n - rep.in_flight > mark:
+        rep.phase_rounds, mark = rep.phase_rounds + 1, n
+    rep.phase_mark = mark
 
 
 @jit
 def book(S, r, now_s, end_s, outputs):
     """Time in steps, memory held, the time series, and a row of the step log."""
-    rep, w, par = S.replicas[r], S.work[0], S.par[0]
+    rep, w = S.replicas[r], S.work[0]
+    par = S.par[rep.side]
     held = par.total_blocks - rep.free_blocks
     waiting = S.queues[rep.queue].length
     busy_s = end_s - max(now_s, rep.busy_until_s)
@@ -171,17 +129,19 @@ def gap_bin(gap_s):
 
 
 @jit
-def end_step(S, r, now_s):
-    """Hands out the tokens of the replica's oldest step in flight."""
-    rep, pp = S.replicas[r], S.par[0].pp
-    f = r * pp + rep.first_flight
+def end_step(S, D, r, now_s, rank, router):
+    """Hands out the tokens of the replica's oldest step in flight; ``router`` picks who decodes, if that is apart."""
+    rep, stride = S.replicas[r], S.par[0].stride
+    f = r * stride + rep.first_flight
     flight = S.flights[f]
-    rep.first_flight = (rep.first_flight + 1) % pp
+    rep.first_flight = (rep.first_flight + 1) % stride
     rep.in_flight -= 1
     rep.steps_since += 1
     rep.undecided += 1
     if S.groups[flight.group].members > 0:
-        _end_decodes(S, r, flight, now_s)
+        if flight.rests == 0:
+            _hand_out(S, r, flight.group, now_s)
+        _back_to_idle(S, r, flight)
     for i in range(flight.prompts):
         slot = S.prompt_slot[f, i]
         q = S.slots[slot]
@@ -189,19 +149,24 @@ def end_step(S, r, now_s):
         if q.prefilled < q.context:
             _add_partial(S, r, slot)
         else:
-            _end_prompt(S, r, slot, now_s)
+            _end_prompt(S, D, r, slot, now_s, rank, router)
     flight.prompts = 0
 
 
 @jit
-def _end_decodes(S, r, flight, now_s):
-    rep, g = S.replicas[r], flight.group
+def _hand_out(S, r, g, now_s):
+    """A token for every member of a group; who has got the last one goes."""
     count_cohorts(S, r, g, now_s)
     advance(S, g, now_s)
     slot = pop_due(S, g)
     while slot >= 0:
         _finish(S, r, slot, now_s)
         slot = pop_due(S, g)
+
+
+@jit
+def _back_to_idle(S, r, flight):
+    rep, g = S.replicas[r], flight.group
     if rep.partials > 0 or S.groups[rep.idle].members > 0:
         seat_anew(S, g)
     if S.groups[rep.idle].members == 0:
@@ -219,7 +184,7 @@ def count_cohorts(S, r, g, now_s):
 
 
 @jit
-def _end_prompt(S, r, slot, now_s):
+def _end_prompt(S, D, r, slot, now_s, rank, router):
     """A prompt is through: its next token has come."""
     q = S.slots[slot]
     if q.generated == 0:
@@ -231,6 +196,8 @@ def _end_prompt(S, r, slot, now_s):
     q.last_token_s = now_s
     if q.generated == q.output:
         _finish(S, r, slot, now_s)
+    elif S.par[0].decodes > 0:
+        hand_over(S, D, r, slot, now_s, rank, router)
     else:
         sit(S, slot)
         join(S, S.replicas[r].idle, slot)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_TAKEOVER = range(7)
+OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_TAKEOVER, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = (
+    range(9)
+)
 """What a run of the kernel comes back with."""
 
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")
@@ -46,13 +48,17 @@ slot_t = np.dtype(
         ("kept", "i8"),
         ("kept_mark", "i8"),
         ("kept_on", "i8"),
+        ("home", "i8"),
+        ("there", "i8"),
+        ("held", "i8"),
         ("queued_s", "f8"),
         ("waited_s", "f8"),
         ("charged", "f8"),
     ],
     align=True,
 )
-"""``context`` is what must be in the cache before the next token: prompt and tokens so far."""
+"""``context`` is what must be in the cache before the next token: prompt and tokens so far. ``held`` blocks of replica
+``home`` wait there to be fetched by one that decodes."""
 
 group_t = np.dtype(
     [
@@ -78,6 +84,13 @@ replica_t = np.dtype(
         ("undecided", "i8"),
         ("steps_since", "i8"),
         ("ended_since", "i8"),
+        ("phase_steps", "i8"),
+        ("phase_rounds", "i8"),
+        ("phase_mark", "i8"),
+        ("side", "i8"),
+        ("coming", "i8"),
+        ("sends_until_s", "f8"),
+        ("receives_until_s", "f8"),
         ("busy_until_s", "f8"),
         ("deadline_s", "f8"),
         ("bin_s", "f8"),
@@ -103,7 +116,8 @@ replica_t = np.dtype(
     align=True,
 )
 
-flight_t = np.dtype([("end_s", "f8"), ("group", "i8"), ("prompts", "i8")], align=True)
+flight_t = np.dtype([("end_s", "f8"), ("group", "i8"), ("rests", "i8"), ("prompts", "i8")], align=True)
+"""``rests``: 1 where the group goes along with prompts and is not computed."""
 
 queue_t = np.dtype(
     [("offset", "i8"), ("room", "i8"), ("length", "i8"), ("deadline_s", "f8"), ("overdue_s", "f8")],
@@ -160,15 +174,22 @@ counter_t = np.dtype(
         ("last_s", "f8"),
         ("bin_due_s", "f8"),
         ("last_service", "f8"),
+        ("front_free_s", "f8"),
+        ("entry_s", "f8"),
     ],
     align=True,
 )
-"""What there is one of: slots ever used, free ones, the next arrival, sequence numbers, log rows."""
+"""What there is one of: slots ever used, free ones, the next arrival, sequence numbers, log rows.
+
+``entry_s`` is when the next request has passed the front and enters; infinity while none is on its way."""
 
 param_t = np.dtype(
     [
         ("replicas", "i8"),
+        ("decodes", "i8"),
         ("pp", "i8"),
+        ("flights", "i8"),
+        ("stride", "i8"),
         ("total_blocks", "i8"),
         ("block_size", "i8"),
         ("watermark_blocks", "i8"),
@@ -189,6 +210,13 @@ param_t = np.dtype(
         ("predicted_window", "i8"),
         ("charges", "i8"),
         ("counts_steps", "i8"),
+        ("parameter_0", "i8"),
+        ("parameter_1", "i8"),
+        ("parameter_2", "i8"),
+        ("parameter_3", "i8"),
+        ("parameter_4", "i8"),
+        ("parameter_5", "i8"),
+        ("two_degrees", "i8"),
         ("max_wait_s", "f8"),
         ("bin_wait_s", "f8"),
         ("empty_tokens", "i8"),
@@ -196,9 +224,18 @@ param_t = np.dtype(
         ("timeout_s", "f8"),
         ("limit_s", "f8"),
         ("swap_s_per_block", "f8"),
+        ("front_queue_s", "f8"),
+        ("front_request_s", "f8"),
+        ("handover_fixed_s", "f8"),
+        ("handover_token_s", "f8"),
+        ("one_at_a_time", "i8"),
     ],
     align=True,
 )
+"""A row a side: ``replicas`` that prefill, and decode where nobody else does, and ``decodes`` that only decode.
+
+``flights`` steps may be in a replica's pipeline at a time; ``stride`` is the larger of both sides'.
+"""
 
 work_t = np.dtype(
     [

@@ -43,7 +43,6 @@ class Meter:
         self.steps: list[tuple[Any, ...]] = []
         self.gaps: list[tuple[float, int]] = []
         self._stage_free_s = [0.0] * setup.pp
-        self._layers = float(setup.deployment.cost.stage_layers.sum())
 
     def gap(self, gap_s: float, count: int) -> None:
         """Counts ``count`` tokens that each came ``gap_s`` after the one before."""
@@ -83,21 +82,21 @@ class Meter:
         return float(end_s)
 
     def _sums(self, step: Any, cost: StepCost, kv_tokens: int, prompts: list[tuple[int, int]]) -> None:
-        row, layers = self.row, self._layers
+        row = self.row
         row["steps"] += 1
         row["tokens"] += len(step.decodes) + step.prompt_tokens
         row["pairs"] += kv_tokens
         for chunk, context in prompts:
             row["pairs"] += chunk * context + chunk * (chunk + 1) / 2
         row["kv_read"] += kv_tokens
-        row["layer_s"] += layers * cost.layer_s
-        row["comm_s"] += layers * cost.comm_s
-        row["prefill_attention_s"] += layers * cost.prefill_attention_s
-        row["decode_attention_s"] += layers * cost.decode_attention_s
+        row["layer_s"] += cost.layer_s
+        row["comm_s"] += cost.comm_s
+        row["prefill_attention_s"] += cost.prefill_attention_s
+        row["decode_attention_s"] += cost.decode_attention_s
         row["host_s"] += cost.host_s
         row["head_s"] += cost.head_s
         row["first_s"] += cost.first_s
-        row["send_s"] += (self._s.pp - 1) * cost.send_s
+        row["send_s"] += cost.send_s
         row["swap_s"] += step.swap_s
 
     def _bin(self, end_s: float, values: tuple[float, ...]) -> None:

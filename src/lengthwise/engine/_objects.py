@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from lengthwise.engine._meter import Meter
+from lengthwise.schema.errors import InternalError
+
+if TYPE_CHECKING:
+    from lengthwise.engine._cost_reading import CostReader
+    from lengthwise.engine._meter import Meter
+    from lengthwise.engine._setup import Setup
 
 
 @dataclass(eq=False)
@@ -35,11 +41,21 @@ class Request:
     kept_mark: int = 0
     kept_on: int = -1
     key: float = 0.0
+    home: Replica | None = None
+    held: int = 0
+    arrives_s: float = math.inf
 
     @property
     def context(self) -> int:
         """Tokens that must be in the cache before the next one can come."""
         return self.prompt + self.generated
+
+    @property
+    def home_replica(self) -> Replica:
+        """Where it was prefilled, if it decodes elsewhere: there ``held`` blocks wait to be fetched."""
+        if self.home is None:
+            raise InternalError(f"request {self.index} was handed over by nobody")
+        return self.home
 
 
 @dataclass(eq=False)
@@ -48,6 +64,7 @@ class Step:
     end_s: float = 0.0
     decodes: list[Request] = field(default_factory=list)
     prompts: list[tuple[Request, int]] = field(default_factory=list)
+    resting: list[Request] = field(default_factory=list)
     swap_s: float = 0.0
     evicted: bool = False
     flags: int = 0
@@ -77,10 +94,12 @@ class Queue:
 
 @dataclass(eq=False)
 class Replica:
+    s: Setup
     number: int
     free: int
     line: Queue
     meter: Meter
+    cost: CostReader
     idle: list[Request] = field(default_factory=list)
     flights: list[Step] = field(default_factory=list)
     freed: int = 0
@@ -90,6 +109,13 @@ class Replica:
     undecided: int = 0
     steps_since: int = 0
     ended_since: int = 0
+    phase_steps: int = 0
+    phase_rounds: int = 0
+    since: list[Step] = field(default_factory=list)
+    """The last step of the micro-batch whose turns are the rounds, and those that began after it."""
+    coming: list[Request] = field(default_factory=list)
+    sends_until_s: float = 0.0
+    receives_until_s: float = 0.0
 
     @property
     def queue(self) -> list[Request]:
@@ -98,6 +124,6 @@ class Replica:
 
     @property
     def resident(self) -> list[Request]:
-        """Every request that holds memory here."""
-        flying = [q for s in self.flights for q in (*s.decodes, *(p for p, _ in s.prompts))]
-        return self.idle + flying
+        """Every request that holds memory and a seat here, those on their way here too."""
+        flying = [q for s in self.flights for q in (*s.decodes, *s.resting, *(p for p, _ in s.prompts))]
+        return self.idle + flying + self.coming

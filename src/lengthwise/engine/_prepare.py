@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.engine._checks import check, empty_plan, policies_of
+from lengthwise.engine._checks import check, check_sides, empty_plan, policies_of
 from lengthwise.engine._layout import GAP_BINS, replica_t, result_t
 from lengthwise.engine._setup import Rows, Setup
 from lengthwise.schema.deployment import Deployment
@@ -23,12 +23,31 @@ def prepare(
     workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool
 ) -> Setup:
     """Everything resolved and checked; raises InputError or PolicyError before any time passes."""
+    here = _side(workload, deployment, seed=seed, limit_s=limit_s, compiled=compiled)
+    if deployment.decode is None:
+        return here
+    check_sides(deployment)
+    there = _side(workload, deployment.decoding(), seed=(seed, 1), limit_s=limit_s, compiled=compiled)
+    replicas = here.replicas + there.replicas
+    handover = deployment.decode.handover
+    there = replace(there, first=here.replicas, all_replicas=replicas, handover=handover)
+    return replace(here, all_replicas=replicas, there=there)
+
+
+def _side(
+    workload: Workload,
+    deployment: Deployment,
+    *,
+    seed: int | tuple[int, int],
+    limit_s: float,
+    compiled: bool,
+) -> Setup:
     from lengthwise import policy as room
 
     policies = policies_of(deployment)
     check(workload, deployment, policies)
     make = room.compiled if compiled else room.interpreted
-    functions = {field.name: make(getattr(policies, field.name)) for field in fields(policies)}
+    functions: dict[str, Any] = {f.name: make(getattr(policies, f.name)) for f in fields(policies)}
     n, replicas = len(workload), deployment.parallel.replicas
     limit = deployment.max_model_len - workload.prompt_tokens
     draws = np.zeros((n, 2))
@@ -54,6 +73,7 @@ def prepare(
         empty_plan=empty_plan(policies.batching, deployment),
         limit_s=limit_s,
         concurrency=workload.concurrency or 0,
+        all_replicas=replicas,
     )
 
 

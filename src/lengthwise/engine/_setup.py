@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lengthwise.engine._checks import Policies
 from lengthwise.policy import known
-from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.deployment import Deployment, Handover
 from lengthwise.schema.errors import PolicyError
 
 Array = npt.NDArray[Any]
@@ -31,7 +31,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Setup:
-    """One run before it starts. The policy functions take their axis' full argument list."""
+    """One run before it starts. The policy functions take their axis' full argument list.
+
+    ``there`` is the side that decodes, where one is apart: a setup of its own over the same requests, whose replicas
+    are numbered from ``first`` on and whose requests come by ``handover``. ``all_replicas`` are those of both sides.
+    """
 
     deployment: Deployment
     policies: Policies
@@ -56,6 +60,10 @@ class Setup:
     empty_plan: tuple[int, int, int]
     limit_s: float
     concurrency: int
+    first: int = 0
+    all_replicas: int = 1
+    there: Setup | None = None
+    handover: Handover = Handover()
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -69,6 +77,11 @@ class Setup:
     @property
     def pp(self) -> int:
         return len(self.deployment.cost.stage_layers)
+
+    @property
+    def flights(self) -> int:
+        """Steps of a replica that may be in its pipeline at a time."""
+        return self.deployment.limits.max_in_flight or self.pp
 
     @property
     def total_blocks(self) -> int:
@@ -156,7 +169,9 @@ class Setup:
 
     @property
     def counts_steps(self) -> bool:
-        return self.policies.batching.uses("steps_since_admit", "ended_since_admit")
+        return self.policies.batching.uses(
+            "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
+        )
 
     @property
     def tenants(self) -> int:
@@ -169,7 +184,7 @@ class Setup:
     @property
     def series_bins(self) -> int:
         """Bins of the time series a replica: a power of two, fewer where replicas are many."""
-        return max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(self.replicas)) - 3))
+        return max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(self.all_replicas)) - 3))
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -199,9 +214,10 @@ class Setup:
         """Predicted tokens still to come, at least 1."""
         return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
 
-    def whole_remaining(self, q: Any) -> int:
-        """As ``remaining``, the prediction rounded up to whole tokens."""
-        return max(1, math.ceil(self.predicted_at(q.index, q.generated)[0]) - int(q.generated))
+    def whole_remaining(self, q: Any, more: int = 0) -> int:
+        """As ``remaining``, the prediction rounded up to whole tokens; after ``more`` than were produced."""
+        generated = int(q.generated) + more
+        return max(1, math.ceil(self.predicted_at(q.index, generated)[0]) - generated)
 
     def key(self, function: Function, now_s: float, q: Any, service: float) -> float:
         """A rank or leave key; raises PolicyError when it is NaN."""
@@ -281,17 +297,4 @@ class Setup:
         return PolicyError(
             f"takeover policy {self.policies.takeover.name!r} returned NaN for waiting request {request}; "
             "it must return a number"
-        )
-
-    def policy_raised(self, error: Exception) -> PolicyError:
-        own = [p for p in self.policies.each() if not p.builtin] or self.policies.each()
-        names = ", ".join(f"{p.axis} policy {p.name!r}" for p in own)
-        return PolicyError(f"{names} raised {type(error).__name__}: {error}")
-
-    def stuck(self, request: int) -> str:
-        p = self.policies
-        return (
-            f"request {request} waits for ever: nothing runs, nothing will arrive, and batching policy "
-            f"{p.batching.name!r} with memory policy {p.memory.name!r} does not let it go on "
-            f"({int(self.prompt[request])} prompt tokens, {self.total_blocks} blocks of {self.block_size})"
         )

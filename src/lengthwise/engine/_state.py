@@ -11,12 +11,15 @@ from lengthwise._jit import DISABLED
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import _layout as layout
 from lengthwise.engine._setup import Setup
+from lengthwise.schema.cost_tables import CostTables
 
 Array = npt.NDArray[Any]
 
 
 class State(NamedTuple):
     """Everything a run touches. Shapes: n requests, R replicas, P stages, G = R (P + 1) groups.
+
+    ``other`` is read where ``stage_other`` [P] is 1.
 
     The bins of all queues lie one after the other in ``bin_slot``, a row a bin.
     """
@@ -25,6 +28,8 @@ class State(NamedTuple):
     ctr: Array
     work: Array
     cost: PackedCost
+    other: PackedCost
+    stage_other: Array
     slots: Array
     free_slots: Array
     replicas: Array
@@ -77,16 +82,22 @@ class State(NamedTuple):
 
 def new_state(setup: Setup, log_rows: int) -> State:
     """State before the first event; ``log_rows`` bounds the step and the gap log (0: keep none)."""
-    n, r, p = len(setup.arrival_s), setup.replicas, setup.pp
-    seqs, groups = setup.max_num_seqs, setup.replicas * (setup.pp + 1)
+    n, r, p = len(setup.arrival_s), setup.all_replicas, _stride(setup)
+    there, cost = setup.there, setup.deployment.cost
+    seqs, groups = max(setup.max_num_seqs, there.max_num_seqs if there else 0), r * (p + 1)
     queues = 1 if setup.central else r
-    pool = n if queues == 1 else 4 * n + 128 * r
+    pool = n if queues == 1 else 4 * n * (1 + (there.replicas if there else 0)) + 128 * r
     bins = queues * setup.bins
+    events = r + (there.replicas * there.max_num_seqs if there else 0)
     return State(
-        par=_record(layout.param_t, _params(setup)),
+        par=_view(
+            np.concatenate([_row(layout.param_t, _params(setup, side)) for side in (setup, there) if side])
+        ),
         ctr=_record(layout.counter_t, _counters(setup, n if queues == 1 else 0)),
         work=_records(layout.work_t, 1),
-        cost=pack(setup.deployment.cost),
+        cost=pack(cost),
+        other=pack(cost.other or cost),
+        stage_other=_marks(cost),
         slots=_empty(layout.slot_t, n),
         free_slots=np.empty(n, np.int64),
         replicas=_replicas(setup),
@@ -104,8 +115,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         pool_key=np.empty(pool, np.float64),
         pool_index=np.empty(pool, np.int64),
         pool_slot=np.empty(pool, np.int64),
-        event_s=np.empty(r, np.float64),
-        event_replica=np.empty(r, np.int64),
+        event_s=np.empty(events, np.float64),
+        event_replica=np.empty(events, np.int64),
         touched=np.zeros(r, np.int64),
         waiting=np.zeros(r, np.int64),
         running=np.zeros(r, np.int64),
@@ -138,34 +149,91 @@ def new_state(setup: Setup, log_rows: int) -> State:
     )
 
 
+class DecodeState(NamedTuple):
+    """What a run touches only where decoding is apart: costs, draws, and the slot of each request on its way.
+
+    And what routers see of either side: views of the counts of all replicas.
+    """
+
+    cost: PackedCost
+    other: PackedCost
+    stage_other: Array
+    draws: Array
+    slot_of: Array
+    waiting_here: Array
+    running_here: Array
+    tokens_here: Array
+    waiting_there: Array
+    running_there: Array
+    tokens_there: Array
+
+
+def decode_state(setup: Setup, state: State) -> DecodeState:
+    """Beside ``new_state``; nothing is read of it where every replica does both."""
+    there, first = setup.there, setup.replicas
+    counts = (state.waiting, state.running, state.tokens)
+    seen = (*(one[:first] for one in counts), *(one[first:] for one in counts))
+    if there is None:
+        nobody = np.zeros(1, np.int64)
+        return DecodeState(state.cost, state.other, state.stage_other, state.draws, nobody, *seen)
+    cost, n = there.deployment.cost, len(setup.arrival_s)
+    own = pack(cost)
+    other = own if cost.other is None else pack(cost.other)
+    return DecodeState(own, other, _marks(cost), there.draws, np.zeros(n, np.int64), *seen)
+
+
 def _released(setup: Setup) -> int:
     n = len(setup.arrival_s)
     return min(setup.concurrency, n) if setup.closed else n
 
 
 def _counters(setup: Setup, pool_top: int) -> dict[str, Any]:
-    return {"released": _released(setup), "pool_top": pool_top, "bin_due_s": np.inf}
+    before = setup.deployment.cost.front
+    free_s = float(setup.arrival_s[0]) + before.queue_s
+    front = {"front_free_s": free_s, "entry_s": free_s + before.request_s}
+    return {"released": _released(setup), "pool_top": pool_top, "bin_due_s": np.inf} | front
 
 
-def _params(setup: Setup) -> dict[str, Any]:
-    own = {name: getattr(setup, name) for name in layout.param_t.names or () if hasattr(setup, name)}
-    plan = {"empty_tokens": setup.empty_plan[1], "empty_flags": setup.empty_plan[2]}
-    return own | plan | {"predicted_window": setup.rows.window}
+def _params(setup: Setup, side: Setup) -> dict[str, Any]:
+    own = {name: getattr(side, name) for name in layout.param_t.names or () if hasattr(side, name)}
+    plan = {"empty_tokens": side.empty_plan[1], "empty_flags": side.empty_plan[2]}
+    before, handover = setup.deployment.cost.front, side.handover
+    front = {"front_queue_s": before.queue_s, "front_request_s": before.request_s}
+    parameters = enumerate(side.policies.batching.all_parameters)
+    rest = {"predicted_window": setup.rows.window, "two_degrees": side.deployment.cost.other is not None}
+    sides = {"decodes": setup.there.replicas if setup.there else 0, "stride": _stride(setup)}
+    way = {"handover_fixed_s": handover.fixed_s, "handover_token_s": handover.token_s}
+    way["one_at_a_time"] = handover.one_at_a_time
+    return own | plan | front | rest | sides | way | {f"parameter_{i}": value for i, value in parameters}
 
 
 def _replicas(setup: Setup) -> Array:
-    rows = setup.replica_rows.copy()
-    rows["free_blocks"] = setup.total_blocks
-    rows["idle"] = np.arange(setup.replicas) * (setup.pp + 1)
-    rows["queue"] = 0 if setup.central else np.arange(setup.replicas)
+    sides = [side for side in (setup, setup.there) if side]
+    rows = np.concatenate([side.replica_rows for side in sides])
+    rows["free_blocks"] = np.concatenate([np.full(side.replicas, side.total_blocks) for side in sides])
+    rows["side"] = np.arange(len(rows)) >= setup.replicas
+    rows["idle"] = np.arange(len(rows)) * (_stride(setup) + 1)
+    rows["queue"] = 0 if setup.central else np.arange(len(rows))
     rows["deadline_s"] = np.inf
     return _view(rows)
 
 
-def _flights(replicas: int, pp: int) -> Array:
-    rows = np.zeros(replicas * pp, layout.flight_t)
-    rows["group"] = (np.arange(replicas)[:, None] * (pp + 1) + 1 + np.arange(pp)).ravel()
+def _stride(setup: Setup) -> int:
+    """Places for steps in flight, and for stages, that every replica has."""
+    sides = [side for side in (setup, setup.there) if side]
+    return max(max(side.flights, side.pp) for side in sides)
+
+
+def _flights(replicas: int, stride: int) -> Array:
+    rows = np.zeros(replicas * stride, layout.flight_t)
+    rows["group"] = (np.arange(replicas)[:, None] * (stride + 1) + 1 + np.arange(stride)).ravel()
     return _view(rows)
+
+
+def _marks(cost: CostTables) -> Array:
+    if cost.other is None:
+        return np.zeros(len(cost.stage_layers), np.int64)
+    return np.array(cost.stage_other, np.int64)
 
 
 def _queues(count: int, n: int) -> Array:
@@ -177,10 +245,14 @@ def _queues(count: int, n: int) -> Array:
 
 
 def _record(dtype: np.dtype[Any], values: dict[str, Any]) -> Array:
+    return _view(_row(dtype, values))
+
+
+def _row(dtype: np.dtype[Any], values: dict[str, Any]) -> Array:
     row = np.zeros(1, dtype)
     for name, value in values.items():
         row[name] = value
-    return _view(row)
+    return row
 
 
 def _records(dtype: np.dtype[Any], count: int) -> Array:

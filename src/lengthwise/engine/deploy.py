@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lengthwise import catalog, policy
 from lengthwise import cost as costs
-from lengthwise.schema.cost_tables import CostTables, FitError
+from lengthwise.schema.cost_tables import CostTables, FitError, Front
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
@@ -45,9 +45,9 @@ def deploy(
         cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
             estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (its
             own random forest), "tables:FILE" (an npz), or tables.
-        host: What the engine's host adds to a step: "vllm", "sglang" or "trtllm" (``cost.ENGINE_HOSTS``), or
-            seconds, in place of what ``cost`` says of it; "default" keeps that. A file of tables that has a
-            host (a calibrated one) takes no other.
+        host: What the engine's host adds to a step, and what a request waits before the engine: "vllm", "sglang"
+            or "trtllm" (``cost.ENGINE_HOSTS``), or seconds, in place of what ``cost`` says of it; "default" keeps
+            that. A file of tables that has a host (a calibrated one) takes no other.
         memory_planner: "lengthwise" or "vidur".
         num_blocks: KV blocks a replica; None plans them.
 
@@ -56,7 +56,7 @@ def deploy(
             what the deployment needs; the message says which and what to do.
     """
     parallel = _parallel(tp, pp, replicas)
-    costs.host_overhead(host)
+    costs.host_overhead(host)  # a wrong one is told before the rest is made
     model = catalog.model(model) if isinstance(model, str) else model
     gpu = catalog.gpu(gpu) if isinstance(gpu, str) else gpu
     node = _node(node, gpu, tp * pp)
@@ -69,7 +69,7 @@ def deploy(
         parallel=parallel,
         limits=limits,
         scheduler=_scheduler(scheduler),
-        cost=_with_host(_tables(cost, model, gpu, node, parallel, limits, max_len), host, cost),
+        cost=_with_host(_tables(cost, model, gpu, node, parallel, limits, max_len), host, cost, model),
         kv=kv,
         max_model_len=max_len,
         name=f"{model.name} on {parallel.gpus} x {gpu.name}",
@@ -121,15 +121,17 @@ def _max_model_len(
     return limits.max_model_len
 
 
-def _with_host(tables: CostTables, host: str | costs.HostOverhead, source: str | CostTables) -> CostTables:
+def _with_host(
+    tables: CostTables, host: str | costs.HostOverhead, source: str | CostTables, model: ModelSpec
+) -> CostTables:
     """The tables with that host; a calibration is not undone in silence."""
     is_file = isinstance(source, str) and source.startswith("tables:")
-    if is_file and host != "default" and tables.host_s.any():
+    if is_file and host != "default" and (tables.host_s.any() or tables.front != Front()):
         raise InputError(
             f'host must be "default" with cost {source!r}, whose tables have a host of their own; it is {host!r}. '
             "Take host out, or take another cost source"
         )
-    return costs.with_host(tables, host)
+    return costs.with_host(tables, host, experts=model.ffn.experts > 0)
 
 
 def _tables(

@@ -1,7 +1,7 @@
 """The meaning of the engine: plain Python, one object a request, one obvious step after another.
 
 The compiled kernel must agree with this file to the last bit (tests/laws). The order of one
-instant: arrivals, then steps that end, then the schedulers of all replicas, by number.
+instant: requests that enter, then steps that end, then the schedulers of all replicas, by number.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from lengthwise.engine._meter import Meter, outcome_of
 from lengthwise.engine._objects import Queue, Replica, Request, Step
 from lengthwise.engine._outcome import Outcome
 from lengthwise.engine._setup import Setup
+from lengthwise.engine._told import stuck
 from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
+    DECODES_REST,
     DECODES_WAIT,
+    EVEN_SHARES,
     FORM_ONCE,
+    NEW_PHASE,
     ONE_BATCH,
+    ONE_BY_ONE,
     PADDED,
     RESTART_AS_DECODE,
     SERVICE_OUTPUT_WEIGHT,
@@ -36,25 +41,31 @@ class Reference:
 
     def __init__(self, setup: Setup) -> None:
         self.s = setup
-        self.cost = CostReader(setup.deployment.cost)
         self.results = setup.results.copy()
         self.arrival_s = setup.arrival_s.copy()
         self.histogram = setup.histogram.copy()
         lines = [Queue([], [[] for _ in range(setup.bins)]) for _ in range(setup.replicas)]
         self.lines = lines[:1] if setup.central else lines
-        self.replicas = [
-            Replica(
-                r, setup.total_blocks, self.lines[0 if setup.central else r], Meter(setup, self.histogram)
-            )
-            for r in range(setup.replicas)
-        ]
-        self.home: dict[int, Replica] = {}
+        self.here = [self._replica(setup, r, lines[0 if setup.central else r]) for r in range(setup.replicas)]
+        there = setup.there
+        self.decoding = (
+            [self._replica(there, r, Queue([], [])) for r in range(there.replicas)] if there else []
+        )
+        self.replicas = [*self.here, *self.decoding]
+        self.load: dict[int, Replica] = {}
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
         self.next = self.admissions = self.evictions = self.seats = self.batches = 0
         self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
-        self.now_s = 0.0
+        self.now_s = self.front_free_s = 0.0
+        self.entry_s = math.inf
+        self._to_front()
+
+    def _replica(self, side: Setup, number: int, line: Queue) -> Replica:
+        cost = CostReader(side.deployment.cost, by_stage=side.first > 0)
+        meter = Meter(side, self.histogram)
+        return Replica(side, side.first + number, side.total_blocks, line, meter, cost)
 
     def run(self) -> Outcome:
         """All events in order; raises PolicyError when a policy misbehaves."""
@@ -73,6 +84,7 @@ class Reference:
             self._complete_due(now)
             while any(self._ends(rep, now) for rep in self.replicas):
                 self._arrivals(now)
+            self._transfers_end(now)
             self._schedule_all(now)
         self._close()
         meters = [rep.meter for rep in self.replicas]
@@ -82,14 +94,23 @@ class Reference:
 
     def _next_event(self) -> float:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
-        arrival = self.arrival_s[self.next] if self.next < self.released else math.inf
         bins = [self._due_s(b) for line in self.lines for b in line.bins]
-        return float(min([arrival, *ends, *bins]))
+        transfers = [q.arrives_s for rep in self.decoding for q in rep.coming]
+        return float(min([self.entry_s, *ends, *bins, *transfers]))
+
+    def _to_front(self) -> None:
+        """The next request goes to the front as soon as it is there, and enters when it has passed it."""
+        self.entry_s = math.inf
+        if self.next < self.released:
+            front = self.s.deployment.cost.front
+            self.front_free_s = max(float(self.arrival_s[self.next]), self.front_free_s) + front.queue_s
+            self.entry_s = self.front_free_s + front.request_s
 
     def _arrivals(self, now: float) -> None:
-        while self.next < self.released and self.arrival_s[self.next] == now:
+        while self.entry_s == now:
             i = self.next
             self.next += 1
+            self._to_front()
             request = self.s.request(Request, i, float(self.arrival_s[i]))
             refusal = self._refusal(request)
             if refusal != Refusal.NONE:
@@ -100,24 +121,35 @@ class Reference:
             self._route(request, now)
 
     def _route(self, q: Request, now: float) -> None:
-        rep = self.replicas[0]
+        rep = self.here[0]
         if not self.s.central:
-            waiting, running = (
-                np.array([r.line.length for r in self.replicas]),
-                np.array([len(r.resident) for r in self.replicas]),
-            )
-            tokens = np.array([r.tokens for r in self.replicas])
-            a, b = self.s.draws[q.index]
-            choice = self.s.router(q.index, float(a), float(b), waiting, running, tokens)
-            if not 0 <= choice < len(self.replicas):
-                raise self.s.bad_route(choice)
-            rep = self.replicas[choice]
-            rep.tokens += self.s.outstanding(q.index)
-            self.home[q.index] = rep
-            rep.touched = True
+            rep = self._picked(self.s, self.here, q)
+            self._load(rep, q)
         if self.s.charges:
             self._lift(q.tenant)
         self._gather(rep.line, q, now)
+
+    def _picked(self, side: Setup, among: list[Replica], q: Request) -> Replica:
+        """The replica of one side that its router says."""
+        waiting, running = (
+            np.array([r.line.length for r in among]),
+            np.array([len(r.resident) for r in among]),
+        )
+        tokens = np.array([r.tokens for r in among])
+        a, b = side.draws[q.index]
+        choice = side.router(q.index, float(a), float(b), waiting, running, tokens)
+        if not 0 <= choice < len(among):
+            raise side.bad_route(choice)
+        return among[choice]
+
+    def _load(self, rep: Replica, q: Request) -> None:
+        """The request is this replica's from now on, for routers; the replica has something to look at."""
+        tokens = self.s.outstanding(q.index)
+        if q.index in self.load:
+            self.load[q.index].tokens -= tokens
+        rep.tokens += tokens
+        self.load[q.index] = rep
+        rep.touched = True
 
     def _lift(self, tenant: int) -> None:
         """A tenant that comes to wait starts level with those who do: no credit from absence (VTC)."""
@@ -130,9 +162,9 @@ class Reference:
 
     def _gather(self, line: Queue, q: Request, now: float) -> None:
         """Into the queue, or into a bin that becomes a batch when it is full."""
-        q.queued_s = now
+        q.queued_s = q.arrival_s
         if self.s.bins == 0:
-            self._enqueue(line, q, now)
+            self._enqueue(line, q, now, entered=True)
             return
         number = self.s.bin_of(q.index)
         line.bins[number].append(q)
@@ -145,7 +177,7 @@ class Reference:
         batch, line.bins[number] = line.bins[number], []
         for q in batch:
             q.batch = self.batches
-            self._enqueue(line, q, now, gathered=True)
+            self._enqueue(line, q, now, entered=True)
         for rep in self.replicas:
             rep.touched = rep.touched or (rep.line is line and not self.s.central)
 
@@ -175,6 +207,8 @@ class Reference:
         rep.touched = True
         rep.steps_since += 1
         rep.undecided += 1
+        for q in sorted(step.resting, key=lambda q: q.seat):
+            self._sit(rep, q)
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.meter.gap(now - last, times[last])  # type: ignore[operator]
         for q in sorted(step.decodes, key=lambda q: q.seat):
@@ -195,6 +229,9 @@ class Reference:
         q.decoding = True
         q.generated += 1
         q.last_token_s = now
+        if q.generated < q.output and self.decoding and rep in self.here:
+            self._hand_over(rep, q, now)
+            return
         if q.generated < q.output:
             self._sit(rep, q)
             return
@@ -210,12 +247,14 @@ class Reference:
     def _leave(self, rep: Replica, q: Request, status: Status, now: float) -> None:
         rep.free += q.blocks
         rep.freed += q.blocks
+        if q.held:
+            self._let_go(q)
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._produced(q)
         self.results[q.index]["waited_s"] = q.waited_s + (now - q.queued_s if q.waiting else 0.0)
         rep.ended_since += 1
         if not self.s.central:
-            self.home[q.index].tokens -= self.s.outstanding(q.index)
+            self.load.pop(q.index).tokens -= self.s.outstanding(q.index)
         if self.s.charges:
             self._settle_service(q)
         self._release(now)
@@ -237,14 +276,23 @@ class Reference:
         if self.s.closed and self.released < len(self.arrival_s):
             self.arrival_s[self.released] = now
             self.released += 1
+            if self.released == self.next + 1:
+                self._to_front()
 
     # -- forming steps ----------------------------------------------------------------------
 
     def _schedule_all(self, now: float) -> None:
         """The touched replicas by number; over a central queue all of them, the emptiest first.
 
-        Who was evicted into a central queue is offered to all replicas once more.
+        Who was evicted into a central queue is offered to all replicas once more. Where decoding is apart, its
+        replicas go first: what they take, and give back, is then known to those that prefill.
         """
+        if self.decoding:
+            for rep in [*self.decoding, *self.here]:
+                if rep.touched:
+                    rep.touched = False
+                    self._schedule(rep, now)
+            return
         for _ in range(2):
             before = self.evictions
             order = [rep for rep in self.replicas if rep.touched]
@@ -257,7 +305,9 @@ class Reference:
                 return
 
     def _schedule(self, rep: Replica, now: float) -> None:
-        while len(rep.flights) < self.s.pp:
+        if rep in self.decoding:
+            self._fetch(rep, now)
+        while len(rep.flights) < rep.s.flights:
             step = self._form(rep, now)
             if not step.seqs and step.evicted and not step.flags & FORM_ONCE:
                 swap_s = step.swap_s
@@ -272,20 +322,10 @@ class Reference:
         self._expire(rep, now)
         if not rep.idle and not rep.queue:
             return step
-        decodes = sum(q.decoding for q in rep.idle)
-        plan = self.s.batching(
-            decodes,
-            len(rep.idle) - decodes,
-            len(rep.queue),
-            len(rep.resident),
-            len(rep.flights),
-            self.s.token_budget,
-            self.s.max_num_seqs,
-            rep.steps_since,
-            rep.ended_since,
-        )
-        admit, tokens, flags = (int(x) for x in plan)
+        admit, tokens, flags = self._plan(rep, step)
         step.flags = flags
+        if flags & NEW_PHASE:
+            rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
             rep.steps_since = rep.ended_since = 0
             self._give_way(rep, step)
@@ -297,7 +337,38 @@ class Reference:
             self._admit(rep, step, admit, prompt_tokens, flags)
         if not step.seqs:
             self._take_decodes(rep, step, flags)
+        if step.prompts and flags & DECODES_REST:
+            self._let_rest(rep, step)
         return step
+
+    def _plan(self, rep: Replica, step: Step, next_tokens: int = 0) -> tuple[int, int, int]:
+        """What the batching policy says now."""
+        decodes = sum(q.decoding for q in rep.idle)
+        admit, tokens, flags = rep.s.batching(
+            decodes,
+            len(rep.idle) - decodes,
+            len(rep.queue),
+            len(rep.resident) + step.seqs,
+            len(rep.flights),
+            rep.s.token_budget,
+            rep.s.max_num_seqs,
+            rep.steps_since,
+            rep.ended_since,
+            rep.phase_steps,
+            rep.phase_rounds,
+            len(step.prompts),
+            step.prompt_tokens,
+            next_tokens,
+            rep.s.pp,
+            *rep.s.policies.batching.all_parameters,
+        )
+        return int(admit), int(tokens), int(flags)
+
+    def _let_rest(self, rep: Replica, step: Step) -> None:
+        """Free decodes go along with the step's prompts; they are not computed."""
+        if not step.decodes:
+            step.resting = [q for q in rep.idle if q.decoding]
+            rep.idle = [q for q in rep.idle if not q.decoding]
 
     def _expire(self, rep: Replica, now: float) -> None:
         for q in [q for q in rep.idle if q.arrival_s + self.s.timeout_s <= now]:
@@ -313,15 +384,15 @@ class Reference:
         Whoever has produced nothing since it was admitted is left alone: every admission is worth a
         token at least, or two requests could take turns for ever.
         """
-        stays = not self.s.takes_over and not step.flags & ADMIT_AFTER_EVICTION
-        if not (stays and len(rep.resident) >= self.s.max_num_seqs):  # else nobody could get in
+        stays = not rep.s.takes_over and not step.flags & ADMIT_AFTER_EVICTION
+        if not (stays and len(rep.resident) >= rep.s.max_num_seqs):  # else nobody could get in
             self._rank_again(rep.line)
-        due = rep.decide or rep.undecided >= self.s.window
-        if not (self.s.takes_over and due and rep.queue):
+        due = rep.decide or rep.undecided >= rep.s.window
+        if not (rep.s.takes_over and due and rep.queue):
             return
         running = sorted((self._rank_of(q), q.seat, q) for q in rep.idle if q.generated > q.entered)
-        seats, free, left = self.s.max_num_seqs - len(rep.resident), rep.free, len(running)
-        for w in sorted(rep.queue, key=lambda q: (q.key, q.index))[: self.s.max_num_seqs]:
+        seats, free, left = rep.s.max_num_seqs - len(rep.resident), rep.free, len(running)
+        for w in sorted(rep.queue, key=lambda q: (q.key, q.index))[: rep.s.max_num_seqs]:
             k, room, seat = left, free, seats
             while not (seat > 0 and (blocks := self._blocks_to_enter(w, room, seat)) >= 0):
                 if k == 0 or not self._takes_place(rep, w, *running[k - 1]):
@@ -349,15 +420,15 @@ class Reference:
         decodes = [d for d in rep.idle if d.decoding]
         kv_tokens = sum(d.context for d in decodes)
         tokens = q.context if q.decoding else q.prefilled
-        swapped = self.s.swap and q.decoding
-        swapped_s = 2 * q.blocks * self.s.swap_s_per_block if swapped else None
+        swapped = rep.s.swap and q.decoding
+        swapped_s = 2 * q.blocks * rep.s.swap_s_per_block if swapped else None
         gain: float = self.s.takeover(
             w.key,
             key,
             self.s.remaining(w),
             self.s.remaining(q),
             q.generated,
-            self.cost.return_steps(tokens, swapped_s, len(decodes), kv_tokens),
+            rep.cost.return_steps(tokens, swapped_s, len(decodes), kv_tokens),
             len(rep.resident),
             len(rep.queue),
             w.waited_s + (self.now_s - w.queued_s),
@@ -396,12 +467,15 @@ class Reference:
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
         spare = 1 if flags & SPARE_BLOCK else 0
-        strict = bool(flags & FORM_ONCE)
+        strict, most = bool(flags & FORM_ONCE), rep.s.max_step_seqs
+        if flags & EVEN_SHARES:
+            here = len(rep.resident) - len(rep.coming) + step.seqs
+            most = min(most, step.seqs + -(-here // rep.s.flights))
         for q in sorted((q for q in rep.idle if q.decoding), key=self._leave_order):
-            if step.seqs == self.s.max_step_seqs:
+            if step.seqs == most:
                 return
             if q in rep.idle:
-                need = max(0, self.s.blocks_for(q.context) - q.blocks)
+                need = max(0, rep.s.blocks_for(q.context) - q.blocks)
                 if self._make_room(rep, step, q, need, spare, strict=strict):
                     rep.idle.remove(q)
                     step.decodes.append(q)
@@ -409,10 +483,10 @@ class Reference:
     def _continue_prompts(self, rep: Replica, step: Step, prompt_tokens: int) -> None:
         for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission):
             chunk = min(q.context - q.prefilled, prompt_tokens - step.prompt_tokens)
-            if step.seqs == self.s.max_step_seqs or chunk <= 0:
+            if step.seqs == rep.s.max_step_seqs or chunk <= 0:
                 return
             if q in rep.idle:
-                need = max(0, self.s.blocks_for(q.prefilled + chunk) - q.blocks)
+                need = max(0, rep.s.blocks_for(q.prefilled + chunk) - q.blocks)
                 if self._make_room(rep, step, q, need):
                     rep.idle.remove(q)
                     step.prompts.append((q, chunk))
@@ -439,15 +513,15 @@ class Reference:
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         rep.idle.remove(q)
-        if self.s.finds_again:
-            q.kept = (q.context - 1 if q.decoding else q.prefilled) // self.s.block_size
+        if rep.s.finds_again:
+            q.kept = (q.context - 1 if q.decoding else q.prefilled) // rep.s.block_size
             q.kept_mark, q.kept_on = rep.freed + q.blocks - q.kept, rep.number
         rep.free += q.blocks
         rep.freed += q.blocks
         step.evicted = True
-        if self.s.swap and q.decoding:
+        if rep.s.swap and q.decoding:
             q.swapped = True
-            step.swap_s += q.blocks * self.s.swap_s_per_block
+            step.swap_s += q.blocks * rep.s.swap_s_per_block
         else:
             if not q.decoding and step.flags & RESTART_AS_DECODE:
                 total = q.prompt + q.output
@@ -458,11 +532,16 @@ class Reference:
         self.evictions += 1
         q.eviction = self.evictions
         self.results[q.index]["preemptions"] += 1
+        if q.home is not None and not q.swapped:  # to be prefilled again, where that is done
+            self._load(q.home, q)
+            self._enqueue(q.home.line, q, self.now_s)
+            return
         self._enqueue(rep.line, q, self.now_s)
 
-    def _enqueue(self, line: Queue, q: Request, now: float, *, gathered: bool = False) -> None:
+    def _enqueue(self, line: Queue, q: Request, now: float, *, entered: bool = False) -> None:
+        """Under its rank; one that enters has waited since its client sent it, an evicted one waits from now."""
         q.waiting = True
-        if not gathered:
+        if not entered:
             q.queued_s = now
         self._key(line, q)
         line.waiting.append(q)
@@ -474,22 +553,26 @@ class Reference:
         while (
             rep.queue
             and admitted < admit
-            and len(rep.resident) + step.seqs < self.s.max_num_seqs
-            and step.seqs < self.s.max_step_seqs
+            and len(rep.resident) + step.seqs < rep.s.max_num_seqs
+            and step.seqs < rep.s.max_step_seqs
         ):
             q = min(rep.queue, key=lambda q: (q.key, q.index))
+            if q.held:  # it comes by a transfer, not with a step
+                return
             if admitted > 0 and q.batch != batch and flags & ONE_BATCH:
                 return
             found = self._found_again(rep, q, flags)
             chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags, found)
             if chunk <= 0:
                 return
+            if flags & ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
+                return
             blocks = self._ask_memory(rep, step, q, found + chunk)
             if blocks < 0:
                 return
             rep.queue.remove(q)
             rep.free -= blocks
-            rep.freed -= found // self.s.block_size
+            rep.freed -= found // rep.s.block_size
             q.kept, q.prefilled = 0, found or q.prefilled
             q.blocks = blocks
             if q.admission < 0 and self.s.charges:
@@ -515,7 +598,7 @@ class Reference:
         row["replica"] = rep.number
         if q.swapped:
             q.swapped = False
-            step.swap_s += q.blocks * self.s.swap_s_per_block
+            step.swap_s += q.blocks * rep.s.swap_s_per_block
             self._sit(rep, q)
         else:
             step.prompts.append((q, chunk))
@@ -525,11 +608,11 @@ class Reference:
 
         Blocks are taken in the order in which they were freed, those of its end before those of its beginning.
         """
-        here = self.s.finds_again and q.kept_on == rep.number
+        here = rep.s.finds_again and q.kept_on == rep.number
         if not here or not q.kept or q.swapped or not flags & CHUNKED:
             return 0
         taken_since = max(0, rep.freed - rep.free - q.kept_mark)
-        return max(0, q.kept - taken_since) * self.s.block_size
+        return max(0, q.kept - taken_since) * rep.s.block_size
 
     def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int, found: int = 0) -> int:
         """How much of the prompt the step may take beyond what was found again; 0: it must wait."""
@@ -545,13 +628,13 @@ class Reference:
 
     def _ask_memory(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
         held = [*rep.resident, *step.decodes, *(p for p, _ in step.prompts)]
-        peak = self._peak_tokens([*held, q]) if self.s.needs_peak else 0
-        predicted, _ = self.s.predicted_at(q.index, q.generated)
-        blocks = self.s.ask_memory(q.context, chunk, predicted, rep.free, len(held), peak)
+        peak = self._peak_tokens([*held, q]) if rep.s.needs_peak else 0
+        predicted, _ = rep.s.predicted_at(q.index, q.generated)
+        blocks = rep.s.ask_memory(q.context, chunk, predicted, rep.free, len(held), peak)
         if blocks >= 0:
-            blocks = max(blocks, self.s.blocks_for(q.context if q.swapped else chunk))
+            blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk))
             if blocks > rep.free:
-                raise self.s.bad_memory(blocks)
+                raise rep.s.bad_memory(blocks)
         return blocks
 
     def _peak_tokens(self, requests: list[Request]) -> int:
@@ -573,21 +656,112 @@ class Reference:
         peak = q.prompt + self.s.whole_remaining(q) if self.s.needs_peak else 0
         predicted, _ = self.s.predicted_at(q.index, 0)
         blocks = self.s.ask_memory(q.prompt, chunk, predicted, self.s.total_blocks, 0, peak)
+        if blocks >= 0 and self.s.there:
+            blocks = self._blocks_to_decode(self.s.there, q)
         return Refusal.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Refusal.NONE
+
+    def _blocks_to_decode(self, there: Setup, q: Request) -> int:
+        """Blocks that an idle replica of the decode side would give the request after its first token; -1: none."""
+        context = q.prompt + 1
+        peak = context + there.whole_remaining(q, 1) if there.needs_peak else 0
+        predicted, _ = there.predicted_at(q.index, 1)
+        return there.ask_memory(context, context, predicted, there.total_blocks, 0, peak)
 
     def _launch(self, rep: Replica, step: Step) -> None:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
-        cost = self.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s)
+        cost = rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s)
         step.end_s = rep.meter.launch(rep.number, step, cost, kv_tokens, prompts, rep.free, len(rep.queue))
+        self._count_rounds(rep, step)
         rep.flights.append(step)
+
+    def _count_rounds(self, rep: Replica, step: Step) -> None:
+        """Counts the step that begins: a round is over when the micro-batch that encoded last has its next turn."""
+        rep.phase_steps += 1
+        rep.since.append(step)
+        if rep.phase_steps == 1 or step.prompts:
+            rep.phase_rounds, rep.since = 0, [step]
+            return
+        marked, after = rep.since[:2]
+        if marked not in rep.flights and after is not step and after not in rep.flights:
+            rep.phase_rounds += 1  # that micro-batch had nobody left, the one before it stands in
+            rep.since = rep.since[-2:]
+        if rep.since[0] not in rep.flights:
+            rep.phase_rounds += 1
+            rep.since = [step]
+
+    # -- from those that prefill to those that decode -------------------------------------------
+
+    def _hand_over(self, rep: Replica, q: Request, now: float) -> None:
+        """A prompt is through, its first token out: its cache stays where it is until it has been fetched."""
+        q.home, q.held, q.blocks = rep, q.blocks, 0
+        if self.s.there is None:
+            raise PolicyError("nobody decodes")
+        to = self._picked(self.s.there, self.decoding, q)
+        self._load(to, q)
+        self._enqueue(to.line, q, now)
+
+    def _fetch(self, rep: Replica, now: float) -> None:
+        """Starts transfers, in the order of the queue, for as long as there are seats and memory for whole requests."""
+        self._expire(rep, now)
+        if len(rep.resident) < rep.s.max_num_seqs:
+            self._rank_again(rep.line)
+        while rep.queue and len(rep.resident) < rep.s.max_num_seqs:
+            q = min(rep.queue, key=lambda q: (q.key, q.index))
+            if not q.held:  # swapped out: it comes back with a step
+                return
+            blocks = self._ask_memory(rep, Step(now), q, q.context)
+            if blocks < 0:
+                return
+            rep.queue.remove(q)
+            rep.free -= blocks
+            q.blocks = blocks
+            self.admissions += 1
+            q.admission, q.entered = self.admissions, q.generated
+            q.waiting, q.waited_s = False, q.waited_s + (now - q.queued_s)
+            self.results[q.index]["replica"] = rep.number
+            q.arrives_s = self._arrives_s(rep, q, now)
+            rep.coming.append(q)
+            if q.arrives_s <= now:
+                self._arrive(rep, q)
+
+    def _arrives_s(self, rep: Replica, q: Request, now: float) -> float:
+        """When a transfer that is let in now ends."""
+        handover = rep.s.handover
+        taken_s = handover.fixed_s + (q.context - 1) * handover.token_s
+        if not handover.one_at_a_time:
+            return now + taken_s
+        home = q.home_replica
+        home.sends_until_s = rep.receives_until_s = (
+            max(now, home.sends_until_s, rep.receives_until_s) + taken_s
+        )
+        return home.sends_until_s
+
+    def _transfers_end(self, now: float) -> None:
+        """Those that end now, in the order of the workload."""
+        ends = [(q.index, q, rep) for rep in self.decoding for q in rep.coming if q.arrives_s == now]
+        for _, q, rep in sorted(ends, key=lambda end: end[0]):
+            self._arrive(rep, q)
+            rep.touched = True
+
+    def _arrive(self, rep: Replica, q: Request) -> None:
+        rep.coming.remove(q)
+        self._let_go(q)
+        self._sit(rep, q)
+
+    def _let_go(self, q: Request) -> None:
+        """The blocks where the request was prefilled are free."""
+        home = q.home_replica
+        home.free += q.held
+        home.freed += q.held
+        home.touched = True
+        q.held = 0
 
     # -- the end ------------------------------------------------------------------------------
 
     def _check_nobody_waits(self) -> None:
-        for rep in self.replicas:
-            if waiting := [*rep.queue, *rep.resident]:
-                raise PolicyError(self.s.stuck(min(q.index for q in waiting)))
+        if waiting := [q.index for rep in self.replicas for q in (*rep.queue, *rep.resident)]:
+            raise PolicyError(stuck(self.s, min(waiting)))
 
     def _close(self) -> None:
         for rep in self.replicas:

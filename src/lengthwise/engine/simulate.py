@@ -70,6 +70,7 @@ def simulate(
 
 
 def _run_reference(setup: Setup) -> Outcome:
+    from lengthwise.engine._told import policy_raised
     from lengthwise.engine.reference import simulate_reference
 
     try:
@@ -77,7 +78,7 @@ def _run_reference(setup: Setup) -> Outcome:
     except LengthwiseError:
         raise
     except Exception as error:
-        raise setup.policy_raised(error) from error
+        raise policy_raised(setup, error) from error
 
 
 def _require_no_rejects(records: Records) -> None:

@@ -66,16 +66,19 @@ class Location:
             linear = (
                 learnt + standard(features, self.middle, self.spread) @ self.linear[:-1] + self.linear[-1]
             )
-        lexical = self.share * linear + (1 - self.share) * self.trees.predict(features)
+        lexical = self.share * linear + (self._of_trees(features) if self.share < 1 else 0.0)
         if self.sense is None or vectors is None:
             return np.asarray(lexical)
         sense = self.sense(np.hstack([features, vectors]))
         return np.asarray((1 - self.sense_share) * lexical + self.sense_share * sense)
 
+    def _of_trees(self, features: Floats) -> Floats:
+        return (1 - self.share) * self.trees.predict(features)
+
 
 def standard(features: Floats, middle: Floats, spread: Floats) -> Floats:
     """Features in standard deviations, at most four of them from the middle."""
-    return np.clip((features - middle) / spread, -_CLIP, _CLIP)
+    return np.minimum(np.maximum((features - middle) / spread, -_CLIP), _CLIP)
 
 
 class Design:

@@ -39,9 +39,8 @@ class LengthDistribution:
         return len(self.tokens)
 
     def __post_init__(self) -> None:
-        levels, tokens = np.asarray(self.levels, float), np.asarray(self.tokens, float)
-        if levels.ndim != 1 or len(levels) < 2 or levels[0] != 0 or levels[-1] != 1 or not _grows(levels):
-            raise InputError(f"levels must increase from 0 to 1; they are {levels}")
+        tokens = np.asarray(self.tokens, float)
+        levels = _of_levels(self.levels)
         if tokens.ndim != 2 or tokens.shape[1] != len(levels):
             raise InputError(
                 f"tokens must have a row a request and a column a level ({len(levels)}); shape {tokens.shape}"
@@ -60,8 +59,17 @@ class LengthDistribution:
     @classmethod
     def of(cls, tokens: npt.ArrayLike, levels: npt.ArrayLike = LEVELS) -> LengthDistribution:
         """From raw quantiles of any source: sorted, and raised to at least 1; NaN is an error."""
-        rows = np.sort(np.atleast_2d(np.asarray(tokens, float)), axis=1)
-        return cls(np.maximum(rows, 1.0), np.asarray(levels, float))
+        rows = np.maximum(np.sort(np.atleast_2d(np.asarray(tokens, float)), axis=1), 1.0)
+        if levels is LEVELS and rows.shape[1] == len(LEVELS) and np.isfinite(rows[:, -1]).all():
+            return cls._of_checked(rows, LEVELS)  # NaN would have been sorted to the end
+        return cls(rows, np.asarray(levels, float))
+
+    @classmethod
+    def _of_checked(cls, tokens: Floats, levels: Floats) -> LengthDistribution:
+        made = object.__new__(cls)
+        object.__setattr__(made, "tokens", tokens)
+        object.__setattr__(made, "levels", levels)
+        return made
 
     @classmethod
     def point(cls, tokens: npt.ArrayLike) -> LengthDistribution:
@@ -72,8 +80,7 @@ class LengthDistribution:
     @property
     def mean(self) -> Floats:
         """[n] expected length, tokens."""
-        widths = np.diff(self.levels, prepend=0.0, append=1.0)
-        weights = (widths[1:] + widths[:-1]) / 2
+        weights = _LEVEL_WEIGHTS if self.levels is LEVELS else _weights(self.levels)
         return np.asarray(
             (self.tokens * weights).sum(axis=1)
         )  # a product of matrices would round by batch size
@@ -156,10 +163,9 @@ class LengthDistribution:
 
     def take(self, rows: Any) -> LengthDistribution:
         """Those of some of the requests."""
-        part = object.__new__(LengthDistribution)  # rows of what was checked need no second look
-        object.__setattr__(part, "tokens", self.tokens[rows])
-        object.__setattr__(part, "levels", self.levels)
-        return part
+        return self._of_checked(
+            self.tokens[rows], self.levels
+        )  # rows of what was checked need no second look
 
     def _ages(self, tokens_so_far: npt.ArrayLike) -> Floats:
         return np.broadcast_to(np.asarray(tokens_so_far, float), (len(self),))
@@ -215,6 +221,25 @@ def _gittins(tokens: Floats, a: Floats, steps: Floats) -> Floats:
     work = before + np.cumsum(np.diff(clipped, axis=1) * (alive - ended + mass / 2), axis=1)
     index = np.divide(work, ended, out=np.full(work.shape, np.inf), where=ended > 0)
     return np.asarray(np.where(alive[:, 0] > 0, index.min(axis=1), 0.0))
+
+
+def _of_levels(levels: npt.ArrayLike) -> Floats:
+    """The levels as an array; InputError where they do not increase from 0 to 1."""
+    if levels is LEVELS:
+        return LEVELS
+    given = np.asarray(levels, float)
+    if given.ndim != 1 or len(given) < 2 or given[0] != 0 or given[-1] != 1 or not _grows(given):
+        raise InputError(f"levels must increase from 0 to 1; they are {given}")
+    return given
+
+
+def _weights(levels: Floats) -> Floats:
+    """[q] what the quantile of each level counts in the mean."""
+    widths = np.diff(levels, prepend=0.0, append=1.0)
+    return np.asarray((widths[1:] + widths[:-1]) / 2)
+
+
+_LEVEL_WEIGHTS = _weights(LEVELS)
 
 
 def _chunks(n: int) -> list[slice]:

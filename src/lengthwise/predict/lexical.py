@@ -138,10 +138,12 @@ class Lexical:
         vectors = self._vectors(texts) if location.sense is not None else None
         mu = location(features, words, vectors) + offset + self._habit(words, prompts.model)
         scale = self._scale(features, mu)
-        so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
-        z = np.where(known[:, None], self.z_[0], self.z_[1])
+        z = self.z_.take(np.where(known, 0, 1), axis=0)
         tokens = np.exp(np.minimum(mu[:, None] + scale[:, None] * z, 25.0))
         tokens = np.minimum(tokens, self.most_tokens_)
+        if not (tokens_so_far if isinstance(tokens_so_far, int) else np.any(tokens_so_far)):
+            return LengthDistribution.of(tokens, LEVELS)
+        so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
         late = np.flatnonzero(so_far > 0)
         if len(late):
             text = prompts.output_so_far
@@ -204,8 +206,10 @@ class Lexical:
         return np.array([known(f"{t}", 0.0) + known(f"{t}/{m}", 0.0) for t, m in zip(of, names, strict=True)])
 
     def _scale(self, features: Floats, mu: Floats) -> Floats:
-        log = self.scale_.predict(np.column_stack([features, mu]))
-        return np.asarray(np.maximum(np.exp(np.clip(log, -8, 2)), _LEAST_SCALE))
+        x = np.empty((len(features), features.shape[1] + 1))
+        x[:, :-1], x[:, -1] = features, mu
+        log = np.minimum(np.maximum(self.scale_.predict(x), -8), 2)
+        return np.asarray(np.maximum(np.exp(log), _LEAST_SCALE))
 
     def _spread(
         self, features: Floats, y: Floats, full: Floats, held: Floats, offset: Floats,

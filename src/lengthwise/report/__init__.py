@@ -1,5 +1,6 @@
 """Numbers to people: terminal table, self-contained page, timeline, machine-readable file."""
 
+from lengthwise.report._numbers import percent, rounded
 from lengthwise.report.binding import Binding, bound_by, waited_in_all, what_binds
 from lengthwise.report.compare import compare_table, write_compare_html, write_compare_json
 from lengthwise.report.html import write_html
@@ -24,6 +25,8 @@ __all__ = [
     "lab_table",
     "limit_text",
     "metric_text",
+    "percent",
+    "rounded",
     "search_table",
     "table",
     "waited_in_all",

@@ -23,6 +23,21 @@ MOVED = 0.1
 """From so many preemptions a request on, the time before the first admission is not the wait."""
 LONG_WAIT = 0.25
 """Nor does what spends so large a share of the JCT in queues keep up."""
+NEAR_ROOF = 0.3
+"""A roof of which steps use less does not bind; what takes their time does."""
+
+PARTS = {
+    "linear": "linear layers",
+    "prefill_attention": "prefill attention",
+    "decode_attention": "decode attention",
+    "head": "head and sampling",
+    "embedding": "the embedding",
+    "communication": "communication",
+    "send": "sending from stage to stage",
+    "swap": "swapping KV blocks",
+    "host": "the host",
+}
+"""Shares of a step's time, in words."""
 
 REFUSED = 0.5
 UNSERVED = 0.01
@@ -34,8 +49,8 @@ class Binding:
     """The ``resource`` that binds and, in one ``sentence``, why.
 
     The resource is "idle", "KV memory", "limits", "host", "network", "pipeline",
-    "memory bandwidth", "compute" or "unknown". ``warning`` comes before all else: it says which
-    requests were not served, and is empty where nearly all were.
+    "memory bandwidth", "compute", "kernels" (neither roof is near) or "unknown". ``warning`` comes
+    before all else: it says which requests were not served, and is empty where nearly all were.
     """
 
     resource: str
@@ -86,7 +101,7 @@ def what_binds(
 
     Asked in this order: were most requests refused, are the GPUs idle, is the KV cache full, is
     the step's time spent on the host, the network or pipeline bubbles; else the roof that is
-    nearer while busy, bandwidth (MBU) or compute (MFU). Where requests were left unserved,
+    nearer while busy, bandwidth (MBU) or compute (MFU), or neither if both are far. Where requests were left unserved,
     nothing is said of keeping up or of room.
 
     Args:
@@ -176,11 +191,48 @@ def _in_use(h: Hardware, summary: Summary, *, evicts_for_memory: bool) -> tuple[
         ),
     }
     resource, (waste, reason) = max(wastes.items(), key=lambda item: item[1][0])
-    return (resource, reason.format(percent(waste))) if waste > WASTE_SHARE else None
+    return (resource, f"{reason.format(percent(waste))}{_far(h)}") if waste > WASTE_SHARE else None
+
+
+def _used(h: Hardware) -> tuple[float, float]:
+    """Shares of the peak compute and of the memory bandwidth that steps use while busy."""
+    return h.mfu.value / h.busy_share.value, h.mbu.value / h.busy_share.value
+
+
+def _far(h: Hardware) -> str:
+    """That neither roof is near; "" where one is."""
+    mfu, mbu = _used(h)
+    if not max(mfu, mbu) < NEAR_ROOF:
+        return ""
+    return f", and neither roof is near (compute {percent(mfu)}, memory bandwidth {percent(mbu)})"
+
+
+def _kernels(h: Hardware) -> tuple[str, str]:
+    """What takes the time of steps that are far from both roofs: the two largest parts."""
+    mfu, mbu = _used(h)
+    shares = {name: h.time_shares[name].value / h.busy_share.value for name in PARTS if name in h.time_shares}
+    most = sorted(shares, key=lambda name: -shares[name])[:2]
+    takes = " and ".join(f"{PARTS[name]} ({percent(shares[name])})" for name in most if shares[name] >= 0.01)
+    return "kernels", (
+        f"neither roof is near: steps use {percent(mbu)} of the memory bandwidth and {percent(mfu)} of the peak "
+        f"compute, and most of their time goes to {takes}; small kernels and launches do not reach more"
+    )
 
 
 def _roof(h: Hardware, advice: str) -> tuple[str, str]:
-    mfu, mbu = h.mfu.value / h.busy_share.value, h.mbu.value / h.busy_share.value
+    mfu, mbu = _used(h)
+    if max(mfu, mbu) < NEAR_ROOF:
+        return _kernels(h)
+    resource, reason = _nearer(mfu, mbu, advice)
+    if max(mfu, mbu) > 1:
+        reason += (
+            ". More than 100 % is above the catalog's peak: the costs are of faster hardware than this entry tells, "
+            "or caches serve what it counts as memory traffic"
+        )
+    return resource, reason
+
+
+def _nearer(mfu: float, mbu: float, advice: str) -> tuple[str, str]:
     if mbu >= mfu:
         return "memory bandwidth", (
             f"steps use {percent(mbu)} of the memory bandwidth and {percent(mfu)} of the peak compute{advice}"

@@ -14,7 +14,8 @@ Schema version 1::
                   an estimate is {"value": number | null, "half_width": number | null} and, where the cost
                   model's error is known, "model_low" and "model_high",
        "notes": [str],
-       "model_error": null or {"level": number, "draws": int, "parts": [{"part": str, "log_sd": number}]},
+       "model_error": null or {"level": number, "draws": int, "parts": [{"part": str, "log_sd": number}]}; a part
+                      that is likelier to be slower by much has "slow_log_sd", too: log_sd of its slow side,
        "beyond_reach": [{"bound", "measured", "largest", "beyond", "of", "unit"}],
        "engine": {str: str},
        "scenario": str}]}
@@ -59,7 +60,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
     return {
         "model": deployment.model.name,
         "gpu": deployment.gpu.name,
-        "gpus": parallel.gpus,
+        "gpus": deployment.gpus,
         "tp": parallel.tp,
         "pp": parallel.pp,
         "replicas": parallel.replicas,
@@ -74,6 +75,27 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "block_size_tokens": deployment.kv.block_size,
         "price_per_hour_usd": deployment.price_per_hour_usd,
         "cost_source": deployment.cost.source,
+    } | _decode_facts(deployment)
+
+
+def _decode_facts(deployment: Deployment) -> dict[str, Any]:
+    """What decodes apart, if anything does."""
+    there = deployment.decode
+    if there is None:
+        return {}
+    axes = ("batching", "memory", "preempt", "router")
+    return {
+        "decode": {
+            "gpus": there.parallel.gpus,
+            "tp": there.parallel.tp,
+            "pp": there.parallel.pp,
+            "replicas": there.parallel.replicas,
+            **{axis: _policy_name(getattr(there, axis)) for axis in axes},
+            "max_num_seqs": there.limits.max_num_seqs,
+            "kv_blocks": there.kv.num_blocks,
+            "handover_fixed_s": there.handover.fixed_s,
+            "handover_token_s": there.handover.token_s,
+        }
     }
 
 
@@ -102,7 +124,8 @@ def _result(result: Result) -> dict[str, Any]:
 def _model_error(result: Result) -> dict[str, Any] | None:
     if not result.model_draws or result.deployment is None:
         return None
-    parts = [dataclasses.asdict(error) for error in result.deployment.cost.errors]
+    told = [dataclasses.asdict(error) for error in result.deployment.cost.errors]
+    parts = [{key: value for key, value in part.items() if value is not None} for part in told]
     return {"level": result.summary.model_level, "draws": result.model_draws, "parts": parts}
 
 

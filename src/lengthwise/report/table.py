@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.metrics import Counts
+from lengthwise.report._counts import buckets
 from lengthwise.report._rows import Cell, Row, rows
 from lengthwise.report.binding import Binding, binding_of, bound_by
 from lengthwise.report.result import Result, check_results
@@ -81,9 +82,7 @@ def notes_of(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 def counts_note(counts: Counts) -> str:
     """Requests by bucket; buckets that are empty go without saying."""
-    others = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
-    parts = [f"{counts.finished:,} of {counts.arrived:,} requests finished"]
-    parts += [f"{count:,} {name}" for name, count in others.items() if count]
+    parts = buckets(counts, "requests")
     why = {
         "prompt reaches max_model_len": counts.rejected_too_long,
         "prompt above the token budget of a step": counts.rejected_over_token_budget,

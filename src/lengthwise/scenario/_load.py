@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from lengthwise.scenario._canonical import canonical
 from lengthwise.scenario._findings import findings
-from lengthwise.scenario._merge import merged
+from lengthwise.scenario._merge import dropped, merged
 from lengthwise.scenario._problems import Problem, raise_if_any
 from lengthwise.scenario._space import space_problems, with_first_values
 from lengthwise.scenario._text import Table, assignment, parse, read
@@ -46,7 +46,7 @@ def loads(
 def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario of plain tables; raises as ``load`` does."""
     settings, problems = canonical(raw)
-    settings, overridden = _overridden(settings, overrides, problems)
+    settings, overridden, dropped = _overridden(settings, overrides, problems)
     settings = with_first_values(settings)
     variants = settings.get("variants", [])
     scenario, found = _validated(settings)
@@ -58,13 +58,15 @@ def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] =
         problems += [problem for whole in _wholes(base, variants) for problem in space_problems(whole)]
     raise_if_any(problems, source, overridden)
     assert scenario is not None  # no problems, so it was built
-    return scenario.from_file(source, folder)
+    return scenario.from_file(source, folder, notes=[f"{note} ({source})" for note in dropped])
 
 
 def _overridden(
     settings: Table, overrides: Iterable[str], problems: list[Problem]
-) -> tuple[Table, list[Path_]]:
+) -> tuple[Table, list[Path_], list[str]]:
+    """The settings with all that ``overrides`` say, their paths, and what gave way without being named."""
     paths: list[Path_] = []
+    notes: list[str] = []
     for text in overrides:
         keys, value = assignment(text)
         for key in reversed(keys):
@@ -72,8 +74,14 @@ def _overridden(
         over, found = canonical(value)
         problems += found
         paths.append(_leaf(over, keys))
+        notes += [_gave_way(text, keys) for keys in dropped(settings, over)]
         settings = merged(settings, over)
-    return settings, paths
+    return settings, paths, notes
+
+
+def _gave_way(text: str, keys: Sequence[str]) -> str:
+    said = " and ".join(keys)
+    return f"--set {text.partition('=')[0].strip()} takes the place of {said}, which the scenario also gives"
 
 
 def _leaf(table: Any, said: Sequence[str]) -> Path_:

@@ -35,17 +35,29 @@ def merged(base: Table, over: Table) -> Table:
     return out
 
 
+def dropped(base: Table, over: Table) -> list[list[str]]:
+    """By section, the keys of ``base`` ("workload.trace") that give way to rivals in ``over``."""
+    found = []
+    for section in _RIVALS:
+        old, new = base.get(section), over.get(section)
+        if isinstance(old, dict) and isinstance(new, dict):
+            kept = _without_rivals(section, old, new)
+            found.append([f"{section}.{key}" for key in old if key not in kept and key not in new])
+    return [keys for keys in found if keys]
+
+
 def _without_rivals(section: str, base: Table, over: Table) -> Table:
-    dropped: set[str] = set()
+    over = {key: value for key, value in over.items() if value is not None}  # who leaves drops nobody
+    gone: set[str] = set()
     for family in _RIVALS[section]:
         for group in family:
             if any(key in over for key in group):
-                dropped.update(key for rival in family if rival is not group for key in rival)
+                gone.update(key for rival in family if rival is not group for key in rival)
     if _kind(over) in _RATELESS:
-        dropped.add("request_rate")
+        gone.add("request_rate")
     if "request_rate" in over and _kind(base) in _RATELESS:
-        dropped.add("arrivals")
-    return {key: value for key, value in base.items() if key not in dropped}
+        gone.add("arrivals")
+    return {key: value for key, value in base.items() if key not in gone}
 
 
 def _kind(table: Table) -> Any:

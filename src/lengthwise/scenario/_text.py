@@ -11,8 +11,12 @@ from lengthwise.schema.errors import ScenarioError
 Table = dict[str, Any]
 
 
-def read(path: Path) -> Table:
+def read(path: Path, what: str = "scenario") -> Table:
     """The tables of a TOML (.toml) or YAML (.yaml, .yml) file.
+
+    Args:
+        path: The file.
+        what: The kind of file, for messages.
 
     Raises:
         ScenarioError: The file cannot be read, is no UTF-8, or breaks the syntax (line and column).
@@ -20,31 +24,31 @@ def read(path: Path) -> Table:
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        raise ScenarioError(f"there is no scenario file {path}{_nearby(path)}") from None
+        raise ScenarioError(f"there is no {what} file {path}{_nearby(path)}") from None
     except IsADirectoryError:
-        raise ScenarioError(f"{path} is a folder; give a scenario file (.toml or .yaml)") from None
+        raise ScenarioError(f"{path} is a folder; give a {what} file (.toml or .yaml)") from None
     except UnicodeDecodeError as error:
-        raise ScenarioError(f"{path}: a scenario file is UTF-8 text; byte {error.start} is not") from None
+        raise ScenarioError(f"{path}: a {what} file is UTF-8 text; byte {error.start} is not") from None
     except OSError as error:
         raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
-    return parse(text, path.suffix.lower(), str(path))
+    return parse(text, path.suffix.lower(), str(path), what)
 
 
-def parse(text: str, suffix: str, source: str) -> Table:
+def parse(text: str, suffix: str, source: str, what: str = "scenario") -> Table:
     """The tables of a text in the format that ``suffix`` says."""
     if suffix == ".toml":
         return _toml(text, source)
     if suffix in (".yaml", ".yml"):
-        return _yaml(text, source)
-    raise ScenarioError(f"{source}: a scenario file ends in .toml, .yaml or .yml")
+        return _yaml(text, source, what)
+    raise ScenarioError(f"{source}: a {what} file ends in .toml, .yaml or .yml")
 
 
-def assignment(text: str) -> tuple[tuple[str, ...], Any]:
+def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, ...], Any]:
     """Path and value of ``path=value``; the value is TOML, a bare word that is taken as text, or null: no such key."""
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
-        raise ScenarioError(f"--set takes path=value, such as deployment.tp=4; it was given {text!r}")
+        raise ScenarioError(f"--set takes path=value, such as {example}; it was given {text!r}")
     value = value.strip()
     if value == "null":
         return keys, None
@@ -63,7 +67,7 @@ def _toml(text: str, source: str) -> Table:
         raise ScenarioError(f"{source}: not valid TOML: {_lowered(error)}") from None
 
 
-def _yaml(text: str, source: str) -> Table:
+def _yaml(text: str, source: str, what: str) -> Table:
     import yaml
 
     from lengthwise.scenario._yaml import Loader
@@ -75,7 +79,7 @@ def _yaml(text: str, source: str) -> Table:
     if table is None:
         return {}
     if not isinstance(table, dict):
-        raise ScenarioError(f"{source}: a scenario is a table of sections; this is a {type(table).__name__}")
+        raise ScenarioError(f"{source}: a {what} is a table of sections; this is a {type(table).__name__}")
     return table
 
 

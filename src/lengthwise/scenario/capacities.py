@@ -6,13 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from lengthwise import search
+from lengthwise import engine, metrics, search
+from lengthwise.metrics import Beyond
+from lengthwise.scenario._front import front_note
 from lengthwise.scenario._loads import load_of
 from lengthwise.scenario._space import limits_of
-from lengthwise.scenario.outcomes import slo_of
+from lengthwise.scenario.outcomes import MANY_STEPS, slo_of
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.sections import SearchSection
 from lengthwise.scenario.variants import deployment
+from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Limit, Point
@@ -31,6 +34,7 @@ class Sustained:
         limits: What had to hold.
         capacity: The largest rate that holds them.
         at: All numbers at the lower end of its interval; None where nothing holds.
+        beyond: Where a run at that rate goes beyond the measurements behind the cost tables.
     """
 
     name: str
@@ -38,6 +42,13 @@ class Sustained:
     limits: tuple[Limit, ...]
     capacity: Capacity
     at: Point | None
+    beyond: tuple[Beyond, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know, a sentence each: steps that are extrapolated, a front that binds."""
+        note = front_note(self.deployment.cost, self.capacity.rate_rps.value)
+        return (*(f"At capacity {one.sentence}." for one in self.beyond), *([note] if note else []))
 
 
 def capacities(
@@ -77,4 +88,13 @@ def _sustained(side: Scenario, pool: ThreadPoolExecutor) -> Sustained:
         served, load, promises, precision=section.precision, seeds=section.seeds, each=pool.map
     )
     at = search.point_at_capacity(served, load, promises, found, section.seeds)
-    return Sustained(side.name, served, limits, found, at)
+    beyond = () if at is None else _beyond(served, load, at.rate_rps, found.requests)
+    return Sustained(side.name, served, limits, found, at, beyond)
+
+
+def _beyond(served: Deployment, load: search.Load, rate_rps: float, requests: int) -> tuple[Beyond, ...]:
+    """Where the first seed's run at a rate passes the reach of its tables; not run where they have none."""
+    if served.cost.reach == Reach():
+        return ()
+    records = engine.simulate(load.at(0, requests, rate_rps), served, keep_steps=MANY_STEPS)
+    return metrics.beyond_reach(records, served)

@@ -83,6 +83,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     The shapes: one sequence decoding; as many as fit half-way through their outputs; one prompt
     of mean length alone; and decodes sharing the step with as much of a prompt as the budget leaves.
     """
+    variant.deployment.require_one_side("explain")
     deployed, requests = variant.deployment, variant.workload(seed)
     overhead = cost.host_overhead(host(variant.scenario.deployment)) or HostOverhead()
     context = _typical_context(deployed, requests)

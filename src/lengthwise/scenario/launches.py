@@ -86,7 +86,9 @@ def _claim(plan: Plan, choice: Choice) -> str:
     ]
     held = f": {', '.join(told)}" if told else ""
     objective = choice.objective
-    half = f" ± {objective.half_width:,.3g}" if objective.half_width > 0 else ""
+    half = (
+        f" ± {report.rounded(objective.value, objective.half_width)[1]}" if objective.half_width > 0 else ""
+    )
     what = plan.objective.label
     return (
         f"Simulated at {choice.at.rate_rps:.4g} requests a second{held}. "
@@ -101,9 +103,8 @@ def _where(choice: Choice) -> str:
     rate = choice.capacity_rps
     if not rate.has_interval:
         return ""
-    return (
-        f", at its capacity of {rate.value:.4g} ± {rate.half_width:.2g}; the run is at the lower end of that"
-    )
+    value, half = report.rounded(rate.value, rate.half_width)
+    return f", at its capacity of {value} ± {half}; the run is at the lower end of that"
 
 
 def _slug(text: str) -> str:

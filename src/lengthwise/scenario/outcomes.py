@@ -13,9 +13,11 @@ from typing import TypeVar
 from lengthwise import engine, metrics
 from lengthwise.metrics import Beyond, Slo, Summary
 from lengthwise.scenario import model_error
+from lengthwise.scenario._front import front_note, sent_rps
 from lengthwise.scenario._load import load
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.variants import Variant, build
+from lengthwise.schema.cost_tables import NOT_MEASURED
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
 from lengthwise.search.workers import available_cpus, threads
@@ -48,13 +50,20 @@ class Outcome:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know, a sentence each: extrapolated steps, model intervals left out."""
+        """What a reader must know, a sentence each: extrapolated steps, a front that binds, no model intervals."""
         said = [f"{one.sentence}." for one in self.beyond]
+        if note := front_note(self.variant.deployment.cost, sent_rps(self.records)):
+            said.append(note)
+        if note := model_error.hardware_note(self.variant.deployment):
+            said.append(note)
+        if NOT_MEASURED in self.variant.deployment.cost.source:
+            said.append(_MADE_UP)
         if self.variant.deployment.cost.errors and not self.model_draws:
             said.append(_NO_MODEL.format(why=_why_none(self.variant)))
         return tuple(said)
 
 
+_MADE_UP = f"The cost tables rest on {NOT_MEASURED}: their source says which."
 _NO_MODEL = "The cost model's own error is not in the intervals: {why}."
 _Run = tuple[Records | None, Summary, tuple[Beyond, ...]]
 
@@ -118,8 +127,8 @@ def _off(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
         return []
     if draws is None and len(variant.workload(seed)) > model_error.LARGEST_RUN:
         return []
-    tables = model_error.perturbed(variant.deployment.cost, draws or model_error.DRAWS)
-    sides = [replace(variant, deployment=replace(variant.deployment, cost=cost)) for cost in tables]
+    off = model_error.perturbed_deployments(variant.deployment, draws or model_error.DRAWS)
+    sides = [replace(variant, deployment=one) for one in off]
     return [partial(_one, side, seed, keep=False, every_step=False) for side in sides]
 
 

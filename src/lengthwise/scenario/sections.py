@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.scenario._arrivals import Arrivals
+from lengthwise.scenario._decode import DecodeSection
 from lengthwise.scenario._lengths import Length
 from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Share, Text, Wait, seconds
 
@@ -65,8 +66,17 @@ class WorkloadSection(Section):
         sides = (self.prompt is not None) + (self.output is not None)
         sources = (self.preset is not None) + (self.trace is not None) + (sides > 0)
         if sources != 1 or sides == 1:
-            raise ValueError(_SOURCES)
+            raise ValueError(self._rival_sources() if sources > 1 else _SOURCES)
         return self
+
+    def _rival_sources(self) -> str:
+        """Which sources are there together, and how one of them is dropped."""
+        there = [name for name in ("preset", "trace", "prompt", "output") if getattr(self, name) is not None]
+        least = next(name for name in ("trace", "preset") if name in there)
+        return (
+            f"{', '.join(there[:-1])} and {there[-1]} cannot all say what requests look like; keep one of: preset, "
+            f"trace, or both prompt (isl) and output (osl). --set workload.{least}=null drops the {least}"
+        )
 
     @model_validator(mode="after")
     def _one_load(self) -> Self:
@@ -94,10 +104,15 @@ class WorkloadSection(Section):
 
 
 class HostTable(Section):
-    """Seconds that an engine's host adds to a step, and for each sequence in it."""
+    """Seconds that an engine's host adds to a step, and for each sequence in it; and that requests wait before it.
+
+    ``request_s`` is of a request's own way in, ``queue_s`` of a front that takes one request at a time.
+    """
 
     step_s: HostSeconds = HostOverhead().step_s
     sequence_s: HostSeconds = HostOverhead().sequence_s
+    request_s: HostSeconds = 0.0
+    queue_s: HostSeconds = 0.0
 
 
 class DeploymentSection(Section):
@@ -105,9 +120,10 @@ class DeploymentSection(Section):
 
     ``cost`` is a source of ``engine.deploy``, such as "roofline", "profile:FILE.parquet" (after which "#physics"
     names an estimator) or "vidur:DIR"; ``num_blocks`` overrides what the memory planner finds for the KV cache
-    of a replica. ``host`` is what the engine's host adds to a step: "default" keeps what ``cost`` says, "vllm",
-    "sglang" and "trtllm" were fitted to measured deployments of these engines, and
-    ``{ step_s = "300us", sequence_s = "9us" }`` gives it yourself.
+    of a replica. ``host`` is what the engine's host adds to a step, and what a request waits before the engine:
+    "default" keeps what ``cost`` says, "vllm", "sglang" and "trtllm" were fitted to measured deployments of these
+    engines, and ``{ step_s = "300us", sequence_s = "9us", request_s = "20ms", queue_s = "2ms" }`` gives it yourself.
+    ``[deployment.decode]`` are replicas apart that decode: those of this table then only prefill.
     """
 
     model: Text
@@ -122,6 +138,7 @@ class DeploymentSection(Section):
     weight_dtype: Text | None = None
     kv_dtype: Text | None = None
     num_blocks: Count | None = None
+    decode: DecodeSection | None = None
 
     @field_validator("cost")
     @classmethod
@@ -143,7 +160,8 @@ class DeploymentSection(Section):
 class EngineSection(Section):
     """The engine's limits under their vLLM names; ``timeout_s`` is when a client gives up.
 
-    ``max_step_seqs = "per_stage"`` divides ``max_num_seqs`` by the pipeline stages, as Vidur does.
+    ``max_step_seqs = "per_stage"`` divides ``max_num_seqs`` by the pipeline stages, as Vidur does. ``max_in_flight``
+    bounds the steps that are in a replica's pipeline at a time (none: as many as stages).
 
     The upper bounds are far above any engine's and keep a slip from asking for terabytes of tables.
     """
@@ -157,6 +175,7 @@ class EngineSection(Section):
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
     timeout_s: Seconds = math.inf
     enable_prefix_caching: bool = False
+    max_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
 class SchedulerSection(Section):

@@ -11,12 +11,14 @@ from typing import Any
 from lengthwise import catalog, engine, policy
 from lengthwise.cost import HostOverhead
 from lengthwise.scenario._bins import RULES, binning_of
+from lengthwise.scenario._decode import DecodeSection
 from lengthwise.scenario._places import python_object, resolved
 from lengthwise.scenario._workloads import PerSeed, per_seed
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.sections import DeploymentSection, EngineSection, SchedulerSection
 from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.hardware import GpuSpec
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.workload import Workload
 
@@ -33,6 +35,8 @@ _KEY_OF_KIND = {
     "scheduler": "scheduler.policy",
     **{f"{axis} policy": f"scheduler.{axis}" for axis in _AXES},
 }
+
+_OF_DECODE = "of the side that decodes, deployment.decode"
 
 
 @dataclass(frozen=True)
@@ -79,19 +83,53 @@ def deployment(scenario: Scenario) -> Deployment:
     section = scenario.deployment
     deployed = engine.deploy(
         model=_model(section, scenario),
-        gpu=_spec(section.gpu, scenario),
-        node=_spec(section.node, scenario) if section.node else None,
+        gpu=spec_of(section.gpu, scenario),
+        node=spec_of(section.node, scenario) if section.node else None,
         tp=section.tp,
         pp=section.pp,
         replicas=section.replicas,
         limits=_limits(scenario.engine, section),
         scheduler=scheduler(scenario),
-        cost=_cost(section, scenario),
+        cost=cost_source(section, scenario),
         host=host(section),
         memory_planner=section.memory_planner,
         num_blocks=section.num_blocks,
     )
+    if section.decode is not None:
+        deployed = _apart(deployed, section, section.decode, scenario)
     return replace(deployed, name=scenario.name)
+
+
+def _apart(
+    here: Deployment, section: DeploymentSection, there: DecodeSection, scenario: Scenario
+) -> Deployment:
+    """The deployment with its decode side."""
+    try:
+        axes: dict[str, Any] = {
+            axis: _named_or_object(getattr(there, axis), scenario)
+            for axis in ("batching", "memory", "router")
+        }
+        decodes = engine.deploy(
+            here.model,
+            here.gpu,
+            node=here.node,
+            tp=there.tp,
+            pp=there.pp,
+            replicas=there.replicas,
+            limits=replace(here.limits, **there.limits, max_model_len=here.max_model_len),
+            scheduler=replace(here.scheduler, **axes, preempt=there.preempt, takeover="never", binning=None),
+            cost=cost_source(section, scenario),
+            host=host(section),
+            memory_planner=section.memory_planner,
+            num_blocks=there.num_blocks,
+        )
+    except InputError as error:
+        error.add_note(_OF_DECODE)
+        raise
+    link = None if there.link == "host" else here.node.link_for(section.tp * section.pp + there.tp * there.pp)
+    way = engine.handover_over(link, here, decodes)
+    way = replace(way, fixed_s=way.fixed_s + there.handover, one_at_a_time=there.one_at_a_time)
+    return engine.disaggregate(here, decodes, way)
 
 
 def scheduler(scenario: Scenario) -> Scheduler:
@@ -148,6 +186,12 @@ def _named_or_object(value: str, scenario: Scenario) -> object:
     return python_object(value, scenario.folder) if ":" in value else value
 
 
+def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
+    """The model and the GPU that a scenario names; raises InputError where one of them is not known."""
+    section = scenario.deployment
+    return _model(section, scenario), catalog.gpu(spec_of(section.gpu, scenario))
+
+
 def _model(section: DeploymentSection, scenario: Scenario) -> ModelSpec:
     """A catalog name wins over a path; a path starts at the scenario's folder."""
     path = resolved(section.model, scenario.folder)
@@ -161,20 +205,21 @@ def _model(section: DeploymentSection, scenario: Scenario) -> ModelSpec:
         raise
 
 
-def _spec(name: str, scenario: Scenario) -> str:
+def spec_of(name: str, scenario: Scenario) -> str:
     """A GPU's or node's name, or the path of the file that describes it."""
     return str(resolved(name, scenario.folder)) if name.endswith(".toml") else name
 
 
-def _cost(section: DeploymentSection, scenario: Scenario) -> str:
+def cost_source(section: DeploymentSection, scenario: Scenario) -> str:
+    """The cost source with its path resolved."""
     source, colon, place = section.cost.partition(":")
     return f"{source}:{resolved(place, scenario.folder)}" if colon else source
 
 
 def host(section: DeploymentSection) -> str | HostOverhead:
-    """What the engine's host adds to a step: a name of ``cost.HOST_NAMES``, or seconds."""
+    """What the engine's host adds to a step and before the engine: a name of ``cost.HOST_NAMES``, or seconds."""
     given = section.host
-    return given if isinstance(given, str) else HostOverhead(given.step_s, given.sequence_s)
+    return given if isinstance(given, str) else HostOverhead(**given.model_dump())
 
 
 def _limits(section: EngineSection, on: DeploymentSection) -> EngineLimits:
@@ -200,7 +245,8 @@ def _located(scenario: Scenario, whole: Scenario) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        key = _KEY_OF_KIND.get(error.kind, "") if isinstance(error, UnknownNameError) else ""
+        told = _OF_DECODE in getattr(error, "__notes__", ())
+        key = _KEY_OF_KIND.get(error.kind, "") if isinstance(error, UnknownNameError) and not told else ""
         variant = f"variant {whole.name!r} of " if scenario.variants else ""
         error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
         raise

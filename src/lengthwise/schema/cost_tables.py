@@ -14,6 +14,9 @@ Two rules for attention:
   the tables are read without interpolation: ``prefill_s[chunk, context / step_tokens]``,
   ``decode_s[sequences, mean context / step_tokens]``. ``merge_factor`` multiplies either
   when it merges more than one.
+
+To either, what dense masks cost is added: ``masked_s`` for each pair of a query and a key of another sequence,
+for prompts' queries to prefill attention, for decodes' to decode attention.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ Ints = npt.NDArray[np.int64]
 
 PER_REQUEST, MERGED = 0, 1
 GRID_PER_OCTAVE = 16
+NOT_MEASURED = "rows that were made up and not measured"
+"""What ``CostTables.source`` says where it is so."""
+NOT_MEASURED = "rows that were made up and not measured"
+"""What ``CostTables.source`` says where it is so."""
 
 
 def grid_value(index: int) -> int:
@@ -72,13 +79,19 @@ class FitError:
 class PartError:
     """How far the seconds of one part of a step may be off as a whole.
 
-    ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "decode", or "step" (all of
-    them together); ``log_sd`` is the standard deviation of log(measured / predicted) on held-out points,
-    taken as one factor that all steps share: the cautious reading.
+    ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked", "step"
+    (all of them together), or "front" (the way into the engine, which is no part of a step); ``log_sd`` is the
+    standard deviation of log(measured / predicted) on held-out points, taken as one factor that all steps
+    share: the cautious reading.
+
+    Where a part is likelier to be slower by much than faster by much, ``slow_log_sd`` is the standard deviation on
+    the side of more seconds; None: the same on both. Of a front only the delay has it: a serial front that much
+    slower would hold any deployment to few requests a second.
     """
 
     part: str
     log_sd: float
+    slow_log_sd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,25 @@ class Reach:
     chunk: int | None = None
     context: int | None = None
     kv_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Front:
+    """What stands between a client's send and the engine's queue: HTTP, tokenising, a serial front process.
+
+    The front serves one request at a time, first come first served, ``queue_s`` seconds each; on its own way a
+    request then spends ``request_s`` more, which holds up nobody. It enters the engine at
+    ``max(arrival, when the front is free) + queue_s + request_s``.
+    """
+
+    request_s: float = 0.0
+    queue_s: float = 0.0
+
+    def entries_s(self, arrival_s: Floats) -> Floats:
+        """[n] when requests enter the engine that come to the front in this order (Lindley's recursion, unrolled)."""
+        before = self.queue_s * np.arange(len(arrival_s))
+        free_s = np.maximum.accumulate(arrival_s - before) + before + self.queue_s
+        return np.asarray(free_s + self.request_s)
 
 
 @dataclass(frozen=True)
@@ -121,6 +153,13 @@ class CostTables:
         beside_prompts: [sequences, KV tokens] on the axes of ``decode_s`` (rule PER_REQUEST): how many times
             as long a step's decode attention takes when prompts are in the step; None: as long as alone.
             Attention kernels treat batches of single queries apart, and fall back to those for prompts.
+        front: What a request waits before the engine, of the whole deployment: all replicas stand behind it.
+        masked_s: One layer's seconds for each (query, key) pair of a step whose key is of another sequence.
+            Attention that masks every query against the keys of the whole batch computes such pairs, too, and
+            throws them away; 0: it knows which keys are a query's own. Nothing for a batch of one.
+        other: Tables of the stages of another tensor-parallel degree (partial tensor parallelism), with the same
+            ``rule``; of them only seconds and ``beside_prompts`` are read. None: all stages are alike.
+        stage_other: [PP] 1 where a stage takes what ``other`` says, 0 where these tables say.
     """
 
     layer_s: Floats
@@ -138,3 +177,7 @@ class CostTables:
     errors: tuple[PartError, ...] = ()
     reach: Reach = Reach()
     beside_prompts: Floats | None = None
+    front: Front = Front()
+    masked_s: float = 0.0
+    other: CostTables | None = None
+    stage_other: Ints | None = None

@@ -53,6 +53,10 @@ class DoesNotFitError(InputError):
     """The model does not fit the GPUs; the message says by how much and what would fit."""
 
 
+class ScheduleError(InputError):
+    """No schedule meets the latency bound; the message says the least latency there is and what limits it."""
+
+
 class PolicyError(InputError):
     """A policy raised, returned NaN, has a wrong signature, or never admits a request."""
 

@@ -95,6 +95,9 @@ over ``repeats``; ``spread_s``: the distance between their quartiles (NaN where 
 TEXT_COLUMNS = ("operator", "dtype", "kv_dtype", "backend")
 """``backend``: the kernel's or library's name where it is known, such as an attention backend or "nccl"."""
 
+MADE_UP = "made_up"
+"""Of ``ProfileFacts.machine``: {operator: [TP degree, ...]} whose rows are no measurements."""
+
 COLUMNS = (*TEXT_COLUMNS, *WHOLE_COLUMNS, *REAL_COLUMNS)
 
 
@@ -110,7 +113,7 @@ class ProfileFacts:
         engine: Whose kernels these are, such as "vLLM 0.19.0" or "torch 2.13.0".
         licence: Of the data.
         measured: Date or dates (ISO), or "".
-        machine: JSON-able facts: processor, driver, versions, threads.
+        machine: JSON-able facts: processor, driver, versions, threads; MADE_UP, where rows are no measurements.
         notes: What a reader must know: points skipped, units converted.
     """
 
@@ -200,6 +203,12 @@ class Profile:
     def where(self, mask: npt.NDArray[np.bool_]) -> Profile:
         """The rows for which the mask holds."""
         return replace(self, columns={name: column[mask] for name, column in self.columns.items()})
+
+    def made_up(self, operator: str) -> tuple[int, ...]:
+        """TP degrees of an operator that rows tell and nobody measured, ascending."""
+        told = self.facts.machine.get(MADE_UP, {}).get(operator, ())
+        there = set(self.of(operator)["tp"].tolist()) if told else set()
+        return tuple(sorted(there & set(told)))
 
     def of(self, operator: str, tp: int | None = None) -> Profile:
         """The rows of one operator, of one TP degree if it is given."""

@@ -36,7 +36,9 @@ class RequestRecords:
 
     ``output_tokens`` counts what was produced (0 when rejected); ``replica`` is -1 for a
     request that no replica took. ``scheduled_s`` is when it was first put into a step.
-    ``waited_s`` is time spent in queues and bins in all, up to the last admission or the end.
+    ``arrival_s`` is when the client sent it: what it waited before the engine (``CostTables.front``) is in every time
+    that counts from there, and in ``waited_s``: time spent in front, queues and bins in all, up to the last
+    admission or the end.
     ``refusal`` (Refusal) says why a rejected one could never run. In a closed loop that was cut
     off, requests that were never let in have arrival NaN.
     """

@@ -105,6 +105,7 @@ class Bench:
     def _deployment(self, settings: Settings) -> Deployment:
         """With as many replicas as the settings say; of one where the search itself finds their number."""
         one = self.build({key: value for key, value in settings.items() if key != REPLICAS})
+        one.require_one_side("a search")
         wanted = settings.get(REPLICAS, "auto" if self.question.objective.name in AT_RATE else 1)
         if wanted == "auto":
             return one

@@ -7,7 +7,7 @@ least J Wc(m N / J) + N a (Jensen's inequality). With x = N / J requests complet
 most x / (Wc(m x) + x a). And x is bounded: a step has at most ``max_step_seqs`` sequences, of which a request
 is one for each of its output tokens; it computes no more tokens than its budget where it cuts prompts to that;
 it reads at most the KV tokens that the cache holds; and where a quantile q of the time between tokens is limited,
-a share q of the tokens comes from steps short enough.
+a share q of the tokens comes from steps short enough. Nor do requests come faster than their front lets them in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine, policy
-from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_axis
+from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, grid_axis
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
@@ -78,6 +78,7 @@ class Ceiling:
 
 def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
     """What no schedule of the deployment can beat on such requests under these limits."""
+    deployment.require_one_side("a bound on the rate (capacity, search)")
     limits = tuple(limits)
     stages = _Stages(deployment)
     output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
@@ -91,7 +92,9 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     most = _most_per_step(deployment, needs, limits, through_s)
     rate, per_step = stages.rate(needs, most)
     jct_s = needs.decodes * per_step / rate * deployment.parallel.pp
-    whole = rate * deployment.parallel.replicas * SLACK / float(fits.mean())
+    queue_s = deployment.cost.front.queue_s
+    before = 1 / queue_s if queue_s else math.inf  # one front stands before all replicas
+    whole = min(rate * deployment.parallel.replicas, before) * SLACK / float(fits.mean())
     return Ceiling(whole, float(through_s[1]), jct_s, impossible)
 
 
@@ -107,7 +110,8 @@ def _fits(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
     if prompt.max() <= held * (1 - deployment.limits.watermark):
         return prompt < deployment.max_model_len
     at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)
-    seen = engine.simulate(at_once, deployment, time_limit_s=_AT_ONCE_S, keep_steps=0)
+    no_front = replace(deployment, cost=replace(deployment.cost, front=Front()))
+    seen = engine.simulate(at_once, no_front, time_limit_s=_AT_ONCE_S, keep_steps=0)
     return np.asarray(seen.requests.status != Status.REJECTED)
 
 

@@ -26,14 +26,17 @@ _KEYS = {"waiting_key", "running_key"}
 _REMAINING = {"remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens"}
 _SHARES = {"draw_a", "draw_b"}
 _LOADS = {"waiting", "running", "tokens"}
+_STEP = ("step_prompts", "step_tokens", "next_tokens")
 _FROM_ONE = {"prompt_tokens", "context_tokens", "chunk_tokens", "token_budget", "max_num_seqs", "max_model_len",
-             "block_size", "total_blocks"}  # fmt: skip
+             "block_size", "total_blocks", "stages"}  # fmt: skip
 
 
 def calls(policy: Policy, seed: int = 0) -> list[tuple[Any, ...]]:
     """Full argument lists of the policy's axis, the same for the same seed."""
     rng = np.random.default_rng(seed)
-    return [_call(policy.axis, rng, number) for number in range(_CALLS)]
+    made = [_call(policy.axis, rng, number) for number in range(_CALLS)]
+    own = policy.all_parameters if policy.axis == "batching" else ()
+    return [one[: len(one) - len(own)] + own for one in made]
 
 
 def _call(axis: str, rng: np.random.Generator, number: int) -> tuple[Any, ...]:
@@ -41,9 +44,11 @@ def _call(axis: str, rng: np.random.Generator, number: int) -> tuple[Any, ...]:
     top = (1, 10, 1000, 10**9)[number % 4]
     given = {name: _kind(axis, name)(rng, top, replicas) for name in ARGUMENTS[axis]}
     if axis == "batching" and number % 3 == 0:
-        given |= dict.fromkeys(("decodes", "prefills", "resident", "in_flight"), 0)
+        given |= dict.fromkeys(("decodes", "prefills", "resident", "in_flight", *_STEP), 0)
     elif axis == "batching":
-        given["resident"] = max(given["resident"], given["decodes"] + given["prefills"])
+        given["resident"] = max(
+            given["resident"], given["decodes"] + given["prefills"] + given["step_prompts"]
+        )
     if axis == "memory":
         given["free_blocks"] = min(given["free_blocks"], given["total_blocks"])
     return tuple(given.values())
@@ -74,7 +79,7 @@ def _rank(got: float, _: dict[str, Any], __: Policy) -> str:
 
 
 def _batching(got: tuple[int, int, int], given: dict[str, Any], _: Policy) -> str:
-    if got[2] < 0 or got[2] >= 2 * room.ONE_BATCH:
+    if got[2] < 0 or got[2] >= 2 * room.EVEN_SHARES:
         return "must return flags of lengthwise.policy added up"
     idle = given["resident"] == 0 and given["waiting"] > 0
     return "must admit somebody on an idle replica" if idle and (got[0] < 1 or got[1] < 1) else ""

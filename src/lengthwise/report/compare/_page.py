@@ -8,16 +8,17 @@ from html import escape
 from lengthwise.metrics import STATS, Comparison, MetricError
 from lengthwise.report._document import document, header, section
 from lengthwise.report._marks import scrolling, swatch
-from lengthwise.report._numbers import UNKNOWN
 from lengthwise.report.compare._words import (
     LONG,
     NAMES,
+    client_text,
     counts_text,
+    distance_cells,
+    distance_heads,
     error_text,
     how_paired,
     interval_text,
     is_sure,
-    percent,
     scale_of,
     value_text,
 )
@@ -113,15 +114,11 @@ def _cell(comparison: Comparison, one: MetricError) -> str:
 
 
 def _distances(comparison: Comparison) -> str:
-    heads = ["moved by", "largest gap", *(("mean APE", "median APE") if comparison.paired else ())]
     rows = ""
     for one in comparison.distances:
-        cells = [percent(one.wasserstein).lstrip("+"), f"{one.kolmogorov_smirnov:.3f}"]
-        if comparison.paired:
-            cells += [percent(share).lstrip("+") or UNKNOWN for share in (one.mape, one.median_ape)]
-        told = "".join(f"<td>{cell}</td>" for cell in cells)
+        told = "".join(f"<td>{cell}</td>" for cell in distance_cells(comparison, one))
         rows += f'<tr><th scope="row">{NAMES[one.metric]}</th>{told}</tr>'
-    shown = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    shown = "".join(f'<th scope="col">{head}</th>' for head in distance_heads(comparison))
     return scrolling("Distances", f"<thead><tr><td></td>{shown}</tr></thead><tbody>{rows}</tbody>")
 
 
@@ -138,9 +135,11 @@ def _legend(comparison: Comparison) -> str:
 def _sides(comparison: Comparison) -> str:
     items = []
     for i, (letter, run) in enumerate((("A", comparison.a), ("B", comparison.b))):
+        told = client_text(run)
+        own = f" {told[0].upper()}{told[1:]}." if told else ""
         items.append(
             f"<li><h3>{swatch(i)}<span>{letter}: {escape(run.name)}</span></h3>"
             f"<p>{escape(run.source)}</p>"
-            f'<p class="muted">{counts_text(run.counts)}, over {run.span_s:,.1f} s.</p></li>'
+            f'<p class="muted">{counts_text(run.counts)}, over {run.span_s:,.1f} s.{own}</p></li>'
         )
     return f'<ul class="verdicts">{"".join(items)}</ul>'

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from lengthwise.metrics import Comparison, Counts, MetricError
+from lengthwise.metrics import Comparison, Counts, MetricDistance, MetricError, Side
+from lengthwise.report._counts import buckets
 from lengthwise.report._numbers import UNKNOWN, rounded
 
 NAMES = {
@@ -75,9 +77,28 @@ def is_sure(one: MetricError) -> bool:
 
 def counts_text(counts: Counts) -> str:
     """Requests by bucket; empty ones go without saying."""
-    others = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
-    parts = [f"{counts.finished:,} of {counts.arrived:,} finished"]
-    return ", ".join(parts + [f"{count:,} {name}" for name, count in others.items() if count])
+    return ", ".join(buckets(counts))
+
+
+def distance_heads(comparison: Comparison) -> list[str]:
+    """What is told of whole distributions, and of pairs where there are any."""
+    return ["moved by", "largest gap", *(("mean APE", "median APE") if comparison.paired else ())]
+
+
+def distance_cells(comparison: Comparison, one: MetricDistance) -> list[str]:
+    """The same for one metric."""
+    cells = [percent(one.wasserstein).lstrip("+"), f"{one.kolmogorov_smirnov:.3f}"]
+    pairs = (one.mape, one.median_ape) if comparison.paired else ()
+    return cells + [percent(share).lstrip("+") for share in pairs]
+
+
+def client_text(side: Side) -> str:
+    """What of a side's TTFT and JCT is its client's own; empty where nobody says."""
+    if side.client is None:
+        return ""
+    mean, median, most = (f"{1e3 * s:.3g} ms" for s in dataclasses.astuple(side.client))
+    spread = f"median {median}, at most {most}"
+    return f"of its mean TTFT and JCT {mean} are the client's own, from due until sent ({spread})"
 
 
 def how_paired(comparison: Comparison) -> str:

@@ -4,7 +4,8 @@ Schema version 1::
 
     {"format": "lengthwise.comparison", "version": 1, "paired": bool, "level": number, "draws": int,
      "warmup_s": number, "slo": null or {limit: seconds}, "doubts": [str],
-     "a", "b": {"name", "source", "span_s", "counts": the fields of lengthwise.metrics.Counts},
+     "a", "b": {"name", "source", "span_s", "counts": the fields of lengthwise.metrics.Counts,
+                "client": null or {"mean_s", "p50_s", "max_s"}: from when a request was due until it was sent},
      "errors": {"ttft.p95", ...: {"a", "b", "error", "low", "high"}},
      "distances": {metric: the other fields of lengthwise.metrics.MetricDistance}}
 

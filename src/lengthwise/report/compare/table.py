@@ -11,12 +11,14 @@ from rich.text import Text
 from lengthwise.metrics import Comparison, MetricError
 from lengthwise.report.compare._words import (
     NAMES,
+    client_text,
     counts_text,
+    distance_cells,
+    distance_heads,
     error_text,
     how_paired,
     interval_text,
     is_sure,
-    percent,
     scale_of,
     value_text,
 )
@@ -59,19 +61,17 @@ def _row(comparison: Comparison, one: MetricError) -> tuple[Text | str, ...]:
 
 def _distances(comparison: Comparison) -> Table:
     table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    heads = ["whole distributions", "moved by", "largest gap"]
-    for head in (*heads, *(("mean APE", "median APE") if comparison.paired else ())):
-        table.add_column(head, justify="left" if head == heads[0] else "right")
+    table.add_column("whole distributions")
+    for head in distance_heads(comparison):
+        table.add_column(head, justify="right")
     for one in comparison.distances:
-        cells = [percent(one.wasserstein).lstrip("+"), f"{one.kolmogorov_smirnov:.3f}"]
-        if comparison.paired:
-            cells += [percent(share).lstrip("+") for share in (one.mape, one.median_ape)]
-        table.add_row(NAMES[one.metric], *cells)
+        table.add_row(NAMES[one.metric], *distance_cells(comparison, one))
     return table
 
 
 def _caption(comparison: Comparison) -> Text:
     lines = [f"{how_paired(comparison)}."]
     for side, run in (("A", comparison.a), ("B", comparison.b)):
-        lines.append(f"{side} ({run.source}): {counts_text(run.counts)}.")
+        own = f"; {client_text(run)}" if run.client else ""
+        lines.append(f"{side} ({run.source}): {counts_text(run.counts)}{own}.")
     return Text("\n".join(lines), style="dim")

@@ -20,7 +20,7 @@
     return [[trace], layout(figure, {
       hovermode: "closest", shapes: [zero],
       xaxis: axis({ showgrid: false, type: "category" }),
-      yaxis: axis({ range: [Math.min(-0.2 * most, 1.12 * Math.min(0, ...all)), Math.max(0.2 * most, 1.12 * Math.max(0, ...all))], tickformat: "+.0%", nticks: 7 }),
+      yaxis: axis({ range: [Math.min(-0.2 * most, 1.12 * Math.min(0, ...all)), Math.max(0.2 * most, 1.12 * Math.max(0, ...all))], tickformat: ".1~%", nticks: 7 }),
     })];
   }
 

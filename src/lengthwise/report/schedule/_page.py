@@ -1,0 +1,164 @@
+"""The page's HTML. Everything that users named is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from lengthwise.report._document import document, header, section
+from lengthwise.report._marks import scrolling
+from lengthwise.report._numbers import UNKNOWN, percent, seconds
+from lengthwise.report.schedule._others import OTHER_HEADS, other_cells
+from lengthwise.report.schedule._sure import SURE_HEADS, sure_cells
+from lengthwise.report.schedule._words import (
+    DRIFT_HEADS,
+    SIDE_HEADS,
+    amount,
+    drift_cells,
+    sentences,
+    side_cells,
+)
+from lengthwise.schema.schedule import SchedulePlan, ScheduleRow
+
+FRONT_NOTE = (
+    "Throughput against the latency bound. A point is a schedule that none of its strategy beats in both; at a bound "
+    "the best is the last point to its left. Searched bounds are exact, between them there may be a little more. "
+    "Bands: throughput of the same schedules if costs are off as far as they may be, nine draws of ten."
+)
+TIME_NOTE = (
+    "A piece of the steady state, as it would go with mean batches. A row is a stage, a bar a micro-batch: filled ones "
+    "encode, light ones decode."
+)
+DRIFT_NOTE = (
+    "The outputs move, the schedule stays: what it then yields, whether the bound still holds for the same quantile of "
+    "the outputs as they then are (or for its fixed length), what would be chosen anew, and how much tighter the bound "
+    "must have been (margin)."
+)
+OTHERS_NOTE = (
+    "What other systems would yield under the same bound on the same GPUs, with the same costs and memory, each in its "
+    'best configuration. "Of the choice": their throughput over that of the chosen schedule. They may cut the GPUs '
+    "into replicas; RRA and WAA, as in their paper, take all of them for one pipeline."
+)
+SURE_NOTE = (
+    "The chosen schedule, left as it is, over requests drawn again from those that lengths were counted over, and "
+    "under cost tables whose parts are off as far as measurements and fits say they may be. The choice is not made "
+    "anew: one that meets its bound closely meets it in about half of the draws, unless a tighter bound was asked for."
+)
+TERMS = """<dl class="notes">
+<dt>RRA</dt><dd>every GPU encodes and decodes: B_E new requests are encoded, then all that are there
+decode N_D times</dd>
+<dt>WAA</dt><dd>some GPUs only encode, the others only decode, B_m micro-batches at a time; split so that computation
+(WAA-C) or memory (WAA-M) is even</dd>
+<dt>TP</dt><dd>tensor-parallel degree; "2 x TP 4" are two groups of four GPUs, each one stage; other GPUs are stages
+of their own</dd>
+<dt>Latency</dt><dd>from the start of a request's encoding to its last token, for an output of the bound's quantile;
+waiting to be encoded is not in it</dd>
+<dt>Worst case</dt><dd>the same when batches are as heavy as the quantile of their work</dd>
+<dt>At most</dt><dd>no schedule of the strategy at this degree that meets the bound has more, as far as estimates are
+monotone; "about" (RRA): not proved, as they are not where phases are short; searches end once a side cannot win, so its
+best may be a little better than the best seen</dd>
+<dt>Doing nothing</dt><dd>static batches, padded to the longest output, tensor parallelism as wide as a node allows
+(FasterTransformer)</dd>
+<dt>Other systems</dt><dd>played out by the event engine with a full queue and drawn lengths, in every way to cut
+the GPUs into equal replicas and with batches up to what memory holds; worst case: within which outputs of the
+quantile are done as often as the quantile says; where nobody leaves a batch, with the longest outputs there are</dd>
+<dt>After</dt><dd>ExeGPT, Oh et al., ASPLOS 2024</dd>
+</dl>"""
+
+
+def page(plan: SchedulePlan, *, styles: str, scripts: Sequence[str], data: str) -> str:
+    """The whole document; ``data`` is what its figures draw, as JSON."""
+    heading = plan.name or "Which schedule"
+    body = [
+        header(heading, list(plan.facts.values())),
+        section("The answer", _answer(plan)),
+        section("Throughput against the bound", _figure("front") + _kinks(plan), FRONT_NOTE),
+        section("When each stage does what", _figure("timeline"), TIME_NOTE),
+        section("Chosen, and doing nothing", _beside(plan)),
+        _sure(plan),
+        section(
+            "What else there was", _table("What else there was", SIDE_HEADS, map(side_cells, plan.sides))
+        ),
+        _others(plan),
+        section("If outputs drift", _drift(plan), DRIFT_NOTE),
+        section("How to read it", TERMS),
+    ]
+    return document(heading, "".join(body), styles=styles, scripts=scripts, data=data)
+
+
+def _answer(plan: SchedulePlan) -> str:
+    said = "".join(f"<li><p>{escape(sentence)}</p></li>" for sentence in sentences(plan))
+    return f'<ul class="verdicts">{said}</ul>'
+
+
+def _figure(name: str) -> str:
+    return f'<figure><div class="plot tall" id="{name}"></div></figure>'
+
+
+def _kinks(plan: SchedulePlan) -> str:
+    items = "".join(f"<dt>from {seconds(k.bound_s)}</dt><dd>{escape(k.words)}</dd>" for k in plan.kinks)
+    return f'<dl class="notes">{items}</dl>' if items else ""
+
+
+def _beside(plan: SchedulePlan) -> str:
+    heads = (
+        "",
+        plan.chosen.words,
+        plan.static.words if plan.static else "doing nothing: no batch meets the bound",
+    )
+    rows = [_facts(plan.chosen), _facts(plan.static)]
+    return _table("Chosen", heads, ([name, one, rows[1][name]] for name, one in rows[0].items()))
+
+
+def _sure(plan: SchedulePlan) -> str:
+    if not plan.spreads:
+        return ""
+    return section(
+        "How sure it is", _table("How sure it is", SURE_HEADS, map(sure_cells, plan.spreads)), SURE_NOTE
+    )
+
+
+def _others(plan: SchedulePlan) -> str:
+    if not plan.others:
+        return ""
+    rows = (other_cells(other, plan.chosen) for other in plan.others)
+    return section("Other systems", _table("Other systems", OTHER_HEADS, rows), OTHERS_NOTE)
+
+
+def _facts(row: ScheduleRow | None) -> dict[str, str]:
+    names = (
+        "requests/s",
+        "latency",
+        "worst case",
+        "a round",
+        "encoding",
+        "a decode iteration",
+        "decode batch",
+        "memory",
+    )
+    if row is None:
+        return dict.fromkeys(names, UNKNOWN)
+    values = (
+        amount(row.throughput_rps), seconds(row.latency_s), seconds(row.latency_high_s), seconds(row.cycle_s),
+        seconds(row.encode_s), seconds(row.decode_s), amount(row.decode_batch), percent(row.memory_share),
+    )  # fmt: skip
+    return dict(zip(names, values, strict=True))
+
+
+def _drift(plan: SchedulePlan) -> str:
+    loading = plan.redeploy
+    told = (
+        f"Loading the weights anew takes {seconds(loading.dram_s)} from host memory and {seconds(loading.ssd_s)} from "
+        f"drives ({loading.source}); changing B_E or N_D alone takes nothing."
+    )
+    rows = (drift_cells(row, plan.bound_s) for row in plan.drift)
+    return _table("If outputs drift", DRIFT_HEADS, rows) + f'<p class="muted">{escape(told)}</p>'
+
+
+def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(text)}</td>" for text in rest)}</tr>'
+        for first, *rest in rows
+    )
+    return scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>")

@@ -1,0 +1,130 @@
+"""The answer in sentences, and cells of the tables that the terminal and the page share."""
+
+from __future__ import annotations
+
+import math
+
+from lengthwise.report._numbers import UNKNOWN, percent, rounded, seconds
+from lengthwise.report.schedule._others import others_said
+from lengthwise.report.schedule._sure import sure_said
+from lengthwise.schema.schedule import DriftRow, SchedulePlan, ScheduleRow, ScheduleSide
+
+SIDE_HEADS = ("strategy", "TP", "best seen", "requests/s", "latency", "worst case", "at most", "why not")
+DRIFT_HEADS = (
+    "outputs", "mean", "sd", "requests/s", "latency held", "bound", "re-planned", "requests/s then", "reload", "margin",
+)  # fmt: skip
+
+
+def sentences(plan: SchedulePlan) -> list[str]:
+    """What the plan says, a sentence each."""
+    row = plan.chosen
+    bound = "With no latency bound"
+    if math.isfinite(plan.bound_s):
+        held = "even in the worst case" if plan.worst_case else "as expected"
+        bound = f"Within {plan.bound_s:g} s for outputs of {plan.quantile_tokens:,} tokens {held}"
+    told = [
+        (
+            f"{bound}, by these cost tables, {row.words} is best: {amount(row.throughput_rps)} requests/s, latency "
+            f"{seconds(row.latency_s)}, {seconds(row.latency_high_s)} in the worst case."
+        ),
+        _static(plan),
+        *others_said(plan),
+        *sure_said(plan),
+        f"{plan.evaluated:,} of {plan.points:,} schedules were estimated; {_certainty(plan)}.",
+    ]
+    return told + _of_drift(plan)
+
+
+def side_cells(side: ScheduleSide) -> list[str]:
+    """A runner-up as cells under ``SIDE_HEADS``."""
+    best = side.best
+    return [
+        side.strategy.upper(),
+        str(side.tp),
+        best.words if best else UNKNOWN,
+        *yield_cells(best),
+        _at_most(side),
+        side.why or "chosen",
+    ]
+
+
+def _at_most(side: ScheduleSide) -> str:
+    """The most that a side has; "about" where the search proves nothing (RRA)."""
+    most = side.at_most_rps
+    if not (math.isfinite(most) and most > 0):
+        return UNKNOWN
+    return amount(most) if side.at_most_proved else f"about {amount(most)}"
+
+
+def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
+    """A move of the lengths as cells under ``DRIFT_HEADS``; without a bound there is none to hold or to tighten."""
+    bounded = math.isfinite(bound_s)
+    kept, then = row.kept, row.replanned
+    return [
+        move_text(row),
+        f"{row.mean_tokens:.1f}",
+        f"{row.sd_tokens:.1f}",
+        amount(kept.throughput_rps) if kept else "does not fit",
+        seconds(row.kept_held_s),
+        ("holds" if row.holds else "broken") if bounded and row.kept else UNKNOWN,
+        then.words if then else "none meets it",
+        amount(then.throughput_rps) if then else UNKNOWN,
+        "yes" if row.reload else "no",
+        (percent(row.margin) if math.isfinite(row.margin) else "none is enough") if bounded else UNKNOWN,
+    ]
+
+
+def yield_cells(row: ScheduleRow | None) -> list[str]:
+    """Throughput, latency and worst case."""
+    if row is None:
+        return [UNKNOWN] * 3
+    return [amount(row.throughput_rps), seconds(row.latency_s), seconds(row.latency_high_s)]
+
+
+def amount(value: float) -> str:
+    """A number with three digits."""
+    return rounded(value, math.nan)[0]
+
+
+def move_text(row: DriftRow) -> str:
+    """A move in words: "mean +15 %"."""
+    moved = f"{row.change:+.0%}" if row.moved != "skewness" else f"{row.change:+.1f}"
+    return f"{row.moved} {moved}".replace("%", " %")
+
+
+def _static(plan: SchedulePlan) -> str:
+    row = plan.static
+    if row is None:
+        return "Doing nothing: no static batch meets the bound."
+    gain = plan.chosen.throughput_rps / row.throughput_rps
+    return (
+        f"Doing nothing: static batches of {row.encode_batch} serve {amount(row.throughput_rps)} requests/s at "
+        f"{seconds(row.latency_s)}; the choice has {gain:.2f} times as much."
+    )
+
+
+def _certainty(plan: SchedulePlan) -> str:
+    if not math.isfinite(plan.gap):
+        return "the bound is at the edge of what can be met, so that little is known of the others"
+    most = "more throughput" if plan.gap < 0.0005 else f"over {100 * plan.gap:.1f} % more throughput"
+    if all(side.at_most_proved for side in plan.sides if side.evaluated):
+        return f"as far as estimates are monotone, none has {most}"
+    return (
+        f"by the bounds of the search none has {most}, which is not proved: RRA's estimates are not monotone where "
+        "phases are short, so that these were tried as well"
+    )
+
+
+def _of_drift(plan: SchedulePlan) -> list[str]:
+    if not plan.drift or not math.isfinite(plan.bound_s):
+        return []
+    broken = [row for row in plan.drift if not row.holds]
+    if not broken:
+        return ["The bound holds under every drift of the outputs that was tried."]
+    kept = [row.margin for row in broken if math.isfinite(row.margin)]
+    lost = [move_text(row) for row in broken if not math.isfinite(row.margin)]
+    told = f"The bound breaks when outputs move so: {', '.join(map(move_text, broken))}."
+    if kept:
+        told += f" Choosing under a bound {percent(max(kept))} tighter would have kept it"
+        told += f", but for {', '.join(lost)}." if lost else "."
+    return [told if kept else f"{told} No tighter bound that was tried would have kept it."]

@@ -1,0 +1,75 @@
+"""``lengthwise calibrate --masks``: dense masks are looked for, or never, and nothing else can be asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
+
+from planted_runs import measured, requests
+
+from lengthwise import cost, measure, scenario
+
+SCENARIO = """
+[workload]
+preset = "chat-1m"
+num_requests = 10
+request_rate = 1
+[deployment]
+model = "llama-3-8b"
+gpu = "H100"
+[engine]
+max_num_seqs = 32
+max_num_batched_tokens = 512
+max_model_len = 1024
+"""
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """The words of a calibration: tables of slow attention, and runs whose masks cost what a prompt's own pairs do."""
+    folder = tmp_path_factory.mktemp("masks")
+    path, slow = folder / "mine.toml", folder / "slow.npz"
+    path.write_text(SCENARIO, "utf-8")
+    (variant,) = scenario.build(scenario.load(path))
+    bare = variant.deployment
+    given = replace(bare, cost=replace(bare.cost, prefill_s=30 * bare.cost.prefill_s))
+    cost.save(given.cost, slow)
+    own_pair_s = given.cost.prefill_s[-1, 0] / given.max_model_len**2
+    truth, words = {"work": 1.2, "masked": own_pair_s}, ["calibrate", path]
+    for seed, rate in enumerate((6.0, 20.0)):
+        run = measured(requests(rate, 80, seed, prompt=(50, 300), output=(10, 80)), given, truth)
+        words.append(folder / f"{seed}.parquet")
+        measure.write_records(run, words[-1])
+    return [*words, "--cost", f"tables:{slow}"]
+
+
+@pytest.mark.slow
+def test_masks_are_taken_where_they_are_looked_for_and_only_there(cli, asked, tmp_path):
+    told = {}
+    for masks in ("auto", "no"):
+        out, numbers = tmp_path / f"{masks}.npz", tmp_path / f"{masks}.json"
+        ended = cli(*asked, "--masks", masks, "--out", out, "--json", numbers, "--force")
+        assert ended.code == 0, ended.err
+        names = {p["name"] for p in json.loads(numbers.read_text("utf-8"))["parameters"]}
+        told[masks] = ("masked" in names, "dense masks are taken" in ended.out, cost.load(out).masked_s > 0)
+    assert told == {"auto": (True, True, True), "no": (False, False, False)}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--masks", "yes"], "masks must be one of auto, no; it is 'yes'"),
+        (["--masks", "no", "--fit", "masked"], "never looked for (masks 'no')"),
+    ],
+)
+def test_what_cannot_be_asked_of_masks_names_what_can(cli, asked, tmp_path, more, told):
+    ended = cli(*asked, *more, "--out", tmp_path / "cost.npz")
+    assert ended.code == 2
+    assert told in ended.err
+    assert not (tmp_path / "cost.npz").exists()

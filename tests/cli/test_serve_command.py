@@ -1,0 +1,245 @@
+"""``lengthwise serve`` as a user starts, reloads and ends it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lengthwise.gateway import config as told
+from lengthwise.gateway.notices import is_local, notices
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, in_thread
+
+KEY = "sk-a-client"
+BODY = {"model": "toy", "prompt": "hello", "max_tokens": 4}
+
+
+@contextmanager
+def served(*arguments, cwd: Path):
+    """A gateway as a process, started; its standard output so far is in ``head``, the log in ``log``."""
+    log = cwd / "log"
+    command = [sys.executable, "-m", "lengthwise.cli", "serve", *map(str, arguments)]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        yield process, log
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def head_of(process) -> str:
+    """What it prints until it is up."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "curl" in line:
+            break
+    return "".join(lines)
+
+
+def port_of(head: str) -> int:
+    return int(re.search(r"clients +http://127.0.0.1:(\d+)/v1", head)[1])
+
+
+def ask(port: int, key: str | None = None) -> int:
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def wait_for(log: Path, text: str) -> str:
+    import time
+
+    for _ in range(400):
+        if text in log.read_text():
+            return log.read_text()
+        time.sleep(0.05)
+    raise AssertionError(f"{text!r} is not in {log.read_text()}")
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def file_of(engine: str, *, mode: str = "isrtf", more: str = "") -> str:
+    return f'order = "{mode}"\nengines = ["{engine}"]\n[listen]\nport = 0\nadmin_port = "none"\n{more}'
+
+
+def test_a_gateway_starts_is_read_again_and_ends(tmp_path):
+    path = tmp_path / "gateway.toml"
+    with in_thread(EngineServer(EngineSpec())) as running:
+        url = running.servers[0].url
+        path.write_text(file_of(url))
+        with served(path, cwd=tmp_path) as (process, log):
+            head = head_of(process)
+            assert "mode isrtf" in head
+            assert "no key needed" in head
+            assert re.search(r"engine +127.0.0.1:\d+ +vllm +toy +up", head)
+            port = port_of(head)
+            assert ask(port) == 200
+
+            path.write_text(file_of(url, more=f'[[keys]]\ntenant = "a"\nsha256 = "{digest(KEY)}"\n'))
+            process.send_signal(signal.SIGHUP)
+            wait_for(log, "was read again")
+            assert ask(port) == 401
+            assert ask(port, KEY) == 200
+
+            path.write_text(file_of(url, more="[limits]\ndepht = 3\n"))
+            process.send_signal(signal.SIGHUP)
+            assert "did you mean limits.depth?" in wait_for(log, "stays as it was")
+            path.write_text(file_of(url, mode="fcfs"))
+            process.send_signal(signal.SIGHUP)
+            wait_for(log, "order.mode cannot change while the gateway runs")
+            assert (ask(port), ask(port, KEY)) == (401, 200)
+
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+            assert KEY not in log.read_text()
+
+
+def test_logs_are_json_and_warnings_are_among_them(tmp_path):
+    with in_thread(EngineServer(EngineSpec())) as running:
+        options = ("--engine", running.servers[0].url, "--mode", "engine-priority", "--port", 0)
+        with served(*options, "--admin-port", "none", "--log-json", cwd=tmp_path) as (process, log):
+            wait_for(log, "takes no priorities")
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=20)
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    (started,) = [record for record in records if record["event"] == "started"]
+    assert started["mode"] == "engine-priority"
+    assert list(started["engines"].values()) == ["vllm"]
+    assert "warning" in {record["level"] for record in records if "priorities" in record["event"]}
+    assert out == ""
+
+
+def test_a_gateway_without_an_engine_says_what_to_do(cli):
+    ended = cli("serve")
+    assert ended.code == 2
+    assert "needs an engine: give --engine" in ended.err
+
+
+def test_a_port_that_is_taken_is_said(cli):
+    import socket
+
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        ended = cli("serve", "--engine", "http://127.0.0.1:9", "--port", door.getsockname()[1])
+    assert ended.code == 2
+    assert "the port must be free" in ended.err
+
+
+def test_check_prints_a_file_that_says_the_same(cli, tmp_path):
+    from lengthwise.scenario import load_gateway
+
+    given = ("--engine", "http://a:1", "--mode", "bins", "--host", "0.0.0.0", "--set", "order.bins=4")
+    ended = cli("serve", *given, "--journal", "day.jsonl", "--check")
+    assert ended.code == 0
+    assert "there are no keys, and the gateway listens on 0.0.0.0" in ended.err
+    path = tmp_path / "again.toml"
+    path.write_text(ended.out)
+    config = load_gateway(path).config
+    assert (config.order.mode, config.order.bins, config.listen.host) == ("bins", 4, "0.0.0.0")
+    assert config.listen.journal == str(Path("day.jsonl").absolute())
+
+
+@pytest.mark.parametrize("arguments", [("--mode", "fifo"), ("--admin-port", "some"), ("--set", "order")])
+def test_what_cannot_be_used_ends_with_2(cli, arguments):
+    ended = cli("serve", "--engine", "http://a:1", *arguments, "--check")
+    assert ended.code == 2
+    assert ended.err.startswith("error: ")
+
+
+def test_a_key_is_hashed_as_the_gateway_does(cli, monkeypatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{KEY}\n"))
+    ended = cli("serve", "--hash-key")
+    assert ended.out == f"{digest(KEY)}\n"
+    for nothing in ("", "\n", "clé\n", "one\ntwo\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(nothing))
+        assert cli("serve", "--hash-key").code == 2
+
+
+def test_a_look_back_at_what_is_no_journal(cli, tmp_path):
+    ended = cli("serve", "--report", tmp_path / "none.jsonl")
+    assert ended.code == 2
+    assert "none.jsonl" in ended.err
+
+
+def test_a_look_back_at_a_journal(cli, tmp_path):
+    """Of a few requests, made through a gateway that observes."""
+    journal = tmp_path / "day.jsonl"
+    with in_thread(EngineServer(EngineSpec())) as running:
+        options = ("--engine", running.servers[0].url, "--mode", "observe", "--journal", journal)
+        with served(*options, "--port", 0, "--admin-port", "none", cwd=tmp_path) as (process, _):
+            port = port_of(head_of(process))
+            assert {ask(port) for _ in range(3)} == {200}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+    ended = cli("serve", "--report", journal, "--json", tmp_path / "gain.json")
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("Verdict: ")
+    assert json.loads((tmp_path / "gain.json").read_text())["requests"] == 3
+
+
+def config(**listen) -> told.GatewayConfig:
+    return told.GatewayConfig(engines=(told.Engine("http://a:1"),), listen=told.Listen(**listen))
+
+
+def test_warnings_are_of_what_is_open():
+    assert notices(config()) == []
+    assert "no keys" in notices(config(host="0.0.0.0"))[0]
+    assert notices(config(host="0.0.0.0", tls=told.Tls("c", "k", "ca"))) == []
+    assert "admin port" in notices(config(admin_host="::"))[0]
+    assert notices(config(admin_host="::", admin_port=None)) == []
+    assert [is_local(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "0.0.0.0")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_an_engine_in_development_mode_is_told():
+    import asyncio
+
+    from aiohttp import web
+    from aiohttp.test_utils import TestServer
+
+    from lengthwise.backend.openai import Abilities
+    from lengthwise.gateway.fleet.facts import Facts
+    from lengthwise.gateway.fleet.worker import Worker
+    from lengthwise.gateway.notices import engine_notices
+
+    async def asked(*, dev: bool) -> list[str]:
+        async def awake(_):
+            return web.json_response({"is_sleeping": False})
+
+        app = web.Application()
+        if dev:
+            app.router.add_get("/is_sleeping", awake)
+        async with TestServer(app) as server:
+            worker = Worker(told.Engine(str(server.make_url("")).rstrip("/")), told.Care(), told.Dispatch())
+            worker.asked, worker.facts = True, Facts(Abilities(engine="vllm"))
+            try:
+                return await engine_notices([worker], "isrtf")
+            finally:
+                await worker.close()
+
+    assert asyncio.run(asked(dev=False)) == []
+    (text,) = asyncio.run(asked(dev=True))
+    assert "VLLM_SERVER_DEV_MODE" in text

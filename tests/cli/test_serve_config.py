@@ -1,0 +1,316 @@
+"""A gateway's file: what it says is what the gateway is told, and what it must not say is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import socket
+import tomllib
+
+import pytest
+
+from lengthwise.gateway import config as told
+from lengthwise.scenario import gateway_reader, load_gateway, loads_gateway
+from lengthwise.scenario import gateways as room
+from lengthwise.scenario._gateway_sections import GatewayFile, PhasesSection
+from lengthwise.schema.errors import ScenarioError
+
+ENGINE = 'engines = ["http://a:8000"]\n'
+DIGEST = hashlib.sha256(b"sk-secret").hexdigest()
+OTHER = hashlib.sha256(b"sk-other").hexdigest()
+
+FULL = f"""
+order = "srtf"
+[listen]
+host = "0.0.0.0"
+port = 9000
+admin_port = "none"
+[[engines]]
+url = "http://a:8000"
+[[engines]]
+url = "https://b/v1"
+name = "b"
+kind = "sglang"
+in_flight = 4
+probe = false
+[discovery]
+dns = "pods.default.svc:8000"
+every_s = "10s"
+engine = {{ kind = "vllm" }}
+[admission]
+max_predicted_wait_s = "2min"
+[[keys]]
+tenant = "chat"
+sha256 = "{DIGEST.upper()}"
+models = ["m"]
+priority = -1
+rate_rps = 2.5
+concurrency = 3
+[limits]
+values = 50_000
+[dispatch.phases]
+encode_batch = 4
+decode_steps = 3
+"""
+
+
+def wrong(text: str, *overrides: str) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        loads_gateway(text, overrides=overrides)
+    return str(caught.value)
+
+
+def test_a_file_is_what_the_gateway_is_told():
+    config = loads_gateway(FULL).config
+    assert config == told.GatewayConfig(
+        engines=(
+            told.Engine("http://a:8000"),
+            told.Engine("https://b/v1", name="b", kind="sglang", in_flight=4, probe=False),
+        ),
+        discovery=told.Discovery(
+            dns="pods.default.svc:8000", every_s=10.0, engine=told.Engine("http://found", kind="vllm")
+        ),
+        order=told.Order(mode="srtf"),
+        admission=told.Admission(max_predicted_wait_s=120.0),
+        keys=(told.Key("chat", DIGEST, ("m",), -1, 2.5, concurrency=3),),
+        dispatch=told.Dispatch(phases=told.Phases(4, 3)),
+        limits=told.Limits(values=50_000),
+        listen=told.Listen(host="0.0.0.0", port=9000, admin_port=None),
+    )
+
+
+def test_defaults_and_names_are_those_of_the_gateway():
+    config = loads_gateway(ENGINE).config
+    assert config == told.GatewayConfig(engines=(told.Engine("http://a:8000"),))
+    parts = {field.name: field.type for field in dataclasses.fields(told.GatewayConfig)}
+    assert set(GatewayFile.model_fields) == set(parts)
+    for name in ("order", "admission", "dispatch", "forecasting", "limits", "care", "listen", "discovery"):
+        section = GatewayFile.model_fields[name].annotation
+        assert set(section.model_fields) == {
+            field.name for field in dataclasses.fields(getattr(told, name.capitalize()))
+        }
+
+
+@pytest.mark.parametrize("name", ["kind", "mode", "fairness", "statistic"])
+def test_choices_are_those_of_the_gateway(name):
+    words = {"kind": told.KINDS, "mode": told.MODES, "fairness": told.FAIRNESS, "statistic": told.STATISTICS}
+    section = {"kind": '[discovery.engine]\nkind="{}"', "statistic": '[forecasting]\nstatistic="{}"'}
+    text = section.get(name, f'[order]\n{name}="{{}}"')
+    phases = "\n[dispatch.phases]\nencode_batch = 1\ndecode_steps = 1"
+    for word in words[name]:
+        loads_gateway(ENGINE + text.format(word) + phases)
+    assert "must be" in wrong(ENGINE + text.format("nonsense"))
+
+
+def test_phases_are_those_of_the_gateway():
+    parts = {field.name for field in dataclasses.fields(told.Phases)}
+    assert set(PhasesSection.model_fields) == parts
+    text = "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\ndecode_batch = 9.5\n"
+    text += "mean_prompt_tokens = 12\nthreshold = 0.25\n"
+    phases = loads_gateway(ENGINE + text, overrides=["order.mode=rra"]).config.dispatch.phases
+    assert phases == told.Phases(4, 3, 9.5, 12.0, 0.25)
+
+
+def test_what_is_printed_says_the_same():
+    settings = loads_gateway(FULL)
+    assert loads_gateway(settings.toml).config == settings.config
+    assert tomllib.loads(settings.toml)["limits"]["depth"] == told.Limits().depth
+
+
+def test_yaml_says_the_same():
+    text = "engines:\n  - http://a:8000\norder:\n  mode: bins\n  max-wait-s: 30s\n"
+    order = loads_gateway(text, suffix=".yaml").config.order
+    assert (order.mode, order.max_wait_s) == ("bins", 30.0)
+
+
+def test_overrides_are_the_last_word(tmp_path):
+    path = tmp_path / "gateway.toml"
+    path.write_text(FULL)
+    given = ["order.mode=fcfs", "order.mode=bins", "listen.port=1", "admission.max_predicted_wait_s=inf"]
+    settings = load_gateway(path, given, ["http://c:1"])
+    assert settings.config.order.mode == "bins"
+    assert settings.config.listen.port == 1
+    assert math.isinf(settings.config.admission.max_predicted_wait_s)
+    assert [engine.url for engine in settings.config.engines] == [
+        "http://a:8000", "https://b/v1", "http://c:1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[lsten]\nport = 1\n", "lsten: there is no such key; did you mean listen?"),
+        ("[listen]\nprot = 1\n", "listen.prot: there is no such key; did you mean listen.port?"),
+        ("[order]\nmax_queued = 1\n", "did you mean admission.max_queued?"),
+        ("[listen]\nport = 70000\n", "listen.port: must be at most 65535; it is 70000"),
+        ("[order]\nmax_wait_s = -1\n", "order.max_wait_s: must be at least 0"),
+        ("[order]\nmax_wait_s = nan\n", "order.max_wait_s: must be a number"),
+        ('[order]\nrank = "srf"\n', "Did you mean: srtf"),
+        ('[order]\ntakeover = "always"\n', "order.takeover: there is no takeover policy"),
+        ("[dispatch]\nstart = 600\n", "least <= start <= most"),
+        ('[order]\nmode = "rra"\n', "mode rra must have [dispatch.phases]"),
+        ('[order]\nmode = "waa-c"\n', "`lengthwise schedule SCENARIO --deploy DIR` writes their commands"),
+        (
+            "[dispatch.phases]\nencode_batch = 0\ndecode_steps = 3\n",
+            "dispatch.phases.encode_batch: must be at least 1",
+        ),
+        ("[dispatch.phases]\nencode_batch = 4\n", "dispatch.phases.decode_steps"),
+        (
+            "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\nthreshold = 0.1\n",
+            "threshold must have decode_batch and mean_prompt_tokens",
+        ),
+        (
+            "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\nmost_in_flight = 3\n",
+            "most_in_flight must be a whole number of at least 4",
+        ),
+        ('[discovery]\nendpoint_slices = "engines:8000"\n', "must be namespace/service:port"),
+        ('[discovery]\ndns = "engines"\n', "must be host:port"),
+        ('[forecasting]\npredictor = "mine.lwp"\n', "forecasting.predictor: there is no file mine.lwp"),
+        ('[listen]\ntls = { cert = "c.pem" }\n', "cert and key belong together"),
+        ("[listen]\nadmin_port = 8000\n", "must differ from port"),
+    ],
+)
+def test_what_cannot_be_used_is_named(text, said):
+    assert said in wrong(ENGINE + text)
+
+
+def test_all_problems_are_told_at_once_and_overrides_by_their_name():
+    text = wrong(ENGINE + "[listen]\nprot = 1\n[care]\nfailures = 0\n", "limits.n=none")
+    assert "3 problems" in text
+    assert "--set limits.n: must be a whole number" in text
+
+
+def test_a_gateway_without_engines_is_refused():
+    assert "needs an engine" in wrong("")
+    assert "is there twice" in wrong('engines = ["http://a:1", "http://a:1/v1"]')
+    assert "must begin with http" in wrong('engines = ["a:1"]')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ENGINE + '[[keys]]\ntenant = "a"\nkey = "sk-secret"\n',
+        ENGINE + '[[keys]]\ntenant = "a"\nsha256 = "sk-secret"\n',
+        '[[engines]]\nurl = "http://a:1"\napi_key = "sk-secret"\n',
+        ENGINE + '[discovery.engine]\napi_key = "sk-secret"\n',
+    ],
+)
+def test_a_key_in_clear_text_is_refused_and_not_repeated(text):
+    said = wrong(text)
+    assert "sk-secret" not in said
+    assert "digest" in said or "must not stand in the file" in said
+
+
+def test_keys_come_from_where_the_file_says(tmp_path, monkeypatch):
+    (tmp_path / "engine").write_text("sk-engine\n")
+    (tmp_path / "keys").write_text(f"# the team\nchat:{DIGEST}\n\nbatch:two:{OTHER} # colons are fine\n")
+    monkeypatch.setenv("ENGINE_KEY", "sk-env")
+    text = """
+engines = [
+  { url = "http://a:1", api_key_file = "engine" },
+  { url = "http://b:1", api_key_env = "ENGINE_KEY" },
+]
+[[keys]]
+key_file = "keys"
+rate_rps = 5
+"""
+    settings = loads_gateway(text, folder=tmp_path)
+    assert [engine.api_key for engine in settings.config.engines] == ["sk-engine", "sk-env"]
+    assert [(key.tenant, key.sha256, key.rate_rps) for key in settings.config.keys] == [
+        ("chat", DIGEST, 5.0), ("batch:two", OTHER, 5.0),
+    ]  # fmt: skip
+    assert "sk-" not in settings.toml
+    assert "sk-" not in repr(settings.config)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no key"),
+        ("chat\n", "line 1 of keys must be tenant:sha256"),
+        (f"chat:{DIGEST}\nbatch:sk-plain\n", "line 2 of keys must be the 64 hex digits"),
+        (f"chat:{DIGEST}\nbatch:{DIGEST}\n", "one key is given twice, to chat and batch"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong_is_refused(tmp_path, text, said):
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ScenarioError) as caught:
+        loads_gateway(ENGINE + '[[keys]]\nkey_file = "keys"\n', folder=tmp_path)
+    assert said in str(caught.value)
+    assert "sk-plain" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('tenant = "a"', "exactly one of sha256, sha256_env, key_file"),
+        (f'sha256 = "{DIGEST}"', "keys.0.tenant: is missing"),
+        ('tenant = "a"\nkey_file = "k"', "told by the lines of key_file"),
+        ('key_file = "nowhere"', "cannot read nowhere"),
+        (
+            'tenant = "a"\nsha256_env = "NOT_THERE_AT_ALL"',
+            "NOT_THERE_AT_ALL must hold the key; it is not set",
+        ),
+    ],
+)
+def test_a_key_that_cannot_be_had_is_named(table, said):
+    assert said in wrong(f"{ENGINE}[[keys]]\n{table}\n")
+
+
+def test_the_file_is_read_again_keys_too(tmp_path):
+    path, keys = tmp_path / "gateway.toml", tmp_path / "keys"
+    path.write_text(ENGINE + '[[keys]]\nkey_file = "keys"\n')
+    keys.write_text(f"chat:{DIGEST}\n")
+    again = gateway_reader(path, ["order.mode=fcfs"])
+    assert [key.tenant for key in again().keys] == ["chat"]
+    keys.write_text(f"chat:{DIGEST}\nbatch:{OTHER}\n")
+    assert [key.tenant for key in again().keys] == ["chat", "batch"]
+    keys.write_text("nonsense\n")
+    with pytest.raises(ScenarioError):
+        again()
+
+
+def test_a_journal_starts_at_the_folder_of_the_file(tmp_path):
+    text = ENGINE + '[listen]\njournal = "day.jsonl"\n'
+    assert loads_gateway(text, folder=tmp_path).config.listen.journal == str(tmp_path / "day.jsonl")
+
+
+def test_a_file_that_is_not_there_or_none(tmp_path):
+    with pytest.raises(ScenarioError, match="there is no gateway file"):
+        load_gateway(tmp_path / "none.toml")
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(ScenarioError, match="a gateway file ends in"):
+        room.load_gateway(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("url", "listen", "port"),
+    [
+        ("http://localhost:8000", "", "port"),
+        ("http://127.0.0.1:8001/v1", "", "admin port"),
+        ("http://[::1]:9000", "port = 9000", "port"),
+        ("http://10.0.0.7:8000", 'host = "10.0.0.7"', "port"),
+        (f"http://{socket.gethostname()}:8000", 'host = "0.0.0.0"', "port"),
+        ("http://localhost", "port = 80", "port"),
+    ],
+)
+def test_a_gateway_is_not_its_own_engine(url: str, listen: str, port: str):
+    said = wrong(f'engines = ["http://a:1", "{url}"]\n[listen]\n{listen}\n')
+    assert f"the gateway's {port} must be another" in said
+    assert url in said
+    assert "8080" in said
+
+
+@pytest.mark.parametrize(
+    ("url", "listen"),
+    [
+        ("http://gpu-2:8000", ""),
+        ("http://localhost:8002", ""),
+        ("http://localhost:8001", 'admin_port = "none"'),
+        ("http://10.0.0.7:8000", 'host = "10.0.0.8"'),
+        ("http://localhost:80", "port = 0"),
+    ],
+)
+def test_an_engine_elsewhere_may_have_the_same_port(url: str, listen: str):
+    assert loads_gateway(f'engines = ["{url}"]\n[listen]\n{listen}\n').config.engines[0].url == url

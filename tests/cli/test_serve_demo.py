@@ -1,0 +1,26 @@
+"""What ``lengthwise serve --demo`` takes."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--demo", "--mode", "fcfs"], "takes only"),
+        (["--demo", "--check"], "takes only"),
+        (["--demo", "--admin-port", "none"], "admin pages"),
+        (["--engine-python", "python"], "goes with --demo"),
+    ],
+)
+def test_what_does_not_go_with_the_demo_is_refused(given, said, cli):
+    ended = cli("serve", *given)
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_an_interpreter_that_is_not_there_ends_with_2(tmp_path, cli):
+    ended = cli("serve", "--demo", "--engine-python", tmp_path / "none")
+    assert ended.code == 2
+    assert "must be there" in ended.err

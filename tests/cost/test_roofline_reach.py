@@ -1,0 +1,55 @@
+"""The less is known of hardware, the wider the roofline's errors, and the words say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise import catalog, engine
+from lengthwise.cost import roofline_note
+from lengthwise.cost._roofline_errors import roofline_errors
+from lengthwise.cost._roofline_reach import CARRIED, UNKNOWN_STEP_LOG_SD
+from lengthwise.cost.estimators._judge import FAR_FACTORS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODEL = catalog.model("llama-3.1-8b")
+
+
+def errors(gpu):
+    return {e.part: e.log_sd for e in roofline_errors(MODEL, gpu, "bfloat16")}
+
+
+def test_each_step_away_from_what_was_measured_widens_every_kernel():
+    known, other, cpu = (catalog.gpu(name) for name in ("H100", "L4", EXAMPLES / "gpus/cpu.toml"))
+    near, far, unknown = errors(known), errors(other), errors(cpu)
+    for part in ("layer", "head", "prefill", "decode", "comm", "first"):
+        assert far[part] > 1.2 * near[part]
+        assert unknown[part] == far[part]
+    assert "step" not in near | far
+    assert np.exp(1.645 * unknown["step"]) == pytest.approx(3, rel=0.01)
+    assert unknown["step"] == UNKNOWN_STEP_LOG_SD
+
+
+def test_the_factor_of_another_gpu_is_the_one_that_was_measured():
+    assert FAR_FACTORS["gpu"] == CARRIED
+
+
+def test_hardware_of_a_known_name_that_a_user_describes_anew_keeps_its_errors():
+    gpu = catalog.gpu("H100")
+    assert errors(replace(gpu, price_per_hour_usd=1.0)) == errors(gpu)
+
+
+def test_the_note_says_what_is_not_known_and_what_to_do():
+    assert roofline_note(catalog.gpu("H100")) == ""
+    assert "carried over from other GPUs" in roofline_note(catalog.gpu("L4"))
+    told = roofline_note(catalog.gpu(EXAMPLES / "gpus/cpu.toml"))
+    assert "Nothing was measured on EPYC-9654" in told
+    assert "calibrate" in told
+
+
+def test_a_deployment_on_a_described_cpu_carries_the_step_error():
+    deployed = engine.deploy("llama-3.2-1b", str(EXAMPLES / "gpus/cpu.toml"))
+    assert "step" in {e.part for e in deployed.cost.errors}

@@ -1,0 +1,232 @@
+"""Prompts on some replicas, decodes on others: timelines by hand, backpressure, links, what is refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.engine import deploy, disaggregate, handover_over, simulate
+from lengthwise.schema.cost_tables import CostTables, grid_axis
+from lengthwise.schema.deployment import (
+    DecodeSide,
+    Deployment,
+    EngineLimits,
+    Handover,
+    KvPlan,
+    Parallelism,
+    Scheduler,
+)
+from lengthwise.schema.errors import InputError, PolicyError
+from lengthwise.schema.records import Refusal, Status
+from lengthwise.schema.workload import Workload
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
+from worlds import GPU, MODEL, NODE
+
+from lengthwise import policy
+
+ENGINES = pytest.mark.parametrize("engine", ["kernel", "reference"])
+TOKEN_S = 1 / 1024
+STEP_S = 1 / 8
+
+
+def tables(step_s, token_s, stages=1):
+    """A step takes ``step_s`` and ``token_s`` a token on each stage, and nothing else costs anything."""
+    none, axis = np.zeros(1025), len(grid_axis(1024))
+    per_token = step_s + token_s * np.arange(1025)
+    nothing = np.zeros((axis, axis))
+    return CostTables(
+        per_token, np.zeros(1025), none, none, none, none, nothing, nothing, np.ones(stages, np.int64)
+    )
+
+
+def apart(handover=Handover(), *, seats=8, blocks=512, decode_blocks=512, replicas=1, decoders=1, **decode):
+    """Prefill of 1/1024 s a token, one prompt at a time; decode steps of 1/8 s."""
+    limits = EngineLimits(max_num_seqs=1, max_num_batched_tokens=1024, block_size=4, watermark=0.0)
+    side = DecodeSide(
+        Parallelism(replicas=decoders),
+        replace(limits, max_num_seqs=seats),
+        tables(STEP_S, 0.0),
+        KvPlan(decode_blocks, 4, 0.0, 0.0, 0.0, 0.0),
+        handover,
+        **decode,
+    )
+    return Deployment(
+        MODEL, GPU, NODE, Parallelism(replicas=replicas), limits, Scheduler(batching="mixed"),
+        tables(0.0, TOKEN_S), KvPlan(blocks, 4, 0.0, 0.0, 0.0, 0.0), 1024, decode=side,
+    )  # fmt: skip
+
+
+def requests(arrival_s, prompt, output):
+    return Workload(np.array(arrival_s, float), np.array(prompt), np.array(output))
+
+
+@ENGINES
+def test_one_request_takes_prefill_handover_and_decode(engine):
+    handover = Handover(fixed_s=0.25, bytes_per_token=2.0, bytes_per_s=1024.0)
+    r = simulate(requests([1.0], [256], [9]), apart(handover), engine=engine).requests
+    assert r.first_token_s[0] == 1.0 + 256 * TOKEN_S
+    assert r.finished_s[0] == r.first_token_s[0] + (0.25 + 256 * 2 / 1024) + 8 * STEP_S
+    assert r.replica[0] == 1
+
+
+@ENGINES
+def test_without_a_cost_of_handing_over_both_sides_follow_by_hand(engine):
+    """Prompts of 1/4, 1/2 and 1/4 s one after the other; decode steps of 1/8 s, joined between steps."""
+    r = simulate(requests([0, 0, 0], [256, 512, 256], [4, 3, 1]), apart(), engine=engine).requests
+    np.testing.assert_array_equal(r.scheduled_s, [0.0, 0.25, 0.75])
+    np.testing.assert_array_equal(r.first_token_s, [0.25, 0.75, 1.0])
+    np.testing.assert_array_equal(r.finished_s, [0.25 + 3 / 8, 0.75 + 2 / 8, 1.0])
+    np.testing.assert_array_equal(r.replica, [1, 1, 0])
+    np.testing.assert_array_equal(r.waited_s, [0.0, 0.25, 0.75])
+
+
+@ENGINES
+def test_who_comes_during_a_step_joins_the_next_one(engine):
+    """The second prompt is through at 5/16, in the middle of the first one's decode step from 1/4 to 3/8."""
+    r = simulate(requests([0, 0], [256, 64], [3, 2]), apart(), engine=engine).requests
+    np.testing.assert_array_equal(r.finished_s, [0.25 + 2 / 8, 0.375 + 1 / 8])
+
+
+@ENGINES
+def test_a_link_takes_one_request_after_the_other(engine):
+    both = requests([0, 0], [256, 256], [2, 2])
+    at_once = Handover(1.0, one_at_a_time=False)
+    in_line = simulate(both, apart(Handover(1.0)), engine=engine).requests.finished_s
+    np.testing.assert_array_equal(in_line, [0.25 + 1 + 1 / 8, 0.25 + 2 + 1 / 8])
+    beside = simulate(both, apart(at_once), engine=engine).requests.finished_s
+    np.testing.assert_array_equal(beside, [0.25 + 1 + 1 / 8, 0.5 + 1 + 1 / 8])
+
+
+@ENGINES
+def test_a_full_decode_side_fills_the_prefilling_one_which_then_admits_nobody(engine):
+    """One seat to decode; the cache for prompts holds two of 256 tokens: the third waits until one was fetched."""
+    full = apart(seats=1, blocks=128)
+    full = replace(full, max_model_len=512)
+    r = simulate(requests([0, 0, 0], [256] * 3, [41] * 3), full, engine=engine).requests
+    np.testing.assert_array_equal(r.first_token_s[:2], [0.25, 0.5])
+    assert r.finished_s[0] == 0.25 + 40 / 8
+    assert r.scheduled_s[2] == 0.5, "the first one's blocks were free at once"
+    fourth = simulate(requests([0] * 4, [256] * 4, [41] * 4), full, engine=engine).requests
+    assert fourth.scheduled_s[3] == fourth.finished_s[0]
+
+
+@ENGINES
+@pytest.mark.parametrize("preempt", ["recompute", "swap"])
+def test_who_has_to_leave_is_prefilled_again_or_swapped(engine, preempt):
+    short = apart(decode_blocks=128, preempt=preempt)
+    short = replace(short, max_model_len=512)
+    records = simulate(requests([0, 0], [252, 252], [100, 100]), short, engine=engine)
+    r, steps = records.requests, records.steps
+    assert (r.status == Status.FINISHED).all()
+    assert r.preemptions.sum() >= 1
+    again = steps.prefill_tokens.sum() - r.prompt_tokens.sum()
+    assert (again > 0) == (preempt == "recompute")
+    assert (steps.prefill_seqs[steps.replica == 1] == 0).all()
+
+
+@ENGINES
+def test_routers_of_both_sides_pick_among_their_own(engine):
+    sides = apart(replicas=2, decoders=3, router="least_outstanding")
+    records = simulate(requests([0] * 12, [64] * 12, [30] * 12), sides, engine=engine)
+    assert set(records.requests.replica.tolist()) == {2, 3, 4}
+    assert set(records.steps.replica.tolist()) == {0, 1, 2, 3, 4}
+    assert len(records.totals.steps) == 5
+
+
+def test_littles_law_holds_for_the_decode_side():
+    """Sequences in a step are rate x time in steps; who comes waits for half a step in the mean (PASTA)."""
+    rng = np.random.default_rng(3)
+    n, handover = 3000, Handover(0.125, one_at_a_time=False)
+    workload = requests(np.cumsum(rng.exponential(0.4, n)), rng.integers(1, 300, n), rng.integers(2, 60, n))
+    records = simulate(workload, apart(handover, seats=64, decode_blocks=8192))
+    r, steps = records.requests, records.steps
+    assert not r.preemptions.any()
+    decoding = steps.replica == 1
+    busy_s = (steps.end_s - steps.start_s)[decoding]
+    batch = (busy_s * steps.decode_seqs[decoding]).sum() / records.end_s
+    assert batch == pytest.approx(n / records.end_s * STEP_S * (r.output_tokens - 1).mean())
+    joins_s = r.finished_s - r.first_token_s - 0.125 - STEP_S * (r.output_tokens - 1)
+    assert joins_s.min() >= -1e-9
+    assert joins_s.max() <= STEP_S + 1e-9
+    assert joins_s.mean() == pytest.approx(STEP_S / 2 * busy_s.sum() / records.end_s, rel=0.05)
+
+
+@policy.router
+def lost(sequence):
+    return 7
+
+
+@ENGINES
+def test_a_router_of_the_decode_side_that_errs_is_told(engine):
+    with pytest.raises(PolicyError, match="router 'lost' chose replica 7; there are 1"):
+        simulate(requests([0], [16], [4]), apart(router=lost), engine=engine)
+
+
+@ENGINES
+def test_a_request_that_the_decode_side_could_never_hold_is_rejected(engine):
+    tight = apart(memory="paged_strict", decode_blocks=256)
+    tight = replace(tight, decode=replace(tight.decode, limits=replace(tight.decode.limits, watermark=0.5)))
+    r = simulate(requests([0, 0], [600, 100], [4, 4]), tight, engine=engine).requests
+    assert r.status.tolist() == [Status.REJECTED, Status.FINISHED]
+    assert r.refusal[0] == Refusal.PROMPT_ABOVE_KV_MEMORY
+
+
+def test_what_cannot_work_is_refused():
+    one = requests([0], [16], [4])
+    with pytest.raises(InputError, match="central"):
+        simulate(one, replace(apart(), scheduler=Scheduler(router="central")))
+    with pytest.raises(InputError, match="block_size"):
+        simulate(one, apart_blocks_of_8())
+    with pytest.raises(InputError, match="fixed_s"):
+        Handover(-1.0)
+    with pytest.raises(InputError, match="bytes_per_s"):
+        Handover(bytes_per_s=0.0)
+    with pytest.raises(InputError, match="max_in_flight"):
+        EngineLimits(max_in_flight=0)
+
+
+def apart_blocks_of_8():
+    sides = apart()
+    return replace(sides, decode=replace(sides.decode, kv=replace(sides.decode.kv, block_size=8)))
+
+
+def test_two_deployments_become_one():
+    limits = EngineLimits(max_model_len=8192)
+    here = deploy("llama-3.1-8b", "H100", limits=limits)
+    there = deploy("llama-3.1-8b", "H100", tp=2, replicas=2, limits=limits)
+    whole = disaggregate(here, there)
+    assert whole.gpus == 5
+    assert whole.price_per_hour_usd == pytest.approx(5 * here.gpu.price_per_hour_usd)
+    assert whole.decode.handover == handover_over(here.node.link, here, there)
+    kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
+    assert whole.decode.handover.bytes_per_token == kv_bytes
+    assert handover_over(None, here, there).bytes_per_token == kv_bytes * 1.5
+    with pytest.raises(InputError, match="one model"):
+        disaggregate(here, deploy("opt-125m", "H100"))
+    with pytest.raises(InputError, match="decode side"):
+        disaggregate(whole, there)
+
+
+@ENGINES
+def test_even_micro_batches_stay_alike(engine):
+    """Eight decode in a pipeline of two stages; without shares whoever comes joins the larger batch in the end."""
+    workload = requests(np.arange(200) * 0.06, [16] * 200, [100] * 200)
+    sizes = {}
+    for batching in ("unified", "even"):
+        sides = apart(seats=200, blocks=4096, decode_blocks=8192, batching=batching)
+        pipeline = replace(
+            sides.decode,
+            parallel=Parallelism(pp=2),
+            cost=tables(STEP_S / 16, STEP_S / 16, stages=2),
+            limits=replace(sides.decode.limits, max_in_flight=2),
+        )
+        steps = simulate(workload, replace(sides, decode=pipeline), engine=engine).steps
+        seqs = steps.decode_seqs[(steps.replica == 1) & (steps.start_s > 6) & (steps.start_s < 12)]
+        sizes[batching] = np.abs(np.diff(seqs)).mean() / seqs.mean()
+    assert sizes["even"] < 0.1
+    assert sizes["even"] < sizes["unified"]

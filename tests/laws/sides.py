@@ -1,0 +1,73 @@
+"""Small random worlds whose replicas either prefill or decode."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import strategies as st
+from worlds import PHASES, STEADY_PHASES, cost_tables, deployments, of_two_degrees
+
+from lengthwise.policy import known
+from lengthwise.schema.cost_tables import MERGED, PER_REQUEST
+from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, KvPlan, Parallelism
+
+ENCODINGS = (
+    "encode(encode_batch=1)", "encode(encode_batch=4)",
+    "encode(encode_batch=3, threshold=0.1, prompt_tokens=90)",
+)  # fmt: skip
+HANDOVERS = (
+    Handover(),
+    Handover(0.01),
+    Handover(0.0, 100.0, 1e5),
+    Handover(0.003, 1.0, 300.0, one_at_a_time=False),
+    Handover(1.0, 1.0, 1e3),
+)
+
+
+@st.composite
+def apart(draw: st.DrawFn) -> Deployment:
+    """A deployment whose prompts are handed over to replicas that only decode, both sides often short of memory."""
+    here = draw(deployments())
+    routers = [name for name in sorted(known("router")) if name != "central"]
+    axes = {"router": draw(st.sampled_from(routers))} if here.scheduler.router == "central" else {}
+    if draw(st.integers(0, 3)) == 0:
+        axes["batching"] = draw(st.sampled_from(ENCODINGS))
+    limits = dataclasses.replace(here.limits, max_in_flight=draw(st.none() | st.integers(1, 4)))
+    scheduler = dataclasses.replace(here.scheduler, **axes)
+    return dataclasses.replace(
+        here, scheduler=scheduler, limits=limits, decode=draw(decode_sides(here, routers))
+    )
+
+
+@st.composite
+def decode_sides(draw: st.DrawFn, here: Deployment, routers: list[str]) -> DecodeSide:
+    """Any decode side that fits the deployment."""
+    pp, block_size = draw(st.sampled_from([1, 1, 2, 3])), here.kv.block_size
+    least = -(-here.max_model_len // block_size)
+    blocks = least + draw(st.sampled_from([1, 2, 8, 200])) * draw(st.sampled_from([1, 16 // block_size]))
+    seqs = draw(st.integers(1, 12))
+    limits = EngineLimits(
+        max_num_seqs=seqs,
+        max_step_seqs=draw(st.none() | st.integers(1, seqs)),
+        block_size=block_size,
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
+        max_in_flight=draw(st.none() | st.integers(1, 4)),
+    )
+    rule = draw(st.sampled_from([PER_REQUEST, MERGED]))
+    tables = cost_tables([4] if pp == 1 else list(range(1, pp + 1)), rule, 0.5, beside=draw(st.booleans()))
+    tables = dataclasses.replace(tables, masked_s=draw(st.sampled_from([0.0, 2e-7])))
+    if draw(st.sampled_from([False, False, True])):
+        tables = of_two_degrees(tables, draw(st.lists(st.sampled_from([0, 1]), min_size=pp, max_size=pp)))
+    return DecodeSide(
+        parallel=Parallelism(1, pp, draw(st.sampled_from([1, 1, 2, 3]))),
+        limits=limits,
+        cost=tables,
+        kv=KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
+        handover=draw(st.sampled_from(HANDOVERS)),
+        batching=draw(
+            st.sampled_from(["unified", "unified", *sorted(known("batching")), *PHASES, *STEADY_PHASES])
+        ),
+        memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
+        preempt=draw(st.sampled_from(["recompute", "swap"])),
+        router=draw(st.sampled_from(routers)),
+    )

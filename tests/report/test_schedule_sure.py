@@ -1,0 +1,167 @@
+"""How sure a schedule's numbers are, and what a watch came to: in words, and drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from driving import look
+
+from lengthwise import catalog, schedule
+from lengthwise.report.schedule import sentences, sure_cells, watched_said, write_schedule_html
+from lengthwise.scenario.model_error import perturbed_degrees
+from lengthwise.schema.adaptation import Adaptation, Change, LengthFacts, Watched
+from lengthwise.schema.schedule import SchedulePlan
+from lengthwise.schema.schedule_spread import Spread
+
+
+@pytest.fixture(scope="module")
+def plan() -> SchedulePlan:
+    """Short outputs on two A40s, whose costs may be off."""
+    model = catalog.model("opt-13b")
+    cluster = schedule.Cluster(catalog.gpu("A40"), catalog.node("pcie4-4"), 2)
+    task = schedule.TaskLengths.from_samples([200, 400, 900], [1, 5, 9])
+    tables = schedule.cluster_tables(model, cluster, [1, 2])
+    planner = schedule.Planner(schedule.Estimator(task, cluster, model, tables), [1, 2])
+    made = schedule.answer(planner, 2.0)
+    off = perturbed_degrees(tables, 10)
+    costs = schedule.over_costs(planner.estimator, made.chosen, off, 2.0)
+    front = schedule.banded(planner.estimator, made.front, off)
+    return replace(made, spreads=(costs,), spread_notes=("Nothing else is known.",), front=front)
+
+
+DASH = "\N{EN DASH}"
+LENGTHS = Spread("lengths", 200, 0.95, 5000, (22.6, 23.4), (5.4, 9.5), (5.9, 10.1), 0.48)
+
+
+def test_a_spread_is_said_with_what_it_means_for_the_bound(plan):
+    said = sentences(replace(plan, spreads=(LENGTHS,)))
+    (one,) = (sentence for sentence in said if "behind the lengths" in sentence)
+    assert one == (
+        "If the 5,000 requests behind the lengths were others: 22.6-23.4 requests/s, latency 5.9-10 s in the "
+        "worst case (95 % interval); the bound holds in 48 % of 200 draws."
+    ).replace("-", DASH)
+    assert "Nothing else is known." in said
+    (free,) = (s for s in sentences(replace(plan, spreads=(LENGTHS,), bound_s=math.inf)) if "behind" in s)
+    assert free.endswith("memory holds it in 48 % of 200 draws.")
+
+
+def test_a_spread_has_a_row_of_cells(plan):
+    assert sure_cells(LENGTHS)[0] == "the 5,000 requests behind the lengths were others"
+    assert sure_cells(LENGTHS)[-1] == "48 %"
+    assert sure_cells(replace(LENGTHS, latency_s=(5.4, math.inf)))[2] == "from 5.4"
+    assert sure_cells(replace(LENGTHS, latency_s=(math.inf, math.inf)))[2] == DASH
+
+
+def test_the_page_has_bands_and_a_table(plan, tmp_path):
+    write_schedule_html(tmp_path / "page.html", plan)
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "<h2>How sure it is</h2>" in text
+    data = json.loads(text.split('id="figures">')[1].split("</script>")[0])
+    for curve in data["curves"]:
+        assert len(curve["band"]) == len(curve["y"])
+        assert all(low <= y <= high for (low, high), y in zip(curve["band"], curve["y"], strict=True))
+    write_schedule_html(tmp_path / "bare.html", replace(plan, spreads=(), spread_notes=()))
+    assert "How sure it is" not in (tmp_path / "bare.html").read_text("utf-8")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_bands_are_drawn(driver, plan, tmp_path, width, scheme):
+    driver.get_log("browser")
+    write_schedule_html(tmp_path / "page.html", plan)
+    look(driver, (tmp_path / "page.html").as_uri(), width, scheme, plots=2)
+    fills = driver.execute_script("return document.querySelectorAll('#front .fills path').length")
+    assert fills == len(plan.front)
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []
+
+
+FACTS = LengthFacts(256, 138, 32, 13, 0.4, 63)
+
+
+def change(plan, **given):
+    known = {
+        "before": FACTS, "after": replace(FACTS, output_mean=42.0), "bound_s": 2.0, "margin": 0.1, "free_rps": 9.0,
+        "kept": plan.chosen, "kept_held_s": 2.5, "late_share": 0.07, "new": plan.chosen, "new_held_s": 1.7,
+        "load_s": 0.0, "made": True, "repaid_s": math.nan, "why": "its latency would be 2.5 s",
+    }  # fmt: skip
+    return Change(**{**known, **given})
+
+
+def watched(plan, *changes):
+    found = tuple(
+        Adaptation(
+            150 + i,
+            7.5,
+            101,
+            5.0,
+            50,
+            ("outputs",),
+            {"prompts": 0.2, "outputs": 400.0},
+            i == 0,
+            one,
+            2.5,
+            0.07,
+        )
+        for i, one in enumerate(changes)
+    )
+    return Watched("", "live", 400, 3, 2.0, 0.01, plan.chosen, FACTS, plan.chosen, found, 0.05, 0.3)
+
+
+def test_a_watch_says_what_moved_and_what_it_would_have_meant(plan):
+    said = " ".join(watched_said(watched(plan, change(plan))))
+    for words in (
+        "Watched 400 requests (3 more did not end on their own)", "at most 1 %",
+        "Request 150 (7.50 s): outputs moved, about from request 101 on", "outputs 42 ± 13 tokens",
+        "bound 2 s, 25 % over; 7 % of requests take longer", "Changed to",
+        "bound 10 % tighter (9.00 requests/s without)",
+        "no weights move: its latency would be 2.5 s.", "about 21 requests would have taken longer than 2 s",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"new": None, "made": False, "why": "nothing meets it"}, "Nothing is changed: nothing meets it."),
+        ({"made": False, "why": "too little"}, "too little."),
+        ({"kept": None, "kept_held_s": math.inf}, "What runs would not fit the memory."),
+        ({"load_s": 2.6, "repaid_s": 12.0}, "2.60 s without service, repaid after 12.0 s"),
+        ({"bound_s": math.inf, "margin": 0.0}, "Left as it is: "),
+        ({"kept_held_s": 1.5, "late_share": 0.0}, "which holds"),
+    ],
+)
+def test_every_outcome_has_its_words(plan, given, says):
+    assert says in " ".join(watched_said(watched(plan, change(plan, **given))))
+
+
+def test_a_time_that_nobody_knows_is_not_said(plan):
+    told = watched(plan, change(plan))
+    (one,) = told.adaptations
+    said = " ".join(watched_said(replace(told, adaptations=(replace(one, at_s=0.0),))))
+    assert "Request 150: outputs moved" in said
+    assert "0 ms" not in said
+
+
+def test_what_a_margin_leaves_unused_is_said_with_what_frees_it(plan):
+    rate = plan.chosen.throughput_rps
+    said = watched_said(watched(plan, change(plan, free_rps=rate / 0.8)))
+    assert any("The margin of 10 % leaves 20 % of" in one and "--margin 0 frees it" in one for one in said)
+    for free in (change(plan, free_rps=rate), change(plan, free_rps=2 * rate, margin=0.0)):
+        assert "--margin" not in " ".join(watched_said(watched(plan, free)))
+
+
+def test_neighbours_that_are_alike_are_a_doubt(plan):
+    assert "Neighbours" not in " ".join(watched_said(watched(plan)))
+    said = " ".join(watched_said(replace(watched(plan), alike=0.6)))
+    assert "Neighbours are alike (rank correlation 0.60" in said
+    assert "--every" in said
+
+
+def test_only_requests_since_a_change_count_as_late(plan):
+    told = watched(plan, change(plan), change(plan))
+    assert told.late == pytest.approx(0.07 * 300), "the second tells of the same change"
+    assert watched(plan).late == 0

@@ -1,0 +1,34 @@
+"""A scenario on hardware that nobody measured says so, with intervals as wide as that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lengthwise.scenario import loads, run
+
+CPU = Path(__file__).parents[2] / "examples" / "gpus" / "cpu.toml"
+TEXT = """
+[workload]
+isl = 100
+osl = 20
+num_requests = 60
+request_rate = 0.5
+[deployment]
+model = "llama-3.2-1b"
+gpu = "{gpu}"
+"""
+
+
+def widths(gpu):
+    (outcome,) = run(loads(TEXT.format(gpu=gpu)))
+    tpot = outcome.summary.tpot_s.mean
+    return tpot.model_high / tpot.model_low, " ".join(outcome.notes)
+
+
+def test_a_cpu_that_a_user_describes_has_an_interval_of_several_times():
+    near, silent = widths("H100")
+    far, told = widths(CPU)
+    assert near < 2.5
+    assert far > 5
+    assert "Nothing was measured on EPYC-9654" in told
+    assert "measured on" not in silent

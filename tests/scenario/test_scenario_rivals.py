@@ -1,0 +1,52 @@
+"""Two sources of requests in one scenario: an error, or the later one with a note; never in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from lengthwise.scenario import load
+from lengthwise.schema.errors import ScenarioError
+
+SERVED = '[deployment]\nmodel = "llama-3.1-8b"\ngpu = "H100"\n'
+TRACE = '[workload]\ntrace = "t.csv"\n'
+SIDES = "isl = 100\nosl = 20\n"
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    def written(workload):
+        path = tmp_path / "s.toml"
+        path.write_text(workload + SERVED)
+        return path
+
+    return written
+
+
+def test_a_trace_beside_distributions_is_an_error_that_names_both_and_the_way_out(scenario):
+    with pytest.raises(
+        ScenarioError, match=r"trace, prompt and output cannot all .* --set workload.trace=null"
+    ):
+        load(scenario(TRACE + SIDES))
+
+
+def test_either_of_them_is_dropped_by_null_and_the_other_stays(scenario):
+    path = scenario(TRACE + SIDES + "request_rate = 2\n")
+    kept = load(path, ["workload.trace=null"]).workload
+    assert (kept.trace, kept.prompt is None) == (None, False)
+    kept = load(path, ["workload.isl=null", "workload.osl=null"]).workload
+    assert (kept.trace, kept.prompt) == ("t.csv", None)
+    assert kept.request_rate == 2
+
+
+def test_an_override_that_takes_the_place_of_another_source_is_told(scenario):
+    path = scenario("[workload]\nrequest_rate = 2\n" + SIDES)
+    changed = load(path, ["workload.trace=t.csv"])
+    assert changed.workload.trace == "t.csv"
+    (note,) = changed.notes
+    assert "--set workload.trace takes the place of workload.prompt and workload.output" in note
+    assert changed.with_run(seeds=2).notes == changed.notes
+    assert [side.notes for side in changed.effective()] == [changed.notes]
+    assert load(path, ["workload.num_requests=5"]).notes == ()
+    assert load(path, ["workload.request_rate=3"]).notes == ()
+    (load_note,) = load(path, ["workload.concurrency=3"]).notes
+    assert "workload.request_rate" in load_note
