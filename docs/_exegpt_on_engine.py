@@ -185,8 +185,8 @@ def _of_log(told: Mapping[str, Any], some: Mapping[str, Mapping[str, Any]]) -> s
     seen = [1e3 * one["seen"]["decode_s"]["mean"] for one in some.values()]
     return (
         f". It was given the engine's log of steps, which has {between(logged, number)} ms a step where decode iterations took "
-        f"{between(seen, number)} ms: this engine, model and scheduler in one process, goes on before a step is done, and logs how long "
-        "handing it over takes. Such logs are not fitted any more, the server's counters are; these rows are of before"
+        f"{between(seen, number)} ms: this engine runs the model in the scheduler's own process, and vLLM's clock starts when a step "
+        "was handed over, there: computed. Such logs are not fitted any more, the server's counters are; these rows are of before"
     )
 
 

@@ -199,8 +199,8 @@ def test_in_a_real_log_tokens_and_the_clock_tell_the_same_steps():
 
 
 @pytest.mark.parametrize("times", [False, True])
-def test_a_log_of_how_long_handing_steps_over_took_is_not_fitted(deployment, times):
-    """As a vLLM with asynchronous scheduling in one process writes it: under a millisecond, whatever a step took."""
+def test_a_log_whose_clock_starts_when_steps_are_done_is_not_fitted(deployment, times):
+    """As a vLLM with model and scheduler in one process writes it: under a millisecond, whatever a step took."""
     log, _ = log_of(deployment, (FITTED, TRUTH, 0.0 if times else None))
     one = run(FITTED, deployment, TRUTH, BEGAN if times else None)
     good = told_of([one], deployment, log, counters=False)
@@ -209,4 +209,4 @@ def test_a_log_of_how_long_handing_steps_over_took_is_not_fitted(deployment, tim
     assert (found.evidence, found.is_log, found.seen) == (None, False, False)
     (note,) = found.notes
     assert "was not fitted" in note
-    assert "--no-async-scheduling" in note
+    assert "--distributed-executor-backend mp" in note

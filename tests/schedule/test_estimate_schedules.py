@@ -12,6 +12,7 @@ from lengthwise.schedule import (
     Assumptions,
     Cluster,
     Controls,
+    Estimator,
     Reason,
     Strategy,
     TaskLengths,
@@ -195,7 +196,24 @@ def test_columns_give_their_rows_back():
     "controls", [Controls(R, 9, 4, tp=2, tp_groups=1), Controls(C, 4, tp=2, tp_groups=2)]
 )
 def test_an_explanation_draws_what_was_estimated(opt_estimator, controls):
-    got = explain(opt_estimator, controls, rounds=3)
+    drawn_as_estimated(explain(opt_estimator, controls, rounds=3))
+
+
+@pytest.mark.parametrize(
+    "controls", [Controls(R, 3, 9, tp=2, tp_groups=1), Controls(C, 1, tp=2, tp_groups=2)]
+)
+def test_an_explanation_has_encodings_as_large_as_a_threshold_makes_them(
+    summaries, four_a40, opt, opt_tables, controls
+):
+    free, held = (
+        explain(Estimator(summaries, four_a40, opt, opt_tables, Assumptions(threshold=t)), controls, rounds=3)
+        for t in (None, 0.1)
+    )
+    drawn_as_estimated(held)
+    assert (held.encode_s > 1.02 * free.encode_s).all()  # a short prompt is joined by another
+
+
+def drawn_as_estimated(got):
     assert got.reason == Reason.FITS
     cycle_s, stages = got.estimates.cycle_s[0], got.layout.stages
     begun = sorted(
@@ -205,6 +223,8 @@ def test_an_explanation_draws_what_was_estimated(opt_estimator, controls):
     assert begun[2] - begun[1] == pytest.approx(cycle_s, rel=1e-6)
     assert {v.stage for v in got.timeline} == set(range(len(stages)))
     assert got.estimates.encode_s[0] >= got.encode_s.sum() * (1 - 1e-9)
+    if got.controls.strategy is not R:
+        assert got.estimates.encode_s[0] == pytest.approx(got.encode_s.sum())
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class Estimates:
 
     Attributes:
         throughput_rps: Requests that complete a second.
+        would_rps: The same where memory held it; 0 where no layout is possible.
         latency_s: From when its micro-batch begins to be encoded to the last token of a request whose output is
             the level's quantile. Waiting to be encoded is not in it; it is at most one ``cycle_s``.
         latency_high_s: The same at the level's range of the work of encodings and decode batches.
@@ -48,6 +49,7 @@ class Estimates:
     """
 
     throughput_rps: Floats
+    would_rps: Floats
     latency_s: Floats
     latency_high_s: Floats
     cycle_s: Floats
@@ -86,11 +88,11 @@ class Filling:
         fits = self.reason == Reason.FITS
         cycle_s, latency_s, high_s, encode_s, decode_s, encode_range, decode_range = self.seconds.T
         with np.errstate(divide="ignore", invalid="ignore"):
-            throughput = np.where(fits, self.encoded / cycle_s, 0.0)
+            would = np.where(cycle_s > 0, self.encoded / cycle_s, 0.0)
         return Estimates(
-            throughput, np.where(fits, latency_s, np.inf), np.where(fits, high_s, np.inf), cycle_s, encode_s, decode_s,
-            self.decode_batch, encode_range, decode_range, self.memory_share, self.micro_batches, self.encode_gpus,
-            self.reason,
+            np.where(fits, would, 0.0), would, np.where(fits, latency_s, np.inf), np.where(fits, high_s, np.inf),
+            cycle_s, encode_s, decode_s, self.decode_batch, encode_range, decode_range, self.memory_share,
+            self.micro_batches, self.encode_gpus, self.reason,
         )  # fmt: skip
 
 

@@ -95,7 +95,8 @@ def _waa(setting: Setting, controls: Controls, estimates: Estimates, rounds: int
     parts, batch = int(estimates.micro_batches[0]), float(estimates.decode_batch[0])
     share, projected = setting.phase(1, renewal=True), projected_share(setting.model)
     context = share.kv_tokens[0] / share.seqs[0] if share.seqs[0] else 0.0
-    encode_s = _encode_s(setting, layout.encode, controls.encode_batch, 1.0 - projected)
+    new = controls.encode_batch * float(setting.resized.times(np.array(float(controls.encode_batch))))
+    encode_s = _encode_s(setting, layout.encode, new, 1.0 - projected)
     per_visit = np.array([batch / parts])
     entering = batch / share.seqs[0] / parts * setting.task.mean_prompt_tokens if projected and batch else 0.0
     decode_s = _decode_s(setting, layout.decode, per_visit, per_visit * context, entering, projected)

@@ -82,10 +82,7 @@ class Side:
     def perf_anew(self, points: Ints) -> Perf:
         """The same, nothing kept; of what memory does not hold the throughput it would have."""
         got = self.estimates(points)
-        would = np.isin(got.reason, (Reason.WEIGHTS, Reason.CACHE)) & (got.cycle_s > 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rps = np.where(would, self.columns(points).encode_batch / got.cycle_s, got.throughput_rps)
-        return Perf(np.where(self._within(points), self.held_s(got), np.inf), rps)
+        return Perf(np.where(self._within(points), self.held_s(got), np.inf), got.would_rps)
 
     def estimates(self, points: Ints) -> Estimates:
         """All that is estimated of points."""

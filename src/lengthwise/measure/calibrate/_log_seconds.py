@@ -1,7 +1,7 @@
 """Whether the seconds of a log are those of its steps.
 
-An engine that hands a step over and goes on before it is done may log how long handing over takes: a vLLM with model
-and scheduler in one process and asynchronous scheduling does.
+vLLM starts the clock of ``--enable-logging-iteration-details`` when it has handed a step over to what executes it. An
+executor that runs the model in the scheduler's own process has computed it by then: the log has the sampling alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def not_of_steps(log: Iterations, runs: Sequence[Run]) -> str:
         return ""
     return (
         f"by its seconds a step that decodes takes {1e3 * logged_s:.3g} ms, where the requests' tokens came "
-        f"{1e3 * between_s:.3g} ms apart. An engine that goes on before a step is done logs how long handing it over "
-        "takes: start vLLM with --no-async-scheduling for such runs, or keep its counters (`lengthwise bench --scrape`)"
+        f"{1e3 * between_s:.3g} ms apart. vLLM's clock starts when a step was handed over: where the model runs in the "
+        "scheduler's own process it is computed by then. Start vLLM with --distributed-executor-backend mp for such "
+        "runs, or keep its counters (`lengthwise bench --scrape`)"
     )
 
 
