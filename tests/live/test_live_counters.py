@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torc
 FIT = ("work", "host_step", "host_sequence", "client")
 METRICS = ("jct_p50", "ttft_p50", "tpot_p50")
 LOADS = {"static": (1.0, None), "half": (0.5, 0.5), "high": (0.85, 0.85)}
-"""Requests, relative to what the engine serves in ``LASTS_S``, and the rate, to what it serves; the last is held out."""
+"""Requests, of those that the engine serves in ``LASTS_S``, and their rate, of its most; the last is held out."""
 LASTS_S = 12.0
 """A server is looked at once a second."""
 EXACT, SECONDS_SEEN = 0.8, (0.5, 1.02)

@@ -32,8 +32,8 @@ def not_own(run: Run, counters: Counters) -> str:
     if lost == 0 and steps > (most := most_steps(r)) * (1 + TWICE):
         return (
             f"it counted {steps:,.0f} steps, where those that decode got a token of {most:,.0f}: each of several HTTP "
-            "fronts (--api-server-count) counts a step in which it has a request, others used the server, or the client "
-            "was late to read its answers"
+            "fronts (--api-server-count) counts a step in which it has a request, others used the server, or the "
+            "client was late to read its answers"
         )
     return ""
 
