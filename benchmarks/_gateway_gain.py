@@ -38,11 +38,13 @@ _ISRTF = Order("isrtf", window_tokens=load.WINDOW, max_wait_s=math.inf)
 POLICIES = {
     FCFS: Order("fcfs", max_wait_s=math.inf),
     OURS: _ISRTF,
+    "isrtf, eager": replace(_ISRTF, takeover="worth(factor=1)"),
     "windowed": replace(_ISRTF, mode="windowed"),
     "tail-friendly": replace(_ISRTF, rank="hrrn"),
     ORACLE: Order("srtf", max_wait_s=math.inf),
 }
-"""Without a bound on waiting, as the oracle's; tail-friendly orders by wait over predicted length."""
+"""Without a bound on waiting, as the oracle's. A cut must be worth a hundred times what it costs (the default), or as
+much (eager); tail-friendly orders by wait over predicted length."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Plan:
 
     loads: tuple[float, ...] = (1.0, 3.0, 5.0)
     batches: tuple[int, ...] = (1, 2, 4)
-    shuffles: int = 6
+    shuffles: int = 12
     requests: tuple[int, int] = (16, 16)
     """Of a burst: so many, and so many more for each place at an engine: places must change hands several times."""
     simulated: int = 40
@@ -107,13 +109,15 @@ def figures(
             done, services[batch] = _looped(_batch(shared, plan, urls, batch))
             cells += done
     told = story.told(cells, OURS, FCFS, ORACLE)
+    traffic = {"shrunk_by": load.SHRINK, "window_tokens": load.WINDOW, "most_tokens": load.MOST_TOKENS}
     about = {
         "engines": f"{engines.COUNT} {'emulated engines' if is_emulated else 'vLLM 0.32 on a CPU, one thread each'}",
         "plan": plan.__dict__,
+        "traffic": traffic,
         "services": {batch: one.__dict__ for batch, one in services.items()},
         "machine": machine(),
     }
-    return story.rows(told, about)
+    return story.rows(told, about, "gateway.emulated" if is_emulated else "gateway.live")
 
 
 def _looped(work: Coroutine[Any, Any, Any]) -> Any:

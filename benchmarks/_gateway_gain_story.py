@@ -47,14 +47,14 @@ def told(cells: Sequence[Cell], ours: str, fcfs: str, oracle: str) -> dict[str, 
     }
 
 
-def rows(found: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    """Figures as the sections keep them."""
+def rows(found: dict[str, Any], about: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Figures as the sections keep them, with their names' beginning."""
     ours = found["ours"]
     shown = {"policies": found["policies"], "paced": found["paced"], "cells": found["cells"], **about}
     return {
-        "gateway.live.gap_closed": ours["gap_closed"] | {"ci": ours["gap_closed"].get("ci"), **shown},
-        "gateway.live.p99_over_oracle": dict(ours["p99_over_oracle"]),
-        "gateway.live.simulated_within": foretold(found["policies"]),
+        f"{prefix}.gap_closed": ours["gap_closed"] | {"ci": ours["gap_closed"].get("ci"), **shown},
+        f"{prefix}.p99_over_oracle": dict(ours["p99_over_oracle"]),
+        f"{prefix}.simulated_within": foretold(found["policies"]),
     }
 
 
@@ -177,6 +177,7 @@ def _of_cell(cell: Cell, fcfs: str, oracle: str) -> dict[str, Any]:
             "simulated_p99_s": _rounded(np.quantile(np.concatenate(same), 0.99)),
             "gap_closed": _rounded(_mean_gap(cell.live, name, fcfs, oracle)),
             "cuts": cell.cuts[name],
+            "requests": sum(map(len, runs)),
         }
     return {"load": cell.load, "batch": cell.batch, "policies": by_policy}
 

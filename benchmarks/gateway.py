@@ -9,7 +9,12 @@ from pathlib import Path
 from _harness import Row
 from _sections import Sections
 
-MODULES = {"gain": "_gateway_gain", "rerank": "_gateway_rerank", "scale": "_gateway_scale"}
+MODULES = {
+    "gain": "_gateway_gain",
+    "gain_emulated": "_gateway_gain_emulated",
+    "rerank": "_gateway_rerank",
+    "scale": "_gateway_scale",
+}
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
     "gateway.added_p50_ms": (1.0, "lower", "ms"),
@@ -22,6 +27,9 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
     "gateway.live.gap_closed": (0.5, "higher", "of the gap"),
     "gateway.live.p99_over_oracle": (1.1, "lower", "times"),
     "gateway.live.simulated_within": (0.95, "higher", "of the results"),
+    "gateway.emulated.gap_closed": (0.5, "higher", "of the gap"),
+    "gateway.emulated.p99_over_oracle": (1.1, "lower", "times"),
+    "gateway.emulated.simulated_within": (0.95, "higher", "of the results"),
 }
 
 

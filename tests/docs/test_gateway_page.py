@@ -115,6 +115,25 @@ def test_peers_stand_beside_with_the_machines_pace_and_a_dash_is_no_figure(gener
     assert set(beside["smg (Rust)"]) == {"-"}
 
 
+def test_a_peer_of_another_run_is_called_so(generator):
+    def at(name, kept):
+        return row(name, 41.0) | {"kept": kept}
+
+    rows = [
+        at("gateway.rps", "2026-11-22T10:00+00:00"),
+        at("peer.smg.rps", "2026-11-22T10:02+00:00"),
+        at("peer.litellm.rps", "2026-11-20T10:02+00:00"),
+        row("peer.vllm_router.rps", 50.0),
+    ]
+    beside = by_first(generator.page(rows), "What it costs")
+    assert {
+        "**lengthwise**",
+        "smg (Rust)",
+        "LiteLLM (another run)",
+        "vllm-router (Rust) (another run)",
+    } <= set(beside)
+
+
 def test_the_gain_is_told_by_policy_with_what_the_simulator_said(generator):
     metric = {"value": 0.6, "ci": [0.5, 0.7], "simulated": 0.8, "simulated_ci": [0.75, 0.85]}
     metric |= {"told": "not within", "off_by": -0.2, "off_by_half_width": 0.05}
@@ -123,11 +142,32 @@ def test_the_gain_is_told_by_policy_with_what_the_simulator_said(generator):
     text = generator.page(
         [row("gateway.live.gap_closed", 0.6, details={"policies": {"isrtf": told}, "cells": cells})]
     )
-    assert by_first(text, "What order gains")["isrtf"][:2] == [
+    assert by_first(text, "What order gains")["isrtf"][:3] == [
         "0.6 [0.5, 0.7]",
+        "-",
         "0.8 [0.75, 0.85] (not within: off by -0.2 ± 0.05)",
     ]
     assert "| 3x | 2 | 9, 21.5 | |" in text
+
+
+def test_cuts_and_the_gain_at_one_pace_and_before_emulated_engines_are_told(generator):
+    def details(gap, cuts):
+        told = {name: {"value": gap} for name in ("gap_closed", "p99_over_oracle", "mean_over_fcfs")}
+        of = {"mean_s": 9.0, "p99_s": 21.5, "cuts": cuts, "requests": 40}
+        cells = [{"load": load, "batch": 2, "policies": {"isrtf": of}} for load in (1.0, 3.0)]
+        paced = {"isrtf": {"gap_closed": {"value": gap + 0.1, "ci": [gap, gap + 0.2]}}}
+        return {"policies": {"isrtf": told}, "cells": cells, "paced": paced}
+
+    real, emulated = (
+        row(f"gateway.{kind}.gap_closed", gap, details=details(gap, cuts))
+        for kind, gap, cuts in (("live", 0.5, 10), ("emulated", 0.7, 0))
+    )
+    text = generator.page([real, emulated])
+    first, second = (line for line in text.splitlines() if line.startswith("| isrtf |"))
+    assert first.split(" | ")[1:3] == ["0.5", "0.6 [0.5, 0.7]"]
+    assert first.endswith("| 0.25 |")
+    assert second.split(" | ")[1] == "0.7"
+    assert second.endswith("| 0 |")
 
 
 def named_in(file: str) -> set[str]:
