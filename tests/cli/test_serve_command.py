@@ -214,6 +214,21 @@ def test_warnings_are_of_what_is_open():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])
+def test_who_caps_an_engine_that_is_to_be_given_all_is_told(mode):
+    order, listen = told.Order(mode=mode), told.Listen(journal="day.jsonl")
+    for engine in (told.Engine("http://a:1", in_flight=4), told.Engine("http://a:1")):
+        listed = told.GatewayConfig((engine,), order=order, listen=listen)
+        found = told.GatewayConfig(
+            discovery=told.Discovery(dns="a:1", engine=engine), order=order, listen=listen
+        )
+        warned = [*notices(listed), *notices(found)]
+        assert ["in_flight is set" in text for text in warned] == [True, True] * (
+            engine.in_flight is not None
+        )
+    assert notices(told.GatewayConfig((told.Engine("http://a:1", in_flight=4),))) == []
+
+
 def test_an_engine_in_development_mode_is_told():
     import asyncio
 

@@ -16,6 +16,7 @@ __all__ = [
     "MODES",
     "PREFIXES",
     "STATISTICS",
+    "UNHELD",
     "Admission",
     "Care",
     "Discovery",
@@ -33,6 +34,8 @@ __all__ = [
 
 MODES = ("observe", "fcfs", "srtf", "isrtf", "windowed", "bins", "rra", "engine-priority", "engine-plugin")
 """How requests are ordered; ``observe`` orders nothing and tells what order would have gained."""
+UNHELD = ("observe", "engine-priority", "engine-plugin")
+"""Modes in which requests are sent at once, up to an engine's ``in_flight``: it orders them, or nobody does."""
 FAIRNESS = ("none", "vtc")
 PREFIXES = ("tenant", "shared", "none")
 STATISTICS = ("mean", "median", "p80", "p90")
@@ -107,7 +110,7 @@ class Dispatch:
     Attributes:
         start: In-flight cap of an engine nobody has measured; with the next two, of an adapting cap.
         least: The cap never falls below.
-        most: Nor rises above.
+        most: Nor rises above, also where an engine would run more at once.
         kv_high: Above this share of the KV cache in use the cap shrinks.
         adapt_every_s: Between two looks at an engine's signals.
         affinity: Share of a session's prompt, or of a known beginning, that its engine has cached still; 0: never mind.

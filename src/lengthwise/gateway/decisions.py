@@ -34,7 +34,7 @@ class WorkerState:
         name: Unique.
         models: Names that it serves.
         up: Whether it may be given requests (healthy, circuit closed, not draining).
-        in_flight: A fixed cap, or None: adapted from signals.
+        in_flight: A fixed cap, or None: adapted from signals, and none at all where the engine orders.
         slots: The most it runs at once, where it tells (llama.cpp's slots, vLLM's max_num_seqs); None unknown.
         kv_tokens: KV tokens it holds, where it tells.
         tokens_per_s: Output tokens a second it was last seen to make in all; None unknown.
@@ -109,12 +109,12 @@ class Decisions:
 
 @dataclass(frozen=True)
 class WorkerNumbers:
-    """A worker now: requests in flight, cap, predicted backlog."""
+    """A worker now: requests in flight, cap (None: none), predicted backlog."""
 
     name: str
     up: bool
     in_flight: int
-    cap: int
+    cap: int | None
     backlog_token_s: float
     backlog_tokens: float
     signals: Signals

@@ -29,7 +29,8 @@ class Engine:
         name: How metrics and the admin page call it; "" takes host and port.
         kind: One of KINDS; "auto" asks it.
         api_key: What the gateway shows it (never a client's own key).
-        in_flight: A fixed cap on requests sent to it; None lets the gateway find it.
+        in_flight: A fixed cap on requests sent to it, in every mode; None lets the gateway find it (none where the
+            engine orders).
         tls: For https with an own authority or a client certificate.
         probe: Whether it is sent one tiny prompt to see whether it tells token ids (without them no resuming).
         generation_defaults: "none": it fills in no penalties and no longest output that a request leaves out (vLLM

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lengthwise.gateway.clock import monotonic
-from lengthwise.gateway.config import GatewayConfig, Listen
+from lengthwise.gateway.config import UNHELD, GatewayConfig, Listen
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Worker
@@ -42,6 +42,11 @@ def notices(config: GatewayConfig) -> list[str]:
     if config.order.mode == "observe" and listen.journal is None:
         found.append(
             "observe keeps no journal: add --journal FILE to look back at a whole day with serve --report FILE"
+        )
+    if config.order.mode in UNHELD and (held := _held(config)):
+        found.append(
+            f"mode {config.order.mode} holds nothing back, but in_flight is set for {held}: what comes beyond it waits "
+            "here, not in the engine. Leave in_flight out to send all"
         )
     if config.order.mode == "rra" and not math.isinf(config.order.max_wait_s):
         found.append(
@@ -94,6 +99,14 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _held(config: GatewayConfig) -> str:
+    """The engines that are given no more than a set number at once, in words; "" none."""
+    found = [engine.name or engine.url for engine in config.engines if engine.in_flight is not None]
+    if config.discovery.engine.in_flight is not None:
+        found.append("[discovery.engine]")
+    return ", ".join(found)
 
 
 def _wants_certificates(listen: Listen) -> bool:

@@ -20,9 +20,21 @@ def test_nothing_is_held_back_where_the_engine_orders(mode):
     made = scheduler(
         mode, workers=[WorkerState("w", ("m",), slots=2, kv_tokens=50)], dispatch=Dispatch(most=100)
     )
-    for i in range(70):
+    for i in range(1000):
         made.offer(0.0, request(i))
-    assert sent(made.decide(0.0)) == list(range(70))
+    assert sent(made.decide(0.0)) == list(range(1000))
+    assert made.statistics(0.0).workers[0].cap is None
+
+
+@pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])
+def test_what_an_engine_is_to_be_sent_at_most_holds_in_every_mode(mode):
+    made = scheduler(mode, workers=[worker(cap=4)])
+    for i in range(20):
+        made.offer(0.0, request(i, predicted=20 - i))
+    assert sent(made.decide(0.0)) == [0, 1, 2, 3]
+    made.left(1.0, 2)
+    assert sent(made.decide(1.0)) == [4], "the others in order of arrival"
+    assert made.statistics(1.0).workers[0].cap == 4
 
 
 def test_priorities_for_engines_go_by_class_then_by_predicted_length():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 from told_requests import request, serve
@@ -31,6 +32,10 @@ NOW = Statistics(
 )
 
 
+NO_CAP = replace(NOW, waiting=0, workers=(replace(NOW.workers[0], cap=None), replace(NOW.workers[1], up=True)))
+"""Its first engine is given all that come."""
+
+
 def telemetry(tenants=("anonymous",), statistics=lambda: NOW) -> Telemetry:
     return Telemetry(GatewayConfig(engines=(Engine("http://e:1"),)), statistics=statistics, tenants=tenants)
 
@@ -44,6 +49,13 @@ def scraped(t: Telemetry) -> dict[str, dict[tuple, float]]:
         for sample in family.samples:
             found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
     return found
+
+
+def test_an_engine_that_is_given_all_has_no_cap_and_a_shadow_with_seats_for_all() -> None:
+    t = telemetry(statistics=lambda: NO_CAP)
+    assert scraped(t)["lengthwise_cap"] == {(("worker", 'b"\n'),): 8}
+    t.count_seats()
+    assert t.regret.seats > 10_000
 
 
 def test_everything_that_is_told_is_read_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lengthwise.gateway.config import Admission, Dispatch, Order
+from lengthwise.gateway.config import UNHELD, Admission, Dispatch, Order
 from lengthwise.gateway.core import admission as letting_in
 from lengthwise.gateway.core.bins import Bins
 from lengthwise.gateway.core.changing import check_change
@@ -23,8 +23,6 @@ from lengthwise.gateway.request import Forecast, Refusal, Request
 from lengthwise.policy.named import resolve
 
 RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
-UNHELD = ("observe", "engine-priority", "engine-plugin")
-"""Modes in which requests are sent at once: the engine orders them, or nobody does."""
 _NOTHING = Decisions()
 _CLASSES, _LONGEST = 2047, 1 << 20
 
@@ -40,7 +38,7 @@ class Scheduler:
         order: Who goes first, and who makes room.
         admission: What may wait.
         dispatch: How many requests a worker is given.
-        observe: As mode "observe": nothing is held back.
+        observe: As mode "observe": nothing is held back but beyond a cap that a worker has of its own.
     """
 
     def __init__(

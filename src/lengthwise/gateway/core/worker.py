@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from lengthwise.gateway.core.speed import Speed
 from lengthwise.gateway.decisions import Phase, WorkerNumbers, WorkerState
 from lengthwise.gateway.request import Forecast
 
+UNBOUND = sys.maxsize
+"""The cap of a worker that is given all that come."""
 _COLD = 0.25
 """A start of which a larger share may be cached does not say what a prompt costs."""
 
@@ -39,7 +42,7 @@ class Worker:
     Args:
         state: What it is seen to be.
         dispatch: Bounds of its cap, and its schedule.
-        unheld: Whether it is given all at once.
+        unheld: Whether it is given all at once, up to a cap of its own (``state.in_flight``).
         told: Hears of its phases, where it keeps the schedule.
     """
 
@@ -72,12 +75,12 @@ class Worker:
 
     @property
     def cap(self) -> int:
-        """The most requests it is given at once."""
+        """The most requests it is given at once; UNBOUND where nothing is held back."""
         if self.phasing is not None:
             return self._most(self.phasing)
         if self.state.in_flight is not None:
             return self.state.in_flight
-        return self._cap.dispatch.most if self._unheld else self._cap.limit(self.state.slots)
+        return UNBOUND if self._unheld else self._cap.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
         """Other bounds of its cap."""
@@ -263,7 +266,7 @@ class Worker:
             self.name,
             self.state.up,
             len(self.there),
-            self.cap,
+            None if self.cap == UNBOUND else self.cap,
             self.drain_s(speed),
             self.tokens,
             self.state.signals,

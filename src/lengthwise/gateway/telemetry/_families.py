@@ -38,7 +38,7 @@ _GAUGES = (
 )
 _WORKER = (
     ("in_flight", "in_flight", "Requests at the engine"),
-    ("cap", "cap", "Requests that the engine is given at most"),
+    ("cap", "cap", "Requests that the engine is given at most; not there where it is given all"),
     ("up", "worker_up", "1 where the engine may be given requests"),
     ("backlog_tokens", "worker_backlog_tokens", "Predicted output tokens still to come at the engine"),
     ("backlog_token_s", "worker_backlog_token_seconds", "Predicted backlog of the engine in token-seconds"),
@@ -115,13 +115,16 @@ def of_scheduler(now: Statistics) -> Iterator[Any]:
     for attribute, name, what in _GAUGES:
         yield _gauge(name, what, (), {(): getattr(now, attribute)})
     for attribute, name, what in _WORKER:
-        yield _gauge(name, what, ("worker",), {(w.name,): getattr(w, attribute) for w in now.workers})
+        yield _gauge(name, what, ("worker",), _known((w.name, getattr(w, attribute)) for w in now.workers))
     for attribute, name, what in _SIGNALS:
         yield _gauge(name, what, ("worker",), _told(now.workers, attribute))
 
 
 def _told(workers: Iterable[WorkerNumbers], attribute: str) -> dict[tuple[str, ...], float]:
-    values = ((w.name, getattr(w.signals, attribute)) for w in workers)
+    return _known((w.name, getattr(w.signals, attribute)) for w in workers)
+
+
+def _known(values: Iterable[tuple[str, float | None]]) -> dict[tuple[str, ...], float]:
     return {(name,): value for name, value in values if value is not None}
 
 

@@ -23,6 +23,8 @@ from lengthwise.gateway.telemetry.tracing import Tracing
 from lengthwise.gateway.telemetry.trips import Trips, named
 
 SEATS_EVERY_S = 1.0
+_PLENTY = 1 << 14
+"""Seats of the shadow queue where an engine is given all that come: more than requests run at once."""
 
 
 class Telemetry(Listener):
@@ -161,9 +163,7 @@ class Telemetry(Listener):
         if self._statistics is None:
             return
         now = self._statistics()
-        seats = (
-            now.running if now.waiting else max(sum(one.cap for one in now.workers if one.up), now.running)
-        )
+        seats = now.running if now.waiting else max(_places(now), now.running)
         if seats:
             self.regret.noted(self._clock(), seats)
 
@@ -171,6 +171,12 @@ class Telemetry(Listener):
         while True:
             self.count_seats()
             await asyncio.sleep(SEATS_EVERY_S)
+
+
+def _places(now: Statistics) -> int:
+    """Requests that the engines may be given at once."""
+    caps = [one.cap for one in now.workers if one.up]
+    return _PLENTY if None in caps else sum(cap for cap in caps if cap is not None)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:
