@@ -1,19 +1,32 @@
-"""Whether the code that made a row was as it is before the row's runs were measured: git is asked, nobody claims it."""
+"""Whether the code that made a row is that of the moment at which its runs were measured: told by its content.
+
+A commit's name dies with the history that is rewritten when work lands. What lasts is a hash of the files that
+decide over an error: a campaign keeps it when it measures, a row when it is made, and equal ones are the same code.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CODE = tuple(f"src/lengthwise/{room}" for room in ("measure/calibrate", "engine", "cost"))
-"""What decides over the error of a calibrated simulation."""
+CODE = (
+    *(f"src/lengthwise/{room}" for room in ("engine", "policy", "cost", "metrics", "schema")),
+    "src/lengthwise/catalog/*.py",
+    "src/lengthwise/measure/calibrate",
+    "src/lengthwise/measure/*.py",
+    "benchmarks/_circle*.py",
+    "benchmarks/_live.py",
+)
+"""What decides over the error of a calibrated simulation: folders with all in them, and files of a pattern."""
 KEPT = {"fidelity.live": "vllm", "fidelity.live_transformers": "transformers"}
 """By circle: the folder of results/live in which its runs are kept."""
+MEASURED = ("measured_at", "measured_code_sha256")
 
 
 def now() -> str:
@@ -21,43 +34,86 @@ def now() -> str:
     return _minutes(datetime.now(UTC))
 
 
-def measured_at(folder: Path) -> str | None:
-    """When a campaign's first run was measured, as its folder keeps it."""
+def code_sha256() -> str:
+    """The hash of the code as it lies here: of sorted paths and their bytes, whatever commit it is of."""
+    told = hashlib.sha256()
+    for path in sorted(set(_files()), key=lambda path: path.relative_to(ROOT).as_posix()):
+        of = hashlib.sha256(path.read_bytes()).hexdigest()
+        told.update(f"{path.relative_to(ROOT).as_posix()} {of}\n".encode())
+    return told.hexdigest()
+
+
+def of_measuring() -> dict[str, Any]:
+    """What a campaign keeps as it begins to measure: when that is, and by what code."""
+    return {"measured_at": now(), "measured_code_sha256": code_sha256()}
+
+
+def measured_by(folder: Path) -> dict[str, Any]:
+    """What the folder of a campaign keeps of that; None where it does not tell."""
     path = folder / "device.json"
-    told = json.loads(path.read_text("utf-8")).get("measured_at") if path.exists() else None
-    return None if told is None else str(told)
+    told = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return {key: told.get(key) for key in MEASURED}
 
 
-def facts(code: str, measured: str | None) -> dict[str, Any]:
-    """When the runs were measured, when the code (of this commit) was last changed, and whether that was before.
+def facts(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a row that is made now of runs measured as told: by what code each was, and whether that was the same.
 
-    What is not known, of a checkout that holds more than its commit as well, is no proof: not frozen.
+    Where nobody kept by what code the runs were measured, the code must be older than they are. What is not known
+    is no proof: not frozen.
     """
-    changed = _changed_at(code)
-    known = measured is not None and changed is not None
-    before = known and datetime.fromisoformat(str(changed)) <= datetime.fromisoformat(str(measured))
-    return {"measured_at": measured, "code_changed_at": changed, "frozen": bool(before)}
+    made = {"code_sha256": code_sha256(), "code_changed_at": _changed_at()}
+    told = {key: measured.get(key) for key in MEASURED} | made
+    return told | {"frozen": _is_frozen(told)}
 
 
 def restated(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The details of a kept row with these facts, where it is of a circle whose runs are kept."""
+    """The details of a kept row with what these facts tell anew, where it is of a circle whose runs are kept.
+
+    What a row knows of its code it keeps: the code that made it may be nowhere else any more.
+    """
     details = dict(row.get("details") or {})
     circle = row["name"].rpartition(".")[0]
-    if circle not in KEPT or "code" not in details:
+    if circle not in KEPT or not details.keys() & {"code", "code_sha256"}:
         return details
-    details.pop("fresh", None)  # what somebody said before it was asked of git
-    measured = details.get("measured_at") or measured_at(
-        ROOT / "benchmarks" / "results" / "live" / KEPT[circle]
-    )
-    return details | facts(details["code"], measured)
+    details.pop("fresh", None)  # what somebody said before it was looked at
+    folder = measured_by(ROOT / "benchmarks" / "results" / "live" / KEPT[circle])
+    if details.get("measured_at") in (None, folder["measured_at"]):  # no other campaign's
+        details |= {key: value for key, value in folder.items() if value is not None}
+    told = {key: details.get(key) for key in (*MEASURED, "code_sha256", "code_changed_at")}
+    return details | told | {"frozen": _is_frozen(told)}
 
 
-def _changed_at(code: str) -> str | None:
-    """When the last commit was made that this one contains and that touched the code; None where nobody knows."""
-    asked = ["git", "log", "-1", "--format=%cI", code, "--", *CODE]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
-    told = done.stdout.strip()
-    return _minutes(datetime.fromisoformat(told)) if done.returncode == 0 and told else None
+def _is_frozen(told: Mapping[str, Any]) -> bool:
+    """Whether runs were measured by the code that made the row, by both hashes or, without one, by both times."""
+    hashes = told["measured_code_sha256"], told["code_sha256"]
+    if all(hashes):
+        return bool(hashes[0] == hashes[1])
+    times = told["code_changed_at"], told["measured_at"]
+    return all(times) and datetime.fromisoformat(str(times[0])) <= datetime.fromisoformat(str(times[1]))
+
+
+def _files() -> Iterator[Path]:
+    for named in (path for of in CODE for path in ROOT.glob(of)):
+        every = named.rglob("*") if named.is_dir() else (named,)
+        yield from (path for path in every if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _changed_at() -> str | None:
+    """When the code was last changed: by its last commit, at the latest now where there is more; None without any."""
+    specs = [f":(glob){of}" if "*" in of else of for of in CODE]
+    if _git("status", "--porcelain", "--", *specs):
+        return now()
+    told = _git("log", "-1", "--format=%cI", "--", *specs)
+    return _minutes(datetime.fromisoformat(told)) if told else None
+
+
+def _git(*words: str) -> str | None:
+    """What git says, without its ends; None where it does not."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git: a folder copied to another machine
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _minutes(of: datetime) -> str:

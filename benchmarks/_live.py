@@ -4,7 +4,8 @@
 
 writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
 measured records from a folder that is kept (results/live/vllm, results/live/transformers) and does the rest anew.
-Rows keep when their runs were measured and when the code was last changed, so that none is called blind that is not.
+Rows keep when and by what code (a hash of it) their runs were measured and by what code they were made, so that none is
+called blind that is not.
 vLLM on one thread of a CPU at two settings of its scheduler and three loads, each three times; transformers'
 continuous batching at three loads. Calibrated on the static and the half load of one setting, all repeats; errors
 are of the others: nearly full load, and the other setting.
@@ -40,7 +41,7 @@ from lengthwise import Deployment, Workload
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import read_profile, write_profile
 from lengthwise.measure import read_records, write_records
-from lengthwise.measure.calibrate import read_iterations
+from lengthwise.measure.calibrate import Calibration, Iterations, read_iterations
 from lengthwise.measure.operators import measure_profile
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.hardware import GpuSpec
@@ -68,6 +69,21 @@ class Plan:
     lengths: Lengths = field(default_factory=Lengths)
 
 
+@dataclass(frozen=True)
+class Split:
+    """Runs that a calibration learns from, runs held out, those of them that it is scored on; its costs and its log."""
+
+    learnt: Sequence[Run]
+    held: Sequence[Run]
+    scored: Sequence[Run]
+    priced: Deployment
+    steps: Iterations | None
+
+    def calibrated(self, masks: str = "auto") -> Calibration:
+        """Costs calibrated to what is learnt from."""
+        return _circle.calibrated(self.learnt, self.scored, self.priced, self.steps, masks)
+
+
 FULL = Plan()
 QUICK = Plan(size="tiny", profile_s=20.0, static_s=5.0, seconds=8.0, repeats=1)
 
@@ -93,8 +109,7 @@ def figures(
         told: dict[str, Any] = {}
         for section in only:
             told |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
-        code = commit()
-        known = {"code": code} | _frozen.facts(code, circle.measured_at)
+        known = {"code": commit()} | _frozen.facts(circle.measured_by)
         for row in told.values():
             row["details"] |= known
         (place / "rows.json").write_text(
@@ -118,7 +133,7 @@ class Circle:
             _vllm.make_model(self.model, plan.size)
             shutil.copyfile(self.model / "config.json", config)
         self.config = str(config)
-        self.measured_at = _frozen.measured_at(self.kept) if again else _frozen.now()
+        self.measured_by = _frozen.measured_by(self.kept) if again else _frozen.of_measuring()
         self.gpu, self.machine = self._device()
         self.profile = self._profiled()
 
@@ -135,9 +150,7 @@ class Circle:
         gpu = this_thread()
         if self.again:
             return gpu, machine(gpu) | {"measured_again": True}
-        path.write_text(
-            strict_json({"gpu": asdict(gpu), "machine": machine(gpu), "measured_at": self.measured_at})
-        )
+        path.write_text(strict_json({"gpu": asdict(gpu), "machine": machine(gpu)} | self.measured_by))
         return gpu, machine(gpu)
 
     def deployment(self, setting: Setting) -> Deployment:
@@ -233,25 +246,34 @@ class Circle:
             self.say(f"{run.name}: {len(run.measured.workload)} requests, {shown}")
         return runs
 
+    def split(self, runs: Sequence[Run], first: Setting) -> Split:
+        """What a calibration of the first setting learns from, and what is held against it."""
+        learnt = [run for run in runs if run.setting == first.name and run.load in _circle.LEARNT]
+        held = [run for run in runs if run not in learnt]
+        base = self.deployment(first)
+        log = _vllm.iterations_of(self.kept, next(run.name for run in learnt if run.load == "half"))
+        return Split(
+            learnt,
+            held,
+            [run for run in held if run.setting == first.name],
+            replace(base, cost=self.tables(base)),
+            read_iterations(log) if log.exists() else None,
+        )
+
     def _compared(
         self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]
     ) -> dict[str, Any]:
         by_name = {s.name: s for s in (*self.plan.settings, FIFO)}
-        learnt = [run for run in runs if run.setting == first.name and run.load in _circle.LEARNT]
-        held = [run for run in runs if run not in learnt]
-        base = self.deployment(first)
-        scored = [run for run in held if run.setting == first.name]
-        priced = replace(base, cost=self.tables(base))
+        split = self.split(runs, first)
+        learnt, held = split.learnt, split.held
         started = time.monotonic()
-        log = _vllm.iterations_of(self.kept, next(run.name for run in learnt if run.load == "half"))
-        steps = read_iterations(log) if log.exists() else None
-        calibration = _circle.calibrated(learnt, scored, priced, steps)
+        calibration = split.calibrated()
         took_s = time.monotonic() - started
         self.say(f"calibrated on {len(learnt)} runs in {took_s:.1f} s")
         told: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
         told["without_masks"], bare = {}, calibration.tables
         if calibration.tables.masked_s > 0:
-            bare = _circle.calibrated(learnt, scored, priced, steps, masks="no").tables
+            bare = split.calibrated(masks="no").tables
         answers = {}
         for setting in {run.setting: by_name[run.setting] for run in runs}.values():
             own = [run for run in runs if run.setting == setting.name]
@@ -268,7 +290,7 @@ class Circle:
         priced_by = {
             name: replace(self.deployment(s), cost=calibration.tables) for name, s in by_name.items()
         }
-        blind = _circle.calibrated(learnt, [], priced, steps).tables.errors
+        blind = replace(split, scored=[]).calibrated().tables.errors
         found[f"{prefix}.interval_coverage"] = _circle_coverage.row(priced_by, blind, held)
         found[f"{prefix}.calibration"] = _circle_rows.of_calibration(
             calibration, took_s, learnt, runs, {"machine": self.machine, "runs": notes}

@@ -51,7 +51,7 @@ def test_an_engine_lies_within_where_it_is_off_by_what_errors_say(modules, deplo
     circle, coverage = modules
     run = run_of(circle, deployment, slower)
     found = coverage.of_run(deployment, run, 32, 0.95, sampling=False)
-    assert coverage.counted({"wide-high-0": found})[side] == len(circle.METRICS)
+    assert coverage.counted({"wide-high-0": found})[side] == len(coverage.METRICS)
 
 
 def test_sampling_widens_and_no_error_leaves_the_number_alone(modules, deployment):
@@ -90,7 +90,7 @@ def test_the_row_takes_blind_errors_and_tells_what_the_stored_ones_would_hold(mo
     stored = replace(deployment, cost=replace(deployment.cost, errors=(PartError("step", 0.3),)))
     row = coverage.row({"wide": stored}, [PartError("step", 0.01)], held)
     details = row["details"]
-    assert details["errors_as_stored"]["held"] == details["n"] == len(circle.METRICS)
+    assert details["errors_as_stored"]["held"] == details["n"] == len(coverage.METRICS)
     assert details["model_alone"] == {"n": 5, "held": 0, "below": 0, "above": 5}
     assert row["value"] == details["held"] / 5
     assert row["ci"][0] <= row["value"] <= row["ci"][1]

@@ -1,10 +1,11 @@
-"""Whether code was frozen before runs were measured is asked of the repository's own history."""
+"""Whether code was frozen before runs were measured is told by what the code is, whatever its commits are called."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,31 +50,91 @@ def git(folder: Path, *words: str, when: str = BEFORE) -> str:
     return done.stdout
 
 
+def unhashed(measured: str | None) -> dict:
+    return {"measured_at": measured, "measured_code_sha256": None}
+
+
 @pytest.mark.parametrize(
     ("measured", "frozen"), [(BEFORE, False), (BETWEEN, True), (LATER, True), (None, False)]
 )
-def test_only_changes_of_what_decides_over_an_error_count(history, measured, frozen):
-    told = _frozen.facts(history, measured)
-    assert told == {"measured_at": measured, "code_changed_at": CHANGED[:16] + "+00:00", "frozen": frozen}
+def test_without_a_hash_of_their_code_runs_must_be_younger_than_the_last_change(history, measured, frozen):
+    told = _frozen.facts(unhashed(measured))
+    assert told == unhashed(measured) | {
+        "code_sha256": _frozen.code_sha256(),
+        "code_changed_at": CHANGED[:16] + "+00:00",
+        "frozen": frozen,
+    }
 
 
-@pytest.mark.parametrize("code", ["unknown", "-dirty", "0000000000"])
-def test_code_that_nobody_knows_is_not_frozen(history, code):
-    code = history + code if code == "-dirty" else code
-    assert _frozen.facts(code, LATER) == {"measured_at": LATER, "code_changed_at": None, "frozen": False}
+def test_runs_are_of_the_code_whose_content_is_the_same_whatever_its_history(history, tmp_path):
+    kept = _frozen.of_measuring()
+    assert _frozen.facts(kept)["frozen"] is True
+    git(tmp_path, "commit", "-q", "--amend", "-m", "rewritten", when=LATER)  # the old name is of no commit
+    assert _frozen.facts(kept)["frozen"] is True
+    (tmp_path / "src/lengthwise/engine/a.py").write_text("other")
+    told = _frozen.facts(kept)
+    assert (told["frozen"], told["code_sha256"] == kept["measured_code_sha256"]) == (False, False)
+    assert told["code_changed_at"] >= kept["measured_at"]  # now, since no commit holds it
 
 
-def test_a_kept_row_is_asked_anew_and_what_was_claimed_of_it_is_gone(history, tmp_path):
-    folder = tmp_path / "benchmarks" / "results" / "live" / "transformers"
-    folder.mkdir(parents=True)
-    row = {"name": "fidelity.live_transformers.jct_p50_error", "details": {"code": history, "fresh": True}}
-    assert _frozen.restated(row)["frozen"] is False
-    (folder / "device.json").write_text(json.dumps({"measured_at": BETWEEN}))
-    assert _frozen.restated(row) == {"code": history} | _frozen.facts(history, BETWEEN)
-    row["details"]["measured_at"] = BEFORE  # of its own campaign
-    assert _frozen.restated(row)["frozen"] is False
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("src/lengthwise/policy/ranks.py", True),
+        ("src/lengthwise/schema/records.py", True),
+        ("src/lengthwise/metrics/columns.py", True),
+        ("src/lengthwise/measure/calibrate/_fit.py", True),
+        ("src/lengthwise/cost/data/hosts.toml", True),
+        ("benchmarks/_circle_rows.py", True),
+        ("benchmarks/_live.py", True),
+        ("src/lengthwise/engine/__pycache__/a.pyc", False),
+        ("src/lengthwise/gateway/app.py", False),
+        ("benchmarks/_silicon.py", False),
+    ],
+)
+def test_all_that_decides_over_an_error_counts_and_nothing_else(history, tmp_path, path, counts):
+    before = _frozen.code_sha256()
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text("new")
+    assert (_frozen.code_sha256() != before) is counts
+
+
+def test_what_is_named_as_code_is_there():
+    for of in _frozen.CODE:
+        assert list(_frozen.ROOT.glob(of)), of
+
+
+def test_where_nobody_has_a_history_code_is_known_by_its_content_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(_frozen, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert _frozen.facts(unhashed(LATER))["code_changed_at"] is None
+    assert _frozen.facts(unhashed(LATER))["frozen"] is False
+    assert _frozen.facts(_frozen.of_measuring())["frozen"] is True
+
+
+def live_row(**details: object) -> dict:
+    return {"name": "fidelity.live_transformers.jct_p50_error", "details": details}
+
+
+def test_what_a_kept_row_knows_of_its_code_is_not_forgotten(history):
+    known = {"code": "0123456789", "measured_at": BEFORE, "code_changed_at": CHANGED, "frozen": False}
+    told = _frozen.restated(live_row(**known, fresh=True))
+    assert told == known | {"measured_code_sha256": None, "code_sha256": None}
+    assert _frozen.restated(live_row(**told)) == told
     other = {"name": "profile.cv_median_error", "details": {"code": history}}
     assert _frozen.restated(other) == other["details"]
+
+
+def test_a_kept_row_learns_what_its_campaign_keeps_and_only_of_its_own(history, tmp_path):
+    folder = tmp_path / "benchmarks" / "results" / "live" / "transformers"
+    folder.mkdir(parents=True)
+    kept = {"measured_at": BETWEEN, "measured_code_sha256": "a" * 64}
+    (folder / "device.json").write_text(json.dumps(kept))
+    told = _frozen.restated(live_row(code_sha256="a" * 64, code_changed_at=LATER))
+    assert (told["measured_at"], told["frozen"]) == (BETWEEN, True)
+    assert _frozen.restated(live_row(code_sha256="b" * 64, code_changed_at=BEFORE))["frozen"] is False
+    other = _frozen.restated(live_row(code_sha256="a" * 64, code_changed_at=LATER, measured_at=BEFORE))
+    assert (other["measured_code_sha256"], other["frozen"]) == (None, False)
 
 
 def test_kept_intervals_are_told_their_widths(history):
@@ -85,15 +146,19 @@ def test_kept_intervals_are_told_their_widths(history):
     )
 
 
-def test_the_committed_rows_say_of_themselves_what_history_says():
+def test_the_committed_rows_know_of_their_code_and_lose_nothing_when_restated():
     kept = _frozen.ROOT / "benchmarks" / "results" / "fidelity.json"
     rows = list(map(json.loads, kept.read_text("utf-8").splitlines()))
-    live = [
-        row for row in rows if row["name"].rpartition(".")[0] in _frozen.KEPT and "code" in row["details"]
-    ]
-    assert live
+    live = [row for row in rows if row["name"].rpartition(".")[0] in _frozen.KEPT]
+    assert len(live) > 10
     for row in live:
-        assert "fresh" not in row["details"]
-        changed = _frozen.facts(row["details"]["code"], row["details"]["measured_at"])["code_changed_at"]
-        if changed is not None:  # a checkout without its history
-            assert row["details"] == _frozen.restated(row), row["name"]
+        details = row["details"]
+        assert details["measured_at"], row["name"]
+        assert details["code_changed_at"], row["name"]
+        assert len(details["code_sha256"]) == 64, row["name"]
+        assert details == _frozen.restated(row), row["name"]
+
+
+def test_no_page_names_a_commit_that_may_be_nowhere():
+    readme = (_frozen.ROOT / "benchmarks" / "results" / "live" / "README.md").read_text("utf-8")
+    assert not re.findall(r"\(([0-9a-f]{7,40})\)", readme)
