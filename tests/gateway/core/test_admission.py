@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
-from lengthwise.gateway.config import Admission
+from lengthwise.gateway.config import Admission, Dispatch, Order
+from lengthwise.gateway.core.backlog import drained_s
 from lengthwise.gateway.decisions import WorkerState
 
 
@@ -141,18 +146,75 @@ def test_a_draining_scheduler_lets_nobody_in_and_serves_who_is():
 
 
 def test_who_gathers_in_bins_counts_for_the_wait_that_is_predicted():
-    def refused(models):
+    def refused(models, workers):
         """A newcomer where two gather, 1,000 tokens each, at 50 a second."""
-        made = scheduler(
-            "bins",
-            admission=Admission(max_predicted_wait_s=30.0),
-            workers=[WorkerState("w", ("m", "other"), in_flight=4, tokens_per_s=50.0)],
-        )
+        made = scheduler("bins", admission=Admission(max_predicted_wait_s=30.0), workers=workers)
         for i, model in enumerate(models):
             assert made.offer(0.0, request(i, predicted=1000, model=model)) is None
             assert not made.decide(0.0)
         assert made.statistics(0.0).backlog_tokens == 1000 * len(models)
         return made.offer(1.0, request(9, 1.0))
 
-    assert refused(["m", "m"]).retry_after_s == 40.0
-    assert refused(["m", "other"]) is None
+    shared = [serving("w", "m", "other", cap=4)]
+    assert refused(["m", "m"], shared).retry_after_s == 40.0
+    assert refused(["m", "other"], shared).retry_after_s == 40.0
+    assert refused(["m", "other"], [serving("w", "m", cap=4), serving("v", "other", cap=4)]) is None
+
+
+def serving(name, *models, cap=1):
+    """A worker of these models at 50 tokens a second."""
+    return WorkerState(name, models, in_flight=cap, tokens_per_s=50.0)
+
+
+def predicted_wait_s(model, waiting, workers):
+    """What a newcomer is told to wait under FCFS, behind (model, requests of 100 tokens) beyond those who run.
+
+    Nobody makes a token: the 100 of one who runs are still to come.
+    """
+    made = scheduler("fcfs", workers=workers)
+    number = itertools.count()
+    for one in workers:
+        for _ in range(one.in_flight):
+            made.offer(0.0, request(next(number), predicted=100, model=one.models[0], prompt_tokens=0))
+            made.decide(0.0)
+    for other, count in waiting:
+        for _ in range(count):
+            made.offer(0.0, request(next(number), predicted=100, model=other, prompt_tokens=0))
+    made.decide(0.0)
+    made.configure(0.0, Order(mode="fcfs"), Admission(max_predicted_wait_s=0.0), Dispatch())
+    refused = made.offer(0.0, request(next(number), model=model))
+    return 0.0 if refused is None else refused.retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("models", "waiting", "wait_s"),
+    [
+        ([("m", "x")], [("x", 6)], 14.0),  # behind all of the other's, and the one who runs
+        ([("m", "x")], [("m", 2), ("x", 4)], 14.0),
+        ([("m",), ("x",)], [("x", 6)], 2.0),  # engines of their own: only who runs at its own
+        ([("m",), ("x",)], [("x", 6), ("m", 1)], 4.0),
+        ([("m", "x"), ("x",)], [("x", 6)], 8.0),  # half of them go to the engine that is theirs
+        ([("m", "x"), ("m",)], [("x", 6)], 1.0),  # it goes around them
+        ([("m", "x"), ("x",)], [("m", 2), ("x", 2)], 6.0),  # the other's go around its own
+    ],
+)
+def test_who_waits_for_the_same_engines_goes_before_whatever_its_model(models, waiting, wait_s):
+    workers = [serving(f"w{at}", *of) for at, of in enumerate(models)]
+    assert predicted_wait_s("m", waiting, workers) == wait_s
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 1e4), min_size=1),
+    st.lists(
+        st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.floats(1.0, 1e3)), min_size=1, max_size=5
+    ),
+)
+def test_all_that_waits_is_done_by_somebody_who_serves_it(tokens, workers):
+    numbers = {model: [at for at, (of, _) in enumerate(workers) if model in of] for model in tokens}
+    served = {model: count for model, count in tokens.items() if numbers[model]}
+    rates = [rate for _, rate in workers]
+    levels_s = drained_s(served, numbers, rates)
+    assert sum(map(operator.mul, levels_s, rates)) == pytest.approx(sum(served.values()))
+    for model, count in served.items():
+        alone_s = count / sum(rates[at] for at in numbers[model])
+        assert max(levels_s[at] for at in numbers[model]) >= alone_s * (1 - 1e-9)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lengthwise.gateway.config import Dispatch
+from lengthwise.gateway.core.backlog import drained_s
 from lengthwise.gateway.core.cached import MOST_BLOCKS
 from lengthwise.gateway.core.entry import Entry, State
 from lengthwise.gateway.core.worker import Worker
@@ -113,15 +114,25 @@ class Crew:
         caps = [worker.cap for worker in self.up if model in worker.state.models]
         return max(caps, default=self._dispatch.start)
 
-    def wait_s(self, now_s: float, model: str, queued: int, queued_tokens: float) -> float:
-        """What one that arrives now would wait: the backlog before it over the rate at which tokens come."""
+    def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
+        """What one that arrives now would wait: the backlog before it over the rate at which tokens come.
+
+        Args:
+            now_s: Now.
+            model: That it asks for; "" any.
+            tokens: Predicted output tokens of those who wait, by model: of those that its workers serve, too, some
+                go before it.
+        """
         serving = [worker for worker in self.up if not model or model in worker.state.models]
         usual = self.usual_speed()
-        if not serving or not usual or (not queued and any(worker.room(now_s) > 0 for worker in serving)):
+        if not serving or not usual or _is_free(now_s, model, serving, tokens):
             return 0.0
+        rate = sum(worker.speed.tokens_per_s or usual for worker in serving)
         running = sum(len(worker.there) for worker in serving)
-        first = sum(worker.tokens for worker in serving) / max(1, running)
-        return (queued_tokens + first) / sum(worker.speed.tokens_per_s or usual for worker in serving)
+        first_s = sum(worker.tokens for worker in serving) / max(1, running) / rate
+        if not model:
+            return sum(tokens.values()) / rate + first_s
+        return self._before_s(model, tokens, usual) + first_s
 
     def held_until_s(self, now_s: float) -> float:
         """When the first of those that are left alone for a moment may be given requests; inf none is."""
@@ -134,6 +145,16 @@ class Crew:
         over = tuple(self._phases)
         self._phases.clear()
         return over
+
+    def _before_s(self, model: str, tokens: Mapping[str, float], usual: float) -> float:
+        """Seconds until a worker of the model has done what waits for it."""
+        serving = {
+            one: [at for at, worker in enumerate(self.up) if one in worker.state.models]
+            for one in (*tokens, model)
+        }
+        served = {one: tokens[one] for one in tokens if serving[one]}
+        levels_s = drained_s(served, serving, [worker.speed.tokens_per_s or usual for worker in self.up])
+        return min(levels_s[at] for at in serving[model])
 
     def _share(self, new: Sequence[Worker]) -> None:
         """Who leaves shares seats with who is at its place; a new one there knows what was learned."""
@@ -156,6 +177,15 @@ class Crew:
         self._served = served
         self._known |= {model for worker in self for model in worker.state.models}
         self._undisclosed = not self._workers or any(not worker.state.models for worker in self)
+
+
+def _is_free(now_s: float, model: str, serving: Sequence[Worker], tokens: Mapping[str, float]) -> bool:
+    """Whether one of the workers has room, and nobody waits who could take it."""
+    if not model and tokens:
+        return False
+    return any(
+        worker.room(now_s) > 0 and not any(one in tokens for one in worker.state.models) for worker in serving
+    )
 
 
 def _is_heir(worker: Worker, leaving: Worker) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lengthwise.gateway.config import UNHELD, Admission, Dispatch, Order
 from lengthwise.gateway.core import admission as letting_in
+from lengthwise.gateway.core.backlog import tokens_by_model
 from lengthwise.gateway.core.bins import Bins
 from lengthwise.gateway.core.changing import check_change
 from lengthwise.gateway.core.crew import Crew
@@ -265,9 +266,7 @@ class Scheduler:
         full = queued >= admission.max_queued or held + request.body_bytes > admission.max_queued_bytes
         if not full and admission.max_predicted_wait_s == math.inf:
             return None
-        waiting = self._queue.waiting.get(model, 0) + self._bins.waiting.get(model, 0)
-        tokens = self._queue.tokens.get(model, 0.0) + self._bins.tokens_of.get(model, 0.0)
-        wait_s = self._crew.wait_s(now_s, model, waiting, tokens)
+        wait_s = self._crew.wait_s(now_s, model, tokens_by_model(self._queue, self._bins))
         return letting_in.refusal(admission, request, queued, held, wait_s)
 
     def _wait(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lengthwise.gateway.core.backlog import tokens_by_model
 from lengthwise.gateway.core.bins import Bins
 from lengthwise.gateway.core.crew import Crew
 from lengthwise.gateway.core.queue import Queue
@@ -23,7 +24,7 @@ def statistics(now_s: float, queue: Queue, bins: Bins, crew: Crew, cuts: int) ->
         oldest_wait_s=max(queue.oldest_wait_s(now_s), bins.oldest_wait_s(now_s)),
         backlog_tokens=tokens,
         backlog_s=tokens / rate if rate else 0.0,
-        predicted_wait_s=crew.wait_s(now_s, "", queued, queued_tokens),
+        predicted_wait_s=crew.wait_s(now_s, "", tokens_by_model(queue, bins)),
         ordering=queued > 0,
         cuts=cuts,
         workers=tuple(numbers),
