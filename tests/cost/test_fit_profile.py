@@ -113,7 +113,25 @@ def test_errors_of_where_it_was_measured_are_not_told_elsewhere(measured):
 
 
 def test_reach_is_what_was_measured(one):
-    assert one[0].reach == Reach(tokens=2048, seqs=128, chunk=2048, context=8192, kv_tokens=128 * 8192)
+    known = {"tokens": 2048, "seqs": 128, "chunk": 2048, "kv_tokens": 128 * 8192}
+    assert one[0].reach == Reach(**known, context=2048 + 8192, prefix=8192)
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (("prefill", "decode"), {"context": 8192, "chunk": 2048, "prefix": 0}),
+        (("prefill",), {"context": 2048, "chunk": 2048, "prefix": 0}),
+        (("decode",), {"context": 8192, "chunk": None, "prefix": None}),
+        ((), {"context": None, "chunk": None, "prefix": None}),
+    ],
+)
+def test_prompts_measured_whole_bound_no_request_but_what_is_before_a_chunk(left, told):
+    parts = [f"{part} attention" for part in left]
+    rows = profile(operators=(*LAYER, *parts))
+    whole = rows.where((rows["operator"] != "prefill attention") | (rows["context"] == 0))
+    reach = fitted(whole)[0].reach
+    assert {name: getattr(reach, name) for name in told} == told
 
 
 def test_another_degree_is_told_by_physics_with_more_doubt(measured, one):
@@ -227,6 +245,19 @@ def test_a_bound_that_is_not_known_stays_unknown_in_a_file(tmp_path, one):
     known = replace(one[0], errors=(PartError("step", 0.1),), reach=Reach(tokens=7))
     save(known, tmp_path / "t.npz")
     assert load(tmp_path / "t.npz").reach == Reach(tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("saved", "reach"),
+    [
+        ([7, -1, 5, 0, 9], Reach(tokens=7, chunk=5, kv_tokens=9, prefix=0)),
+        ([7, -1, 5, 8, 9], Reach(tokens=7, chunk=5, context=8, kv_tokens=9)),
+    ],
+)
+def test_files_from_before_prefixes_are_read(tmp_path, one, saved, reach):
+    save(one[0], tmp_path / "t.npz")
+    write_npz(tmp_path / "t.npz", read_npz(tmp_path / "t.npz") | {"reach": np.array(saved)})
+    assert load(tmp_path / "t.npz").reach == reach
 
 
 def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one, monkeypatch):

@@ -223,6 +223,24 @@ def test_chunks_are_those_of_one_prompt() -> None:
     assert found.largest >= longest
 
 
+def test_what_is_before_a_chunk_is_told_where_prompts_were_cut_and_only_there() -> None:
+    """Tables of prompts measured whole: nothing is said of a run that cuts none, whatever its lengths."""
+    for rate, budget, cut in ((RATE, 8192, False), (BUSY_RATE, 256, True)):
+        set_ = [f"engine.max_num_batched_tokens={budget}"]
+        (variant,) = scenario.build(scenario.loads(asked(rate).to_toml(), overrides=set_))
+        deployment = within(variant.deployment, chunk=8192, context=1200, prefix=0)
+        for steps in (100_000, 0):
+            records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=steps)
+            found = beyond_reach(records, deployment)
+            assert [one.bound for one in found] == ["prefix"] * cut
+            longest = int(records.requests.prompt_tokens.max())
+            assert beyond_reach(records, within(variant.deployment, prefix=longest - 1)) == ()
+            for one in found:
+                assert (one.measured, one.largest, one.unit) == (0, longest - 1, "requests")
+                assert 0 < one.beyond <= one.of
+                assert "tokens of a prompt cached before a chunk of it (up to" in one.sentence
+
+
 def test_without_steps_bins_of_time_tell() -> None:
     (variant,) = scenario.build(asked(BUSY_RATE))
     records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +190,7 @@ def _from_told(arrays: Mapping[str, Any], path: str) -> dict[str, Any]:
             errors = zip(arrays["error_part"].tolist(), log_sds, slow, strict=True)
             told["errors"] = tuple(PartError(p, sd, None if np.isnan(s) else s) for p, sd, s in errors)
         if "reach" in arrays:
-            largest = zip(_REACH, arrays["reach"].tolist(), strict=True)
-            told["reach"] = Reach(**{name: int(most) if most >= 0 else None for name, most in largest})
+            told["reach"] = _reach(arrays["reach"].tolist())
         if "front" in arrays:
             request_s, queue_s = arrays["front"].tolist()
             told["front"] = Front(float(request_s), float(queue_s))
@@ -208,6 +207,16 @@ def _from_told(arrays: Mapping[str, Any], path: str) -> dict[str, Any]:
         told["other"] = from_arrays(own, f"{path}: other")
         told["stage_other"] = np.ascontiguousarray(arrays["stage_other"], dtype=np.int64)
     return told
+
+
+def _reach(largest: list[float]) -> Reach:
+    """The reach that was saved; older files keep no prefix, and one of prompts measured whole as a context of 0."""
+    known = [int(most) if most >= 0 else None for most in largest]
+    if len(known) == len(_REACH) - 1:
+        whole = known[_REACH.index("context")] == 0
+        known.append(0 if whole else None)
+        return replace(Reach(*known), context=None) if whole else Reach(*known)
+    return Reach(**dict(zip(_REACH, known, strict=True)))
 
 
 def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:

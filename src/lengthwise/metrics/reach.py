@@ -20,10 +20,10 @@ class Beyond:
     """One bound of the tables' reach that a run passed.
 
     Attributes:
-        bound: "tokens", "seqs", "chunk", "context" or "kv_tokens", as in Reach.
+        bound: "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach.
         measured: The largest that was measured.
         largest: The largest that the run had.
-        beyond: How many steps (for "context": requests) were beyond; of large runs, which keep no steps,
+        beyond: How many steps (for "context" and "prefix": requests) were beyond; of large runs, which keep no steps,
             how many spans of time.
         of: How many there were.
         unit: "steps", "requests" or "time".
@@ -63,6 +63,7 @@ _WORDS = {
     "chunk": "tokens of one prompt in a step",
     "context": "tokens of context",
     "kv_tokens": "KV tokens",
+    "prefix": "tokens of a prompt cached before a chunk of it",
 }
 
 
@@ -72,12 +73,14 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     Where records do not tell a step's number exactly the largest it can have been is taken: of the tokens
     of several prompts in a step all but one each are the longest one's, and KV tokens are those of the
     blocks held. Runs without steps are told from means over bins of time, which hide short peaks; what
-    these cannot tell (tokens, chunk) counts as passed in all of them where the engine's limits allow it.
+    these cannot tell (tokens, chunk) counts as passed in all of them where the engine's limits allow it. That
+    prompts were cut into chunks, of which all but the first have tokens before them, is told by their count; the
+    longest ones are taken to be those that were.
     """
     reach, r = deployment.cost.reach, records.requests
     served = np.isfinite(r.scheduled_s)
     whole = (r.prompt_tokens + r.output_tokens)[served]
-    found = {"context": (whole, "requests")}
+    found = {"context": (whole, "requests"), "prefix": (_before_chunks(records, deployment), "requests")}
     if records.steps is not None:
         found |= {
             name: (values, "steps") for name, values in _of_steps(records.steps, whole, deployment).items()
@@ -107,6 +110,25 @@ def _both(a: Beyond, b: Beyond) -> Beyond:
 
 def _beyond(name: str, bound: int, values: Array, unit: str) -> Beyond:
     return Beyond(name, bound, int(np.ceil(values.max())), int((values > bound).sum()), len(values), unit)
+
+
+def _before_chunks(records: Records, deployment: Deployment) -> Array:
+    """[served] The most tokens that can have been cached before a chunk of a prompt; 0 where it was computed whole.
+
+    Without steps only prompts that no step can take whole are known to be cut.
+    """
+    r, budget = records.requests, deployment.limits.max_num_batched_tokens
+    served = np.isfinite(r.scheduled_s)
+    prompts = -np.sort(-r.prompt_tokens[served])
+    later = np.maximum(
+        -(-prompts // budget) - 1, 1
+    )  # chunks after its first that a prompt has at least, if cut
+    if records.steps is None:
+        chunks = int(later[prompts > budget].sum())
+    else:  # whoever is preempted starts anew
+        first = len(prompts) + int(r.preemptions[served].sum())
+        chunks = int(records.steps.prefill_seqs.sum()) - first
+    return np.where(np.cumsum(later) - later < chunks, prompts - 1, 0)
 
 
 def _of_steps(steps: StepRecords, whole: Array, deployment: Deployment) -> dict[str, Array]:

@@ -34,8 +34,6 @@ PER_REQUEST, MERGED = 0, 1
 GRID_PER_OCTAVE = 16
 NOT_MEASURED = "rows that were made up and not measured"
 """What ``CostTables.source`` says where it is so."""
-NOT_MEASURED = "rows that were made up and not measured"
-"""What ``CostTables.source`` says where it is so."""
 
 
 def grid_value(index: int) -> int:
@@ -99,6 +97,14 @@ class Reach:
     """The largest step that the measurements behind the tables saw; None: not known, or no bound.
 
     Beyond it the tables extrapolate, and whoever uses them says so.
+
+    Attributes:
+        tokens: Of a step.
+        seqs: Of a step.
+        chunk: Tokens of one prompt in a step.
+        context: Tokens of one request, prompt and output together.
+        kv_tokens: Cached tokens of all sequences of a step.
+        prefix: Tokens of a prompt that are cached before a chunk of it; 0: prompts were only measured whole.
     """
 
     tokens: int | None = None
@@ -106,6 +112,7 @@ class Reach:
     chunk: int | None = None
     context: int | None = None
     kv_tokens: int | None = None
+    prefix: int | None = None
 
 
 @dataclass(frozen=True)

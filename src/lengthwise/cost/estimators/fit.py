@@ -231,7 +231,7 @@ def _beyond(part: str, reach: Reach, target: Target) -> bool:
     asked: dict[str, tuple[tuple[int | None, int], ...]] = {
         "layer": ((reach.tokens, tokens),),
         "first": ((reach.tokens, tokens),),
-        "prefill": ((reach.chunk, chunk), (reach.context, target.max_model_len)),
+        "prefill": ((reach.chunk, chunk), (reach.prefix, target.max_model_len)),
         "decode": ((reach.seqs, limits.max_num_seqs),),
     }
     return any(measured is not None and measured < most for measured, most in asked.get(part, ()))
