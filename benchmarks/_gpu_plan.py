@@ -149,30 +149,45 @@ class UnfitError(Exception):
     """This machine lacks something for the campaign."""
 
 
+def cuda() -> Any:
+    """torch, which sees a GPU here; UnfitError says that it does not, or that there is no torch."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: its libraries are not here
+        raise UnfitError(
+            f"the campaign needs torch, which does not import in {sys.executable}: {error}"
+        ) from error
+    if not torch.cuda.is_available():
+        raise UnfitError(
+            "no CUDA GPU: the campaign needs one that torch can use, and torch sees none here. Run it on a machine "
+            "with one, or try the script with --device cpu --tiny"
+        )
+    return torch
+
+
 def chosen(given: argparse.Namespace) -> Plan:
-    """The largest plan that this machine can do; UnfitError says what it lacks."""
+    """The largest plan that this machine can do; UnfitError says what it lacks, a GPU before anything else."""
+    torch = cuda() if given.device != "cpu" else None
     own = given.engine_python == sys.executable
     if lacks := lacking((*NEEDED, *(("transformers",) if own else ()))):
         raise UnfitError(
             f"the campaign needs {', '.join(lacks)} in {sys.executable}: pip install {' '.join(lacks)}"
             + (", or name an environment with torch and transformers: --engine-python" if own else "")
         )
-    if given.device == "cpu":
+    if torch is None:
         return SMALL if given.tiny else BIG
-    import torch
+    return _fitting_here(torch, tiny=given.tiny)
 
-    if not torch.cuda.is_available():
-        raise UnfitError(
-            "the campaign needs a GPU that torch can use; torch sees none here. Run it on a machine with one, "
-            "or try the script with --device cpu --tiny"
-        )
+
+def _fitting_here(torch: Any, *, tiny: bool) -> Plan:
+    """The largest plan that the GPU's free memory suffices for."""
     try:
         free = float(torch.cuda.mem_get_info()[0])
     except RuntimeError as error:
         raise UnfitError(
             f"the GPU lets nobody in: {str(error).splitlines()[0]}; look at nvidia-smi"
         ) from error
-    plans = [replace(SMALL, dtype="bfloat16")] if given.tiny else [BIG, MIDDLE]
+    plans = [replace(SMALL, dtype="bfloat16")] if tiny else [BIG, MIDDLE]
     plan = fitting(plans, free)
     if plan is None:
         raise UnfitError(

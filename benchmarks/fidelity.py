@@ -4,11 +4,13 @@
 from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared) and say where it is absent;
 ``coverage`` calibrates to planted runs, ``counters`` to planted runs whose server counted as vLLM does; ``times``
 takes the time of calibrations; ``brackets`` counts how many measured values model intervals hold; ``profiles``
-measures this machine's operators. --save keeps the rows in results/fidelity.json, from which
-docs/fidelity.md is made (python docs/generate_fidelity.py), and those of a live campaign that was measured anew in
-results/fidelity-earlier.json; --take ROWS.JSON does so with a campaign that was measured apart (_live.py --out);
---relabel restates units, targets and which way is better in that file without measuring, gives rows that have no
-interval the one that their own runs tell, and says anew how wide intervals are and whether code was frozen before runs.
+measures this machine's operators; ``gpu`` does the campaign of gpu_campaign.py where torch finds a CUDA GPU.
+
+--save keeps the rows in results/fidelity.json, from which docs/fidelity.md is made (python docs/generate_fidelity.py),
+and those of a campaign on a real engine that newer ones replace in results/fidelity-earlier.json; --take ROWS.JSON does so
+with a campaign that was measured apart (_live.py --out); --relabel restates units, targets and which way is better in
+that file without measuring, gives rows that have no interval the one that their own runs tell, and says anew how wide
+intervals are and whether code was frozen before runs.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ MODULES = {
     "silicon": "_silicon",
     "brackets": "_brackets",
     "profiles": "_profiles",
+    "gpu": "_gpu",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
@@ -49,7 +52,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
     "calibrate_300_s": (60.0, "lower", "s"),
 }
 
-CAMPAIGNS = ("fidelity.live",)
+CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")
 SECTIONS = Sections(
     "fidelity",
     __doc__.splitlines()[0],

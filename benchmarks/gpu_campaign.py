@@ -4,7 +4,14 @@
     python benchmarks/gpu_campaign.py --device cpu --tiny              the same code without a GPU, two minutes
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
-in another: --engine-python), lengthwise installed or this checkout, no network and no downloads. The engine is
+in another: --engine-python), lengthwise installed or this checkout, no network and no downloads. An image for GPUs may
+lack polars, which writes profile and records, and platformdirs, which says where compiled code is kept. On a machine
+without network install wheels of both that were fetched elsewhere, for the image's Python:
+
+    pip download --only-binary=:all: --dest wheels polars platformdirs      (polars brings polars-runtime-32)
+    pip install --no-index --find-links wheels polars platformdirs          (or --target FOLDER, on PYTHONPATH)
+
+The engine is
 transformers' continuous batching. What is measured is written as it comes: points of the profile, the profile
 (Parquet), each run's records, progress.json, and at last rows.json. Repeats that the budget has no time for are
 left out. A GPU with less memory gets a Llama of one billion.
@@ -24,6 +31,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import _frozen
 from _gpu_plan import BLOCK, TINY, Clock, Plan, UnfitError, as_installed, chosen
 
 __all__ = ["TINY"]
@@ -76,6 +84,7 @@ class Campaign:
         self.out, self.device, self.plan, self.python, self.clock = out, device, plan, python, clock
         self.told: dict[str, Any] = {"plan": plan.name, "budget_s": clock.budget_s, "said": []}
         self.runs: list[Any] = []
+        self.measured_by = _frozen.of_measuring()
         for old in (*out.glob("*.measured.parquet"), *out.glob("*.simulated.parquet"), out / "rows.json"):
             old.unlink(missing_ok=True)
         self.config = out / f"{plan.name}.json"
@@ -250,6 +259,8 @@ class Campaign:
                 "seconds": round(clock.spent_s, 1),
             },
         }  # fmt: skip
+        for row in rows.values():
+            row["details"] |= _frozen.facts(self.measured_by)
         self._write("rows.json", [{"name": name} | row for name, row in rows.items()])
         self.say(f"calibrated on {len(learnt)} runs in {took_s:.1f} s; rows.json is written")
         for name, row in rows.items():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ sys.path.append(str(BENCHMARKS))  # what is benchmarked is what is tested
 
 import _circle  # noqa: E402
 import _continuous  # noqa: E402
+import _gpu  # noqa: E402
 import _gpu_plan  # noqa: E402
+import fidelity  # noqa: E402
 
 READY = "import sys, time\nprint('ready {}', flush=True)\n"
 
@@ -158,7 +161,59 @@ def asked(**words):
 def test_machine_that_lacks_modules_is_told_all_of_them(monkeypatch):
     monkeypatch.setattr(_gpu_plan, "NEEDED", ("numpy", "no_such_module", "nor_this"))
     with pytest.raises(_gpu_plan.UnfitError, match=r"needs no_such_module, nor_this in .*pip install"):
+        _gpu_plan.chosen(asked(device="cpu"))
+
+
+def torch_that_sees(monkeypatch, gpus):
+    told = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: bool(gpus)))
+    monkeypatch.setitem(sys.modules, "torch", told)
+
+
+def test_machine_without_a_gpu_is_told_that_before_anything_that_could_be_installed(monkeypatch):
+    torch_that_sees(monkeypatch, gpus=0)
+    monkeypatch.setattr(_gpu_plan, "NEEDED", ("no_such_module",))
+    with pytest.raises(_gpu_plan.UnfitError, match="no CUDA GPU"):
+        _gpu_plan.chosen(asked(engine_python=sys.executable))
+    torch_that_sees(monkeypatch, gpus=1)
+    with pytest.raises(_gpu_plan.UnfitError, match="needs no_such_module in"):
         _gpu_plan.chosen(asked())
+
+
+def test_machine_without_torch_is_told_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(_gpu_plan.UnfitError, match="needs torch, which does not import in"):
+        _gpu_plan.chosen(asked(engine_python=sys.executable))
+
+
+@pytest.fixture
+def section(monkeypatch, tmp_path):
+    """The benchmark's section gpu, of which the campaign is a script of the test's own."""
+    monkeypatch.setattr(_gpu, "CAMPAIGN", tmp_path / "campaign.py")
+
+    def rows(code=""):
+        _gpu.CAMPAIGN.write_text("import pathlib, sys\nout = pathlib.Path(sys.argv[2])\n" + code)
+        return fidelity.SECTIONS.rows("gpu", Path(), quick=True)
+
+    return rows
+
+
+@pytest.mark.parametrize("gpus", [0, None])
+def test_benchmark_skips_its_gpu_with_the_reason(section, monkeypatch, gpus):
+    torch_that_sees(monkeypatch, gpus)
+    if gpus is None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    (row,) = section("sys.exit('started all the same')")
+    assert row.name == "gpu.skipped"
+    assert row.details["skipped"].startswith("no CUDA GPU" if gpus == 0 else "the campaign needs torch")
+
+
+def test_benchmark_takes_the_campaign_s_rows_where_there_is_a_gpu(section, monkeypatch):
+    torch_that_sees(monkeypatch, gpus=1)
+    told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03, "unit": "relative", "target": 0.1, "ci": null}'
+    (row,) = section(f"assert sys.argv[3:] == ['--tiny']\n(out / 'rows.json').write_text({told!r})")
+    assert (row.name, row.value, row.target) == ("fidelity.gpu.x.jct_p50_error", 0.03, 0.1)
+    (row,) = section("sys.exit('the GPU lets nobody in')")
+    assert "ended without rows (1): the GPU lets nobody in" in row.details["skipped"]
 
 
 def test_budget_has_a_last_part_for_what_follows_the_measuring():
