@@ -251,7 +251,7 @@ def test_an_engine_in_development_mode_is_told():
             worker = Worker(told.Engine(str(server.make_url("")).rstrip("/")), told.Care(), told.Dispatch())
             worker.asked, worker.facts = True, Facts(Abilities(engine="vllm"))
             try:
-                return await engine_notices([worker], "isrtf")
+                return await engine_notices([worker], "srtf")
             finally:
                 await worker.close()
 

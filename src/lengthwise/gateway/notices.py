@@ -22,6 +22,11 @@ _HOW_TO_ORDER = (
     "Only a vLLM that was started with --scheduling-policy priority, or an SGLang with --enable-priority-scheduling, "
     "orders by them"
 )
+_FILLS_IN = (
+    "may fill in penalties or a longest output of its own, so that a cut could change an answer: only requests that "
+    "state max_tokens, presence_penalty and frequency_penalty are cut there. Start vLLM with --generation-config vllm "
+    'and set generation_defaults = "none" for it'
+)
 _SETTLE_S = 5.0
 
 
@@ -68,11 +73,7 @@ async def engine_notices(workers: Iterable[Worker], mode: str) -> list[str]:
     ]
     if mode in ("isrtf", "windowed"):
         found += [
-            f"{worker.name} may fill in penalties or a longest output of its own, so that a cut could change an "
-            "answer: only requests that state max_tokens, presence_penalty and frequency_penalty are cut there. Start "
-            'vLLM with --generation-config vllm and set generation_defaults = "none" for it'
-            for worker in workers
-            if worker.asked and worker.abilities.ids_each and worker.abilities.own_defaults is None
+            f"{worker.name} {told}" for worker in workers if worker.asked and (told := _uncut(worker, mode))
         ]
     if mode == "engine-priority":
         found += [
@@ -111,6 +112,20 @@ def _held(config: GatewayConfig) -> str:
 
 def _wants_certificates(listen: Listen) -> bool:
     return listen.tls is not None and listen.tls.ca is not None
+
+
+def _uncut(worker: Worker, mode: str) -> str:
+    """Who is not cut there, and why, in words; "" all who may be cut are."""
+    able = worker.abilities
+    if able.ids_each and able.token_ids:
+        return _FILLS_IN if able.own_defaults is None else ""
+    if not worker.engine.probe:
+        why = "was not asked whether it tells token ids (probe = false)"
+    elif not worker.facts.heard:
+        return "has not said yet whether it tells token ids: until it does, nothing is cut there"
+    else:
+        why = "takes no token ids, or does not tell them with each piece (return_token_ids)"
+    return f"{why}: nothing is cut there, and of mode {mode} the order of waiting alone holds"
 
 
 async def _dev_mode(worker: Worker) -> bool:

@@ -120,6 +120,17 @@ def test_what_is_minded_about_engines_is_known_before_the_start():
     run(work)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp", "openai"])
+def test_a_mode_that_cuts_before_an_engine_that_cannot_be_cut_is_told(kind):
+    async def work():
+        async with engines(EngineSpec(kind=kind)) as (server,):
+            listed = Engine(server.url, generation_defaults="none")
+            told = await asked_notices(config_of(listed, order=Order(mode="windowed")))
+            assert ["nothing is cut there" in text for text in told] == [True] * (kind != "vllm")
+
+    run(work)
+
+
 @pytest.mark.parametrize("fault", [Fault("hang"), Fault("full"), Fault("stall", 1)])
 def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monkeypatch, fault):
     monkeypatch.setattr("lengthwise.gateway.fleet.facts.HELLO_S", 0.2)

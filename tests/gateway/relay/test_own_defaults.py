@@ -11,6 +11,8 @@ from relay_world import IDS, FixedWorker, asked, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
+from lengthwise.gateway.engines import Engine
+from lengthwise.gateway.fleet.facts import Facts
 from lengthwise.gateway.notices import engine_notices
 from lengthwise.gateway.relay._plan import plan
 from lengthwise.gateway.relay._resumable import left_open
@@ -94,12 +96,25 @@ def test_a_stream_fails_over_all_the_same():
 
 
 def test_who_may_cut_little_is_told_why_and_what_to_do():
-    def minded(mode, **able):
-        worker = SimpleNamespace(name="e", kind="openai", asked=True, abilities=replace(UNKNOWN, **able))
+    def minded(mode, *, heard=True, probe=True, **able):
+        facts = Facts(replace(UNKNOWN, **able), heard=heard)
+        engine = Engine("http://e", probe=probe)
+        worker = SimpleNamespace(
+            name="e", kind="openai", asked=True, engine=engine, facts=facts, abilities=facts.abilities
+        )
         return asyncio.run(engine_notices([worker], mode))
 
     (text,) = minded("isrtf")
     assert 'generation_defaults = "none"' in text
     assert not minded("srtf")
     assert not minded("isrtf", own_defaults=False)
-    assert not minded("isrtf", ids_each=False), "nothing is cut there anyway"
+    for lacks in ("ids_each", "token_ids"):
+        for mode in ("isrtf", "windowed"):
+            (text,) = minded(mode, **{lacks: False})
+            assert text.startswith("e takes no token ids, or does not tell them with each piece")
+            assert text.endswith(f"nothing is cut there, and of mode {mode} the order of waiting alone holds")
+    (text,) = minded("isrtf", ids_each=False, heard=False)
+    assert "has not said yet" in text
+    (text,) = minded("isrtf", ids_each=False, probe=False)
+    assert "probe = false" in text
+    assert not minded("srtf", ids_each=False)
