@@ -168,6 +168,19 @@ def test_the_loop_is_never_busy_for_five_milliseconds(monkeypatch) -> None:
     assert 0 < longest[0] < 0.005
 
 
+@pytest.mark.parametrize(("seconds", "where"), [(0.00019, "inline"), (0.00021, "process")])
+def test_beyond_a_fifth_of_a_millisecond_a_prompt_a_predictor_has_its_own_process(
+    monkeypatch, seconds, where
+) -> None:
+    monkeypatch.setattr("lengthwise.gateway.forecast.forecaster.measured_s", lambda _: seconds)
+
+    async def main() -> None:
+        async with Forecaster(Forecasting(), predictor=Constant(7.0)) as f:
+            assert f.state()["where"] == where
+
+    asyncio.run(main())
+
+
 def test_a_file_is_measured_in_its_process_and_comes_in_line_where_it_is_quick(tmp_path) -> None:
     async def main() -> None:
         save(Constant(64.0), tmp_path / "quick.lwp")
