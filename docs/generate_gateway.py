@@ -119,6 +119,8 @@ LIMITS = """\
 - At low load no order gains anything: nobody waits. Mode `observe` says so of your own traffic.
 - Figures are of the machine that made them, mostly a small shared one; ratios in one run are worth more than times.
 - The engines of the gain are small, on a CPU. What a cut costs on a GPU with little cache to spare is not measured.
+- Only vLLM was run for real. SGLang and llama.cpp are emulated after their documentation.
+- The predicted wait (429, Retry-After) knows predicted tokens and the rates at which engines make them, not their KV cache.
 - R gateways are R queues ([what that costs](../deploy/README.md)); nothing orders or is fair across them.
 - Manifests are checked against Kubernetes' schemas and the gateway's own settings, not applied to a cluster by a test.
 """
