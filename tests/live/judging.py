@@ -24,9 +24,17 @@ MOST = 0.60
 TOO_NOISY = 0.50
 """Where repeats of the very same requests lie further from their median, nothing can be judged."""
 
+FEWEST, LASTS_S = 64, 6.0
+"""Of a load: requests, and seconds. What a quick engine serves within one second says more of the client."""
+
 Errors = Mapping[str, Mapping[str, float]]
 QUEUED, FREE = "static", "half"
 """Loads: all at once beyond the seats, where everybody waits, and half of the capacity, where hardly anybody does."""
+
+
+def lasting(rate_rps: float) -> int:
+    """Requests of a load at a rate."""
+    return max(FEWEST, int(LASTS_S * rate_rps))
 
 
 def out_of_order(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:

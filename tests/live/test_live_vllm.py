@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judging import METRICS, drift, judged, of_median_repeat, out_of_order
+from judging import FEWEST, METRICS, drift, judged, lasting, of_median_repeat, out_of_order
 
 from lengthwise import Status
 from lengthwise.backend.openai import Server
@@ -27,7 +27,6 @@ from lengthwise.metrics.compare import compare
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
 
 REPEATS = 2
-STATIC = 64
 SEATS = {"wide": (16, 512), "narrow": (4, 128)}
 """Sequences and tokens of a step."""
 OTHERS = 1.5
@@ -90,12 +89,13 @@ def measured_loads(server, setting):
 
     lengths = _circle.Lengths(prompt=(48, 0.6, 8, 300), output=(24, 0.5, 8, 80))
     bench(server, lengths.workload(16, 0, None))
-    workloads, runs = {"static": lengths.workload(STATIC, 1, None, "static")}, []
+    most_rps = _circle.capacity_rps(bench(server, lengths.workload(FEWEST, 0, None)))
+    workloads, runs = {"static": lengths.workload(lasting(most_rps), 1, None, "static")}, []
     for repeat in range(REPEATS):
         for k, load in enumerate(LOADS[setting]):
             if load not in workloads:
                 rate_rps = _circle.LOADS[load] * _circle.capacity_rps(runs[0].measured)
-                workloads[load] = lengths.workload(80, 1 + k, rate_rps, load)
+                workloads[load] = lengths.workload(lasting(rate_rps), 1 + k, rate_rps, load)
             runs.append(_circle.Run(setting, load, repeat, bench(server, workloads[load])))
     return runs
 
