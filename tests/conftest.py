@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("explore" if os.environ.get("LENGTHWISE_EXPLORE") else "same")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, where Ctrl-C is not heard
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
