@@ -34,7 +34,7 @@ def rows(
     out = {}
     for metric, (_, _, target) in METRICS.items():
         each = {kind: {run: told[run][metric] for run in told} for kind, told in of_tables.items()}
-        loads = {kind: _by_load(of, held, metric) for kind, of in each.items()}
+        loads = {kind: by_load(of, held, metric) for kind, of in each.items()}
         ours = [abs(error) for error in loads["calibrated"].values()]
         out[f"{prefix}.{metric}_error"] = {
             "value": round(statistics.median(ours), 4),
@@ -103,7 +103,7 @@ def _known(records: Records, column: str) -> Any:
     return np.where(records.requests.status == Status.FINISHED, np.maximum(seconds, 1e-6), np.nan)
 
 
-def _by_load(told: dict[str, float], held: Sequence[Run], metric: str) -> dict[str, float]:
+def by_load(told: dict[str, float], held: Sequence[Run], metric: str) -> dict[str, float]:
     """The error of each load against the median of its repeats."""
     simulated_s: dict[str, list[float]] = {}
     measured_s: dict[str, list[float]] = {}

@@ -7,7 +7,7 @@ takes the time of calibrations; ``brackets`` counts how many measured values mod
 measures this machine's operators; ``gpu`` does the campaign of gpu_campaign.py where torch finds a CUDA GPU.
 
 --save keeps the rows in results/fidelity.json, from which docs/fidelity.md is made (python docs/generate_fidelity.py),
-and those of a campaign on a real engine that newer ones replace in results/fidelity-earlier.json; --take ROWS.JSON does so
+and those of campaigns that newer ones replace in results/fidelity-earlier.json; --take ROWS.JSON does so
 with a campaign that was measured apart (_live.py --out); --relabel restates units, targets and which way is better in
 that file without measuring, gives rows that have no interval the one that their own runs tell, and says anew how wide
 intervals are and whether code was frozen before runs.

@@ -9,6 +9,7 @@ from _fidelity_sections import percent
 
 Rows = Sequence[Mapping[str, Any]]
 METRICS = ("jct_p50", "jct_p95", "tpot_p50", "ttft_p50", "ttft_p95")
+"""Of all campaigns; the newest have more."""
 TOLD = ("_error", "calibration")
 """Ends of what a campaign's rows are called; others may be counted of its runs later."""
 COLUMNS = (
@@ -22,10 +23,11 @@ COLUMNS = (
     "repeats (JCT P50)",
 )
 ABOUT = (
-    "Every campaign so far; the last is that of all other figures here. Code: the last commit under calibration, engine and costs "
-    "that the code of these rows contains; frozen: whether it is older than the first run, which is not known where a time was "
-    "not kept (dashes). Load averages before a run hold what the engine left there; repeats: the furthest of a held-out load "
-    "from its median; errors: medians over held-out loads.\n"
+    "Every campaign so far; the last is that of all other figures here. Code: when what decides over these errors was last changed "
+    "in the code that made these rows (calibration, engine, scheduler, costs, metrics, schema, and the circle itself; of rows "
+    "without a hash of it calibration, engine and costs); frozen: whether that is the code by which the runs were measured, by "
+    "its hash, or is older than they are where no hash was kept; dashes: not known. Load averages before a run hold what the engine "
+    "left there; repeats: the furthest of a held-out load from its median; errors: medians over held-out loads.\n"
 )
 
 

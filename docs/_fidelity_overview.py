@@ -15,7 +15,11 @@ P50_P95 = (("P50", "{}ttft_p50_error"), ("P95", "{}ttft_p95_error"))
 CIRCLE = {
     "ttft": P50_P95,
     "tpot": (("P50", "{}tpot_p50_error"),),
-    "latency": (("P50", "{}jct_p50_error"), ("P95", "{}jct_p95_error")),
+    "latency": (
+        ("P50", "{}jct_p50_error"),
+        ("P95", "{}jct_p95_error"),
+        ("a token, P50", "{}normalized_latency_p50_error"),
+    ),
 }
 """By column: what a cell calls a figure, and the figure's name."""
 MAPE = {part: (("", f"{{}}{part}_mape"),) for part in ("ttft", "tpot", "latency")}
@@ -138,12 +142,13 @@ OTHERS = (
 )
 
 
-def overview(rows: Rows) -> str:
-    """The table; what was not measured yet is told by a dash."""
+def overview(rows: Rows, more: Sequence[str] = ()) -> str:
+    """The table; what was not measured yet is told by a dash. ``more``: lines that follow ours."""
     lines = [f"| | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
     for truth in (*TRUTHS, *_gpus(rows)):
         cells = [cell(rows, truth, part) for part in ("ttft", "tpot", "latency")]
         lines.append(f"| **lengthwise** | {truth.by} | {truth.measured} | {' | '.join(cells)} |")
+    lines += more
     lines.append(f"| {' | '.join(_theirs(rows))} |")
     lines += [f"| {name} | itself | {' | '.join(cells)} |" for name, *cells in OTHERS]
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from typing import Any
 from _fidelity_calibrating import counters, times
 from _fidelity_coverage import coverage, held_within
 from _fidelity_overview import figure, held_singles, number
+from _fidelity_silicon import left_out
 
 Rows = Sequence[Mapping[str, Any]]
 _LATE = re.compile(r"the worst ([\d.]+) ms; median TTFT ([\d.]+) ms")
@@ -60,7 +61,7 @@ def _of_metric(key: str, row: Mapping[str, Any]) -> str:
         percent(median.get("roofline")),
     ]
     metric, _, quantile = key.removesuffix("_error").rpartition("_")
-    return f"| {metric.upper()} {quantile.upper()} | {' | '.join(cells)} |"
+    return f"| {metric.upper().replace('_', ' ')} {quantile.upper()} | {' | '.join(cells)} |"
 
 
 def _without_masks(errors: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -185,6 +186,7 @@ def points(rows: Rows) -> Iterator[str]:
         cells += [percent(details.get("p90")), percent(details.get("bias"))]
         yield f"| `{row['name'].removeprefix('fidelity.')}` | {' | '.join(cells)} |"
     yield ""
+    yield from left_out(rows)
 
 
 def profiles(rows: Rows) -> Iterator[str]:

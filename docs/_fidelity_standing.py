@@ -8,6 +8,7 @@ from typing import Any
 from _fidelity_campaigns import before
 from _fidelity_overview import LLMSERVINGSIM, NO_INTERVAL, held_singles, verdict
 from _fidelity_sections import between, percent
+from _fidelity_silicon import limits
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -73,6 +74,7 @@ def _limits(rows: Rows, earlier: Rows) -> Iterator[str]:
         )
     if not any(row["name"].startswith("fidelity.gpu.") for row in rows):
         yield "- **No GPU of our own has been measured**: figures for GPUs are of runs that others recorded."
+    yield from limits(rows)
     yield ""
     yield from _by_load([*live.items(), *other.items()])
 
@@ -107,7 +109,9 @@ def _looked_at(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """That the runs were there before the code was done, unless all rows keep that they were not."""
     details = [row.get("details") or {} for row in rows.values()]
     if all(of.get("frozen") is True for of in details):
-        return " The code of calibration, engine and costs was last changed before these runs were measured."
+        return (
+            " The code that decides over these errors is the one by which these runs were measured, or older."
+        )
     masks = any(
         of.get("without_masks", of["calibrated"]) != of["calibrated"]
         for one in details

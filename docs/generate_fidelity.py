@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from _fidelity_campaigns import campaigns
+from _fidelity_ci import tested
 from _fidelity_overview import figure, number, overview, verdict
 from _fidelity_runs import runs_page
 from _fidelity_sections import SHOWN, plain
+from _fidelity_silicon import all_points, beside
 from _fidelity_standing import standing
 
 HERE = Path(__file__).parent
@@ -34,7 +36,7 @@ measured, made by one command on a machine that has the data or the engine:
 
 ```sh no-run
 make engine torch
-python benchmarks/fidelity.py --save     # --only live,recorded,calibrated,coverage,counters,times,silicon,...
+python benchmarks/fidelity.py --save     # --only live,recorded,calibrated,coverage,counters,times,silicon,gpu,...
 python docs/generate_fidelity.py         # this page and the details, from benchmarks/results/fidelity.json
 ```
 
@@ -66,16 +68,6 @@ intervals hold: the interval of the count holds the aim. Of few values it holds 
 intervals hold much: how wide they are is told below. Intervals of real engines draw repeats of a load anew, and blocks of
 requests within them: of three repeats they are rough, and rather too narrow. Those of `fidelity.calibrated` take all
 statistics of a run as off together. The aims of `fidelity.recorded` are LLMServingSim's own errors on the same runs.
-"""
-
-CI = """\
-## What is tested where
-
-CI runs the circle with vLLM and with transformers on its own CPU. Where that machine is too busy for vLLM's circle, or its
-repeats lie too far apart, bounds on errors are not judged, which the test prints; judged is always what contention cannot
-move: every request answered to the token, counts of computed tokens, complete records, the order of loads. Importers are
-tested on the real files; those too large to ship are looked for beside the checkout, and where they are absent, as in CI
-elsewhere, their tests are skipped with that reason.
 """
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -154,8 +146,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
             "and fronts fitted on other models and other GPUs only, the front by a closed form, and add waits by an "
             "engine's settings, which `simulate` has no term for. In all of them the roofline's kernel curves were fitted to "
             "kernels measured on these same GPUs, and whoever chose the form and the first guesses of the fit of hosts "
-            "had seen all points. Headlines are of points whose client is recorded; `all agg points` in the details adds sweeps of "
-            "unknown clients. And Argonne's static batches, by vendor: no constant of the roofline was ever fitted on AMD."
+            "had seen all points. Headlines are of points whose client is recorded. And Argonne's static batches, by vendor: no constant of the roofline was ever fitted on AMD."
         ),
     ),
     (
@@ -201,7 +192,7 @@ def page(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
         STANDING,
         standing(rows, earlier),
         OVERVIEW,
-        overview(rows),
+        overview(rows, tuple(all_points(rows))),
         FIGURES,
         _figures(rows),
         VERDICTS,
@@ -212,7 +203,7 @@ def page(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
         parts.append(
             "\n".join([f"## {title}\n", about + "\n", *shown, *campaigns(rows, earlier, prefixes[0])])
         )
-    return "\n".join(part for part in (*parts, CI) if part)
+    return "\n".join(part for part in (*parts, tested()) if part)
 
 
 def results(*paths: Path) -> Iterator[dict[str, Any]]:
@@ -226,13 +217,26 @@ def results(*paths: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def newest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each name the row whose runs were measured last: a campaign may be kept in both files."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if row["name"] not in found or _measured_at(found[row["name"]]) <= _measured_at(row):
+            found[row["name"]] = row
+    return list(found.values())
+
+
+def _measured_at(row: Mapping[str, Any]) -> str:
+    return (row.get("details") or {}).get("measured_at") or ""
+
+
 def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
     """Those that have an aim."""
     lines = ["| figure | measured | aim | |", "|---|---|---|---|"]
     for row in rows:
         if row.get("value") is not None and row.get("target") is not None:
             aim = number(row["target"], row["unit"])
-            lines.append(f"| `{row['name']}` | {figure(row)} | {aim} | {verdict(row)} |")
+            lines.append(f"| `{row['name']}` | {figure(row)} | {aim} | {verdict(row)}{beside(row)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -243,7 +247,7 @@ def main() -> int:
         "--check", action="store_true", help="write nothing; fail where the pages are not as the results"
     )
     check = parser.parse_args().check
-    rows, earlier, stale = list(results(RESULTS, GPU)), list(results(EARLIER)), []
+    rows, earlier, stale = newest(results(RESULTS, GPU)), list(results(EARLIER)), []
     for path, text in zip(PAGES, (page(rows, earlier), runs_page(rows, SECTIONS)), strict=True):
         if check and not (path.exists() and path.read_text("utf-8") == text):
             stale.append(path.name)

@@ -85,7 +85,7 @@ def test_a_campaign_was_blind_only_where_its_code_is_older_than_its_runs(generat
     new[0]["details"] |= times("2026-11-22T05:24+00:00", "2026-11-22T04:10+00:00", frozen=True)
     text = generator.page(new, old)
     assert "| 2026-11-22 06:39 | 2026-11-22 05:24 | 2026-11-22 04:10 | yes |" in text
-    assert "was last changed before these runs were measured" in text
+    assert "is the one by which these runs were measured, or older" in text
 
 
 def test_without_an_earlier_campaign_nothing_is_said_of_one(generator):

@@ -187,7 +187,7 @@ def test_details_are_on_a_page_of_their_own_with_every_number_named(generator):
 
 def test_the_page_can_be_read_and_no_table_is_wide():
     pages = {name: (ROOT / "docs" / name).read_text("utf-8") for name in ("fidelity.md", "fidelity-runs.md")}
-    assert len(pages["fidelity.md"]) < 29_000
+    assert len(pages["fidelity.md"]) < 33_000
     lines = [line for text in pages.values() for line in text.splitlines() if line.startswith("|")]
     assert max(line.count("|") for line in lines) <= 15
 

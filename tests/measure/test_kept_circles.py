@@ -1,0 +1,90 @@
+"""Runs of real engines that are kept, calibrated and simulated anew: no engine and no noise, hence close bounds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+KEPT = BENCHMARKS / "results"
+FIGURE = 0.01
+"""A figure (the median over loads) may be so much above the one that is saved: what another order of sums may move."""
+LOAD = 0.02
+"""And the median of a load, which a search that ends elsewhere moves further."""
+
+
+@pytest.fixture(scope="module")
+def live():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("_live")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def saved(prefix: str) -> dict[str, dict]:
+    """The committed rows of a circle's errors, by metric."""
+    rows = map(json.loads, (KEPT / "fidelity.json").read_text("utf-8").splitlines())
+    mine = {
+        row["name"].removeprefix(f"{prefix}."): row for row in rows if row["name"].startswith(f"{prefix}.")
+    }
+    return {name.removesuffix("_error"): row for name, row in mine.items() if name.endswith("_error")}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "engine", "settings"),
+    [
+        ("fidelity.live", "vllm", ("WIDE", "NARROW")),
+        pytest.param(
+            "fidelity.live_transformers", "transformers", ("FIFO",), marks=pytest.mark.slow
+        ),  # looks for dense masks as well: a minute
+    ],
+)
+def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, settings, tmp_path):
+    circle = live.Circle(tmp_path, tmp_path, live.FULL, again=KEPT / "live" / engine)
+    of = [getattr(live, name) for name in settings]
+    runs = {setting.name: circle.kept_runs(setting) for setting in of}
+    split = circle.split([run for each in runs.values() for run in each], of[0])
+    tables = split.calibrated().tables
+    errors: dict[str, dict[str, float]] = {}
+    for setting in of:
+        errors |= live._circle.errors(circle.deployment(setting), tables, runs[setting.name])
+    rows = saved(prefix)
+    assert rows.keys() == live._circle.METRICS.keys()
+    told = {
+        metric: live._circle_rows.by_load(
+            {name: of[metric] for name, of in errors.items()}, split.held, metric
+        )
+        for metric in rows
+    }
+    worse = list(further_off(rows, told))
+    assert not worse, "; ".join(worse)
+
+
+def further_off(rows, told):
+    """In words, what is further off than it was saved. ``told``: by metric, the signed error of each load."""
+    for metric, row in rows.items():
+        was = {load: of["calibrated"] for load, of in row["details"]["signed_by_load"].items()}
+        assert told[metric].keys() == was.keys()
+        figure = statistics.median(map(abs, told[metric].values()))
+        if figure > row["value"] + FIGURE:
+            yield f"{metric}: {figure:.2%} off, saved {row['value']:.2%}"
+        for load, error in told[metric].items():
+            if abs(error) > abs(was[load]) + LOAD:
+                yield f"{metric} of {load}: {abs(error):.2%} off, saved {abs(was[load]):.2%}"
+
+
+@pytest.mark.parametrize(("more", "found"), [(0.0, False), (0.005, False), (0.03, True)])
+def test_errors_that_grow_by_points_are_found_and_no_others(more, found):
+    rows = saved("fidelity.live")
+    told = {
+        metric: {load: abs(of["calibrated"]) + more for load, of in row["details"]["signed_by_load"].items()}
+        for metric, row in rows.items()
+    }
+    worse = list(further_off(rows, told))
+    assert len(worse) == (sum(1 + len(of) for of in told.values()) if found else 0)
