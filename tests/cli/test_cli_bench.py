@@ -146,6 +146,20 @@ def test_bad_input_ends_in_two_and_one_message(cli, arguments, words):
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    ("more", "todo"),
+    [
+        ((), "look at what the server streams, in which no token is, and into its log"),
+        (("--no-exact",), "ask for exact lengths (without --no-exact)"),
+    ],
+)
+def test_answers_without_a_token_ask_for_exact_lengths_only_where_they_were_not(cli, more, todo):
+    with ScriptedServer(Script(faults=dict.fromkeys(range(7, 100), "no choices"))) as server:
+        ended = cli("bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, *more)
+    assert ended.code == 2
+    assert re.search(r"no request finished: empty answer: \d+\. To do: " + re.escape(todo), ended.err)
+
+
 def test_a_run_in_which_nothing_finished_is_an_error_with_its_reason(cli, tmp_path):
     with ScriptedServer(Script(faults=dict.fromkeys(range(7, 100), "http 503"))) as server:
         ended = cli(

@@ -278,6 +278,8 @@ class _Answer:
         return True
 
     def _chunk(self, done: int, new: int) -> dict[str, Any]:
+        if self.fault == "no choices":
+            return {"choices": None}
         text = "é " * new
         end = {"finish_reason": ("length" if done == self.sent.body.get("max_tokens") else "stop")}
         choice: dict[str, Any] = {"index": 0, "finish_reason": None} | (end if done == self.tokens else {})

@@ -30,8 +30,10 @@ _ADVICE = {
     "malformed": "check that the address is that of an OpenAI-compatible server",
     "stalled": "lower the load, or wait longer for a byte (--stall)",
     "timed out": "lower the load, or wait longer for an answer (--timeout)",
-    "empty answer": "ask for exact lengths (--exact), or for longer outputs (--osl)",
+    "empty answer": "look at what the server streams, in which no token is, and into its log",
 }
+_ENDED_AT_ONCE = "ask for exact lengths (without --no-exact)"
+"""Of an empty answer where the model may end it as it likes."""
 _GONE = "see whether the server still runs, and look into its log"
 
 
@@ -52,7 +54,8 @@ def end(measured: Measured, kept: Path | None) -> None:
     failures = _failures(measured)
     said = "; ".join(_said(one) for one in failures[:3])
     why = said or ("; ".join(measured.doubts) or "the run was too short")
-    todo = "; ".join(dict.fromkeys(_advice(one["reason"]) for one in failures[:3]))
+    exact = bool(measured.facts["arguments"]["exact"])
+    todo = "; ".join(dict.fromkeys(_advice(one["reason"], exact=exact) for one in failures[:3]))
     raise InputError(
         f"no request finished: {why}. To do: {todo or 'let it run longer (--time-limit)'}"
         + (f". What there is was kept in {kept}, marked as partial" if kept else "")
@@ -91,5 +94,7 @@ def _said(one: dict[str, Any]) -> str:
     return f"{one['reason']}: {one['count']:,}{message}"
 
 
-def _advice(reason: str) -> str:
+def _advice(reason: str, *, exact: bool) -> str:
+    if reason == "empty answer" and not exact:
+        return _ENDED_AT_ONCE
     return next((_ADVICE[key] for key in (reason, reason[:6]) if key in _ADVICE), _GONE)
