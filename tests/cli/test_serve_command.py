@@ -183,6 +183,20 @@ def test_a_look_back_at_what_is_no_journal(cli, tmp_path):
     assert "none.jsonl" in ended.err
 
 
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        ["--engine", "http://a:1"], ["--check"], ["--log-json"], ["--log-level", "error"], ["--log-requests"],
+        ["--port", "1"], ["--admin-port", "1"], ["--host", "::"], ["--journal", "j"], ["--mode", "srtf"],
+    ],
+)  # fmt: skip
+def test_what_a_look_back_would_ignore_is_refused(ignored, cli, tmp_path):
+    ended = cli("serve", "--report", tmp_path / "day.jsonl", *ignored)
+    assert ended.code == 2
+    assert f"{ignored[0]}: does not go with --report, which takes only CONFIG, --set" in ended.err
+    assert cli("serve", "--hash-key", *ignored).code == 2
+
+
 def test_a_look_back_at_a_journal(cli, tmp_path):
     """Of a few requests, made through a gateway that observes."""
     journal = tmp_path / "day.jsonl"

@@ -8,8 +8,18 @@ import pytest
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--demo", "--mode", "fcfs"], "takes only"),
-        (["--demo", "--check"], "takes only"),
+        (
+            ["--demo", "--mode", "fcfs"],
+            "--mode: does not go with --demo, which takes only --engine-python, --port",
+        ),
+        (["--demo", "--check"], "--check: does not go with --demo"),
+        (["--demo", "--log-json"], "--log-json: does not go with --demo"),
+        (["--demo", "--log-level", "info"], "--log-level: does not go with --demo"),
+        (["--demo", "--log-requests"], "--log-requests: does not go with --demo"),
+        (["--demo", "--quiet"], "--quiet: does not go with --demo"),
+        (["--demo", "gateway.toml"], "CONFIG: does not go with --demo"),
+        (["--demo", "--report", "day.jsonl"], "--report: does not go with --demo"),
+        (["--demo", "--hash-key"], "does not go with"),
         (["--demo", "--admin-port", "none"], "admin pages"),
         (["--engine-python", "python"], "goes with --demo"),
     ],

@@ -30,6 +30,7 @@ class LogLevel(StrEnum):
 
 
 def run(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="A .toml or .yaml file of a gateway.")
     ] = None,
@@ -105,16 +106,16 @@ def run(
     cannot be used changes nothing. Keys of engines and clients are named in
     CONFIG by variable, file or digest, never written there.
     """
-    from lengthwise.cli import _serve_demo, _serve_keys, _serve_page
+    from lengthwise.cli import _serve_alone, _serve_demo, _serve_keys, _serve_page
 
+    _serve_alone.refuse_others(context)
     if hash_key:
         _serve_keys.print_digest()
         return
     if engine_python is not None and not demo:
         raise typer.BadParameter("goes with --demo", param_hint="--engine-python")
     if demo:
-        others = (config, engine, mode, host, set_, journal, report, json)
-        _serve_demo.show(engine_python, port, admin_port, others=[*others, check or None])
+        _serve_demo.show(engine_python, port, admin_port)
         return
     if json is not None and report is None:
         raise typer.BadParameter("goes with --report", param_hint="--json")
