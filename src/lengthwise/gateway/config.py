@@ -16,7 +16,6 @@ __all__ = [
     "MODES",
     "PREFIXES",
     "STATISTICS",
-    "UNHELD",
     "Admission",
     "Care",
     "Discovery",
@@ -34,8 +33,6 @@ __all__ = [
 
 MODES = ("observe", "fcfs", "srtf", "isrtf", "windowed", "bins", "rra", "engine-priority", "engine-plugin")
 """How requests are ordered; ``observe`` orders nothing and tells what order would have gained."""
-UNHELD = ("observe", "engine-priority", "engine-plugin")
-"""Modes in which requests are sent at once, up to an engine's ``in_flight``: it orders them, or nobody does."""
 FAIRNESS = ("none", "vtc")
 PREFIXES = ("tenant", "shared", "none")
 STATISTICS = ("mean", "median", "p80", "p90")
@@ -145,8 +142,7 @@ class Forecasting:
         predictor: "default" (the shipped one), a file, or "none": all lengths alike.
         statistic: One of STATISTICS of the predicted distribution, which orders.
         deadline_s: An answer that takes longer is not waited for; the prior stands in.
-        inline_below_s: A predictor faster than this a prompt runs in the event loop, others in a process (the shipped
-            one takes about 0.1 ms).
+        inline_below_s: A predictor faster than this a prompt (shipped: 0.1 ms) is asked in the loop, others in a process.
         learn: Whether it is set right by the lengths that finish here (scale by model, conformal).
         learn_every: Finished requests between two corrections.
     """

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from lengthwise.gateway.request import Refusal
 
+UNHELD = ("observe", "engine-priority", "engine-plugin")
+"""Modes in which requests are sent at once, up to an engine's ``in_flight``: it orders them, or nobody does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signals:

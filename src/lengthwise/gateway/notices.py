@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lengthwise.gateway.clock import monotonic
-from lengthwise.gateway.config import UNHELD, GatewayConfig, Listen
+from lengthwise.gateway.config import GatewayConfig, Listen
+from lengthwise.gateway.decisions import UNHELD
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lengthwise.gateway.config import UNHELD, Admission, Dispatch, Order
+from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import admission as letting_in
 from lengthwise.gateway.core.backlog import tokens_by_model
 from lengthwise.gateway.core.bins import Bins
@@ -19,7 +19,7 @@ from lengthwise.gateway.core.ranker import Ranker
 from lengthwise.gateway.core.sending import Sending
 from lengthwise.gateway.core.service import Service
 from lengthwise.gateway.core.telling import statistics
-from lengthwise.gateway.decisions import Decisions, Statistics, WorkerState
+from lengthwise.gateway.decisions import UNHELD, Decisions, Statistics, WorkerState
 from lengthwise.gateway.request import Forecast, Refusal, Request
 from lengthwise.policy.named import resolve
 
