@@ -142,7 +142,7 @@ class Forecasting:
         predictor: "default" (the shipped one), a file, or "none": all lengths alike.
         statistic: One of STATISTICS of the predicted distribution, which orders.
         deadline_s: An answer that takes longer is not waited for; the prior stands in.
-        inline_below_s: A predictor faster than this a prompt (shipped: 0.1 ms) is asked in the loop, others in a process.
+        inline_below_s: A predictor faster than this a prompt (shipped: 0.1 ms) runs in the loop, others in a process.
         learn: Whether it is set right by the lengths that finish here (scale by model, conformal).
         learn_every: Finished requests between two corrections.
     """
