@@ -8,8 +8,9 @@ import numpy as np
 
 from lengthwise.measure._prefix_cache import prefix_doubts
 from lengthwise.measure.calibrate._lateness import harmless_lateness
-from lengthwise.measure.calibrate._origin import doubts_of_origin
+from lengthwise.measure.calibrate._origin import doubts_of_origin, untold_origin
 from lengthwise.measure.calibrate._runs import Run
+from lengthwise.measure.calibrate.answer import Calibration
 from lengthwise.metrics.clocks import clock_doubt
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
@@ -159,3 +160,23 @@ def check_enough(runs: Sequence[Run]) -> None:
             f"a calibration needs {LEAST_REQUESTS // 5} finished requests or more to report on; {held} are held out. "
             "Measure more, or hold out more"
         )
+
+
+def origin_notes(
+    found: Calibration, runs: Sequence[Run], deployment: Deployment, allow: Collection[str]
+) -> tuple[str, ...]:
+    """What a reader must know of whether the runs are of the deployment at all.
+
+    Raises:
+        InputError: Nothing tells so, tables were moved far, simulations are far off all the same, and doubts are not
+            allowed. Where runs tell that they are of it, tables may well lack a cost that no factor stands for.
+    """
+    untold = untold_origin([run.measured for run in runs], [run.name for run in runs], deployment)
+    if found.doubt and untold and "doubts" not in allow:
+        raise InputError(
+            f"runs must be of the deployment that they are calibrated to, and these hardly are: the calibration "
+            f"{found.doubt}; and {untold}. Give the model, GPU, degrees and limits of the engine that was measured; if "
+            "these are right, take the tables all the same (--allow-doubts)"
+        )
+    doubt = f"not to be trusted far: the calibration {found.doubt}" if found.doubt else ""
+    return tuple(note for note in (doubt, untold) if note)

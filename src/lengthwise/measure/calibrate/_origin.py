@@ -1,8 +1,8 @@
-"""Whether records tell of another model, GPU or degree than the deployment's: what they say of themselves."""
+"""Whether records tell of another model, GPU or degree than the deployment's, or of none: what they themselves say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lengthwise import catalog
@@ -14,9 +14,7 @@ DEGREES = ("tp", "pp", "replicas")
 
 def doubts_of_origin(measured: Measured, deployment: Deployment) -> list[str]:
     """A sentence for each fact that surely differs; names that the catalog does not know tell nothing."""
-    facts = measured.facts
-    told = facts.get("deployment")
-    told = told if isinstance(told, Mapping) else {}
+    facts, told = measured.facts, _told(measured)
     found = list(_model_doubts(told, facts, deployment))
     for name in _names(told.get("gpu"), facts.get("gpu")):
         gpu, own = catalog.told_gpu(name), catalog.told_gpu(deployment.gpu.name)
@@ -28,6 +26,32 @@ def doubts_of_origin(measured: Measured, deployment: Deployment) -> list[str]:
         if isinstance(told.get(degree), int) and told[degree] != own_degree:
             found.append(f"it is of {degree} {told[degree]}, and the deployment's is {own_degree}")
     return found
+
+
+def untold_origin(runs: Sequence[Measured], names: Sequence[str], deployment: Deployment) -> str:
+    """A sentence on the runs of which nothing tells the model, neither its shape nor a known name; or nothing."""
+    untold = [name for run, name in zip(runs, names, strict=True) if not _tells_model(run)]
+    if not untold:
+        return ""
+    return (
+        f"where these runs come from is not told: {', '.join(untold)}. No deployment is kept with them, nor the name "
+        f"of a model that the catalog knows; that they are of {deployment.model.name} on {deployment.gpu.name} is "
+        "taken on trust (`lengthwise bench` keeps the deployment of the scenario that it is given)"
+    )
+
+
+def _tells_model(measured: Measured) -> bool:
+    facts, told = measured.facts, _told(measured)
+    served = _names(told.get("model"), facts.get("model"), facts.get("model_id"))
+    return isinstance(told.get("model_shape"), Mapping) or any(
+        catalog.served_model(name) is not None for name in served
+    )
+
+
+def _told(measured: Measured) -> Mapping[str, Any]:
+    """What the records keep of their deployment; nothing where they do not."""
+    told = measured.facts.get("deployment")
+    return told if isinstance(told, Mapping) else {}
 
 
 def _model_doubts(told: Mapping[str, Any], facts: Mapping[str, Any], deployment: Deployment) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lengthwise.schema.cost_tables import CostTables
@@ -9,6 +10,11 @@ from lengthwise.schema.cost_tables import CostTables
 METRICS = ("ttft", "tpot", "jct")
 SURELY_OFF = 0.1
 """Where the whole interval of a mean's error lies beyond this, runs and tables disagree."""
+
+FAR, FAR_OFF = 3.0, 0.3
+"""Tables whose kernels were moved by more than this factor, and that still leave means of held-out requests off by more
+than this share, are likely of another model or device than the runs. Right ones may be moved as far (rooflines of CPUs
+are, by 4 to 6), and may miss as much where they lack a cost (dense masks), seldom both."""
 
 WORSE = 0.005
 """Errors that grow by less than half a percentage point are not worth a warning."""
@@ -191,11 +197,23 @@ class Calibration:
     @property
     def disagreement(self) -> str:
         """Where means of held-out requests are surely off by a tenth and more; empty if they are not."""
-        return ", ".join(
-            f"{s.metric.upper()} by {s.after:+.0%} on {s.run}"
-            for s in self.scores
-            if s.statistic == "mean" and (s.low > SURELY_OFF or s.high < -SURELY_OFF)
-        )
+        return _listed(self._surely_off)
+
+    @property
+    def _surely_off(self) -> list[Score]:
+        return [
+            s for s in self.scores if s.statistic == "mean" and (s.low > SURELY_OFF or s.high < -SURELY_OFF)
+        ]
+
+    @property
+    def doubt(self) -> str:
+        """Why runs and tables may be of different things: what was moved far, and what is far off still; else empty."""
+        far = [p for p in self.told if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR]
+        off = [s for s in self._surely_off if abs(s.after) > FAR_OFF]
+        if not far or not off:
+            return ""
+        moved = ", ".join(f"{p.label} to {p.value / p.prior:.3g} times what the tables say" for p in far)
+        return f"moved {moved}, and held-out means are still off: {_listed(off)}"
 
     @property
     def helps(self) -> bool:
@@ -204,3 +222,7 @@ class Calibration:
 
     def __getitem__(self, name: str) -> Parameter:
         return next(p for p in self.parameters if p.name == name)
+
+
+def _listed(means: Sequence[Score]) -> str:
+    return ", ".join(f"{s.metric.upper()} by {s.after:+.0%} on {s.run}" for s in means)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from lengthwise.measure.calibrate import _parameters as parameters
-from lengthwise.measure.calibrate._checks import check_enough
+from lengthwise.measure.calibrate._checks import check_enough, origin_notes
 from lengthwise.measure.calibrate._evidence import SEEN, seen, told_of
 from lengthwise.measure.calibrate._loads import Told, loads_of
 from lengthwise.measure.calibrate._masks import not_looked_for, notes_of, with_masks, without_masks
@@ -60,7 +60,8 @@ def calibrate(
         iterations: The engine's log of steps, for the same parameters. Of one that holds other runs as well those of
             the requests that are fitted to are taken, as their tokens or the times tell; where neither does a note says
             so, and scores are told as of what the log has seen.
-        allow: "doubts": also runs that are told to be doubtful; "simulated": also runs of no engine.
+        allow: "doubts": also runs that are told to be doubtful, and runs of untold origin that tables fit badly
+            however far they are moved; "simulated": also runs of no engine.
         seed: Of the search's draws, the routers and the intervals; equal inputs give equal answers.
         masks: "auto": dense masks are looked for unless ``fit`` names what may move or the runs are of engines that are
             known to have none; "no": they never are.
@@ -68,7 +69,8 @@ def calibrate(
             are fitted as well, over stretches in which it was busy throughout; "no": they never are.
 
     Raises:
-        InputError: The runs do not belong to the deployment, are too few or tell nothing, or are not to be trusted.
+        InputError: The runs do not belong to the deployment or, by what was found, hardly can; they are too few, tell
+            nothing, or are not to be trusted.
     """
     if masks not in MASKS:
         raise InputError(f"masks must be one of {', '.join(MASKS)}; it is {masks!r}")
@@ -99,8 +101,9 @@ def calibrate(
             "1 % of where they are. Measure longer requests at a higher load"
         )
     found = _answer(problem, solution, split, deployment, seed, fit)
+    origin = origin_notes(found, split.runs, deployment, allow)
     masked = notes_of(problem.values(solution.z), deployment)
-    return replace(found, notes=(*found.notes, *told.notes, *doubts, *masked))
+    return replace(found, notes=(*origin, *found.notes, *told.notes, *doubts, *masked))
 
 
 def _seen(split: Split) -> Split:
