@@ -98,6 +98,46 @@ def test_show_fits_a_hundred_columns_however_much_there_is_to_say(cli, folder, t
     assert "101 us to 164 us" in ended.out
 
 
+CPU = """
+[one-thread]
+peak_flops = { float32 = 1e11 }
+memory_bytes = 16e9
+bandwidth_bytes_per_s = 4e10
+tdp_w = 10
+idle_w = 1
+price_per_hour_usd = 0.1
+price_source = "none"
+source = "a test"
+"""
+
+
+def test_show_draws_the_roofline_of_a_device_and_a_model_that_are_given(cli, old, tmp_path):
+    """A profile of neither in the catalog, as one of this machine is."""
+    profile, cpu, config = read_profile(old), tmp_path / "cpu.toml", tmp_path / "config.json"
+    facts = replace(profile.facts, gpu="AMD EPYC", model="small")
+    columns = profile.columns | {"dtype": np.array(["float32"] * 64), "seconds": profile["seconds"] * 1000}
+    write_profile(Profile(facts, columns), old)
+    cpu.write_text(CPU)
+    keys = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
+    keys["max_position_embeddings"] = 1024
+    config.write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 1000, "torch_dtype": "float32"} | keys)
+    )
+    ended = cli("profile", "show", old)
+    assert "no roofline: the catalog has no GPU 'AMD EPYC'; give it (--gpu" in ended.out
+    ended = cli("profile", "show", old, "--gpu", cpu)
+    assert "no roofline: the catalog has no model 'small'; give it (--model" in ended.out
+    ended = cli("profile", "show", old, "--gpu", cpu, "--model", config, "--json", tmp_path / "p.json")
+    assert ended.code == 0, ended.err
+    assert "no roofline" not in ended.out
+    (one,) = json.loads((tmp_path / "p.json").read_text())["operators"]
+    flops = 2 * 64 * 512 * 2 * 2048
+    assert one["best"]["roofline"] == pytest.approx(flops / 1e11 / 0.164, rel=0.01)
+    ended = cli("profile", "show", old, "--gpu", "H1000")
+    assert ended.code == 2
+    assert "H1000" in ended.err
+
+
 def test_show_writes_a_page_and_json(cli, old, tmp_path):
     ended = cli("profile", "show", old, "--report", tmp_path / "p.html", "--json", "-")
     assert ended.code == 0

@@ -80,14 +80,26 @@ def _counted(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
-def show(file: Path, *, report: Path | None, json_file: str | None) -> None:
-    """Prints what is in a profile; writes the page and the JSON that were asked for."""
+def show(
+    file: Path,
+    gpu: str | None = None,
+    model: str | None = None,
+    *,
+    report: Path | None,
+    json_file: str | None,
+) -> None:
+    """Prints what is in a profile; writes the page and the JSON that were asked for.
+
+    ``gpu`` and ``model`` are what it was measured on and of, whatever it calls them; None: as it says.
+    """
     to_stdout = json_file == "-"
     written = [f for f in (report, Path(json_file) if json_file and not to_stdout else None) if f]
     require_writable(written, [file])
     if report:
         require_plotly()
-    view = describe_profile(read_profile(file))
+    view = describe_profile(
+        read_profile(file), catalog.gpu(gpu) if gpu else None, catalog.model(model) if model else None
+    )
     if json_file:
         _write_json(json_file, profile_json(view))
     if not to_stdout:
@@ -126,8 +138,22 @@ def _print_view(view: ProfileView) -> None:
     out = console(_COLUMNS)
     for text, who in _gaps(view).items():
         out.print(f"no points at {text}: {', '.join(who)}")
-    for note in facts.notes:
+    for note in (*facts.notes, *_no_roofline(view)):
         out.print(f"note: {note}")
+
+
+def _no_roofline(view: ProfileView) -> list[str]:
+    """Why no row has a share of a roofline, and what gives it one; nothing where some have."""
+    facts = view.profile.facts
+    if any(one.best for one in view.operators):
+        return []
+    if view.work is None:
+        return [f"no roofline: the catalog has no GPU {facts.gpu!r}; give it (--gpu NAME or FILE.toml)"]
+    if facts.model:
+        return [
+            f"no roofline: the catalog has no model {facts.model!r}; give it (--model NAME or config.json)"
+        ]
+    return []
 
 
 def _row(one: OperatorView) -> list[str]:

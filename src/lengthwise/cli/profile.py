@@ -14,6 +14,7 @@ Examples:
   lengthwise profile import llmservingsim RTXPRO6000/meta-llama/Llama-3.1-8B/bf16 --out p.parquet
   lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet
   lengthwise profile show p.parquet --report p.html
+  lengthwise profile show cpu.parquet --gpu cpu.toml --model config.json
   lengthwise profile check new.parquet old.parquet
 """
 
@@ -113,6 +114,20 @@ def aiconfigurator(
 def show(
     file: Annotated[Path, _FILE],
     *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="The roofline's: a catalog name or a TOML file of one GPU; default: the profile's.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Whose operators these are: a catalog name or a Hugging Face config.json; default: the profile's.",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write an HTML page: curves, attention, roofline, gaps."),
@@ -125,7 +140,7 @@ def show(
     """Show a profile's operators: sizes, times, noise, their share of the roofline, and where nothing was measured."""
     from lengthwise.cli import _profile_page as page
 
-    page.show(file, report=report, json_file=json_)
+    page.show(file, gpu, model, report=report, json_file=json_)
 
 
 @app.command(epilog=EXAMPLES)

@@ -51,15 +51,29 @@ class RowWork:
         return np.asarray(np.maximum(self.flops / self.peak_flops, self.bytes / self.bandwidth))
 
 
-def row_work(profile: Profile) -> RowWork | None:
-    """The work of a profile's rows; None where the catalog does not know the device."""
+def known_gpu(name: str) -> GpuSpec | None:
+    """The catalog's device of this name; None where it has none."""
     try:
-        gpu = catalog.gpu(profile.facts.gpu)
+        return catalog.gpu(name)
     except UnknownNameError:
+        return None
+
+
+def known_model(name: str) -> ModelSpec | None:
+    """The catalog's model of this name; None where it has none."""
+    try:
+        return catalog.model(name) if name else None
+    except UnknownNameError:
+        return None
+
+
+def row_work(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None) -> RowWork | None:
+    """The work of a profile's rows; None where the device is not given and the catalog does not know it."""
+    gpu, model = gpu or known_gpu(profile.facts.gpu), model or known_model(profile.facts.model)
+    if gpu is None:
         return None
     n = len(profile)
     work = RowWork(np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan), gpu.bandwidth_bytes_per_s)
-    model = _model(profile.facts.model)
     # "norms" beside single norms is something else, such as a norm of queries and keys
     single = bool({"input norm", "post-attention norm"} & set(profile.operators))
     for operator in profile.operators:
@@ -80,13 +94,6 @@ _NUMBERS = (
     "tokens", "seqs", "chunk", "context", "kv_tokens", "n", "k", "heads", "kv_heads", "head_dim", "window",
     "experts", "topk",
 )  # fmt: skip
-
-
-def _model(name: str) -> ModelSpec | None:
-    try:
-        return catalog.model(name) if name else None
-    except UnknownNameError:
-        return None
 
 
 def _groups(profile: Profile, operator: str) -> list[tuple[Any, int, str]]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise import catalog
 from lengthwise.cost.profiles._gaps import Gap, gaps
-from lengthwise.cost.profiles._work import RowWork, row_work
+from lengthwise.cost.profiles._work import RowWork, known_model, row_work
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.errors import UnknownNameError
+from lengthwise.schema.hardware import GpuSpec
+from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.profile import WHOLE_COLUMNS, Profile
 
 _AXES = tuple(name for name in WHOLE_COLUMNS if name not in ("tp", "repeats"))
@@ -58,24 +58,23 @@ class OperatorView:
 
 @dataclass(frozen=True)
 class ProfileView:
-    """A profile, what is in it, and the work of its rows (None: the device is not in the catalog)."""
+    """A profile, what is in it, and the work of its rows (None: the device is neither given nor in the catalog)."""
 
     profile: Profile
     operators: tuple[OperatorView, ...]
     work: RowWork | None
 
 
-def describe_profile(profile: Profile) -> ProfileView:
-    """What a profile holds, in the order of its operators, shards and dtypes."""
-    work, longest = row_work(profile), _longest(profile.facts.model)
+def describe_profile(
+    profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None
+) -> ProfileView:
+    """What a profile holds, in the order of its operators, shards and dtypes.
+
+    ``gpu`` and ``model`` are what was measured, where the profile names none that the catalog knows.
+    """
+    model = model or known_model(profile.facts.model)
+    work, longest = row_work(profile, gpu, model), model.max_model_len if model else None
     return ProfileView(profile, tuple(_view(profile, rows, work, longest) for rows in _groups(profile)), work)
-
-
-def _longest(model: str) -> int | None:
-    try:
-        return catalog.model(model).max_model_len if model else None
-    except UnknownNameError:
-        return None
 
 
 def _groups(profile: Profile) -> Iterator[npt.NDArray[np.int64]]:
