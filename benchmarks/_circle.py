@@ -17,7 +17,7 @@ from lengthwise.measure.calibrate._lateness import harmless_lateness
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.hardware import GpuSpec
-from lengthwise.schema.measured import SIMULATED, Measured
+from lengthwise.schema.measured import SIMULATED, Measured, shape_facts
 from lengthwise.schema.records import Records
 
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
@@ -236,6 +236,24 @@ def passed(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if run.measured.doubts and set(run.measured.doubts) <= set(harmless_lateness(run.measured))
     ]
+
+
+def facts_of(deployment: Deployment) -> dict[str, Any]:
+    """What records keep of the deployment that was measured, as those of ``lengthwise bench`` with a scenario do."""
+    parallel, limits = deployment.parallel, deployment.limits
+    return {
+        "model": deployment.model.name,
+        "model_shape": shape_facts(deployment.model),
+        "gpu": deployment.gpu.name,
+        "gpus": parallel.tp * parallel.pp * parallel.replicas,
+        "tp": parallel.tp,
+        "pp": parallel.pp,
+        "replicas": parallel.replicas,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": deployment.max_model_len,
+        "weight_dtype": limits.weight_dtype or deployment.model.dtype,
+    }
 
 
 def deployment_of(

@@ -197,7 +197,8 @@ class Circle:
                 d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
                 engine = engines.enter_context(_vllm.served(d, self.model, log))
                 self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
-                told = _vllm.Watched(engine.url, self.model.name, log, engine.process.pid, notes, self.out)
+                where = (engine.url, self.model.name, log, engine.process.pid, notes, self.out)
+                told = _vllm.Watched(*where, deployment=_circle.facts_of(d))
                 turns.append(self._turn(setting, told.bench, told.named))
             return self._measured(turns)
 
@@ -210,7 +211,13 @@ class Circle:
         flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
         with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
             self.say(f"{engine.facts['engine']} ready")
-            runs = self._measured([self._turn(FIFO, engine.run, lambda _: None)])
+            known = {"deployment": _circle.facts_of(self.deployment(FIFO))}
+
+            def bench(workload: Workload) -> Measured:
+                measured = engine.run(workload)
+                return replace(measured, facts={**measured.facts, **known})
+
+            runs = self._measured([self._turn(FIFO, bench, lambda _: None)])
             notes = self._noted("fifo", {"engine": dict(engine.facts)})
         return self._compared("fidelity.live_transformers", runs, FIFO, notes)
 

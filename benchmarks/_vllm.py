@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Watched:
     """A served engine under load: its log's iterations and its processor time beside each run.
 
     ``scrape``: records keep the server's counters, too, which tell of steps where the log's seconds are not theirs.
+    ``deployment``: what they keep of what is served, as ``bench`` takes it.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class Watched:
         out: Path,
         *,
         scrape: bool = False,
+        deployment: Mapping[str, Any] | None = None,
     ) -> None:
         self.url, self.model, self.log, self.group, self.notes, self.out = url, model, log, group, notes, out
-        self.scrape = scrape
+        self.scrape, self.deployment = scrape, deployment
         self.last: dict[str, Any] = {}
         self.said = b""
 
@@ -98,7 +100,7 @@ class Watched:
         """The run of ``bench``, and what the engine did meanwhile."""
         at, cpu_s, load = self.log.stat().st_size, cpu_seconds(self.group), os.getloadavg()[0]
         server = Server(self.url, self.model, body={"temperature": 0})
-        measured = bench(server, workload, scrape=self.scrape)
+        measured = bench(server, workload, scrape=self.scrape, deployment=self.deployment)
         cpu_s = cpu_seconds(self.group) - cpu_s
         time.sleep(0.5)  # its log is behind
         with self.log.open("rb") as file:

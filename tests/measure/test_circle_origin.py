@@ -1,0 +1,59 @@
+"""Runs of a circle keep what was served, so that a calibration knows whose they are."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted_server import Script, ScriptedServer
+
+from lengthwise import Workload, deploy
+from lengthwise.measure.calibrate._origin import doubts_of_origin, untold_origin
+from lengthwise.scenario import deployment as of_scenario
+from lengthwise.scenario import loads
+from lengthwise.scenario.requests import deployment_of_server
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def modules():
+    path = list(sys.path)
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("_circle"), importlib.import_module("_vllm")
+    finally:
+        sys.path[:] = path
+
+
+def test_a_watched_run_keeps_its_deployment_and_is_refused_for_another(modules, tmp_path):
+    circle, vllm = modules
+    served, log = deploy("opt-125m", "H100"), tmp_path / "vllm.log"
+    log.write_text("")
+    requests = Workload(np.zeros(2), np.array([8, 8]), np.array([4, 4]))
+    with ScriptedServer(Script()) as server:
+        watched = vllm.Watched(
+            server.url, "toy", log, os.getpgid(0), {}, tmp_path, deployment=circle.facts_of(served)
+        )
+        run = watched.bench(requests)
+    assert untold_origin([run], ["one"], served) == ""
+    assert doubts_of_origin(run, served) == []
+    (doubt,) = doubts_of_origin(run, deploy("llama-3.1-8b", "H100"))
+    assert "it is of the model opt-125m" in doubt
+    bare = replace(run, facts={key: of for key, of in run.facts.items() if key != "deployment"})
+    assert "where these runs come from is not told: one" in untold_origin([bare], ["one"], served)
+
+
+def test_it_keeps_what_bench_keeps_of_a_scenario(modules, tmp_path):
+    circle, _ = modules
+    text = '[workload]\npreset = "chat-1m"\nnum_requests = 9\n'
+    text += '[deployment]\nmodel = "llama-3.1-8b"\ngpu = "H100"\ntp = 2\n'
+    (tmp_path / "s.toml").write_text(f"{text}[engine]\nmax_model_len = 4096\n")
+    kept = deployment_of_server(tmp_path / "s.toml", None, None, [])
+    told = circle.facts_of(of_scenario(loads((tmp_path / "s.toml").read_text())))
+    assert {key: kept[key] for key in told} == told
