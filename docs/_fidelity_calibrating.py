@@ -33,7 +33,11 @@ def times(rows: Rows) -> Iterator[str]:
     busy = (
         f" (load average {machine['load_1m']:.2g} on {machine['cores']} cores after them)" if machine else ""
     )
-    yield f"\nEach was timed once, beside other work{busy}.\n"
+    counted = "by the clock" if details.get("counted") == "wall_s" else "of processor time"
+    yield (
+        f"\nThe figure is the slowest of these in seconds {counted}. Each was timed once, beside other work{busy}; a "
+        "calibration computes on one core.\n"
+    )
 
 
 def counters(rows: Rows) -> Iterator[str]:

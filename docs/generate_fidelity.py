@@ -119,8 +119,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("calibrate_300_s",),
         (
             "To 300 requests over three loads or somewhat more (whole runs), each with what it has beside its requests. Where nobody "
-            "says that an engine attends by request, dense masks are looked for as well; where they stand out all is searched anew. "
-            "The figure is the slowest of these in seconds of processor time: a calibration computes on one core."
+            "says that an engine attends by request, dense masks are looked for as well; where they stand out all is searched anew."
         ),
     ),
     (

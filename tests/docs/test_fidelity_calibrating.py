@@ -23,6 +23,9 @@ def test_every_case_that_was_timed_stands_with_what_it_had(generator):
         ["a", "302 of 4 runs", "counters", "found", "4,100", "70", "71.2"]
     ]
     assert "load average 2.5 on 2 cores" in text
+    assert "the slowest of these in seconds of processor time" in text
+    by_clock = row("calibrate_300_s", 71.23, unit="s", target=60.0, details=details | {"counted": "wall_s"})
+    assert "the slowest of these in seconds by the clock" in generator.page([by_clock])
     assert "older count" not in text
 
 

@@ -60,6 +60,14 @@ def test_a_timed_calibration_says_what_it_looked_at_and_for(modules, notes, mask
     assert of_time.beside(found, object()) == "a log of steps"
 
 
+def test_the_figure_is_the_slowest_by_the_clock(modules):
+    of_time, _ = modules
+    cases = {"busy": {"cpu_s": 3.0, "wall_s": 9.0}, "alone": {"cpu_s": 5.0, "wall_s": 5.0}}
+    found = of_time.row(cases)
+    assert (found["value"], found["details"]["slowest"]) == (9.0, "busy")
+    assert found["details"]["cases"]["busy"]["cpu_s"] == 3.0
+
+
 def told(of_counters, *off: float):
     return [of_counters.Told(x, x - 0.05, x + 0.05) for x in off]
 
