@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +54,28 @@ def test_tokens_that_come_in_a_bunch_do_not_spoil_the_fit() -> None:
     fitted = fit(of_rows(bunched))
     assert fitted.step_s + 8 * fitted.seq_s == pytest.approx(ENGINES.step_s + 8 * ENGINES.seq_s, rel=0.2)
     assert fitted.seats == 8
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_answers_that_come_whole_do_not_spoil_the_fit(every: int) -> None:
+    """One of so many is streamed."""
+    rows = batch_engine(ENGINES, 1, 1500, rate_rps=4.6)
+    some = [row if row.id % every == 0 else replace(row, first_token_s=math.nan) for row in rows]
+    fitted, streamed = fit(of_rows(some)), fit(of_rows(rows))
+    assert fitted.seats == 8
+    assert fitted.step_s + 8 * fitted.seq_s == pytest.approx(ENGINES.step_s + 8 * ENGINES.seq_s, rel=0.05)
+    assert fitted.waited_share == pytest.approx(streamed.waited_share, abs=0.1)
+    found, known = gain(of_rows(some), draws=10), gain(of_rows(rows), draws=10)
+    assert found.requests == 1500
+    assert found.verdict == known.verdict
+    assert found.order("srtf").mean.value == pytest.approx(known.order("srtf").mean.value, rel=0.2)
+
+
+def test_where_all_answers_come_whole_that_is_told() -> None:
+    rows = [replace(row, first_token_s=math.nan) for row in single_server(1, 250)]
+    found = gain(of_rows(rows))
+    assert (found.verdict, found.requests, found.orders) == ("not known: answers come whole", 250, ())
+    assert "stream: true" in text_report(found)
 
 
 @pytest.mark.parametrize("bunched", [0.0, 0.1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from told_requests import request, serve
 
+from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.telemetry import Journal, Row, Trips, read
 from lengthwise.schema.errors import InputError, OutputError
 
@@ -49,6 +51,23 @@ def test_rows_come_back_with_times_of_the_day(tmp_path) -> None:
     assert first.predicted_tokens == told.predicted_tokens
     assert 0 <= first.predicted_level <= 1
     assert b"prompt_tokens" in path.read_bytes()
+
+
+def test_an_answer_that_comes_whole_has_no_first_token(tmp_path) -> None:
+    """That its tokens come at all is known at its end: that is when they are told."""
+    q, path = request(1), tmp_path / "j.jsonl"
+    q.at_once, q.generated_tokens = True, 9
+    told: list[Row] = []
+    trips = Trips()
+    trips.subscribe(told.append)
+    trips.arrived(q)
+    trips.dispatched(q, "w0", 1.0)
+    trips.tokens(q, 9, 4.0)
+    trips.ended(q, Outcome.FINISHED, 4.0)
+    write(path, told)
+    ((_, back),) = read(path)
+    assert math.isnan(back.first_token_s)
+    assert (back.output_tokens, back.jct_s) == (9, pytest.approx(4.0))
 
 
 def test_a_torn_line_is_left_out_and_does_not_spoil_the_next(tmp_path) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe import finding as words
+from lengthwise.gateway.observe.begun import LEAST_SEEN, tells
 from lengthwise.gateway.observe.finding import Change, Gain, OrderGain, OrderTimes
 from lengthwise.gateway.observe.pools import pools_of
 from lengthwise.gateway.observe.replay import FCFS, ORDERS, Replayed, replay, resampled, workload_of
@@ -64,7 +65,10 @@ def gain(
         trace = trace.take(np.arange(len(trace) - most, len(trace)))
     if len(trace) < LEAST_REQUESTS:
         return Gain(words.TOO_LITTLE, _too_few(len(trace)), len(trace), trace.span_s)
-    pools = [_Pool.of(part, order) for part in pools_of(trace)]
+    telling = [part for part in pools_of(trace) if tells(part)]
+    if not telling:
+        return Gain(words.CAME_WHOLE, _WHOLE, len(trace), trace.span_s)
+    pools = [_Pool.of(part, order) for part in telling]
     true = _ratios([pool.replayed(order) for pool in pools])
     rng = np.random.default_rng(seed)
     drawn = [_ratios([pool.drawn(rng, order) for pool in pools]) for _ in range(draws)]
@@ -188,6 +192,12 @@ def _in_order(trace: Trace) -> bool:
         sent = trace.dispatched_s[trace.model == model]
         overtaken += int((sent < np.maximum.accumulate(sent) - 1e-6).sum())
     return overtaken <= 0.02 * len(trace)
+
+
+_WHOLE = (
+    "Of an answer that comes whole nobody sees when its engine began it, and so neither steps nor seats. At least "
+    f"{LEAST_SEEN} answers of some tokens must be streamed (stream: true); the others may come as they like."
+)
 
 
 def _too_few(n: int) -> str:

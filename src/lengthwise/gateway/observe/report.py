@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.finding import TOO_LITTLE, Change, Gain
+from lengthwise.gateway.observe.finding import Change, Gain
 from lengthwise.gateway.observe.gain import DRAWS, gain
 from lengthwise.gateway.observe.trace import of_journal
 
@@ -29,7 +29,7 @@ def text_report(found: Gain) -> str:
     """The finding as lines of text."""
     lines = [f"Verdict: {found.verdict}", found.sentence, ""]
     lines.append(f"{found.requests} requests over {_duration(found.span_s)}")
-    if found.verdict == TOO_LITTLE:
+    if not found.orders:
         return "\n".join(lines)
     lines.append(f"{100 * found.waited_share:.1f} % of all time from arrival to end was waiting for a seat")
     for service in found.services:

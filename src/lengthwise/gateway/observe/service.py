@@ -7,8 +7,8 @@ meanwhile and P the prompt tokens that were computed meanwhile:
     end - first token            = step_s n + seq_s K + prompt_s P
     first token - sent to engine = front_s + steps (step_s + seq_s x (running)) + prompt_s x (its prompt)
 
-the latter where a seat was free; steps is 1, its own, and where others ran 1.5: half of one is waited for in the
-mean. All four are one problem of least relative errors with coefficients from 0.
+of answers whose first token was seen, the latter where a seat was free; steps is 1, its own, and where others ran 1.5:
+half of one is waited for in the mean. All four are one problem of least relative errors with coefficients from 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.gateway.observe.trace import Floats, Ints, Trace
+from lengthwise.gateway.observe.begun import LEAST_MORE, completed, joined
+from lengthwise.gateway.observe.trace import Bools, Floats, Ints, Trace
 
 FULL_SHARE = 1e-3
 """So much of the time at least that many requests ran at once: the seats."""
@@ -58,10 +59,12 @@ class Service:
 
 def fit(trace: Trace) -> Service:
     """The service of a trace whose engines all serve the same."""
-    seats = seats_of(trace)
+    met = joined(trace)
+    trace, seen = completed(trace)
+    seats = seats_of(trace) if seen.all() else met
     found = _found(trace)
-    a, a_s = _decoding(trace)
-    b, b_s = _starting(trace, found, seats)
+    a, a_s = _decoding(trace, seen)
+    b, b_s = _starting(trace, found, seats, seen)
     coefficients = _least_deviations(np.vstack([a, b]), np.concatenate([a_s, b_s]))
     step_s, seq_s, prompt_s, front_s = (float(x) for x in coefficients)
     error = float(np.median(np.abs(a @ coefficients / a_s - 1))) if len(a_s) else math.nan
@@ -108,14 +111,14 @@ def _found(trace: Trace) -> Ints:
     return found
 
 
-def _decoding(trace: Trace) -> tuple[Floats, Floats]:
+def _decoding(trace: Trace, seen: Bools) -> tuple[Floats, Floats]:
     """Rows (n, K, P, 0) and seconds from first token to end, of requests that ran through."""
     rows, seconds = [], []
     for worker in np.unique(trace.worker):
         there = np.flatnonzero(trace.worker == worker)
         from_s, to_s = trace.first_token_s[there], trace.ended_s[there]
         more = trace.output_tokens[there] - 1
-        good = trace.whole[there] & (more >= 4) & (to_s > from_s)
+        good = (trace.whole & seen)[there] & (more >= LEAST_MORE) & (to_s > from_s)
         tokens = _grown(from_s, to_s, more.astype(float))
         order = np.argsort(from_s, kind="stable")
         prompts = np.concatenate([[0.0], np.cumsum(trace.prompt_tokens[there][order])])
@@ -140,10 +143,10 @@ def _grown(from_s: Floats, to_s: Floats, tokens: Floats) -> Floats:
     return np.asarray(np.interp(from_s + lasts, at, grown) - np.interp(from_s, at, grown))
 
 
-def _starting(trace: Trace, found: Ints, seats: int) -> tuple[Floats, Floats]:
+def _starting(trace: Trace, found: Ints, seats: int, seen: Bools) -> tuple[Floats, Floats]:
     """Rows (1.5, 1.5 x running, prompt, 1) and seconds to the first token, where a seat was free."""
     seconds = trace.first_token_s - trace.dispatched_s
-    good = (found < seats) & trace.whole & (seconds > 0)
+    good = (found < seats) & trace.whole & seen & (seconds > 0)
     steps = _steps(found)
     rows = np.column_stack([steps, steps * (found + 1), trace.prompt_tokens, np.ones(len(trace))])
     return rows[good].astype(float), seconds[good]

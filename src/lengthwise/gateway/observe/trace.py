@@ -14,6 +14,7 @@ from lengthwise.gateway.telemetry import Row, read
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 OLD_FILES = 16
 
 
@@ -27,7 +28,7 @@ class Trace:
         output_tokens: That came.
         predicted_tokens: Before the first token.
         dispatched_s: First sent to an engine.
-        first_token_s: As seen by the gateway.
+        first_token_s: As seen by the gateway; NaN of answers that came whole.
         ended_s: As seen by the gateway.
         waited_s: In the gateway's queue.
         whole: Whether it ran at one engine from dispatch to end.
@@ -46,7 +47,7 @@ class Trace:
     first_token_s: Floats
     ended_s: Floats
     waited_s: Floats
-    whole: npt.NDArray[np.bool_]
+    whole: Bools
     worker: Ints
     model: Ints
     again: tuple[tuple[tuple[int, float], ...], ...]
@@ -144,7 +145,7 @@ _LATER = ("dispatched_s", "first_token_s", "ended_s")
 
 
 def _counts(row: Row) -> bool:
-    times = (row.arrival_s, row.dispatched_s, row.first_token_s, row.ended_s)
+    times = (row.arrival_s, row.dispatched_s, row.ended_s)
     return row.output_tokens >= 1 and all(math.isfinite(time) for time in times)
 
 

@@ -31,7 +31,7 @@ class Row:
         output_tokens: That came.
         waited_s: In the gateway's queue in all.
         dispatched_s: First sent to an engine.
-        first_token_s: Its first token came.
+        first_token_s: Its first token came; NaN where the answer came whole.
         ended_s: Over.
         served_s: At engines in all.
         worker: The last.

@@ -100,7 +100,7 @@ class Trips(Listener):
         if last_s == last_s:  # noqa: PLR0124 - not NaN
             if trip.gaps is not None and now_s > last_s:
                 trip.gaps.add((now_s - last_s) / new_tokens, new_tokens)
-        else:
+        elif not request.at_once:
             trip.first_token_s = now_s
         if request.forecast is not trip.forecast:
             trip.believe(request.forecast)
