@@ -183,12 +183,13 @@ def _engine(
 def _calibrated(circle: _live.Circle, d: Deployment, url: str) -> tuple[CostTables, dict[str, Any]]:
     """Cost tables of this engine: its machine's profile, calibrated on static and half load.
 
-    One process that hands steps over and goes on logs seconds that are not the steps', so counters are kept, too; what
-    the calibration made of either is in its notes.
+    An engine whose model runs in the scheduler's own process logs seconds that are not the steps', so counters are kept,
+    too; what the calibration made of either is in its notes.
     """
     notes: dict[str, Any] = {}
     log = circle.work / "vllm-stock.log"
-    told = _vllm.Watched(url, circle.model.name, log, load.GROUPS[url], notes, circle.out, scrape=True)
+    where, served = (url, circle.model.name, log, load.GROUPS[url], notes, circle.out), _circle.facts_of(d)
+    told = _vllm.Watched(*where, scrape=True, deployment=served)
     plan = circle.plan
     turn = Turn(SETTING, told.bench, told.named, load.LENGTHS, plan.static_s, plan.seconds)
     runs = list(in_turns([turn], plan.repeats))
