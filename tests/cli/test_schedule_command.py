@@ -113,6 +113,8 @@ def test_quiet_prints_nothing(cli, short):
         (["--set", "deployment.model=gpt-3-175b"], "need 175 GB on the fullest GPU, and "),
         (["--threshold", "0"], "must be above 0"),
         (["--set", "workload.prompt.high=4000"], "must be within the 2048"),
+        (["--set", "engine.max_model_len=908"], "(900 + 9 tokens) must be within engine.max_model_len, 908"),
+        (["--bound-for", "10 tokens"], "it is 10 tokens, and the longest output has 9"),
         (["--cost", "tables:none.npz"], "tables of one tensor-parallel degree"),
         (["--set", "deployment.weight_dtype=fp8"], "take weight_dtype and kv_dtype out"),
         (["--report", "/nowhere/page.html"], "does not exist"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise import catalog, scenario
+from lengthwise import scenario
 from lengthwise.gateway.plugin.check import TESTED
 from lengthwise.gateway.plugin.rra_settings import RraSettings
 from lengthwise.scenario._schedule_readme import _phase_steps, outside
@@ -104,23 +104,31 @@ def test_the_readme_says_how_often_the_bound_holds_if_the_tables_are_off(deploye
     assert f"**the bound holds in {100 * spread['held_share']:.0f} % of the draws**" in text
 
 
-@pytest.mark.parametrize(
-    ("cut", "model", "says"),
-    [
-        (Cut(1, 2), "opt-13b", "this schedule has 2 pipeline stages"),
-        (Cut(2), "t5-11b", "this one has an encoder"),
-    ],
-)
-def test_what_vllm_does_not_keep_is_kept_by_the_gateway_and_the_readme_says_why(deployed, cut, model, says):
+def test_what_vllm_does_not_keep_is_kept_by_the_gateway_and_the_readme_says_why(deployed):
     folder, _ = deployed("rra", 1)
     run = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
-    told = Runnable(run.row, 1, cut)
-    why = outside(told, catalog.model(model))
-    assert says in why
+    why = outside(Runnable(run.row, 1, Cut(1, 2)))
+    assert "this schedule has 2 pipeline stages" in why
     steps = _phase_steps(why)
     assert "vllm-phases.sh" not in steps
     assert f"does not keep these phases: {why}. The gateway keeps them from outside" in steps
-    assert outside(Runnable(run.row, 1, Cut(2)), catalog.model("opt-13b")) == ""
+    assert outside(Runnable(run.row, 1, Cut(2))) == ""
+
+
+@pytest.mark.parametrize("strategy", ["rra", "waa-c"])
+def test_what_vllm_does_not_serve_is_planned_but_not_written(cli, tmp_path, strategy):
+    path, folder = tmp_path / "small.toml", tmp_path / "launch"
+    path.write_text(TEXT.format(gpus=2, bound="9s", strategy=strategy))
+    words = ("schedule", path, "--set", "deployment.model=t5-11b", "--set", "run.model_draws=0")
+    refused = cli(*words, "--deploy", folder)
+    assert refused.code == 2
+    assert "t5-11b has an encoder" in refused.err
+    assert "Leave --deploy away" in refused.err
+    assert not folder.exists()
+    assert cli(*words).code == 0, "the plan itself stays"
+    asked = scenario.load(path, ["deployment.model=t5-11b", "run.model_draws=0"])
+    with pytest.raises(InputError, match="has an encoder"):
+        scenario.write_schedule_launch(asked, scenario.plan_schedule(asked), folder)
 
 
 def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):

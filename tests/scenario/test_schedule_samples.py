@@ -98,6 +98,17 @@ def test_a_plan_says_how_sure_it_is():
     assert all(point.band_rps is not None for _, points in plan.front for point in points)
 
 
+def test_what_engines_are_told_to_take_is_all_that_lengths_may_come_to():
+    """Drift moves outputs to what is left beside the longest prompt."""
+    told = LISTED + "[engine]\nmax_model_len = {limit}\n"
+    narrow = question_of(scenario.loads(told.format(draws=0, limit=909)))
+    assert narrow.planner.estimator.setting.model.max_model_len == 909
+    wide = question_of(scenario.loads(told.format(draws=0, limit=9000)))
+    assert wide.planner.estimator.setting.model.max_model_len == 2048
+    with pytest.raises(InputError, match=r"engine\.max_model_len, 908 tokens"):
+        question_of(scenario.loads(told.format(draws=0, limit=908)))
+
+
 def test_an_interval_of_costs_is_not_the_whole_range_of_its_draws():
     """Five of a hundred lie beyond each end; of 16 not one did."""
     question = question_of(scenario.loads(LISTED.format(draws=12).replace("model_draws = 12", "")))

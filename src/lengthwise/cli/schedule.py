@@ -80,6 +80,7 @@ def run(
     asked = scenarios.load(scenario, [*_settings.overrides(set_, cost), *given])
     _outputs.require_answers(json, report, inputs=asked.files)
     if deploy is not None:
+        scenarios.require_served(asked)
         _outputs.require_folder(deploy)
         backend.require_new(deploy, force=force)
     _settings.tell(asked.notes, quiet=quiet)

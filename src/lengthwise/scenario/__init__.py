@@ -20,7 +20,7 @@ from lengthwise.scenario.launches import write_launches
 from lengthwise.scenario.outcomes import Outcome, run, slo_of
 from lengthwise.scenario.requests import asked_of_server, deployment_of_server, requests
 from lengthwise.scenario.scenario import Scenario
-from lengthwise.scenario.schedule_launches import ScheduleLaunch, write_schedule_launch
+from lengthwise.scenario.schedule_launches import ScheduleLaunch, require_served, write_schedule_launch
 from lengthwise.scenario.schedule_outcomes import (
     ScheduleOutcome,
     SeenNumber,
@@ -77,6 +77,7 @@ __all__ = [
     "replay",
     "requests",
     "requests_to_count",
+    "require_served",
     "run",
     "run_schedule",
     "schedule_outcome",

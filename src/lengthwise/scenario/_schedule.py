@@ -20,11 +20,11 @@ class ScheduleSection(Section):
     """Which schedule to choose: under what latency bound, on how many GPUs, among which strategies.
 
     ``latency_bound`` is held for outputs as long as ``bound_for`` says ("p99": all but one in a hundred are no
-    longer; "80 tokens": that long, however lengths move), from the start of their encoding to the last token; inf:
-    none. With ``worst_case`` it holds when batches are as heavy as the same share of them are at most, else for the
-    expected latency. ``gpus`` None: as many as [deployment] has (tp x pp x replicas). ``strategies``: "rra" (every GPU
-    encodes and decodes, in phases), "waa-c" and "waa-m" (some GPUs encode, the others decode, split by computation or
-    by memory).
+    longer; "80 tokens": that long, however lengths move; some output must be), from the start of their encoding to the
+    last token; inf: none. With ``worst_case`` it holds when batches are as heavy as the same share of them are at most,
+    else for the expected latency. ``gpus`` None: as many as [deployment] has (tp x pp x replicas). ``strategies``:
+    "rra" (every GPU encodes and decodes, in phases), "waa-c" and "waa-m" (some GPUs encode, the others decode, split by
+    computation or by memory).
     ``threshold``: encodings are resized so that the tokens of their prompts stay within this share of their mean, and
     the decode batch within it of its own (ExeGPT's dynamic adjustment). The plan counts on that of encodings, as near
     as whole prompts come, and what runs it does both. None: encodings have B_E requests.

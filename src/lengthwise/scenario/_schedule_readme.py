@@ -8,7 +8,6 @@ from lengthwise import backend, schedule
 from lengthwise.gateway.plugin.check import TESTED
 from lengthwise.report import percent, rounded
 from lengthwise.scenario.schedule_outcomes import requests_to_count
-from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.schedule import SchedulePlan, Spread
 
 SPLIT_CANNOT = (
@@ -122,15 +121,13 @@ def _doubted(plan: SchedulePlan, told: schedule.Runnable, doubt: Spread | None) 
     )
 
 
-def outside(told: schedule.Runnable, model: ModelSpec) -> str:
+def outside(told: schedule.Runnable) -> str:
     """Why vLLM's own scheduler cannot keep the phases; "" it can."""
     if told.encode.stages > 1:
         return (
             f"this schedule has {told.encode.stages} pipeline stages, with as many batches under way at a time, and "
             "its class holds an engine of one stage"
         )
-    if model.encoder_layers:
-        return "its class holds decoder-only models, and this one has an encoder"
     return ""
 
 

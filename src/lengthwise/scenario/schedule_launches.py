@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lengthwise import backend, engine, schedule
 from lengthwise.gateway.phasing import Phases
+from lengthwise.gateway.plugin.check import TESTED
 from lengthwise.report.schedule import write_schedule_json
 from lengthwise.scenario import model_error
 from lengthwise.scenario._schedule_readme import outside, readme, said
@@ -16,6 +17,7 @@ from lengthwise.scenario.schedule_plans import phases_of
 from lengthwise.scenario.schedules import Question, question_of
 from lengthwise.scenario.variants import hardware
 from lengthwise.schema.deployment import Deployment, EngineLimits
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import SchedulePlan, Spread
 
 LEAST_STEP_TOKENS, MOST_STEP_TOKENS = 2**13, 2**15
@@ -45,12 +47,14 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     """The files that run a chosen schedule, or the nearest one that engines can be told.
 
     Raises:
-        InputError: No schedule that engines can be told meets the bound, or an engine would not fit.
+        InputError: vLLM does not serve the model, no schedule that engines can be told meets the bound, or an engine
+            would not fit.
         OutputError: A file cannot be written.
     """
+    require_served(scenario)
     asked = question_of(scenario)
     told = schedule.runnable(asked.planner, plan.chosen, plan.bound_s)
-    why_outside = outside(told, hardware(scenario)[0])
+    why_outside = outside(told)
     engines, gateway, in_flight = _engines(scenario, asked, told, inside=not why_outside)
     doubt = _doubt(plan, told, asked)
     texts = {
@@ -64,6 +68,21 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
         folder / backend.PLAN, _planned(plan, told, doubt), None if told.exact else [said(plan, told)]
     )
     return ScheduleLaunch([*files, folder / backend.PLAN], told, said(plan, told))
+
+
+def require_served(scenario: Scenario) -> None:
+    """Nothing, if vLLM serves a scenario's kind of model, so that what runs it can be written.
+
+    Raises:
+        InputError: It has an encoder.
+    """
+    model, _ = hardware(scenario)
+    if model.encoder_layers:
+        raise InputError(
+            f"what runs a schedule is written for vLLM, and the model must be one that it serves; {model.name} has an "
+            f"encoder and a decoder, and vLLM {' or '.join(TESTED)} has no such models of text. Leave --deploy away: "
+            "the plan itself does not need it"
+        )
 
 
 def _doubt(plan: SchedulePlan, told: schedule.Runnable, asked: Question) -> Spread | None:
@@ -192,4 +211,4 @@ port = {PORT}
 """
 
 
-__all__ = ["ScheduleLaunch", "write_schedule_launch"]
+__all__ = ["ScheduleLaunch", "require_served", "write_schedule_launch"]

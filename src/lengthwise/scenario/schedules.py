@@ -13,10 +13,11 @@ from lengthwise import workload as w
 from lengthwise.scenario import model_error
 from lengthwise.scenario._sampled import sample_of
 from lengthwise.scenario._schedule import ScheduleSection
+from lengthwise.scenario._schedule_lengths import model_within, require_reached
 from lengthwise.scenario._schedule_reach import reach_notes
 from lengthwise.scenario._workloads import source_of
 from lengthwise.scenario.scenario import Scenario
-from lengthwise.scenario.variants import cost_source, hardware, host, spec_of
+from lengthwise.scenario.variants import cost_source, host, spec_of
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, ProfileError
@@ -87,9 +88,9 @@ def question_of(scenario: Scenario) -> Question:
     if scenario.variants:
         raise InputError("a schedule is chosen for one deployment; take the [[variants]] out")
     section = scenario.schedule or ScheduleSection()
-    model, _ = hardware(scenario)
     cluster, (task, sample) = _cluster(scenario, section), _lengths(scenario)
-    task.require_within(model)
+    model = model_within(scenario, task)
+    require_reached(section, task)
     strategies = [schedule.Strategy(name) for name in section.strategies]
     tables = _tables(scenario, model, cluster)
     assumptions = schedule.Assumptions(
