@@ -183,8 +183,8 @@ def _engine(
 def _calibrated(circle: _live.Circle, d: Deployment, url: str) -> tuple[CostTables, dict[str, Any]]:
     """Cost tables of this engine: its machine's profile, calibrated on static and half load.
 
-    An engine whose model runs in the scheduler's own process logs seconds that are not the steps', so counters are kept,
-    too; what the calibration made of either is in its notes.
+    An engine whose model runs in the scheduler's own process logs seconds that are not the steps', so counters are
+    kept, too; what the calibration made of either is in its notes.
     """
     notes: dict[str, Any] = {}
     log = circle.work / "vllm-stock.log"
