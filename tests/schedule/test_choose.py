@@ -22,6 +22,7 @@ from lengthwise.schedule import (
     cluster_tables,
     tensor_degrees,
 )
+from lengthwise.schedule.searched import improved
 from lengthwise.schedule.sides import Side
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.workload import TruncatedNormal
@@ -70,6 +71,32 @@ def test_all_strategies_together_are_the_best_of_each(small):
 def test_a_search_looks_at_few(small):
     got = Planner(small, [1, 2], [Strategy.RRA]).best(2.0)
     assert got.evaluated < got.points / 5
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_only_schedules_are_counted_not_places_beyond_a_run(opt_estimator, strategy):
+    looked = Planner(opt_estimator, [1, 2, 4], [strategy]).best(6.0, exhaustive=True)
+    assert looked.evaluated == looked.points
+    assert all(side.evaluated == side.points for side in looked.sides)
+    planner = Planner(opt_estimator, [1, 2, 4], [strategy])
+    found = planner.search(6.0, planner.sides, apart=True)
+    for one in found:
+        points, _, _ = one.side.seen()
+        assert one.found.of == one.side.size
+        assert len(points) <= one.found.evaluated == one.side.evaluated <= one.side.size
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_what_was_looked_at_after_the_search_is_counted_too(opt_estimator, met):
+    """Where nothing that was found meets the bound, the neighbours of the fastest as well."""
+    planner = Planner(opt_estimator, [1, 2, 4])
+    searched = planner.search(6.0, planner.sides)
+    before = sum(one.found.evaluated for one in searched)
+    if not met:
+        searched = [replace(one, found=replace(one.found, best=None)) for one in searched]
+    looked = improved(searched, 6.0)
+    assert all(one.found.evaluated == one.side.evaluated for one in looked)
+    assert sum(one.found.evaluated for one in looked) > before
 
 
 def test_apart_every_side_has_its_own_best(opt_estimator):

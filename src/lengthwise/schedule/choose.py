@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lengthwise.schedule.branch_and_bound import Tolerances, branch_and_bound
 from lengthwise.schedule.controls import Assumptions, Cluster, Controls, Strategy
@@ -26,6 +26,7 @@ from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.searched import TIE, Searched, improved, nothing, told
 from lengthwise.schedule.sides import Side
 from lengthwise.schedule.stage_seconds import DegreesTables, cluster_tables
+from lengthwise.schedule.variables import Ints, Perf
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.schedule import ScheduleRow, ScheduleSide
@@ -170,11 +171,21 @@ class Planner:
         return searched
 
     def _searched(self, side: Side, bound_s: float, known_rps: float, *, exhaustive: bool) -> Found:
+        """What a search comes to; of the box's places it counts those that are schedules."""
         if exhaustive:
-            return look_at_all(side.perf_anew, side.variables, bound_s)
-        return branch_and_bound(
-            side.perf, side.variables, bound_s, self._tolerances, known_rps=known_rps * (1 - TIE)
+            found = look_at_all(side.perf_anew, side.variables, bound_s)
+            return replace(found, evaluated=side.size, of=side.size)
+        seen = 0
+
+        def perf(points: Ints) -> Perf:
+            nonlocal seen
+            seen += int(side.within(points).sum())
+            return side.perf(points)
+
+        found = branch_and_bound(
+            perf, side.variables, bound_s, self._tolerances, known_rps=known_rps * (1 - TIE)
         )
+        return replace(found, evaluated=seen, of=side.size)
 
 
 def best_schedule(

@@ -40,9 +40,16 @@ class Searched:
 
 def improved(searched: Sequence[Searched], bound_s: float) -> list[Searched]:
     """Searches with what they missed as estimates are not quite monotone; each way to a choice ends with it."""
+    before = [one.side.evaluated for one in searched]
     if not any(one.found.best for one in searched):
         searched = [_looked_closer(one, bound_s) for one in searched]
-    return [_climbed(one, bound_s) for one in searched]
+    climbed = [_climbed(one, bound_s) for one in searched]
+    return [_counted(one, one.side.evaluated - was) for one, was in zip(climbed, before, strict=True)]
+
+
+def _counted(one: Searched, more: int) -> Searched:
+    """The search with the schedules that were estimated after it."""
+    return replace(one, found=replace(one.found, evaluated=one.found.evaluated + more))
 
 
 def _looked_closer(one: Searched, bound_s: float) -> Searched:
@@ -63,7 +70,7 @@ def _climbed(one: Searched, bound_s: float) -> Searched:
 
     RRA's goes on from the best that was seen even where the search gave up: its bounds are not quite bounds.
     """
-    best, before = one.found.best or _best_seen(one.side, bound_s), one.side.evaluated
+    best = one.found.best or _best_seen(one.side, bound_s)
     for _ in range(_MOST_CLIMBS if best else 0):
         assert best is not None
         points = one.side.around(best.point)
@@ -77,8 +84,7 @@ def _climbed(one: Searched, bound_s: float) -> Searched:
             break
         best = Reached(tuple(points[at].tolist()), float(got.latency_s[at]), float(rps[at]))
     most_rps = max(one.at_most_rps, best.throughput_rps if best else 0.0)
-    evaluated = one.found.evaluated + one.side.evaluated - before
-    return replace(one, found=replace(one.found, best=best, evaluated=evaluated), at_most_rps=most_rps)
+    return replace(one, found=replace(one.found, best=best), at_most_rps=most_rps)
 
 
 def _best_seen(side: Side, bound_s: float) -> Reached | None:

@@ -54,7 +54,7 @@ class Side:
         self.strategy, self.tp = strategy, tp
         self._estimator, self._worst_case = estimator, worst_case
         self._known: dict[Place, tuple[float, float]] = {}
-        self.why_not, self.size = "", 0
+        self.why_not, self.size, self._evaluated = "", 0, 0
         self.variables: tuple[Variable, ...] = ()
         groups = self._groups()
         most = self._largest_batch(groups) if groups else 0
@@ -65,8 +65,8 @@ class Side:
 
     @property
     def evaluated(self) -> int:
-        """How many of them were estimated so far."""
-        return len(self._known)
+        """How many of them were estimated so far; places beyond a run's end are none of them."""
+        return self._evaluated
 
     def perf(self, points: Ints) -> Perf:
         """What points yield; each is estimated once."""
@@ -76,13 +76,20 @@ class Side:
             got = self.perf_anew(np.array(new, dtype=np.int64))
             rows = zip(new, got.latency_s.tolist(), got.throughput_rps.tolist(), strict=True)
             self._known.update((key, (latency, rps)) for key, latency, rps in rows)
+            self._evaluated += int(self.within(np.array(new, dtype=np.int64)).sum())
         known = np.array([self._known[key] for key in keys]).reshape(len(keys), 2)
         return Perf(known[:, 0], known[:, 1])
 
     def perf_anew(self, points: Ints) -> Perf:
         """The same, nothing kept; of what memory does not hold the throughput it would have."""
         got = self.estimates(points)
-        return Perf(np.where(self._within(points), self.held_s(got), np.inf), got.would_rps)
+        return Perf(np.where(self.within(points), self.held_s(got), np.inf), got.would_rps)
+
+    def within(self, points: Ints) -> npt.NDArray[np.bool_]:
+        """Whether points are schedules, not places beyond a run's end."""
+        if self.strategy is Strategy.RRA:
+            return np.ones(len(points), dtype=np.bool_)
+        return np.asarray(points[:, 0] < self._runs[points[:, 1], 1])
 
     def estimates(self, points: Ints) -> Estimates:
         """All that is estimated of points."""
@@ -169,12 +176,6 @@ class Side:
 
     def _all_runs(self, groups: tuple[int, ...], most: int) -> Ints:
         return runs_of(self._estimator, self._columns, groups, self._micro_batches(), most)
-
-    def _within(self, points: Ints) -> npt.NDArray[np.bool_]:
-        """Whether points are schedules, not places beyond a run's end."""
-        if self.strategy is Strategy.RRA:
-            return np.ones(len(points), dtype=np.bool_)
-        return np.asarray(points[:, 0] < self._runs[points[:, 1], 1])
 
     def _columns(self, batch: Ints, second: Ints, groups: Ints) -> ControlColumns:
         rra, ones = self.strategy is Strategy.RRA, np.ones(len(batch), dtype=np.int64)

@@ -30,7 +30,7 @@ def sentences(plan: SchedulePlan) -> list[str]:
         _static(plan),
         *others_said(plan),
         *sure_said(plan),
-        f"{plan.evaluated:,} of {plan.points:,} schedules were estimated; {_certainty(plan)}.",
+        f"{_looked_at(plan)}; {_certainty(plan)}.",
     ]
     return told + _of_drift(plan)
 
@@ -103,7 +103,15 @@ def _static(plan: SchedulePlan) -> str:
     )
 
 
+def _looked_at(plan: SchedulePlan) -> str:
+    if plan.evaluated >= plan.points:
+        return f"All {plan.points:,} schedules were estimated"
+    return f"{plan.evaluated:,} of {plan.points:,} schedules were estimated"
+
+
 def _certainty(plan: SchedulePlan) -> str:
+    if plan.evaluated >= plan.points:
+        return "none of them has more throughput"
     if not math.isfinite(plan.gap):
         return "the bound is at the edge of what can be met, so that little is known of the others"
     most = "more throughput" if plan.gap < 0.0005 else f"over {100 * plan.gap:.1f} % more throughput"
