@@ -55,6 +55,30 @@ def search(rows: Rows) -> Iterator[str]:
         "are there, ranges of the variables are found anew, all strategies and degrees are searched. The paper takes 3 s to 2 "
         "minutes for RRA, 1 to 5 minutes for WAA, and 5 hours to a day for looking at all."
     )
+    shares = told.get("by_strategy") or {}
+    if shares:
+        yield _shares(shares)
+
+
+def _shares(shares: Mapping[str, Mapping[str, Any]]) -> str:
+    """The largest share of each strategy's own schedules, and why WAA's is large."""
+    each = "; ".join(
+        f"{WINNERS[name]} {percent(one['value'])} ({one['evaluated']:,} of {one['points']:,}; {one['of']}), in the middle "
+        f"{percent(one['median'])}"
+        for name, one in shares.items()
+    )
+    more = max(one["value"] for one in shares.values()) > 1
+    beyond = (
+        " More than all: these counts have places beyond the end of a stretch in them, which are no schedules."
+        if more
+        else ""
+    )
+    return (
+        f"\nThe aim is of all schedules together. Of a strategy's own at most: {each}. WAA has few, hundreds to thousands "
+        "beside RRA's hundred thousands to millions, as there is no N_D. They go by stretches of batches that are split alike "
+        "between encoding and decoding GPUs, of each of which both ends are looked at, as nothing is assumed from one to the "
+        f"next; where stretches are short, that is nearly every schedule.{beyond}"
+    )
 
 
 def regret(rows: Rows) -> Iterator[str]:

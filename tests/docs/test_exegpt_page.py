@@ -133,6 +133,22 @@ def test_without_a_bound_the_choice_is_named_as_it_is(generator):
     assert "(the paper's text says 80 %, its Table 6 has 80 %)" in text
 
 
+@pytest.mark.parametrize("most", [0.98, 1.94])
+def test_shares_of_points_are_told_by_strategy(generator, most):
+    def of(value, evaluated, points):
+        more = {"evaluated": evaluated, "points": points, "of": "opt-13b-a40, s, bound none"}
+        return {"value": value, "median": value / 2} | more
+
+    shares = {"rra": of(0.005, 500, 100_000), "waa-c": of(most, round(1000 * most), 1000)}
+    told = {"of": "opt-13b-a40, s, bound none", "by_strategy": shares}
+    rows = [row("exegpt.points_share_max", 0.01, details=told)]
+    rows.append(row("exegpt.search_s_max", 1.2, details={"of": "opt-13b-a40, s, bound none", "choices": []}))
+    text = generator.page(rows)
+    assert "RRA 0.5 % (500 of 100,000; opt-13b-a40, s, bound none), in the middle 0.25 %" in text
+    assert f"WAA-C {100 * most:.3g} % ({round(1000 * most):,} of 1,000" in text
+    assert ("More than all" in text) == (most > 1)
+
+
 def test_looking_at_all_is_over_the_searchs_micro_batches(generator):
     from lengthwise.schedule.sides import MICRO_BATCHES
 
