@@ -87,6 +87,14 @@ def test_an_expected_latency_lets_more_in(cli, short):
     assert mean["chosen"]["latency_s"] <= 1
 
 
+def test_rates_of_loading_may_be_given(cli, short):
+    usual = asked(cli, short)["redeploy"]
+    told = asked(cli, short, "--set", "schedule.dram_gb_s=9.8", "--set", "schedule.ssd_gb_s=14.6")["redeploy"]
+    assert told["dram_s"] == pytest.approx(usual["dram_s"] / 2)
+    assert told["ssd_s"] == pytest.approx(usual["ssd_s"] / 2)
+    assert told["source"] == "rates as given"
+
+
 def test_no_bound_is_infinite(cli, short):
     told = asked(cli, short, "--latency-bound", "inf")
     assert told["bound_s"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from lengthwise.schedule import (
     redeployment,
 )
 from lengthwise.schedule.drift import moments, moved
+from lengthwise.schedule.redeploy import DRAM_BYTES_PER_S, SSD_BYTES_PER_S
 from lengthwise.schema.errors import InputError
 
 FEW = (("mean", 0.15), ("mean", 0.30), ("sd", -0.3), ("skewness", 0.4))
@@ -154,9 +156,21 @@ def test_loading_takes_what_the_paper_measured():
     for name, gpus, dram_s, ssd_s in (("gpt-3-175b", 32, 2.1, 11.9), ("gpt-3-341b", 48, 3.5, 15.1)):
         got = redeployment(catalog.model(name), Cluster(*a40, gpus))
         assert (got.dram_s, got.ssd_s) == (dram_s, ssd_s)
-        near = redeployment(catalog.model(name), Cluster(*a40, gpus), dram_bytes_per_s=4.9e9 + 1)
+        rates = {"dram_bytes_per_s": DRAM_BYTES_PER_S, "ssd_bytes_per_s": SSD_BYTES_PER_S}
+        near = redeployment(catalog.model(name), Cluster(*a40, gpus, **rates))
         assert near.dram_s == pytest.approx(dram_s, rel=0.25)
         assert near.ssd_s == pytest.approx(ssd_s, rel=0.1)
+
+
+def test_a_rate_that_is_given_is_taken_and_the_source_says_which(opt, four_a40):
+    usual = redeployment(opt, four_a40)
+    drives = redeployment(opt, replace(four_a40, ssd_bytes_per_s=2 * SSD_BYTES_PER_S))
+    assert (drives.dram_s, drives.ssd_s) == (usual.dram_s, pytest.approx(usual.ssd_s / 2))
+    assert drives.source == f"drives: rate as given; else {usual.source}"
+    both = replace(four_a40, dram_bytes_per_s=1e9, ssd_bytes_per_s=1e9)
+    assert redeployment(opt, both).source == "rates as given"
+    with pytest.raises(InputError, match="above 0"):
+        replace(four_a40, dram_bytes_per_s=0.0)
 
 
 def test_other_gpus_do_not_take_the_seconds_of_those_that_were_measured():

@@ -31,6 +31,8 @@ class ScheduleSection(Section):
     ``baselines``: other systems that the choice is held against, or "all" of them: "fastertransformer",
     "deepspeed-inference", "orca", "vllm" (v0), "sarathi", "vllm-v1", "vllm-v1-disaggregated" (some replicas prefill,
     the others decode); each is simulated in all its configurations, which takes seconds to a minute.
+    ``dram_gb_s``, ``ssd_gb_s``: how fast weights are loaded anew, in 1e9 bytes a second: from host memory to each GPU,
+    and from the drives of each node. None: what ExeGPT measured (its seconds for its own models, else 4.9 and 7.3).
     """
 
     latency_bound: Seconds = math.inf
@@ -40,6 +42,8 @@ class ScheduleSection(Section):
     worst_case: bool = True
     threshold: Annotated[NotNan, Field(gt=0, lt=1)] | None = None
     baselines: list[Text] = Field(default_factory=list)
+    dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None
+    ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None
 
     @field_validator("bound_for")
     @classmethod

@@ -173,7 +173,8 @@ def _cluster(scenario: Scenario, section: ScheduleSection) -> schedule.Cluster:
     gpus = section.gpus or on.tp * on.pp * on.replicas
     gpu = catalog.gpu(spec_of(on.gpu, scenario))
     node = catalog.node(spec_of(on.node, scenario)) if on.node else catalog.default_node(gpu, gpus)
-    return schedule.Cluster(gpu, node, gpus, scenario.engine.gpu_memory_utilization)
+    rates = (None if rate is None else 1e9 * rate for rate in (section.dram_gb_s, section.ssd_gb_s))
+    return schedule.Cluster(gpu, node, gpus, scenario.engine.gpu_memory_utilization, *rates)
 
 
 def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> dict[int, CostTables]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -58,16 +59,31 @@ class Controls:
 
 @dataclass(frozen=True)
 class Cluster:
-    """``gpus`` GPUs of one kind in nodes of one kind."""
+    """``gpus`` GPUs of one kind in nodes of one kind, and how fast they load weights (None: as in ``redeploy``).
+
+    Attributes:
+        gpu: The kind.
+        node: Likewise.
+        gpus: In all.
+        gpu_memory_utilization: Share of a GPU's memory that is used.
+        dram_bytes_per_s: From host memory to each GPU.
+        ssd_bytes_per_s: From the drives of each node.
+    """
 
     gpu: GpuSpec
     node: NodeSpec
     gpus: int
     gpu_memory_utilization: float = 0.9
+    dram_bytes_per_s: float | None = None
+    ssd_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise InputError(f"a cluster must have at least 1 GPU; it has {self.gpus}")
+        for name in ("dram_bytes_per_s", "ssd_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name} must be above 0 and finite; it is {value}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,35 +26,36 @@ def redeployment(
     model: ModelSpec,
     cluster: Cluster,
     strategy: Strategy = Strategy.RRA,
-    *,
-    dram_bytes_per_s: float = DRAM_BYTES_PER_S,
-    ssd_bytes_per_s: float = SSD_BYTES_PER_S,
 ) -> Redeployment:
     """Seconds to load all weights, every GPU and every node at a time.
 
-    The paper's own where it measured the model on so many such GPUs. Under WAA a decoder-only model is there twice.
+    At the cluster's rates; of one that it does not say, the paper's own seconds where it measured the model on so many
+    such GPUs, else the paper's rate. Under WAA a decoder-only model is there twice.
 
     Args:
         model: What is loaded.
-        cluster: Where to.
+        cluster: Where to, and how fast.
         strategy: Whose layout.
-        dram_bytes_per_s: From host memory to each GPU.
-        ssd_bytes_per_s: From the drives of each node.
     """
     copies = 2 if strategy is not Strategy.RRA and not model.encoder_layers else 1
-    own_rates = (dram_bytes_per_s, ssd_bytes_per_s) == (DRAM_BYTES_PER_S, SSD_BYTES_PER_S)
-    measured = (
-        _MEASURED.get((model.name, cluster.gpu.name, cluster.gpus)) if own_rates and copies == 1 else None
-    )
-    if measured:
-        return Redeployment(*measured, f"{SOURCE}, measured")
+    rates = cluster.dram_bytes_per_s, cluster.ssd_bytes_per_s
+    measured = _MEASURED.get((model.name, cluster.gpu.name, cluster.gpus)) if copies == 1 else None
     loaded = copies * weight_bytes(model)
     nodes = -(-cluster.gpus // cluster.node.gpus)
+    dram_s, ssd_s = measured or (loaded / cluster.gpus / DRAM_BYTES_PER_S, loaded / nodes / SSD_BYTES_PER_S)
     return Redeployment(
-        loaded / cluster.gpus / dram_bytes_per_s,
-        loaded / nodes / ssd_bytes_per_s,
-        f"{SOURCE}: its rates" if own_rates else "rates as given",
+        dram_s if rates[0] is None else loaded / cluster.gpus / rates[0],
+        ssd_s if rates[1] is None else loaded / nodes / rates[1],
+        _source(rates, measured=measured is not None),
     )
+
+
+def _source(rates: tuple[float | None, float | None], *, measured: bool) -> str:
+    paper = f"{SOURCE}, measured" if measured else f"{SOURCE}: its rates"
+    if None not in rates:
+        return "rates as given"
+    given = [place for place, rate in zip(("host memory", "drives"), rates, strict=True) if rate is not None]
+    return f"{given[0]}: rate as given; else {paper}" if given else paper
 
 
 __all__ = ["DRAM_BYTES_PER_S", "SSD_BYTES_PER_S", "redeployment"]
