@@ -16,6 +16,7 @@ from lengthwise import scenario
 from lengthwise.gateway.plugin.check import TESTED
 from lengthwise.gateway.plugin.rra_settings import RraSettings
 from lengthwise.scenario._schedule_readme import _phase_steps, outside
+from lengthwise.scenario.schedule_splits import split_in_flight
 from lengthwise.schedule import Cut, Runnable
 from lengthwise.schema.errors import InputError
 
@@ -173,8 +174,10 @@ def test_a_split_becomes_a_producer_a_consumer_and_a_router(deployed):
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
     held = scenario.load_gateway(folder / "gateway.toml").config.engines[0].in_flight
     assert held >= plan["decode_batch"] + plan["encode_batch"]
-    with pytest.raises(InputError, match="split prefill and decode"):
-        scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    planned = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    assert planned.phases is None
+    assert held == split_in_flight(planned.row)
+    assert f"at most {held} at a time" in " ".join((folder / "README.md").read_text().split())
 
 
 def test_what_engines_cannot_be_told_becomes_the_nearest_with_its_own_numbers(deployed):

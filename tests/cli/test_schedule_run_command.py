@@ -135,8 +135,7 @@ def test_the_command_beside_it_goes_on_working(cli, asked):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"strategy": "waa-c"}, "--deploy DIR"),
-        ({"strategy": "static"}, "a schedule of phases (rra) can be run"),
+        ({"strategy": "static"}, "a schedule of phases (rra), or a split one (waa) can be run"),
         ({"decode_steps": 17}, "the longest output (16 tokens)"),
         ({"encode_batch": "x"}, "must hold a whole schedule"),
         ({"encode_batch": 40, "decode_batch": 60.0}, "with B_E = 40 requests at once; the engine"),

@@ -15,6 +15,7 @@ from lengthwise.gateway.follow import News
 from lengthwise.gateway.telemetry import as_dict
 from lengthwise.scenario import Adapted, PlannedRun, ScheduleOutcome, ScheduleRun, requests_to_count
 from lengthwise.scenario.schedule_outcomes import FEWEST_PHASES
+from lengthwise.scenario.schedule_splits import split_in_flight
 from lengthwise.schema.files import write_whole
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def show_plan(planned: PlannedRun, engines: int) -> None:
     """Prints what is about to be kept."""
     out, phases = console(), planned.phases
     on = "one engine" if engines == 1 else f"each of {engines} engines"
+    if phases is None:
+        before = "one router" if engines == 1 else f"each of {engines} routers"
+        out.print(f"Keeping {planned.row.words} before {before} ({planned.source})")
+        out.print(f"at most {split_in_flight(planned.row)} requests under way there", style="dim")
+        return
     out.print(f"Keeping {planned.row.words} on {on} ({planned.source})")
     resized = "" if phases.threshold is None else f", encodings resized within {100 * phases.threshold:g} %"
     out.print(f"at most {phases.most_in_flight} requests at an engine{resized}", style="dim")
@@ -40,15 +46,20 @@ def show(played: ScheduleRun) -> None:
     for sentence in followed_said(played):
         out.print(sentence)
     print_table(_HEADS, [_cells(one) for one in outcome.seen])
+    if planned.phases is not None:
+        _show_ends(outcome)
+    out.print(verdict(planned, outcome))
+    for doubt in doubts(planned, played):
+        out.print(f"doubt: {doubt}", style="dim")
+
+
+def _show_ends(outcome: ScheduleOutcome) -> None:
     ends = ", ".join(f"{count} {_ENDS[why]}" for why, count in outcome.ended.items())
-    out.print(
+    console().print(
         f"{outcome.phases} of {outcome.all_phases} phases count (the queue full, batches filled); all ended "
         f"{ends or 'none'}",
         style="dim",
     )
-    out.print(verdict(planned, outcome))
-    for doubt in doubts(planned, played):
-        out.print(f"doubt: {doubt}", style="dim")
 
 
 def followed_said(played: ScheduleRun) -> list[str]:
@@ -71,6 +82,8 @@ def followed_said(played: ScheduleRun) -> list[str]:
 def doubts(planned: PlannedRun, played: ScheduleRun) -> list[str]:
     """What speaks against the numbers: the client's doubts, and phases that were longer than the schedule's."""
     found, steps = list(played.measured.doubts), planned.row.decode_steps
+    if planned.phases is None:
+        return found + split_doubts(played)
     seen = {one.name: one.value for one in played.outcome.seen}["decode iterations, N_D"]
     if seen > 1.1 * steps + 1:
         found.append(
@@ -82,6 +95,20 @@ def doubts(planned: PlannedRun, played: ScheduleRun) -> list[str]:
             f"where there is no interval, too few phases count: {played.outcome.phases}, and it takes {FEWEST_PHASES} "
             f"of each engine; play more requests (--requests {requests_to_count(planned.row, played.engines)})"
         )
+    return found
+
+
+def split_doubts(played: ScheduleRun) -> list[str]:
+    """What speaks against the numbers of a split schedule."""
+    found, most = [], played.engines * split_in_flight(played.planned.row)
+    under_way = played.outcome.seen[0].value
+    if under_way < 0.9 * most:
+        found.append(
+            f"{under_way:.3g} requests were under way in the mean, of {most} that the schedule has: requests were "
+            "lacking (--concurrency, --requests), or latency is shorter than planned"
+        )
+    if any(math.isnan(one.low) for one in played.outcome.seen):
+        found.append("where there is no interval, too few requests count; play more (--requests)")
     return found
 
 
@@ -110,7 +137,7 @@ def as_json(played: ScheduleRun) -> dict[str, Any]:
         "version": VERSION,
         "answer": verdict(planned, outcome),
         "schedule": dataclasses.asdict(planned.row),
-        "phases": dataclasses.asdict(planned.phases),
+        "phases": None if planned.phases is None else dataclasses.asdict(planned.phases),
         "bound_tokens": planned.bound_tokens,
         "share": planned.share,
         "source": planned.source,

@@ -21,7 +21,8 @@ def run(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
     *,
     engine: Annotated[
-        list[str], typer.Option(metavar="URL", help="An engine that keeps the schedule; repeatable.")
+        list[str],
+        typer.Option(metavar="URL", help="An engine that keeps the schedule; of WAA a router; repeatable."),
     ],
     schedule: Annotated[
         Path | None,
@@ -92,11 +93,14 @@ def run(
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Keep a schedule of phases before engines, play the scenario's requests, and hold what came against the plan.
+    """Keep a schedule before engines, play the scenario's requests, and hold what came against the plan.
 
     A gateway in mode rra admits B_E new requests to each engine, then none for N_D decode iterations, as its
     token streams tell. Engines stay as they are. Requests come in a closed loop that keeps the queue full, as
     planned throughput is of a full one; latency counts from when a request was sent to its engine, as planned.
+
+    A plan of WAA (--schedule DIR/PLAN.json of --deploy) is played before the router of its engines, with as many
+    requests under way as planned; throughput and latency stand beside the plan.
 
     With --adapt lengths are watched in the order of arrival, each once all requests before it have ended: a very
     long one holds back those behind it. When they moved, the schedule is planned anew in another process, and B_E,

@@ -50,7 +50,7 @@ def readme(
         "## Run it",
         _split_steps() if told.decode else _phase_steps(outside),
         "## Check it",
-        _split_check(in_flight) if told.decode else _phase_check(told),
+        _split_check(in_flight, told.pipelines) if told.decode else _phase_check(told),
         "## When lengths move",
         _moving(split=told.decode is not None),
         "## What vLLM does otherwise" if told.decode else "",
@@ -182,11 +182,17 @@ def _phase_check(told: schedule.Runnable) -> str:
     )
 
 
-def _split_check(in_flight: int) -> str:
+def _split_check(in_flight: int, pairs: int) -> str:
+    more = (
+        f" The plan is of one of {pairs} pairs: give each a router of its own, and name them all (--engine)."
+        if pairs > 1
+        else ""
+    )
     return (
-        f"`lengthwise bench http://127.0.0.1:8080 scenario.toml --concurrency {in_flight} --num-requests 1000` sends "
-        "requests of these lengths, as many at a time as the schedule has under way; hold throughput and latency "
-        "against the table. `lengthwise schedule run` is for phases (RRA) and refuses this plan."
+        f"With both sides and the router running and no gateway: `lengthwise schedule run scenario.toml --engine "
+        f"http://127.0.0.1:{backend.PORT} --schedule {backend.PLAN} --out run` plays requests of these lengths, at "
+        f"most {in_flight // pairs:,} at a time, and prints throughput and latency beside the plan, and whether the "
+        f"bound held.{more}"
     )
 
 

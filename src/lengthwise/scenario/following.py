@@ -94,7 +94,8 @@ class PhaseFollower:
         row = change.new if change.made else change.kept
         if row is None:  # nothing meets the bound, or fits: it goes on as it can
             row = _within(self._adapter.deployed, task)
-        phases = phases_of(row, task, self._planned.phases.threshold)
+        before = self._planned.phases
+        phases = phases_of(row, task, None if before is None else before.threshold)
         tokens = change.after.quantile_tokens
         return replace(
             self._planned,

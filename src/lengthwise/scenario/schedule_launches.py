@@ -14,6 +14,7 @@ from lengthwise.scenario import model_error
 from lengthwise.scenario._schedule_readme import outside, readme, said
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.schedule_plans import phases_of
+from lengthwise.scenario.schedule_splits import split_in_flight
 from lengthwise.scenario.schedules import Question, question_of
 from lengthwise.scenario.variants import hardware
 from lengthwise.schema.deployment import Deployment, EngineLimits
@@ -141,7 +142,7 @@ def _engines(
     encode = _deployed(scenario, told.encode, row.encode_batch, step_tokens, longest)
     decode = _deployed(scenario, told.decode, seats, LEAST_STEP_TOKENS, longest)
     engines = backend.ScheduledEngines(row.words, encode, decode, told.pipelines)
-    in_flight = told.pipelines * (seats + row.encode_batch)
+    in_flight = told.pipelines * split_in_flight(row)
     return engines, _gateway_of_pairs(in_flight), in_flight
 
 

@@ -85,10 +85,10 @@ def schedule_outcome(
         rows: Requests that are over.
         engines: That served.
     """
-    row, (from_s, to_s) = planned.row, _window(rows)
+    row, (from_s, to_s) = planned.row, window(rows)
     steady = [one for one in phases if from_s <= one.begun_s <= to_s]
     served = [one for one in rows if one.outcome == "finished" and from_s <= one.dispatched_s <= to_s]
-    latency = _quantile([one.served_s for one in served], planned.share)
+    latency = quantile([one.served_s for one in served], planned.share)
     seen = [
         SeenNumber("encode batch, B_E", "", row.encode_batch, *mean(_of(steady, "encode_batch"))),
         SeenNumber("decode iterations, N_D", "", row.decode_steps, *mean(_of(steady, "decode_steps"))),
@@ -97,7 +97,7 @@ def schedule_outcome(
         SeenNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
         SeenNumber(f"latency of {planned.bound_tokens} tokens", "s", row.latency_s, *latency),
     ]
-    held, sure = _held(planned.bound_s, latency)
+    held, sure = held_within(planned.bound_s, latency)
     ended: defaultdict[str, int] = defaultdict(int)
     for one in phases:
         ended[one.why] += 1
@@ -155,7 +155,7 @@ def _rate(phases: Iterable[Phase]) -> tuple[float, float, float]:
     return (rate, rate - half, rate + half) if by_worker else (math.nan, math.nan, math.nan)
 
 
-def _quantile(values: Sequence[float], level: float) -> tuple[float, float, float]:
+def quantile(values: Sequence[float], level: float) -> tuple[float, float, float]:
     """A quantile and the order statistics that hold it; infinite where none is high enough."""
     from scipy.stats import binom
 
@@ -168,7 +168,8 @@ def _quantile(values: Sequence[float], level: float) -> tuple[float, float, floa
     return ascending[rank - 1], ascending[max(low, 1) - 1], ascending[high - 1] if high <= n else math.inf
 
 
-def _held(bound_s: float, latency: tuple[float, float, float]) -> tuple[bool | None, bool]:
+def held_within(bound_s: float, latency: tuple[float, float, float]) -> tuple[bool | None, bool]:
+    """Whether a latency with its interval is within a bound, None: unknown; and whether all of the interval says so."""
     value, low, high = latency
     if math.isinf(bound_s):
         return True, True
@@ -177,7 +178,7 @@ def _held(bound_s: float, latency: tuple[float, float, float]) -> tuple[bool | N
     return value <= bound_s, high <= bound_s or low > bound_s
 
 
-def _window(rows: Sequence[Row]) -> tuple[float, float]:
+def window(rows: Sequence[Row]) -> tuple[float, float]:
     """From when batches had filled until the last request had come: behind it the queue runs empty."""
     if not rows:
         return math.inf, -math.inf

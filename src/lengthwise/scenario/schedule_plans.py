@@ -36,7 +36,8 @@ class PlannedRun:
 
     Attributes:
         row: It, and what it should yield on one engine.
-        phases: What a gateway is told of it.
+        phases: What a gateway is told of it; None: encoding and decoding are split between engines (WAA), which takes
+            no phases, only as many requests under way as planned.
         bound_s: Latency that must be held; infinite: none.
         bound_tokens: Output tokens that the bound is for.
         share: Of the outputs that are no longer than that.
@@ -44,7 +45,7 @@ class PlannedRun:
     """
 
     row: ScheduleRow
-    phases: Phases
+    phases: Phases | None
     bound_s: float
     bound_tokens: int
     share: float
@@ -54,15 +55,16 @@ class PlannedRun:
 def planned_run(
     scenario: Scenario, file: Path | None = None, *, threshold: float | None = None
 ) -> PlannedRun:
-    """The schedule of a scenario as phases before engines.
+    """The schedule of a scenario as it can be kept before engines.
 
     Args:
         scenario: Whose lengths are served; its [schedule] is planned where no file is given.
-        file: What ``lengthwise schedule --json`` wrote.
+        file: What ``lengthwise schedule --json`` wrote, or ``--deploy``; only with it WAA, whose engines it is for.
         threshold: Resizes encodings so that work stays within this share of its mean; None: as was planned.
 
     Raises:
-        InputError: No schedule meets the bound, it is none of phases, or it does not fit the scenario's lengths.
+        InputError: No schedule meets the bound, engines cannot be held to it, or it does not fit the scenario's
+            lengths.
     """
     if file is None:
         plan = plan_schedule(scenario)
@@ -75,7 +77,11 @@ def planned_run(
         source = str(file)
     task = task_of(scenario)
     _require_reached(row, task, scenario, file)
-    phases = phases_of(row, task, planned if threshold is None else threshold)
+    if file is not None and is_split(row):
+        _require_not_resized(row, threshold)
+        phases = None
+    else:
+        phases = phases_of(row, task, planned if threshold is None else threshold)
     share = min(1.0, float(task.output_pmf[: tokens + 1].sum()))
     return PlannedRun(row, phases, bound_s, tokens, share, source)
 
@@ -105,20 +111,41 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
     )
 
 
+def is_split(row: ScheduleRow) -> bool:
+    """Whether some GPUs only encode and others only decode."""
+    return row.strategy.startswith("waa")
+
+
+def _require_not_resized(row: ScheduleRow, threshold: float | None) -> None:
+    """Nothing, unless encodings are to be resized that no admission forms.
+
+    Raises:
+        InputError: They are.
+    """
+    if threshold is not None:
+        raise InputError(
+            f"threshold must be left out: the schedule is {row.words}, and the engine that encodes forms its batches "
+            "itself"
+        )
+
+
 def require_phases(row: ScheduleRow) -> None:
     """Nothing, if admission alone can keep the schedule.
 
     Raises:
         InputError: It cannot; the message says what does it.
     """
-    if row.strategy.startswith("waa"):
+    if is_split(row):
         raise InputError(
             f"the schedule is {row.words}: some GPUs only encode, others only decode, which takes engines that "
-            "split prefill and decode. `lengthwise schedule SCENARIO --deploy DIR` writes their commands; with "
-            "--strategy rra phases are chosen, which engines keep as they are"
+            "split prefill and decode. `lengthwise schedule SCENARIO --deploy DIR` writes their commands, and with "
+            "`--schedule DIR/PLAN.json` requests are played before their router; with --strategy rra phases are "
+            "chosen, which engines keep as they are"
         )
     if row.strategy != Strategy.RRA:
-        raise InputError(f"a schedule of phases (rra) can be run; this one is {row.words}")
+        raise InputError(
+            f"a schedule of phases (rra), or a split one (waa) can be run; this one is {row.words}"
+        )
 
 
 def _require_same(told: dict[str, Any], scenario: Scenario, path: Path) -> None:

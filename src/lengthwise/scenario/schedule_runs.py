@@ -1,4 +1,4 @@
-"""A schedule of phases kept before real engines: a gateway in mode rra and the load generator side by side."""
+"""A schedule kept before real engines: a gateway (of phases: in mode rra) and the load generator side by side."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConf
 from lengthwise.gateway.decisions import Phase
 from lengthwise.gateway.follow import Followed, Following, Make, News
 from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.phasing import Phases
 from lengthwise.gateway.seats import seats
 from lengthwise.gateway.telemetry import Row
 from lengthwise.scenario.following import Adapted, Follow, follower_maker, seated
 from lengthwise.scenario.requests import requests
 from lengthwise.scenario.scenario import Scenario
+from lengthwise.scenario.schedule_loads import SPARE, ScheduleLoad
 from lengthwise.scenario.schedule_outcomes import ScheduleOutcome, requests_to_count, schedule_outcome
 from lengthwise.scenario.schedule_plans import PlannedRun, planned_run
+from lengthwise.scenario.schedule_splits import play_split
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
+from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
 
 MORE_SEATS = 2
 """A schedule that follows lengths may come to have so many times the requests at an engine, if that runs them."""
 _PLAN_S = 300.0
-_SPARE = 3
-"""Encodings that wait beside those who are served, so that the queue is never short of one."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class ScheduleRun:
         outcome: Of the schedule that was kept last, since it was.
         planned: That schedule.
         measured: The client's records.
-        phases: All of them.
+        phases: All of them; none of a split schedule.
         rows: All requests.
         news: What came of lengths that moved, with when on the gateway's clock.
         followed: How lengths were followed at the end; None: they were not.
@@ -55,23 +57,6 @@ class ScheduleRun:
     news: tuple[tuple[float, News], ...] = ()
     followed: Followed | None = None
     engines: int = 1
-
-
-@dataclass(frozen=True)
-class ScheduleLoad:
-    """How requests come to a schedule: in a closed loop that keeps its queue full, unless otherwise said.
-
-    Attributes:
-        concurrency: Requests that are in at a time; None: as many as keep the queue full.
-        rate_rps: Requests a second instead, Poisson: the queue may run empty.
-        seed: Of prompts and arrivals.
-        told: Called with the requests that ended and the requests in all.
-    """
-
-    concurrency: int | None = None
-    rate_rps: float | None = None
-    seed: int = 0
-    told: Callable[[int, int], None] = lambda *_: None
 
 
 def run_schedule(
@@ -90,7 +75,8 @@ def run_schedule(
 
     Args:
         scenario: Whose schedule; what it deploys is looked at for the plan alone, the engines stay as they are.
-        engines: Addresses of OpenAI-compatible servers, each of which keeps the whole schedule.
+        engines: Addresses of OpenAI-compatible servers, each of which keeps the whole schedule; of a split one of
+            routers, each before a pair of engines.
         planned: The schedule; None: the scenario is planned.
         workload: Requests to play; None: the scenario's, as ``schedule_requests`` has them.
         load: How they come.
@@ -100,19 +86,23 @@ def run_schedule(
         on_admin: Called with the port once they are there.
 
     Raises:
-        InputError: An engine is not there, runs fewer requests at once than the schedule has, or there is no
-            schedule of phases.
+        InputError: An engine is not there, runs fewer requests at once than the schedule has, no schedule can be kept
+            before engines, or a split one was to follow lengths.
     """
     planned = planned_run(scenario) if planned is None else planned
     workload = schedule_requests(scenario, planned, len(engines)) if workload is None else workload
+    if planned.phases is None:
+        _require_not_followed(planned, follow)
+        outcome, measured, rows = play_split(
+            planned, engines, workload, load, api_key=api_key, admin_port=admin_port, on_admin=on_admin
+        )
+        return ScheduleRun(outcome, planned, measured, (), rows, engines=len(engines))
     servers = [Server(url, api_key=api_key) for url in engines]
-    there = _seats(planned, servers, 1 if follow is None else MORE_SEATS)
+    there = _seats(planned.row, planned.phases, servers, 1 if follow is None else MORE_SEATS)
     planned = replace(planned, phases=seated(planned.phases, there))
     make = None if follow is None else _followed(scenario, planned, workload, servers, follow, there)
-    heard, concurrency = _Phases(), load.concurrency
-    if concurrency is None and load.rate_rps is None:
-        each = math.ceil(planned.row.decode_batch) + _SPARE * planned.row.encode_batch
-        concurrency = min(len(workload), each * len(engines))
+    heard, each = _Phases(), math.ceil(planned.row.decode_batch) + SPARE * planned.row.encode_batch
+    concurrency = load.at_once(each * len(engines), len(workload))
     with beside(_config(planned, engines, api_key, admin_port), (heard,), follow=make) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
@@ -188,9 +178,21 @@ def _last(planned: PlannedRun, news: Sequence[tuple[float, News]]) -> tuple[Plan
     return planned, since_s
 
 
-def _seats(planned: PlannedRun, servers: Sequence[Server], times: int) -> int:
+def _require_not_followed(planned: PlannedRun, follow: Follow | None) -> None:
+    """Nothing, unless a split schedule is to follow lengths.
+
+    Raises:
+        InputError: It is.
+    """
+    if follow is not None:
+        raise InputError(
+            f"only a schedule of phases (rra) can follow lengths while it runs; this one is {planned.row.words}. "
+            "`lengthwise schedule watch` says of recorded requests when another one would be better"
+        )
+
+
+def _seats(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
     """So many requests every engine runs at once; up to so many times the schedule's it is looked for."""
-    phases, row = planned.phases, planned.row
     most = phases.most_in_flight or row.encode_batch
     there = times * most
     for server in servers:

@@ -1,0 +1,91 @@
+"""lengthwise schedule run of a plan that splits encoding and decoding, before an emulated router."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
+
+SPLIT = ScheduleRow(
+    "waa-c", 2, 1, 1, 1, 0, 1, throughput_rps=12.0, latency_s=0.8, latency_high_s=0.9, cycle_s=0.2, encode_s=0.05,
+    decode_s=0.03, decode_batch=6.0, memory_share=0.5,
+)  # fmt: skip
+SCENARIO = """
+[workload]
+prompt = { kind = "uniform", low = 5, high = 40 }
+output = { kind = "uniform", low = 2, high = 16 }
+request_rate = 1
+num_requests = 80
+[deployment]
+model = "opt-13b"
+gpu = "A40"
+node = "pcie4-4"
+tp = 2
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A scenario and a plan for it, as far as it is read."""
+    asked, plan = tmp_path / "short.toml", tmp_path / "plan.json"
+    asked.write_text(SCENARIO)
+    told = {"format": "lengthwise.schedule", "version": 1, "chosen": dataclasses.asdict(SPLIT)}
+    plan.write_text(json.dumps(told | {"bound_s": 60.0, "quantile_tokens": 16}))
+    return asked, plan
+
+
+@pytest.fixture
+def router():
+    """An engine that does both, as a client sees a router before two."""
+    with in_thread(
+        EngineServer(EngineSpec("m", limits=Limits(64, 4096), steps=LinearSteps(0.01, 0, 0)))
+    ) as up:
+        yield up.servers[0].url
+
+
+@pytest.mark.slow
+def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_plan(
+    cli, files, router, tmp_path
+):
+    asked, plan = files
+    out = tmp_path / "run"
+    ended = cli("schedule", "run", asked, "--engine", router, "--schedule", plan, "--out", out)
+    assert ended.code == 0, ended.err
+    assert "Keeping WAA-C, B_E = 2, B_m = 1, 1 GPU encodes before one router" in ended.out
+    assert "at most 10 requests under way there" in ended.out
+    assert "The bound of 60 s held" in ended.out
+    told = json.loads((out / "outcome.json").read_text())
+    assert told["phases"] is None
+    seen = {one["name"]: one for one in told["outcome"]["seen"]}
+    assert seen["throughput"]["planned"] == 12.0
+    assert 0 < seen["requests under way"]["value"] <= 10 + 1e-6
+    requests = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
+    assert [one["outcome"] for one in requests] == ["finished"] * 80
+    at_once = [
+        sum(one["dispatched_s"] <= at["dispatched_s"] < one["ended_s"] for one in requests) for at in requests
+    ]
+    assert max(at_once) == 10, "the cap is reached, and kept"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--threshold", "0.1"], "forms its batches itself"),
+        (["--adapt"], "only a schedule of phases (rra) can follow lengths"),
+    ],
+)
+def test_what_only_phases_can_is_refused(cli, files, words, says):
+    asked, plan = files
+    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", "--schedule", plan, *words)
+    assert ended.code == 2
+    assert says in " ".join(ended.err.split())
+
+
+def test_a_split_that_was_only_chosen_needs_the_engines_that_deploy_writes(cli, files):
+    ended = cli("schedule", "run", files[0], "--engine", "http://127.0.0.1:9", "--strategy", "waa-c")
+    assert ended.code == 2
+    assert "--schedule DIR/PLAN.json" in " ".join(ended.err.split())
