@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 from lengthwise.backend.openai import CHAT
+from lengthwise.gateway.relay._decoded import decoded
 from lengthwise.gateway.relay._dress import Wants
 from lengthwise.gateway.relay._split import Splitter, data_of, split
-from lengthwise.gateway.relay._tracked import Tracked, decoded
-from lengthwise.gateway.relay._trouble import Trouble, too_long
+from lengthwise.gateway.relay._tracked import Tracked
+from lengthwise.gateway.relay._trouble import MALFORMED, Trouble, too_long
 
 _MESSAGE: dict[str, Any] = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _WHOLE: dict[str, Any] = dict.fromkeys(("service_tier", "system_fingerprint"))
@@ -73,7 +74,7 @@ class Assembled(Tracked):
                 try:
                     self._take(decoded(data))
                 except (ValueError, TypeError, AttributeError) as error:
-                    self.trouble = Trouble("malformed", f"{error}: {data[:200]}")
+                    self.trouble = Trouble(MALFORMED, f"{error}: {data[:200]}")
                     return b""
         return b""
 
@@ -96,7 +97,7 @@ class Assembled(Tracked):
             if delta.get(key):
                 self._add(self._delta.setdefault(key, []), delta[key])
         if delta.get("tool_calls") or delta.get("function_call"):
-            self.trouble = Trouble("malformed", "tool calls that nobody asked for", engine=False)
+            self.trouble = Trouble(MALFORMED, "tool calls that nobody asked for", engine=False)
         self._all_ids += choice.get("token_ids") or ()
         for key in ("finish_reason", "stop_reason"):
             if choice.get(key) is not None:

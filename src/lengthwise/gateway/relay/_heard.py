@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lengthwise.gateway.relay._decoded import decoded
 from lengthwise.gateway.relay._split import Splitter, TooLong, data_of, split
-from lengthwise.gateway.relay._tracked import decoded
 
 MOST_BYTES = 1 << 21
 """Of events that are kept until somebody asks; what comes behind is not read."""

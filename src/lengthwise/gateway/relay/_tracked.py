@@ -6,10 +6,11 @@ from typing import Any
 
 from lengthwise.gateway.relay import _scan as scan
 from lengthwise.gateway.relay._alike import Alike
+from lengthwise.gateway.relay._decoded import adds_output, decoded, looks_whole
 from lengthwise.gateway.relay._dress import DONE, Dress, Wants, usage_of
 from lengthwise.gateway.relay._plain import Held
 from lengthwise.gateway.relay._split import Splitter, TooLong, data_of, split
-from lengthwise.gateway.relay._trouble import TOLD_INSIDE, Trouble
+from lengthwise.gateway.relay._trouble import MALFORMED, TOLD_INSIDE, Trouble
 
 
 class Tracked:
@@ -89,7 +90,7 @@ class Tracked:
         try:
             whole = self._splitter.feed(data)
         except TooLong:
-            self.trouble = Trouble("malformed", "an event is too long")
+            self.trouble = Trouble(MALFORMED, "an event is too long")
             return b""
         return self._events(whole) if whole else b""
 
@@ -98,8 +99,10 @@ class Tracked:
         rest = self._splitter.rest()
         out = self._events(rest + b"\n\n") if rest else b""
         if self.complete:
+            self.trouble = None  # nothing is missing, whatever the engine began to say behind the end
             return out + self.closing()
-        self.trouble = self.trouble or Trouble("closed early", "the stream ended without its end")
+        if self.trouble is None or self.trouble.reason == MALFORMED:  # half an event
+            self.trouble = Trouble("closed early", "the stream ended without its end")
         return out
 
     def closing(self) -> bytes:
@@ -146,40 +149,57 @@ class Tracked:
         return b"".join(out)
 
     def _read_first(self, event: bytes) -> bytes:
+        found, end = scan.IDS.search(event), scan.FINISH.search(event)
+        tokens = scan.many(found[1]) if found is not None else 0
         speaks = scan.CONTENT.search(event) is not None
-        found = scan.IDS.search(event)
-        if found is not None and (tokens := scan.many(found[1])):
+        other = scan.OTHER.search(event) is not None
+        shown = event if self._wants.ids else scan.without_ids(event)
+        if b"error" in event and scan.ERROR.search(event):
+            self.trouble = Trouble(TOLD_INSIDE, event[:300].decode("utf-8", "replace"))
+        elif not (tokens and looks_whole(event)):
+            speaks = (self._adds(shown) and not tokens) or speaks
+        if end is not None and self.trouble is None:
+            self._finished(end[1].decode())
+        if self.trouble is not None:
+            return b""
+        if found is not None and tokens:
             self._count(found[1], tokens, speaks=speaks)
         elif speaks:
             self.count += 1
             self.resumable = False
-        if not self._first and event.startswith(b"data:"):
-            self._first = scan.without_ids(event)
-        if not self.prompt_ids:
-            self._look_for_prompt(event, speaks=speaks)
-        end = scan.FINISH.search(event)
-        if end is not None:
-            self._finished(end[1].decode())
-        other = scan.OTHER.search(event) is not None
+        if not (self._first and self.prompt_ids):
+            self._look_at_first(event, shown, speaks=speaks)
         if other:
             self.resumable, speaks = False, True
-        if b"error" in event and scan.ERROR.search(event):
-            self.trouble = Trouble(TOLD_INSIDE, event[:300].decode("utf-8", "replace"))
-        if self.trouble is not None:
-            return b""
         if found is None and self._is_end(event):
             return self.closing()
-        out = self._held.pass_on(
-            event if self._wants.ids else scan.without_ids(event), speaks=speaks or self.complete
-        )
+        out = self._held.pass_on(shown, speaks=speaks or self.complete)
         self._learn(event, usual=speaks and found is not None and end is None and not other)
         return out
+
+    def _adds(self, event: bytes) -> bool:
+        """Whether an event adds to the output although the scan saw no tokens; trouble where it is no JSON.
+
+        A token may have been in it, and whoever goes on would leave it out. Where nobody can go on, or the end
+        was told, it passes as it is.
+        """
+        if not self.resumable or self.finished:
+            return False
+        try:
+            return adds_output(event)
+        except ValueError as error:
+            self.trouble = Trouble(MALFORMED, f"{error}: {event[:200].decode('utf-8', 'replace')}")
+            return False
 
     def _learn(self, event: bytes, *, usual: bool) -> None:
         if usual and self.prompt_ids:
             self._alike.learn(event, scan.CONTENT, ids=True)
 
-    def _look_for_prompt(self, event: bytes, *, speaks: bool) -> None:
+    def _look_at_first(self, event: bytes, shown: bytes, *, speaks: bool) -> None:
+        if not self._first and shown.startswith(b"data:"):
+            self._first = scan.without_ids(shown)
+        if self.prompt_ids:
+            return
         told = scan.PROMPT_IDS.search(event)
         if told is not None:
             self.prompt_ids = told[1]
@@ -205,7 +225,7 @@ class Tracked:
                 return b""
             return self._dressed(choices[0]) if choices else b""
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            self.trouble = Trouble("malformed", f"{error}: {data[:200]}")
+            self.trouble = Trouble(MALFORMED, f"{error}: {data[:200]}")
             return b""
 
     def _dressed(self, choice: dict[str, Any]) -> bytes:
@@ -214,15 +234,15 @@ class Tracked:
             choice.get("token_ids") or [],
             choice.get("finish_reason"),
         )
+        if finish is not None:
+            self._finished(str(finish))
+        if self.trouble is not None or self._dress is None:
+            return b""
         if ids:
             self._count(b",".join(b"%d" % one for one in ids), len(ids), speaks=bool(text))
         elif text:
             self.count += 1
             self.resumable = False
-        if finish is not None:
-            self._finished(str(finish))
-        if self.trouble is not None or self._dress is None:
-            return b""
         usage = usage_of(self.prompt_ids, self.count) if self._wants.usage_each else {}
         event = self._dress.chunk(text, finish, choice.get("stop_reason"), ids, usage)
         return self._held.pass_on(event, speaks=bool(text) or self.complete)
@@ -247,16 +267,3 @@ class Tracked:
 
     def _list(self) -> list[int]:
         return [int(one) for ids in self._ids for one in ids.split(b",")]
-
-
-def decoded(data: str) -> dict[str, Any]:
-    """The object that an event's data is; ValueError where it is none."""
-    import msgspec
-
-    try:
-        chunk = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
-    if not isinstance(chunk, dict):
-        raise ValueError("not an object")  # noqa: TRY004 - the engine's data, not our types
-    return chunk

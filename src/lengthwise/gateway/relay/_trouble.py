@@ -4,6 +4,8 @@ from __future__ import annotations
 
 TOLD_INSIDE = "server error"
 """The reason of what an engine tells of itself within a stream."""
+MALFORMED = "malformed"
+"""The reason of what is no JSON, or no HTTP."""
 _OFF, STALLED = ("no connection", "closed early"), "stalled"
 
 

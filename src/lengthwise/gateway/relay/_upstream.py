@@ -10,7 +10,7 @@ from typing import Any
 from lengthwise.gateway.config import Care
 from lengthwise.gateway.relay._line import BrokenError, Line
 from lengthwise.gateway.relay._lines import Lines
-from lengthwise.gateway.relay._trouble import STALLED, Full, Interrupted, Trouble
+from lengthwise.gateway.relay._trouble import MALFORMED, STALLED, Full, Interrupted, Trouble
 
 DRAIN_S = 0.25
 CLIENT, SLOW = "client gone", "slow reader"
@@ -63,7 +63,7 @@ class Call:
         except BrokenError as error:
             if self._why:
                 raise self._stopped("no answer", self._care.first_byte_s) from None
-            raise Trouble("malformed" if error.garbage else "closed early", str(error)) from None
+            raise Trouble(MALFORMED if error.garbage else "closed early", str(error)) from None
         self._reading = False
         self._since_s = self._loop.time()
 

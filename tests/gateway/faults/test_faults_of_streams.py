@@ -1,0 +1,136 @@
+"""Engines whose streams are odd: events that are no JSON, bytes that come one by one, numbers told twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from fault_world import Told, ask, body, config_of, engine
+from relay_world import Ledger, run
+
+from lengthwise.gateway.request import Outcome
+from lengthwise.gateway.serve import Gateway
+from lengthwise.testing.engine_server import LAST, Fault, FaultPlan
+
+TOKENS = 40
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+@asynccontextmanager
+async def met(faults: Sequence[Fault]):
+    """What asks a gateway before three engines, of which whoever gets the n-th request meets the n-th fault."""
+    ledger = Ledger()
+    async with (
+        engine() as one,
+        engine() as two,
+        engine() as three,
+        Gateway(config_of(one, two, three), listeners=(ledger,)) as gateway,
+        aiohttp.ClientSession() as session,
+    ):
+        await gateway.fleet.settled(10.0)
+        one.faults = two.faults = three.faults = FaultPlan(coming=list(faults))
+
+        async def asked(**fields: object) -> Told:
+            return await ask(session, gateway.port, {**body(TOKENS), **fields})
+
+        yield asked, ledger
+
+
+def text_of(told: Told) -> str:
+    """Of an answer that came in events, or whole."""
+    return told.text if told.raw.startswith(b"data:") else json.loads(told.raw)["choices"][0]["text"]
+
+
+def usages_of(told: Told) -> list[int]:
+    """All that were told."""
+    if not told.raw.startswith(b"data:"):
+        return [json.loads(told.raw)["usage"]["completion_tokens"]]
+    events = [json.loads(one[6:]) for one in told.raw.decode().split("\n\n") if one.startswith("data: {")]
+    return [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault("malformed", 0)],
+        [Fault("malformed", 5)],
+        [Fault("malformed", LAST)],
+        [Fault("close", 5), Fault("malformed", 4)],
+        [Fault("malformed", 5), Fault("close", 4)],
+        [Fault("malformed", 5), Fault("malformed", 4)],
+    ],
+    ids=lambda faults: ",".join(f"{one.kind}@{one.after_tokens}" for one in faults),
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_behind_an_event_that_is_no_json_the_answer_goes_on_elsewhere(faults, stream):
+    async def work() -> None:
+        async with met(faults) as (asked, ledger):
+            fields = {"stream": True, **USAGE} if stream else {"stream": False}
+            told, whole = await asked(**fields), await asked(**fields)
+        assert told.whole if stream else told.status == 200
+        assert text_of(told) == text_of(whole)
+        assert usages_of(told) == [TOKENS]
+        assert b'"text\n' not in told.raw
+        retried = sum(fault.after_tokens != LAST for fault in faults)
+        assert len(ledger.why) == retried
+        assert ledger.outcomes == {Outcome.FINISHED: 2}
+        assert ledger.tokens_of == {1: TOKENS, 2: TOKENS}
+
+    run(work)
+
+
+def test_in_a_stream_that_nobody_can_go_on_with_it_passes_untouched():
+    async def work() -> None:
+        async with met([Fault("malformed", 5)]) as (asked, ledger):
+            told, whole = await asked(presence_penalty=0.5), await asked(presence_penalty=0.5)
+        broken = b'data: {"choices": [{"text\n\n'
+        assert broken in told.raw
+        told.raw = told.raw.replace(broken, b"")
+        assert (told.whole, told.text) == (True, whole.text)
+        assert ledger.why == []
+
+    run(work)
+
+
+@pytest.mark.parametrize("fields", [{}, {"presence_penalty": 0.5}, {"stream": False}])
+def test_bytes_that_come_one_by_one_make_the_same_answer(fields):
+    """Characters of several bytes, and events, are cut anywhere."""
+
+    async def work() -> None:
+        async with met([Fault("split")]) as (asked, ledger):
+            told, whole = await asked(**fields), await asked(**fields)
+        assert not text_of(told).isascii()
+        assert text_of(told) == text_of(whole)
+        assert told.status == 200
+        assert ledger.why == []
+        assert ledger.tokens_of[1] == ledger.tokens_of[2] > 0
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("first", "stream", "penalty"),
+    [
+        ([], True, 0.0),
+        ([], True, 0.5),
+        ([], False, 0.0),
+        ([Fault("close", 5)], True, 0.0),
+        ([Fault("close", 5)], False, 0.0),
+    ],
+)
+def test_numbers_that_an_engine_tells_twice_are_not_counted_twice(first, stream, penalty):
+    """Events that pass as they come are told as often as the engine tells them; what is made here is told once."""
+
+    async def work() -> None:
+        async with met([*first, Fault("double_usage")]) as (asked, ledger):
+            fields = {"stream": True, **USAGE} if stream else {"stream": False}
+            told = await asked(**fields, presence_penalty=penalty)
+        assert told.whole if stream else told.status == 200
+        assert usages_of(told) == [TOKENS] * (2 if stream and not first else 1)
+        assert ledger.tokens_of == {1: TOKENS}
+        assert ledger.outcomes == {Outcome.FINISHED: 1}
+
+    run(work)
