@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _gateway_faults_clients import OF_CLIENTS
 from _gateway_faults_own import OF_ITSELF, OF_ORDER, Row
+from _gateway_faults_streams import ODD_STREAMS
 
 _CORE, _FLEET = "gateway/core/", "gateway/fleet/"
 _FAULTS, _RELAY = "gateway/faults/", "gateway/relay/"
@@ -38,6 +39,7 @@ FAULTS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                     f"{_RELAY}test_relay_failover.py::test_killed_after_the_last_token_and_before_done_the_answer_is_whole",
                 ),
             ),
+            *ODD_STREAMS,
             (
                 "says that its queue is full",
                 "no failure; the request keeps its place",
