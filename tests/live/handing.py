@@ -1,0 +1,75 @@
+"""A router before two engines: prompts go to the one that encodes, then to the one that decodes what it handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+
+_ONE_TOKEN = {"max_tokens": 1, "stream": False}
+_NOT_OF_ONE = ("min_tokens", "stream_options")
+
+
+def encoding_of(body: dict[str, object]) -> dict[str, object]:
+    """The request that only has the prompt computed."""
+    return {key: value for key, value in body.items() if key not in _NOT_OF_ONE} | _ONE_TOKEN
+
+
+@contextmanager
+def routed(encode_url: str, decode_url: str) -> Iterator[str]:
+    """The address of a router before both, up until the end of the block."""
+    ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]] = Future()
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(encode_url, decode_url, ready)), daemon=True)
+    thread.start()
+    loop, over, url = ready.result(timeout=60)
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(timeout=60)
+
+
+async def _serve(encode_url: str, decode_url: str, ready: Future) -> None:
+    over = asyncio.Event()
+    connector, timeout = TCPConnector(limit=0), ClientTimeout(total=None)
+    async with ClientSession(connector=connector, timeout=timeout) as session:
+
+        async def completions(request: web.Request) -> web.StreamResponse:
+            body = await request.json()
+            async with session.post(f"{encode_url}/v1/completions", json=encoding_of(body)) as encoded:
+                if encoded.status != 200:
+                    return web.Response(status=encoded.status, body=await encoded.read())
+                await encoded.read()
+            async with session.post(f"{decode_url}/v1/completions", json=body) as decoded:
+                answer = web.StreamResponse(
+                    status=decoded.status, headers={"Content-Type": decoded.headers["Content-Type"]}
+                )
+                await answer.prepare(request)
+                async for piece in decoded.content.iter_any():
+                    await answer.write(piece)
+                return answer
+
+        async def asked(request: web.Request) -> web.Response:
+            async with session.get(decode_url + request.path_qs) as told:
+                return web.Response(
+                    status=told.status, body=await told.read(), content_type=told.content_type
+                )
+
+        app = web.Application(client_max_size=1 << 24)
+        app.router.add_post("/v1/completions", completions)
+        app.router.add_get("/{path:.*}", asked)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        ready.set_result((asyncio.get_running_loop(), over, f"http://127.0.0.1:{port}"))
+        await over.wait()
+        await runner.cleanup()
+
+
+__all__ = ["encoding_of", "routed"]
