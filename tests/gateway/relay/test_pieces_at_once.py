@@ -52,7 +52,7 @@ def test_the_bytes_are_those_that_are_read(abilities, share, least, most):
 def test_a_stream_that_is_passed_on_at_once_goes_on_from_another_engine(kind, share):
     async def work() -> None:
         engines = [Scripted([Fault(kind, 23)], step_s=0.001), Scripted(step_s=0.001)]
-        quick = Care(stall_s=0.3, first_byte_s=0.3, connect_s=1.0)
+        quick = Care(stall_s=1.0, first_byte_s=1.0, connect_s=2.0)
         async with world(engines, care=quick, takes=sometimes(share)) as w:
             reply = await w.ask(BODY)
             assert reply.text == answer(encode("p 60"), 60)[1]
