@@ -71,6 +71,16 @@ def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_pla
     assert max(at_once) == 10, "the cap is reached, and kept"
 
 
+@pytest.mark.slow
+def test_so_few_that_all_are_let_in_at_once_say_nothing_and_how_many_would(cli, files, router):
+    asked, plan = files
+    ended = cli("schedule", "run", asked, "--engine", router, "--schedule", plan, "--requests", 6)
+    assert ended.code == 0, ended.err
+    said = " ".join(ended.out.split())
+    assert "held is not known" in said
+    assert "play more (--requests 1000)" in said
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from lengthwise.gateway.telemetry import Row
 from lengthwise.scenario import PlannedRun
-from lengthwise.scenario.schedule_splits import split_in_flight, split_outcome
+from lengthwise.scenario.schedule_splits import split_in_flight, split_outcome, split_requests
 from lengthwise.schema.schedule import ScheduleRow
 
 SPLIT = ScheduleRow(
@@ -31,6 +32,13 @@ def outcome_of(rows, bound_s=5.0, level=0.9, routers=1):
 
 def test_a_decode_batch_and_two_encodings_are_under_way():
     assert split_in_flight(SPLIT) == 9 + 2 * 3
+
+
+def test_enough_are_played_to_fill_a_large_plan_several_times():
+    large = replace(SPLIT, encode_batch=224, decode_batch=18.7)
+    assert split_requests(SPLIT) == 1000
+    assert split_requests(large) >= 4 * split_in_flight(large)
+    assert split_requests(large, 2) == 2 * split_requests(large)
 
 
 def test_even_arrivals_end_at_their_rate_and_obey_littles_law():

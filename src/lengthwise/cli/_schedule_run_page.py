@@ -15,7 +15,7 @@ from lengthwise.gateway.follow import News
 from lengthwise.gateway.telemetry import as_dict
 from lengthwise.scenario import Adapted, PlannedRun, ScheduleOutcome, ScheduleRun, requests_to_count
 from lengthwise.scenario.schedule_outcomes import FEWEST_PHASES
-from lengthwise.scenario.schedule_splits import split_in_flight
+from lengthwise.scenario.schedule_splits import split_in_flight, split_requests
 from lengthwise.schema.files import write_whole
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ def split_doubts(played: ScheduleRun) -> list[str]:
             "lacking (--concurrency, --requests), or latency is shorter than planned"
         )
     if any(math.isnan(one.low) for one in played.outcome.seen):
-        found.append("where there is no interval, too few requests count; play more (--requests)")
+        found.append(
+            f"where there is no interval, too few requests count: {played.outcome.requests}; play more "
+            f"(--requests {split_requests(played.planned.row, played.engines)})"
+        )
     return found
 
 

@@ -23,7 +23,7 @@ from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.schedule_loads import SPARE, ScheduleLoad
 from lengthwise.scenario.schedule_outcomes import ScheduleOutcome, requests_to_count, schedule_outcome
 from lengthwise.scenario.schedule_plans import PlannedRun, planned_run
-from lengthwise.scenario.schedule_splits import play_split
+from lengthwise.scenario.schedule_splits import play_split, split_requests
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
 from lengthwise.schema.schedule import ScheduleRow
@@ -133,7 +133,8 @@ def schedule_requests(
     """
     section = scenario.workload
     if section.num_requests is None and not section.is_replay:
-        number = requests_to_count(planned.row, engines)
+        enough = split_requests if planned.phases is None else requests_to_count
+        number = enough(planned.row, engines)
         scenario = scenario.model_copy(
             update={"workload": section.model_copy(update={"num_requests": number})}
         )

@@ -14,6 +14,7 @@ from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen
 from lengthwise.gateway.telemetry import Row
 from lengthwise.scenario.schedule_loads import SPARE, ScheduleLoad
 from lengthwise.scenario.schedule_outcomes import (
+    FEWEST_REQUESTS,
     Floats,
     ScheduleOutcome,
     SeenNumber,
@@ -27,6 +28,8 @@ from lengthwise.schema.measured import Measured
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
 
+_TIMES = 4
+"""As many requests as there are at once are played so often: the first quarter of the time does not count."""
 _SPANS, _FEWEST_ENDS = 20, 10
 """Spans of time that a mean's interval is from, and requests that end in each at least."""
 
@@ -34,6 +37,16 @@ _SPANS, _FEWEST_ENDS = 20, 10
 def split_in_flight(row: ScheduleRow) -> int:
     """Requests that a pair of sides has under way: a decode batch, an encoding that joins it, and one that is made."""
     return math.ceil(row.decode_batch) + 2 * row.encode_batch
+
+
+def split_requests(row: ScheduleRow, routers: int = 1) -> int:
+    """Requests of which enough are served with a full queue, behind those that fill it, by so many pairs."""
+    return max(FEWEST_REQUESTS, _TIMES * _filling(row) * routers)
+
+
+def _filling(row: ScheduleRow) -> int:
+    """Requests that are in at a time where a pair's queue is never short."""
+    return split_in_flight(row) + SPARE * row.encode_batch
 
 
 def play_split(
@@ -58,8 +71,7 @@ def play_split(
         on_admin: Called with the port once they are there.
     """
     in_flight = split_in_flight(planned.row)
-    filling = (in_flight + SPARE * planned.row.encode_batch) * len(routers)
-    concurrency = load.at_once(filling, len(workload))
+    concurrency = load.at_once(_filling(planned.row) * len(routers), len(workload))
     with beside(_config(in_flight, routers, api_key, admin_port)) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
@@ -127,4 +139,4 @@ def _config(
     )
 
 
-__all__ = ["play_split", "split_in_flight", "split_outcome"]
+__all__ = ["play_split", "split_in_flight", "split_outcome", "split_requests"]
