@@ -32,7 +32,9 @@ NOW = Statistics(
 )
 
 
-NO_CAP = replace(NOW, waiting=0, workers=(replace(NOW.workers[0], cap=None), replace(NOW.workers[1], up=True)))
+NO_CAP = replace(
+    NOW, waiting=0, workers=(replace(NOW.workers[0], cap=None), replace(NOW.workers[1], up=True))
+)
 """Its first engine is given all that come."""
 
 
