@@ -106,7 +106,7 @@ python docs/generate_exegpt.py           # this page, from benchmarks/results/ex
 
 **Nothing here ran on a GPU.** RRA, WAA and every other system are estimated or played out with the same roofline tables,
 nothing fitted; the paper measured. RRA was also kept before, and inside, a real vLLM on a CPU
-([below](#on-a-real-engine)); WAA was never run on a real engine here, only in the event engine. The paper's figures are
+([below](#on-a-real-engine)); WAA only [to see that it runs](decisions/0023-split-before-engines.md). The paper's figures are
 pictures, so that only what its text and tables state stands beside ours. A bound is held for the 99th-percentile output. Square brackets hold intervals: 95 %, or the range over repeats where
 so said.
 """,
