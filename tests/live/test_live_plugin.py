@@ -112,7 +112,7 @@ def test_running_long_ones_give_way_and_their_output_is_that_of_an_uncut_one(eng
 def test_where_memory_runs_out_the_longest_leaves_and_its_output_is_that_of_an_uncut_one(engine):
     before = metric(engine.url, "vllm:num_preemptions_total")
     first, then = Job("first", LONGEST, lengthwise(LONGEST)), Job("then", 560, lengthwise(560))
-    found = burst(engine.url, [then], head=(first,), head_s=0.3)
+    found = burst(engine.url, [first, then])  # side by side, until both have some 530 tokens
     assert metric(engine.url, "vllm:num_preemptions_total") > before
     assert found.ended == ["then", "first"]
     assert found.texts["first"] == burst(engine.url, [first]).texts["first"]

@@ -19,6 +19,8 @@ from plugin_engines import ROOT, Job, burst, metric, vllm
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BATCH, STEPS, REQUESTS = 4, 7, 40
+SEATS = 32
+"""Of the served engine."""
 RRA = "lengthwise.gateway.plugin.RraScheduler"
 
 
@@ -163,7 +165,7 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
 
     record = tmp_path / "phases.jsonl"
     schedule = json.dumps({"lengthwise": {"encode_batch": 3, "decode_steps": 5, "record": str(record)}})
-    words = ("--max-num-seqs", "32", "--scheduler-cls", RRA, "--additional-config", schedule)
+    words = ("--max-num-seqs", str(SEATS), "--scheduler-cls", RRA, "--additional-config", schedule)
 
     async def gone(url: str) -> None:
         async with aiohttp.ClientSession() as session:
@@ -185,15 +187,20 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
             time.sleep(0.1)
         assert [metric(engine.url, name) for name in states] == [0, 0]
         before = len(record.read_text().splitlines())
-        head = (Job("head", 400),)
-        found = burst(engine.url, [Job(f"m{k}", 5 + k % 23) for k in range(60)], head=head, head_s=0.5)
-        assert len(found.ended) == 61
+        head = tuple(Job(f"head{k}", 300) for k in range(SEATS))
+        found = burst(engine.url, [Job(f"m{k}", 5 + k % 23) for k in range(60)], head=head)
+        assert len(found.ended) == SEATS + 60
         assert "holding to phases failed" not in (tmp_path / "rra.log").read_text()
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
     after = rows[before:]
-    assert sum(row["admitted"] for row in after) == 61
-    # While many wait, every phase is exact; it is so from soon after the burst until fewer than three wait.
-    full = [row for row in after if row["admitted"] == 3]
+    admitted = np.cumsum([row["admitted"] for row in after])
+    assert admitted[-1] == SEATS + 60
+    # While many wait, every phase is exact: until the head leaves, all have come, and then until fewer than three wait.
+    full = [
+        row
+        for row, so_far in zip(after, admitted, strict=True)
+        if row["admitted"] == 3 and so_far > SEATS + 3
+    ]
     assert len(full) >= 17
     assert {row["decode_steps"] for row in full[:-1]} == {5}

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from planted_runs import LIMITS, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibrate import calibrate
+from lengthwise.measure.calibrate._checks import at_once, check_runs
 from lengthwise.measure.calibrate._split import split_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
@@ -114,6 +117,19 @@ class TestRefusals:
         with pytest.raises(InputError, match="at most 4 requests run at a time"):
             calibrate([run], few)
 
+    def test_answers_that_a_client_read_late_are_no_more_running(self, run, deployment):
+        """It stood still for a moment: who ended meanwhile seems to run on until then, beside who began."""
+        r = run.records.requests
+        seats = at_once(r.first_token_s, r.finished_s, 0.0)
+        limits = replace(LIMITS, max_num_seqs=seats)
+        running = [((r.first_token_s <= at_s) & (r.finished_s > at_s)).sum() for at_s in r.first_token_s]
+        peak_s = r.first_token_s[np.argmax(running)]
+        late = (r.finished_s > peak_s - 1.5) & (r.finished_s <= peak_s)
+        shown = replace(r, finished_s=np.where(late, peak_s + 1e-3, r.finished_s))
+        assert at_once(shown.first_token_s, shown.finished_s, 0.0) > 1.02 * seats + 1
+        seen = replace(run, records=replace(run.records, requests=shown))
+        check_runs([seen], ["run"], replace(deployment, limits=limits), ("doubts",))
+
     def test_records_of_another_workload(self, run, deployment):
         other = replace(run.workload, prompt_tokens=run.workload.prompt_tokens[::-1])
         with pytest.raises(InputError, match="do not belong together"):
@@ -123,3 +139,17 @@ class TestRefusals:
         r = replace(run.records.requests, status=np.full(len(run.workload), Status.REJECTED, np.int8))
         with pytest.raises(InputError, match="requests that an engine worked on"):
             calibrate([replace(run, records=replace(run.records, requests=r))], deployment)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=12), st.sampled_from([0.0, 0.05, 0.3])
+)
+def test_how_many_share_a_moment_for_a_share_of_the_time(intervals, share):
+    start_s = np.array([start for start, _ in intervals], float)
+    end_s = start_s + np.array([lasts for _, lasts in intervals], float)
+    counts = [int(((start_s <= t) & (end_s > t)).sum()) for t in np.arange(30)]
+    busy = sum(count > 0 for count in counts)
+    held = [
+        n for n in range(1, len(intervals) + 1) if sum(count >= n for count in counts) >= max(1, share * busy)
+    ]
+    assert at_once(start_s, end_s, share) == max(held, default=0)
