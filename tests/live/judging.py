@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lengthwise.measure.calibrate import Iterations
+from lengthwise.schema.measured import Measured
 
 if TYPE_CHECKING:
     from _circle import Run
@@ -24,7 +25,7 @@ MOST = 0.60
 TOO_NOISY = 0.50
 """Where repeats of the very same requests lie further from their median, nothing can be judged."""
 
-FEWEST, LASTS_S = 64, 6.0
+FEWEST, MOST_REQUESTS, LASTS_S = 64, 600, 6.0
 """Of a load: requests, and seconds. What a quick engine serves within one second says more of the client."""
 
 Errors = Mapping[str, Mapping[str, float]]
@@ -32,9 +33,15 @@ QUEUED, FREE = "static", "half"
 """Loads: all at once beyond the seats, where everybody waits, and half of the capacity, where hardly anybody does."""
 
 
-def lasting(rate_rps: float) -> int:
+def lasting(rate_rps: float, seconds: float = LASTS_S) -> int:
     """Requests of a load at a rate."""
-    return max(FEWEST, int(LASTS_S * rate_rps))
+    return min(MOST_REQUESTS, max(FEWEST, int(seconds * rate_rps)))
+
+
+def served_rps(measured: Measured) -> float:
+    """Requests a second of a whole run, were it as short as a client's standing still for a moment."""
+    r = measured.records.requests
+    return len(r.finished_s) / float(np.nanmax(r.finished_s) - r.arrival_s.min())
 
 
 def out_of_order(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from judging import FEWEST, judged, lasting, of_median_repeat
+from judging import FEWEST, judged, lasting, of_median_repeat, served_rps
 
 from lengthwise import Status
 from lengthwise.cost.estimators import fit_profile
@@ -59,7 +59,7 @@ def measured(deployment, engine_python):
     lengths = _circle.Lengths(prompt=(48, 0.6, 8, 300), output=(16, 0.5, 8, 60))
     with _continuous.started(engine_python, Path(config), FLAGS) as engine:
         engine.run(lengths.workload(16, 0, None))
-        most_rps = _circle.capacity_rps(engine.run(lengths.workload(FEWEST, 0, None)))
+        most_rps = served_rps(engine.run(lengths.workload(FEWEST, 0, None)))
         full = engine.run(lengths.workload(lasting(most_rps), 1, None, "full"))
         capacity_rps = _circle.capacity_rps(full)
         runs = {LIGHT: [], HEAVY: []}

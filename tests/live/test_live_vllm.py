@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judging import FEWEST, METRICS, drift, judged, lasting, of_median_repeat, out_of_order
+from judging import FEWEST, METRICS, drift, judged, lasting, of_median_repeat, out_of_order, served_rps
 
 from lengthwise import Status
 from lengthwise.backend.openai import Server
@@ -89,7 +89,7 @@ def measured_loads(server, setting):
 
     lengths = _circle.Lengths(prompt=(48, 0.6, 8, 300), output=(24, 0.5, 8, 80))
     bench(server, lengths.workload(16, 0, None))
-    most_rps = _circle.capacity_rps(bench(server, lengths.workload(FEWEST, 0, None)))
+    most_rps = served_rps(bench(server, lengths.workload(FEWEST, 0, None)))
     workloads, runs = {"static": lengths.workload(lasting(most_rps), 1, None, "static")}, []
     for repeat in range(REPEATS):
         for k, load in enumerate(LOADS[setting]):
