@@ -37,7 +37,7 @@ python docs/generate_gateway.py         # this page, from benchmarks/results/gat
 FIGURES = """\
 ## Figures and aims
 
-In brackets the range over the repeats, and for `gateway.live.` the 95 % interval over shuffles of the requests. *Met*
+In brackets the range over the repeats, and for `gateway.live.` and `gateway.emulated.` the 95 % interval over shuffles. *Met*
 is what meets its aim with both ends; *borderline* meets it, but an end does not; *no interval*: measured once, or a
 count, so that nothing says how far chance moves it.
 """
