@@ -153,6 +153,10 @@ class Served:
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
+    def connections(self):
+        return self._server.server_state.connections
+
+    @property
     def keep_alive_s(self):
         return self._server.config.timeout_keep_alive
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import struct
 import sys
 import time
 
@@ -142,3 +143,18 @@ def test_what_came_too_slowly_is_told_once(sent):
         assert (raw.count(b"HTTP/1.1 "), parsed(raw)[0]) == (1, 408)
         until(lambda: not served.app.in_flight)
         assert heard.reasons == [("slow", 408)]
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_goes_after_its_answer_leaves_no_timer_behind(reset):
+    """Each would hold its connection's memory for ``idle_s``."""
+    with Served(config(idle_s=75.0)) as served, served.socket() as line:
+        line.sendall(PAGE)
+        assert line.recv(65_536).startswith(b"HTTP/1.1 200")
+        (wire,) = served.connections
+        until(lambda: wire.timeout_keep_alive_task is not None)
+        if reset:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        line.close()
+        until(lambda: not served.connections)
+        until(lambda: wire.timeout_keep_alive_task is None)

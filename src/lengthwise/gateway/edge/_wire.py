@@ -65,6 +65,7 @@ class Wire(HttpToolsProtocol):
         if self._linger is not None:
             self._linger.rest()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # after a reset, too, or the timer holds all this for ``idle_s``
         if self.on_gone is not None:
             self.on_gone()
 
