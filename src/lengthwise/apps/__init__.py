@@ -1,0 +1,1 @@
+"""Applications of several models: planned in stages, run on engines, every answer kept."""

@@ -1,0 +1,1 @@
+"""Where tasks and their answers are kept: one contract, several stores."""
