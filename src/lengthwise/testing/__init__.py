@@ -4,7 +4,16 @@ Nothing of lengthwise itself imports this room.
 """
 
 from lengthwise.testing._toys import toy_samples
+from lengthwise.testing.ledgers import LEDGER_CHECKS, check_ledger
 from lengthwise.testing.policies import POLICY_CHECKS, check_policy
 from lengthwise.testing.predictors import PREDICTOR_CHECKS, check_predictor
 
-__all__ = ["POLICY_CHECKS", "PREDICTOR_CHECKS", "check_policy", "check_predictor", "toy_samples"]
+__all__ = [
+    "LEDGER_CHECKS",
+    "POLICY_CHECKS",
+    "PREDICTOR_CHECKS",
+    "check_ledger",
+    "check_policy",
+    "check_predictor",
+    "toy_samples",
+]

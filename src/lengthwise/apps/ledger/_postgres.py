@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from lengthwise.apps.ledger._layout import Chunk
 from lengthwise.apps.ledger._postgres_tables import DIALECT, FORMAT, MARK, TABLES
@@ -201,4 +201,5 @@ def _parts(url: str) -> tuple[str, str, str]:
         )
     rest = urlencode([(name, value) for name, value in asked if name != "schema"])
     where = f"postgresql://{split.netloc.rpartition('@')[2]}{split.path}?schema={schema}"
-    return urlunsplit(split._replace(query=rest)), schema, where
+    # Not put together by urlunsplit, which drops the // before a path where no host is named.
+    return f"postgresql://{split.netloc}{split.path}{rest and f'?{rest}'}", schema, where

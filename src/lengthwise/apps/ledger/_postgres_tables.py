@@ -28,8 +28,8 @@ TABLES = (
 )
 
 DIALECT = Dialect(
-    numbers="SELECT unnest(?::bigint[])",
-    texts="SELECT unnest(?::text[])",
+    numbers="= ANY (?::bigint[])",
+    texts="= ANY (?::text[])",
     lock="FOR UPDATE",
     skip="FOR UPDATE SKIP LOCKED",
     answers="""INSERT INTO results (key, output, finish_reason, prompt_tokens, output_tokens)

@@ -20,8 +20,8 @@ class Dialect:
     """What differs.
 
     Attributes:
-        numbers: A list of numbers as rows of one column.
-        texts: A list of texts as rows of one column.
+        numbers: After a column: is one of a list of numbers.
+        texts: The same of texts.
         lock: Holds rows that were read until the end of the transaction.
         skip: The same, leaving out what another holds.
         answers: Inserts into ``results``, by column; the first of a key stays.
@@ -97,28 +97,28 @@ _EXPIRE = """
 WITH picked AS MATERIALIZED (SELECT task FROM tasks WHERE state = 2 AND until_s <= ? {skip})
 UPDATE tasks SET state = 1, owner = NULL WHERE state = 2 AND task IN (SELECT task FROM picked)"""
 
-_HELD = "SELECT task, fence FROM tasks WHERE state = 2 AND task IN ({numbers}) ORDER BY task {lock}"
+_HELD = "SELECT task, fence FROM tasks WHERE state = 2 AND task {numbers} ORDER BY task {lock}"
 
 _CHILDREN = """
-SELECT task FROM tasks WHERE task IN (SELECT child FROM edges WHERE parent IN ({numbers})) ORDER BY task {lock}"""
+SELECT task FROM tasks WHERE task IN (SELECT child FROM edges WHERE parent {numbers}) ORDER BY task {lock}"""
 
 _FREE = """
 UPDATE tasks SET pending = pending - freed.parents,
     state = CASE WHEN state = 0 AND pending = freed.parents THEN 1 ELSE state END
-FROM (SELECT child, count(*) AS parents FROM edges WHERE parent IN ({numbers}) GROUP BY child) AS freed
+FROM (SELECT child, count(*) AS parents FROM edges WHERE parent {numbers} GROUP BY child) AS freed
 WHERE tasks.task = freed.child"""
 
 # Behind what is blocked all is blocked already, so that only waiting tasks are gone through.
 _BLOCK = """
 WITH RECURSIVE behind (task) AS (
-    SELECT child FROM edges JOIN tasks ON tasks.task = child WHERE state = 0 AND parent IN ({numbers})
+    SELECT child FROM edges JOIN tasks ON tasks.task = child WHERE state = 0 AND parent {numbers}
     UNION
     SELECT child FROM behind JOIN edges ON parent = behind.task JOIN tasks ON tasks.task = child WHERE state = 0)
 UPDATE tasks SET state = 6 WHERE state = 0 AND task IN (SELECT task FROM behind)"""
 
 _OUTPUTS = """
 SELECT task, state, output, finish_reason, prompt_tokens, output_tokens
-FROM tasks LEFT JOIN results ON results.key = tasks.key WHERE state IN (3, 4) AND task IN ({numbers})"""
+FROM tasks LEFT JOIN results ON results.key = tasks.key WHERE state IN (3, 4) AND task {numbers}"""
 
 _ROWS = """
 SELECT task, state, attempts, tasks.key, error, output, finish_reason, prompt_tokens, output_tokens
@@ -126,11 +126,11 @@ FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3
 WHERE task >= ? ORDER BY task LIMIT ?"""
 
 _RESULTS = """
-SELECT key, output, finish_reason, prompt_tokens, output_tokens FROM results WHERE key IN ({texts})"""
+SELECT key, output, finish_reason, prompt_tokens, output_tokens FROM results WHERE key {texts}"""
 
 _PARTIALS = """
 SELECT key, output, prompt_ids, output_ids FROM partials
-WHERE key IN ({texts}) AND NOT EXISTS (SELECT 1 FROM results WHERE results.key = partials.key)"""
+WHERE key {texts} AND NOT EXISTS (SELECT 1 FROM results WHERE results.key = partials.key)"""
 
 _TEMPLATES = {
     "lease": _LEASE,
@@ -144,12 +144,12 @@ _TEMPLATES = {
     "rows": _ROWS,
     "results": _RESULTS,
     "partials": _PARTIALS,
-    "spent": "DELETE FROM partials WHERE key IN ({texts})",
+    "spent": "DELETE FROM partials WHERE key {texts}",
     "run": "SELECT identity, tasks, fence FROM run {lock}",
     "fence": "SELECT max(fence) FROM tasks",
     "begin": "UPDATE run SET identity = ?, tasks = ?, fence = ?",
     "facts": "SELECT name, value FROM facts ORDER BY name",
-    "forget": "DELETE FROM facts WHERE name IN ({texts})",
+    "forget": "DELETE FROM facts WHERE name {texts}",
 }
 
 

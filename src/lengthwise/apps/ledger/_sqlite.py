@@ -167,7 +167,9 @@ class SqliteSession:
 
     def changed(self, statement: str, *values: Any) -> int:
         """How many rows a statement changed."""
-        return self._connection.execute(statement, _plain(values)).rowcount
+        self._connection.execute(statement, _plain(values))
+        # A cursor's own rowcount is -1 after WITH ... UPDATE.
+        return int(self._connection.execute("SELECT changes()").fetchone()[0])
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
         """A statement for many rows."""

@@ -38,8 +38,8 @@ TABLES = (
 )
 
 DIALECT = Dialect(
-    numbers="SELECT value FROM json_each(?)",
-    texts="SELECT value FROM json_each(?)",
+    numbers="IN (SELECT value FROM json_each(?))",
+    texts="IN (SELECT value FROM json_each(?))",
     lock="",
     skip="",
     answers="""INSERT INTO results (key, output, finish_reason, prompt_tokens, output_tokens) VALUES (?, ?, ?, ?, ?)
