@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
+from pathlib import Path
 
 import numpy as np
 
 from lengthwise.apps.ledger import Ending, Output, Partial, State, open_ledger
 from lengthwise.apps.ledger._postgres import PostgresSession
-from lengthwise.apps.ledger._sqlite import SqliteSession
+from lengthwise.apps.ledger._sqlite import SqliteStore
+from lengthwise.schema.errors import OutputError
 from lengthwise.testing._ledger_model import some_tasks
 from lengthwise.testing.ledgers import broken_law
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["numpy", "psycopg", "lengthwise.testing.ledgers"])
+FORKED.set_forkserver_preload(["numpy", "psycopg", "pytest", "lengthwise.testing.ledgers"])
 LIMIT_S = 120
 FAR_S = 1e9
+LONG = "x" * 400_000
 
 
 def tasks_of(count, seed=7):
@@ -26,7 +30,7 @@ def tasks_of(count, seed=7):
 
 def ending(lease):
     """What comes of a task, by its number alone; five tasks share each key."""
-    if lease.task % 11 == 10:
+    if lease.task % 7 == 6:
         return Ending(lease.task, lease.fence, State.DEAD, error="poison")
     if lease.task % 5 == 4:
         return Ending(lease.task, lease.fence, State.SKIPPED)
@@ -88,7 +92,7 @@ def ended(process):
 
 
 def drain_and_die(place, tasks, kill_at, log):
-    """Lays out and drains, killed by itself before the statement of that number; prints what was acknowledged."""
+    """Lays out and drains, killed by itself before the statement of that number; notes what was acknowledged."""
     count = 0
 
     def look(*_):
@@ -104,6 +108,7 @@ def drain_and_die(place, tasks, kill_at, log):
     drain(
         ledger,
         "mortal",
+        batch=4,
         acknowledged=lambda good: os.write(file, "".join(f"{e.task} {e.state:d}\n" for e in good).encode()),
     )
     ledger.close()
@@ -113,22 +118,27 @@ def drain_and_die(place, tasks, kill_at, log):
 def watch(ledger, look):
     """Looks before each statement, those that begin and end a transaction too."""
     store = ledger._store
-    if hasattr(store, "_connection") and not callable(store._connection):
+    if isinstance(store, SqliteStore):
         store._connection.set_trace_callback(look)
         return
-    for kind in (PostgresSession, SqliteSession):
-        for name in ("rows", "changed", "many", "load"):
-            setattr(kind, name, _watched(getattr(kind, name), look))
+    for name in ("rows", "changed", "many", "load"):
+        setattr(PostgresSession, name, _watched(getattr(PostgresSession, name), look))
+    write = store.write
+    store.write = lambda work: write(lambda session: _then(work(session), look))
 
 
 def _watched(method, look):
     def watched(*values):
-        look()  # before it
-        found = method(*values)
-        look()  # after it: before the transaction ends, where it is the last
-        return found
+        look()
+        return method(*values)
 
     return watched
+
+
+def _then(done, look):
+    """Once more before the transaction ends."""
+    look()
+    return done
 
 
 def drain_all(place, owner, most, out):
@@ -145,3 +155,17 @@ def drain_until_killed(place, tasks):
         ledger.open("run", tasks)
         ledger.expire(now_s=FAR_S)
         drain(ledger, "mortal")
+
+
+def fill(place, tasks, out):
+    """A process whose files may not grow beyond 1 MB: what it hears when it writes more."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    said = ""
+    try:
+        with open_ledger(place) as ledger:
+            drain(ledger, "me", most=20)
+            for i in range(100):
+                ledger.save([(f"p{i}", Partial(LONG))])
+    except OutputError as error:
+        said = str(error)
+    Path(out).write_text(said)
