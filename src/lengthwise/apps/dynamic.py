@@ -56,7 +56,7 @@ def next_plans(
         starved: Models that can do nothing before one that does not run: they are not kept for being in their
             last stage.
     """
-    at, stages = _entered(stages, at, running, finished), tuple(stages)
+    at, stages = _entered(stages, at, running, finished, starved), tuple(stages)
     ahead = {plan.model for stage in stages[at:] for plan in stage}
     here = _open(stages[at] if at < len(stages) else spare, finished)
     live = _open(running, finished)
@@ -70,19 +70,22 @@ def next_plans(
     return Now(at, tuple(sorted(chosen)))
 
 
-def _entered(stages: Sequence[Plans], at: int, running: Plans, finished: Collection[int]) -> int:
+def _entered(
+    stages: Sequence[Plans], at: int, running: Plans, finished: Collection[int], starved: Collection[int]
+) -> int:
     """The stage to be in: the next one where this one is over, the first that has something left to do."""
-    if at < 0 or (at < len(stages) and _is_over(stages[at], running, finished)):
+    if at < 0 or (at < len(stages) and _is_over(stages[at], running, finished, starved)):
         at += 1
     while at < len(stages) and not _open(stages[at], finished):
         at += 1
     return at
 
 
-def _is_over(stage: Plans, running: Plans, finished: Collection[int]) -> bool:
-    """One of its models has finished, and none waits to be started."""
+def _is_over(stage: Plans, running: Plans, finished: Collection[int], starved: Collection[int]) -> bool:
+    """One of its models has finished, or can do no more, and none waits to be started."""
     left = _open(stage, finished)
-    return len(left) < len(stage) and all(plan in running for plan in left)
+    ended = len(left) < len(stage) or any(plan.model in starved for plan in left)
+    return ended and all(plan in running for plan in left)
 
 
 def _early(

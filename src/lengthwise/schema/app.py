@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
 
 Floats = npt.NDArray[np.float64]
@@ -198,3 +199,97 @@ class AppStage:
     def gpus(self) -> int:
         """Of all plans."""
         return sum(plan.gpus for plan in self.plans)
+
+
+@dataclass(frozen=True)
+class AppSpan:
+    """What one GPU does for a while.
+
+    Attributes:
+        gpu: Its number.
+        start_s: From when.
+        end_s: Until when.
+        what: "run", "load", or why it idles: "waiting_for_parents" (of a model that runs, or of all that could),
+            "no_plan_fits" (a model could run, but has no plan for the GPUs that are free), "left_free" (the plan
+            gives it to nobody: more GPUs would gain less than loading costs), "tail" (all models that are left run).
+        model: By number; -1 where it has none.
+        plan: The model's.
+    """
+
+    gpu: int
+    start_s: float
+    end_s: float
+    what: str
+    model: int = -1
+    plan: ModelPlan | None = None
+
+
+@dataclass(frozen=True)
+class AppMethod:
+    """A way of planning, beside others, on the same draws.
+
+    Attributes:
+        name: Of the method.
+        makespan: Seconds, the mean over the draws that were not planned with, and its interval.
+        planned_s: Seconds on the draws planned with (their mean, or the quantile that was asked for).
+        search_s: Seconds of planning.
+        stages: How many.
+        gain: How many times as long it takes end to end, search and all, as the plan that was taken.
+    """
+
+    name: str
+    makespan: Estimate
+    planned_s: float
+    search_s: float
+    stages: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class AppWhatIf:
+    """The makespan if something were different, and the difference on common draws (negative: sooner)."""
+
+    name: str
+    makespan: Estimate
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class AppPlan:
+    """What runs when, and how long it takes.
+
+    Attributes:
+        models: Names, as the application calls them.
+        method: That made it.
+        stages: As they come on the first draw planned with.
+        planned: Plans of each stage, which the dynamic scheduler follows.
+        spare: Plans of models that are in no stage: they had nothing to do in the lengths planned with.
+        makespan: Seconds, the mean over draws that were not planned with, and its 95 % interval.
+        makespans_s: [draws] of each of them.
+        quantiles_s: By level: 0.05, 0.5, 0.95.
+        spans: What each GPU does, on the first draw planned with.
+        idle_s: GPU-seconds by why (``AppSpan.what``), loading too, on the same.
+        flops: [models] of all tasks.
+        tokens: [models] output tokens of all tasks.
+        methods: All that were looked at.
+        what_ifs: What something else would bring.
+        search_s: Seconds of planning.
+        notes: What is assumed, in words.
+    """
+
+    models: tuple[str, ...]
+    method: str
+    stages: tuple[AppStage, ...]
+    planned: tuple[tuple[ModelPlan, ...], ...]
+    spare: tuple[ModelPlan, ...]
+    makespan: Estimate
+    makespans_s: tuple[float, ...]
+    quantiles_s: dict[float, float]
+    spans: tuple[AppSpan, ...]
+    idle_s: dict[str, float]
+    flops: tuple[float, ...]
+    tokens: tuple[int, ...]
+    methods: tuple[AppMethod, ...] = ()
+    what_ifs: tuple[AppWhatIf, ...] = ()
+    search_s: float = 0.0
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,115 @@
+"""How long a plan takes over many draws, and what its GPUs do meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lengthwise.apps.plan.load import load_of
+from lengthwise.apps.plan.play import Played, play
+from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.space import Space
+from lengthwise.apps.plan.stages import Plans, Staged, Stages
+from lengthwise.schema.app import AppSpan, AppStage, TaskDraw, Tasks
+from lengthwise.schema.estimate import Estimate
+
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+def stages_of(tasks: Tasks, draws: Sequence[TaskDraw], space: Space) -> list[Stages]:
+    """Stages of each draw."""
+    specs = [space.spec(m) for m in range(len(space.models))]
+    return [Stages(Runs(load_of(tasks, draw, specs), space)) for draw in draws]
+
+
+def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], spare: Plans) -> tuple[float, ...]:
+    """Seconds that a plan takes, a draw each."""
+    return tuple(play(stages, planned, spare).end_s for stages in draws)
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """The mean and its 95 % interval (Student's t); of one value there is none."""
+    from scipy import stats
+
+    n = len(values)
+    if n < 2:
+        return Estimate(float(values[0]) if n else math.nan)
+    half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n)
+    return Estimate(float(np.mean(values)), float(half))
+
+
+def quantiles_of(values: Sequence[float]) -> dict[float, float]:
+    """By level."""
+    return {level: float(np.quantile(values, level)) for level in QUANTILES}
+
+
+def judged(values: Sequence[float], quantile: float | None) -> float:
+    """What plans are compared by: the mean, or a quantile."""
+    return float(np.mean(values) if quantile is None else np.quantile(values, quantile))
+
+
+def spans_of(played: Played, space: Space, stages: Stages) -> tuple[AppSpan, ...]:
+    """What each GPU does, in order of GPUs and time; neighbours that do the same are one."""
+    parts = [
+        span
+        for stage, staged in zip(played.stages, played.staged, strict=True)
+        for span in _of_stage(stage, staged, space, stages)
+        if span.end_s > span.start_s
+    ]
+    joined: list[AppSpan] = []
+    for span in sorted(parts, key=lambda s: (s.gpu, s.start_s, s.end_s)):
+        if joined and _goes_on(last := joined[-1], span):
+            joined[-1] = AppSpan(last.gpu, last.start_s, span.end_s, last.what, last.model, last.plan)
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+def _goes_on(last: AppSpan, span: AppSpan) -> bool:
+    same = (last.gpu, last.what, last.model, last.plan) == (span.gpu, span.what, span.model, span.plan)
+    return same and last.end_s == span.start_s
+
+
+def idle_seconds(spans: Sequence[AppSpan]) -> dict[str, float]:
+    """GPU-seconds in which no model ran, by why."""
+    found: dict[str, float] = {}
+    for span in spans:
+        if span.what != "run":
+            found[span.what] = found.get(span.what, 0.0) + span.end_s - span.start_s
+    return dict(sorted(found.items()))
+
+
+def _of_stage(stage: AppStage, staged: Staged, space: Space, stages: Stages) -> Iterator[AppSpan]:
+    loads = {(one.model, one.replica): one.seconds for one in stage.switches}
+    used: set[int] = set()
+    for plan in stage.plans:
+        live = staged.live[plan.model]
+        for replica in stage.placement[plan.model]:
+            ready_s = min(stage.start_s + loads.get((plan.model, replica), 0.0), stage.end_s)
+            ready_s = max(ready_s, min(live.start_s, stage.end_s)) if plan.dp == 1 else ready_s
+            done_s = min(max(live.end_s, ready_s), stage.end_s)
+            for gpu in replica:
+                used.add(gpu)
+                yield AppSpan(gpu, stage.start_s, ready_s, "load", plan.model, plan)
+                yield AppSpan(gpu, ready_s, done_s, "run", plan.model, plan)
+                yield AppSpan(gpu, done_s, stage.end_s, "waiting_for_parents", plan.model, plan)
+    why = _why_free(staged, space, stages)
+    for gpu in range(space.cluster.gpus):
+        if gpu not in used:
+            yield AppSpan(gpu, stage.start_s, stage.end_s, why)
+
+
+def _why_free(staged: Staged, space: Space, stages: Stages) -> str:
+    """Why GPUs that no model has in a stage are free."""
+    running = {plan.model for plan in staged.plans}
+    done = stages.finished(staged.state)
+    left = set(range(len(space.models))) - done - running
+    if not left:
+        return "tail"
+    ready = left & set(stages.ready(done, running))
+    if not ready:
+        return "waiting_for_parents"
+    could = any(space.fits((*staged.plans, p)) for m in ready for p in space.plans(m))
+    return "left_free" if could else "no_plan_fits"

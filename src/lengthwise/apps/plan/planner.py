@@ -1,0 +1,200 @@
+"""The room's door: an application's tasks and draws, models and GPUs become a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lengthwise.apps.plan.beam import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
+from lengthwise.apps.plan.evaluate import (
+    idle_seconds,
+    judged,
+    makespans_s,
+    mean_of,
+    quantiles_of,
+    spans_of,
+    stages_of,
+)
+from lengthwise.apps.plan.play import play, spare_plans
+from lengthwise.apps.plan.runs import REPRESENTED_TASKS, Runs
+from lengthwise.apps.plan.space import Served, Space
+from lengthwise.apps.plan.stages import Stages
+from lengthwise.apps.plan.switching import SwitchTimes
+from lengthwise.schema.app import AppMethod, AppPlan, Cluster, ModelPlan, TaskDraw, Tasks
+from lengthwise.schema.errors import InputError, UnknownNameError
+
+DEFAULT = "lengthwise"
+BEST_TRIED = 3
+"""Plans of the beam that are simulated whole, on all draws planned with."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to plan.
+
+    Attributes:
+        method: "lengthwise", or a name of ``METHODS``.
+        beside: Methods to compare with; they are also among those that "lengthwise" takes the best of.
+        quantile: Plan against this quantile over the draws; None: their mean.
+        effort: How long to look.
+        clock: Seconds, for ``search_s`` alone.
+    """
+
+    method: str = DEFAULT
+    beside: tuple[str, ...] = tuple(METHODS)
+    quantile: float | None = None
+    effort: Effort = field(default_factory=Effort)
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True)
+class _Found:
+    name: str
+    planned: Planned
+    planned_s: float
+    search_s: float
+
+
+def plan(
+    tasks: Tasks,
+    draws: Sequence[TaskDraw],
+    models: Sequence[Served],
+    cluster: Cluster,
+    *,
+    true_draws: Sequence[TaskDraw] = (),
+    times: SwitchTimes | None = None,
+    asked: Asked | None = None,
+) -> AppPlan:
+    """Which models run when, on how many GPUs each, so that all is done soonest.
+
+    Args:
+        tasks: What the application may ask.
+        draws: To plan with; the first one is searched on, all decide between plans.
+        models: One for each of ``tasks.models``, in their order.
+        cluster: The GPUs.
+        true_draws: To tell the makespan by, drawn apart from those planned with; none: told by those.
+        times: Of switching; None: assumed.
+        asked: How to plan.
+
+    Raises:
+        InputError: There is no draw, or a name is unknown.
+        DoesNotFitError: A model fits no GPUs of the cluster.
+    """
+    asked = asked or Asked()
+    _check(tasks, draws, models, asked)
+    space = Space(models, cluster, times or SwitchTimes())
+    worlds = stages_of(tasks, draws, space)
+    found = _searched(worlds, space, asked)
+    best = next(one for one in found if one.name == asked.method)
+    return _told(tasks, true_draws or draws, space, worlds[0], best, found)
+
+
+def _check(tasks: Tasks, draws: Sequence[TaskDraw], models: Sequence[Served], asked: Asked) -> None:
+    if not draws:
+        raise InputError("a plan needs at least one draw of lengths to plan with; there is none")
+    if len(models) != len(tasks.models):
+        raise InputError(f"there must be a model for each of {len(tasks.models)}; there are {len(models)}")
+    if any(len(draw.present) != len(tasks) for draw in draws):
+        raise InputError(f"every draw must be of all {len(tasks)} tasks")
+    if asked.quantile is not None and not 0 < asked.quantile < 1:
+        raise InputError(f"quantile must be above 0 and below 1; it is {asked.quantile}")
+    for name in (asked.method, *asked.beside):
+        if name not in METHODS and name != DEFAULT:
+            raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
+
+
+def _searched(worlds: Sequence[Stages], space: Space, asked: Asked) -> list[_Found]:
+    """What each method finds. "lengthwise" pays for all that it takes the best of."""
+    found: list[_Found] = []
+    names = dict.fromkeys((*asked.beside, *((asked.method,) if asked.method != DEFAULT else ())))
+    for name in names:
+        if name != DEFAULT:
+            started_s = asked.clock()
+            made = rolled_out(worlds[0], METHODS[name])
+            score = _score(worlds, space, made, asked)
+            found.append(_Found(name, made, score, asked.clock() - started_s))
+    if DEFAULT in (asked.method, *asked.beside):
+        spent_s = sum(one.search_s for one in found)
+        started_s = asked.clock()
+        best = _looked_ahead(worlds, space, asked, [one.planned for one in found])
+        score = _score(worlds, space, best, asked)
+        found.insert(0, _Found(DEFAULT, best, score, spent_s + asked.clock() - started_s))
+    return found
+
+
+def _looked_ahead(worlds: Sequence[Stages], space: Space, asked: Asked, others: Sequence[Planned]) -> Planned:
+    """The best of all: the others' plans, lists, a beam's, and the best of these bettered."""
+    first = worlds[0]
+    quick = Stages(Runs(first.load, space, quick=True, known=first.runs))
+    rough = [rolled_out(quick, choose) for choose in STEPS]
+    tried = list(dict.fromkeys((*others, *rough, *beam(quick, asked.effort)[:BEST_TRIED])))
+    ranked = sorted(tried, key=lambda one: (_score(worlds, space, one, asked), one))
+    better = bettered(quick, ranked[0], asked.effort)
+    return min((ranked[0], better), key=lambda one: (_score(worlds, space, one, asked), one != ranked[0]))
+
+
+def _score(worlds: Sequence[Stages], space: Space, made: Planned, asked: Asked) -> float:
+    spare = spare_plans(space, len(space.models), made)
+    return judged(makespans_s(worlds, made, spare), asked.quantile)
+
+
+def _told(
+    tasks: Tasks,
+    draws: Sequence[TaskDraw],
+    space: Space,
+    first: Stages,
+    best: _Found,
+    found: Sequence[_Found],
+) -> AppPlan:
+    truth = stages_of(tasks, draws, space)
+    ends = {one.name: makespans_s(truth, one.planned, _spare(space, one)) for one in found}
+    mine = ends[best.name]
+    whole_s = sum(mine) / len(mine) + best.search_s
+    played = play(first, best.planned, _spare(space, best))
+    spans = spans_of(played, space, first)
+    loads = first.load.models
+    return AppPlan(
+        models=tuple(one.name for one in space.models),
+        method=best.name,
+        stages=played.stages,
+        planned=best.planned,
+        spare=_spare(space, best),
+        makespan=mean_of(mine),
+        makespans_s=mine,
+        quantiles_s=quantiles_of(mine),
+        spans=spans,
+        idle_s=idle_seconds(spans),
+        flops=tuple(float(one.work(one.output).sum()) for one in loads),
+        tokens=tuple(int(one.output.sum()) for one in loads),
+        methods=tuple(_method(one, ends[one.name], whole_s) for one in found),
+        search_s=best.search_s,
+        notes=_notes(space, first),
+    )
+
+
+def _spare(space: Space, one: _Found) -> tuple[ModelPlan, ...]:
+    return spare_plans(space, len(space.models), one.planned)
+
+
+def _method(one: _Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
+    mean = mean_of(ends_s)
+    gain = (mean.value + one.search_s) / max(whole_s, 1e-12)
+    return AppMethod(one.name, mean, one.planned_s, one.search_s, len(one.planned), gain)
+
+
+def _notes(space: Space, first: Stages) -> tuple[str, ...]:
+    """What is assumed."""
+    notes = []
+    if not space.times.measured:
+        rates = space.times.rates
+        notes.append(
+            f"switch times are assumed, not measured: {rates.engine_start_s:g} s to start an engine, weights at "
+            f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each GPU"
+        )
+    if any(len(one) >= 2 * REPRESENTED_TASKS for one in first.load.models):
+        notes.append(
+            f"from {REPRESENTED_TASKS} independent tasks a replica on, one of a model's replicas stands for all of "
+            "them: the one with the most tokens"
+        )
+    return tuple(notes)

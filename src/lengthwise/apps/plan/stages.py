@@ -1,0 +1,212 @@
+"""Stages of an application, one after another: who runs under which plan, until the first model finishes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lengthwise.apps.plan.runs import Run, Runs, Work
+from lengthwise.schema.app import Floats, ModelPlan
+from lengthwise.schema.errors import InternalError
+
+Plans = tuple[ModelPlan, ...]
+MOST_PASSES = 1000
+"""Passes over models that wait for one another: one a time that outputs go back and forth."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A run that is under way; ``start_s`` is when its replicas were (or will be) ready."""
+
+    run: Run
+    start_s: float
+
+    def at(self, clock_s: float) -> float:
+        """The run's own time; its end exactly where the clock stands at it but for rounding."""
+        at_s = clock_s - self.start_s
+        return self.run.seconds if abs(at_s - self.run.seconds) <= 1e-9 * max(1.0, clock_s) else at_s
+
+    @property
+    def end_s(self) -> float:
+        """When it ends, on the clock."""
+        return self.start_s + self.run.seconds
+
+    def ended_s(self) -> Floats:
+        """[k] when each task ends if the run goes on."""
+        there = np.isfinite(self.run.finish_s)
+        return np.where(there, self.start_s + self.run.finish_s, self.run.before.ended_s)
+
+
+@dataclass(frozen=True)
+class State:
+    """An application between two stages.
+
+    Attributes:
+        clock_s: Now.
+        rest: What is behind the models that do not run.
+        live: Those that ran up to now.
+    """
+
+    clock_s: float
+    rest: tuple[Work, ...]
+    live: Mapping[int, Live] = field(default_factory=dict)
+
+    @property
+    def plans(self) -> Plans:
+        """Under which the live ones run."""
+        return tuple(live.run.plan for live in self.live.values())
+
+    def work(self, model: int) -> Work:
+        """What is behind a model now."""
+        live = self.live.get(model)
+        return self.rest[model] if live is None else live.run.work_at(live.at(self.clock_s), live.start_s)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A stage that was simulated.
+
+    Attributes:
+        state: Before it.
+        plans: What runs.
+        live: The runs.
+        end_s: When the first model finishes; where none can, when all that can be done is.
+        ends_by: The model that finishes; -1: none can.
+        flops: Of the progress made in it.
+    """
+
+    state: State
+    plans: Plans
+    live: Mapping[int, Live]
+    end_s: float
+    ends_by: int
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the stage, loading and all."""
+        return self.end_s - self.state.clock_s
+
+    @property
+    def throughput(self) -> float:
+        """FLOPs a second (T_E)."""
+        return self.flops / max(self.seconds, 1e-9)
+
+
+class Stages:
+    """Stages of one draw."""
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs, self.load, self.space = runs, runs.load, runs.space
+
+    def start(self) -> State:
+        """Before anything."""
+        return State(0.0, tuple(self.runs.fresh(m) for m in range(len(self.load.models))))
+
+    def finished(self, state: State) -> frozenset[int]:
+        """Models that have nothing left."""
+        return frozenset(m for m in range(len(self.load.models)) if self._is_done(state, m))
+
+    def _is_done(self, state: State, model: int) -> bool:
+        live = state.live.get(model)
+        if live is not None:
+            return live.run.whole and live.at(state.clock_s) >= live.run.seconds
+        work = state.rest[model]
+        return not (work.produced < self.load.models[model].output).any()
+
+    def ready(self, finished: Collection[int], chosen: Collection[int]) -> list[int]:
+        """Models that are left and whose inputs come from finished or chosen ones, or wait for it as it for them."""
+        there = set(finished) | set(chosen)
+        order = [m for m in self.load.order if m not in finished]
+        if not self.load.cyclic:
+            return [m for m in order if self.load.parents[m] <= there]
+        return [m for m in order if self.load.parents[m] - there <= self._beyond(m)]
+
+    def _beyond(self, model: int) -> set[int]:
+        """Models that take outputs of this one, over however many others."""
+        found: set[int] = set()
+        seek = {model}
+        while seek:
+            seek = {m for m, some in enumerate(self.load.parents) if some & seek} - found
+            found |= seek
+        return found if model in found else set()
+
+    def delay(self, state: State, plan: ModelPlan) -> float:
+        """Seconds until a model is ready under a plan, moves of others left aside.
+
+        Replicas of the same shape go on at once while others are started beside them: what counts is the mean.
+        """
+        live = state.live.get(plan.model)
+        there = live.run.plan.dp if live is not None and live.run.plan.shape == plan.shape else 0
+        return self.space.seconds(plan, "start") * max(0, plan.dp - there) / plan.dp
+
+    def stage(self, state: State, plans: Plans, delays_s: Mapping[int, float] | None = None) -> Staged:
+        """What comes of running these plans from now on.
+
+        Args:
+            state: Now.
+            plans: One a model.
+            delays_s: Seconds until a model is ready, of those that must be made so, moved ones too; None: ``delay``.
+        """
+        live = self._lives(state, plans, delays_s)
+        ends = [(one.end_s, m) for m, one in live.items() if one.run.whole]
+        end_s, by = (
+            min(ends) if ends else (max((one.end_s for one in live.values()), default=state.clock_s), -1)
+        )
+        end_s = max(end_s, state.clock_s)
+        flops = sum(
+            one.run.flops(one.at(end_s)) - one.run.flops(one.at(state.clock_s) if m in state.live else 0.0)
+            for m, one in live.items()
+        )
+        return Staged(state, plans, live, end_s, by, flops)
+
+    def after(self, staged: Staged) -> State:
+        """The state at the end of a stage."""
+        rest = list(staged.state.rest)
+        for m in staged.state.live.keys() - staged.live.keys():
+            rest[m] = staged.state.work(m)
+        for m, one in staged.live.items():
+            rest[m] = one.run.before
+        return State(staged.end_s, tuple(rest), dict(staged.live))
+
+    def _lives(self, state: State, plans: Plans, delays_s: Mapping[int, float] | None) -> dict[int, Live]:
+        """The runs of a stage, parents before children; around a cycle until nothing moves."""
+        of = {plan.model: plan for plan in plans}
+        order = [m for m in self.load.order if m in of]
+        live: dict[int, Live] = {}
+        for _ in range(MOST_PASSES):
+            before = {m: one.run.key for m, one in live.items()}
+            for m in order:
+                live[m] = self._live(state, of[m], live, delays_s)
+            if not self.load.cyclic or before == {m: one.run.key for m, one in live.items()}:
+                return {m: live[m] for m in sorted(live)}
+        raise InternalError(f"models that wait for one another did not settle in {MOST_PASSES} passes")
+
+    def _live(
+        self, state: State, plan: ModelPlan, others: Mapping[int, Live], delays_s: Mapping[int, float] | None
+    ) -> Live:
+        was = state.live.get(plan.model)
+        delay_s = self.delay(state, plan) if delays_s is None else delays_s.get(plan.model, 0.0)
+        if was is not None and was.run.plan == plan and not delay_s:
+            work, start_s = was.run.before, was.start_s
+        else:
+            work, start_s = state.work(plan.model), state.clock_s + delay_s
+        return Live(self.runs.run(plan, work, self._arrivals(state, plan.model, start_s, others)), start_s)
+
+    def _arrivals(
+        self, state: State, model: int, start_s: float, others: Mapping[int, Live]
+    ) -> Floats | None:
+        """[k] when a model's tasks come, from its start on, as far as other models tell."""
+        load = self.load.models[model]
+        child, parent = load.outer
+        if not len(child):
+            return None
+        come = np.zeros(len(load))
+        whose = self.load.model[parent]
+        for other in self.load.parents[model]:
+            mine = whose == other
+            told = others[other].ended_s() if other in others else state.work(other).ended_s
+            np.maximum.at(come, child[mine], told[self.load.position[parent[mine]]] - start_s)
+        return np.maximum(come, 0.0)
