@@ -87,6 +87,19 @@ def test_read_only_nothing_is_made_and_nothing_changed(place):
                 change()
 
 
+def test_a_ledger_in_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch):
+    """By another user, or on a disk that is mounted to be read."""
+    path = tmp_path / "run.sqlite"
+    with open_ledger(path) as ledger:
+        ledger.open("run", tasks_of(20))
+    monkeypatch.setattr("os.access", lambda *_: False)  # tests may run as root, who may write anywhere
+    tmp_path.chmod(0o555)
+    with open_ledger(path, read_only=True) as status:
+        assert sum(status.counts().values()) == 20
+        assert [file.name for file in tmp_path.iterdir()] == ["run.sqlite"]
+    tmp_path.chmod(0o755)
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot keep a ledger"):

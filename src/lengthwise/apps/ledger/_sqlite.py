@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -198,11 +199,19 @@ def _connected(path: Path, read_only: bool, patience_s: float) -> sqlite3.Connec
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot keep a ledger in {path}: {error.strerror or error}") from error
-    mode = "ro" if read_only else "rwc"
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
+        f"{path.absolute().as_uri()}?mode={_mode(path, read_only)}",
         uri=True,
         timeout=patience_s,
         isolation_level=None,
         check_same_thread=False,
     )
+
+
+def _mode(path: Path, read_only: bool) -> str:
+    if not read_only:
+        return "rwc"
+    # A reader, too, keeps its place in files beside the ledger. Where it may not make them, a ledger without a
+    # log is one that nobody has open, and can be read as it is.
+    alone = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return "ro&immutable=1" if alone else "ro"
