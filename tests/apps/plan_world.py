@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from lengthwise import catalog
+from lengthwise.apps.plan.space import Served
 from lengthwise.schema.app import Cluster, Machine, TaskDraw, Tasks
 
 
@@ -59,3 +60,9 @@ def ensemble(counts, rng, **kw):
     """(tasks, draw) of independent models with so many requests each."""
     tasks = tasks_of([m for m, n in enumerate(counts) for _ in range(n)])
     return tasks, draw_of(tasks, rng, **kw)
+
+
+def served(n, *names):
+    """So many models of these shapes in turn, small ones by default."""
+    names = names or ("opt-6.7b", "llama-2-13b", "opt-1.3b")
+    return [Served(f"m{i}", names[i % len(names)]) for i in range(n)]

@@ -1,0 +1,73 @@
+"""What something else would bring: more GPUs, fewer, a faster disk; planned anew, told on the same draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lengthwise.apps.plan.evaluate import mean_of
+from lengthwise.apps.plan.planner import Asked, plan
+from lengthwise.apps.plan.space import Served
+from lengthwise.apps.plan.switching import SwitchTimes
+from lengthwise.schema.app import AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
+from lengthwise.schema.errors import DoesNotFitError
+
+
+def what_if(
+    tasks: Tasks,
+    draws: Sequence[TaskDraw],
+    models: Sequence[Served],
+    cluster: Cluster,
+    told: AppPlan,
+    *,
+    true_draws: Sequence[TaskDraw] = (),
+    times: SwitchTimes | None = None,
+    asked: Asked | None = None,
+) -> tuple[AppWhatIf, ...]:
+    """The makespan with an island of GPUs more, one fewer, and a disk twice as fast, planned anew for each.
+
+    A variant under which a model does not fit any more is left out. Arguments are those of ``plan``, and ``told`` is
+    what it said.
+    """
+    times = times or SwitchTimes()
+    asked = replace(asked or Asked(), method=told.method, beside=())
+    variants = [(name, other, times) for name, other in _clusters(cluster)]
+    variants.append(("disk_twice_as_fast", cluster, faster_disk(times, 2.0)))
+    found = []
+    for name, gpus, switching in variants:
+        try:
+            then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, asked=asked)
+        except DoesNotFitError:
+            continue
+        apart = [b - a for a, b in zip(told.makespans_s, then.makespans_s, strict=True)]
+        found.append(AppWhatIf(name, then.makespan, mean_of(apart)))
+    return tuple(found)
+
+
+def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
+    """The last machine with an island more, and with one fewer."""
+    *others, last = cluster.machines
+    step = min(last.node.link_group, last.gpus)
+    found = [(f"gpus_plus_{step}", _sized((*others, _with(last, last.gpus + step))))]
+    if cluster.gpus > step:
+        found.append((f"gpus_minus_{step}", _sized((*others, _with(last, last.gpus - step)))))
+    return found
+
+
+def _sized(machines: Sequence[Machine]) -> Cluster:
+    return Cluster(tuple(machine for machine in machines if machine.gpus))
+
+
+def _with(machine: Machine, gpus: int) -> Machine:
+    return replace(machine, gpus=gpus, node=replace(machine.node, gpus=max(gpus, machine.node.gpus)))
+
+
+def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
+    """Switch times with a disk so many times as fast; measured starts keep what an engine itself is assumed to take."""
+    own_s = times.rates.engine_start_s
+    measured = {
+        key: min(own_s, s) + max(0.0, s - own_s) / factor if key[-1] == "start" else s
+        for key, s in times.measured.items()
+    }
+    rates = replace(times.rates, disk_bytes_per_s=times.rates.disk_bytes_per_s * factor)
+    return replace(times, measured=measured, rates=rates)

@@ -1,0 +1,148 @@
+"""The room's door: plans, what they take over draws, what GPUs do meanwhile, and what else would bring."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_world import cluster_of, draw_of, ensemble, served
+
+from lengthwise.apps.plan import (
+    METHODS,
+    Asked,
+    Effort,
+    SwitchTimes,
+    plan,
+    read_switch_times,
+    write_switch_times,
+)
+from lengthwise.apps.plan.switching import SwitchRates
+from lengthwise.apps.plan.what_if import what_if
+from lengthwise.catalog import model, weight_bytes
+from lengthwise.schema.app import ModelPlan
+from lengthwise.schema.errors import InputError, UnknownNameError
+
+SMALL = Effort(width=2, beam_tasks=2e5, better_tasks=1e5)
+
+
+def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
+    rng = np.random.default_rng(seed)
+    tasks, first = ensemble(counts, rng)
+    more = [draw_of(tasks, rng) for _ in range(draws - 1 + true)]
+    asked = Asked(effort=SMALL, clock=lambda: 0.0, **kw)
+    args = (tasks, [first, *more[: draws - 1]], served(len(counts)), cluster_of(gpus))
+    return args, {"true_draws": more[draws - 1 :], "asked": asked}
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    st.integers(0, 2),
+    st.sampled_from([None, 0.5, 0.9]),
+)
+def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(counts, seed, quantile):
+    args, more = asked_of(counts, seed, quantile=quantile)
+    told = plan(*args, **more)
+    scores = {one.name: one.planned_s for one in told.methods}
+    assert set(scores) == {"lengthwise", *METHODS}
+    assert scores["lengthwise"] <= min(scores.values()) + 1e-9
+
+
+@settings(max_examples=10)
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=4), st.sampled_from(["samullm", "min", "lengthwise"])
+)
+def test_spans_cover_every_gpu_and_second_once_and_idle_time_adds_up(counts, method):
+    args, more = asked_of(counts, method=method, beside=())
+    told = plan(*args, **more)
+    end_s = told.stages[-1].end_s
+    for gpu in range(4):
+        mine = [s for s in told.spans if s.gpu == gpu]
+        assert mine[0].start_s == 0.0
+        assert mine[-1].end_s == end_s
+        assert all(a.end_s == b.start_s for a, b in itertools.pairwise(mine))
+    ran = sum(s.end_s - s.start_s for s in told.spans if s.what == "run")
+    assert ran + sum(told.idle_s.values()) == pytest.approx(4 * end_s)
+    assert told.idle_s["load"] > 0
+    assert told.stages[0].start_s == 0.0
+    assert all(a.end_s == b.start_s for a, b in zip(told.stages, told.stages[1:], strict=False))
+
+
+def test_the_same_input_gives_the_same_plan_and_the_makespan_is_of_draws_that_were_not_planned_with():
+    args, more = asked_of([120, 60, 200])
+    told, again = plan(*args, **more), plan(*args, **more)
+    assert told == again
+    assert len(told.makespans_s) == 3
+    assert told.makespan.value == pytest.approx(np.mean(told.makespans_s))
+    assert told.makespan.half_width > 0
+    assert told.quantiles_s[0.05] <= told.quantiles_s[0.5] <= told.quantiles_s[0.95]
+    assert told.tokens == tuple(int(args[1][0].output_tokens[args[0].model == m].sum()) for m in range(3))
+    assert any("assumed" in note for note in told.notes)
+
+
+def test_more_gpus_help_and_a_faster_disk_saves_loading():
+    args, more = asked_of([400, 300, 500], true=4)
+    told = plan(*args, **more)
+    found = {one.name: one for one in what_if(*args, told, **more)}
+    assert set(found) == {"gpus_plus_2", "gpus_minus_2", "disk_twice_as_fast"}
+    assert found["gpus_plus_2"].difference.value < 0 < found["gpus_minus_2"].difference.value
+    assert found["disk_twice_as_fast"].difference.value < 0
+    for one in found.values():
+        assert one.makespan.value - told.makespan.value == pytest.approx(one.difference.value)
+
+
+def test_what_cannot_be_planned_is_told():
+    args, more = asked_of([5])
+    with pytest.raises(InputError, match="at least one draw"):
+        plan(args[0], [], *args[2:])
+    with pytest.raises(InputError, match="a model for each"):
+        plan(*args[:2], [], args[3])
+    with pytest.raises(UnknownNameError, match="samullm"):
+        plan(*args, asked=replace(more["asked"], method="samulm"))
+    with pytest.raises(InputError, match="quantile"):
+        plan(*args, asked=replace(more["asked"], quantile=1.0))
+
+
+def test_assumed_switch_times_come_to_what_the_paper_measured():
+    def start_s(name, tp):
+        return SwitchTimes().seconds(
+            name, weight_bytes(model(name)), ModelPlan(0, "A100-80GB", 1, tp), "start"
+        )
+
+    assert start_s("opt-6.7b", 1) == pytest.approx(11, abs=1.0)  # 11 s, of the smallest
+    assert start_s("llama-2-70b", 2) == pytest.approx(47, abs=1.0)  # 47 s, of the largest
+    assert SwitchRates().seconds(13e9, 1, "wake") < 1
+
+
+def test_measured_switch_times_come_back_from_their_file(tmp_path):
+    table = {
+        ('a "b"', "G", 2, 1, "start"): 12.25,
+        ('a "b"', "G", 2, 1, "wake"): 0.5,
+        ("c", "G", 1, 2, "start"): 3.0,
+    }
+    write_switch_times(tmp_path / "times.toml", SwitchTimes(table))
+    times = read_switch_times(tmp_path / "times.toml")
+    assert times.measured == table
+    plan_ = ModelPlan(0, "G", 3, 2, 1)
+    assert times.seconds('a "b"', 1e9, plan_, "wake") == 0.5
+    assert times.can_wake('a "b"', plan_)
+    assert times.seconds("c", 1e9, ModelPlan(0, "G", 1, 1, 2), "wake") == 3.0  # it does not sleep
+    with pytest.raises(UnknownNameError):
+        times.seconds("c", 1e9, plan_, "hop")
+    (tmp_path / "bad.toml").write_text("[[replica]]\nmodel = 'a'\n")
+    with pytest.raises(InputError, match="lacks gpu, how, seconds"):
+        read_switch_times(tmp_path / "bad.toml")
+
+
+def test_engines_that_sleep_are_woken_where_they_are_and_that_is_sooner():
+    args, more = asked_of([400, 300, 500], gpus=2, method="samullm", beside=())
+    cold = plan(*args, **more, times=SwitchTimes())
+    warm = plan(*args, **more, times=SwitchTimes(wakes=True))
+    ways = [s.how for stage in warm.stages for s in stage.switches]
+    assert {s.how for stage in cold.stages for s in stage.switches} == {"start"}
+    if "wake" in ways:
+        assert warm.idle_s["load"] < cold.idle_s["load"]

@@ -1,0 +1,79 @@
+"""Optima of small instances, and how far from them the others are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from plan_world import cluster_of, ensemble, served
+
+from lengthwise.apps.plan.beam import METHODS, Effort, beam, bettered, rolled_out
+from lengthwise.apps.plan.exact import _durations, best_staged, best_unpreempted
+from lengthwise.apps.plan.load import load_of
+from lengthwise.apps.plan.play import play
+from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.space import Space
+from lengthwise.apps.plan.stages import Stages
+from lengthwise.schema.errors import InputError
+
+
+def world(counts, seed=0, gpus=2, quick=False):
+    tasks, draw = ensemble(counts, np.random.default_rng(seed))
+    space = Space(served(len(counts)), cluster_of(gpus))
+    return Stages(Runs(load_of(tasks, draw, [space.spec(m) for m in range(len(counts))]), space, quick=quick))
+
+
+def by_lists(stages):
+    """The best schedule without preemption by trying every order under every plan: an active schedule is optimal."""
+    pytest.importorskip("ortools")
+    models, gpus, best = range(len(stages.load.models)), stages.space.cluster.gpus, float("inf")
+    for order in itertools.permutations(models):
+        for picked in itertools.product(*(_durations(stages, m) for m in order)):
+            running, clock, free, end = [], 0, gpus, 0
+            for plan, ticks in picked:
+                while plan.gpus > free:
+                    clock, back = min(running)
+                    running.remove((clock, back))
+                    free += back
+                running.append((clock + ticks, plan.gpus))
+                free -= plan.gpus
+                end = max(end, clock + ticks)
+            best = min(best, end)
+    return best / 1000
+
+
+@pytest.mark.parametrize("counts", [[100, 60], [200, 50, 120], [300, 20, 20, 150]])
+def test_the_constraint_programme_finds_what_trying_everything_finds(counts):
+    pytest.importorskip("ortools")
+    stages = world(counts)
+    found = best_unpreempted(stages)
+    assert found.proved
+    assert found.makespan_s == pytest.approx(by_lists(stages))
+    assert found.bound_s <= found.makespan_s
+    ends = {p.model: s for p, s in found.starts_s.items()}
+    assert set(ends) == set(range(len(counts)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_plan_beats_the_best_of_all_staged_ones_and_the_look_ahead_is_close(seed):
+    counts = [150 + 90 * seed, 60, 100]
+    stages = world(counts, seed)
+    best = best_staged(stages)
+    ends = {
+        name: play(stages, rolled_out(stages, choose), (), places=False).end_s
+        for name, choose in METHODS.items()
+    }
+    for name, choose in METHODS.items():
+        del choose
+        assert ends[name] >= best.makespan_s * 0.999, name
+    quick = world(counts, seed, quick=True)
+    mine = bettered(quick, beam(quick, Effort())[0], Effort())
+    gap = play(stages, mine, (), places=False).end_s / best.makespan_s - 1
+    assert gap < 0.05
+    assert gap <= ends["samullm"] / best.makespan_s - 1 + 1e-9
+
+
+def test_more_stages_than_may_be_looked_at_are_refused():
+    with pytest.raises(InputError, match="at most 10 stages"):
+        best_staged(world([20, 20, 20]), most=10)
