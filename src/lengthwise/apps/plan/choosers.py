@@ -31,9 +31,18 @@ def built(stages: Stages, choose: Chooser) -> list[Staged]:
 
 
 def kept_plans(stages: Stages, state: State, *, keeps: bool) -> Plans:
-    """Who runs and is not done, where he is kept: without preemption, under the same plan."""
+    """Who runs and has something left to do, where he is kept: without preemption, under the same plan."""
+    if not keeps:
+        return ()
     done = stages.finished(state)
-    return tuple(p for p in state.plans if p.model not in done) if keeps else ()
+    live = (one for one in state.live.values() if one.run.plan.model not in done)
+    return tuple(one.run.plan for one in live if one.run.whole or one.at(state.clock_s) < one.run.seconds)
+
+
+def gets_on(stages: Stages, state: State, plans: Plans, model: int) -> bool:
+    """Whether a model has something to do in a stage: nobody who does not run stands before all of it."""
+    live = stages.stage(state, plans).live[model]
+    return live.run.seconds > max(0.0, state.clock_s - live.start_s)
 
 
 def gpus_of(plans: Plans) -> int:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lengthwise.apps.plan.choosers import gpus_of, kept_plans
+from lengthwise.apps.plan.choosers import gets_on, gpus_of, kept_plans
 from lengthwise.apps.plan.stages import Plans, Stages, State
 
 MOST_SPLITS = 400
@@ -24,7 +24,9 @@ class MaxHeuristic:
         if kept := kept_plans(stages, state, keeps=True):
             return kept
         done = stages.finished(state)
-        model = next(iter(stages.ready(done, ())))
+        ready = stages.ready(done, ())
+        able = (m for m in ready if gets_on(stages, state, stages.space.plans(m)[:1], m))
+        model = next(able, ready[0])
         most = max(plan.gpus for plan in stages.space.plans(model))
         plans = [plan for plan in stages.space.plans(model) if plan.gpus == most]
         return (min(plans, key=lambda plan: (stages.stage(state, (plan,)).end_s, plan)),)

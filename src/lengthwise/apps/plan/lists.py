@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lengthwise.apps.plan.choosers import kept_plans
+from lengthwise.apps.plan.choosers import gets_on, kept_plans
 from lengthwise.apps.plan.stages import Plans, Stages, State
 from lengthwise.schema.app import ModelPlan
 
@@ -30,6 +30,7 @@ class Listed:
             left = [m for m in stages.ready(done, there) if m not in there]
             plans = [self._plan(stages, state, m) for m in left]
             fitting = [(s, p) for s, p in plans if stages.space.fits((*chosen, p))]
+            fitting = [(s, p) for s, p in fitting if gets_on(stages, state, (*chosen, p), p.model)]
             if not fitting:
                 break
             chosen = (*chosen, max(fitting, key=lambda one: (one[0], one[1]))[1])
