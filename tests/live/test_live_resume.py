@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gateway" / "relay"))
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-LONG = 300
+LONG, TRIES = 300, 8
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<a>"
 
 
@@ -89,18 +89,20 @@ class Client:
                 await asyncio.sleep(0.05)
 
     async def cut(self, what: dict[str, object], api: str) -> list[dict]:
-        """The answer while short requests come and take its place."""
+        """The answer while short requests come and take its place; again where a busy engine made no cut worth it."""
         await self.known()
-        before = self.ledger.why.count("cut")
-        long = asyncio.ensure_future(self.ask(what, api))
-        for k in range(40):  # as many within a quick engine's 0.3 s as within a slow one's 20
-            await asyncio.sleep(0.03)
-            if long.done():
-                break
-            await self.ask(body(api, f"s{k}", 3), api)
-        events = await long
-        assert self.ledger.why.count("cut") - before >= 2
-        return events
+        for _ in range(TRIES):
+            before = self.ledger.why.count("cut")
+            long = asyncio.ensure_future(self.ask(what, api))
+            for k in range(40):  # as many within a quick engine's 0.3 s as within a slow one's 20
+                await asyncio.sleep(0.03)
+                if long.done():
+                    break
+                await self.ask(body(api, f"s{k}", 3), api)
+            events = await long
+            if self.ledger.why.count("cut") - before >= 2:
+                return events
+        pytest.fail(f"none of {TRIES} answers was cut twice")
 
 
 def text(events: list[dict]) -> str:

@@ -27,6 +27,8 @@ from lengthwise.metrics.compare import compare
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
 
 REPEATS = 2
+BEFORE_TOKENS = 10_000
+"""Of probing and warming up at most; on a slow machine runs are short beside them."""
 SEATS = {"wide": (16, 512), "narrow": (4, 128)}
 """Sequences and tokens of a step."""
 OTHERS = 1.5
@@ -118,8 +120,8 @@ def test_the_log_tells_the_tokens_that_were_computed_within_the_limits(measured,
     every = [run.measured.workload for run in runs[setting]]
     prompts = sum(int(one.prompt_tokens.sum()) for one in every)
     decodes = sum(int((one.output_tokens - 1).sum()) for one in every)
-    assert prompts <= steps.prefill_tokens.sum() < 1.2 * prompts  # and those of warm-up and probing
-    assert decodes <= steps.decode_seqs.sum() < 1.2 * decodes
+    assert prompts <= steps.prefill_tokens.sum() < 1.2 * prompts + BEFORE_TOKENS
+    assert decodes <= steps.decode_seqs.sum() < 1.2 * decodes + BEFORE_TOKENS
     seats, tokens = SEATS[setting]
     assert steps.decode_seqs.max() <= seats
     assert (steps.prefill_tokens + steps.decode_seqs).max() <= tokens
