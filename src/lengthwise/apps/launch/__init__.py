@@ -1,0 +1,1 @@
+"""How engines come to be there: processes of this machine, Ray actors, given addresses, or simulated ones."""
