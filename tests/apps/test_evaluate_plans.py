@@ -146,3 +146,32 @@ def test_engines_that_sleep_are_woken_where_they_are_and_that_is_sooner():
     assert {s.how for stage in cold.stages for s in stage.switches} == {"start"}
     if "wake" in ways:
         assert warm.idle_s["load"] < cold.idle_s["load"]
+
+
+def test_a_model_that_had_nothing_to_do_when_it_was_planned_runs_when_it_has():
+    args, more = asked_of([50, 80])
+    tasks, draws, models, cluster = args
+    without = [replace(one, present=one.present & (tasks.model == 0)) for one in draws]
+    told = plan(tasks, without, models, cluster, **more)
+    assert {p.model for plans in told.planned for p in plans} == {0}
+    assert [p.model for p in told.spare] == [1]
+    both = plan(*args, **more)
+    assert told.makespan.value >= both.makespan.value * 0.99  # it ran, though behind the plan
+
+
+def test_gpus_of_two_kinds_in_two_machines_take_plans_of_their_own():
+    args, more = asked_of([200, 150, 100], method="lengthwise", beside=("samullm", "min"))
+    cluster = cluster_of(2, 2, kinds=("A100-80GB", "other"))
+    told = plan(*args[:3], cluster, **more)
+    kinds = [cluster.machines[int(m)].gpu.name for m in cluster.machine_of]
+    for stage in told.stages:
+        for p in stage.plans:
+            assert all(kinds[g] == p.gpu for r in stage.placement[p.model] for g in r)
+    assert {p.gpu for stage in told.stages for p in stage.plans} == {"A100-80GB", "other"}
+
+
+def test_runs_that_were_forgotten_are_simulated_again_to_the_same_plan(monkeypatch):
+    args, more = asked_of([120, 60, 200], method="samullm", beside=())
+    told = plan(*args, **more)
+    monkeypatch.setattr("lengthwise.apps.plan.runs.MOST_HELD_TASKS", 300)
+    assert plan(*args, **more) == told

@@ -31,12 +31,12 @@ def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], spare: Plans)
 
 def mean_of(values: Sequence[float]) -> Estimate:
     """The mean and its 95 % interval (Student's t); of one value there is none."""
-    from scipy import stats
+    from scipy.special import stdtrit
 
     n = len(values)
     if n < 2:
         return Estimate(float(values[0]) if n else math.nan)
-    half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n)
+    half = stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n)
     return Estimate(float(np.mean(values)), float(half))
 
 

@@ -24,6 +24,9 @@ CURVE_POINTS = 256
 REPRESENTED_TASKS = 50
 """Tasks a replica from which on one of ``dp`` equal replicas stands for all: the one with the most tokens."""
 
+MOST_HELD_TASKS = 20_000_000
+"""Tasks of all runs that are kept (two numbers each); beyond, the oldest are forgotten and simulated again."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -138,6 +141,7 @@ class Runs:
         self.load, self.space, self.quick = load, space, quick
         self.made: dict[Hashable, Run] = dict(known.made) if known else {}
         self._fresh = [Work("fresh", m.fresh, m.never) for m in load.models]
+        self._held = sum(len(run.load) for run in self.made.values())
         self.simulated_requests = 0
 
     def fresh(self, model: int) -> Work:
@@ -152,10 +156,15 @@ class Runs:
         key = (plan, before.key, came)
         if key not in self.made:
             viewed = self.quick and came is None and before.key != "fresh"
-            self.made[key] = (
-                self._viewed(plan, before, key) if viewed else self._made(plan, before, arrival_s, key)
-            )
+            run = self._viewed(plan, before, key) if viewed else self._made(plan, before, arrival_s, key)
+            self._keep(run)
         return self.made[key]
+
+    def _keep(self, run: Run) -> None:
+        self.made[run.key] = run
+        self._held += len(run.load)
+        while self._held > MOST_HELD_TASKS and len(self.made) > 1:
+            self._held -= len(self.made.pop(next(iter(self.made))).load)
 
     def _viewed(self, plan: ModelPlan, before: Work, key: Hashable) -> Run:
         whole = self.run(plan, self._fresh[plan.model])

@@ -53,9 +53,9 @@ class Space:
     def __post_init__(self) -> None:
         self._made: dict[ModelPlan, Deployment] = {}
         self._plans: dict[int, tuple[ModelPlan, ...]] = {}
-        self._fits: dict[tuple[ModelPlan, ...], bool] = {}
+        self._fits: dict[tuple[tuple[str, int, int, int], ...], bool] = {}
         self._specs = [catalog.model(m.model) if isinstance(m.model, str) else m.model for m in self.models]
-        self._seconds: dict[tuple[ModelPlan, str], float] = {}
+        self._seconds: dict[tuple[int, tuple[str, int, int], str], float] = {}
 
     def spec(self, model: int) -> ModelSpec:
         """A model's shapes."""
@@ -82,16 +82,16 @@ class Space:
 
     def fits(self, plans: Sequence[ModelPlan]) -> bool:
         """Whether plans have room beside one another."""
-        key = tuple(sorted(replace(p, model=0) for p in plans))
+        key = tuple(sorted((p.gpu, p.dp, p.tp, p.pp) for p in plans))
         if key not in self._fits:
             # Which model is whose does not matter for room; their plans must only be told apart.
-            told = [replace(p, model=n) for n, p in enumerate(key)]
-            self._fits[key] = sum(p.gpus for p in key) <= self.cluster.gpus and fits(told, self.cluster)
+            told = [ModelPlan(n, *shape) for n, shape in enumerate(key)]
+            self._fits[key] = sum(p.gpus for p in told) <= self.cluster.gpus and fits(told, self.cluster)
         return self._fits[key]
 
     def seconds(self, plan: ModelPlan, how: str) -> float:
         """Until a replica of the plan is ready."""
-        key = (replace(plan, dp=1), how)
+        key = (plan.model, plan.shape, how)
         if key not in self._seconds:
             served = self.models[plan.model]
             weights = catalog.weight_bytes(self._specs[plan.model], served.limits.weight_dtype)
