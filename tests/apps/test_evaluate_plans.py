@@ -17,14 +17,17 @@ from lengthwise.apps.plan import (
     Effort,
     SwitchTimes,
     plan,
+    read_plan,
     read_switch_times,
+    what_if,
+    write_plan,
     write_switch_times,
 )
 from lengthwise.apps.plan.switching import SwitchRates
-from lengthwise.apps.plan.what_if import what_if
 from lengthwise.catalog import model, weight_bytes
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.estimate import Estimate
 
 SMALL = Effort(width=2, beam_tasks=2e5, better_tasks=1e5)
 
@@ -175,3 +178,18 @@ def test_runs_that_were_forgotten_are_simulated_again_to_the_same_plan(monkeypat
     told = plan(*args, **more)
     monkeypatch.setattr("lengthwise.apps.plan.runs.MOST_HELD_TASKS", 300)
     assert plan(*args, **more) == told
+
+
+def test_a_plan_comes_back_from_its_file(tmp_path):
+    args, more = asked_of([60, 90])
+    told = plan(*args, **more)
+    told = replace(told, what_ifs=what_if(*args, told, **more))
+    write_plan(tmp_path / "plan.json", told)
+    assert read_plan(tmp_path / "plan.json") == told
+    one = replace(told, makespan=Estimate(1.0))
+    write_plan(tmp_path / "plan.json", one)
+    assert not read_plan(tmp_path / "plan.json").makespan.has_interval
+    for text in ("{}", "[]", "nothing", '{"format": "lengthwise application plan 1"}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(InputError, match="plan"):
+            read_plan(tmp_path / "bad.json")
