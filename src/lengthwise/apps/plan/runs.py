@@ -24,7 +24,7 @@ CURVE_POINTS = 256
 REPRESENTED_TASKS = 50
 """Tasks a replica from which on one of ``dp`` equal replicas stands for all: the one with the most tokens."""
 
-MOST_HELD_TASKS = 20_000_000
+MOST_HELD_TASKS = 10_000_000
 """Tasks of all runs that are kept (two numbers each); beyond, the oldest are forgotten and simulated again."""
 
 
