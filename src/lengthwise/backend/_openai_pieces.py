@@ -59,7 +59,8 @@ class PieceReader:
         tokens = self._tokens(choice, usage)
         end = choice.get("finish_reason")
         is_output = bool(text) or tokens > 0 or (shows and end is None and usage is None)
-        return Piece(at_s, text, tokens, is_output, usage, end)
+        prompt = _ids(body.get("prompt_token_ids") or choice.get("prompt_token_ids"))
+        return Piece(at_s, text, tokens, is_output, usage, end, _ids(choice.get("token_ids")), prompt)
 
     def _tokens(self, choice: dict[str, Any], usage: Usage | None) -> int:
         ids = choice.get("token_ids")
@@ -71,6 +72,11 @@ class PieceReader:
         new = usage.output_tokens - self._told
         self._told = usage.output_tokens
         return max(0, new)
+
+
+def _ids(told: Any) -> tuple[int, ...]:
+    """Token ids where there are any."""
+    return tuple(told) if isinstance(told, list) and all(type(one) is int for one in told) else ()
 
 
 def _text(choice: dict[str, Any]) -> tuple[str, bool]:

@@ -129,6 +129,8 @@ class Piece:
         is_output: Whether it is a part of the output, not only a role, a usage or an end.
         usage: The numbers so far; the last one is the answer's.
         finish_reason: "stop", "length", ..., with the last piece.
+        token_ids: The tokens that it adds, where the server tells them.
+        prompt_ids: The prompt's tokens, where the server tells them (with the first piece).
     """
 
     at_s: float
@@ -137,3 +139,5 @@ class Piece:
     is_output: bool
     usage: Usage | None = None
     finish_reason: str | None = None
+    token_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()

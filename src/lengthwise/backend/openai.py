@@ -141,6 +141,7 @@ class Client:
         *,
         sent: Callable[[float], None] | None = None,
         usage_each: bool | None = None,
+        api: str | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """The pieces of an answer as they come; the last ones hold usage and finish reason.
 
@@ -148,6 +149,7 @@ class Client:
             body: Of ``body``, or fields of one's own.
             sent: Called with the time (``perf_counter``) at which the request's headers went out.
             usage_each: Whether every piece tells the numbers so far; None: as probed.
+            api: "completions" or "chat"; None: as probed.
 
         Raises:
             RequestError: It failed; pieces before that have been handed out.
@@ -156,7 +158,7 @@ class Client:
         events = SseReader()
         reader = PieceReader(usage_each=self.abilities.usage_each if usage_each is None else usage_each)
         with named():
-            request = self._session.post(self._path(), data=data, trace_request_ctx=sent)
+            request = self._session.post(self._path(api), data=data, trace_request_ctx=sent)
             async with request as answer:
                 await _require_stream(answer)
                 while chunk := await answer.content.readany():
@@ -203,8 +205,8 @@ class Client:
         """The token ids of a text by the server's own tokenizer; None where it has no door to it."""
         return await tokenize(self, text)
 
-    def _path(self) -> str:
-        return f"{self.server.root}{_PATHS[self.abilities.api]}"
+    def _path(self, api: str | None) -> str:
+        return f"{self.server.root}{_PATHS[api or self.abilities.api]}"
 
 
 _PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}

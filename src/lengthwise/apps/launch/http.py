@@ -85,6 +85,7 @@ class HttpEngine:
 
     async def generate(self, ask: Ask, draft: Draft) -> Output:
         """The answer; goes on from the draft's tokens where it can, else begins anew."""
+        ask = replace(ask, body={**self.server.body, **ask.body})
         draft.is_exact = can_go_on(ask.body)
         if goes_on(ask, draft, self.abilities):
             fields, api = further_fields(ask, draft, self.abilities)

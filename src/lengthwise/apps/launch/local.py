@@ -48,6 +48,9 @@ class Patience:
         )
 
 
+USUAL = Patience()
+
+
 @dataclass
 class LocalLauncher:
     """Starts a process a replica, which sees the GPUs of its placement alone.
@@ -64,7 +67,7 @@ class LocalLauncher:
     models: Sequence[Loaded]
     logs: Path
     deployed: Deployed | None = None
-    patience: Patience = Patience()
+    patience: Patience = USUAL
     is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     _running: dict[int, tuple[HttpEngine, Process, Loaded]] = field(default_factory=dict, init=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lengthwise.apps.launch.commands import Loaded
 from lengthwise.apps.launch.contracts import Engine
 from lengthwise.apps.launch.http import HttpEngine
-from lengthwise.apps.launch.local import Patience
+from lengthwise.apps.launch.local import USUAL, Patience
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError, InputError
 
@@ -28,7 +28,7 @@ class StaticLauncher:
 
     models: Sequence[Loaded]
     urls: Mapping[int, Sequence[str]]
-    patience: Patience = Patience()
+    patience: Patience = USUAL
     is_placed: bool = False
     _open: list[HttpEngine] = field(default_factory=list, init=False)
 

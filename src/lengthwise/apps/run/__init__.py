@@ -1,0 +1,41 @@
+"""Applications run: tasks leased, asked and recorded; the plan followed; every answer kept."""
+
+from lengthwise.apps.run.contracts import Asked, Decider, Drifted, Guide, Job, Outputs, Rooms, Settings
+from lengthwise.apps.run.coordinator import CANCEL, Coordinator, Ended
+from lengthwise.apps.run.drawn import Drawn
+from lengthwise.apps.run.layout import Layout, identity_of, lay
+from lengthwise.apps.run.owners import alive, new_owner
+from lengthwise.apps.run.progress import Event, ModelProgress, Progress
+from lengthwise.apps.run.reuse import Reused
+from lengthwise.apps.run.rooms import ClusterRooms, GivenRooms
+from lengthwise.apps.run.simulation import run_simulated
+from lengthwise.apps.run.stopping import RESUME, run_here
+
+__all__ = [
+    "CANCEL",
+    "RESUME",
+    "Asked",
+    "ClusterRooms",
+    "Coordinator",
+    "Decider",
+    "Drawn",
+    "Drifted",
+    "Ended",
+    "Event",
+    "GivenRooms",
+    "Guide",
+    "Job",
+    "Layout",
+    "ModelProgress",
+    "Outputs",
+    "Progress",
+    "Reused",
+    "Rooms",
+    "Settings",
+    "alive",
+    "identity_of",
+    "lay",
+    "new_owner",
+    "run_here",
+    "run_simulated",
+]

@@ -1,0 +1,268 @@
+"""The coordinator: leases, asks and records, follows the plan, and ends when all has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lengthwise.apps.launch.contracts import Launcher
+from lengthwise.apps.ledger.contracts import Ledger, State
+from lengthwise.apps.run import owners
+from lengthwise.apps.run._work import Berth
+from lengthwise.apps.run.books import Books
+from lengthwise.apps.run.contracts import Job, Plans
+from lengthwise.apps.run.fleet import Fleet
+from lengthwise.apps.run.following import Following
+from lengthwise.apps.run.line import Line, Shared, cut
+from lengthwise.apps.run.progress import Event, Progress, snapshot
+from lengthwise.apps.run.reuse import Reused, sweep
+from lengthwise.apps.run.standing import Standing, standing
+from lengthwise.schema.app import ModelPlan, Replica
+from lengthwise.schema.errors import EngineError
+
+_TICK_S = 0.5
+CANCEL = "cancel"
+"""The fact by which another process asks a run to stop."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        how: "done", "stopped" (asked to by a signal or its caller) or "cancelled" (by another process).
+        counts: Tasks by (call, model) and state.
+        seconds: That it took, on its clock.
+        resumed: Whether it went on with what stood in the ledger.
+        reused: What was taken from before the application changed; None: it had not, or there was nothing.
+        engines: What answered, by model.
+        events: Switches and what went wrong with engines, with seconds from the start.
+    """
+
+    how: str
+    counts: dict[tuple[int, int, State], int]
+    seconds: float
+    resumed: bool
+    reused: Reused | None = None
+    engines: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+
+    def of(self, state: State) -> int:
+        """Tasks in a state."""
+        return sum(tasks for (_, _, one), tasks in self.counts.items() if one == state)
+
+    @property
+    def exit_code(self) -> int:
+        """0: all answered or skipped; 1: some are dead or blocked; 130: it was stopped."""
+        if self.how != "done":
+            return 130
+        return 1 if self.of(State.DEAD) + self.of(State.BLOCKED) else 0
+
+
+class Coordinator:
+    """One run of a job; ``run`` is called once.
+
+    Args:
+        job: What to run.
+        ledger: Where answers are kept; stays open.
+        launcher: Makes engines be there.
+        now_s: Wall-clock seconds (UTC), of leases.
+        watch: Shown how far it is, once in a while.
+        watch_s: How often.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        ledger: Ledger,
+        launcher: Launcher,
+        *,
+        now_s: Callable[[], float],
+        watch: Callable[[Progress], None] | None = None,
+        watch_s: float = 0.5,
+    ) -> None:
+        self._job, self._ledger, self._launcher, self._now_s = job, ledger, launcher, now_s
+        self._watch, self._watch_s = watch, watch_s
+        self._stirred = asyncio.Event()
+        self._how: str | None = None
+        self._hurries = False
+        self._error: BaseException | None = None
+        self._events: list[Event] = []
+        self._engines: dict[int, set[str]] = {}
+        self._deaths: dict[int, tuple[int, int]] = {}
+        self._running: Plans = ()
+
+    def stop(self, how: str = "stopped") -> None:
+        """Asks the run to end: what is under way is cut and kept. Asked twice, it ends at once."""
+        if self._how is not None:
+            self._hurries = True
+            self._launcher.hurry()
+        self._how = self._how or how
+        self._stirred.set()
+
+    async def run(self) -> Ended:
+        """How it ended.
+
+        Raises:
+            OutputError: The ledger cannot be written; what was recorded stays.
+            EngineError: A model's engines do not start, or die again and again.
+        """
+        loop, job = asyncio.get_running_loop(), self._job
+        self._start_s = loop.time()
+        self._books = books = Books(self._ledger, job.layout, job.settings.linger_s, self._freed)
+        shared = Shared(job, books, self._now_s, self._stirred.set, self._down, self._failed)
+        self._lines = [Line(model, shared) for model in range(len(job.layout.tasks.models))]
+        self._fleet = Fleet(self._launcher, self._lines, self._failed, self._told)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            resumed = await books.call(lambda: owners.enter(self._ledger, job, self._now_s()))
+            reused = None if resumed else await sweep(books, job, self._now_s)
+            for work in (books.keep(), self._beat(), self._save(), self._look()):
+                tasks.append(loop.create_task(work))
+                tasks[-1].add_done_callback(self._broke)
+            await self._follow(Following(job))
+        finally:
+            await self._end(tasks)
+        counts = self._by_model(self._ledger.counts())
+        engines = {model: tuple(sorted(abouts)) for model, abouts in sorted(self._engines.items())}
+        seconds = loop.time() - self._start_s
+        return Ended(self._how or "done", counts, seconds, resumed, reused, engines, tuple(self._events))
+
+    async def _follow(self, following: Following) -> None:
+        self._following = following
+        while self._how is None:
+            self._stirred.clear()
+            now = await self._standing()
+            if now.is_over:
+                return
+            plans = following.step(now)
+            if plans is not None:
+                running, asleep = self._running, self._fleet.asleep(plans)
+                place = self._job.rooms.place(plans, self._fleet.placement, running, asleep)
+                await self._fleet.go(plans, place)
+                self._running = plans
+            await self._replan(following, now)
+            await self._pause(now)
+            if self._error is not None:
+                raise self._error
+
+    async def _pause(self, now: Standing) -> None:
+        """Until something happens; once in a while it is asked again for what may be leased only after a time."""
+        try:
+            async with asyncio.timeout(_TICK_S):
+                await self._stirred.wait()
+        except TimeoutError:
+            for line in self._lines:
+                if line.berths and line.is_idle and now.able[line.model]:
+                    line.stir()
+
+    async def _standing(self) -> Standing:
+        """After what is known here is written, where a line waits for it."""
+        if any(line.berths and line.is_idle for line in self._lines):
+            await self._books.flush()
+        return standing(self._job.layout, await self._books.call(self._ledger.counts))
+
+    async def _replan(self, following: Following, now: Standing) -> None:
+        at_s = asyncio.get_running_loop().time() - self._start_s
+        replan = self._job.replan
+        if replan is None or (drifted := following.drifted(now, at_s)) is None:
+            return
+        guide = await self._books.call(lambda: replan(drifted))
+        self._events.append(Event(at_s, "replan" if guide else "keep", -1, (), f"stage {drifted.stage + 1}"))
+        if guide is not None:
+            following.follow(guide, at_s)
+            self._stirred.set()
+
+    def _by_model(self, counts: dict[tuple[int, State], int]) -> dict[tuple[int, int, State], int]:
+        pairs = self._job.layout.pairs
+        return {(*pairs[pair], state): tasks for (pair, state), tasks in counts.items()}
+
+    def _freed(self, models: Sequence[int]) -> None:
+        for model in models:
+            self._lines[model].stir()
+        self._stirred.set()
+
+    def _failed(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._stirred.set()
+
+    def _broke(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    def _down(self, berth: Berth, died: bool) -> None:
+        """An engine is to be started anew."""
+        line = self._lines[berth.plan.model]
+        if died and berth.engine is not None:
+            deaths, tokens = self._deaths.get(line.model, (0, -1))
+            deaths = deaths + 1 if tokens == line.tokens else 1
+            self._deaths[line.model] = (deaths, line.tokens)
+            if deaths >= self._job.settings.engine_deaths:
+                name = self._job.layout.tasks.models[line.model]
+                self._failed(
+                    EngineError(
+                        f"engines of {name} must live to answer; {deaths} died one after another without an answer. "
+                        "See their logs, then run again with --resume"
+                    )
+                )
+                return
+        self._fleet.mend(berth, died=died)
+
+    def _told(self, what: str, plan: ModelPlan, gpus: Replica, about: str) -> None:
+        at_s = asyncio.get_running_loop().time() - self._start_s
+        self._events.append(Event(at_s, what, plan.model, gpus, about))
+        if what == "ready":
+            self._engines.setdefault(plan.model, set()).add(about)
+
+    async def _beat(self) -> None:
+        """Keeps leases, takes those that ran out, and hears whether the run is to stop."""
+        lease_s, owner = self._job.settings.lease_s, self._job.owner
+        ledger = self._ledger
+        while True:
+            await asyncio.sleep(min(lease_s / 3, 2.0))
+            now_s = self._now_s()
+            await self._books.call(lambda now_s=now_s: ledger.beat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
+            if await self._books.call(lambda now_s=now_s: ledger.expire(now_s=now_s)):  # type: ignore[misc]
+                self._freed(list(range(len(self._lines))))
+            if CANCEL in await self._books.call(ledger.facts):
+                self.stop("cancelled")
+
+    async def _save(self) -> None:
+        while True:
+            await asyncio.sleep(self._job.settings.save_s)
+            for line in self._lines:
+                await line.save()
+
+    async def _look(self) -> None:
+        """Looks after engines that die while nobody asks them, and shows how far the run is."""
+        while True:
+            await asyncio.sleep(self._watch_s)
+            for berth in self._fleet.berths:
+                if berth.engine is not None and not berth.engine.is_alive:
+                    self._down(berth, True)
+            if self._watch is not None:
+                self._watch(await self.progress())
+
+    async def progress(self) -> Progress:
+        """How far it is."""
+        counts = self._by_model(await self._books.call(self._ledger.counts))
+        at_s = asyncio.get_running_loop().time() - self._start_s
+        return snapshot(self._job, self._following, self._lines, self._fleet.berths, counts, at_s)
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Nothing is left behind: what is under way is given back, engines are ended."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await cut(
+                [work for line in self._lines for berth in line.berths for work in berth.going.values()]
+            )
+            for line in self._lines:
+                await line.close(line.berths, keep=not self._hurries)
+            await self._books.flush()
+            await self._books.call(lambda: owners.leave(self._ledger, self._job.owner))
+        finally:
+            await self._fleet.close()
+            self._books.close()

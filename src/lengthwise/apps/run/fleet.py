@@ -1,0 +1,199 @@
+"""Engines on their GPUs: those that are wanted started or woken, those that are not stopped or put to sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from lengthwise.apps.launch.contracts import Engine, Launcher
+from lengthwise.apps.run._work import Berth
+from lengthwise.apps.run.contracts import Plans
+from lengthwise.apps.run.line import Line
+from lengthwise.schema.app import ModelPlan, Placement, Replica
+from lengthwise.schema.errors import EngineError
+
+_STARTS = 3
+_Key = tuple[int, tuple[str, int, int], Replica]
+Told = Callable[[str, ModelPlan, Replica, str], None]
+"""Hears of every switch: "start", "wake", "sleep", "stop", "ready", "died"; whose, where, and what it is."""
+
+
+class Fleet:
+    """All engines of a run.
+
+    Args:
+        launcher: Makes them be there.
+        lines: Who gives them work, by model.
+        failed: Told an engine that does not start.
+        told: Hears of what is switched.
+    """
+
+    def __init__(
+        self, launcher: Launcher, lines: Sequence[Line], failed: Callable[[BaseException], None], told: Told
+    ) -> None:
+        self._launcher, self._lines, self._failed, self._told = launcher, lines, failed, told
+        self.berths: list[Berth] = []
+        self._asleep: dict[_Key, Engine] = {}
+        self._leaving: dict[asyncio.Task[None], Replica] = {}
+        self._mending: set[asyncio.Task[None]] = set()
+
+    @property
+    def placement(self) -> Placement:
+        """Where engines are, or are being started."""
+        found: Placement = {}
+        for berth in self.berths:
+            found[berth.plan.model] = (*found.get(berth.plan.model, ()), berth.gpus)
+        return found
+
+    def asleep(self, plans: Plans) -> Placement:
+        """Where engines of these very plans could be woken."""
+        shapes = {(plan.model, plan.shape) for plan in plans}
+        found: Placement = {}
+        for model, shape, gpus in sorted(self._asleep):
+            if (model, shape) in shapes:
+                found[model] = (*found.get(model, ()), gpus)
+        return found
+
+    def abouts(self) -> dict[int, set[str]]:
+        """What the engines that run are, by model."""
+        found: dict[int, set[str]] = {}
+        for berth in self.berths:
+            if berth.engine is not None:
+                found.setdefault(berth.plan.model, set()).add(berth.engine.about)
+        return found
+
+    async def go(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
+        """Switches to these plans; what stays goes on, what has to start does so meanwhile."""
+        wanted = {(plan.model, plan.shape, gpus): plan for plan in plans for gpus in placement[plan.model]}
+        stay, leave = [], []
+        for berth in self.berths:
+            plan = wanted.pop((berth.plan.model, berth.plan.shape, berth.gpus), None)
+            if plan is None:
+                leave.append(berth)
+            else:
+                berth.plan = plan
+                stay.append(berth)
+        self.berths = stay
+        await self._leave(leave)
+        for (_, _, gpus), plan in wanted.items():
+            self._enter(Berth(plan, gpus))
+
+    async def _leave(self, berths: Sequence[Berth]) -> None:
+        for model in sorted({berth.plan.model for berth in berths}):
+            await self._lines[model].close([berth for berth in berths if berth.plan.model == model])
+        for berth in berths:
+            leaving = asyncio.get_running_loop().create_task(self._left(berth))
+            self._leaving[leaving] = berth.gpus
+            leaving.add_done_callback(self._gone)
+
+    def _gone(self, leaving: asyncio.Task[None]) -> None:
+        del self._leaving[leaving]
+        if not leaving.cancelled() and (error := leaving.exception()) is not None:
+            self._failed(error)
+
+    async def _left(self, berth: Berth) -> None:
+        if berth.mending is not None:
+            await asyncio.wait([berth.mending])
+        if berth.opening is not None and not berth.opening.done():
+            berth.opening.cancel()
+            await asyncio.gather(berth.opening, return_exceptions=True)
+        engine, berth.engine = berth.engine, None
+        if engine is None:
+            return
+        if engine.is_alive and await self._launcher.sleep(engine):
+            self._told("sleep", berth.plan, berth.gpus, engine.about)
+            self._asleep[berth.plan.model, berth.plan.shape, berth.gpus] = engine
+        else:
+            self._told("stop", berth.plan, berth.gpus, engine.about)
+            await self._launcher.stop(engine)
+
+    def _enter(self, berth: Berth) -> None:
+        self.berths.append(berth)
+        berth.opening = asyncio.get_running_loop().create_task(self._opened(berth))
+        berth.opening.add_done_callback(self._checked)
+
+    def _checked(self, opening: asyncio.Task[None]) -> None:
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self._failed(error)
+
+    async def _opened(self, berth: Berth) -> None:
+        """Ready, once whoever was on its GPUs has left."""
+        before = [task for task, gpus in self._leaving.items() if self._meet(gpus, berth.gpus)]
+        if before:
+            await asyncio.wait(before)
+        engine = await self._woken(berth) or await self._started(berth)
+        berth.engine, berth.failures, berth.inquiry = engine, 0, None
+        self._told("ready", berth.plan, berth.gpus, engine.about)
+        self._lines[berth.plan.model].open(berth)
+
+    def _meet(self, left: Replica, right: Replica) -> bool:
+        return self._launcher.is_placed and not set(left).isdisjoint(right)
+
+    async def _woken(self, berth: Berth) -> Engine | None:
+        engine = self._asleep.pop((berth.plan.model, berth.plan.shape, berth.gpus), None)
+        if engine is None:
+            return None
+        self._told("wake", berth.plan, berth.gpus, engine.about)
+        try:
+            await self._launcher.wake(engine)
+        except EngineError:
+            await self._launcher.stop(engine)
+            return None
+        except BaseException:
+            await self._launcher.stop(engine)
+            raise
+        return engine
+
+    async def _started(self, berth: Berth) -> Engine:
+        for tries in range(1, _STARTS + 1):
+            self._told("start", berth.plan, berth.gpus, "")
+            try:
+                return await self._launcher.start(berth.plan, berth.gpus)
+            except EngineError:
+                if tries == _STARTS:
+                    raise
+                await asyncio.sleep(2.0 ** (tries - 1))
+        raise AssertionError
+
+    def mend(self, berth: Berth, *, died: bool) -> None:
+        """Starts an engine anew on its GPUs; what it works on is given back."""
+        if berth in self.berths and berth.engine is not None:
+            engine, berth.engine = berth.engine, None
+            mending = asyncio.get_running_loop().create_task(self._mended(berth, engine, died=died))
+            berth.mending = mending
+            self._mending.add(mending)
+            mending.add_done_callback(self._mending.discard)
+            mending.add_done_callback(self._checked)
+
+    async def _mended(self, berth: Berth, engine: Engine, *, died: bool) -> None:
+        line = self._lines[berth.plan.model]
+        self._told("died" if died else "stop", berth.plan, berth.gpus, engine.about)
+        if died:
+            await line.lost(berth, f"its engine died: {engine.about}")
+        else:
+            await line.close([berth])
+        await self._launcher.stop(engine)
+        if berth in self.berths:
+            berth.opening = asyncio.get_running_loop().create_task(self._opened(berth))
+            berth.opening.add_done_callback(self._checked)
+
+    async def close(self) -> None:
+        """Stops all, those that start or sleep too."""
+        while self._mending:
+            await asyncio.wait(self._mending)
+        berths, self.berths = self.berths, []
+        asleep, self._asleep = list(self._asleep.values()), {}
+        await asyncio.gather(*(self._ended(berth) for berth in berths))
+        await asyncio.gather(*(self._launcher.stop(engine) for engine in asleep))
+        if self._leaving:
+            await asyncio.wait(list(self._leaving))
+        await self._launcher.close()
+
+    async def _ended(self, berth: Berth) -> None:
+        if berth.opening is not None and not berth.opening.done():
+            berth.opening.cancel()
+            await asyncio.gather(berth.opening, return_exceptions=True)
+        if berth.engine is not None:
+            with suppress(EngineError):
+                await self._launcher.stop(berth.engine)

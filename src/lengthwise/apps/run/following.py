@@ -1,0 +1,73 @@
+"""The plan followed: which plans run now, and whether it is as planned."""
+
+from __future__ import annotations
+
+from lengthwise.apps.dynamic import Now, next_plans
+from lengthwise.apps.run.contracts import Drifted, Guide, Job, Plans
+from lengthwise.apps.run.standing import Standing, Waits
+from lengthwise.schema.errors import InternalError
+
+
+class Following:
+    """Where in the plan a run is.
+
+    Attributes:
+        now: The stage, and what runs.
+        starved: Models that run and can do nothing before one that does not.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._waits = job, Waits(job.layout)
+        self.guide: Guide = job.guide
+        self.now = Now(-1, ())
+        self.starved: frozenset[int] = frozenset()
+        self._seen: tuple[frozenset[int], frozenset[int]] | None = None
+        self._late = -1
+        self._from_s = 0.0
+
+    def step(self, standing: Standing) -> Plans | None:
+        """What is to run from now on; None: as before.
+
+        Raises:
+            InternalError: What runs can do nothing, and nothing else is planned.
+        """
+        running = {plan.model for plan in self.now.plans}
+        self.starved = self._waits.starved(standing, running)
+        seen = (standing.finished, self.starved)
+        if seen == self._seen:
+            return None
+        before, self._seen = self.now, seen
+        self.now = next_plans(
+            self.guide.stages,
+            self.now.stage,
+            self.now.plans,
+            standing.finished,
+            self._job.rooms.fits,
+            spare=self.guide.spare,
+            starved=self.starved,
+        )
+        if before == self.now and running and running == self.starved | (running & standing.finished):
+            raise InternalError(f"models {sorted(running)} wait for others, and the plan starts none of them")
+        if not self.now.plans and not standing.is_over:
+            left = sorted(set(range(len(standing.total))) - standing.finished)
+            raise InternalError(f"models {left} are left, and the plan has none for them")
+        return self.now.plans
+
+    def drifted(self, standing: Standing, at_s: float) -> Drifted | None:
+        """That the stage before ended too soon, or this one is too late; once a stage."""
+        ends_s, stage = self.guide.ends_s, self.now.stage
+        if not 0 <= stage < len(ends_s) or self._late >= stage:
+            return None
+        at_s -= self._from_s
+        sooner, later = self.guide.slack
+        started_early = stage > 0 and at_s < ends_s[stage - 1] * sooner
+        if not started_early and at_s <= ends_s[stage] * later:
+            return None
+        self._late = stage
+        planned_s = ends_s[stage - 1] if started_early else ends_s[stage]
+        return Drifted(at_s, stage, planned_s, sorted(standing.finished), standing.ended, self.now.plans)
+
+    def follow(self, guide: Guide, at_s: float) -> None:
+        """Goes on by another plan, from its beginning; what runs and is in its first stage stays."""
+        self.guide, self._seen, self._late, self._from_s = guide, None, -1, at_s
+        self.now = Now(-1, self.now.plans)

@@ -1,0 +1,340 @@
+"""One model's tasks: leased as its engines have seats, asked, and settled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lengthwise.apps.launch.contracts import FailedError, Fault
+from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial
+from lengthwise.apps.run._suspects import Suspects
+from lengthwise.apps.run._work import Berth, Work, again, dead, done
+from lengthwise.apps.run.books import Books
+from lengthwise.apps.run.contracts import Job
+from lengthwise.apps.run.preparing import prepare
+
+_DEATH_SHOWS_S = 2.0
+
+
+@dataclass
+class Shared:
+    """What all lines share.
+
+    Attributes:
+        job: The run.
+        books: The ledger.
+        now_s: The clock of leases.
+        idle: Told when a line has nothing left that it could do.
+        down: Told when an engine is to be started anew, and whether it died.
+        failed: Told an error that no line can mend.
+        suspects: Who may have killed engines.
+        asking: Who is under way, by key.
+    """
+
+    job: Job
+    books: Books
+    now_s: Callable[[], float]
+    idle: Callable[[], None]
+    down: Callable[[Berth, bool], None]
+    failed: Callable[[BaseException], None]
+    suspects: Suspects = field(default_factory=Suspects)
+    asking: dict[str, Work] = field(default_factory=dict)
+    tries: dict[int, int] = field(default_factory=dict)
+    shunned: dict[int, Berth] = field(default_factory=dict)
+
+
+class Line:
+    """Of one model.
+
+    Attributes:
+        berths: Its engines that are ready.
+        pending: Leased, without a seat.
+        tokens: That were written for it since the start.
+        reused: Tasks whose answer was there already.
+    """
+
+    def __init__(self, model: int, shared: Shared) -> None:
+        self.model, self._shared = model, shared
+        self.berths: list[Berth] = []
+        self.pending: deque[Work] = deque()
+        self.tokens = self.reused = 0
+        self._dry = self._leasing = False
+        self._open_s, self._ran_s = 0.0, 0.0
+        self._wake = asyncio.Event()
+        self._feeding: asyncio.Task[None] | None = None
+        self._lease_taken: asyncio.Task[None] | None = None
+
+    @property
+    def going(self) -> int:
+        """Requests under way."""
+        return sum(len(berth.going) for berth in self.berths)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, and the ledger had nothing more."""
+        return self._dry and not self._leasing and not self.pending and not self.going
+
+    def open(self, berth: Berth) -> None:
+        """An engine is ready."""
+        if not self.berths:
+            self._open_s = asyncio.get_running_loop().time()
+        self.berths.append(berth)
+        if self._feeding is None:
+            self._feeding = asyncio.get_running_loop().create_task(self._feed())
+            self._feeding.add_done_callback(self._fed)
+        self.stir()
+        self.fill()
+
+    def ran_s(self, at_s: float) -> float:
+        """Seconds in which it had an engine, of the first ``at_s`` of the run."""
+        here_s = asyncio.get_running_loop().time() - self._open_s if self.berths else 0.0
+        return min(at_s, self._ran_s + here_s)
+
+    def stir(self) -> None:
+        """There may be something to lease."""
+        self._dry = False
+        self._wake.set()
+
+    async def close(self, berths: list[Berth], *, keep: bool = True) -> None:
+        """Takes engines away: what they work on is cut, its tokens are kept, and others may lease it.
+
+        Without any engine left, all that waits is given back too.
+        """
+        works = [work for berth in berths for work in berth.going.values()]
+        self._take_out(berths)
+        if not self.berths:
+            await self._end_feed()
+            works += self.pending
+            self.pending.clear()
+        await cut(works)
+        if keep:
+            await self.save(works)
+        for berth in berths:
+            berth.going.clear()
+        for work in works:
+            if not work.is_answered:
+                self._give_back(work, None)
+        self.fill()
+
+    async def save(self, works: list[Work] | None = None) -> None:
+        """Keeps answers so far, of those that have grown."""
+        if works is None:
+            works = [work for berth in self.berths for work in berth.going.values()]
+        grown: list[tuple[str, Partial]] = []
+        for work in works:
+            partial = work.draft.partial() if len(work.draft.output_ids) > work.saved else None
+            if partial is not None:
+                grown.append((work.key, partial))
+                work.saved = len(partial.output_ids)
+        if grown:
+            await self._shared.books.call(lambda: self._shared.books.ledger.save(grown))
+
+    def _take_out(self, berths: list[Berth]) -> None:
+        had = bool(self.berths)
+        self.berths = [berth for berth in self.berths if berth not in berths]
+        if had and not self.berths:
+            self._ran_s += asyncio.get_running_loop().time() - self._open_s
+
+    async def _end_feed(self) -> None:
+        if self._feeding is not None:
+            feeding, self._feeding = self._feeding, None
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+        if self._lease_taken is not None:
+            # What was leased meanwhile must be known, to be given back.
+            await asyncio.gather(self._lease_taken, return_exceptions=True)
+
+    def _fed(self, feeding: asyncio.Task[None]) -> None:
+        if not feeding.cancelled() and (error := feeding.exception()) is not None:
+            self._shared.failed(error)
+
+    async def _feed(self) -> None:
+        """Leases whenever less waits than engines will soon have seats for."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while not self._dry and (room := self._room()) > 0:
+                self._lease_taken = asyncio.get_running_loop().create_task(self._lease(room))
+                await asyncio.shield(self._lease_taken)
+
+    def _room(self) -> int:
+        seats = sum(berth.seats for berth in self.berths)
+        ahead = max(4, seats // 2)
+        free = seats + ahead - self.going - len(self.pending)
+        return free if free >= max(1, ahead // 2) else 0
+
+    async def _lease(self, most: int) -> None:
+        shared, job = self._shared, self._shared.job
+        ledger, now_s = shared.books.ledger, shared.now_s()
+        self._leasing, self._dry = True, True
+        try:
+            leases = await shared.books.call(
+                lambda: ledger.lease(
+                    self.model, most, owner=job.owner, now_s=now_s, lease_s=job.settings.lease_s
+                )
+            )
+            if len(leases) == most:
+                self._dry = False
+            found = await prepare(shared.books, job.layout, job.decider, leases)
+        finally:
+            self._leasing = False
+        self.reused += found.known
+        for ending in found.endings:
+            shared.books.end(ending)
+        for work in found.works:
+            self._add(work)
+        if not leases:
+            shared.idle()
+        self.fill()
+
+    def _add(self, work: Work) -> None:
+        first = self._shared.asking.setdefault(work.key, work)
+        if first is not work:
+            first.twins.append(work.lease)
+        elif work.place in self._shared.suspects:
+            self.pending.appendleft(work)
+        else:
+            self.pending.append(work)
+
+    def fill(self) -> None:
+        """Gives those who wait the seats that are free."""
+        while self.pending:
+            berth = self._berth_for(self.pending[0])
+            if berth is None:
+                break
+            self._ask(self.pending.popleft(), berth)
+        if self.berths and not self._dry and self._room() > 0:
+            self._wake.set()
+
+    def _berth_for(self, work: Work) -> Berth | None:
+        """The least busy engine with a seat; another than the one that failed last, where there is one."""
+        shunned = self._shared.shunned.get(work.place)
+        free = [berth for berth in self.berths if len(berth.going) < berth.seats and berth.inquiry is None]
+        if self._shared.suspects:
+            may = self._shared.suspects.may_join
+            free = [berth for berth in free if may(work.place, berth.going, berth.seats)]
+        return min(free, key=lambda berth: (berth is shunned, len(berth.going)), default=None)
+
+    def _ask(self, work: Work, berth: Berth) -> None:
+        assert berth.engine is not None
+        berth.going[work.place] = work
+        asking = asyncio.get_running_loop().create_task(berth.engine.generate(work.ask, work.draft))
+        work.asking = asking
+        asking.add_done_callback(lambda over: self._over(work, berth, over))
+
+    def _over(self, work: Work, berth: Berth, over: asyncio.Task[Output]) -> None:
+        if over.cancelled():
+            return  # whoever cut it gives it back
+        error = over.exception()
+        if error is None:
+            berth.going.pop(work.place, None)
+            berth.failures = 0
+            self._answered(work, over.result())
+        elif isinstance(error, FailedError):
+            self._failed(work, berth, error)
+        else:
+            self._shared.failed(error)
+            return
+        self.fill()
+        if self.is_idle:
+            self._shared.idle()
+
+    def _answered(self, work: Work, output: Output) -> None:
+        self.tokens += output.output_tokens - work.draft.kept
+        self._forget(work)
+        for lease in (work.lease, *work.twins):
+            self._end(done(lease, work.key, output))
+
+    def _failed(self, work: Work, berth: Berth, error: FailedError) -> None:
+        if error.fault is Fault.ENGINE:
+            # It stays where it is until it is known whether the engine died.
+            if berth.inquiry is None and berth in self.berths:
+                berth.inquiry = asyncio.get_running_loop().create_task(self._inquire(berth, str(error)))
+            return
+        berth.going.pop(work.place, None)
+        if error.fault is Fault.REQUEST:
+            self._dead(work, str(error))
+        elif error.fault is Fault.BUSY:
+            tries = self._shared.tries[work.place] = self._shared.tries.get(work.place, 0) + 1
+            at_s = self._shared.now_s() + self._shared.job.backoff_s(work.place, tries)
+            self._give_back(work, str(error), not_before_s=at_s)
+        else:
+            self._attempted(work, str(error), berth)
+            berth.failures += 1
+            if berth.failures >= self._shared.job.settings.engine_failures:
+                self._shared.down(berth, False)
+
+    async def _inquire(self, berth: Berth, why: str) -> None:
+        """An engine was not reached: has it died, or was it this once?"""
+        assert berth.engine is not None
+        if await berth.engine.gone(_DEATH_SHOWS_S):
+            self._shared.down(berth, True)
+            return
+        berth.inquiry = None
+        for work in [work for work in berth.going.values() if work.asking is None or work.asking.done()]:
+            self._failed(work, berth, FailedError(Fault.ANSWER, why))
+        self.fill()
+
+    async def lost(self, berth: Berth, error: str) -> None:
+        """An engine died: what it worked on is asked again, and the one that was alone with it answers for that."""
+        works = list(berth.going.values())
+        self._take_out([berth])
+        berth.going.clear()
+        await cut(works)
+        works = [work for work in works if not work.is_answered]
+        await self.save(works)
+        self._shared.suspects.died(work.place for work in works)
+        for work in works:
+            if len(works) == 1:
+                self._attempted(work, error, berth)
+            else:
+                self._give_back(work, error)
+
+    def _attempted(self, work: Work, error: str, berth: Berth) -> None:
+        job, shared = self._shared.job, self._shared
+        if work.lease.attempt >= job.settings.max_attempts:
+            self._dead(work, f"tried {work.lease.attempt} times; at last: {error}")
+            return
+        shared.shunned[work.place] = berth
+        at_s = shared.now_s() + job.backoff_s(work.place, work.lease.attempt)
+        self._give_back(work, error, not_before_s=at_s, counts=True)
+
+    def _dead(self, work: Work, error: str) -> None:
+        self._forget(work)
+        for lease in (work.lease, *work.twins):
+            self._end(dead(lease, error))
+
+    def _give_back(
+        self, work: Work, error: str | None, *, not_before_s: float = 0.0, counts: bool = False
+    ) -> None:
+        self._shared.asking.pop(work.key, None)
+        self._end(again(work.lease, error, not_before_s=not_before_s, counts=counts))
+        for lease in work.twins:
+            self._end(again(lease, None, not_before_s=not_before_s))
+        if not_before_s > 0.0:
+            wait_s = max(0.0, not_before_s - self._shared.now_s()) + 0.01
+            asyncio.get_running_loop().call_later(wait_s, self.stir)
+
+    def _forget(self, work: Work) -> None:
+        shared = self._shared
+        shared.asking.pop(work.key, None)
+        shared.suspects.cleared(work.place)
+        shared.tries.pop(work.place, None)
+        shared.shunned.pop(work.place, None)
+
+    def _end(self, ending: Ending) -> None:
+        self._shared.books.end(ending)
+
+
+async def cut(works: list[Work]) -> None:
+    """Ends requests that are under way, and waits until they have ended."""
+    asking = [work.asking for work in works if work.asking is not None and not work.asking.done()]
+    for one in asking:
+        one.cancel()
+    if asking:
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+__all__ = ["Lease", "Line", "Shared", "cut"]
