@@ -33,7 +33,8 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "python", "_nrt": Fals
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _COMPILED = (
     "_jit.py",
-    "schema/*.py",
+    "schema/cost_tables.py",
+    "schema/records.py",
     "cost/_lookup.py",
     "policy/*.py",
     "engine/*.py",

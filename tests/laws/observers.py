@@ -17,7 +17,7 @@ from lengthwise.engine.reference import Reference
 from lengthwise.policy import resolve
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import PolicyError
-from lengthwise.schema.records import Records
+from lengthwise.schema.records import Records, Refusal
 from lengthwise.schema.workload import Workload
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "60"))
@@ -68,12 +68,18 @@ def never_fits(workload: Workload, deployment: Deployment) -> Any:
 
 
 def entries(deployment: Deployment, records: Records) -> Any:
-    """When each request that was sent has passed the front, told one after the other."""
-    front, free_s, out = deployment.cost.front, 0.0, []
-    for arrival_s in records.requests.arrival_s.tolist():
-        free_s = max(arrival_s, free_s) + front.queue_s
-        out.append(free_s + front.request_s)
-    return np.array(out)
+    """When each request that was sent has passed the front, told one after the other in the order of being sent.
+
+    NaN: it was never sent, or came after one that did not finish.
+    """
+    r = records.requests
+    front, free_s, out = deployment.cost.front, 0.0, np.full(len(r.status), np.nan)
+    sent = ~np.isnan(r.arrival_s) & (r.refusal != Refusal.PARENT_NOT_FINISHED)
+    for i in np.lexsort((np.arange(len(sent)), r.arrival_s)):
+        if sent[i]:
+            free_s = max(float(r.arrival_s[i]), free_s) + front.queue_s
+            out[i] = free_s + front.request_s
+    return out
 
 
 def last_state(workload: Workload, deployment: Deployment) -> State:

@@ -127,7 +127,7 @@ def test_replicas_in_turn_are_separate_servers(workload, deployment):
     assume(deployment.parallel.replicas > 1)
     assume(deployment.cost.front.queue_s == 0)  # one front for all of them
     # Tenants' service is counted over all replicas, and bins gather before the router.
-    workload = dataclasses.replace(workload, predictions=None, tenant=None)
+    workload = dataclasses.replace(workload, predictions=None, tenant=None, after=None)
     scheduler = dataclasses.replace(deployment.scheduler, router="round_robin", binning=None)
     together = dataclasses.replace(deployment, scheduler=scheduler)
     alone = dataclasses.replace(together, parallel=dataclasses.replace(deployment.parallel, replicas=1))

@@ -13,7 +13,7 @@ from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Paral
 from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
 from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
 from lengthwise.schema.prediction import Predictions
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import After, Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
 INFINITY = float("inf")
@@ -93,7 +93,24 @@ def workloads(draw: st.DrawFn, max_requests: int = 40) -> Workload:
         tenant=rng.integers(0, draw(st.sampled_from([1, 3])), n),
         predictions=again,
         concurrency=concurrency,
+        after=None if concurrency else draw(afters(n, rng)),
     )
+
+
+@st.composite
+def afters(draw: st.DrawFn, n: int, rng: np.random.Generator) -> After | None:
+    """Who comes after whom: nobody, chains, or any of those before."""
+    kind = draw(st.sampled_from(["nobody", "nobody", "chains", "any"]))
+    if kind == "nobody":
+        return None
+    chains, share = int(rng.integers(1, n + 1)), rng.choice([0.05, 0.3])
+    parents = [
+        [i - chains] if kind == "chains" and i >= chains else
+        np.flatnonzero(rng.random(i) < share).tolist() if kind == "any" else []
+        for i in range(n)
+    ]  # fmt: skip
+    start = np.concatenate([[0], np.cumsum([len(some) for some in parents])])
+    return After(start, np.array([p for some in parents for p in some], np.int64))
 
 
 def _predictions(rng: np.random.Generator, output: np.ndarray, error: float, window: int) -> Predictions:

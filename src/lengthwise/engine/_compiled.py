@@ -116,6 +116,9 @@ def _raise_for(code: int, setup: Setup, state: State) -> None:
 def _outcome(state: State) -> Outcome:
     ctr = state.ctr[0]
     _count_unfinished(state)
+    if state.par[0]["follows"]:
+        never = (state.follow_left > 0) & (state.results["status"] == Status.UNFINISHED)
+        state.arrival_s[never] = np.nan
     kept = int(ctr["step_rows"]) <= len(state.step_log) and int(ctr["gap_rows"]) <= len(state.gap_log)
     return Outcome(
         arrival_s=state.arrival_s,

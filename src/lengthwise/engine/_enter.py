@@ -7,6 +7,7 @@ from lengthwise.engine import _layout as layout
 from lengthwise.engine._bins import gather
 from lengthwise.engine._expire import lift, outstanding, release, to_front
 from lengthwise.engine._fits import remaining_tokens
+from lengthwise.engine._follow import first_sent, take_sent
 from lengthwise.engine._form import chunk_for
 from lengthwise.engine._handover import blocks_to_decode
 from lengthwise.engine._keys import predicted_total
@@ -25,14 +26,15 @@ def arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
     """Takes in all requests that enter now."""
     ctr = S.ctr[0]
     while ctr.entry_s == now_s:
-        i = ctr.next
-        ctr.next += 1
+        i = first_sent(S)
+        take_sent(S, i)
+        ctr.front_free_s = max(S.arrival_s[i], ctr.front_free_s) + S.par[0].front_queue_s
         to_front(S)
         refusal = _refusal(S, i, memory, decode_memory)
         if refusal != NONE:
             S.results[i].status = REJECTED
             S.results[i].refusal = refusal
-            release(S, now_s)
+            release(S, i, REJECTED, now_s)
             continue
         slot = _new_slot(S, i)
         r = _route(S, D, i, router)

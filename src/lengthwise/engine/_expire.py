@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
+from lengthwise.engine._follow import first_sent, send_followers
 from lengthwise.engine._groups import drop_partial, leave, member
 from lengthwise.engine._queue import queue_rebuild
 from lengthwise.policy import contracts
@@ -15,7 +16,7 @@ INFINITY = float("inf")
 
 @jit
 def end_request(S, r, slot, status, now_s):
-    """Books the end of a request, frees its slot, and lets the next one of a closed loop in."""
+    """Books the end of a request, frees its slot, and sends who waited for that."""
     q = S.slots[slot]
     if q.held > 0:
         let_go(S, q)
@@ -30,7 +31,7 @@ def end_request(S, r, slot, status, now_s):
         settle_service(S, q, result.output_tokens)
     S.free_slots[S.ctr[0].free_slots] = slot
     S.ctr[0].free_slots += 1
-    release(S, now_s)
+    release(S, q.index, status, now_s)
 
 
 @jit_cold
@@ -92,23 +93,27 @@ def outstanding(prompt, predicted):
 
 
 @jit
-def release(S, now_s):
-    """In a closed loop the next request is sent when one ends."""
+def release(S, i, status, now_s):
+    """Request ``i`` has ended: in a closed loop the next one is sent, else those that come after it."""
     ctr = S.ctr[0]
     if S.par[0].closed == 1 and ctr.released < len(S.arrival_s):
         S.arrival_s[ctr.released] = now_s
         ctr.released += 1
         if ctr.released == ctr.next + 1:
             to_front(S)
+    if S.par[0].follows == 1:
+        send_followers(S, i, status, now_s)
+        to_front(S)
 
 
 @jit
 def to_front(S):
-    """The next request goes to the front as soon as it is there, and enters when it has passed it."""
+    """Who is sent first goes to the front as soon as it is there, and enters when it has passed it."""
     ctr, par = S.ctr[0], S.par[0]
-    if ctr.next < ctr.released:
-        ctr.front_free_s = max(S.arrival_s[ctr.next], ctr.front_free_s) + par.front_queue_s
-        ctr.entry_s = ctr.front_free_s + par.front_request_s
+    i = first_sent(S)
+    if i >= 0:
+        free_s = max(S.arrival_s[i], ctr.front_free_s) + par.front_queue_s
+        ctr.entry_s = free_s + par.front_request_s
     else:
         ctr.entry_s = INFINITY
 

@@ -168,13 +168,13 @@ def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memor
 def _horizon(S, left, evictions):
     """Before this time nobody else can change what a replica does.
 
-    Replicas meet where requests arrive; in a closed loop also where any of them ends, over a
-    central queue also where any of them evicts, and where decoding is apart also where a prompt or a transfer
-    ends. Those still to be scheduled now are not among the events yet.
+    Replicas meet where requests arrive; in a closed loop, and where requests come after others, also where any of them
+    ends, over a central queue also where any of them evicts, and where decoding is apart also where a prompt or a
+    transfer ends. Those still to be scheduled now are not among the events yet.
     """
     ctr, par = S.ctr[0], S.par[0]
     horizon_s = min(ctr.entry_s, ctr.bin_due_s)
-    if par.closed == 1 or par.central == 1 or par.decodes > 0:
+    if par.closed == 1 or par.follows == 1 or par.central == 1 or par.decodes > 0:
         if left > 0 or ctr.evictions != evictions or (par.decodes > 0 and _somebody_to_look(S)):
             return -INFINITY
         if ctr.events > 0:

@@ -171,6 +171,7 @@ counter_t = np.dtype(
         ("problem", "i8"),
         ("problem_request", "i8"),
         ("batches", "i8"),
+        ("sent", "i8"),
         ("last_s", "f8"),
         ("bin_due_s", "f8"),
         ("last_service", "f8"),
@@ -181,7 +182,9 @@ counter_t = np.dtype(
 )
 """What there is one of: slots ever used, free ones, the next arrival, sequence numbers, log rows.
 
-``entry_s`` is when the next request has passed the front and enters; infinity while none is on its way."""
+``next`` is the next one that waits for nobody, ``sent`` are those in the heap whose last parent has finished. The front
+is free at ``front_free_s``, all that entered behind it; ``entry_s`` is when the next request has passed it and enters;
+infinity while none is on its way."""
 
 param_t = np.dtype(
     [
@@ -198,6 +201,7 @@ param_t = np.dtype(
         ("token_budget", "i8"),
         ("max_model_len", "i8"),
         ("closed", "i8"),
+        ("follows", "i8"),
         ("central", "i8"),
         ("swap", "i8"),
         ("finds_again", "i8"),

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from lengthwise.engine._checks import check, check_sides, empty_plan, policies_of
 from lengthwise.engine._layout import GAP_BINS, replica_t, result_t
-from lengthwise.engine._setup import Rows, Setup
+from lengthwise.engine._setup import Followers, Rows, Setup
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.records import Status
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import After, Workload
 
 Array = npt.NDArray[Any]
 
@@ -73,6 +73,7 @@ def _side(
         empty_plan=empty_plan(policies.batching, deployment),
         limit_s=limit_s,
         concurrency=workload.concurrency or 0,
+        followers=_followers(workload.after),
         all_replicas=replicas,
     )
 
@@ -83,6 +84,17 @@ def _rows(made: Predictions | None) -> Rows:
     return Rows(
         made.window_tokens, _column(made.start), _column(made.total_tokens), _column(made.index_tokens)
     )
+
+
+def _followers(after: After | None) -> Followers | None:
+    """The other way round: for each request those that come after it, by number."""
+    if after is None or len(after.parent) == 0:
+        return None
+    left = np.diff(after.start)
+    child = np.repeat(np.arange(len(after)), left)
+    order = np.argsort(after.parent, kind="stable")
+    start = np.searchsorted(after.parent[order], np.arange(len(after) + 1))
+    return Followers(start.astype(np.int64), child[order], left)
 
 
 def _arrivals(workload: Workload) -> Array:

@@ -30,6 +30,15 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Followers:
+    """Who comes after each request: ``child[start[i]:start[i + 1]]``; ``left`` [n]: how many each one waits for."""
+
+    start: Array
+    child: Array
+    left: Array
+
+
+@dataclass(frozen=True)
 class Setup:
     """One run before it starts. The policy functions take their axis' full argument list.
 
@@ -60,6 +69,7 @@ class Setup:
     empty_plan: tuple[int, int, int]
     limit_s: float
     concurrency: int
+    followers: Followers | None = None
     first: int = 0
     all_replicas: int = 1
     there: Setup | None = None
@@ -130,6 +140,11 @@ class Setup:
     @property
     def closed(self) -> bool:
         return self.concurrency > 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether requests come after others."""
+        return self.followers is not None
 
     @property
     def central(self) -> bool:

@@ -54,6 +54,10 @@ class State(NamedTuple):
     running: Array
     tokens: Array
     arrival_s: Array
+    follow_start: Array
+    follow: Array
+    follow_left: Array
+    sent: Array
     prompt: Array
     output: Array
     predicted: Array
@@ -122,6 +126,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         running=np.zeros(r, np.int64),
         tokens=np.zeros(r, np.int64),
         arrival_s=setup.arrival_s.copy(),
+        **_followers(setup),
         prompt=setup.prompt,
         output=setup.output,
         predicted=setup.predicted,
@@ -182,6 +187,21 @@ def decode_state(setup: Setup, state: State) -> DecodeState:
     return DecodeState(own, other, _marks(cost), there.draws, np.zeros(n, np.int64), *seen)
 
 
+def _followers(setup: Setup) -> dict[str, Array]:
+    """Who comes after whom, and room for a heap of those that are sent; next to nothing where nobody does."""
+    found = setup.followers
+    if found is None:
+        nobody = np.zeros(1, np.int64)
+        return {"follow_start": nobody, "follow": nobody, "follow_left": nobody, "sent": nobody}
+    sent = np.empty(len(found.left), np.int64)
+    return {
+        "follow_start": found.start,
+        "follow": found.child,
+        "follow_left": found.left.copy(),
+        "sent": sent,
+    }
+
+
 def _released(setup: Setup) -> int:
     n = len(setup.arrival_s)
     return min(setup.concurrency, n) if setup.closed else n
@@ -189,8 +209,7 @@ def _released(setup: Setup) -> int:
 
 def _counters(setup: Setup, pool_top: int) -> dict[str, Any]:
     before = setup.deployment.cost.front
-    free_s = float(setup.arrival_s[0]) + before.queue_s
-    front = {"front_free_s": free_s, "entry_s": free_s + before.request_s}
+    front = {"entry_s": float(setup.arrival_s[0]) + before.queue_s + before.request_s}
     return {"released": _released(setup), "pool_top": pool_top, "bin_due_s": np.inf} | front
 
 

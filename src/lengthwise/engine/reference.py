@@ -6,6 +6,7 @@ instant: requests that enter, then steps that end, then the schedulers of all re
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 
@@ -58,6 +59,9 @@ class Reference:
         self.last_service = 0.0
         self.next = self.admissions = self.evictions = self.seats = self.batches = 0
         self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
+        self.left = setup.followers.left.tolist() if setup.followers else [0] * len(self.arrival_s)
+        self.own = [i for i, parents in enumerate(self.left) if parents == 0]
+        self.sent: list[tuple[float, int]] = []
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
         self._to_front()
@@ -87,6 +91,9 @@ class Reference:
             self._transfers_end(now)
             self._schedule_all(now)
         self._close()
+        for i, row in enumerate(self.results):
+            if self.left[i] > 0 and row["status"] == Status.UNFINISHED:
+                self.arrival_s[i] = math.nan
         meters = [rep.meter for rep in self.replicas]
         return outcome_of(meters, self.arrival_s, self.results, self.histogram, self.now_s, self.s.limit_s)
 
@@ -98,25 +105,44 @@ class Reference:
         transfers = [q.arrives_s for rep in self.decoding for q in rep.coming]
         return float(min([self.entry_s, *ends, *bins, *transfers]))
 
+    def _first_sent(self) -> int | None:
+        """Who goes to the front next: of those that are sent, who was first, of the same instant the lowest number."""
+        others = [
+            (float(self.arrival_s[i]), i) for i in self.own[self.next : self.next + 1] if i < self.released
+        ]
+        return min([*others, *self.sent[:1]])[1] if others or self.sent else None
+
+    def _passed_s(self, i: int) -> float:
+        """When the front is free again behind a request."""
+        return max(float(self.arrival_s[i]), self.front_free_s) + self.s.deployment.cost.front.queue_s
+
     def _to_front(self) -> None:
-        """The next request goes to the front as soon as it is there, and enters when it has passed it."""
-        self.entry_s = math.inf
-        if self.next < self.released:
-            front = self.s.deployment.cost.front
-            self.front_free_s = max(float(self.arrival_s[self.next]), self.front_free_s) + front.queue_s
-            self.entry_s = self.front_free_s + front.request_s
+        """Who is sent first goes to the front as soon as it is there, and enters when it has passed it."""
+        i = self._first_sent()
+        front = self.s.deployment.cost.front
+        self.entry_s = math.inf if i is None else self._passed_s(i) + front.request_s
+
+    def _enters(self) -> int:
+        """The request that enters now: it has passed the front, and the next one goes there."""
+        i = self._first_sent()
+        assert i is not None
+        if self.sent and self.sent[0][1] == i:
+            heapq.heappop(self.sent)
+        else:
+            self.next += 1
+        self.front_free_s = self._passed_s(i)
+        self._to_front()
+        return i
 
     def _arrivals(self, now: float) -> None:
         while self.entry_s == now:
-            i = self.next
-            self.next += 1
-            self._to_front()
+            i = self._enters()
             request = self.s.request(Request, i, float(self.arrival_s[i]))
             refusal = self._refusal(request)
             if refusal != Refusal.NONE:
                 self.results[i]["status"] = Status.REJECTED
                 self.results[i]["refusal"] = refusal
-                self._release(now)
+                self._release(i, Status.REJECTED, now)
                 continue
             self._route(request, now)
 
@@ -257,7 +283,7 @@ class Reference:
             self.load.pop(q.index).tokens -= self.s.outstanding(q.index)
         if self.s.charges:
             self._settle_service(q)
-        self._release(now)
+        self._release(q.index, status, now)
 
     def _settle_service(self, q: Request) -> None:
         """The tenant is charged for what came instead of what was predicted."""
@@ -272,12 +298,32 @@ class Reference:
         if self.backlog[tenant] == 0:
             self.last_service = self.service[tenant]
 
-    def _release(self, now: float) -> None:
+    def _release(self, i: int, status: Status, now: float) -> None:
+        """A request has ended: in a closed loop the next one is sent, else those that come after it."""
         if self.s.closed and self.released < len(self.arrival_s):
             self.arrival_s[self.released] = now
             self.released += 1
-            if self.released == self.next + 1:
-                self._to_front()
+            self._to_front()
+        for child in self._behind(i):
+            if status == Status.FINISHED:
+                self._one_less(child, now)
+            elif self.results[child]["status"] != Status.REJECTED:
+                self.results[child]["status"] = Status.REJECTED
+                self.results[child]["refusal"] = Refusal.PARENT_NOT_FINISHED
+                self.arrival_s[child] = now
+                self._release(child, Status.REJECTED, now)
+
+    def _behind(self, i: int) -> list[int]:
+        found = self.s.followers
+        return found.child[found.start[i] : found.start[i + 1]].tolist() if found else []
+
+    def _one_less(self, i: int, now: float) -> None:
+        """One fewer to wait for; who waits for nobody any more is sent, if its own time has come."""
+        self.left[i] -= 1
+        if self.left[i] == 0:
+            self.arrival_s[i] = max(float(self.arrival_s[i]), now)
+            heapq.heappush(self.sent, (float(self.arrival_s[i]), i))
+            self._to_front()
 
     # -- forming steps ----------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ def at_rate(workload: Workload, rate_rps: float) -> Workload:
     Raises:
         InputError: They have no times that could be stretched.
     """
+    workload.require_nobody_after("a lab")
     since_s = workload.arrival_s - workload.arrival_s[0]
     if workload.concurrency is not None or len(workload) < 2 or not since_s[-1] > 0:
         raise InputError(

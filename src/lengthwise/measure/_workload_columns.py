@@ -25,6 +25,7 @@ def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         OutputError: A column of ``extra`` holds objects that have no place in a file.
     """
+    workload.require_nobody_after("a file of records")
     columns = {PREFIX + n: v for n in (*_ALWAYS, *_OPTIONAL) if (v := getattr(workload, n)) is not None}
     extra = {name: np.asarray(values) for name, values in workload.extra.items()}
     columns |= {_EXTRA + name: _storable(name, values) for name, values in extra.items()}

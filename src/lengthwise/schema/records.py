@@ -22,12 +22,13 @@ class Status(IntEnum):
 
 
 class Refusal(IntEnum):
-    """Why not even an idle replica could take a rejected request."""
+    """Why not even an idle replica could take a rejected request; the last: who it comes after did not finish."""
 
     NONE = 0
     PROMPT_REACHES_MAX_MODEL_LEN = 1
     PROMPT_ABOVE_TOKEN_BUDGET = 2
     PROMPT_ABOVE_KV_MEMORY = 3
+    PARENT_NOT_FINISHED = 4
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class RequestRecords:
     ``arrival_s`` is when the client sent it: what it waited before the engine (``CostTables.front``) is in every time
     that counts from there, and in ``waited_s``: time spent in front, queues and bins in all, up to the last
     admission or the end.
-    ``refusal`` (Refusal) says why a rejected one could never run. In a closed loop that was cut
-    off, requests that were never let in have arrival NaN.
+    ``refusal`` (Refusal) says why a rejected one could never run. One that came after others
+    (``Workload.after``) arrived when it was sent, or when it was refused because one of these had not
+    finished. In a closed loop that was cut off, and behind requests that were, those that were never let in
+    have arrival NaN.
     """
 
     arrival_s: Floats

@@ -17,6 +17,41 @@ MOST_TENANTS = 1_000_000
 
 
 @dataclass(frozen=True)
+class After:
+    """Who comes after whom: request i is sent once all of ``parent[start[i]:start[i + 1]]`` have finished.
+
+    Attributes:
+        start: [n+1] int64, from 0, not decreasing.
+        parent: [m] int64, requests with smaller numbers than the one that comes after them.
+    """
+
+    start: Ints
+    parent: Ints
+
+    def __post_init__(self) -> None:
+        for name in ("start", "parent"):
+            value = np.asarray(getattr(self, name))
+            _require_whole(name, value)
+            object.__setattr__(self, name, np.ascontiguousarray(value, dtype=np.int64))
+        start, m = self.start, len(self.parent)
+        if start.ndim != 1 or len(start) < 2 or start[0] != 0 or start[-1] != m or (np.diff(start) < 0).any():
+            raise InputError(
+                f"after.start must go from 0 to the {m} parents without going down, one entry more than requests; "
+                f"it has {len(start)} entries" + (f", from {start[0]} to {start[-1]}" if len(start) else "")
+            )
+        child = np.repeat(np.arange(len(start) - 1), np.diff(start))
+        good = (self.parent >= 0) & (self.parent < child)
+        if not good.all():
+            bad = int(np.argmin(good))
+            raise InputError(
+                f"who is waited for must stand before who waits; request {child[bad]} comes after {self.parent[bad]}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+
+@dataclass(frozen=True)
 class Workload:
     """Requests in order of arrival.
 
@@ -36,6 +71,8 @@ class Workload:
         extra: More columns of length n: "session", "class", "prompt", "block_ids" (object).
         concurrency: None for an open loop, else requests in the system at a time.
         name: For tables and reports.
+        after: Requests that come after others: such a one is sent when its ``arrival_s`` has come and all
+            that it comes after have finished. None: nobody waits for another.
     """
 
     arrival_s: Floats
@@ -48,6 +85,7 @@ class Workload:
     name: str = ""
     predictions: Predictions | None = None
     tenant: Ints | None = None
+    after: After | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -62,6 +100,18 @@ class Workload:
                     _require_whole(column, np.asarray(value))
                 object.__setattr__(self, column, np.ascontiguousarray(value, dtype=dtype))
         self._check()
+
+    def require_nobody_after(self, who: str) -> None:
+        """Nothing, where no request comes after others.
+
+        Raises:
+            InputError: Some do, and ``who`` does not know what to make of it.
+        """
+        if self.after is not None:
+            raise InputError(
+                f"{who} takes no requests that come after others yet. Leave after out (dataclasses.replace(workload, "
+                "after=None)), or simulate"
+            )
 
     def _check(self) -> None:
         n = len(self.arrival_s)
@@ -90,6 +140,17 @@ class Workload:
             if self.concurrency < 1:
                 raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")
             _require(self.arrival_s == 0, self.arrival_s, "arrival_s must be 0 throughout in a closed loop")
+        self._check_after(n)
+
+    def _check_after(self, n: int) -> None:
+        if self.after is None:
+            return
+        if len(self.after) != n:
+            raise InputError(f"after must be of as many requests ({n}); it is of {len(self.after)}")
+        if self.concurrency is not None:
+            raise InputError(
+                "a closed loop sends a request when any other ends, and after says whose end it waits for; give one"
+            )
 
     def _check_predictions_and_tenants(self, n: int) -> None:
         if self.predictions is not None and len(self.predictions) != n:

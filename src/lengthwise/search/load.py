@@ -89,6 +89,7 @@ def _first(whole: Workload, n: int, rate_rps: float) -> Workload:
         raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
     if n < 2:
         raise InputError(f"a rate needs at least 2 requests to come one after the other; there is {n}")
+    whole.require_nobody_after("a search for a rate")
     since_s = whole.arrival_s[:n] - whole.arrival_s[0]
     if whole.concurrency is not None or not since_s[-1] > 0:
         raise InputError(

@@ -38,7 +38,9 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
     Raises:
         OutputError: The format is not clear, cannot hold the workload, or the file cannot be written.
         UnknownNameError: There is no such format.
+        InputError: Requests come after others, for which no format has a place.
     """
+    workload.require_nobody_after("a file")
     path = Path(path)
     packed = path.suffix.lower() == ".gz"
     suffix = (path.with_suffix("") if packed else path).suffix.lower()
