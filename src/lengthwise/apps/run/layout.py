@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +70,8 @@ def chains(tasks: Tasks, tokens: Floats) -> Floats:
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
     depth = _depths(tasks, child)
     order = np.argsort(-depth[child], kind="stable")
-    bounds = np.flatnonzero(np.diff(depth[child][order], prepend=-1))
-    for first, last in zip(bounds, [*bounds[1:], len(order)], strict=True):
+    bounds = [*np.flatnonzero(np.diff(depth[child][order], prepend=-1)).tolist(), len(order)]
+    for first, last in pairwise(bounds):
         edges = order[first:last]
         parents = tasks.parent[edges]
         np.maximum.at(left, parents, tokens[parents] + left[child[edges]])

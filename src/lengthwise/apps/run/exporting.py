@@ -1,0 +1,186 @@
+"""Answers as files, in the order of the inputs: JSONL and Parquet, the dead apart, and a manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lengthwise.apps.ledger.contracts import Ledger, State
+from lengthwise.apps.run.layout import Layout
+from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.files import write_whole
+
+OUTPUTS, PARQUET, DEAD, MANIFEST = "outputs.jsonl", "outputs.parquet", "dead.jsonl", "manifest.json"
+FORMS = ("jsonl", "parquet")
+_PAGE = 5_000
+COLUMNS = {
+    "id": str, "call": str, "round": int, "index": int, "model": str, "text": str, "finish_reason": str,
+    "prompt_tokens": int, "output_tokens": int,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        files: Names in the folder, with their SHA-256.
+        answers: Lines of outputs.
+        dead: Lines of the dead, with their errors.
+    """
+
+    files: Mapping[str, str]
+    answers: int
+    dead: int
+
+
+def export(
+    ledger: Ledger,
+    layout: Layout,
+    folder: Path,
+    *,
+    ids: Callable[[int], str] | None = None,
+    calls: Collection[str] | None = None,
+    forms: Sequence[str] = ("jsonl",),
+) -> Exported:
+    """Writes what was answered, a line a task, rows in the order of the inputs, each file whole or not at all.
+
+    Tasks of a row stand in the application's order: by call, round and index. Skipped ones have no line. Nothing of it
+    depends on when or in which order engines answered.
+
+    Args:
+        ledger: Of the run.
+        layout: Of its tasks.
+        folder: Where the files go; made where it is missing.
+        ids: A row's id by its number; None: the number.
+        calls: Names of the calls to be written; None: all.
+        forms: Of FORMS.
+
+    Raises:
+        UnknownNameError: There is no such call, or no such form.
+        OutputError: A file cannot be written.
+    """
+    _check(layout, calls, forms)
+    folder.mkdir(parents=True, exist_ok=True)
+    order = _order(layout, calls)
+    named = ids or str
+    files: dict[str, str] = {}
+    write_whole(folder / OUTPUTS, lambda path: _write(path, _answers(ledger, layout, order, named)))
+    files[OUTPUTS] = sha256(folder / OUTPUTS)
+    answers = _lines(folder / OUTPUTS)
+    if "parquet" in forms:
+        write_whole(folder / PARQUET, lambda path: _parquet(folder / OUTPUTS, path))
+        files[PARQUET] = sha256(folder / PARQUET)
+    if "jsonl" not in forms:
+        (folder / OUTPUTS).unlink()
+        del files[OUTPUTS]
+    write_whole(folder / DEAD, lambda path: _write(path, _dead(ledger, layout, order, named)))
+    files[DEAD] = sha256(folder / DEAD)
+    return Exported(files, answers, _lines(folder / DEAD))
+
+
+def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Writes what a run was: counts, hashes, versions, plan, times; as sorted JSON."""
+    text = json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
+    write_whole(folder / MANIFEST, text.encode() + b"\n")
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(layout: Layout, calls: Collection[str] | None, forms: Sequence[str]) -> None:
+    for form in forms:
+        if form not in FORMS:
+            raise UnknownNameError("form of outputs", form, FORMS)
+    for call in calls or ():
+        if call not in layout.tasks.calls:
+            raise UnknownNameError("call", call, layout.tasks.calls)
+    if not forms:
+        raise InputError(f"outputs must have a form, one or both of {', '.join(FORMS)}")
+
+
+def _order(layout: Layout, calls: Collection[str] | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Places in the order of rows, within a row in the application's."""
+    tasks, place_of = layout.tasks, layout.place_of
+    rows = tasks.row[place_of]
+    order = place_of[np.argsort(rows, kind="stable")]
+    if calls is None:
+        return order
+    wanted = np.array([tasks.calls[call] in calls for call, _ in layout.pairs])
+    return order[wanted[tasks.call[order]]]
+
+
+def _answers(
+    ledger: Ledger, layout: Layout, order: np.ndarray[Any, np.dtype[np.int64]], ids: Callable[[int], str]
+) -> Iterator[dict[str, Any]]:
+    for first in range(0, len(order), _PAGE):
+        places = order[first : first + _PAGE].tolist()
+        found = ledger.outputs(places)
+        for place in places:
+            if (output := found.get(place)) is not None:
+                yield {**_head(layout, place, ids), **asdict(output)}
+
+
+def _dead(
+    ledger: Ledger, layout: Layout, order: np.ndarray[Any, np.dtype[np.int64]], ids: Callable[[int], str]
+) -> Iterator[dict[str, Any]]:
+    """The dead with their errors, then those that never came to their turn behind them, in the same order."""
+    found: dict[int, tuple[str, int, str | None]] = {}
+    for first in range(0, len(layout.tasks), _PAGE):
+        for row in ledger.rows(first, _PAGE):
+            if row.state in (State.DEAD, State.BLOCKED):
+                found[row.task] = (row.state.name.lower(), row.attempts, row.error)
+    for place in order.tolist() if found else ():
+        if place in found:
+            state, attempts, error = found[place]
+            yield {**_head(layout, place, ids), "state": state, "attempts": attempts, "error": error}
+
+
+def _head(layout: Layout, place: int, ids: Callable[[int], str]) -> dict[str, Any]:
+    tasks = layout.tasks
+    call, model = layout.pairs[int(tasks.call[place])]
+    return {
+        "id": ids(int(tasks.row[place])),
+        "call": tasks.calls[call],
+        "round": int(tasks.round[place]),
+        "index": int(tasks.index[place]),
+        "model": tasks.models[model],
+    }
+
+
+def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _parquet(lines: Path, path: Path) -> None:
+    import polars as pl
+
+    kinds = {name: pl.String if kind is str else pl.Int64 for name, kind in COLUMNS.items()}
+    pl.scan_ndjson(lines, schema=kinds).sink_parquet(path)
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray | set | frozenset):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,25 @@
+"""An emulated engine whose process ends when it reads the word "poison", or at any prompt ("always")."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, asked
+from lengthwise.testing.engine_server import answering as doors
+
+
+def deadly(raw, *rest, **more):
+    if b"poison" in raw or sys.argv[4:] == ["always"]:
+        os._exit(137)
+    return asked.read_asked(raw, *rest, **more)
+
+
+async def serve():
+    doors.read_asked = deadly
+    async with EngineServer(EngineSpec(model=sys.argv[3]), host=sys.argv[1], port=int(sys.argv[2])):
+        await asyncio.Event().wait()
+
+
+asyncio.run(serve())

@@ -1,0 +1,169 @@
+"""Runs on engine processes of this machine: answers, continued answers, stages, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engines_world import (
+    answers,
+    chained,
+    engines,
+    job_of,
+    local,
+    plan,
+    play,
+    told,
+    undisturbed,
+    until,
+)
+from plan_world import tasks_of
+
+from lengthwise.apps.ledger import State, open_ledger
+from lengthwise.apps.run import Drifted
+from lengthwise.schema.errors import EngineError
+
+pytestmark = pytest.mark.slow
+
+
+def test_chains_over_two_models_are_answered_and_no_engine_is_left(tmp_path):
+    tasks = chained()
+    job, launcher = job_of(tasks, [(plan(0), plan(1))]), local(tmp_path, ("m0", "m1"))
+    urls = set()
+
+    def watch(progress):
+        urls.update(url for url, _ in engines(launcher))
+        assert 0 <= progress.share <= 1
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher, watch=watch))
+        assert ended.exit_code == 0
+        assert ended.of(State.DONE) == len(tasks)
+        said = answers(ledger, job.layout)
+        assert all(output.output_tokens > 0 and output.prompt_tokens > 0 for _, output in said)
+        assert {about.split(" at ")[0] for abouts in ended.engines.values() for about in abouts} == {
+            "vllm 0.33.0+emulated"
+        }
+    for url in urls:
+        with pytest.raises(OSError, match="refused"):
+            told(url)
+
+
+def test_a_cut_answer_goes_on_from_its_tokens_and_is_the_same(tmp_path):
+    """The plan takes the model from one GPU to two while it writes; what the engine wrote is not written again."""
+    tasks = tasks_of([0] * 4 + [1])
+    slow = {"more": "--fixed-s 0.02"}
+    whole = undisturbed(tmp_path, tasks, **slow)
+    job = job_of(tasks, [(plan(0), plan(1)), (plan(0, tp=2),)])
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        saved = []
+        keep, ledger.save = ledger.save, lambda partials: (saved.extend(partials), keep(partials))[1]
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **slow)))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+        assert any(partial.output_ids and partial.prompt_ids for _, partial in saved)
+
+
+def test_where_tokens_are_not_told_it_begins_anew_and_is_the_same(tmp_path):
+    tasks = tasks_of([0] * 4 + [1])
+    slow = {"more": "--fixed-s 0.02 --kind openai"}
+    whole = undisturbed(tmp_path, tasks, **slow)
+    job = job_of(tasks, [(plan(0), plan(1)), (plan(0, tp=2),)])
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **slow)))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+
+
+def test_the_same_request_is_asked_once(tmp_path):
+    tasks = tasks_of([0] * 8)
+    job = job_of(tasks, [(plan(0),)])
+    first = job.decider.decide
+    job.decider.decide = lambda task, outputs: first(task % 2, outputs)
+    launcher = local(tmp_path, ("m0",))
+    seen = []
+
+    def watch(_):
+        seen.extend(len(told(url)["entries"]) for url, _ in engines(launcher))
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert asyncio.run(play(job, ledger, launcher, watch=watch)).of(State.DONE) == 8
+        said = [output for _, output in answers(ledger, job.layout)]
+        assert said == said[:2] * 4
+    assert max(seen, default=0) <= 2
+
+
+def test_an_engine_that_does_not_start_ends_the_run_with_what_it_said(tmp_path):
+    launcher = local(
+        tmp_path, ("m0",), command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}", more=""
+    )
+    job = job_of(tasks_of([0] * 3), [(plan(0),)])
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(EngineError, match="no such weights"):
+            asyncio.run(play(job, ledger, launcher))
+        assert ledger.counts() == {(0, State.READY): 3}
+
+
+def test_drift_beyond_the_plan_asks_for_a_new_one_which_is_followed(tmp_path):
+    tasks = tasks_of([0] * 6 + [1] * 2)
+    drifts = []
+    job = job_of(tasks, [(plan(0),), (plan(1),)])
+
+    def replan(drifted: Drifted):
+        drifts.append(drifted)
+        return type(job.guide)(((plan(0), plan(1)),), ends_s=())
+
+    guide = type(job.guide)(job.guide.stages, ends_s=(0.01, 0.02))
+    job = job_of(tasks, guide.stages, replan=replan)
+    object.__setattr__(job, "guide", guide)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
+        assert ended.exit_code == 0
+    assert drifts[0].stage == 0
+    assert "replan" in [event.what for event in ended.events]
+    assert len(drifts) == 1
+
+
+def test_cancelled_from_another_process_it_stops_and_goes_on_later(tmp_path):
+    tasks = chained()
+    whole = undisturbed(tmp_path, tasks)
+    job, place = job_of(tasks, [(plan(0), plan(1))]), tmp_path / "ledger.sqlite"
+
+    async def cancel(_, launcher):
+        await until(lambda: len(engines(launcher)) == 2)
+        with open_ledger(place) as other:
+            other.note({"cancel": "now"})
+
+    with open_ledger(place) as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), more="--fixed-s 0.1"), cancel))
+        assert (ended.how, ended.exit_code) == ("cancelled", 130)
+        assert ended.of(State.LEASED) == 0
+    with open_ledger(place) as ledger:
+        again = asyncio.run(play(job_of(tasks, [(plan(0), plan(1))]), ledger, local(tmp_path, ("m0", "m1"))))
+        assert again.resumed
+        assert answers(ledger, job.layout) == whole
+
+
+def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):
+    from engines_world import Prompts
+
+    tasks = chained()
+    place = tmp_path / "ledger.sqlite"
+    with open_ledger(place) as ledger:
+        asyncio.run(play(job_of(tasks, [(plan(0), plan(1))]), ledger, local(tmp_path, ("m0", "m1"))))
+
+    class Changed(Prompts):
+        """The second call of each row is another one."""
+
+        def decide(self, task, outputs):
+            self.version = "v2" if task % 3 == 1 else "v1"
+            return super().decide(task, outputs)
+
+    job = job_of(tasks, [(plan(0), plan(1))], decider=Changed(tasks), words="another app")
+    with open_ledger(place) as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
+        assert not ended.resumed
+        assert ended.reused.kept == (6, 0)
+        assert ended.reused.asked == (6, 6)
+        assert ended.of(State.DONE) == 18
+        assert "c0: 6 of 12 answers kept; c1: 0 of 6" in ended.reused.words()

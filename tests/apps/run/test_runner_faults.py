@@ -1,0 +1,395 @@
+"""Whatever dies, the run that goes on says what an undisturbed one says: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from engines_world import (
+    QUICK,
+    Prompts,
+    answers,
+    chained,
+    engines,
+    job_of,
+    local,
+    plan,
+    play,
+    post,
+    undisturbed,
+    until,
+)
+from plan_world import tasks_of
+
+from lengthwise.apps.ledger import State, open_ledger
+from lengthwise.apps.run import Settings, new_owner
+from lengthwise.schema.errors import EngineError, OutputError
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "coordinator_process.py"
+BOTH = [(plan(0), plan(1))]
+SLOW = {"more": "--fixed-s 0.05"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the chained application says undisturbed."""
+    return undisturbed(tmp_path_factory.mktemp("whole"), chained())
+
+
+def resumed(tmp_path, whole):
+    """The run gone on with; it must end as the undisturbed one did."""
+    job = job_of(chained(), BOTH)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path / "again", ("m0", "m1"))))
+        assert ended.resumed
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+        assert sum(ledger.counts().values()) == len(chained())
+    return ended
+
+
+def is_gone(pid):
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def gone(pids, most_s=30.0):
+    end = time.monotonic() + most_s
+    while not all(map(is_gone, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return all(map(is_gone, pids))
+
+
+def begun(tmp_path, when, *options):
+    """A coordinator's process once its run is where ``when`` says, and the pids of its engines."""
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(tmp_path), *options], stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        row = json.loads(line)
+        if when(row):
+            return process, row["pids"]
+    raise AssertionError(f"it ended before: {process.wait()}")
+
+
+def fault(kind, number=1, **fields):
+    """Sets a fault for the next requests of the first engine that is there."""
+
+    async def during(_, launcher):
+        await until(lambda: engines(launcher))
+        url = engines(launcher)[0][0]
+        await asyncio.to_thread(post, url, "/emulator/faults", {"coming": [{"kind": kind, **fields}] * number})
+
+    return during
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        lambda row: row["pids"],
+        lambda row: row["going"] >= 4,
+        lambda row: row["done"] >= 1,
+        lambda row: row["done"] >= 8,
+    ],
+    ids=["ready", "leased", "done", "children"],
+)
+def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(tmp_path, whole, when):
+    process, pids = begun(tmp_path, when)
+    process.kill()
+    process.wait()
+    assert gone(pids)
+    resumed(tmp_path, whole)
+
+
+def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_path, whole):
+    process, pids = begun(tmp_path, lambda row: row["going"] >= 4)
+    process.send_signal(signal.SIGINT)
+    said = process.stdout.read()
+    assert process.wait() == 130
+    assert "--resume" in said
+    assert gone(pids)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        states = {state for _, state in ledger.counts()}
+        assert State.LEASED not in states
+        assert not [name for name in ledger.facts() if name.startswith("owner:")]
+    resumed(tmp_path, whole)
+
+
+def test_a_termination_stops_it_as_an_interrupt_does(tmp_path, whole):
+    process, pids = begun(tmp_path, lambda row: row["going"] >= 2)
+    process.terminate()
+    assert process.wait() == 130
+    assert gone(pids)
+    resumed(tmp_path, whole)
+
+
+def test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole(tmp_path, whole):
+    process, pids = begun(tmp_path, lambda row: row["going"] >= 4)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert gone(pids)
+    resumed(tmp_path, whole)
+
+
+@pytest.mark.parametrize("after", [0, 3, 12], ids=["before", "early", "late"])
+def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, whole, after):
+    job = job_of(chained(), BOTH)
+
+    async def kill(one, launcher):
+        await until(lambda: len(engines(launcher)) == 2)
+        _, pid = engines(launcher)[0]
+        await until(lambda: sum(line.going for line in one._lines) > 0)
+        for line in one._lines:
+            for berth in line.berths:
+                await until(lambda berth=berth: all(len(w.draft.output_ids) >= min(after, 5) for w in berth.going.values()))
+        os.kill(pid, signal.SIGKILL)
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), kill))
+        assert ended.exit_code == 0
+        assert "died" in [event.what for event in ended.events]
+        assert answers(ledger, job.layout) == whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("status", {"status": 500}),
+        ("full", {"retry_after_s": 1}),
+        ("error", {"after_tokens": 2}),
+        ("malformed", {"after_tokens": 2}),
+        ("close", {"after_tokens": 3}),
+        ("close", {"after_tokens": 0}),
+        ("no_done", {}),
+        ("double_usage", {}),
+        ("split", {}),
+        ("slow", {"seconds": 0.01}),
+    ],
+    ids=["500", "503", "error", "garbage", "truncated", "reset", "no_done", "double_usage", "split", "slow"],
+)
+def test_a_bad_answer_is_asked_again_and_the_run_says_the_same(tmp_path, whole, kind, fields):
+    job = job_of(chained(), BOTH)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(
+            play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault(kind, 2, **fields))
+        )
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+
+
+def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, whole):
+    from lengthwise.apps.launch import Patience
+
+    job = job_of(chained(), BOTH)
+    patience = Patience(ready_s=60.0, grace_s=1.0, stall_s=2.0, request_s=20.0)
+    launcher = local(tmp_path, ("m0", "m1"), patience=patience, **SLOW)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher, fault("hang", 2, after_tokens=2)))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+
+
+def test_an_engine_that_fails_again_and_again_is_started_anew(tmp_path, whole):
+    job = job_of(chained(), BOTH, settings=Settings(**{**vars(QUICK), "max_attempts": 9, "engine_failures": 4}))
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(
+            play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("status", 1000, status=500))
+        )
+        assert ended.exit_code == 0
+        assert len([event for event in ended.events if event.what == "start"]) > 2
+        assert answers(ledger, job.layout) == whole
+
+
+def test_an_engine_out_of_memory_ends_its_process_and_is_started_anew(tmp_path, whole):
+    job = job_of(chained(), BOTH)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(
+            play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("die", 1, after_tokens=2))
+        )
+        assert ended.exit_code == 0
+        assert "died" in [event.what for event in ended.events]
+        assert answers(ledger, job.layout) == whole
+
+
+def test_a_request_that_is_refused_is_dead_at_once_and_the_rest_finish(tmp_path):
+    tasks = tasks_of([0] * 6)
+    job = job_of(tasks, [(plan(0),)])
+    plain = job.decider.decide
+
+    def decide(task, outputs):
+        if task == 2:
+            job.decider.most = 1_000_000
+        one = plain(task, outputs)
+        job.decider.most = 40
+        return one
+
+    job.decider.decide = decide
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0",))))
+        assert (ended.of(State.DONE), ended.of(State.DEAD), ended.exit_code) == (5, 1, 1)
+        (row,) = [row for row in ledger.rows(0, 6) if row.state == State.DEAD]
+        assert "maximum context length" in row.error
+        assert row.attempts == 1
+
+
+def test_a_task_that_cannot_be_rendered_is_dead_and_blocks_what_hangs_on_it(tmp_path):
+    from lengthwise.schema.errors import InputError
+
+    tasks = chained(rows=3)
+    job = job_of(tasks, BOTH)
+    plain = job.decider.decide
+
+    def decide(task, outputs):
+        if task == 1:
+            raise InputError("row 0 has no field 'title'")
+        return plain(task, outputs)
+
+    job.decider.decide = decide
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
+        assert (ended.of(State.DONE), ended.of(State.DEAD), ended.of(State.BLOCKED)) == (7, 1, 1)
+        assert "no field 'title'" in next(row.error for row in ledger.rows(0, 9) if row.state == State.DEAD)
+
+
+def test_a_poison_request_that_kills_engines_is_found_and_the_rest_finish(tmp_path):
+    """Two engines by turns: the request's text makes the engine end, whatever it runs beside."""
+    tasks = tasks_of([0] * 8)
+    command = f"{sys.executable} {Path(__file__).parent / 'poisoned_engine.py'} {{host}} {{port}} {{name}}"
+    job = job_of(tasks, [(plan(0),)])
+    plain = job.decider.decide
+
+    def decide(task, outputs):
+        job.decider.version = "poison" if task == 3 else "v1"
+        return plain(task, outputs)
+
+    job.decider.decide = decide
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0",), command=command, more="")))
+        assert (ended.of(State.DONE), ended.of(State.DEAD), ended.exit_code) == (7, 1, 1)
+        (row,) = [row for row in ledger.rows(0, 8) if row.state == State.DEAD]
+        assert int(job.layout.task_of[row.task]) == 3
+        assert row.attempts == 3
+        assert "its engine died" in row.error
+        assert len([event for event in ended.events if event.what == "died"]) <= 6
+
+
+def test_engines_that_die_without_a_request_to_blame_end_the_run_with_what_to_do(tmp_path):
+    command = f"{sys.executable} {Path(__file__).parent / 'poisoned_engine.py'} {{host}} {{port}} {{name}} always"
+    settings = Settings(**{**vars(QUICK), "engine_deaths": 3, "max_attempts": 50})
+    job = job_of(tasks_of([0] * 4), [(plan(0),)], settings=settings)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(EngineError, match="3 died one after another"):
+            asyncio.run(play(job, ledger, local(tmp_path, ("m0",), command=command, more="")))
+        assert ledger.counts() == {(0, State.READY): 4}
+
+
+def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_path, whole):
+    job, calls = job_of(chained(), BOTH), []
+    launcher = local(tmp_path, ("m0", "m1"), **SLOW)
+    pids = []
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+
+        async def fill(one, launcher):
+            await until(lambda: len(engines(launcher)) == 2)
+            pids.extend(pid for _, pid in engines(launcher))
+            # The file may not grow any more: what a full disk does to SQLite.
+            await one._books.call(
+                lambda: calls.append(
+                    ledger._store._connection.execute("PRAGMA max_page_count = 1").fetchone()
+                )
+            )
+
+        with pytest.raises(OutputError, match="full"):
+            asyncio.run(play(job, ledger, launcher, fill))
+    assert gone(pids)
+    resumed(tmp_path, whole)
+
+
+def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, whole):
+    import sqlite3
+
+    job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
+
+    async def hold(_, launcher):
+        await until(lambda: len(engines(launcher)) == 2)
+        other = sqlite3.connect(place, isolation_level=None, timeout=20)
+        other.execute("BEGIN IMMEDIATE")
+        await asyncio.sleep(1.0)
+        other.execute("ROLLBACK")
+        other.close()
+
+    with open_ledger(place) as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+
+
+def test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later(tmp_path, whole):
+    import sqlite3
+
+    job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
+    held = []
+
+    async def hold(_, launcher):
+        await until(lambda: len(engines(launcher)) == 2)
+        held.append(sqlite3.connect(place, isolation_level=None, timeout=20))
+        held[0].execute("BEGIN IMMEDIATE")
+
+    with open_ledger(place, patience_s=0.5) as ledger, pytest.raises(OutputError, match="must be free"):
+        asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
+    held[0].close()
+    resumed(tmp_path, whole)
+
+
+def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_path, whole):
+    job = job_of(chained(), BOTH)
+    place = tmp_path / "ledger.sqlite"
+    other = new_owner()
+
+    async def steal(one, launcher):
+        await until(lambda: sum(line.going for line in one._lines) >= 4)
+
+        def taken():
+            # As if this coordinator had slept through its leases, and another had taken them and died.
+            one._ledger.beat(job.owner, now_s=time.time(), lease_s=0.0)
+            one._ledger.expire(now_s=time.time() + 0.001)
+            one._ledger.lease(0, 3, owner=other, now_s=time.time(), lease_s=1.0)
+
+        await one._books.call(taken)
+
+    with open_ledger(place) as ledger:
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), steal))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+        assert all(row.attempts == 1 for row in ledger.rows(0, 18))
+
+
+def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledger(tmp_path, whole):
+    async def together():
+        jobs = [job_of(chained(), BOTH) for _ in range(2)]
+        with open_ledger(tmp_path / "ledger.sqlite") as one, open_ledger(tmp_path / "ledger.sqlite") as two:
+            both = [
+                play(job, ledger, local(tmp_path / str(n), ("m0", "m1"), **SLOW))
+                for n, (job, ledger) in enumerate(zip(jobs, (one, two), strict=True))
+            ]
+            ends = await asyncio.gather(*both)
+            return ends, answers(one, jobs[0].layout), one.rows(0, 18)
+
+    ends, said, rows = asyncio.run(together())
+    assert [ended.exit_code for ended in ends] == [0, 0]
+    assert said == whole
+    assert all(row.attempts == 1 for row in rows)
+
+
+__all__ = ["Prompts"]
