@@ -72,13 +72,17 @@ def gone(pids, most_s=30.0):
 
 def begun(tmp_path, when, *options):
     """A coordinator's process once its run is where ``when`` says, and the pids of its engines."""
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(tmp_path), *options], stdout=subprocess.PIPE, text=True
-    )
-    for line in process.stdout:
-        row = json.loads(line)
-        if when(row):
-            return process, row["pids"]
+    said = tmp_path / "said.txt"
+    with said.open("wb") as file:
+        process = subprocess.Popen([sys.executable, str(SCRIPT), str(tmp_path), *options], stdout=file)
+    seen = 0
+    while process.poll() is None:
+        lines = said.read_text().split("\n")[:-1]
+        for row in map(json.loads, lines[seen:]):
+            if when(row):
+                return process, row["pids"]
+        seen = len(lines)
+        time.sleep(0.01)
     raise AssertionError(f"it ended before: {process.wait()}")
 
 
@@ -114,9 +118,8 @@ def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(t
 def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_path, whole):
     process, pids = begun(tmp_path, lambda row: row["going"] >= 4)
     process.send_signal(signal.SIGINT)
-    said = process.stdout.read()
     assert process.wait() == 130
-    assert "--resume" in said
+    assert "--resume" in (tmp_path / "said.txt").read_text()
     assert gone(pids)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         states = {state for _, state in ledger.counts()}

@@ -1,0 +1,251 @@
+"""Engines on the nodes of a Ray cluster. Ray is imported when a cluster is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lengthwise.apps.launch._ray_engine import RayEngine
+from lengthwise.apps.launch.commands import Deployed, Loaded, launch_of, seats_of
+from lengthwise.apps.launch.contracts import Engine
+from lengthwise.apps.launch.http import HttpEngine
+from lengthwise.apps.launch.local import USUAL, Patience, safe
+from lengthwise.backend import Launch
+from lengthwise.schema.app import ModelPlan, Replica
+from lengthwise.schema.errors import EngineError, InputError, MissingExtraError
+
+Result = TypeVar("Result")
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_LOOK_S = 0.5
+_SLEEP_S, _WAKE_S = 60.0, 300.0
+_PLACED_S = 60.0
+
+
+def imported() -> Any:
+    """Ray; raises MissingExtraError."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("running on Ray", "ray") from error
+    return ray
+
+
+@dataclass(eq=False)
+class _Placed:
+    """An engine on a node: its actor, the GPUs that are held for it, and whether it was seen alive last."""
+
+    actor: Any
+    group: Any
+    loaded: Loaded
+    engine: HttpEngine | None = None
+    alive: bool = True
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class RayLauncher:
+    """One actor a replica, in a placement group of its own: all of a replica's GPUs in one node.
+
+    Actors only start, watch and stop the very process that the local launcher runs, and tell its address; requests go
+    to it straight. Which GPUs of which node a replica gets is Ray's to say: the placement's numbers are how many.
+
+    Attributes:
+        models: What to load, by the models' numbers.
+        logs: Folder of the engines' logs, on the nodes.
+        address: Of the cluster; "local" starts one on this machine.
+        deployed: What was planned, where vLLM's command is to be made.
+        patience: How long engines may take.
+        gpus: GPUs of a "local" cluster; None: those that Ray finds.
+        resource: What Ray calls the GPUs.
+    """
+
+    models: Sequence[Loaded]
+    logs: Path
+    address: str = "auto"
+    deployed: Deployed | None = None
+    patience: Patience = USUAL
+    gpus: int | None = None
+    resource: str = "GPU"
+    is_placed: bool = True
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
+    _running: dict[int, _Placed] = field(default_factory=dict, init=False)
+    _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
+    _hurries: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._ray = imported()
+        self._joined = not self._ray.is_initialized()
+        if self._joined:
+            self._join()
+        there = self._ray.cluster_resources().get(self.resource, 0)
+        if there < 1:
+            raise InputError(f"the Ray cluster must have GPUs; its nodes have no {self.resource!r}")
+
+    def _join(self) -> None:
+        own = {"include_dashboard": False, "num_gpus": self.gpus} if self.address == "local" else {}
+        try:
+            self._ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"no Ray cluster answers at {self.address!r} ({error}): start one with `ray start --head`, "
+                "or use 'local'"
+            ) from error
+
+    async def _call(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
+        """A replica wherever Ray has room for it; raises EngineError."""
+        loaded = self.models[plan.model]
+        starting = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._started, plan, gpus, loaded
+        )
+        try:
+            placed, url = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            found = (await asyncio.gather(starting, return_exceptions=True))[0]
+            if isinstance(found, tuple):
+                await self._call(lambda: self._ended(found[0]))
+            raise
+        seats = seats_of(loaded, plan, self.deployed)
+        engine = HttpEngine(self.patience.server(url, loaded), seats, lambda: placed.alive)
+        try:
+            await engine.open()
+        except BaseException:
+            await self._call(lambda: self._ended(placed))
+            raise
+        placed.engine = engine
+        self._running[id(engine)] = placed
+        self._threads.submit(self._watched, placed)
+        return engine
+
+    def _started(self, plan: ModelPlan, gpus: Replica, loaded: Loaded) -> tuple[_Placed, str]:
+        """Holds up the thread until the engine is ready."""
+        ray = self._ray
+        group = self._group(plan, loaded)
+        placed = _Placed(None, group, loaded)
+        try:
+            placed.actor = self._actor(plan, gpus, loaded, group)
+            url, _ = ray.get(placed.actor.start.remote())
+        except ray.exceptions.RayTaskError as error:
+            self._ended(placed)
+            raise EngineError(_gist(error)) from error
+        except ray.exceptions.RayError as error:
+            self._ended(placed)
+            raise EngineError(
+                f"the actor of {loaded.name} was lost while it started: {_gist(error)}"
+            ) from error
+        except BaseException:
+            self._ended(placed)
+            raise
+        return placed, url
+
+    def _group(self, plan: ModelPlan, loaded: Loaded) -> Any:
+        """GPUs of a replica, held in one node; raises EngineError."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        one = plan.tp * plan.pp
+        group = placement_group([{self.resource: float(one)}], strategy="STRICT_PACK")
+        if not group.wait(_PLACED_S):
+            remove_placement_group(group)
+            raise EngineError(
+                f"a replica of {loaded.name} must find {one} {self.resource}s free in one node of the Ray cluster; it "
+                f"did not within {_PLACED_S:g} s: end what else holds them, or plan replicas that fit a node"
+            )
+        return group
+
+    def _actor(self, plan: ModelPlan, gpus: Replica, loaded: Loaded, group: Any) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        one = plan.tp * plan.pp
+        held: dict[str, Any] = (
+            {"num_gpus": one} if self.resource == "GPU" else {"resources": {self.resource: one}}
+        )
+        made = self._ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2, **held)(RayEngine)
+        log = self.logs.absolute() / f"{safe(loaded.name)}-{next(self._numbers)}.log"
+        launch = partial(_launched, loaded, plan, self.deployed and self.deployed(plan))
+        strategy = PlacementGroupSchedulingStrategy(group)
+        patience = self.patience
+        return made.options(scheduling_strategy=strategy).remote(
+            launch, len(gpus), str(log), patience.ready_s, patience.grace_s
+        )
+
+    def _watched(self, placed: _Placed) -> None:
+        """Asks the actor again and again whether its engine lives; an actor that is lost has taken it along."""
+        while not placed.over.wait(_LOOK_S):
+            try:
+                placed.alive = self._ray.get(placed.actor.is_alive.remote(), timeout=30)
+            except self._ray.exceptions.GetTimeoutError:
+                continue
+            except self._ray.exceptions.RayError:
+                placed.alive = False
+            if not placed.alive:
+                return
+
+    def _ended(self, placed: _Placed) -> None:
+        """The process, the actor and what was held for it are let go."""
+        from ray.util.placement_group import remove_placement_group
+
+        placed.over.set()
+        placed.alive = False
+        if placed.actor is not None:
+            try:
+                wait_s = self.patience.grace_s + 10.0
+                self._ray.get(placed.actor.stop.remote(at_once=self._hurries), timeout=wait_s)
+            except self._ray.exceptions.RayError:
+                pass  # it is gone, and its engine with it
+            self._ray.kill(placed.actor)
+        remove_placement_group(placed.group)
+
+    async def stop(self, engine: Engine) -> None:
+        """Ends it and lets its GPUs go."""
+        placed = self._running.pop(id(engine), None)
+        if placed is not None and placed.engine is not None:
+            await placed.engine.close()
+            await asyncio.shield(self._call(lambda: self._ended(placed)))
+
+    async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - the contract's
+        """Never: Ray would hold its GPUs for it."""
+        return False
+
+    async def wake(self, engine: Engine) -> None:
+        """Never asked for."""
+        raise EngineError(f"{engine.about} was never put to sleep")
+
+    def hurry(self) -> None:
+        """Engines are killed from now on."""
+        self._hurries = True
+
+    async def close(self) -> None:
+        """Ends all, and leaves the cluster (a local one: ends it)."""
+        engines = [placed.engine for placed in self._running.values() if placed.engine is not None]
+        await asyncio.gather(*(self.stop(engine) for engine in engines))
+        if self._joined:
+            await self._call(self._ray.shutdown)
+        self._threads.shutdown(wait=False)
+
+
+def _launched(
+    loaded: Loaded, plan: ModelPlan, deployment: Any, gpus: tuple[int, ...], host: str, port: int
+) -> Launch:
+    """The command of a replica on the node where it runs."""
+    return launch_of(loaded, plan, gpus, host, port, None if deployment is None else lambda _: deployment)
+
+
+def _gist(error: Exception) -> str:
+    """What went wrong on the node, in its own words."""
+    cause = getattr(error, "cause", None)
+    if cause is not None:
+        return str(cause)
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

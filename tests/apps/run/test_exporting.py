@@ -1,0 +1,92 @@
+"""Outputs as files: in the order of the inputs, whatever order they came in; the dead apart, with their errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+from plan_world import tasks_of
+from simulated_world import World, fresh, plan
+
+from lengthwise.apps.ledger import State
+from lengthwise.apps.run import Drawn
+from lengthwise.apps.run.exporting import export, write_manifest
+from lengthwise.apps.run.manifest import manifest
+from lengthwise.schema.app import TaskDraw
+from lengthwise.schema.errors import InputError, UnknownNameError
+
+
+def world_of(rows=7):
+    """Three tasks a row, the second model's short; every fifth row has no third one."""
+    parents = [(3 * i + j, 3 * i + j - 1) for i in range(rows) for j in (1, 2)]
+    tasks = tasks_of([0, 1, 0] * rows, parents=parents)
+    object.__setattr__(tasks, "row", np.repeat(np.arange(rows)[::-1], 3))
+    world = World(tasks, [(plan(0), plan(1))])
+    present = np.ones(len(tasks), bool)
+    present[2::15] = False
+    world.draw = TaskDraw(present, world.draw.prompt_tokens, world.draw.output_tokens)
+    return world
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_outputs_stand_in_the_order_of_the_inputs(tmp_path):
+    world = world_of()
+    with fresh(tmp_path) as ledger:
+        ended = world.run(ledger)
+        told = export(ledger, world.layout, tmp_path / "out", ids=lambda row: f"r{row}", forms=("jsonl", "parquet"))
+    rows = lines(tmp_path / "out" / "outputs.jsonl")
+    assert len(rows) == told.answers == ended.of(State.DONE) == 19
+    assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
+    by_row = {row["id"]: [one["call"] for one in rows if one["id"] == row["id"]] for row in rows}
+    assert set(map(tuple, by_row.values())) == {("c0", "c1", "c0"), ("c0", "c1")}
+    assert pl.read_parquet(tmp_path / "out" / "outputs.parquet").to_dicts() == rows
+    whole = hashlib.sha256((tmp_path / "out" / "outputs.jsonl").read_bytes()).hexdigest()
+    assert told.files["outputs.jsonl"] == whole
+    assert told.dead == 0
+
+
+def test_some_calls_alone(tmp_path):
+    world = world_of()
+    with fresh(tmp_path) as ledger:
+        world.run(ledger)
+        told = export(ledger, world.layout, tmp_path / "out", calls=["c1"])
+        assert told.answers == 7
+        assert {row["call"] for row in lines(tmp_path / "out" / "outputs.jsonl")} == {"c1"}
+        with pytest.raises(UnknownNameError, match="Did you mean: c1"):
+            export(ledger, world.layout, tmp_path / "out", calls=["c11"])
+        with pytest.raises(InputError, match="must have a form"):
+            export(ledger, world.layout, tmp_path / "out", forms=())
+
+
+def test_the_dead_and_those_behind_them_are_told_apart(tmp_path):
+    world = world_of()
+    world.draw = TaskDraw(np.ones(21, bool), world.draw.prompt_tokens, world.draw.output_tokens)
+
+    class Picky(Drawn):
+        """The second task of the row that stands first has no request."""
+
+        def decide(self, task, outputs):
+            if task == 19:
+                raise InputError("no title")
+            return super().decide(task, outputs)
+
+    with fresh(tmp_path) as ledger:
+        ended = world.run(ledger, decider=Picky(world.tasks, world.draw))
+        told = export(ledger, world.layout, tmp_path / "out")
+        assert (told.answers, told.dead, ended.exit_code) == (19, 2, 1)
+        dead = [(row["id"], row["call"], row["state"], row["error"]) for row in lines(tmp_path / "out" / "dead.jsonl")]
+        assert dead == [("0", "c1", "dead", "no title"), ("0", "c0", "blocked", None)]
+        job = world.job()
+        facts = manifest(job, ended, told, app="a", inputs="i", models={"m0": "r0", "m1": "r1"})
+        write_manifest(tmp_path / "out", facts)
+    read = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert read["counts"]["all"] == {"done": 19, "dead": 1, "blocked": 1}
+    assert sum(sum(states.values()) for call, states in read["counts"].items() if call != "all") == 21
+    assert read["sha256"]["outputs.jsonl"] == told.files["outputs.jsonl"]
+    assert read["plan"][0][0]["model"] == "m0"

@@ -1,0 +1,119 @@
+"""Runs on a real Ray of this machine: actors keep engine processes, whatever dies the run says the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from engines_world import SERVER, answers, chained, job_of, plan, play, undisturbed, until
+from plan_world import tasks_of
+
+from lengthwise.apps.launch import Loaded, Patience
+from lengthwise.apps.ledger import State, open_ledger
+from lengthwise.schema.errors import EngineError
+
+ray = pytest.importorskip("ray")
+
+pytestmark = pytest.mark.slow
+BOTH = [(plan(0), plan(1))]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two GPUs that are none, on a Ray of this machine."""
+    from lengthwise.apps.launch.ray import imported
+
+    imported().init("local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the chained application says on local engines."""
+    return undisturbed(tmp_path_factory.mktemp("whole"), chained())
+
+
+def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02"):
+    from lengthwise.apps.launch.ray import RayLauncher
+
+    return RayLauncher(
+        [Loaded(name, served=name, seats=4, command=f"{command} {more}") for name in names],
+        tmp_path / "logs",
+        patience=Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
+    )
+
+
+def pids(launcher):
+    """Processes of the engines that run, and of their actors."""
+    placed = list(launcher._running.values())
+    return [ray.get(one.actor.__ray_call__.remote(lambda kept: (kept._process.local.process.pid, os.getpid()))) for one in placed]
+
+
+def is_gone(pid):
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def gone(pids, most_s=30.0):
+    end = time.monotonic() + most_s
+    while not all(map(is_gone, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return all(map(is_gone, pids))
+
+
+def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tmp_path, whole):
+    job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1")), []
+
+    async def look(_, launcher):
+        await until(lambda: len(launcher._running) == 2)
+        seen.extend(await asyncio.to_thread(pids, launcher))
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher, look))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+    assert gone([pid for pair in seen for pid in pair])
+    assert ray.available_resources()["GPU"] == 2
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
+def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(cluster, tmp_path, whole, which):
+    job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
+
+    async def kill(one, launcher):
+        await until(lambda: len(launcher._running) == 2)
+        seen.extend(await asyncio.to_thread(pids, launcher))
+        await until(lambda: sum(line.going for line in one._lines) > 0)
+        os.kill(seen[0][which], signal.SIGKILL)
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher, kill))
+        assert ended.exit_code == 0
+        assert "died" in [event.what for event in ended.events]
+        assert answers(ledger, job.layout) == whole
+    assert gone([pid for pair in seen for pid in pair])
+
+
+def test_an_engine_that_does_not_start_on_a_node_says_why(cluster, tmp_path):
+    launcher = on_ray(tmp_path, ("m0",), command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}", more="")
+    job = job_of(tasks_of([0] * 3), [(plan(0),)])
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(EngineError, match="no such weights"):
+            asyncio.run(play(job, ledger, launcher))
+        assert ledger.counts() == {(0, State.READY): 3}
+
+
+def test_a_replica_of_two_gpus_waits_for_both_of_them(cluster, tmp_path):
+    tasks = tasks_of([0] * 4 + [1] * 2)
+    job = job_of(tasks, [(plan(0, tp=2),), (plan(1, dp=2),)])
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, on_ray(tmp_path, ("m0", "m1"))))
+        assert ended.exit_code == 0
+        assert [event.model for event in ended.events if event.what == "ready"] == [0, 1, 1]
