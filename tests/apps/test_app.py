@@ -18,7 +18,7 @@ def app(*calls, loops=(), models=MODELS):
     ("make", "told"),
     [
         (lambda: App((), [Call("x", "a", "hi")]), "at least one model"),
-        (lambda: app(), "at least one call"),
+        (app, "at least one call"),
         (lambda: app(Call("x", "a", "1"), Call("x", "a", "2")), "x stands there twice"),
         (lambda: app(Call("item", "a", "1")), "a call's name must be one that templates can use"),
         (lambda: app(Call("a b", "a", "1")), "a call's name must be one that templates can use"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from app_world import MODELS, chain, critique, ensemble, split
@@ -77,16 +79,13 @@ def test_a_row_names_its_model():
     rows = [{"q": "x", "best": name} for name in ("b", "a", "c")]
     app = App(MODELS, [Call("x", From("best"), "{{ q }}")])
     assert expand(app, rows).tasks.model.tolist() == [1, 0, 2]
-    with pytest.raises(UnknownNameError, match="of row 1 .*'bb'.*Did you mean: b"):
+    with pytest.raises(UnknownNameError, match=r"of row 1 .*'bb'.*Did you mean: b"):
         expand(app, [rows[0], {"q": "x", "best": "bb"}])
 
 
 def test_lengths_that_rows_tell_are_taken():
     app = App(MODELS, [Call("x", "a", "{{ q }}", told=Told("p", "o"))])
-    tasks = expand(
-        app,
-        [{"p": 7, "o": 3}, {"p": 9, "o": 5}][:2] and [{"q": "", "p": 7, "o": 3}, {"q": "", "p": 9, "o": 5}],
-    ).tasks
+    tasks = expand(app, [{"q": "", "p": 7, "o": 3}, {"q": "", "p": 9, "o": 5}]).tasks
     assert tasks.prompt_tokens.tolist() == [7, 9]
     assert tasks.known_tokens.tolist() == [3, 5]
     assert draw(tasks, LENGTHS, [100] * 3, 0).output_tokens.tolist() == [3, 5]
@@ -133,7 +132,7 @@ def test_a_chain_that_outgrows_its_context_is_cut_link_by_link():
     tasks = expand(chain(), [{"chunks": ["x"] * 6}]).tasks
     made = draw(tasks, [Fixed(60), Fixed(5), None], [80, 4096, 4096], 0)
     links = [where(tasks, "summarise", 0, k) for k in range(6)]
-    for before, link in zip(links, links[1:], strict=False):
+    for before, link in itertools.pairwise(links):
         assert made.prompt_tokens[link] == tasks.prompt_tokens[link] + made.output_tokens[before]
         assert made.prompt_tokens[link] + made.output_tokens[link] <= 80
 

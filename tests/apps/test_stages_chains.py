@@ -15,12 +15,8 @@ from lengthwise.apps.plan.load import load_of
 from lengthwise.apps.plan.runs import Runs
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Stages
-from lengthwise.schema import workload
 from lengthwise.schema.app import ModelPlan
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(workload, "After"), reason="requests come after others: Workload.after"
-)
 KIND = "A100-80GB"
 
 

@@ -22,7 +22,11 @@ def main():
 
     def watch(progress):
         pids = [process.local.process.pid for _, process, _ in launcher._running.values()]
-        row = {"pids": pids, "done": sum(one.ended for one in progress.models), "going": sum(m.going for m in progress.models)}
+        row = {
+            "pids": pids,
+            "done": sum(one.ended for one in progress.models),
+            "going": sum(m.going for m in progress.models),
+        }
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 

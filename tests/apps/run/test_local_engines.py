@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from engines_world import (
@@ -19,9 +20,11 @@ from engines_world import (
 )
 from plan_world import tasks_of
 
+from lengthwise.apps.launch import Loaded, StaticLauncher
 from lengthwise.apps.ledger import State, open_ledger
-from lengthwise.apps.run import Drifted
-from lengthwise.schema.errors import EngineError
+from lengthwise.apps.run import Drifted, GivenRooms
+from lengthwise.schema.errors import EngineError, InputError
+from lengthwise.testing.engine_server import EngineServer, EngineSpec
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +145,54 @@ def test_cancelled_from_another_process_it_stops_and_goes_on_later(tmp_path):
         again = asyncio.run(play(job_of(tasks, [(plan(0), plan(1))]), ledger, local(tmp_path, ("m0", "m1"))))
         assert again.resumed
         assert answers(ledger, job.layout) == whole
+
+
+def test_engines_that_sleep_are_woken_where_they_were_and_say_the_same(tmp_path):
+    tasks = chained(rows=3)
+    whole = undisturbed(tmp_path, tasks)
+    job = job_of(tasks, [(plan(0),), (plan(1),), (plan(0),)], gpus=1)
+    launcher = local(tmp_path, ("m0", "m1"), sleeps=True)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+    what = [(event.what, event.model) for event in ended.events if event.what in ("start", "wake", "sleep")]
+    assert what == [("start", 0), ("sleep", 0), ("start", 1), ("sleep", 1), ("wake", 0)]
+
+
+def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
+    tasks = chained()
+    whole = undisturbed(tmp_path, tasks)
+
+    async def others():
+        async with EngineServer(EngineSpec("m0")) as one, EngineServer(EngineSpec("m0")) as two:
+            async with EngineServer(EngineSpec("m1")) as three:
+                models = [Loaded("m0", seats=2), Loaded("m1", served="m1", seats=2)]
+                launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})
+                given = job_of(tasks, [launcher.plans()])
+                job = replace(given, rooms=GivenRooms())
+                ended = await play(job, ledger, launcher)
+                assert one.up
+                assert two.up
+                assert min(len(one.log.entries), len(two.log.entries)) > 2
+                return ended, answers(ledger, job.layout)
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended, said = asyncio.run(others())
+    assert ended.exit_code == 0
+    assert said == whole
+
+
+def test_a_model_without_an_address_is_named():
+    with pytest.raises(InputError, match="there is none for m1"):
+        StaticLauncher([Loaded("m0"), Loaded("m1")], {0: ["http://127.0.0.1:1"]})
+
+
+def test_places_in_a_command_are_checked_before_anything_starts():
+    with pytest.raises(InputError, match="no place in the command of m0 named 'prot'. Did you mean: port"):
+        Loaded("m0", command="serve --port {prot}")
+    with pytest.raises(InputError, match="seats of m0 must be at least 1"):
+        Loaded("m0", seats=0)
 
 
 def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):

@@ -51,7 +51,10 @@ def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02"):
 def pids(launcher):
     """Processes of the engines that run, and of their actors."""
     placed = list(launcher._running.values())
-    return [ray.get(one.actor.__ray_call__.remote(lambda kept: (kept._process.local.process.pid, os.getpid()))) for one in placed]
+    return [
+        ray.get(one.actor.__ray_call__.remote(lambda kept: (kept._process.local.process.pid, os.getpid())))
+        for one in placed
+    ]
 
 
 def is_gone(pid):
@@ -84,7 +87,9 @@ def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tm
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(cluster, tmp_path, whole, which):
+def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(
+    cluster, tmp_path, whole, which
+):
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
 
     async def kill(one, launcher):
@@ -102,7 +107,9 @@ def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(c
 
 
 def test_an_engine_that_does_not_start_on_a_node_says_why(cluster, tmp_path):
-    launcher = on_ray(tmp_path, ("m0",), command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}", more="")
+    launcher = on_ray(
+        tmp_path, ("m0",), command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}", more=""
+    )
     job = job_of(tasks_of([0] * 3), [(plan(0),)])
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         with pytest.raises(EngineError, match="no such weights"):

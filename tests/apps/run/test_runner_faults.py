@@ -92,7 +92,9 @@ def fault(kind, number=1, **fields):
     async def during(_, launcher):
         await until(lambda: engines(launcher))
         url = engines(launcher)[0][0]
-        await asyncio.to_thread(post, url, "/emulator/faults", {"coming": [{"kind": kind, **fields}] * number})
+        await asyncio.to_thread(
+            post, url, "/emulator/faults", {"coming": [{"kind": kind, **fields}] * number}
+        )
 
     return during
 
@@ -155,7 +157,11 @@ def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, whole, af
         await until(lambda: sum(line.going for line in one._lines) > 0)
         for line in one._lines:
             for berth in line.berths:
-                await until(lambda berth=berth: all(len(w.draft.output_ids) >= min(after, 5) for w in berth.going.values()))
+                await until(
+                    lambda berth=berth: all(
+                        len(w.draft.output_ids) >= min(after, 5) for w in berth.going.values()
+                    )
+                )
         os.kill(pid, signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -204,7 +210,9 @@ def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, whole):
 
 
 def test_an_engine_that_fails_again_and_again_is_started_anew(tmp_path, whole):
-    job = job_of(chained(), BOTH, settings=Settings(**{**vars(QUICK), "max_attempts": 9, "engine_failures": 4}))
+    job = job_of(
+        chained(), BOTH, settings=Settings(**{**vars(QUICK), "max_attempts": 9, "engine_failures": 4})
+    )
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(
             play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("status", 1000, status=500))
@@ -288,7 +296,9 @@ def test_a_poison_request_that_kills_engines_is_found_and_the_rest_finish(tmp_pa
 
 
 def test_engines_that_die_without_a_request_to_blame_end_the_run_with_what_to_do(tmp_path):
-    command = f"{sys.executable} {Path(__file__).parent / 'poisoned_engine.py'} {{host}} {{port}} {{name}} always"
+    command = (
+        f"{sys.executable} {Path(__file__).parent / 'poisoned_engine.py'} {{host}} {{port}} {{name}} always"
+    )
     settings = Settings(**{**vars(QUICK), "engine_deaths": 3, "max_attempts": 50})
     job = job_of(tasks_of([0] * 4), [(plan(0),)], settings=settings)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:

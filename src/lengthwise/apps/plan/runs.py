@@ -18,7 +18,7 @@ from lengthwise import engine
 from lengthwise.apps.plan.load import Load, ModelLoad
 from lengthwise.apps.plan.space import Space
 from lengthwise.schema.app import Flags, Floats, Ints, ModelPlan
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import After, Workload
 
 CURVE_POINTS = 256
 REPRESENTED_TASKS = 50
@@ -239,7 +239,6 @@ def _after(load: ModelLoad, order: Ints) -> dict[str, Any] | None:
     both = (place[child] >= 0) & (place[parent] >= 0)
     if not both.any():
         return None
-    from lengthwise.schema.workload import After  # type: ignore[attr-defined]
 
     child, parent = place[child[both]], place[parent[both]]
     by = np.argsort(child, kind="stable")
