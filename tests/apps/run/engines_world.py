@@ -141,5 +141,5 @@ def told(url):
 async def until(fact, most_s=60.0):
     """Waits for a fact."""
     async with asyncio.timeout(most_s):
-        while not fact():
+        while not fact():  # noqa: ASYNC110 - facts of other processes
             await asyncio.sleep(0.01)

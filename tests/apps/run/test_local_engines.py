@@ -165,17 +165,17 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
     whole = undisturbed(tmp_path, tasks)
 
     async def others():
-        async with EngineServer(EngineSpec("m0")) as one, EngineServer(EngineSpec("m0")) as two:
-            async with EngineServer(EngineSpec("m1")) as three:
-                models = [Loaded("m0", seats=2), Loaded("m1", served="m1", seats=2)]
-                launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})
-                given = job_of(tasks, [launcher.plans()])
-                job = replace(given, rooms=GivenRooms())
-                ended = await play(job, ledger, launcher)
-                assert one.up
-                assert two.up
-                assert min(len(one.log.entries), len(two.log.entries)) > 2
-                return ended, answers(ledger, job.layout)
+        m0, m1 = EngineSpec("m0"), EngineSpec("m1")
+        async with EngineServer(m0) as one, EngineServer(m0) as two, EngineServer(m1) as three:
+            models = [Loaded("m0", seats=2), Loaded("m1", served="m1", seats=2)]
+            launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})
+            given = job_of(tasks, [launcher.plans()])
+            job = replace(given, rooms=GivenRooms())
+            ended = await play(job, ledger, launcher)
+            assert one.up
+            assert two.up
+            assert min(len(one.log.entries), len(two.log.entries)) > 2
+            return ended, answers(ledger, job.layout)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended, said = asyncio.run(others())
@@ -189,7 +189,7 @@ def test_a_model_without_an_address_is_named():
 
 
 def test_places_in_a_command_are_checked_before_anything_starts():
-    with pytest.raises(InputError, match="no place in the command of m0 named 'prot'. Did you mean: port"):
+    with pytest.raises(InputError, match=r"no place in the command of m0 named 'prot'\. Did you mean: port"):
         Loaded("m0", command="serve --port {prot}")
     with pytest.raises(InputError, match="seats of m0 must be at least 1"):
         Loaded("m0", seats=0)

@@ -1,9 +1,13 @@
 """Applications run: tasks leased, asked and recorded; the plan followed; every answer kept."""
 
+from lengthwise.apps.run.assembling import Planned, Work, expected_tokens, given_guide, guide_of, job_of
 from lengthwise.apps.run.contracts import Asked, Decider, Drifted, Guide, Job, Outputs, Rooms, Settings
 from lengthwise.apps.run.coordinator import CANCEL, Coordinator, Ended
 from lengthwise.apps.run.drawn import Drawn
+from lengthwise.apps.run.exporting import Exported, export, write_manifest
+from lengthwise.apps.run.folder import RunFolder
 from lengthwise.apps.run.layout import Layout, identity_of, lay
+from lengthwise.apps.run.manifest import manifest
 from lengthwise.apps.run.owners import alive, new_owner
 from lengthwise.apps.run.progress import Event, ModelProgress, Progress
 from lengthwise.apps.run.reuse import Reused
@@ -22,20 +26,31 @@ __all__ = [
     "Drifted",
     "Ended",
     "Event",
+    "Exported",
     "GivenRooms",
     "Guide",
     "Job",
     "Layout",
     "ModelProgress",
     "Outputs",
+    "Planned",
     "Progress",
     "Reused",
     "Rooms",
+    "RunFolder",
     "Settings",
+    "Work",
     "alive",
+    "expected_tokens",
+    "export",
+    "given_guide",
+    "guide_of",
     "identity_of",
+    "job_of",
     "lay",
+    "manifest",
     "new_owner",
     "run_here",
     "run_simulated",
+    "write_manifest",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.apps.ledger.contracts import Ledger, State
-from lengthwise.apps.run.layout import Layout
+from lengthwise.apps.run.layout import Ints, Layout
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 
@@ -108,7 +108,7 @@ def _check(layout: Layout, calls: Collection[str] | None, forms: Sequence[str]) 
         raise InputError(f"outputs must have a form, one or both of {', '.join(FORMS)}")
 
 
-def _order(layout: Layout, calls: Collection[str] | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _order(layout: Layout, calls: Collection[str] | None) -> Ints:
     """Places in the order of rows, within a row in the application's."""
     tasks, place_of = layout.tasks, layout.place_of
     rows = tasks.row[place_of]
@@ -116,11 +116,12 @@ def _order(layout: Layout, calls: Collection[str] | None) -> np.ndarray[Any, np.
     if calls is None:
         return order
     wanted = np.array([tasks.calls[call] in calls for call, _ in layout.pairs])
-    return order[wanted[tasks.call[order]]]
+    chosen: Ints = order[wanted[tasks.call[order]]]
+    return chosen
 
 
 def _answers(
-    ledger: Ledger, layout: Layout, order: np.ndarray[Any, np.dtype[np.int64]], ids: Callable[[int], str]
+    ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]
 ) -> Iterator[dict[str, Any]]:
     for first in range(0, len(order), _PAGE):
         places = order[first : first + _PAGE].tolist()
@@ -130,9 +131,7 @@ def _answers(
                 yield {**_head(layout, place, ids), **asdict(output)}
 
 
-def _dead(
-    ledger: Ledger, layout: Layout, order: np.ndarray[Any, np.dtype[np.int64]], ids: Callable[[int], str]
-) -> Iterator[dict[str, Any]]:
+def _dead(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]) -> Iterator[dict[str, Any]]:
     """The dead with their errors, then those that never came to their turn behind them, in the same order."""
     found: dict[int, tuple[str, int, str | None]] = {}
     for first in range(0, len(layout.tasks), _PAGE):

@@ -44,6 +44,9 @@ def app(server: EngineServer) -> web.Application:
         made.router.add_get("/metrics", doors.metrics)
         made.router.add_post("/tokenize", doors.tokenize)
         made.router.add_post("/detokenize", doors.detokenize)
+    if kind == "vllm":  # as in its development mode
+        made.router.add_post("/sleep", doors.sleep)
+        made.router.add_post("/wake_up", doors.wake_up)
     if kind in ABORTS:
         made.router.add_post(ABORTS[kind], doors.abort)
     for path, facts in FACTS[kind].items():
@@ -77,10 +80,28 @@ class _Doors:
 
         return web.json_response(body, status=status)
 
+    async def sleep(self, _: web.Request) -> web.Response:
+        return self._set_asleep(asleep=True)
+
+    async def wake_up(self, _: web.Request) -> web.Response:
+        return self._set_asleep(asleep=False)
+
+    def _set_asleep(self, *, asleep: bool) -> web.Response:
+        from aiohttp import web
+
+        self._server.asleep = asleep
+        return web.Response(status=200)
+
+    def _require_awake(self) -> None:
+        if self._server.asleep:
+            raise RefusedError(503, "The engine sleeps.")
+
     async def completions(self, request: web.Request) -> web.StreamResponse:
+        self._require_awake()
         return await Answering(self._server, request, chat=False).run()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
+        self._require_awake()
         return await Answering(self._server, request, chat=True).run()
 
     async def models(self, _: web.Request) -> web.Response:

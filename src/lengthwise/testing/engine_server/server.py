@@ -37,6 +37,7 @@ class EngineServer:
     Attributes:
         log: What it saw and did; goes on over restarts.
         healthy: What /health says (503 where not).
+        asleep: Whether it was put to sleep (/sleep, as vLLM has it in its development mode): it answers nobody.
         clocked: The batch; a new one after a restart.
         restarts: How often it was started again.
         dies_hard: What ``die`` does in place of closing: a process of its own ends itself.
@@ -55,6 +56,7 @@ class EngineServer:
         self.faults = faults or FaultPlan()
         self.log = Log()
         self.healthy = True
+        self.asleep = False
         self.restarts = 0
         self.dies_hard: Any = None
         self.answers: dict[int, tuple[str, Answering]] = {}
