@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +10,13 @@ import numpy as np
 
 from lengthwise.apps._blocks import Block, Edges, along, to_all, to_last
 from lengthwise.apps._graph import INDEX, ITEM, References, ordered, references, until_calls
+from lengthwise.apps._row_fields import Rows, blank, items_of, require_fields
 from lengthwise.apps.app import App, Call, From, Loop
 from lengthwise.apps.rendering import said
 from lengthwise.apps.templates import PREVIOUS, expression
 from lengthwise.schema.app import Floats, Ints, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.tokens import estimated_tokens
-
-Row = Mapping[str, Any]
-Rows = Sequence[Row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +68,7 @@ class _Expansion:
 
     def all(self) -> Unrolled:
         calls = {one.name: one for one in self.app.calls}
-        _require_fields(self.app, self.rows)
+        require_fields(self.app, self.rows)
         for unit in ordered(self.app):
             loop = self.app.loop_of(unit[0])
             coin = np.full(len(self.rows), -1)
@@ -138,7 +136,7 @@ class _Expansion:
                 k and expression(source).names.previous
             ):
                 return np.full(n, fan.most or 0), None
-            lists = [_list(source, row, self.ids[r], call, fan.most) for r, row in enumerate(self.rows)]
+            lists = [items_of(source, row, self.ids[r], call, fan.most) for r, row in enumerate(self.rows)]
             return np.array([len(one) for one in lists], np.int64), [item for one in lists for item in one]
         return np.full(n, len(call.model) if isinstance(call.model, tuple) else fan.times), None
 
@@ -177,10 +175,10 @@ class _Expansion:
         if call.told.prompt_tokens:
             return self._told(call.told.prompt_tokens, row, least=1, otherwise=1)
         out = np.empty(len(row), np.int64)
-        blank: dict[str, Any] = {one.name: _blank(one) for one in self.app.calls if one.name in names.calls}
-        blank[PREVIOUS] = dict.fromkeys(names.previous, "") if self.app.loop_of(call.name) else ""
+        blanks: dict[str, Any] = {one.name: blank(one) for one in self.app.calls if one.name in names.calls}
+        blanks[PREVIOUS] = dict.fromkeys(names.previous, "") if self.app.loop_of(call.name) else ""
         for t, (r, i) in enumerate(zip(row.tolist(), index.tolist(), strict=True)):
-            context = {**self.rows[r], **blank, ITEM: "" if items is None else items[t], INDEX: i}
+            context = {**self.rows[r], **blanks, ITEM: "" if items is None else items[t], INDEX: i}
             out[t] = self._count(call, context, self.ids[r])
         return out
 
@@ -268,46 +266,3 @@ def _rows_of(edges: list[tuple[Edges, int]], n: int) -> tuple[Ints, Ints, Ints]:
     counts = np.add.reduceat(shown, which) if len(which) else shown
     start = np.searchsorted(child[which], np.arange(n + 1))
     return start.astype(np.int64), parent[which].astype(np.int64), counts.astype(np.int64)
-
-
-def _blank(call: Call) -> Any:
-    """What another call's output is where only the rest of a prompt is counted."""
-    if isinstance(call.model, tuple):
-        return dict.fromkeys(call.model, "")
-    return [""] * max(1, call.fan.times) if call.fan.is_list else ""
-
-
-def _list(source: str, row: Row, which: str, call: Call, most: int | None) -> list[Any]:
-    try:
-        found = expression(source).render(row)
-    except InputError as error:
-        raise InputError(f"call {call.name!r}, row {which}: {error}") from error
-    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__iter__"):
-        raise InputError(
-            f"{source} of call {call.name!r} must be a list; in row {which} it is {type(found).__name__}"
-        )
-    items = list(found)
-    if most is not None and len(items) > most:
-        raise InputError(
-            f"{source} of call {call.name!r} may have {most} elements (most); row {which} has {len(items)}"
-        )
-    return items
-
-
-def _require_fields(app: App, rows: Rows) -> None:
-    """Nothing, if every name is a call or a field of some row; raises UnknownNameError."""
-    known: set[str] = set()
-    for row in rows:
-        known.update(row)
-    calls = {call.name for call in app.calls}
-    for call in app.calls:
-        told = {call.told.prompt_tokens, call.told.output_tokens} - {""}
-        if isinstance(call.model, From):
-            told.add(call.model.field)
-        for name in sorted((references(app, call).fields | told) - known):
-            raise UnknownNameError(f"call or field of the inputs for call {call.name!r}", name, known | calls)
-    for loop in app.loops:
-        for name in sorted(expression(loop.until).names.plain - known - calls if loop.until else ()):
-            raise UnknownNameError(
-                f"call or field of the inputs for until of loop {loop.name!r}", name, known | calls
-            )

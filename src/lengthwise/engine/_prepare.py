@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from lengthwise.engine._checks import check, check_sides, empty_plan, policies_of
 from lengthwise.engine._layout import GAP_BINS, replica_t, result_t
-from lengthwise.engine._setup import Followers, Rows, Setup
+from lengthwise.engine._lists import Followers, Rows
+from lengthwise.engine._setup import Setup
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.records import Status

@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from lengthwise.engine._checks import Policies
+from lengthwise.engine._lists import Followers, Rows
 from lengthwise.policy import known
 from lengthwise.schema.deployment import Deployment, Handover
 from lengthwise.schema.errors import PolicyError
@@ -17,25 +18,6 @@ from lengthwise.schema.errors import PolicyError
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]
 _SERIES_BINS = 2048
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Predictions by request and window, as in ``Predictions``; ``window`` 0: none are made again."""
-
-    window: int
-    start: Array
-    total: Array
-    index: Array
-
-
-@dataclass(frozen=True)
-class Followers:
-    """Who comes after each request: ``child[start[i]:start[i + 1]]``; ``left`` [n]: how many each one waits for."""
-
-    start: Array
-    child: Array
-    left: Array
 
 
 @dataclass(frozen=True)
