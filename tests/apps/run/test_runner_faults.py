@@ -70,6 +70,19 @@ def gone(pids, most_s=30.0):
     return all(map(is_gone, pids))
 
 
+def children_of(pid):
+    """Processes that it started and that are still there, keepers included."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(words[1]) == pid and words[0] not in "ZX":
+            found.append(path.parent.name)
+    return found
+
+
 def begun(tmp_path, when, *options):
     """A coordinator's process once its run is where ``when`` says, and the pids of its engines."""
     said = tmp_path / "said.txt"
@@ -145,6 +158,22 @@ def test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole(tmp_path,
     assert process.wait() == 130
     assert gone(pids)
     resumed(tmp_path, whole)
+
+
+def test_stopped_while_engines_start_it_waits_for_none_of_them(tmp_path):
+    job = job_of(chained(), BOTH)
+    command = f"{sys.executable} -c 'import time; time.sleep(600)' {{port}}"
+    launcher = local(tmp_path, ("m0", "m1"), command=command, more="")
+
+    async def stop(one, _):
+        await until(lambda: len(list((tmp_path / "logs").glob("*.log"))) == 2)
+        one.stop()
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(asyncio.wait_for(play(job, ledger, launcher, stop), 30.0))
+        assert ended.exit_code == 130
+        assert ended.of(State.LEASED) == 0
+    assert gone(children_of(os.getpid()))
 
 
 @pytest.mark.parametrize("after", [0, 3, 12], ids=["before", "early", "late"])

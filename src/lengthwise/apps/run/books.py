@@ -47,6 +47,10 @@ class Books:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    async def beside(self, work: Callable[[], Result]) -> Result:
+        """What long work returns that has nothing to do with the ledger, which is written meanwhile."""
+        return work() if self._thread is None else await asyncio.to_thread(work)
+
     def end(self, ending: Ending) -> None:
         """Will be settled soon."""
         self._queue.append(ending)

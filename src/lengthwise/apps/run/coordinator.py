@@ -168,7 +168,7 @@ class Coordinator:
         replan = self._job.replan
         if replan is None or (drifted := following.drifted(now, at_s)) is None:
             return
-        guide = await self._books.call(lambda: replan(drifted))
+        guide = await self._books.beside(lambda: replan(drifted))
         self._events.append(Event(at_s, "replan" if guide else "keep", -1, (), f"stage {drifted.stage + 1}"))
         if guide is not None:
             following.follow(guide, at_s)

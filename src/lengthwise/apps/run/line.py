@@ -16,6 +16,8 @@ from lengthwise.apps.run.contracts import Job
 from lengthwise.apps.run.preparing import prepare
 
 _DEATH_SHOWS_S = 2.0
+_BUSY_TRIES = 20
+"""So often without room is an attempt: an engine that is full for ever must not hold up the run for ever."""
 
 
 @dataclass
@@ -256,8 +258,8 @@ class Line:
         berth.going.pop(work.place, None)
         if error.fault is Fault.REQUEST:
             self._dead(work, str(error))
-        elif error.fault is Fault.BUSY:
-            tries = self._shared.tries[work.place] = self._shared.tries.get(work.place, 0) + 1
+        elif error.fault is Fault.BUSY and self._tried(work) % _BUSY_TRIES:
+            tries = self._shared.tries[work.place]
             at_s = self._shared.now_s() + self._shared.job.backoff_s(work.place, tries)
             self._give_back(work, str(error), not_before_s=at_s)
         else:
@@ -265,6 +267,11 @@ class Line:
             berth.failures += 1
             if berth.failures >= self._shared.job.settings.engine_failures:
                 self._shared.down(berth, False)
+
+    def _tried(self, work: Work) -> int:
+        """How often an engine had no room for it, this time included."""
+        tries = self._shared.tries[work.place] = self._shared.tries.get(work.place, 0) + 1
+        return tries
 
     async def _inquire(self, berth: Berth, why: str) -> None:
         """An engine was not reached: has it died, or was it this once?"""

@@ -1,0 +1,106 @@
+"""Jumps from change to change come to what single steps come to, wherever they are looked at or called off."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.apps.launch._batch import Batch, Limits, Sequence
+
+LIMITS = Limits(4, 64, 400)
+
+
+def linear(decodes, kv_tokens, prompts):
+    return 1.0 + 0.1 * decodes + 0.001 * kv_tokens + 0.01 * sum(tokens for tokens, _ in prompts)
+
+
+def jumped(arrivals, limits=LIMITS, cost=linear):
+    """[n] when each of (at_s, prompt, need) has ended."""
+    batch, ends, over = Batch(limits, cost), {}, []
+    left = sorted((at_s, n) for n, (at_s, _, _) in enumerate(arrivals))
+    sequences = [Sequence(prompt, need, lambda: None) for _, prompt, need in arrivals]
+    now_s = 0.0
+    while len(ends) < len(arrivals):
+        now_s = min(left[0][0] if left else math.inf, batch.next_s)
+        while left and left[0][0] <= now_s:
+            batch.add(sequences[left.pop(0)[1]], now_s)
+        if batch.idle or batch.next_s <= now_s:
+            over = batch.turn(now_s)
+        for one in over:
+            ends[sequences.index(one)] = now_s
+        over = []
+    return [ends[n] for n in range(len(arrivals))]
+
+
+def stepped(arrivals, limits=LIMITS, cost=linear):
+    """The same rule, one step after another."""
+    waiting, running, ends, now_s = [], [], {}, 0.0
+    left = sorted((at_s, n) for n, (at_s, _, _) in enumerate(arrivals))
+    while len(ends) < len(arrivals):
+        while left and left[0][0] <= now_s + 1e-9:
+            waiting.append(left.pop(0)[1])
+        joining, tokens = [], 0
+        while waiting and len(running) + len(joining) < limits.seqs:
+            _, prompt, need = arrivals[waiting[0]]
+            held = sum(arrivals[n][1] + arrivals[n][2] for n, _ in running) + sum(
+                arrivals[n][1] + arrivals[n][2] for n in joining
+            )
+            if (held + prompt + need > limits.kv_tokens and (running or joining)) or (
+                joining and tokens + prompt > limits.step_tokens
+            ):
+                break
+            joining.append(waiting.pop(0))
+            tokens += prompt
+        if not running and not joining:
+            now_s = left[0][0]
+            continue
+        kv = sum(arrivals[n][1] + done for n, done in running)
+        now_s += cost(len(running), kv, [(arrivals[n][1], 0) for n in joining])
+        running = [(n, done + 1) for n, done in running] + [(n, 1) for n in joining]
+        for n, done in running:
+            if done >= arrivals[n][2]:
+                ends[n] = now_s
+        running = [(n, done) for n, done in running if n not in ends]
+    return [ends[n] for n in range(len(arrivals))]
+
+
+together = st.lists(st.tuples(st.just(0.0), st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=12)
+moments = st.integers(0, 2_000).map(lambda k: k * 0.10317 + 0.00013)  # never at a step's border
+spread = st.lists(st.tuples(moments, st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=12)
+
+
+@given(together)
+def test_a_batch_that_comes_at_once_ends_as_step_by_step(arrivals):
+    assert jumped(arrivals) == pytest.approx(stepped(arrivals), abs=0.06)
+
+
+@given(spread)
+def test_arrivals_in_between_join_at_the_next_step(arrivals):
+    """Within a jump its steps are taken as equally long, so that a step's border may lie a little elsewhere."""
+    flat = lambda decodes, kv, prompts: 1.0 + 0.1 * decodes + 0.01 * sum(t for t, _ in prompts)  # noqa: E731
+    assert jumped(arrivals, cost=flat) == pytest.approx(stepped(arrivals, cost=flat), abs=1e-6)
+
+
+@given(spread, st.data())
+def test_who_is_called_off_leaves_and_the_rest_end(arrivals, data):
+    batch, over = Batch(LIMITS, linear), []
+    sequences = [Sequence(prompt, need, lambda: None) for _, prompt, need in arrivals]
+    for one in sequences:
+        batch.add(one, 0.0)
+    over += batch.turn(0.0)
+    gone = data.draw(st.sets(st.sampled_from(range(len(sequences)))))
+    at_s = data.draw(st.floats(0.0, 30.0))
+    while batch.next_s <= at_s:
+        over += batch.turn(batch.next_s)
+    for n in sorted(gone):
+        if sequences[n] not in over:
+            assert 0 <= batch.written(sequences[n], at_s) <= sequences[n].need
+            batch.remove(sequences[n], at_s)
+    while batch.next_s < math.inf:
+        over += batch.turn(batch.next_s)
+    assert len(over) == len(set(map(id, over)))
+    assert {n for n, one in enumerate(sequences) if one not in over} <= gone
+    assert (batch._running, batch._held, batch._kv) == (0, 0, 0)
