@@ -153,16 +153,13 @@ def worked(job: Job, counts: Mapping[tuple[int, int, State], int]) -> float:
 def time_left(
     share: float, at_s: float, planned_s: float | None, slack: tuple[float, float]
 ) -> tuple[float, float, float] | None:
-    """Seconds left with an interval: what was planned at first, what was measured the further the run is."""
+    """Seconds left with an interval: by the plan's clock at first, by what was measured the further the run is."""
     if share >= 1.0:
         return 0.0, 0.0, 0.0
-    if share <= 0.0 and planned_s is None:
-        return None
     measured_s = at_s * (1.0 - share) / share if share > 0.0 else None
-    planned_left_s = None if planned_s is None else planned_s * (1.0 - share)
-    if measured_s is None or planned_left_s is None:
-        left_s = planned_left_s if measured_s is None else measured_s
-        assert left_s is not None
-    else:
-        left_s = share * measured_s + (1.0 - share) * planned_left_s
+    by_plan_s = None if planned_s is None else max(0.0, planned_s - at_s)
+    if measured_s is None or by_plan_s is None:
+        known = by_plan_s if measured_s is None else measured_s
+        return None if known is None else (known, known * slack[0], known * slack[1])
+    left_s = share * measured_s + (1.0 - share) * by_plan_s
     return left_s, left_s * slack[0], left_s * slack[1]

@@ -1,0 +1,153 @@
+"""What may go wrong of a run of an application, and the tests that hold what then happens."""
+
+from __future__ import annotations
+
+Row = tuple[str, str, tuple[str, ...]]
+"""(what goes wrong, what then happens, tests as FILE::NAME under tests/)"""
+
+_FAULTS = "apps/run/test_runner_faults.py::"
+_LOCAL = "apps/run/test_local_engines.py::"
+_RAY = "apps/run/test_ray_engines.py::"
+_FOLDER = "apps/run/test_run_folder.py::"
+
+OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
+    (
+        "The coordinator",
+        (
+            (
+                "is killed (kill -9) while engines start, while tasks are leased, when some or most are done",
+                "its engines end with it; the next one takes its tasks at once and ends as if nothing had been",
+                (
+                    f"{_FAULTS}test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once",
+                    f"{_FOLDER}test_leases_of_a_dead_coordinator_are_taken_at_once_those_of_a_live_one_when_they_run_out",
+                ),
+            ),
+            (
+                "Ctrl-C, or SIGTERM",
+                "what is under way is cut, its tokens are kept, leases are given back, engines end; exit code 130",
+                (
+                    f"{_FAULTS}test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine",
+                    f"{_FAULTS}test_a_termination_stops_it_as_an_interrupt_does",
+                    f"{_FAULTS}test_stopped_while_engines_start_it_waits_for_none_of_them",
+                ),
+            ),
+            (
+                "Ctrl-C twice",
+                "engines are killed; the ledger is whole, the run goes on later",
+                (f"{_FAULTS}test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole",),
+            ),
+            (
+                "is cancelled by another process",
+                "it stops as by Ctrl-C, and can be gone on with",
+                (f"{_LOCAL}test_cancelled_from_another_process_it_stops_and_goes_on_later",),
+            ),
+            (
+                "a second one starts in the same folder, or beside it on the same ledger",
+                "refused there; here they share the work",
+                (
+                    f"{_FOLDER}test_two_coordinators_in_one_folder_are_refused",
+                    f"{_FAULTS}test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledger",
+                ),
+            ),
+            (
+                "sleeps through its leases while another takes them",
+                "a task may be asked twice; one answer is recorded",
+                (f"{_FAULTS}test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once",),
+            ),
+        ),
+    ),
+    (
+        "Engines",
+        (
+            (
+                "is killed, or out of memory (its process ends), before, early or late in its answers",
+                "started anew; its tasks are asked again, from the tokens that were kept, and none of them pays for it "
+                "that was not alone",
+                (
+                    f"{_FAULTS}test_a_killed_engine_is_started_anew_and_nothing_is_lost",
+                    f"{_FAULTS}test_an_engine_out_of_memory_ends_its_process_and_is_started_anew",
+                ),
+            ),
+            (
+                "on Ray: the actor or its engine is killed",
+                "the same; GPUs are held anew",
+                (f"{_RAY}test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost",),
+            ),
+            (
+                "hangs",
+                "given up after the longest silence allowed, asked again",
+                (f"{_FAULTS}test_an_engine_that_hangs_is_given_up_and_asked_again",),
+            ),
+            (
+                "returns errors (500, 503, an error in the stream), garbage, truncated or odd streams",
+                "asked again later, elsewhere where there is an elsewhere; the run says the same",
+                (f"{_FAULTS}test_a_bad_answer_is_asked_again_and_the_run_says_the_same",),
+            ),
+            (
+                "fails again and again",
+                "started anew",
+                (f"{_FAULTS}test_an_engine_that_fails_again_and_again_is_started_anew",),
+            ),
+            (
+                "does not start, or dies whatever it is asked",
+                "the run ends with what the engine said last; tasks stay ready",
+                (
+                    f"{_LOCAL}test_an_engine_that_does_not_start_ends_the_run_with_what_it_said",
+                    f"{_RAY}test_an_engine_that_does_not_start_on_a_node_says_why",
+                    f"{_FAULTS}test_engines_that_die_without_a_request_to_blame_end_the_run_with_what_to_do",
+                ),
+            ),
+        ),
+    ),
+    (
+        "Requests",
+        (
+            (
+                "kills every engine that reads it (poison)",
+                "soon asked alone, dead after as many tries as allowed with the error kept; the rest finish",
+                (
+                    f"{_FAULTS}test_a_poison_request_that_kills_engines_is_found_and_the_rest_finish",
+                    "apps/run/test_suspects.py::test_poison_is_alone_after_a_few_deaths",
+                ),
+            ),
+            (
+                "is refused (too long a prompt)",
+                "dead at once, with what the engine said; the rest finish",
+                (f"{_FAULTS}test_a_request_that_is_refused_is_dead_at_once_and_the_rest_finish",),
+            ),
+            (
+                "cannot be rendered (a field is missing in its row)",
+                "dead with call and row; what hangs on it is blocked, the rest finish",
+                (f"{_FAULTS}test_a_task_that_cannot_be_rendered_is_dead_and_blocks_what_hangs_on_it",),
+            ),
+            (
+                "is the same as another",
+                "asked once",
+                (f"{_LOCAL}test_the_same_request_is_asked_once",),
+            ),
+        ),
+    ),
+    (
+        "The run's surroundings",
+        (
+            (
+                "the disk is full",
+                "a clear error, engines ended, the ledger whole; the run goes on later",
+                (f"{_FAULTS}test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later",),
+            ),
+            (
+                "another process holds the ledger",
+                "waited for; for too long: a clear error, and the run goes on later",
+                (
+                    f"{_FAULTS}test_a_ledger_that_another_process_holds_is_waited_for",
+                    f"{_FAULTS}test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later",
+                ),
+            ),
+            (
+                "the application changed between two runs",
+                "told call by call what is kept; what it changed is asked, and what hangs on it",
+                (f"{_LOCAL}test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it",),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,79 @@
+"""A plan made and run: the coordinator in virtual time takes as long as the planner said, by the same rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
+from simulated_world import fresh
+
+from lengthwise.apps.launch import Lengths, SimulatedLauncher
+from lengthwise.apps.ledger import State
+from lengthwise.apps.plan import Asked, Space, plan
+from lengthwise.apps.run import (
+    ClusterRooms,
+    Drawn,
+    Planned,
+    Work,
+    expected_tokens,
+    guide_of,
+    job_of,
+    run_simulated,
+)
+
+
+def independent(rng):
+    return ensemble((900, 500, 700, 300), rng)
+
+
+def chained(rng):
+    tasks = tasks_of(
+        [0, 1, 2] * 120, parents=[(3 * i + j, 3 * i + j - 1) for i in range(120) for j in (1, 2)]
+    )
+    return tasks, draw_of(tasks, rng)
+
+
+def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, watch=None):
+    """(plan, end of the run) of one draw, planned with and run."""
+    models, cluster = served(len(tasks.models), "opt-1.3b", "llama-2-13b"), cluster_of(gpus)
+    made = plan(tasks, [draw], models, cluster, asked=Asked(method=method, beside=()))
+    space = Space(models, cluster)
+    rooms = ClusterRooms(cluster, space.seconds)
+    work = Work(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")
+    job = job_of(work, Planned(guide_of(made), rooms))
+    launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds)
+    with fresh(tmp_path, method) as ledger:
+        return made, run_simulated(job, ledger, launcher, watch=watch, watch_s=5.0)
+
+
+@pytest.mark.parametrize("world", [independent, chained])
+def test_a_run_of_one_model_after_another_takes_as_long_as_planned(tmp_path, world):
+    tasks, draw = world(np.random.default_rng(5))
+    made, ended = ran(tmp_path, tasks, draw, method="max")
+    assert ended.of(State.DONE) == len(tasks)
+    assert ended.seconds == pytest.approx(made.makespan.value, rel=0.1)
+
+
+@pytest.mark.parametrize("world", [independent, chained])
+@pytest.mark.parametrize("method", ["lengthwise", "min", "samullm"])
+def test_a_run_takes_no_longer_than_planned(tmp_path, world, method):
+    """The planner lets all replicas of a model wait until the ones that are added stand; here they go on meanwhile."""
+    tasks, draw = world(np.random.default_rng(5))
+    made, ended = ran(tmp_path, tasks, draw, method=method)
+    assert ended.of(State.DONE) == len(tasks)
+    assert 0.5 * made.makespan.value < ended.seconds < 1.2 * made.makespan.value
+
+
+def test_progress_never_goes_back_and_its_estimate_comes_true(tmp_path):
+    tasks, draw = independent(np.random.default_rng(6))
+    seen = []
+    _, ended = ran(tmp_path, tasks, draw, watch=seen.append)
+    shares = [progress.share for progress in seen]
+    assert shares == sorted(shares)
+    assert {one.state for one in seen[-1].models} <= {"finished", "runs", "starts", "waits"}
+    half = next(progress for progress in seen if progress.share > 0.5)
+    assert half.at_s + half.left_s[0] == pytest.approx(ended.seconds, rel=0.3)
+    assert half.left_s[1] <= half.left_s[0] <= half.left_s[2]
+    done = [sum(one.ended for one in progress.models) for progress in seen]
+    assert done == sorted(done)
+    assert all(one.total == sum(one.states.values()) for progress in seen for one in progress.models)
