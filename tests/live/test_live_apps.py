@@ -1,0 +1,124 @@
+"""Applications on real vLLMs: run, killed, interrupted and resumed; the answers are the same to the byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lengthwise.apps.ledger import State, open_ledger
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+RUNNER = Path(__file__).with_name("app_runner.py")
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory, engine_python):
+    """A file of what starts an engine of each model: two sizes, on a thread each."""
+    import _vllm
+
+    folder = tmp_path_factory.mktemp("models")
+    written = {}
+    for name, size in (("writer", "tiny"), ("critic", "small")):
+        model = _vllm.make_model(folder / name, size)
+        words = [
+            engine_python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+            "--port",
+            "{port}",
+        ]
+        words += ["--served-model-name", "m", "--host", "{host}", "--dtype", "float32", "--enforce-eager"]
+        words += ["--max-model-len", "1024", "--max-num-seqs", "4", "--generation-config", "vllm"]
+        written[name] = " ".join(words)
+    (folder / "commands.json").write_text(json.dumps(written))
+    return folder / "commands.json"
+
+
+def environment(folder):
+    import _vllm
+
+    return {
+        **os.environ,
+        **_vllm.QUIET,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+    }
+
+
+def begun(folder, commands):
+    folder.mkdir(exist_ok=True)
+    words = [sys.executable, str(RUNNER), str(folder), str(commands)]
+    return subprocess.Popen(words, env=environment(folder.parent), stdout=subprocess.PIPE, text=True)
+
+
+def ended(process):
+    out, _ = process.communicate(timeout=400)
+    return process.returncode, json.loads(out.splitlines()[-1])
+
+
+def until_done(folder, count, process):
+    """Returns once so many tasks are done."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        assert process.poll() is None, "it ended before it could be disturbed"
+        if (folder / "ledger.sqlite").exists():
+            with open_ledger(folder, read_only=True) as ledger:
+                if sum(n for (_, state), n in ledger.counts().items() if state == State.DONE) >= count:
+                    return
+        time.sleep(0.05)
+    pytest.fail(f"{count} tasks were not done in time")
+
+
+def engines_of(commands):
+    """Engines of these models that run."""
+    told = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in told.splitlines() if str(commands.parent) in line and "app_runner" not in line]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, commands):
+    folder = tmp_path_factory.mktemp("apps") / "undisturbed"
+    code, told = ended(begun(folder, commands))
+    assert code == 0
+    assert told["counts"] == {"DONE": 12 + 4 * 6}
+    return told["files"], (folder / "out" / "outputs.jsonl").read_bytes()
+
+
+def test_all_tasks_are_answered_in_the_order_of_the_inputs(undisturbed):
+    lines = [json.loads(line) for line in undisturbed[1].splitlines()]
+    assert len(lines) == 36
+    assert [int(one["id"]) for one in lines] == sorted(int(one["id"]) for one in lines)
+    assert all(one["output_tokens"] == 160 and one["finish_reason"] == "length" for one in lines)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_run_that_was_stopped_half_way_ends_with_the_same_bytes(
+    tmp_path, commands, undisturbed, number, code
+):
+    folder = tmp_path / "run"
+    process = begun(folder, commands)
+    until_done(folder, 9, process)
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    assert process.returncode == code
+    end = time.monotonic() + 60
+    while engines_of(commands) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not engines_of(commands), "engines outlive their coordinator"
+    last, told = ended(begun(folder, commands))
+    assert last == 0
+    assert told["files"] == undisturbed[0]
+    written = (folder / "out" / "outputs.jsonl").read_bytes()
+    assert written == undisturbed[1]
+    assert hashlib.sha256(written).hexdigest() == told["files"]["outputs.jsonl"]
