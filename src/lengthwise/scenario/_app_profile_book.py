@@ -1,0 +1,227 @@
+"""What a profile's folder holds: a book of all that was measured, and the files that others read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lengthwise.apps.launch.local import safe
+from lengthwise.apps.plan import SwitchTimes, write_switch_times
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.files import write_whole
+
+BOOK, SWITCH_TIMES = "profile.json", "switch-times.toml"
+_VERSION = 1
+_LEVEL = 0.95
+Shape = tuple[str, int, int]
+"""(GPU, tp, pp) of one replica."""
+
+
+@dataclass(frozen=True)
+class Switched:
+    """Seconds that one replica took, each time; ``of`` tells the command that started it from others.
+
+    Attributes:
+        model: As the application calls it.
+        gpu: Kind of its GPUs.
+        tp: GPUs of a stage.
+        pp: Stages.
+        of: What was started.
+        start_s: From its start until it could be asked.
+        stop_s: Until its process, and all that it started, was gone.
+        sleep_s: Until it slept; none where it cannot.
+        wake_s: Until it could be asked again.
+    """
+
+    model: str
+    gpu: str
+    tp: int
+    pp: int
+    of: str
+    start_s: tuple[float, ...]
+    stop_s: tuple[float, ...]
+    sleep_s: tuple[float, ...] = ()
+    wake_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Output lengths of a model in a sample of rows.
+
+    Attributes:
+        model: As the application calls it.
+        of: What was asked.
+        rows: Of the sample.
+        outputs: How many there are.
+        cut: Of them those that ended at their limit.
+        mean_tokens: Of them.
+        half_width: Of the mean's 95 % interval, over rows.
+    """
+
+    model: str
+    of: str
+    rows: int
+    outputs: int
+    cut: int
+    mean_tokens: float
+    half_width: float
+
+
+@dataclass(frozen=True)
+class Costed:
+    """Calibrated cost tables of one replica.
+
+    Attributes:
+        model: As the application calls it.
+        gpu: Kind of its GPUs.
+        tp: GPUs of a stage.
+        pp: Stages.
+        of: What was started.
+        requests: That it was measured with.
+        before: Mean absolute error of single held-out requests' JCT with the tables before, as a share.
+        after: The same with those that were written.
+    """
+
+    model: str
+    gpu: str
+    tp: int
+    pp: int
+    of: str
+    requests: int
+    before: float
+    after: float
+
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True)
+class Book:
+    """All that a folder knows; a row a model, or a model and a shape."""
+
+    switches: tuple[Switched, ...] = ()
+    lengths: tuple[Lengths, ...] = ()
+    costs: tuple[Costed, ...] = ()
+
+    def switched(self, model: str, shape: Shape) -> Switched | None:
+        """What was measured of a replica."""
+        return next(
+            (one for one in self.switches if (one.model, one.gpu, one.tp, one.pp) == (model, *shape)), None
+        )
+
+    def length(self, model: str) -> Lengths | None:
+        """What was measured of a model's outputs."""
+        return next((one for one in self.lengths if one.model == model), None)
+
+    def cost(self, model: str) -> Costed | None:
+        """What was calibrated of a model."""
+        return next((one for one in self.costs if one.model == model), None)
+
+    def with_switched(self, row: Switched) -> Book:
+        """The same with a replica's row."""
+        return replace(self, switches=_put(self.switches, row, ("model", "gpu", "tp", "pp")))
+
+    def with_lengths(self, row: Lengths) -> Book:
+        """The same with a model's row."""
+        return replace(self, lengths=_put(self.lengths, row, ("model",)))
+
+    def with_cost(self, row: Costed) -> Book:
+        """The same with a model's row: one shape each."""
+        return replace(self, costs=_put(self.costs, row, ("model",)))
+
+    def switch_times(self) -> SwitchTimes:
+        """Means of what was measured, as planning takes them."""
+        measured = {}
+        for one in self.switches:
+            key = (one.model, one.gpu, one.tp, one.pp)
+            measured[*key, "start"] = float(np.mean(one.start_s))
+            if one.wake_s:
+                measured[*key, "wake"] = float(np.mean(one.wake_s))
+        return SwitchTimes(measured)
+
+
+def read_book(folder: Path) -> Book:
+    """What is in a folder; nothing where it is none.
+
+    Raises:
+        InputError: The book cannot be read.
+    """
+    path = folder / BOOK
+    if not path.exists():
+        return Book()
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        if told["version"] != _VERSION:
+            raise InputError(
+                f"{path} must be of version {_VERSION}; it is of {told['version']}. Measure into another folder"
+            )
+        return Book(
+            tuple(_row(Switched, one) for one in told["switches"]),
+            tuple(_row(Lengths, one) for one in told["lengths"]),
+            tuple(_row(Costed, one) for one in told["costs"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{path} is no profile of an application ({error!r}); measure into another folder"
+        ) from error
+
+
+def write_book(folder: Path, book: Book) -> None:
+    """Writes the book, and the switch times that follow from it; each file is whole."""
+    told = {"version": _VERSION, **{name: [asdict(one) for one in getattr(book, name)] for name in _TABLES}}
+    write_whole(folder / BOOK, (json.dumps(told, indent=1) + "\n").encode())
+    if book.switches:
+        write_switch_times(folder / SWITCH_TIMES, book.switch_times())
+
+
+_TABLES = ("switches", "lengths", "costs")
+
+
+def lengths_path(folder: Path, model: str) -> Path:
+    """Where a model's output lengths are."""
+    return folder / f"lengths-{safe(model)}.csv"
+
+
+def cost_path(folder: Path, model: str) -> Path:
+    """Where a model's cost tables are."""
+    return folder / f"cost-{safe(model)}.npz"
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """The mean with its 95 % interval by Student's t; without an interval of fewer than two."""
+    if not values:
+        return UNKNOWN
+    found = np.asarray(values, float)
+    if len(found) < 2:
+        return Estimate(float(found[0]))
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(len(found) - 1, 0.5 + _LEVEL / 2)) * found.std(ddof=1) / math.sqrt(len(found))
+    return Estimate(float(found.mean()), float(half))
+
+
+def digest(*words: object) -> str:
+    """Tells things from others of their kind, in 16 hex digits."""
+    return hashlib.sha256(json.dumps([str(one) for one in words]).encode()).hexdigest()[:16]
+
+
+def _put(rows: tuple[_Row, ...], row: _Row, keys: Sequence[str]) -> tuple[_Row, ...]:
+    def key(one: _Row) -> tuple[object, ...]:
+        return tuple(getattr(one, name) for name in keys)
+
+    return (*[one for one in rows if key(one) != key(row)], row)
+
+
+def _row(kind: type[_Row], told: Mapping[str, Any]) -> _Row:
+    values: dict[str, Any] = {n: tuple(one) if isinstance(one, list) else one for n, one in told.items()}
+    return kind(**values)
