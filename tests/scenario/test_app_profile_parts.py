@@ -185,12 +185,12 @@ def test_lengths_are_read_as_they_were_written_and_bad_files_are_named(tmp_path)
     _, said = run_sample(app(), ROWS, space(), launcher(tmp_path), tmp_path / "sample")
     path = tmp_path / "lengths.csv"
     write_lengths(path, said["writer"])
-    assert path.read_text().splitlines()[0] == "call,row,output_tokens,finish_reason"
+    assert path.read_text().splitlines()[0] == "call,row,prompt_tokens,output_tokens,finish_reason"
     assert np.average(read_lengths(path).tokens, weights=read_lengths(path).weights) == pytest.approx(
         np.mean([one.output_tokens for one in said["writer"]])
     )
     path.write_text("call,tokens\nx,3\n")
-    with pytest.raises(InputError, match=r"lengths\.csv must be a CSV with the columns output_tokens"):
+    with pytest.raises(InputError, match=r"lengths\.csv must be a CSV with the columns call, row, prompt_tokens"):
         read_lengths(path)
     write_lengths(path, [])
     with pytest.raises(InputError, match="must hold at least one output"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from lengthwise.workload import Empirical
 Ints = npt.NDArray[np.int64]
 SAMPLE = "sample"
 """Folder of the sample's run, in the profile's."""
-COLUMNS = ("call", "row", "output_tokens", "finish_reason")
+COLUMNS = ("call", "row", "prompt_tokens", "output_tokens", "finish_reason")
 _DRAWS = 4
 _PAGE = 5_000
 
@@ -52,6 +52,7 @@ class Said:
 
     call: str
     row: int
+    prompt_tokens: int
     output_tokens: int
     finish_reason: str
 
@@ -126,8 +127,10 @@ def _said(ledger: Ledger, layout: Layout) -> dict[str, list[Said]]:
         place, output = int(layout.place_of[task]), found[task].output
         call, model = layout.pairs[int(tasks.call[place])]
         if output is not None:
-            one = Said(tasks.calls[call], int(tasks.row[place]), output.output_tokens, output.finish_reason)
-            said[tasks.models[model]].append(one)
+            name, number = tasks.calls[call], int(tasks.row[place])
+            said[tasks.models[model]].append(
+                Said(name, number, output.prompt_tokens, output.output_tokens, output.finish_reason)
+            )
     return said
 
 
@@ -136,7 +139,7 @@ def write_lengths(path: Path, said: Sequence[Said]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows((one.call, one.row, one.output_tokens, one.finish_reason) for one in said)
+    writer.writerows(astuple(one) for one in said)
     write_whole(path, text.getvalue().encode())
 
 
@@ -149,18 +152,30 @@ def read_lengths(path: Path) -> Empirical:
     Raises:
         InputError: The file cannot be read, or holds no output.
     """
+    said = read_said(path)
+    cut = np.array([one.finish_reason == "length" for one in said], bool)
+    return without_limits(np.array([one.output_tokens for one in said], np.int64), cut)
+
+
+def read_said(path: Path) -> list[Said]:
+    """Outputs as they were written.
+
+    Raises:
+        InputError: The file cannot be read, or holds no output.
+    """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        tokens = np.array([int(row["output_tokens"]) for row in rows], np.int64)
-        cut = np.array([row["finish_reason"] == "length" for row in rows], bool)
+            said = [_one(row) for row in csv.DictReader(file)]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} must be a CSV with the columns output_tokens and finish_reason ({error!r})"
-        ) from error
-    if not len(tokens):
+        raise InputError(f"{path} must be a CSV with the columns {', '.join(COLUMNS)} ({error!r})") from error
+    if not said:
         raise InputError(f"{path} must hold at least one output; it holds none")
-    return without_limits(tokens, cut)
+    return said
+
+
+def _one(row: Mapping[str, str]) -> Said:
+    prompt, output = int(row["prompt_tokens"]), int(row["output_tokens"])
+    return Said(row["call"], int(row["row"]), prompt, output, row["finish_reason"])
 
 
 def without_limits(tokens: Ints, cut: npt.NDArray[np.bool_]) -> Empirical:

@@ -1,0 +1,58 @@
+"""Cost tables of an application's models are calibrated to engines under the lengths that the sample had."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from app_profile_world import GPU, launcher, space
+
+from lengthwise.scenario._app_profile_costs import _loads, calibrated, concurrencies, off, require_help
+from lengthwise.schema.app import ModelPlan
+
+LENGTHS = (np.arange(10, 40), np.arange(4, 34))
+
+
+def test_concurrencies_are_one_some_and_all():
+    assert concurrencies(256) == (1, 16, 256)
+    assert concurrencies(4) == (1, 2, 4)
+    assert concurrencies(2) == (1, 2)
+    assert concurrencies(1) == (1,)
+
+
+@pytest.mark.parametrize("seats", [1, 2, 4, 64])
+def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(seats):
+    loads = list(_loads(seats, LENGTHS, 40, seed=3))
+    assert [load.concurrency for load in loads] == list(concurrencies(seats))
+    pairs = set(zip(*(column.tolist() for column in LENGTHS), strict=True))
+    for load in loads:
+        assert (load.prompt_tokens + load.output_tokens <= 40).all()
+        whole = load.prompt_tokens + load.output_tokens < 40
+        mine = zip(load.prompt_tokens[whole].tolist(), load.output_tokens[whole].tolist(), strict=True)
+        assert set(mine) <= pairs
+        assert load.output_tokens.min() >= 2
+    assert sum(len(load) for load in loads) >= 100
+    again = list(_loads(seats, LENGTHS, 40, seed=3))
+    assert all((a.prompt_tokens == b.prompt_tokens).all() for a, b in zip(loads, again, strict=True))
+
+
+@pytest.mark.slow
+def test_an_engine_far_slower_than_its_roofline_is_told_to_be(tmp_path):
+    """Each step of the emulated engine takes 10 ms, where the roofline of so small a model has less than one."""
+    mine, plan = launcher(tmp_path, more="--fixed-s 0.01"), ModelPlan(0, GPU)
+    deployment, done = space().deployment(plan), []
+    found, requests = calibrated(
+        mine, plan, (0,), deployment, LENGTHS, told=lambda n, of: done.append((n, of))
+    )
+    require_help(found)
+    before, after = off(found)
+    assert after < before / 3
+    assert before > 0.5
+    assert done[-1] == (requests, requests)
+    assert [n for n, _ in done] == sorted(n for n, _ in done)
+    assert not mine._running
