@@ -61,8 +61,7 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         (
             (
                 "is killed, or out of memory (its process ends), before, early or late in its answers",
-                "started anew; its tasks are asked again, from the tokens that were kept, and none of them pays for it "
-                "that was not alone",
+                "started anew; its tasks are asked again from the tokens that were kept; who was not alone does not pay",
                 (
                     f"{_FAULTS}test_a_killed_engine_is_started_anew_and_nothing_is_lost",
                     f"{_FAULTS}test_an_engine_out_of_memory_ends_its_process_and_is_started_anew",

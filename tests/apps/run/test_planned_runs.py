@@ -57,11 +57,15 @@ def test_a_run_of_one_model_after_another_takes_as_long_as_planned(tmp_path, wor
 @pytest.mark.parametrize("world", [independent, chained])
 @pytest.mark.parametrize("method", ["lengthwise", "min", "samullm"])
 def test_a_run_takes_no_longer_than_planned(tmp_path, world, method):
-    """The planner lets all replicas of a model wait until the ones that are added stand; here they go on meanwhile."""
+    """Sooner, or a little later.
+
+    The planner splits tasks among replicas evenly, those that join late too, and lets all wait the mean of the starts;
+    here who stands goes on meanwhile, and who joins late takes what is left.
+    """
     tasks, draw = world(np.random.default_rng(5))
     made, ended = ran(tmp_path, tasks, draw, method=method)
     assert ended.of(State.DONE) == len(tasks)
-    assert 0.5 * made.makespan.value < ended.seconds < 1.2 * made.makespan.value
+    assert 0.5 * made.makespan.value < ended.seconds < 1.15 * made.makespan.value
 
 
 def test_progress_never_goes_back_and_its_estimate_comes_true(tmp_path):

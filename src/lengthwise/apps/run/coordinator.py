@@ -14,9 +14,10 @@ from lengthwise.apps.run.books import Books
 from lengthwise.apps.run.contracts import Job, Plans
 from lengthwise.apps.run.fleet import Fleet
 from lengthwise.apps.run.following import Following
-from lengthwise.apps.run.line import Line, Shared, cut
+from lengthwise.apps.run.line import Line, cut
 from lengthwise.apps.run.progress import Event, Progress, snapshot
 from lengthwise.apps.run.reuse import Reused, sweep
+from lengthwise.apps.run.shared import Shared
 from lengthwise.apps.run.standing import Standing, standing
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError

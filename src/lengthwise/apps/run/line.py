@@ -4,47 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from lengthwise.apps.launch.contracts import FailedError, Fault
-from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial
-from lengthwise.apps.run._suspects import Suspects
-from lengthwise.apps.run._work import Berth, Work, again, dead, done
-from lengthwise.apps.run.books import Books
-from lengthwise.apps.run.contracts import Job
+from lengthwise.apps.launch.contracts import Draft, FailedError, Fault
+from lengthwise.apps.ledger.contracts import Output, Partial
+from lengthwise.apps.run._even import uneven
+from lengthwise.apps.run._work import Berth, Work
 from lengthwise.apps.run.preparing import prepare
+from lengthwise.apps.run.shared import Shared, Verdicts
 
 _DEATH_SHOWS_S = 2.0
-_BUSY_TRIES = 20
-"""So often without room is an attempt: an engine that is full for ever must not hold up the run for ever."""
-
-
-@dataclass
-class Shared:
-    """What all lines share.
-
-    Attributes:
-        job: The run.
-        books: The ledger.
-        now_s: The clock of leases.
-        idle: Told when a line has nothing left that it could do.
-        down: Told when an engine is to be started anew, and whether it died.
-        failed: Told an error that no line can mend.
-        suspects: Who may have killed engines.
-        asking: Who is under way, by key.
-    """
-
-    job: Job
-    books: Books
-    now_s: Callable[[], float]
-    idle: Callable[[], None]
-    down: Callable[[Berth, bool], None]
-    failed: Callable[[BaseException], None]
-    suspects: Suspects = field(default_factory=Suspects)
-    asking: dict[str, Work] = field(default_factory=dict)
-    tries: dict[int, int] = field(default_factory=dict)
-    shunned: dict[int, Berth] = field(default_factory=dict)
 
 
 class Line:
@@ -58,7 +26,7 @@ class Line:
     """
 
     def __init__(self, model: int, shared: Shared) -> None:
-        self.model, self._shared = model, shared
+        self.model, self._shared, self._verdicts = model, shared, Verdicts(shared, self.stir)
         self.berths: list[Berth] = []
         self.pending: deque[Work] = deque()
         self.tokens = self.reused = 0
@@ -67,6 +35,7 @@ class Line:
         self._wake = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
         self._lease_taken: asyncio.Task[None] | None = None
+        self._evening: asyncio.Task[None] | None = None
 
     @property
     def going(self) -> int:
@@ -104,6 +73,8 @@ class Line:
 
         Without any engine left, all that waits is given back too.
         """
+        if self._evening is not None:
+            await asyncio.wait([self._evening])
         works = [work for berth in berths for work in berth.going.values()]
         self._take_out(berths)
         if not self.berths:
@@ -117,7 +88,7 @@ class Line:
             berth.going.clear()
         for work in works:
             if not work.is_answered:
-                self._give_back(work, None)
+                self._verdicts.give_back(work, None)
         self.fill()
 
     async def save(self, works: list[Work] | None = None) -> None:
@@ -190,6 +161,24 @@ class Line:
         if not leases:
             shared.idle()
         self.fill()
+        if self._dry and not self.pending and self._evening is None and (moved := uneven(self.berths)):
+            self._evening = asyncio.get_running_loop().create_task(self._even(moved))
+            self._evening.add_done_callback(self._evened)
+
+    async def _even(self, moved: list[tuple[Work, Berth]]) -> None:
+        """Takes requests to an engine that came later and has little to do: they go on there from their tokens."""
+        await cut([work for work, _ in moved])
+        for work, berth in moved:
+            if berth.going.get(work.place) is work and not work.is_answered:
+                del berth.going[work.place]
+                work.draft, work.asking = Draft.of(work.draft.partial()), None
+                work.saved = min(work.saved, len(work.draft.output_ids))
+                self.pending.append(work)
+        self.fill()
+
+    def _evened(self, evening: asyncio.Task[None]) -> None:
+        self._evening = None
+        self._fed(evening)
 
     def _add(self, work: Work) -> None:
         first = self._shared.asking.setdefault(work.key, work)
@@ -245,9 +234,7 @@ class Line:
 
     def _answered(self, work: Work, output: Output) -> None:
         self.tokens += output.output_tokens - work.draft.kept
-        self._forget(work)
-        for lease in (work.lease, *work.twins):
-            self._end(done(lease, work.key, output))
+        self._verdicts.answered(work, output)
 
     def _failed(self, work: Work, berth: Berth, error: FailedError) -> None:
         if error.fault is Fault.ENGINE:
@@ -257,21 +244,14 @@ class Line:
             return
         berth.going.pop(work.place, None)
         if error.fault is Fault.REQUEST:
-            self._dead(work, str(error))
-        elif error.fault is Fault.BUSY and self._tried(work) % _BUSY_TRIES:
-            tries = self._shared.tries[work.place]
-            at_s = self._shared.now_s() + self._shared.job.backoff_s(work.place, tries)
-            self._give_back(work, str(error), not_before_s=at_s)
+            self._verdicts.dead(work, str(error))
+        elif error.fault is Fault.BUSY:
+            self._verdicts.has_no_room(work, str(error), berth)
         else:
-            self._attempted(work, str(error), berth)
+            self._verdicts.attempted(work, str(error), berth)
             berth.failures += 1
             if berth.failures >= self._shared.job.settings.engine_failures:
                 self._shared.down(berth, False)
-
-    def _tried(self, work: Work) -> int:
-        """How often an engine had no room for it, this time included."""
-        tries = self._shared.tries[work.place] = self._shared.tries.get(work.place, 0) + 1
-        return tries
 
     async def _inquire(self, berth: Berth, why: str) -> None:
         """An engine was not reached: has it died, or was it this once?"""
@@ -286,6 +266,8 @@ class Line:
 
     async def lost(self, berth: Berth, error: str) -> None:
         """An engine died: what it worked on is asked again, and the one that was alone with it answers for that."""
+        if self._evening is not None:
+            await asyncio.wait([self._evening])
         works = list(berth.going.values())
         self._take_out([berth])
         berth.going.clear()
@@ -295,44 +277,9 @@ class Line:
         self._shared.suspects.died(work.place for work in works)
         for work in works:
             if len(works) == 1:
-                self._attempted(work, error, berth)
+                self._verdicts.attempted(work, error, berth)
             else:
-                self._give_back(work, error)
-
-    def _attempted(self, work: Work, error: str, berth: Berth) -> None:
-        job, shared = self._shared.job, self._shared
-        if work.lease.attempt >= job.settings.max_attempts:
-            self._dead(work, f"tried {work.lease.attempt} times; at last: {error}")
-            return
-        shared.shunned[work.place] = berth
-        at_s = shared.now_s() + job.backoff_s(work.place, work.lease.attempt)
-        self._give_back(work, error, not_before_s=at_s, counts=True)
-
-    def _dead(self, work: Work, error: str) -> None:
-        self._forget(work)
-        for lease in (work.lease, *work.twins):
-            self._end(dead(lease, error))
-
-    def _give_back(
-        self, work: Work, error: str | None, *, not_before_s: float = 0.0, counts: bool = False
-    ) -> None:
-        self._shared.asking.pop(work.key, None)
-        self._end(again(work.lease, error, not_before_s=not_before_s, counts=counts))
-        for lease in work.twins:
-            self._end(again(lease, None, not_before_s=not_before_s))
-        if not_before_s > 0.0:
-            wait_s = max(0.0, not_before_s - self._shared.now_s()) + 0.01
-            asyncio.get_running_loop().call_later(wait_s, self.stir)
-
-    def _forget(self, work: Work) -> None:
-        shared = self._shared
-        shared.asking.pop(work.key, None)
-        shared.suspects.cleared(work.place)
-        shared.tries.pop(work.place, None)
-        shared.shunned.pop(work.place, None)
-
-    def _end(self, ending: Ending) -> None:
-        self._shared.books.end(ending)
+                self._verdicts.give_back(work, error)
 
 
 async def cut(works: list[Work]) -> None:
@@ -344,4 +291,4 @@ async def cut(works: list[Work]) -> None:
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-__all__ = ["Lease", "Line", "Shared", "cut"]
+__all__ = ["Line", "cut"]
