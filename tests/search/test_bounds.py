@@ -100,7 +100,7 @@ def test_no_batch_is_done_sooner_than_the_ceiling_allows(workload, deployment):
 def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
     limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
     deployment = dataclasses.replace(deployment, limits=limits)
-    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
+    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None, after=None)
     assume(not may_get_stuck(deployment))
     check_batch(workload, deployment)
 

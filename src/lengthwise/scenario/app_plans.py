@@ -1,0 +1,147 @@
+"""An application planned: unrolled over its rows, drawn, and laid out in stages on its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lengthwise import catalog
+from lengthwise.apps.app import App, Model
+from lengthwise.apps.draws import draw
+from lengthwise.apps.expand import Unrolled, expand
+from lengthwise.apps.inputs import Rows
+from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Served, Space, SwitchTimes, plan, what_if
+from lengthwise.schema.app import AppPlan, Cluster, TaskDraw
+from lengthwise.schema.errors import InputError
+
+_WITH, _TRUE = 0, 1
+"""Draws that are planned with, and those that tell the makespan."""
+
+
+@dataclass(frozen=True)
+class Planning:
+    """How to plan.
+
+    Attributes:
+        method: "lengthwise", or a name of ``apps.plan.METHODS``.
+        beside: Whether the other methods are told beside it.
+        draws: To plan with.
+        true_draws: To tell the makespan by.
+        quantile: Plan against this quantile of the makespan; None: the mean.
+        seed: Of all draws.
+        what_ifs: Whether other GPUs and disks are tried.
+    """
+
+    method: str = DEFAULT
+    beside: bool = True
+    draws: int = 3
+    true_draws: int = 12
+    quantile: float | None = None
+    seed: int = 0
+    what_ifs: bool = True
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or self.true_draws < 2:
+            raise InputError(
+                f"a plan needs at least 1 draw to plan with and 2 to tell its makespan; they are {self.draws} and "
+                f"{self.true_draws}"
+            )
+
+    @property
+    def asked(self) -> Asked:
+        """As the planner takes it."""
+        return Asked(self.method, tuple(METHODS) if self.beside else (), self.quantile)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedApp:
+    """A plan with all that it was made from.
+
+    Attributes:
+        unrolled: The application on its rows.
+        draws: That were planned with.
+        space: Plans and deployments of its models.
+        plan: What runs when.
+    """
+
+    unrolled: Unrolled
+    draws: tuple[TaskDraw, ...]
+    space: Space
+    plan: AppPlan
+
+
+def served(models: Sequence[Model]) -> tuple[Served, ...]:
+    """Models as the planner sees them."""
+    return tuple(
+        Served(
+            one.name,
+            one.spec,
+            one.limits if one.max_model_len is None else replace(one.limits, max_model_len=one.max_model_len),
+            one.cost,
+            one.host,
+        )
+        for one in models
+    )
+
+
+def planned_app(
+    app: App, rows: Rows, cluster: Cluster, how: Planning | None = None, *, times: SwitchTimes | None = None
+) -> PlannedApp:
+    """An application's plan on its rows.
+
+    Args:
+        app: The application.
+        rows: What it is run on.
+        cluster: The GPUs.
+        how: How to plan.
+        times: Of switching models; None: assumed.
+
+    Raises:
+        InputError: Rows lack what the application names, or a model fits no GPUs.
+    """
+    how, times = how or Planning(), times or SwitchTimes()
+    unrolled = expand(app, rows.rows, rows.ids)
+    if not len(unrolled.tasks):
+        raise InputError("the application asks nothing on these rows: every list that it goes over is empty")
+    with_draws = draws_of(unrolled, [(how.seed, _WITH, k) for k in range(how.draws)])
+    true_draws = draws_of(unrolled, [(how.seed, _TRUE, k) for k in range(how.true_draws)])
+    models = served(app.models)
+    made = plan(
+        unrolled.tasks, with_draws, models, cluster, true_draws=true_draws, times=times, asked=how.asked
+    )
+    if how.what_ifs:
+        others = what_if(
+            unrolled.tasks,
+            with_draws,
+            models,
+            cluster,
+            made,
+            true_draws=true_draws,
+            times=times,
+            asked=how.asked,
+        )
+        made = replace(made, what_ifs=others)
+    made = replace(made, notes=(*_notes(app, times), *made.notes))
+    return PlannedApp(unrolled, with_draws, Space(models, cluster, times), made)
+
+
+def draws_of(unrolled: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
+    """Ways in which an application may turn out."""
+    models = unrolled.app.models
+    longest = [one.max_model_len or catalog.model(one.spec).max_model_len for one in models]
+    lengths = [one.lengths for one in models]
+    return tuple(draw(unrolled.tasks, lengths, longest, seed) for seed in seeds)
+
+
+def _notes(app: App, times: SwitchTimes) -> list[str]:
+    """What is assumed for want of anything better."""
+    unknown = [one.name for one in app.models if one.lengths is None]
+    notes = []
+    if unknown:
+        notes.append(
+            f"Outputs of {', '.join(unknown)} are taken to be as long as they may be; give lengths, or measure them "
+            "(lengthwise app profile)."
+        )
+    if not times.measured:
+        notes.append("Times of starting models are assumed, not measured (lengthwise app profile).")
+    return notes
