@@ -44,8 +44,12 @@ def prompts(call: Call) -> tuple[Text, ...]:
 
 
 def expressions(call: Call) -> tuple[Text, ...]:
-    """Its ``when`` and its list, where it has them."""
-    return tuple(expression(text) for text in (call.when, call.fan.each, call.fan.over) if text)
+    """Its ``when``, its list and its body, where it has them."""
+    return tuple(expression(text) for text in _asks(call))
+
+
+def _asks(call: Call) -> tuple[str, ...]:
+    return tuple(text for text in (call.when, call.fan.each, call.fan.over, call.body) if text)
 
 
 @lru_cache(maxsize=1024)
@@ -61,7 +65,7 @@ def references(app: App, call: Call) -> References:
     """What a call names; a call before what its fan or its loop gives, a field of the row last."""
     known = {one.name for one in app.calls}
     said = _names(tuple(text for _, text in call.messages), "template")
-    asks = _names(tuple(text for text in (call.when, call.fan.each, call.fan.over) if text), "expression")
+    asks = _names(_asks(call), "expression")
     given = _given(app, call) | BUILT_IN
     plain = said.plain | asks.plain
     shown = said.plain & known

@@ -45,7 +45,7 @@ def require_fields(app: App, rows: Rows) -> None:
         known.update(row)
     calls = {call.name for call in app.calls}
     for call in app.calls:
-        told = {call.told.prompt_tokens, call.told.output_tokens} - {""}
+        told = {call.told.prompt_tokens, call.told.output_tokens, call.told.max_tokens} - {""}
         if isinstance(call.model, From):
             told.add(call.model.field)
         for name in sorted((references(app, call).fields | told) - known):

@@ -157,10 +157,12 @@ class Told:
     Attributes:
         prompt_tokens: Of the prompt without what other calls put into it.
         output_tokens: Of the output, where it is known beforehand.
+        max_tokens: Longest output, where rows differ in it; for planning, the request says it itself.
     """
 
     prompt_tokens: str = ""
     output_tokens: str = ""
+    max_tokens: str = ""
 
 
 Messages = tuple[tuple[str, str], ...]
@@ -182,6 +184,8 @@ class Call:
         when: Expression; false: skipped. "": always.
         when_share: How often it is true, for planning.
         told: Lengths that the row tells.
+        body: Expression for the whole body of the request, which is sent as it is; prompt and sampling are not looked
+            at. "": they make it.
     """
 
     name: str
@@ -194,6 +198,7 @@ class Call:
     when: str = ""
     when_share: float = 1.0
     told: Told = Told()
+    body: str = ""
 
     @property
     def messages(self) -> Messages:

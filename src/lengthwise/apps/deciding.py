@@ -11,7 +11,7 @@ from lengthwise.apps._graph import INDEX, ITEM, references, until_calls
 from lengthwise.apps.app import App, Call, Loop
 from lengthwise.apps.expand import Unrolled
 from lengthwise.apps.ledger.contracts import Output
-from lengthwise.apps.rendering import asked, said
+from lengthwise.apps.rendering import asked, passed, said
 from lengthwise.apps.run.contracts import Asked, Outputs
 from lengthwise.apps.templates import PREVIOUS, expression
 from lengthwise.schema.errors import InputError
@@ -41,7 +41,10 @@ class Rendered:
                 or (context := view.context(call, task, place, int(tasks.index[task]))) is None
             ):
                 return None
-            return asked(call, of.app.models[int(tasks.model[task])], task, which, said(call, context))
+            model = of.app.models[int(tasks.model[task])]
+            if call.body:
+                return passed(call, model, task, which, expression(call.body).render(context))
+            return asked(call, model, task, which, said(call, context))
         except InputError as error:
             raise InputError(f"call {call.name!r}, row {of.ids[row]}: {error}") from error
 

@@ -169,6 +169,9 @@ class _Expansion:
                 )
         return np.array(values, np.int64)[row]
 
+    def _most(self, call: Call, row: Ints) -> Ints:
+        return self._told(call.told.max_tokens, row, least=1, otherwise=call.sampling.max_tokens)
+
     def _prompt_tokens(
         self, call: Call, names: References, row: Ints, index: Ints, items: list[Any] | None
     ) -> Ints:
@@ -234,7 +237,7 @@ class _Expansion:
             round=_column(blocks, lambda b: b.index if b.is_chain else np.full(len(b), b.round)),
             index=_column(blocks, lambda b: np.zeros(len(b), np.int64) if b.is_chain else b.index),
             prompt_tokens=_column(blocks, lambda b: b.prompt_tokens),
-            max_tokens=_column(blocks, lambda b: np.full(len(b), calls[b.call].sampling.max_tokens)),
+            max_tokens=_column(blocks, lambda b: self._most(calls[b.call], b.rows)),
             known_tokens=_column(blocks, lambda b: b.known_tokens),
             parent_start=start,
             parent=parent,

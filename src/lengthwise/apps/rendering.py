@@ -12,6 +12,7 @@ from lengthwise.apps.launch.contracts import CHAT as CHAT_API
 from lengthwise.apps.launch.contracts import COMPLETIONS, Ask
 from lengthwise.apps.run.contracts import Asked
 from lengthwise.apps.templates import template
+from lengthwise.schema.errors import InputError
 
 MOST_SEED = 2**31
 
@@ -37,9 +38,30 @@ def asked(call: Call, model: Model, task: int, which: str, messages: list[dict[s
         body["seed"] = _seed(sampling.seed, which)
     elif sampling.seed is not None:
         body["seed"] = sampling.seed
-    api = CHAT_API if call.api == CHAT else COMPLETIONS
+    api = _api(call)
     body |= {"messages": messages} if api == CHAT_API else {"prompt": messages[-1]["content"]}
     return Asked(key_of(model, api, body), Ask(task, api, body))
+
+
+def passed(call: Call, model: Model, task: int, which: str, body: Any) -> Asked:
+    """The request of a task that is sent as it was given, and the key of its answer.
+
+    Only a seed is added, where it has none and leaves something to chance: the task is then answered the same again.
+
+    Raises:
+        InputError: The body is no table of fields.
+    """
+    if not isinstance(body, Mapping):
+        raise InputError(f"body must be a mapping of a request's fields; it is {type(body).__name__}")
+    fields = {name: value for name, value in body.items() if name != "model"}
+    if fields.get("temperature") != 0 and fields.get("seed") is None:
+        fields["seed"] = _seed(None, which)
+    api = _api(call)
+    return Asked(key_of(model, api, fields), Ask(task, api, fields))
+
+
+def _api(call: Call) -> str:
+    return CHAT_API if call.api == CHAT else COMPLETIONS
 
 
 def key_of(model: Model, api: str, body: Mapping[str, Any]) -> str:
