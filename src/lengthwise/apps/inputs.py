@@ -6,7 +6,7 @@ import csv
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,9 @@ class Rows:
         return len(self.rows)
 
 
-def read_rows(path: Path | str, id_field: str | None = None) -> Rows:
+def read_rows(
+    path: Path | str, id_field: str | None = None, check: Callable[[Row], None] | None = None
+) -> Rows:
     """The rows of a file, all looked at once; JSONL stays on disk and is read again where it is needed.
 
     Of CSV, columns of whole numbers are numbers and all else is text as it stands, an empty one none.
@@ -48,6 +50,7 @@ def read_rows(path: Path | str, id_field: str | None = None) -> Rows:
     Args:
         path: A .jsonl, .csv or .parquet file.
         id_field: The field that tells rows apart: texts or whole numbers, each once. None: they are numbered.
+        check: Raises InputError where a row is no good.
 
     Raises:
         InputError: The file cannot be read, or a row is none; with its line.
@@ -59,7 +62,7 @@ def read_rows(path: Path | str, id_field: str | None = None) -> Rows:
     if not path.is_file():
         raise InputError(f"there is no file of inputs {path}; name one that ends in {', '.join(FORMS)}")
     try:
-        told = _Ids(str(path), id_field)
+        told = _Ids(str(path), id_field, check)
         rows = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}[suffix](path, told)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -94,20 +97,33 @@ class _Ids:
 
     source: str
     name: str | None
+    check: Callable[[Row], None] | None = None
     ids: list[str] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def looks(self) -> bool:
+        """Whether rows are looked at."""
+        return self.name is not None or self.check is not None
+
     def add(self, row: Row, line: int) -> None:
-        if self.name is None:
-            return
-        if self.name not in row:
-            problem = UnknownNameError("field for the id", self.name, row)
+        try:
+            if self.check is not None:
+                self.check(row)
+        except InputError as error:
+            raise InputError(f"{self.source}, line {line}: {error}") from None
+        if self.name is not None:
+            self._tell(row, line, self.name)
+
+    def _tell(self, row: Row, line: int, name: str) -> None:
+        if name not in row:
+            problem = UnknownNameError("field for the id", name, row)
             raise InputError(f"{self.source}, line {line}: {problem}")
-        value = row[self.name]
+        value = row[name]
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise InputError(
                 f"{self.source}, line {line}: an id must be a text or a whole number; "
-                f"{self.name} is {value!r}. Take another field, or none to number rows"
+                f"{name} is {value!r}. Take another field, or none to number rows"
             )
         text = str(value)
         first = self.seen.setdefault(text, line)
@@ -247,7 +263,7 @@ def _checked(path: Path, reader: Any, names: list[str], ids: _Ids) -> Iterator[l
                 f"{path}, line {reader.line_num}: must have {len(names)} values as the header does; it has "
                 f'{len(values)}. Put texts with commas between "..."'
             )
-        if ids.name is not None:
+        if ids.looks:
             ids.add(dict(zip(names, values, strict=True)), reader.line_num)
         yield [value or None for value in values]
 
@@ -266,8 +282,7 @@ def _parquet(path: Path, ids: _Ids) -> Table:
         frame = pl.read_parquet(path)
     except PolarsError as error:
         raise InputError(f"{path} must be Parquet; {str(error).splitlines()[0]}") from None
-    if ids.name is not None:
-        names = [ids.name] if ids.name in frame.columns else frame.columns
-        for line, row in enumerate(frame.select(names).iter_rows(named=True), 1):
+    if ids.looks:
+        for line, row in enumerate(frame.iter_rows(named=True, buffer_size=_PAGE), 1):
             ids.add(row, line)
     return Table(frame)
