@@ -62,8 +62,8 @@ class Lengths:
         rows: Of the sample.
         outputs: How many there are.
         cut: Of them those that ended at their limit.
-        mean_tokens: Of them.
-        half_width: Of the mean's 95 % interval, over rows.
+        mean_tokens: Of them; None: there are none.
+        half_width: Of the mean's 95 % interval, over rows; None: of one row nobody knows.
     """
 
     model: str
@@ -71,8 +71,8 @@ class Lengths:
     rows: int
     outputs: int
     cut: int
-    mean_tokens: float
-    half_width: float
+    mean_tokens: float | None
+    half_width: float | None
 
 
 @dataclass(frozen=True)
