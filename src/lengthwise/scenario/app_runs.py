@@ -1,0 +1,208 @@
+"""An application run: on engines of this machine, of a Ray cluster, at given addresses, or in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lengthwise.apps.deciding import Rendered
+from lengthwise.apps.inputs import Rows
+from lengthwise.apps.launch import (
+    Launcher,
+    Lengths,
+    Loaded,
+    LocalLauncher,
+    Patience,
+    SimulatedLauncher,
+    StaticLauncher,
+)
+from lengthwise.apps.launch.local import USUAL
+from lengthwise.apps.run import (
+    ClusterRooms,
+    Ended,
+    GivenRooms,
+    Job,
+    Planned,
+    Progress,
+    Settings,
+    Work,
+    expected_tokens,
+    export,
+    given_guide,
+    guide_of,
+    job_of,
+    manifest,
+    run_here,
+    run_simulated,
+    write_manifest,
+)
+from lengthwise.apps.run.exporting import Exported
+from lengthwise.apps.run.folder import RunFolder
+from lengthwise.scenario.app_plans import PlannedApp
+from lengthwise.schema.errors import InputError, UnknownNameError
+
+LAUNCHERS = ("local", "ray", "simulated", "static")
+FORMS = ("jsonl", "parquet")
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Who answers.
+
+    Attributes:
+        launcher: One of LAUNCHERS.
+        loaded: How engines of each model are started and asked, in the application's order.
+        urls: Of given engines, by model's name.
+        patience: How long engines may take.
+        ray: Address of the Ray cluster; "local" starts one here.
+    """
+
+    launcher: str = "local"
+    loaded: Sequence[Loaded] = ()
+    urls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    patience: Patience = USUAL
+    ray: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise UnknownNameError("launcher", self.launcher, LAUNCHERS)
+
+
+@dataclass(frozen=True)
+class AppRun:
+    """A run that is over, for now.
+
+    Attributes:
+        ended: How.
+        exported: What was written.
+        facts: Of its manifest.
+        folder: Where all that is.
+    """
+
+    ended: Ended
+    exported: Exported
+    facts: dict[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Who is told how far it is.
+
+    Attributes:
+        progress: Shown how far it is; None: nobody.
+        every_s: How often, in seconds of the run's clock.
+        stopping: Told how often it was asked to stop.
+    """
+
+    progress: Callable[[Progress], None] | None = None
+    every_s: float = 0.5
+    stopping: Callable[[int], None] | None = None
+
+
+def run_app(
+    planned: PlannedApp,
+    rows: Rows,
+    engines: Engines,
+    folder: Path,
+    *,
+    settings: Settings | None = None,
+    store: str | None = None,
+    resume: bool = False,
+    forms: Sequence[str] = FORMS,
+    watching: Watching | None = None,
+) -> AppRun:
+    """Runs an application by its plan, or goes on with it, and writes what was answered.
+
+    Args:
+        planned: The plan.
+        rows: What it is run on.
+        engines: Who answers.
+        folder: Of the run.
+        settings: How patient it is.
+        store: Where the ledger is; None: in the folder.
+        resume: Whether a run that was here is gone on with.
+        forms: Of the outputs.
+        watching: Who is told how far it is.
+
+    Raises:
+        InputError: The folder holds a run already, or engines cannot be had.
+        EngineError: A model's engines end again and again.
+    """
+    watching = watching or Watching()
+    _require_one_machine(planned, engines)
+    launcher = _launcher(planned, engines, folder)
+    job = _job(planned, rows, launcher, settings or Settings(seed=0))
+    with RunFolder(folder, store).taken(resume=resume) as ledger:
+        if isinstance(launcher, SimulatedLauncher):
+            ended = run_simulated(job, ledger, launcher, watch=watching.progress, watch_s=watching.every_s)
+        else:
+            ended = run_here(
+                job,
+                ledger,
+                launcher,
+                watch=watching.progress,
+                watch_s=watching.every_s,
+                stopping=watching.stopping,
+            )
+        exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
+    facts = manifest(
+        job,
+        ended,
+        exported,
+        app=identity(planned),
+        inputs=rows.sha256,
+        models={one.name: one.identity() for one in planned.unrolled.app.models},
+    )
+    write_manifest(folder, facts)
+    return AppRun(ended, exported, facts, folder)
+
+
+def identity(planned: PlannedApp) -> str:
+    """SHA-256 of what the application asks and of whom, in hex."""
+    app = planned.unrolled.app
+    whole = repr((app.calls, app.loops, [model.identity() for model in app.models]))
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings) -> Job:
+    unrolled = planned.unrolled
+    words = f"{identity(planned)} {rows.sha256}"
+    work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(planned.draws), words)
+    if isinstance(launcher, StaticLauncher):
+        return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()), settings)
+    rooms = ClusterRooms(planned.space.cluster, planned.space.seconds)
+    return job_of(work, Planned(guide_of(planned.plan), rooms), settings)
+
+
+def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
+    names = [one.name for one in planned.unrolled.app.models]
+    space, logs = planned.space, folder / "logs"
+    if engines.launcher == "simulated":
+        lengths = Lengths.of(planned.unrolled.tasks, planned.draws[0])
+        return SimulatedLauncher(names, space.deployment, lengths, space.seconds)
+    if engines.launcher == "static":
+        if unknown := sorted(set(engines.urls) - set(names)):
+            raise UnknownNameError("model for an engine's address", unknown[0], names)
+        urls = {number: tuple(engines.urls.get(name, ())) for number, name in enumerate(names)}
+        return StaticLauncher(engines.loaded, urls, engines.patience)
+    if engines.launcher == "ray":
+        from lengthwise.apps.launch.ray import RayLauncher
+
+        gpus = space.cluster.gpus if engines.ray == "local" else None
+        return RayLauncher(
+            engines.loaded, logs, engines.ray, deployed=space.deployment, patience=engines.patience, gpus=gpus
+        )
+    return LocalLauncher(engines.loaded, logs, space.deployment, engines.patience)
+
+
+def _require_one_machine(planned: PlannedApp, engines: Engines) -> None:
+    machines = len(planned.space.cluster.machines)
+    if engines.launcher == "local" and machines > 1:
+        raise InputError(
+            f"the local launcher starts engines on one machine; the plan is of {machines}. Take --launcher ray, or one "
+            "--node"
+        )
