@@ -1,0 +1,101 @@
+"""Applications from rows to a plan, and from a plan to answers, in virtual time and on emulated engines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "apps"))
+from app_world import chain, critique
+from plan_world import cluster_of
+
+from lengthwise.apps.app import App, Call, Model, Sampling, each
+from lengthwise.apps.inputs import Rows
+from lengthwise.apps.launch import Loaded, Patience
+from lengthwise.apps.run import Settings
+from lengthwise.scenario.app_plans import Planning, planned_app
+from lengthwise.scenario.app_runs import Engines, run_app
+from lengthwise.schema.errors import InputError, UnknownNameError
+
+QUICK = Planning(draws=1, true_draws=2, what_ifs=False)
+ROWS = Rows(
+    [f"r{n}" for n in range(5)],
+    [{"chunks": ["x"] * (1 + n % 3), "topic": f"t{n}"} for n in range(5)],
+    "",
+    "ab",
+)
+
+
+def small(app, tokens=24):
+    """On models that are quick to deploy, with short outputs."""
+    return replace(
+        app,
+        models=[replace(model, model="opt-125m") for model in app.models],
+        calls=[replace(call, sampling=Sampling(max_tokens=tokens)) for call in app.calls],
+    )
+
+
+def test_a_plan_tells_stages_makespan_and_what_is_assumed():
+    planned = planned_app(small(chain()), ROWS, cluster_of(2), replace(QUICK, what_ifs=True))
+    assert planned.plan.makespan.value > 0
+    assert planned.plan.stages[-1].end_s > 0
+    assert {one.name for one in planned.plan.methods} >= {"lengthwise", "samullm", "max", "min"}
+    assert {one.name for one in planned.plan.what_ifs} >= {"disk_twice_as_fast"}
+    assert any("as long as they may be" in note for note in planned.plan.notes)
+    assert any("assumed, not measured" in note for note in planned.plan.notes)
+
+
+def test_rows_on_which_nothing_is_asked_are_told():
+    app = App([Model("a", "opt-125m")], [Call("x", "a", "{{ item }}", fan=each("l"))])
+    with pytest.raises(InputError, match="asks nothing on these rows"):
+        planned_app(app, Rows(["0"], [{"l": []}]), cluster_of(1), QUICK)
+
+
+def test_in_virtual_time_a_run_takes_about_as_long_as_planned(tmp_path):
+    planned = planned_app(small(chain()), ROWS, cluster_of(2), QUICK)
+    ran = run_app(planned, ROWS, Engines("simulated"), tmp_path / "run")
+    assert ran.ended.exit_code == 0
+    assert ran.ended.seconds == pytest.approx(planned.plan.stages[-1].end_s, rel=0.2)
+    facts = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert facts["how"] == "done"
+    assert facts["sha256"]["inputs"] == "ab"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "outputs.jsonl").read_text().splitlines()]
+    assert [one["id"] for one in lines] == sorted(one["id"] for one in lines)
+    assert len(lines) == ran.exported.answers == len(planned.unrolled.tasks)
+    assert (tmp_path / "run" / "outputs.parquet").exists()
+
+
+def test_a_folder_with_a_run_is_gone_on_with_only_when_asked(tmp_path):
+    planned = planned_app(small(critique()), ROWS, cluster_of(2), QUICK)
+    first = run_app(planned, ROWS, Engines("simulated"), tmp_path)
+    with pytest.raises(InputError, match="--resume"):
+        run_app(planned, ROWS, Engines("simulated"), tmp_path)
+    again = run_app(planned, ROWS, Engines("simulated"), tmp_path, resume=True)
+    assert again.exported.files == first.exported.files
+
+
+def test_who_cannot_answer_is_told():
+    planned = planned_app(small(chain()), ROWS, cluster_of(2), QUICK)
+    with pytest.raises(UnknownNameError, match="Did you mean: local"):
+        Engines("locl")
+    loaded = [Loaded(name) for name in "abc"]
+    with pytest.raises(UnknownNameError, match="model for an engine's address"):
+        run_app(planned, ROWS, Engines("static", loaded, {"aa": ["http://127.0.0.1:1"]}), Path("none"))
+    with pytest.raises(InputError, match="there is none for b, c"):
+        run_app(planned, ROWS, Engines("static", loaded, {"a": ["http://127.0.0.1:1"]}), Path("none"))
+
+
+@pytest.mark.slow
+def test_on_processes_of_this_machine_all_is_answered(tmp_path):
+    command = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
+    planned = planned_app(small(chain()), ROWS, cluster_of(2), QUICK)
+    loaded = [Loaded(name, served=name, seats=4, command=command) for name in "abc"]
+    engines = Engines("local", loaded, patience=Patience(ready_s=60.0, grace_s=3.0))
+    ran = run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02))
+    assert ran.ended.exit_code == 0
+    assert ran.exported.answers == len(planned.unrolled.tasks)
+    assert ran.facts["engines"]
