@@ -182,6 +182,28 @@ def test_calibrated_costs_are_taken_only_where_plans_have_no_other_shape(first, 
     )
 
 
+def test_what_one_command_starts_for_every_plan_takes_as_long_under_each(first, tmp_path):
+    folder, found, _ = first
+    costs = space(gpus=1).deployment(space(gpus=1).plans(0)[0]).cost
+    cost.save(costs, tmp_path / "cost-writer.npz")
+    write_book(tmp_path, found.book.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
+    for model in ("writer", "judge"):
+        (tmp_path / f"lengths-{model}.csv").write_bytes(
+            (folder / "out" / f"lengths-{model}.csv").read_bytes()
+        )
+    loaded = launcher(folder).models
+    after, over, notes = profiled(app(), space(gpus=2), tmp_path, loaded)
+    assert after.models[0].cost.startswith("tables:")
+    wide = next(one for one in over.plans(0) if one.tp == 2)
+    for how in ("start", "wake"):
+        assert over.seconds(wide, how) == over.seconds(over.plans(0)[0], how)
+    assert "switch times of writer are measured" in notes
+    degrees = [replace(one, command=f"{one.command} --max-num-seqs {{tp}}") for one in loaded]
+    after, _, notes = profiled(app(), space(gpus=2), tmp_path, degrees)
+    assert after.models[0].cost == "roofline"
+    assert any("but for tp=2" in one for one in notes)
+
+
 def test_a_folder_without_a_profile_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no profile\.json in it\. Measure one: lengthwise app profile"):
         profiled(app(), space(), tmp_path)

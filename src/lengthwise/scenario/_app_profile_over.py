@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lengthwise.apps.app import App, Model
+from lengthwise.apps.launch import Loaded
 from lengthwise.apps.plan import Space, SwitchTimes
+from lengthwise.apps.plan.switching import HOWS
 from lengthwise.scenario._app_profile_asked import identity, shapes
-from lengthwise.scenario._app_profile_book import BOOK, Book, cost_path, lengths_path, read_book
+from lengthwise.scenario._app_profile_book import (
+    BOOK,
+    Book,
+    Costed,
+    Shape,
+    Switched,
+    cost_path,
+    lengths_path,
+    read_book,
+)
 from lengthwise.scenario._app_profile_lengths import read_lengths
 from lengthwise.schema.errors import InputError
+
+Key = tuple[str, str, int, int, str]
+"""(model, GPU, tp, pp, how)."""
 
 
 @dataclass
@@ -22,12 +36,14 @@ class Over:
         folder: Of the profile.
         app: The application.
         space: Where its models have room, with what is assumed.
+        fixed: Models whose command is one for all plans: what one replica takes, all take.
         notes: What was there and what was not, a sentence each.
     """
 
     folder: Path
     app: App
     space: Space
+    fixed: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -51,10 +67,21 @@ class Over:
     def times(self) -> SwitchTimes:
         """Switch times: the measured ones first."""
         assumed = self.space.times
-        found = self.book.switch_times()
+        measured = dict(self.book.switch_times().measured)
         for number, model in enumerate(self.app.models):
-            self.notes.extend(self._switch_notes(number, model.name))
-        return replace(assumed, measured={**assumed.measured, **found.measured})
+            if model.name in self.fixed:
+                self._spread(number, model.name, measured)
+            self.notes.extend(self._switch_notes(number, model.name, measured))
+        return replace(assumed, measured={**assumed.measured, **measured})
+
+    def _spread(self, number: int, name: str, measured: dict[Key, float]) -> None:
+        """What was measured of a shape holds for all of the same GPUs."""
+        for plan in shapes(self.space, number, "all"):
+            mine = (one for one in self.book.switches if (one.model, one.gpu) == (name, plan.gpu))
+            if (found := next(mine, None)) is not None:
+                for how in HOWS:
+                    if (seconds := measured.get((name, *shape_of(found), how))) is not None:
+                        measured.setdefault((name, *plan.shape, how), seconds)
 
     def _long(self, model: Model) -> Model:
         row, path = self.book.length(model.name), lengths_path(self.folder, model.name)
@@ -73,12 +100,8 @@ class Over:
         if row is None or not path.exists():
             self.notes.append(f"costs of {model.name} were not calibrated: they are of {model.cost}")
             return model
-        others = [
-            plan.shape
-            for plan in shapes(self.space, number, "all")
-            if plan.shape != (row.gpu, row.tp, row.pp)
-        ]
-        if others:
+        each = [plan.shape for plan in shapes(self.space, number, "all")]
+        if model.name not in self.fixed and set(each) != {shape_of(row)}:
             self.notes.append(
                 f"calibrated costs of {model.name} are of one replica (tp={row.tp}, pp={row.pp} on {row.gpu}) and "
                 f"plans may have others, with which they could not be compared: costs stay of {model.cost}"
@@ -90,9 +113,9 @@ class Over:
         )
         return replace(model, cost=f"tables:{path}", host="default")
 
-    def _switch_notes(self, number: int, name: str) -> Iterator[str]:
+    def _switch_notes(self, number: int, name: str, measured: dict[Key, float]) -> Iterator[str]:
         each = shapes(self.space, number, "all")
-        lacking = [plan for plan in each if self.book.switched(name, plan.shape) is None]
+        lacking = [plan for plan in each if (name, *plan.shape, "start") not in measured]
         if len(lacking) == len(each):
             yield f"switch times of {name} were not measured: they are assumed"
         elif lacking:
@@ -100,3 +123,15 @@ class Over:
             yield f"switch times of {name} are measured but for {words}, which are assumed"
         else:
             yield f"switch times of {name} are measured"
+
+
+def shape_of(row: Switched | Costed) -> Shape:
+    """Of the replica that was measured."""
+    return row.gpu, row.tp, row.pp
+
+
+def fixed_commands(loaded: Sequence[Loaded]) -> frozenset[str]:
+    """Models whose own command has no place for the degrees of a plan."""
+    return frozenset(
+        one.name for one in loaded if one.command and not any(f"{{{p}}}" in one.command for p in ("tp", "pp"))
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lengthwise.apps.app import App
+from lengthwise.apps.launch import Loaded
 from lengthwise.apps.plan import Space
 from lengthwise.scenario._app_profile_asked import SHAPES, Profiling, Wanted
 from lengthwise.scenario._app_profile_book import (
@@ -20,7 +21,7 @@ from lengthwise.scenario._app_profile_book import (
     mean_of,
     read_book,
 )
-from lengthwise.scenario._app_profile_over import Over
+from lengthwise.scenario._app_profile_over import Over, fixed_commands
 from lengthwise.scenario._app_profile_run import Run
 
 
@@ -68,13 +69,21 @@ def profile_app(
     return Profiled(folder, run.whole(), tuple(run.notes))
 
 
-def profiled(app: App, space: Space, folder: Path | str) -> tuple[App, Space, tuple[str, ...]]:
+def profiled(
+    app: App, space: Space, folder: Path | str, loaded: Sequence[Loaded] = ()
+) -> tuple[App, Space, tuple[str, ...]]:
     """An application and the space of its plans with what a profile measured, and what it did and did not hold.
+
+    Args:
+        app: The application.
+        space: Of its plans, with what is assumed.
+        folder: Of the profile.
+        loaded: How engines are started: what starts alike under every plan takes as long and costs as much.
 
     Raises:
         InputError: There is no profile in the folder, or a file of it cannot be read.
     """
-    over = Over(Path(folder), app, space)
+    over = Over(Path(folder), app, space, fixed_commands(loaded))
     models = over.models()
     times = over.times()
     served = [
