@@ -1,0 +1,42 @@
+"""Applications of several models: the paper's studies in simulation, the search, the optimum, and the runner's cost."""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+
+from _sections import Sections
+
+STUDIES = ("ensembling", "routing", "chain", "mixed")
+MODULES = {
+    "runner": "_apps_runner",
+    "drain": "_apps_drain",
+    "search": "_apps_search",
+    "exact": "_apps_exact",
+    "ensembling": "_apps_ensembling",
+    "routing": "_apps_routing",
+    "chain": "_apps_chain",
+    "mixed": "_apps_mixed",
+    "ablation": "_apps_ablation",
+}
+
+TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
+    **{
+        f"apps.{study}.speedup_over_{other}_{end}": (1.0, "higher", "times")
+        for study, other, end in product(STUDIES, ("max", "min"), ("lowest", "highest"))
+    },
+    "apps.better_over_greedy": (1.0, "higher", "times"),
+    "apps.better_over_greedy_lowest": (1.0, "higher", "times"),
+    "apps.gap_to_exact": (0.05, "lower", "relative"),
+    "apps.search_s": (2.0, "lower", "s"),
+    "apps.search_mixed_s": (10.0, "lower", "s"),
+    "apps.no_preemption_over_ours": (1.0, "higher", "times"),
+    "apps.no_preemption_over_min": (1.0, "higher", "times"),
+    "apps.runner_overhead_ms": (2.0, "lower", "ms"),
+    "apps.drain_1e6_peak_mib": (4096.0, "lower", "MiB"),
+}
+
+SECTIONS = Sections("apps", (__doc__ or "").splitlines()[0], MODULES, TARGETS)
+
+if __name__ == "__main__":
+    sys.exit(SECTIONS.main())
