@@ -1,0 +1,170 @@
+"""The tables of an application's file, one class each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lengthwise.apps.app import DEFAULT_TOKENS
+from lengthwise.apps.run.contracts import Settings
+from lengthwise.scenario._lengths import Length
+from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Text, Wait
+from lengthwise.scenario.sections import EngineSection
+
+LAUNCHERS = ("local", "ray", "static", "simulated")
+_Chance = Annotated[NotNan, Field(ge=0, le=1)]
+_DEFAULTS = Settings()
+
+
+class InputsSection(Section):
+    """The rows: a ``file`` with the field ``id`` that tells them apart, or an ``openai_batch``."""
+
+    file: Text | None = None
+    id: Text | None = None
+    openai_batch: Text | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.file is None) is (self.openai_batch is None):
+            raise ValueError("give one of: file, openai_batch")
+        if self.openai_batch is not None and self.id is not None:
+            raise ValueError("a batch's requests are told apart by their custom_id; take id out")
+        return self
+
+
+class ModelSection(Section):
+    """A model. ``lengths`` is a distribution, a number, or ``{ file, column, weights }`` of lengths that were seen."""
+
+    model: str = ""
+    weights: Text | None = None
+    revision: str = ""
+    lengths: int | float | dict[str, Any] | None = None
+    max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
+    cost: Text = "roofline"
+    host: Text = "default"
+    weight_dtype: Text | None = None
+    kv_dtype: Text | None = None
+    engine: EngineSection = Field(default_factory=EngineSection)
+
+
+class SeenSection(Section):
+    """Lengths that were seen: a column of a file, ``weights`` how often each was."""
+
+    file: Text
+    column: Text
+    weights: Text | None = None
+
+
+class LengthSection(Section):
+    """A distribution, under the key by which problems name its kind."""
+
+    output: Length
+
+
+class MessageSection(Section):
+    """One of several messages."""
+
+    role: Text
+    content: str
+
+
+class CallSection(Section):
+    """A prompt for a model, or for several, or for the one that a field of the row names."""
+
+    model: str | list[str] | None = None
+    model_from: Text | None = None
+    prompt: str | None = None
+    messages: list[MessageSection] | None = None
+    system: str = ""
+    api: str = "chat"
+    max_tokens: Count = DEFAULT_TOKENS
+    temperature: Annotated[NotNan, Field(ge=0)] = 0.0
+    top_p: Annotated[NotNan, Field(gt=0, le=1)] | None = None
+    stop: list[str] = Field(default_factory=list)
+    seed: int | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+    each: Text | None = None
+    times: Count = 1
+    over: Text | None = None
+    most: Count | None = None
+    expected: Annotated[NotNan, Field(gt=0)] | None = None
+    when: str = ""
+    when_share: _Chance = 1.0
+    prompt_tokens: str = ""
+    known_tokens: str = ""
+    longest_tokens: str = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.model is None) is (self.model_from is None):
+            raise ValueError("give one of: model, model_from")
+        if (self.prompt is None) is (self.messages is None):
+            raise ValueError("give one of: prompt, messages")
+        return self
+
+
+class LoopSection(Section):
+    """Calls that go round and round."""
+
+    calls: list[str]
+    most: Count
+    until: str = ""
+    until_share: _Chance = 0.0
+
+
+class ClusterSection(Section):
+    """The GPUs: nodes as ``parse_node`` reads them."""
+
+    nodes: Annotated[list[Text], Field(min_length=1)]
+
+
+class EngineTable(Section):
+    """How engines of a model are started and asked; what is not said is as [run] says."""
+
+    command: str | None = None
+    environment: dict[str, str] | None = None
+    served: str = ""
+    seats: Count | None = None
+    sleeps: bool | None = None
+    urls: list[Text] = Field(default_factory=list)
+    body: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunTable(Section):
+    """How it is run. ``command``, ``environment``, ``seats`` and ``sleeps`` hold for all models.
+
+    [run.engines.NAME] of one says its own, and where its engines are if others started them (``urls``).
+    """
+
+    launcher: Literal["local", "ray", "static", "simulated"] = "local"
+    store: Text | None = None
+    command: str = ""
+    environment: dict[str, str] = Field(default_factory=dict)
+    seats: Count = 256
+    sleeps: bool = False
+    engines: dict[str, Any] = Field(default_factory=dict)
+    max_attempts: Count = _DEFAULTS.max_attempts
+    lease: Seconds = _DEFAULTS.lease_s
+    backoff: Seconds = _DEFAULTS.backoff_s
+    most_backoff: Seconds = _DEFAULTS.most_backoff_s
+    save: Seconds = _DEFAULTS.save_s
+    linger: Wait = _DEFAULTS.linger_s
+    engine_failures: Count = _DEFAULTS.engine_failures
+    engine_deaths: Count = _DEFAULTS.engine_deaths
+    seed: Annotated[int, Field(ge=0)] = 0
+    ready: Seconds = 600.0
+    stall: Seconds = 120.0
+    request: Seconds = 3600.0
+
+
+class AppTables(Section):
+    """The file as a whole; models, calls, loops and engines are read one by one, under their names."""
+
+    name: str = ""
+    inputs: InputsSection
+    models: dict[str, Any] = Field(default_factory=dict)
+    calls: dict[str, Any] = Field(default_factory=dict)
+    loops: dict[str, Any] = Field(default_factory=dict)
+    cluster: ClusterSection | None = None
+    run: RunTable = Field(default_factory=RunTable)
