@@ -131,7 +131,7 @@ def ensembling(requests: int, limit: int, *, seed: int = 0) -> World:
     rng = np.random.default_rng((seed, 1))
     prompt = Lengths(*ENSEMBLING_PROMPT, 6.0).quantile(rng.random(requests)).astype(np.int64)
     model = np.repeat(np.arange(9), requests)
-    tasks = _tasks(nine(), model, np.tile(prompt, 9), np.full(9 * requests, limit))
+    tasks = tasks_of(nine(), model, np.tile(prompt, 9), np.full(9 * requests, limit))
     return World(tasks, nine(), _of_nine())
 
 
@@ -147,7 +147,7 @@ def routing(*, known: bool, seed: int = 0) -> World:
     prompt = Lengths(*ROUTING_PROMPT, 4.0).quantile(rng.random(len(model))).astype(np.int64)
     out = Lengths(*ROUTING_OUTPUT, 5.0)
     served = tuple(Served(name, name) for name, _ in ROUTED)
-    tasks = _tasks(served, model, prompt, np.full(len(model), 4096))
+    tasks = tasks_of(served, model, prompt, np.full(len(model), 4096))
     if known:
         tasks = replace(tasks, known_tokens=out.quantile(rng.random(len(model))).astype(np.int64))
     return World(tasks, served, (out,) * len(ROUTED))
@@ -168,7 +168,7 @@ def chain(documents: int, limit: int, evaluations: int, *, seed: int = 0) -> Wor
     """Documents summarized chunk by chunk, each summary then evaluated (section 5.3)."""
     served = (Served("vicuna-13b-v1.5", "vicuna-13b"), Served("llama-2-70b-chat", "llama-2-70b"))
     model, prompt, parents = _chained(chunks(documents, seed=seed).tolist(), evaluations)
-    tasks = _tasks(served, np.array(model), np.array(prompt), np.full(len(model), limit), parents)
+    tasks = tasks_of(served, np.array(model), np.array(prompt), np.full(len(model), limit), parents)
     return World(tasks, served, (Lengths(*SUMMARY_OUTPUT), Lengths(*VERDICT_OUTPUT)))
 
 
@@ -194,7 +194,7 @@ def mixed(documents: int, requests: int, limit: int, *, seed: int = 0) -> World:
     parents = np.full(len(a) + len(b), -1)
     has = np.diff(a.parent_start) > 0
     parents[: len(a)][has] = a.parent
-    tasks = _tasks(
+    tasks = tasks_of(
         served,
         np.concatenate([a.model, b.model + 2]),
         np.concatenate([a.prompt_tokens, b.prompt_tokens]),
@@ -204,7 +204,7 @@ def mixed(documents: int, requests: int, limit: int, *, seed: int = 0) -> World:
     return World(tasks, served, one.lengths + other.lengths)
 
 
-def _tasks(
+def tasks_of(
     served: Sequence[Served], model: Ints, prompt: Ints, most: Ints, parents: Sequence[int] = ()
 ) -> Tasks:
     """A row a task; each has at most one parent."""

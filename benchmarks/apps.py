@@ -30,8 +30,10 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
     "apps.gap_to_exact": (0.05, "lower", "relative"),
     "apps.search_s": (2.0, "lower", "s"),
     "apps.search_mixed_s": (10.0, "lower", "s"),
-    "apps.no_preemption_over_ours": (1.0, "higher", "times"),
-    "apps.no_preemption_over_min": (1.0, "higher", "times"),
+    **{
+        f"apps.no_preemption_{of}_{limit}": (1.0, "higher", "times")
+        for of, limit in product(("over_ours", "of_greedy", "of_min"), (256, 512))
+    },
     "apps.runner_overhead_ms": (2.0, "lower", "ms"),
     "apps.drain_1e6_peak_mib": (4096.0, "lower", "MiB"),
 }
