@@ -190,7 +190,9 @@ def test_lengths_are_read_as_they_were_written_and_bad_files_are_named(tmp_path)
         np.mean([one.output_tokens for one in said["writer"]])
     )
     path.write_text("call,tokens\nx,3\n")
-    with pytest.raises(InputError, match=r"lengths\.csv must be a CSV with the columns call, row, prompt_tokens"):
+    with pytest.raises(
+        InputError, match=r"lengths\.csv must be a CSV with the columns call, row, prompt_tokens"
+    ):
         read_lengths(path)
     write_lengths(path, [])
     with pytest.raises(InputError, match="must hold at least one output"):

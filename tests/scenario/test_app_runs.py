@@ -16,8 +16,9 @@ from plan_world import cluster_of
 from lengthwise.apps.app import App, Call, Model, Sampling, each
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.launch import Loaded, Patience
+from lengthwise.apps.plan import Served, Space
 from lengthwise.apps.run import Settings
-from lengthwise.scenario.app_plans import Planning, planned_app
+from lengthwise.scenario.app_plans import Planning, drawn_app, planned_app
 from lengthwise.scenario.app_runs import Engines, run_app
 from lengthwise.schema.errors import InputError, UnknownNameError
 
@@ -39,8 +40,12 @@ def small(app, tokens=24):
     )
 
 
+def space(app):
+    return Space([Served(model.name, "opt-125m") for model in app.models], cluster_of(2))
+
+
 def test_a_plan_tells_stages_makespan_and_what_is_assumed():
-    planned = planned_app(small(chain()), ROWS, cluster_of(2), replace(QUICK, what_ifs=True))
+    planned = planned_app(small(chain()), ROWS, space(chain()), replace(QUICK, what_ifs=True))
     assert planned.plan.makespan.value > 0
     assert planned.plan.stages[-1].end_s > 0
     assert {one.name for one in planned.plan.methods} >= {"lengthwise", "samullm", "max", "min"}
@@ -52,11 +57,11 @@ def test_a_plan_tells_stages_makespan_and_what_is_assumed():
 def test_rows_on_which_nothing_is_asked_are_told():
     app = App([Model("a", "opt-125m")], [Call("x", "a", "{{ item }}", fan=each("l"))])
     with pytest.raises(InputError, match="asks nothing on these rows"):
-        planned_app(app, Rows(["0"], [{"l": []}]), cluster_of(1), QUICK)
+        planned_app(app, Rows(["0"], [{"l": []}]), space(app), QUICK)
 
 
 def test_in_virtual_time_a_run_takes_about_as_long_as_planned(tmp_path):
-    planned = planned_app(small(chain()), ROWS, cluster_of(2), QUICK)
+    planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     ran = run_app(planned, ROWS, Engines("simulated"), tmp_path / "run")
     assert ran.ended.exit_code == 0
     assert ran.ended.seconds == pytest.approx(planned.plan.stages[-1].end_s, rel=0.2)
@@ -70,7 +75,7 @@ def test_in_virtual_time_a_run_takes_about_as_long_as_planned(tmp_path):
 
 
 def test_a_folder_with_a_run_is_gone_on_with_only_when_asked(tmp_path):
-    planned = planned_app(small(critique()), ROWS, cluster_of(2), QUICK)
+    planned = planned_app(small(critique()), ROWS, space(critique()), QUICK)
     first = run_app(planned, ROWS, Engines("simulated"), tmp_path)
     with pytest.raises(InputError, match="--resume"):
         run_app(planned, ROWS, Engines("simulated"), tmp_path)
@@ -79,20 +84,20 @@ def test_a_folder_with_a_run_is_gone_on_with_only_when_asked(tmp_path):
 
 
 def test_who_cannot_answer_is_told():
-    planned = planned_app(small(chain()), ROWS, cluster_of(2), QUICK)
+    planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     with pytest.raises(UnknownNameError, match="Did you mean: local"):
         Engines("locl")
     loaded = [Loaded(name) for name in "abc"]
-    with pytest.raises(UnknownNameError, match="model for an engine's address"):
-        run_app(planned, ROWS, Engines("static", loaded, {"aa": ["http://127.0.0.1:1"]}), Path("none"))
     with pytest.raises(InputError, match="there is none for b, c"):
-        run_app(planned, ROWS, Engines("static", loaded, {"a": ["http://127.0.0.1:1"]}), Path("none"))
+        run_app(planned, ROWS, Engines("static", loaded, {0: ["http://127.0.0.1:1"]}), Path("none"))
+    with pytest.raises(InputError, match="follows a plan; there is none"):
+        run_app(drawn_app(small(chain()), ROWS, QUICK), ROWS, Engines("local", loaded), Path("none"))
 
 
 @pytest.mark.slow
 def test_on_processes_of_this_machine_all_is_answered(tmp_path):
     command = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
-    planned = planned_app(small(chain()), ROWS, cluster_of(2), QUICK)
+    planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     loaded = [Loaded(name, served=name, seats=4, command=command) for name in "abc"]
     engines = Engines("local", loaded, patience=Patience(ready_s=60.0, grace_s=3.0))
     ran = run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02))

@@ -31,6 +31,7 @@ class Profiling:
         loaded: How engines of its models are started, in their order.
         space: Where they have room on this machine.
         patience: How long engines may take.
+        urls: Of engines that others run, by the models' numbers: they are asked, neither started nor stopped.
     """
 
     app: App
@@ -38,6 +39,7 @@ class Profiling:
     loaded: Sequence[Loaded]
     space: Space
     patience: Patience = USUAL
+    urls: Mapping[int, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)

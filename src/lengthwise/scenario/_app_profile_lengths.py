@@ -16,12 +16,13 @@ from lengthwise.apps.app import App
 from lengthwise.apps.deciding import Rendered
 from lengthwise.apps.draws import draw
 from lengthwise.apps.expand import expand
-from lengthwise.apps.launch import Launcher
+from lengthwise.apps.launch import Launcher, StaticLauncher
 from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.plan import Space
 from lengthwise.apps.run import (
     ClusterRooms,
     Ended,
+    GivenRooms,
     Guide,
     Job,
     Layout,
@@ -30,6 +31,7 @@ from lengthwise.apps.run import (
     RunFolder,
     Work,
     expected_tokens,
+    given_guide,
     job_of,
     run_here,
 )
@@ -84,13 +86,13 @@ def run_sample(
         folder: Of the run.
         watch: Shown how far it is.
     """
-    job = _job(app, rows, space)
+    job = _job(app, rows, space, launcher)
     with RunFolder(folder).taken(resume=True) as ledger:
         ended = run_here(job, ledger, launcher, watch=watch)
         return ended, _said(ledger, job.layout)
 
 
-def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space) -> Job:
+def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher) -> Job:
     unrolled = expand(app, rows)
     stages = packed(space, unrolled.tasks)
     spare = tuple(plan for stage in stages for plan in stage)
@@ -99,6 +101,8 @@ def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space) -> Job:
     draws = [draw(unrolled.tasks, lengths, longest, seed) for seed in range(_DRAWS)]
     words = repr((app.calls, app.loops, [model.identity() for model in app.models], list(rows)))
     work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(draws), words)
+    if isinstance(launcher, StaticLauncher):
+        return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()))
     return job_of(work, Planned(Guide(stages, spare), ClusterRooms(space.cluster, space.seconds)))
 
 

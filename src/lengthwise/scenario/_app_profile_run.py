@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.launch import LocalLauncher
+from lengthwise.apps.launch import LocalLauncher, StaticLauncher
 from lengthwise.apps.launch.commands import launch_of
 from lengthwise.apps.launch.local import HOST
 from lengthwise.apps.placement import place
@@ -42,6 +42,10 @@ from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
 
 LOGS = "logs"
+_GIVEN = (
+    "engines are run by others: they were asked for their outputs, but neither started nor stopped, so switches and "
+    "costs are not measured (of costs: lengthwise bench and calibrate)"
+)
 
 
 @dataclass
@@ -82,11 +86,14 @@ class Run:
 
     def whole(self) -> Book:
         """Everything that is wanted, measured now or before."""
-        for plan in self.of:
-            self._switches(plan)
+        if self.what.urls:
+            self.notes.append(_GIVEN)
+        else:
+            for plan in self.of:
+                self._switches(plan)
         if self.wanted.rows:
             self._lengths()
-        if self.wanted.calibrate:
+        if self.wanted.calibrate and not self.what.urls:
             for number in self.models:
                 self._cost(self.plans[number][0])
         return self.book
@@ -94,6 +101,8 @@ class Run:
     def _command(self, plan: ModelPlan) -> str:
         """Tells what is started from others; fails where nothing could be."""
         loaded = self.what.loaded[plan.model]
+        if self.what.urls:
+            return digest(loaded)
         launch = launch_of(loaded, plan, tuple(range(plan.gpus)), HOST, 0, self.what.space.deployment)
         return digest(launch.command, sorted(launch.environment.items()), loaded.sleeps)
 
@@ -105,9 +114,12 @@ class Run:
         write_book(self.folder, book)
 
     @contextmanager
-    def _launcher(self) -> Iterator[LocalLauncher]:
-        made = LocalLauncher(
-            self.what.loaded, self.folder / LOGS, self.what.space.deployment, self.what.patience
+    def _launcher(self) -> Iterator[LocalLauncher | StaticLauncher]:
+        what = self.what
+        made = (
+            StaticLauncher(what.loaded, what.urls, what.patience)
+            if what.urls
+            else LocalLauncher(what.loaded, self.folder / LOGS, what.space.deployment, what.patience)
         )
         try:
             yield made

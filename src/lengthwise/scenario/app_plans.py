@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lengthwise import catalog
-from lengthwise.apps.app import App, Model
+from lengthwise.apps.app import App
 from lengthwise.apps.draws import draw
 from lengthwise.apps.expand import Unrolled, expand
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Served, Space, SwitchTimes, plan, what_if
-from lengthwise.schema.app import AppPlan, Cluster, TaskDraw
+from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Space, SwitchTimes, plan, what_if
+from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError
 
 _WITH, _TRUE = 0, 1
@@ -60,69 +60,72 @@ class PlannedApp:
     Attributes:
         unrolled: The application on its rows.
         draws: That were planned with.
-        space: Plans and deployments of its models.
-        plan: What runs when.
+        space: Plans and deployments of its models; None: engines are given.
+        plan: What runs when; None: all engines are there at once.
     """
 
     unrolled: Unrolled
     draws: tuple[TaskDraw, ...]
-    space: Space
-    plan: AppPlan
-
-
-def served(models: Sequence[Model]) -> tuple[Served, ...]:
-    """Models as the planner sees them."""
-    return tuple(
-        Served(
-            one.name,
-            one.spec,
-            one.limits if one.max_model_len is None else replace(one.limits, max_model_len=one.max_model_len),
-            one.cost,
-            one.host,
-        )
-        for one in models
-    )
+    space: Space | None = None
+    plan: AppPlan | None = None
 
 
 def planned_app(
-    app: App, rows: Rows, cluster: Cluster, how: Planning | None = None, *, times: SwitchTimes | None = None
+    app: App, rows: Rows, space: Space, how: Planning | None = None, *, given: AppPlan | None = None
 ) -> PlannedApp:
     """An application's plan on its rows.
 
     Args:
         app: The application.
         rows: What it is run on.
-        cluster: The GPUs.
+        space: Plans of its models on the GPUs that there are.
         how: How to plan.
-        times: Of switching models; None: assumed.
+        given: A plan that was made before, which is then taken.
 
     Raises:
-        InputError: Rows lack what the application names, or a model fits no GPUs.
+        InputError: Rows lack what the application names, a model fits no GPUs, or the plan is of other models.
     """
-    how, times = how or Planning(), times or SwitchTimes()
-    unrolled = expand(app, rows.rows, rows.ids)
-    if not len(unrolled.tasks):
-        raise InputError("the application asks nothing on these rows: every list that it goes over is empty")
-    with_draws = draws_of(unrolled, [(how.seed, _WITH, k) for k in range(how.draws)])
-    true_draws = draws_of(unrolled, [(how.seed, _TRUE, k) for k in range(how.true_draws)])
-    models = served(app.models)
+    how = how or Planning()
+    whole = drawn_app(app, rows, how)
+    if given is not None:
+        return replace(whole, space=space, plan=_of_this(given, app))
+    true_draws = draws_of(whole.unrolled, [(how.seed, _TRUE, k) for k in range(how.true_draws)])
+    tasks, models, times = whole.unrolled.tasks, space.models, space.times
     made = plan(
-        unrolled.tasks, with_draws, models, cluster, true_draws=true_draws, times=times, asked=how.asked
+        tasks, whole.draws, models, space.cluster, true_draws=true_draws, times=times, asked=how.asked
     )
     if how.what_ifs:
         others = what_if(
-            unrolled.tasks,
-            with_draws,
+            tasks,
+            whole.draws,
             models,
-            cluster,
+            space.cluster,
             made,
             true_draws=true_draws,
             times=times,
             asked=how.asked,
         )
         made = replace(made, what_ifs=others)
-    made = replace(made, notes=(*_notes(app, times), *made.notes))
-    return PlannedApp(unrolled, with_draws, Space(models, cluster, times), made)
+    return replace(whole, space=space, plan=replace(made, notes=(*_notes(app, times), *made.notes)))
+
+
+def drawn_app(app: App, rows: Rows, how: Planning | None = None) -> PlannedApp:
+    """An application on its rows, and lengths to expect, without a plan: its engines are given."""
+    how = how or Planning()
+    unrolled = expand(app, rows.rows, rows.ids)
+    if not len(unrolled.tasks):
+        raise InputError("the application asks nothing on these rows: every list that it goes over is empty")
+    return PlannedApp(unrolled, draws_of(unrolled, [(how.seed, _WITH, k) for k in range(how.draws)]))
+
+
+def _of_this(plan: AppPlan, app: App) -> AppPlan:
+    names = tuple(model.name for model in app.models)
+    if plan.models != names:
+        raise InputError(
+            f"the plan is of the models {', '.join(plan.models)}, the application's are {', '.join(names)}; plan it "
+            "anew (lengthwise app plan --json)"
+        )
+    return plan
 
 
 def draws_of(unrolled: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,9 @@ from lengthwise.scenario._app_profile_book import (
 )
 from lengthwise.scenario._app_profile_over import Over, fixed_commands
 from lengthwise.scenario._app_profile_run import Run
+from lengthwise.scenario.apps import AppFile
+from lengthwise.schema.app import Cluster
+from lengthwise.schema.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,50 @@ def profiled(
     return replace(app, models=models), Space(served, space.cluster, times), tuple(over.notes)
 
 
+def profiling_of(file: AppFile) -> Profiling:
+    """What is measured of an application's file: its models on the GPUs that it names, by its own commands.
+
+    Raises:
+        InputError: It names no GPUs, or its engines are simulated.
+    """
+    if file.run.launcher == "simulated":
+        raise InputError(
+            'engines that are measured must be real; run.launcher is "simulated". Take --set run.launcher=local'
+        )
+    urls = file.run.urls if file.run.launcher == "static" else None
+    space = Space(file.served, _cluster(file))
+    return Profiling(file.app, file.rows.rows, file.loaded, space, file.run.patience, urls)
+
+
+def with_profile(file: AppFile, folder: Path | str) -> AppFile:
+    """An application's file with the lengths, costs and switch times of a profile; notes say which it held.
+
+    Raises:
+        InputError: There is no profile in the folder, a file of it cannot be read, or the application names no GPUs.
+    """
+    space = Space(file.served, _cluster(file), file.times)
+    app, over, notes = profiled(file.app, space, folder, file.loaded)
+    return replace(
+        file, app=app, served=tuple(over.models), times=over.times, notes=(*_still(file, app), *notes)
+    )
+
+
+def _still(file: AppFile, app: App) -> Iterator[str]:
+    """Notes of the file that hold with the profile, too: what is told of lengths may not."""
+    changed = any(
+        old.lengths is not new.lengths for old, new in zip(file.app.models, app.models, strict=True)
+    )
+    return (note for note in file.notes if not (changed and note.startswith("no lengths are given")))
+
+
+def _cluster(file: AppFile) -> Cluster:
+    if file.cluster is None:
+        raise InputError(
+            "the application must name the GPUs that it runs on: in [cluster] nodes, or by --node 8xA100-80GB"
+        )
+    return file.cluster
+
+
 __all__ = [
     "BOOK",
     "SHAPES",
@@ -107,5 +154,7 @@ __all__ = [
     "mean_of",
     "profile_app",
     "profiled",
+    "profiling_of",
     "read_book",
+    "with_profile",
 ]

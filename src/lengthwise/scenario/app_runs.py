@@ -41,10 +41,10 @@ from lengthwise.apps.run import (
 )
 from lengthwise.apps.run.exporting import Exported
 from lengthwise.apps.run.folder import RunFolder
+from lengthwise.scenario._app_sections import LAUNCHERS
 from lengthwise.scenario.app_plans import PlannedApp
 from lengthwise.schema.errors import InputError, UnknownNameError
 
-LAUNCHERS = ("local", "ray", "simulated", "static")
 FORMS = ("jsonl", "parquet")
 
 
@@ -55,14 +55,14 @@ class Engines:
     Attributes:
         launcher: One of LAUNCHERS.
         loaded: How engines of each model are started and asked, in the application's order.
-        urls: Of given engines, by model's name.
+        urls: Of given engines, by the models' numbers.
         patience: How long engines may take.
         ray: Address of the Ray cluster; "local" starts one here.
     """
 
     launcher: str = "local"
     loaded: Sequence[Loaded] = ()
-    urls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
     patience: Patience = USUAL
     ray: str = "auto"
 
@@ -72,7 +72,7 @@ class Engines:
 
 
 @dataclass(frozen=True)
-class AppRun:
+class RanApp:
     """A run that is over, for now.
 
     Attributes:
@@ -114,7 +114,7 @@ def run_app(
     resume: bool = False,
     forms: Sequence[str] = FORMS,
     watching: Watching | None = None,
-) -> AppRun:
+) -> RanApp:
     """Runs an application by its plan, or goes on with it, and writes what was answered.
 
     Args:
@@ -133,7 +133,6 @@ def run_app(
         EngineError: A model's engines end again and again.
     """
     watching = watching or Watching()
-    _require_one_machine(planned, engines)
     launcher = _launcher(planned, engines, folder)
     job = _job(planned, rows, launcher, settings or Settings(seed=0))
     with RunFolder(folder, store).taken(resume=resume) as ledger:
@@ -158,7 +157,7 @@ def run_app(
         models={one.name: one.identity() for one in planned.unrolled.app.models},
     )
     write_manifest(folder, facts)
-    return AppRun(ended, exported, facts, folder)
+    return RanApp(ended, exported, facts, folder)
 
 
 def identity(planned: PlannedApp) -> str:
@@ -174,6 +173,8 @@ def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings
     work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(planned.draws), words)
     if isinstance(launcher, StaticLauncher):
         return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()), settings)
+    assert planned.space is not None
+    assert planned.plan is not None
     rooms = ClusterRooms(planned.space.cluster, planned.space.seconds)
     return job_of(work, Planned(guide_of(planned.plan), rooms), settings)
 
@@ -181,14 +182,15 @@ def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings
 def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
     names = [one.name for one in planned.unrolled.app.models]
     space, logs = planned.space, folder / "logs"
+    if engines.launcher == "static":
+        return StaticLauncher(engines.loaded, engines.urls, engines.patience)
+    if space is None or planned.plan is None:
+        raise InputError(
+            f"the launcher {engines.launcher} follows a plan; there is none. Name the GPUs (--node)"
+        )
     if engines.launcher == "simulated":
         lengths = Lengths.of(planned.unrolled.tasks, planned.draws[0])
         return SimulatedLauncher(names, space.deployment, lengths, space.seconds)
-    if engines.launcher == "static":
-        if unknown := sorted(set(engines.urls) - set(names)):
-            raise UnknownNameError("model for an engine's address", unknown[0], names)
-        urls = {number: tuple(engines.urls.get(name, ())) for number, name in enumerate(names)}
-        return StaticLauncher(engines.loaded, urls, engines.patience)
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher
 
@@ -196,13 +198,9 @@ def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
         return RayLauncher(
             engines.loaded, logs, engines.ray, deployed=space.deployment, patience=engines.patience, gpus=gpus
         )
-    return LocalLauncher(engines.loaded, logs, space.deployment, engines.patience)
-
-
-def _require_one_machine(planned: PlannedApp, engines: Engines) -> None:
-    machines = len(planned.space.cluster.machines)
-    if engines.launcher == "local" and machines > 1:
+    if (machines := len(space.cluster.machines)) > 1:
         raise InputError(
-            f"the local launcher starts engines on one machine; the plan is of {machines}. Take --launcher ray, or one "
-            "--node"
+            f"the local launcher starts engines on one machine; the plan is of {machines}. Take --launcher ray, or "
+            "one --node"
         )
+    return LocalLauncher(engines.loaded, logs, space.deployment, engines.patience)

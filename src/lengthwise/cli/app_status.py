@@ -1,0 +1,82 @@
+"""``lengthwise app status`` and ``app cancel``: a run looked at, and ended, from beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+STATUS_EXAMPLES = """\b
+Example:
+  lengthwise app status run
+"""
+CANCEL_EXAMPLES = """\b
+Example:
+  lengthwise app cancel run
+"""
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the run (app run --out).")]
+Store = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where its ledger is, if not in the folder: postgresql://..."),
+]
+
+
+def status(
+    folder: Folder,
+    *,
+    store: Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """How far a run is: tasks by state, who runs it, and how to go on with it."""
+    import json
+
+    from lengthwise.apps.ledger import open_ledger
+    from lengthwise.apps.run import CANCEL, alive
+    from lengthwise.apps.run.folder import RunFolder
+
+    place = _place(RunFolder(folder, store), folder)
+    with open_ledger(place, read_only=True) as ledger:
+        counts: dict[str, int] = {}
+        for (_, state), count in ledger.counts().items():
+            counts[state.name.lower()] = counts.get(state.name.lower(), 0) + count
+        owners, is_cancelled = list(alive(ledger)), CANCEL in ledger.facts()
+    if as_json:
+        typer.echo(json.dumps({"tasks": counts, "runs_now": owners, "cancelled": is_cancelled}))
+        return
+    total = sum(counts.values())
+    ended = sum(counts.get(name, 0) for name in ("done", "skipped", "dead", "blocked"))
+    typer.echo(
+        f"{ended} of {total} tasks have ended: "
+        + ", ".join(f"{n} {name}" for name, n in sorted(counts.items()) if n)
+    )
+    if owners:
+        typer.echo(
+            f"it runs now ({', '.join(owners)})" + ("; it has been told to end" if is_cancelled else "")
+        )
+    elif ended < total:
+        typer.echo("nobody runs it now; go on with app run --resume")
+
+
+def cancel(folder: Folder, *, store: Store = None) -> None:
+    """Tell a run to end: what is under way is cut and kept, engines are stopped; app run --resume goes on with it."""
+    from lengthwise.apps.ledger import open_ledger
+    from lengthwise.apps.run import CANCEL, alive
+    from lengthwise.apps.run.folder import RunFolder
+
+    place = _place(RunFolder(folder, store), folder)
+    with open_ledger(place) as ledger:
+        owners = list(alive(ledger))
+        if owners:
+            ledger.note({CANCEL: "1"})
+    typer.echo("it has been told to end" if owners else "nobody runs it now; there is nothing to end")
+
+
+def _place(run: object, folder: Path) -> str:
+    from lengthwise.apps.run.folder import RunFolder
+    from lengthwise.schema.errors import InputError
+
+    assert isinstance(run, RunFolder)
+    if run.store is None and not run.is_begun:
+        raise InputError(f"{folder} must be the folder of a run (app run --out); there is none in it")
+    return run.place

@@ -1,0 +1,164 @@
+"""``lengthwise app profile``: an application's file to a folder that plans and runs take."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lengthwise.cli import app_profile
+from lengthwise.scenario.app_profiles import read_book, with_profile
+from lengthwise.scenario.apps import load_app
+from lengthwise.schema.errors import InputError
+
+APP = '''
+name = "judged"
+[inputs]
+file = "topics.jsonl"
+[models.writer]
+model = "opt-125m"
+engine = {{ max_num_seqs = 4, max_model_len = 2048 }}
+[models.judge]
+model = "opt-125m"
+engine = {{ max_num_seqs = 4, max_model_len = 2048 }}
+[calls.draft]
+model = "writer"
+prompt = "Write of {{{{ topic }}}}"
+max_tokens = 24
+[calls.verdict]
+model = "judge"
+prompt = "Judge {{{{ draft }}}}"
+max_tokens = 24
+[cluster]
+nodes = ["2xA100-80GB"]
+[run]
+sleeps = true
+seats = 4
+command = """{python} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}} \\
+--fixed-s 0.002"""
+'''
+
+
+@pytest.fixture
+def profile(monkeypatch):
+    """Runs the command as the program does: what is wrong with the input is an error."""
+    monkeypatch.setenv("COLUMNS", "200")
+    program = typer.Typer()
+    program.command()(app_profile.run)
+
+    def run(*arguments):
+        ended = CliRunner().invoke(program, [str(argument) for argument in arguments])
+        if isinstance(ended.exception, InputError):
+            raise ended.exception
+        return ended
+
+    return run
+
+
+@pytest.fixture
+def application(tmp_path):
+    path = tmp_path / "judged.toml"
+    path.write_text(APP.format(python=sys.executable), "utf-8")
+    rows = [json.dumps({"topic": f"the sea, part {n}"}) for n in range(6)]
+    (tmp_path / "topics.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+    return path
+
+
+def test_a_profile_is_measured_shown_kept_and_laid_over(profile, application, tmp_path):
+    out = tmp_path / "profile"
+    ended = profile(application, "--out", out, "--rows", 4, "--times", 2)
+    assert ended.exit_code == 0, ended.output
+    shown = ended.stdout
+    for name in ("writer", "judge"):
+        assert re.search(rf"{name} +A100-80GB, tp=1 +2 +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ +[\d.]+ ± ", shown)
+        assert re.search(rf"{name} +4 +4 +[\d.]+ ± [\d.]+ +\d", shown)
+        assert (out / f"lengths-{name}.csv").exists()
+    assert "writer: started and stopped 2 of 2 times" in ended.stderr
+    assert f"use it: lengthwise app plan {application} --profile {out}" in ended.stderr
+
+    file = load_app(application)
+    after = with_profile(file, out)
+    book = read_book(out)
+    assert after.times.measured == book.switch_times().measured | {
+        (name, "A100-80GB", 2, 1, how): seconds
+        for (name, _, _, _, how), seconds in book.switch_times().measured.items()
+    }
+    assert all(model.lengths is not None for model in after.app.models)
+    assert any("no lengths are given" in note for note in file.notes)
+    assert not any("no lengths are given" in note for note in after.notes)
+    assert "switch times of judge are measured" in after.notes
+
+    again = profile(application, "--out", out, "--rows", 4, "--times", 2)
+    assert again.stderr.count("there already") == 3
+    assert again.stdout == shown
+    assert profile(application, "--out", out, "--rows", 4, "--quiet").output == ""
+
+
+def test_lengths_are_read_back_by_a_file_of_its_own(profile, application, tmp_path):
+    out = tmp_path / "profile"
+    profile(application, "--out", out, "--rows", 4, "--times", 1, "--models", "writer")
+    lengths = 'models.writer.lengths={ file = "profile/lengths-writer.csv", column = "output_tokens" }'
+    writer = load_app(application, [lengths]).app.models[0]
+    assert writer.lengths is not None
+    assert not (out / "lengths-judge.csv").exists()
+
+
+def test_engines_that_others_run_are_asked_for_lengths_alone(profile, application, tmp_path):
+    import asyncio
+    import threading
+
+    from lengthwise.testing.engine_server import EngineServer, EngineSpec
+
+    ready, over, urls = threading.Event(), threading.Event(), {}
+
+    async def serve():
+        async with EngineServer(EngineSpec("writer")) as one, EngineServer(EngineSpec("judge")) as two:
+            urls.update(writer=one.url, judge=two.url)
+            ready.set()
+            await asyncio.get_running_loop().run_in_executor(None, over.wait)
+
+    beside = threading.Thread(target=lambda: asyncio.run(serve()))
+    beside.start()
+    try:
+        assert ready.wait(60)
+        sets = [
+            word for name, url in urls.items() for word in ("--set", f'run.engines.{name}.urls=["{url}"]')
+        ]
+        out = tmp_path / "profile"
+        ended = profile(application, "--out", out, "--rows", 3, "--set", "run.launcher=static", *sets)
+    finally:
+        over.set()
+        beside.join()
+    assert ended.exit_code == 0, ended.output
+    assert "note: engines are run by others" in ended.stdout
+    book = read_book(out)
+    assert book.switches == ()
+    assert [(one.model, one.outputs) for one in book.lengths] == [("writer", 3), ("judge", 3)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--models", "writter"), "Did you mean: writer"),
+        (("--shapes", "some"), "choice of shapes"),
+        (("--set", "run.launcher=simulated"), "engines that are measured must be real"),
+        (("--node", "8xA100-8GB"), "A100-80GB"),
+    ],
+)
+def test_what_cannot_be_measured_is_told(profile, application, tmp_path, words, message):
+    with pytest.raises(InputError, match=message):
+        profile(application, "--out", tmp_path / "profile", *words)
+    assert not (tmp_path / "profile").exists()
+
+
+def test_an_application_without_gpus_is_told_how_to_name_them(profile, application, tmp_path):
+    text = application.read_text("utf-8")
+    application.write_text(text.replace('[cluster]\nnodes = ["2xA100-80GB"]\n', ""), "utf-8")
+    with pytest.raises(InputError, match="--node 8xA100-80GB"):
+        profile(application, "--out", tmp_path / "profile")
+    words = ("--node", "1xA100-80GB", "--rows", 0, "--times", 1, "--models", "judge")
+    assert profile(application, "--out", tmp_path / "profile", *words).exit_code == 0
