@@ -16,6 +16,7 @@ from observers import LAW, run
 from worlds import GPU, INFINITY, MODEL, NODE, cost_tables, deployments, workloads
 
 from lengthwise.engine import simulate
+from lengthwise.metrics import summarize
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Refusal, Status
@@ -123,6 +124,38 @@ def test_all_behind_a_request_that_cannot_run_are_refused_with_it(engine):
         0,
     ]
     assert r.status.tolist() == [Status.FINISHED, *[Status.REJECTED] * 3, Status.FINISHED]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_long_chain_behind_a_request_that_cannot_run_is_refused_whole(engine):
+    n = 5000
+    deployment = one_replica()
+    prompt = np.full(n, 5)
+    prompt[0] = deployment.max_model_len + 1
+    chain = Workload(np.zeros(n), prompt, np.full(n, 3), after=chains([n]))
+    r = simulate(chain, deployment, engine=engine).requests
+    assert (r.status == Status.REJECTED).all()
+    assert (r.refusal[1:] == Refusal.PARENT_NOT_FINISHED).all()
+
+
+def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
+    """Chains one after another in the columns step back in time at each chain's first request."""
+    deployment = one_replica()
+    lengths = [4] * 50
+    n = sum(lengths)
+    asked = Workload(np.zeros(n), np.full(n, 9), np.arange(n) % 7 + 1, after=chains(lengths))
+    records = simulate(asked, deployment)
+    r = records.requests
+    found = summarize(records)
+    assert found.counts.arrived == found.counts.finished == n
+    assert found.jct_s.mean.value == pytest.approx((r.finished_s - r.arrival_s).mean())
+    late_s = float(np.median(r.arrival_s))
+    late = r.arrival_s >= late_s
+    some = summarize(records, warmup_s=late_s)
+    assert some.counts.arrived == late.sum()
+    assert some.jct_s.mean.value == pytest.approx((r.finished_s - r.arrival_s)[late].mean())
+    cut = simulate(asked, deployment, time_limit_s=late_s)
+    assert summarize(cut).counts.arrived == np.isfinite(cut.requests.arrival_s).sum() < n
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_warmup_leaves_out_the_first_requests(records) -> None:
 
 def test_requests_that_never_arrived_are_not_counted(records) -> None:
     r = records.requests
-    released = dataclasses.replace(r, arrival_s=np.where(np.arange(800) < 700, r.arrival_s, 0.0))
+    released = dataclasses.replace(r, arrival_s=np.where(np.arange(800) < 700, r.arrival_s, np.nan))
     assert summarize(dataclasses.replace(records, requests=released)).counts.arrived == 700
     later = dataclasses.replace(r, arrival_s=np.where(np.arange(800) < 750, r.arrival_s, records.end_s + 1))
     assert summarize(dataclasses.replace(records, requests=later)).counts.arrived == 750

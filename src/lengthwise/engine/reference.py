@@ -304,14 +304,22 @@ class Reference:
             self.arrival_s[self.released] = now
             self.released += 1
             self._to_front()
-        for child in self._behind(i):
-            if status == Status.FINISHED:
+        if status == Status.FINISHED:
+            for child in self._behind(i):
                 self._one_less(child, now)
-            elif self.results[child]["status"] != Status.REJECTED:
-                self.results[child]["status"] = Status.REJECTED
-                self.results[child]["refusal"] = Refusal.PARENT_NOT_FINISHED
-                self.arrival_s[child] = now
-                self._release(child, Status.REJECTED, now)
+        else:
+            self._refuse_behind(i, now)
+
+    def _refuse_behind(self, i: int, now: float) -> None:
+        """All that would have come after a request that did not finish are refused."""
+        refused = [i]
+        while refused:
+            for child in self._behind(refused.pop()):
+                if self.results[child]["status"] != Status.REJECTED:
+                    self.results[child]["status"] = Status.REJECTED
+                    self.results[child]["refusal"] = Refusal.PARENT_NOT_FINISHED
+                    self.arrival_s[child] = now
+                    refused.append(child)
 
     def _behind(self, i: int) -> list[int]:
         found = self.s.followers

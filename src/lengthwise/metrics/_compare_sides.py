@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lengthwise.metrics._compare_result import ClientSeconds, Side
 from lengthwise.metrics.columns import request_column
-from lengthwise.metrics.summarize import counts_of, rows_of, window_of
+from lengthwise.metrics.summarize import Window, common, counts_of, rows_of, window_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
 from lengthwise.schema.records import Records, RequestRecords, TokenGaps
@@ -27,7 +27,7 @@ class Run:
     """One side: its records, and the requests that count."""
 
     measured: Measured
-    rows: slice
+    rows: Window
 
     @property
     def records(self) -> Records:
@@ -42,7 +42,7 @@ class Run:
     @property
     def start_s(self) -> float:
         """When the first of them arrived."""
-        return float(self.records.requests.arrival_s[self.rows.start])
+        return float(self.requests.arrival_s.min())
 
     def column(self, metric: str) -> Floats:
         """[rows] seconds; NaN where something never came."""
@@ -67,8 +67,8 @@ def runs_of(a: Measured, b: Measured, paired: bool, warmup_s: float) -> tuple[Ru
     """Both runs without their warm-up; paired ones have the same rows."""
     windows = [window_of(side.records, warmup_s, 0) for side in (a, b)]
     if paired:
-        both = slice(max(w.start for w in windows), min(w.stop for w in windows))
-        if both.start >= both.stop:
+        both = common(*windows)
+        if not len(rows_of(a.records.requests, both).arrival_s):
             raise InputError(
                 f"both runs must have requests in common after the warm-up; with warmup_s {warmup_s:g} they have none"
             )

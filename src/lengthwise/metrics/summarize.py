@@ -22,7 +22,10 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, Refusal, RequestRecords, Status
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+Window = slice | Ints
+"""Requests that count: a run of rows, or their numbers."""
 
 
 def summarize(
@@ -86,27 +89,43 @@ def _latency(r: RequestRecords, name: str, level: float) -> Distribution:
     return _describe.of_column(request_column(r, name), level)
 
 
-def window_of(records: Records, warmup_s: float, warmup_requests: int) -> slice:
-    """The requests that count: a run of rows, so that nothing is copied.
+def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window:
+    """The requests that count, by arrival: a run of rows, so that nothing is copied, or their numbers.
 
-    Rows stand in order of arrival; a closed loop's requests that were never released stand
-    after a step back in time, those of an open loop after ``end_s``.
+    Rows stand in order of arrival but where requests come after others; of those that never came the arrival is NaN.
     """
     arrival_s = records.requests.arrival_s
-    back = arrival_s[1:] < arrival_s[:-1]
-    stop = int(back.argmax()) + 1 if back.any() else len(arrival_s)
-    stop = int(np.searchsorted(arrival_s[:stop], records.end_s, side="right"))
-    start = max(int(np.searchsorted(arrival_s[:stop], warmup_s)), warmup_requests)
+    order = None if _in_order(arrival_s) else np.argsort(arrival_s, kind="stable")
+    came_s = arrival_s if order is None else arrival_s[order]
+    stop = int(np.searchsorted(came_s, records.end_s, side="right"))
+    start = max(int(np.searchsorted(came_s[:stop], warmup_s)), warmup_requests)
     if start >= stop:
         raise InputError(
             f"the warm-up must leave requests to count; of {stop} that arrived it takes all "
             f"(warmup_s {warmup_s:g}, warmup_requests {warmup_requests}): shorten it or run longer"
         )
-    return slice(start, stop)
+    return slice(start, stop) if order is None else order[start:stop]
 
 
-def rows_of(r: RequestRecords, rows: slice) -> RequestRecords:
-    """A run of rows, as views."""
+def _in_order(arrival_s: Floats) -> bool:
+    came = ~np.isnan(arrival_s)
+    first = arrival_s[: int(came.sum())]
+    return bool(came[: len(first)].all() and not (first[1:] < first[:-1]).any())
+
+
+def common(a: Window, b: Window) -> Window:
+    """Requests that count in both, by number."""
+    if isinstance(a, slice) and isinstance(b, slice):
+        return slice(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
+    return np.intersect1d(_numbers(a), _numbers(b))
+
+
+def _numbers(window: Window) -> Ints:
+    return np.arange(window.start, window.stop) if isinstance(window, slice) else window
+
+
+def rows_of(r: RequestRecords, rows: Window) -> RequestRecords:
+    """The rows of a window; as views where they are a run."""
     views = {f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)}
     return RequestRecords(**views)
 
