@@ -18,6 +18,7 @@ OTHER = re.compile(
 IDS = re.compile(rb'"token_ids":\s?\[([\d,\s]*)\]')
 PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s?\[([\d,\s]+)\]')
 ADDED = re.compile(rb'("(?:prompt_)?token_ids":\s?)\[[\d,\s]*\]')
+TOLD_IDS = re.compile(rb'("token_ids":\s?)(?:\[([\d,\s]*)\]|null)')
 DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*(?=[\r\n])")
 FINISH = re.compile(rb'"finish_reason":\s?"(\w*)')
 USAGE = re.compile(rb'"usage":\s?\{[^{}]*?"completion_tokens":\s?(\d+)')
@@ -39,6 +40,13 @@ def at_end(events: bytes) -> bool:
 def many(ids: bytes) -> int:
     """How many ids a list holds."""
     return ids.count(b",") + 1 if ids.strip() else 0
+
+
+def with_ids(event: bytes, before: bytes) -> bytes:
+    """The event with token ids that come before its own; one that has no place for ids stays as it is."""
+    return TOLD_IDS.sub(
+        lambda m: m[1] + b"[" + b",".join(filter(None, (before, m[2]))) + b"]", event, count=1
+    )
 
 
 def without_ids(event: bytes) -> bytes:

@@ -20,7 +20,8 @@ class Tracked:
     engine continues by ``/v1/completions`` from token ids, and its chunks are dressed as the first leg's.
 
     Tokens can be ahead of text (half a character is held back by the engine), and an engine that goes on from
-    there would not send the half, so that a leg always begins behind the last token whose text is out.
+    there would not send the half, so that a leg always begins behind the last token whose text is out. The ids of
+    such tokens are told with the text that they complete: who was told them before would get them twice, or others.
 
     Attributes:
         count: Tokens so far.
@@ -41,6 +42,7 @@ class Tracked:
         self._wants = wants
         self._splitter, self._held, self._alike = Splitter(), Held(), Alike()
         self._ids: list[bytes] = []
+        self._untold: list[bytes] = []
         self.prompt_ids = b""
         self._first = b""
         self._dress: Dress | None = None
@@ -76,7 +78,7 @@ class Tracked:
         text = b",".join(b"%d" % one for one in ids)
         self._ids, self.count, self._out_at, self.unsure = [text] if ids else [], kept, kept, 0
         self.trouble = None
-        self._splitter = Splitter()
+        self._splitter, self._untold = Splitter(), []
         self._alike.forget()
         self._told_usage = 0
         if self._dress is None:
@@ -125,7 +127,8 @@ class Tracked:
         self.complete, self.why = True, "length"
         dress = self._dress = self._dress or self._new_dress()
         usage = usage_of(self.prompt_ids, self.count)
-        return self._held.pass_on(dress.chunk("", "length", None, [], usage), speaks=True) + self.closing()
+        chunk = self._told(dress.chunk("", "length", None, [], usage), [], complete=True)
+        return self._held.pass_on(chunk, speaks=True) + self.closing()
 
     def _as_usual(self, event: bytes) -> bytes:
         """What goes to the client of an event that has text and ids, and nothing else."""
@@ -134,7 +137,17 @@ class Tracked:
         self._ids.append(ids)
         self.count = self._out_at = self.count + tokens
         self.unsure = tokens if tokens > 1 else 0
-        return event if self._wants.ids else self._alike.without_ids(event)
+        return self._told(event, [ids], complete=True) if self._wants.ids else self._alike.without_ids(event)
+
+    def _told(self, event: bytes, ids: list[bytes], *, complete: bool) -> bytes:
+        """What the client is told of ids: all that are behind text that is out, none that are ahead of it."""
+        if not self._wants.ids or (complete and not self._untold):
+            return event
+        if complete:
+            before, self._untold = b",".join(self._untold), []
+            return scan.with_ids(event, before)
+        self._untold += ids
+        return scan.TOLD_IDS.sub(rb"\1[]", event) if ids else event
 
     def _events(self, whole: bytes) -> bytes:
         read = self._read_first if self._dress is None else self._read_later
@@ -173,6 +186,7 @@ class Tracked:
             self.resumable, speaks = False, True
         if found is None and self._is_end(event):
             return self.closing()
+        shown = self._told(shown, [found[1]] if found and tokens else [], complete=speaks or end is not None)
         out = self._held.pass_on(shown, speaks=speaks or self.complete)
         self._learn(event, usual=speaks and found is not None and end is None and not other)
         return out
@@ -245,6 +259,8 @@ class Tracked:
             self.resumable = False
         usage = usage_of(self.prompt_ids, self.count) if self._wants.usage_each else {}
         event = self._dress.chunk(text, finish, choice.get("stop_reason"), ids, usage)
+        told = [b",".join(b"%d" % one for one in ids)] if ids else []
+        event = self._told(event, told, complete=bool(text) or finish is not None)
         return self._held.pass_on(event, speaks=bool(text) or self.complete)
 
     def _count(self, ids: bytes, tokens: int, *, speaks: bool) -> None:
