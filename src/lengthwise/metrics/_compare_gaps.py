@@ -35,8 +35,8 @@ def gaps_of(run: Run) -> Gaps | None:
     found = _of_steps(records) if tokens is None else _of_pieces(tokens)
     if found is None or not _agree(found[0], records):
         return None
-    inside = (found[1] >= run.rows.start) & (found[1] < run.rows.stop)
-    return found[0][inside], found[1][inside] - run.rows.start
+    place = run.places[found[1]]
+    return found[0][place >= 0], place[place >= 0]
 
 
 def _of_pieces(tokens: TokenTimes) -> Gaps:

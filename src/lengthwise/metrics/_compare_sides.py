@@ -40,6 +40,18 @@ class Run:
         return rows_of(self.records.requests, self.rows)
 
     @property
+    def places(self) -> Ints:
+        """[all requests] the row of each among those that count; -1 where it does not."""
+        places = np.full(len(self.records.requests.arrival_s), -1)
+        places[self.rows] = np.arange(len(places[self.rows]))
+        return places
+
+    @property
+    def warmed_up(self) -> bool:
+        """Whether requests were left out that came before those that count."""
+        return bool(self.start_s > np.nanmin(self.records.requests.arrival_s))
+
+    @property
     def start_s(self) -> float:
         """When the first of them arrived."""
         return float(self.requests.arrival_s.min())

@@ -147,7 +147,7 @@ def _tbt(a: Run, b: Run, drawn: Bootstrap) -> Iterator[MetricError]:
     known = [gaps_of(run) for run in (a, b)]
     if known[0] is not None and known[1] is not None:
         whose = [len(np.unique(row)) for _, row in (known[0], known[1])]
-        if a.rows.start or b.rows.start:
+        if a.warmed_up or b.warmed_up:
             points = [np.array([gap.mean(), *np.quantile(gap, _Q)]) for gap, _ in (known[0], known[1])]
         if min(whose) >= bootstrap.LEAST:
             low, high = drawn.errors(_gaps(known[0], a), _gaps(known[1], b), _Q)
