@@ -20,8 +20,8 @@ Ints = npt.NDArray[np.int64]
 
 SHORT = 8
 """Every phase length up to it is tried, and of longer ones each ``RATIO`` times the one before."""
-RATIO = 1.4
-_BESIDE = (-2, -1, 1, 2)
+RATIO = 1.5
+_BESIDE = (-1, 1)
 
 
 def ridge(side: Side, point: Place, bound_s: float) -> Ints:
