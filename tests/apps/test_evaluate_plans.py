@@ -75,6 +75,20 @@ def test_spans_cover_every_gpu_and_second_once_and_idle_time_adds_up(counts, met
     assert all(a.end_s == b.start_s for a, b in zip(told.stages, told.stages[1:], strict=False))
 
 
+def test_a_replica_is_shown_to_load_until_it_is_ready_over_the_ends_of_stages():
+    args, more = asked_of([50, 400, 3], gpus=4, method="min", beside=())
+    told = plan(*args, **more)
+    over = [(stage, one) for stage in told.stages for one in stage.switches
+            if stage.start_s + one.seconds > stage.end_s]  # fmt: skip
+    assert over
+    for stage, one in over:
+        until_s = stage.start_s + one.seconds
+        ran = [
+            s for s in told.spans if s.gpu in one.replica and s.what == "run" and s.start_s >= stage.start_s
+        ]
+        assert all(s.start_s >= until_s - 1e-9 for s in ran if s.model == one.model)
+
+
 def test_the_same_input_gives_the_same_plan_and_the_makespan_is_of_draws_that_were_not_planned_with():
     args, more = asked_of([120, 60, 200])
     told, again = plan(*args, **more), plan(*args, **more)
@@ -91,8 +105,9 @@ def test_more_gpus_help_and_a_faster_disk_saves_loading():
     args, more = asked_of([400, 300, 500], true=4)
     told = plan(*args, **more)
     found = {one.name: one for one in what_if(*args, told, **more)}
-    assert set(found) == {"gpus_plus_2", "gpus_minus_2", "disk_twice_as_fast"}
-    assert found["gpus_plus_2"].difference.value < 0 < found["gpus_minus_2"].difference.value
+    assert set(found) == {"island_plus_2", "gpus_plus_1", "island_minus_2", "disk_twice_as_fast"}
+    assert found["island_plus_2"].difference.value < 0 < found["island_minus_2"].difference.value
+    assert found["island_plus_2"].difference.value < found["gpus_plus_1"].difference.value <= 0
     assert found["disk_twice_as_fast"].difference.value < 0
     for one in found.values():
         assert one.makespan.value - told.makespan.value == pytest.approx(one.difference.value)

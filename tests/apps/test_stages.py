@@ -150,3 +150,24 @@ def test_plans_are_those_that_fit_the_memory_the_heads_and_the_islands():
 def test_a_model_too_large_for_a_machine_is_piped_through_several():
     space = Space(served(1, "llama-2-70b"), cluster_of(1, 1, 1, 1))
     assert [(p.dp, p.tp, p.pp) for p in space.plans(0)] == [(1, 1, 2), (1, 1, 4), (2, 1, 2)]
+
+
+def test_replicas_that_are_still_being_loaded_do_not_work_because_more_are_started_beside_them():
+    """Half of what is loaded when a stage ends is loaded half, however many replicas come to it."""
+    stages = world([40, 400], gpus=4)
+    a, two, three = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 2), ModelPlan(1, KIND, 3)
+    start_s = stages.space.seconds(two, "start")
+    first = stages.stage(stages.start(), (a, two), {0: 0.0, 1: start_s})
+    state = stages.after(first)
+    assert 0 < first.end_s < start_s
+    left_s = start_s - first.end_s
+    assert stages.pending_s(state, three) == pytest.approx(left_s)
+    second = stages.stage(state, (three,))
+    assert second.live[1].start_s - first.end_s == pytest.approx((2 * left_s + start_s) / 3)
+    fewer = stages.stage(state, (ModelPlan(1, KIND, 1),))
+    assert fewer.live[1].start_s == pytest.approx(start_s)
+    assert stages.stage(state, (two,)).live[1].start_s == start_s
+    cut = stages.stage(state, (ModelPlan(1, KIND, 1, 2),))
+    assert cut.live[1].start_s - first.end_s == pytest.approx(
+        stages.space.seconds(ModelPlan(1, KIND, 1, 2), "start")
+    )

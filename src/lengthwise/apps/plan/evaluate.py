@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from lengthwise.apps.plan.play import Played, play
 from lengthwise.apps.plan.runs import Runs
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Plans, Staged, Stages
-from lengthwise.schema.app import AppSpan, AppStage, TaskDraw, Tasks
+from lengthwise.schema.app import AppSpan, AppStage, Replica, TaskDraw, Tasks
 from lengthwise.schema.estimate import Estimate
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -52,12 +52,12 @@ def judged(values: Sequence[float], quantile: float | None) -> float:
 
 def spans_of(played: Played, space: Space, stages: Stages) -> tuple[AppSpan, ...]:
     """What each GPU does, in order of GPUs and time; neighbours that do the same are one."""
-    parts = [
-        span
-        for stage, staged in zip(played.stages, played.staged, strict=True)
-        for span in _of_stage(stage, staged, space, stages)
-        if span.end_s > span.start_s
-    ]
+    parts: list[AppSpan] = []
+    ready_s: dict[tuple[int, Replica], float] = {}
+    for stage, staged in zip(played.stages, played.staged, strict=True):
+        ready_s = _ready(stage, ready_s)
+        spans = _of_stage(stage, staged, ready_s, space, stages)
+        parts += (span for span in spans if span.end_s > span.start_s)
     joined: list[AppSpan] = []
     for span in sorted(parts, key=lambda s: (s.gpu, s.start_s, s.end_s)):
         if joined and _goes_on(last := joined[-1], span):
@@ -81,14 +81,25 @@ def idle_seconds(spans: Sequence[AppSpan]) -> dict[str, float]:
     return dict(sorted(found.items()))
 
 
-def _of_stage(stage: AppStage, staged: Staged, space: Space, stages: Stages) -> Iterator[AppSpan]:
-    loads = {(one.model, one.replica): one.seconds for one in stage.switches}
+def _ready(stage: AppStage, before: Mapping[tuple[int, Replica], float]) -> dict[tuple[int, Replica], float]:
+    """When each replica of a stage is ready: loading goes on over the ends of stages."""
+    there = [(model, replica) for model, replicas in stage.placement.items() for replica in replicas]
+    found = {key: before.get(key, stage.start_s) for key in there}
+    return found | {(one.model, one.replica): stage.start_s + one.seconds for one in stage.switches}
+
+
+def _of_stage(
+    stage: AppStage,
+    staged: Staged,
+    ready: Mapping[tuple[int, Replica], float],
+    space: Space,
+    stages: Stages,
+) -> Iterator[AppSpan]:
     used: set[int] = set()
     for plan in stage.plans:
         live = staged.live[plan.model]
         for replica in stage.placement[plan.model]:
-            ready_s = min(stage.start_s + loads.get((plan.model, replica), 0.0), stage.end_s)
-            ready_s = max(ready_s, min(live.start_s, stage.end_s)) if plan.dp == 1 else ready_s
+            ready_s = min(max(ready[plan.model, replica], stage.start_s), stage.end_s)
             done_s = min(max(live.end_s, ready_s), stage.end_s)
             for gpu in replica:
                 used.add(gpu)

@@ -77,7 +77,7 @@ class _Table:
             starved=self._starved,
         )
         placement, made = self._placed(now.plans)
-        delays_s = _delays(now.plans, placement, made) if self._places else None
+        delays_s = self._delays(now.plans, placement, made) if self._places else None
         staged = self._stages.stage(self.state, now.plans, delays_s)
         self._require_progress(staged, now)
         self.made.append(
@@ -102,23 +102,28 @@ class _Table:
         self._asleep = _slept(self._space, running, before, placement, self._asleep)
         return placement, made
 
+    def _delays(self, plans: Plans, placement: Placement, made: Sequence[Switch]) -> dict[int, float]:
+        """Seconds until models are ready, where that is not as it was.
+
+        Of a model some of whose replicas stand already, or are being loaded, the mean over all counts.
+        """
+        found: dict[int, float] = {}
+        before = {plan.model: plan for plan in self._now.plans}
+        for plan in plans:
+            seconds = [one.seconds for one in made if one.model == plan.model]
+            if seconds and len(seconds) == len(placement[plan.model]):
+                found[plan.model] = max(seconds)
+            elif seconds or before.get(plan.model) != plan:
+                kept = plan.dp - len(seconds)
+                pending_s = self._stages.pending_s(self.state, plan)
+                found[plan.model] = (sum(seconds) + pending_s * kept) / plan.dp
+        return found
+
     def _require_progress(self, staged: Staged, now: Now) -> None:
         still = staged.end_s <= self.state.clock_s and staged.ends_by < 0
         if not now.plans or (still and now == self._now):
             left = set(range(len(self._stages.load.models))) - self._finished
             raise InternalError(f"models {sorted(left)} are left, and {now.plans} gets none of them on")
-
-
-def _delays(plans: Plans, placement: Placement, made: Sequence[Switch]) -> dict[int, float]:
-    """Seconds until models are ready. Of a model some of whose replicas stand already, the mean over all counts."""
-    found: dict[int, float] = {}
-    for plan in plans:
-        seconds = [one.seconds for one in made if one.model == plan.model]
-        if len(seconds) == len(placement[plan.model]):
-            found[plan.model] = max(seconds)
-        elif seconds:
-            found[plan.model] = sum(seconds) / plan.dp
-    return found
 
 
 def _slept(space: Space, running: Plans, before: Placement, after: Placement, asleep: Asleep) -> Asleep:

@@ -136,11 +136,22 @@ class Stages:
     def delay(self, state: State, plan: ModelPlan) -> float:
         """Seconds until a model is ready under a plan, moves of others left aside.
 
-        Replicas of the same shape go on at once while others are started beside them: what counts is the mean.
+        Replicas of the same shape go on, or go on being loaded, while others are started beside them: what counts is
+        the mean.
         """
         live = state.live.get(plan.model)
-        there = live.run.plan.dp if live is not None and live.run.plan.shape == plan.shape else 0
-        return self.space.seconds(plan, "start") * max(0, plan.dp - there) / plan.dp
+        there = (
+            min(live.run.plan.dp, plan.dp) if live is not None and live.run.plan.shape == plan.shape else 0
+        )
+        started_s = self.space.seconds(plan, "start") * (plan.dp - there)
+        return (started_s + self.pending_s(state, plan) * there) / plan.dp
+
+    def pending_s(self, state: State, plan: ModelPlan) -> float:
+        """Seconds until those replicas of a plan's shape are ready that are being loaded now; 0 where none is."""
+        live = state.live.get(plan.model)
+        if live is None or live.run.plan.shape != plan.shape:
+            return 0.0
+        return max(0.0, live.start_s - state.clock_s)
 
     def stage(self, state: State, plans: Plans, delays_s: Mapping[int, float] | None = None) -> Staged:
         """What comes of running these plans from now on.
@@ -188,10 +199,10 @@ class Stages:
         self, state: State, plan: ModelPlan, others: Mapping[int, Live], delays_s: Mapping[int, float] | None
     ) -> Live:
         was = state.live.get(plan.model)
-        delay_s = self.delay(state, plan) if delays_s is None else delays_s.get(plan.model, 0.0)
-        if was is not None and was.run.plan == plan and not delay_s:
+        if was is not None and was.run.plan == plan and not (delays_s and delays_s.get(plan.model)):
             work, start_s = was.run.before, was.start_s
         else:
+            delay_s = self.delay(state, plan) if delays_s is None else delays_s.get(plan.model, 0.0)
             work, start_s = state.work(plan.model), state.clock_s + delay_s
         return Live(self.runs.run(plan, work, self._arrivals(state, plan.model, start_s, others)), start_s)
 

@@ -24,7 +24,7 @@ def what_if(
     times: SwitchTimes | None = None,
     asked: Asked | None = None,
 ) -> tuple[AppWhatIf, ...]:
-    """The makespan with an island of GPUs more, one fewer, and a disk twice as fast, planned anew for each.
+    """The makespan with an island of GPUs more, one fewer, a GPU more, and a disk twice as fast, each planned anew.
 
     A variant under which a model does not fit any more is left out. Arguments are those of ``plan``, and ``told`` is
     what it said.
@@ -45,13 +45,28 @@ def what_if(
 
 
 def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
-    """The last machine with an island more, and with one fewer."""
+    """The last machine with an island of GPUs more and one fewer; one GPU more, there or in a machine of its own."""
     *others, last = cluster.machines
     step = min(last.node.link_group, last.gpus)
-    found = [(f"gpus_plus_{step}", _sized((*others, _with(last, last.gpus + step))))]
+    found = [(_name("plus", step, last), _sized((*others, _with(last, last.gpus + step))))]
+    if step > 1:
+        found.append(("gpus_plus_1", _one_more(cluster)))
     if cluster.gpus > step:
-        found.append((f"gpus_minus_{step}", _sized((*others, _with(last, last.gpus - step)))))
+        found.append((_name("minus", step, last), _sized((*others, _with(last, last.gpus - step)))))
     return found
+
+
+def _name(way: str, step: int, machine: Machine) -> str:
+    """GPUs that are an island are called so."""
+    is_island = 1 < step == machine.node.link_group
+    return f"{'island' if is_island else 'gpus'}_{way}_{step}"
+
+
+def _one_more(cluster: Cluster) -> Cluster:
+    *others, last = cluster.machines
+    if last.gpus < last.node.gpus:
+        return Cluster((*others, _with(last, last.gpus + 1)))
+    return Cluster((*cluster.machines, Machine(last.gpu, last.node, 1)))
 
 
 def _sized(machines: Sequence[Machine]) -> Cluster:
