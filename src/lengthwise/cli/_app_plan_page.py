@@ -2,120 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
-import typer
+from lengthwise.cli._show import console, print_table
+from lengthwise.report import percent
+from lengthwise.report.apps import (
+    WHY,
+    difference,
+    idle_shares,
+    shape,
+    supposed,
+    switched,
+    took,
+    took_about,
+)
+from lengthwise.schema.app import AppPlan, AppStage
 
-from lengthwise.schema.app import AppPlan, AppStage, ModelPlan
-from lengthwise.schema.estimate import Estimate
-
-_WHY = {
-    "load": "loading",
-    "waiting_for_parents": "waiting for other models' answers",
-    "no_plan_fits": "no plan fits what is free",
-    "left_free": "left free",
-    "tail": "the end of a stage",
-}
 _MOST_STAGES = 24
+_STAGES = ("stage", "from", "to", "model", "replicas", "GPUs", "made ready", "")
+_METHODS = ("method", "makespan", "search", "stages", "times as long")
+_WHAT_IFS = ("with", "makespan", "difference")
 
 
 def show(plan: AppPlan, title: str, gpus: int) -> None:
     """Prints stages, makespan, idle GPUs, other methods, what something else would bring, and notes."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{title}: {span(plan.makespan)} on {gpus} GPUs, {len(plan.stages)} stages", markup=False)
+    out = console()
+    many = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
+    out.print(f"{title}: {took_about(plan.makespan)} on {gpus} GPU{'s' if gpus != 1 else ''}, {many}")
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
-        console.print(f"90 % of the draws lie within {seconds(low)} to {seconds(high)}", markup=False)
-    console.print(_stages(plan))
+        out.print(f"90 % of the draws lie within {took(low)} to {took(high)}")
+    out.print()
+    _stages(plan)
+    out.print(_idle(plan, gpus))
     if plan.methods:
-        console.print(_methods(plan))
+        out.print()
+        rows = [
+            (one.name, took_about(one.makespan), took(one.search_s), str(one.stages), f"{one.gain:.2f}")
+            for one in plan.methods
+        ]
+        print_table(_METHODS, rows, wraps=(), drops=("stages", "search"))
+        out.print("times as long: end to end, the search too", style="dim")
     if plan.what_ifs:
-        console.print(_what_ifs(plan))
-    for line in (*_idle(plan, gpus), *(f"note: {note}" for note in plan.notes)):
-        typer.echo(line)
+        out.print()
+        of_s = plan.makespan.value
+        changes = [
+            (supposed(w), took_about(w.makespan), difference(w.difference, of_s)) for w in plan.what_ifs
+        ]
+        print_table(_WHAT_IFS, changes, wraps=("with",))
+    for note in plan.notes:
+        out.print(f"note: {note}", style="dim")
 
 
-def seconds(value: float) -> str:
-    """A time for people."""
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
-
-
-def span(estimate: Estimate) -> str:
-    """A time with its interval."""
-    told = seconds(estimate.value)
-    return f"{told} \N{PLUS-MINUS SIGN} {seconds(estimate.half_width)}" if estimate.has_interval else told
-
-
-def named(plan: ModelPlan, models: Sequence[str]) -> str:
-    """A model's plan in words."""
-    cut = f" x tp {plan.tp}" if plan.tp > 1 else ""
-    pipeline = f" x pp {plan.pp}" if plan.pp > 1 else ""
-    return f"{models[plan.model]}: {plan.dp}{cut}{pipeline}"
-
-
-def _stages(plan: AppPlan) -> Any:
-    table = _table("stage", "from", "to", "model: replicas x GPUs", "GPUs", "made ready", "ends as finished")
+def _stages(plan: AppPlan) -> None:
+    """A row for each model of each stage; the stage's own columns are filled in its first row."""
     shown = plan.stages[:_MOST_STAGES]
-    for number, stage in enumerate(shown, 1):
-        table.add_row(
-            str(number),
-            seconds(stage.start_s),
-            seconds(stage.end_s),
-            "\n".join(named(one, plan.models) for one in stage.plans),
-            str(stage.gpus),
-            _switches(stage, plan.models),
-            plan.models[stage.ends_by] if stage.ends_by >= 0 else "",
-        )
+    rows = [row for number, stage in enumerate(shown, 1) for row in _rows(number, stage, plan)]
+    print_table(_STAGES, rows, wraps=(), drops=("made ready", "GPUs", "from"))
     if len(plan.stages) > len(shown):
-        table.add_row("...", "", "", f"{len(plan.stages) - len(shown)} more", "", "", "")
-    return table
+        console().print(
+            f"... and {len(plan.stages) - len(shown)} more: --json or --report has all", style="dim"
+        )
 
 
-def _switches(stage: AppStage, models: Sequence[str]) -> str:
-    longest: dict[int, float] = {}
-    for one in stage.switches:
-        longest[one.model] = max(longest.get(one.model, 0.0), one.seconds)
-    return "\n".join(f"{models[model]} {seconds(took)}" for model, took in sorted(longest.items()))
+def _rows(number: int, stage: AppStage, plan: AppPlan) -> Iterator[tuple[str, ...]]:
+    made = switched(stage)
+    for k, one in enumerate(stage.plans):
+        own = (str(number), took(stage.start_s), took(stage.end_s)) if k == 0 else ("", "", "")
+        ready = took(made[one.model][1]) if one.model in made else ""
+        ends = "finishes" if stage.ends_by == one.model else ""
+        yield (*own, plan.models[one.model], shape(one), str(one.gpus), ready, ends)
 
 
-def _methods(plan: AppPlan) -> Any:
-    table = _table("method", "makespan", "search", "stages", "times as long, end to end")
-    for one in plan.methods:
-        table.add_row(one.name, span(one.makespan), seconds(one.search_s), str(one.stages), f"{one.gain:.2f}")
-    return table
-
-
-def _what_ifs(plan: AppPlan) -> Any:
-    table = _table("what if", "makespan", "difference")
-    for one in plan.what_ifs:
-        sign = "+" if one.difference.value > 0 else "-"
-        apart = Estimate(abs(one.difference.value), one.difference.half_width)
-        table.add_row(one.name.replace("_", " "), span(one.makespan), sign + span(apart))
-    return table
-
-
-def _idle(plan: AppPlan, gpus: int) -> list[str]:
-    whole = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
-    if not whole:
-        return []
-    told = [
-        f"{taken / whole:.0%} {_WHY.get(why, why)}"
-        for why, taken in sorted(plan.idle_s.items(), key=lambda one: -one[1])
-        if taken / whole >= 0.005
-    ]
-    return [f"GPU time without work: {', '.join(told)}" if told else "GPUs work all the time"]
-
-
-def _table(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+def _idle(plan: AppPlan, gpus: int) -> str:
+    shares = [(why, share) for why, share in idle_shares(plan, gpus) if share >= 0.005]
+    if not shares:
+        return "GPUs work all the time"
+    return f"GPU time without work: {', '.join(f'{percent(share)} {WHY.get(why, why)}' for why, share in shares)}"

@@ -11,7 +11,7 @@ import typer
 
 from lengthwise.apps.ledger import ENDED, State
 from lengthwise.apps.run import RESUME, Progress
-from lengthwise.cli._app_plan_page import seconds
+from lengthwise.report.apps import took
 from lengthwise.scenario.app_runs import RanApp
 
 _LINE_S = 10.0
@@ -49,7 +49,9 @@ def line(progress: Progress) -> str:
     """Where a run is, in a line."""
     done, total = _done(progress)
     running = ", ".join(one.name for one in progress.models if one.state == "runs")
-    return f"{seconds(progress.at_s)}: {done} of {total} tasks, {left(progress)}; runs {running or 'nothing yet'}"
+    return (
+        f"{took(progress.at_s)}: {done} of {total} tasks, {left(progress)}; runs {running or 'nothing yet'}"
+    )
 
 
 def left(progress: Progress) -> str:
@@ -57,7 +59,7 @@ def left(progress: Progress) -> str:
     if progress.left_s is None:
         return "time left not known yet"
     value, low, high = progress.left_s
-    return f"{seconds(value)} left ({seconds(low)} to {seconds(high)})"
+    return f"{took(value)} left ({took(low)} to {took(high)})"
 
 
 def _done(progress: Progress) -> tuple[int, int]:
@@ -73,7 +75,7 @@ def table(progress: Progress) -> Any:
     done, total = _done(progress)
     made = Table(
         box=box.SIMPLE_HEAD,
-        title=f"{done} of {total} tasks, {seconds(progress.at_s)}, {left(progress)}",
+        title=f"{done} of {total} tasks, {took(progress.at_s)}, {left(progress)}",
         title_justify="left",
     )
     for column in ("model", "", "done", "of", "under way", "tokens/s", "GPUs", "dead"):
@@ -103,7 +105,7 @@ def end(ran: RanApp, *, quiet: bool) -> None:
             typer.echo(ended.reused.words())
         counts = {state: ended.of(state) for state in ENDED}
         told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
-        typer.echo(f"{ended.how} after {seconds(ended.seconds)}: {told or 'nothing yet'}")
+        typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
         typer.echo(f"outputs, manifest and logs are in {ran.folder}")
         if ran.exported.dead:
             typer.echo(

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import JsonFile, Quiet
+from lengthwise.cli._options import HtmlReport, JsonFile, Quiet
 
 EXAMPLES = """\b
 Examples:
   lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB
+  lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB@pairs --report plan.html
   lengthwise app plan examples/apps/chain-summary.toml --node 8xA100-80GB --json plan.json
 """
 
@@ -46,6 +47,7 @@ def run(
             "--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."
         ),
     ] = None,
+    report: HtmlReport = None,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -55,20 +57,22 @@ def run(
     ways of planning stand beside it, and what one island of GPUs more or less or a disk twice as fast would bring.
     """
     from lengthwise.apps.plan import write_plan
-    from lengthwise.cli import _app_plan_page, _outputs, _settings
+    from lengthwise.cli import _app_plan_page, _app_report, _outputs
+    from lengthwise.report.apps import write_app_html
     from lengthwise.scenario.app_files import asked_app
     from lengthwise.scenario.app_plans import Planning
 
     asked = asked_app(app, set_ or (), node or (), profile)
-    _outputs.require_answers(json, None, inputs=asked.file.files)
-    _settings.tell(asked.notes, quiet=quiet)
+    _outputs.require_answers(json, report, inputs=asked.file.files)
     how = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     made = asked.planned(how)
-    plan, space = made.plan, made.space
+    plan = made.plan
     assert plan is not None
-    assert space is not None
+    facts = _app_report.facts_of(asked, made, app.stem)
     if not quiet and json != _outputs.STDOUT:
-        _app_plan_page.show(plan, asked.app.name or app.stem, space.cluster.gpus)
-    written = _outputs.write_answers(json, None, lambda path: write_plan(path, plan), lambda _: None)
+        _app_plan_page.show(plan, facts.name, len(facts.gpus))
+    written = _outputs.write_answers(
+        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, facts)
+    )
     if not quiet:
         _outputs.tell(written)

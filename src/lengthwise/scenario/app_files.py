@@ -25,7 +25,7 @@ class AskedApp:
         file: As it was read.
         app: With what was measured laid over it.
         space: Of its plans; None: no GPUs are named.
-        notes: What is assumed, in words.
+        notes: What a profile held and what it did not, in words; what is assumed without one the plan says itself.
     """
 
     file: AppFile
@@ -39,7 +39,10 @@ class AskedApp:
             raise InputError(
                 'a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file'
             )
-        return planned_app(self.app, self.file.rows, self.space, how, given=given)
+        made = planned_app(self.app, self.file.rows, self.space, how, given=given)
+        assert made.plan is not None
+        notes = dict.fromkeys((*self.notes, *made.plan.notes))
+        return replace(made, plan=replace(made.plan, notes=tuple(notes)))
 
     def drawn(self, how: Planning) -> PlannedApp:
         """Without a plan, for engines that are given."""
@@ -70,8 +73,9 @@ def asked_app(
     if cluster is None:
         if profile is not None:
             raise InputError("a profile is of GPUs; name them: --node, or [cluster] nodes in the file")
-        return AskedApp(file, file.app, None, file.notes)
-    space, app, notes = Space(file.served, cluster), file.app, file.notes
+        return AskedApp(file, file.app, None, ())
+    space, app = Space(file.served, cluster), file.app
+    notes: tuple[str, ...] = ()
     if profile is not None:
         app, space, notes = profiled(app, space, profile, file.loaded)
     return AskedApp(replace(file, app=app), app, space, tuple(notes))

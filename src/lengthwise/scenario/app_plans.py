@@ -10,7 +10,7 @@ from lengthwise.apps.app import App
 from lengthwise.apps.draws import draw
 from lengthwise.apps.expand import Unrolled, expand
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Space, SwitchTimes, plan, what_if
+from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Space, plan, what_if
 from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError
 
@@ -106,7 +106,7 @@ def planned_app(
             asked=how.asked,
         )
         made = replace(made, what_ifs=others)
-    return replace(whole, space=space, plan=replace(made, notes=(*_notes(app, times), *made.notes)))
+    return replace(whole, space=space, plan=replace(made, notes=(*_notes(app), *made.notes)))
 
 
 def drawn_app(app: App, rows: Rows, how: Planning | None = None) -> PlannedApp:
@@ -136,15 +136,13 @@ def draws_of(unrolled: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[Task
     return tuple(draw(unrolled.tasks, lengths, longest, seed) for seed in seeds)
 
 
-def _notes(app: App, times: SwitchTimes) -> list[str]:
+def _notes(app: App) -> list[str]:
     """What is assumed for want of anything better."""
     unknown = [one.name for one in app.models if one.lengths is None]
     notes = []
     if unknown:
         notes.append(
-            f"Outputs of {', '.join(unknown)} are taken to be as long as they may be; give lengths, or measure them "
-            "(lengthwise app profile)."
+            f"outputs of {', '.join(unknown)} are taken to be as long as they may be; give lengths, or measure them "
+            "(lengthwise app profile)"
         )
-    if not times.measured:
-        notes.append("Times of starting models are assumed, not measured (lengthwise app profile).")
     return notes

@@ -10,6 +10,7 @@ from lengthwise.apps.run.layout import Layout, identity_of, lay
 from lengthwise.apps.run.manifest import manifest
 from lengthwise.apps.run.owners import alive, new_owner
 from lengthwise.apps.run.progress import Event, ModelProgress, Progress
+from lengthwise.apps.run.recorded import recorded
 from lengthwise.apps.run.reuse import Reused
 from lengthwise.apps.run.rooms import ClusterRooms, GivenRooms
 from lengthwise.apps.run.simulation import run_simulated
@@ -50,6 +51,7 @@ __all__ = [
     "lay",
     "manifest",
     "new_owner",
+    "recorded",
     "run_here",
     "run_simulated",
     "write_manifest",

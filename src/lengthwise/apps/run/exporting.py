@@ -52,7 +52,7 @@ def export(
     """Writes what was answered, a line a task, rows in the order of the inputs, each file whole or not at all.
 
     Tasks of a row stand in the application's order: by call, round and index. Skipped ones have no line. Nothing of it
-    depends on when or in which order engines answered.
+    depends on when or in which order engines answered. Where nobody is dead there is no file of the dead.
 
     Args:
         ledger: Of the run.
@@ -81,8 +81,12 @@ def export(
         (folder / OUTPUTS).unlink()
         del files[OUTPUTS]
     write_whole(folder / DEAD, lambda path: _write(path, _dead(ledger, layout, order, named)))
-    files[DEAD] = sha256(folder / DEAD)
-    return Exported(files, answers, _lines(folder / DEAD))
+    dead = _lines(folder / DEAD)
+    if dead:
+        files[DEAD] = sha256(folder / DEAD)
+    else:
+        (folder / DEAD).unlink()  # of a run before, too
+    return Exported(files, answers, dead)
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -1,0 +1,51 @@
+"""What the pages of a plan and a run of an application say beside their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lengthwise.apps.run import recorded
+from lengthwise.report.apps import AppFacts
+from lengthwise.scenario.app_files import AskedApp
+from lengthwise.scenario.app_plans import PlannedApp
+from lengthwise.scenario.app_runs import RanApp
+from lengthwise.schema.app import Cluster, Machine
+
+
+def facts_of(asked: AskedApp, made: PlannedApp, name: str) -> AppFacts:
+    """Of a plan."""
+    cluster = made.space.cluster if made.space is not None else None
+    return AppFacts(asked.app.name or name, tuple(_facts(asked, made, cluster)), _gpus(cluster))
+
+
+def facts_of_run(asked: AskedApp, made: PlannedApp, name: str, ran: RanApp) -> AppFacts:
+    """Of a run: its manifest, and what was recorded of each model."""
+    plan = facts_of(asked, made, name)
+    answers, tokens = recorded(ran.folder)
+    return AppFacts(plan.name, plan.facts, plan.gpus, ran.facts, tokens, answers)
+
+
+def _facts(asked: AskedApp, made: PlannedApp, cluster: Cluster | None) -> Iterator[str]:
+    rows, tasks, models = len(asked.file.rows.rows), len(made.unrolled.tasks), len(asked.app.models)
+    yield f"{rows:,} rows"
+    yield f"{tasks:,} tasks at most"
+    yield f"{models} model{'s' if models != 1 else ''}"
+    for machine in cluster.machines if cluster is not None else ():
+        yield _machine(machine)
+    if made.plan is not None:
+        yield f"planned by {made.plan.method.replace('_', ' ')}"
+
+
+def _machine(machine: Machine) -> str:
+    group = min(machine.node.link_group, machine.gpus)
+    joined = {1: "no fast links", machine.gpus: "fast links between all", 2: "fast links in pairs"}
+    links = joined.get(group, f"fast links between {group} each") if machine.gpus > 1 else ""
+    return f"{machine.gpus} x {machine.gpu.name}{f', {links}' if links else ''}"
+
+
+def _gpus(cluster: Cluster | None) -> tuple[str, ...]:
+    if cluster is None:
+        return ()
+    if len(cluster.machines) == 1:
+        return tuple(f"GPU {k}" for k in range(cluster.gpus))
+    return tuple(f"node {n}, GPU {k}" for n, one in enumerate(cluster.machines) for k in range(one.gpus))
