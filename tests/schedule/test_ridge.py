@@ -38,7 +38,7 @@ def test_phases_that_are_tried_are_within_what_there_is():
     tried = ladder(50, 480)
     assert tried[0] == 1
     assert tried[-1] == 480
-    assert {48, 49, 50, 51, 52} <= set(tried.tolist())
+    assert {49, 50, 51} <= set(tried.tolist())
     assert set(range(1, 9)) <= set(tried.tolist())
     assert ladder(1, 1).tolist() == [1]
     assert ladder(3, 4).tolist() == [1, 2, 3, 4]
