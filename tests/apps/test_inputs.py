@@ -100,3 +100,20 @@ def test_a_file_changed_under_its_reader_is_told(tmp_path):
     path.write_text("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
     with pytest.raises(InputError, match="must stay as it is"):
         found.rows[1]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_the_first_rows_are_a_file_of_their_own(tmp_path, name):
+    frame = pl.DataFrame({"key": ["x", "y", "z"], "n": [1, 2, 3]})
+    write = {"a.jsonl": frame.write_ndjson, "a.csv": frame.write_csv, "a.parquet": frame.write_parquet}
+    write[name](tmp_path / name)
+    whole = read_rows(tmp_path / name, "key")
+    some = whole.first(2)
+    assert list(some.ids) == ["x", "y"]
+    assert [row["n"] for row in some.rows] == [1, 2] == [row["n"] for row in some.rows[:]]
+    assert some.rows[-1]["n"] == 2
+    assert len(some) == 2
+    with pytest.raises(IndexError):
+        some.rows[2]
+    assert len({whole.sha256, some.sha256, whole.first(1).sha256}) == 3
+    assert whole.first(3) is whole

@@ -28,7 +28,7 @@ class Rows:
         ids: What tells rows apart: a field's values, or their numbers from 0.
         rows: Their fields.
         source: The file.
-        sha256: Of its bytes, in hex.
+        sha256: Of its bytes, in hex; of some of its rows, also of how many.
     """
 
     ids: Sequence[str]
@@ -38,6 +38,13 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def first(self, count: int) -> Rows:
+        """The first so many of them, or all where there are no more."""
+        if count >= len(self):
+            return self
+        digest = hashlib.sha256(f"the first {count} of {self.sha256}".encode()).hexdigest()
+        return Rows(self.ids[:count], First(self.rows, count), self.source, digest)
 
 
 def read_rows(
@@ -194,6 +201,28 @@ class Table(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._frame.iter_rows(named=True, buffer_size=_PAGE))
+
+
+class First(Sequence[Row]):
+    """The first so many of some rows."""
+
+    def __init__(self, rows: Sequence[Row], count: int) -> None:
+        self._rows, self._numbers = rows, range(count)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Row]: ...
+    def __getitem__(self, at: int | slice) -> Row | list[Row]:
+        """One row, or some."""
+        found = self._numbers[at]
+        return [self._rows[i] for i in found] if isinstance(found, range) else self._rows[found]
+
+    def __iter__(self) -> Iterator[Row]:
+        return islice(iter(self._rows), len(self))
 
 
 def _jsonl(path: Path, ids: _Ids) -> Lines:

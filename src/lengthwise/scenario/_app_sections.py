@@ -18,10 +18,14 @@ _DEFAULTS = Settings()
 
 
 class InputsSection(Section):
-    """The rows: a ``file`` with the field ``id`` that tells them apart, or an ``openai_batch``."""
+    """The rows: a ``file`` with the field ``id`` that tells them apart, or an ``openai_batch``.
+
+    ``rows``: only the first so many of the file.
+    """
 
     file: Text | None = None
     id: Text | None = None
+    rows: Count | None = None
     openai_batch: Text | None = None
 
     @model_validator(mode="after")
@@ -30,6 +34,8 @@ class InputsSection(Section):
             raise ValueError("give one of: file, openai_batch")
         if self.openai_batch is not None and self.id is not None:
             raise ValueError("a batch's requests are told apart by their custom_id; take id out")
+        if self.openai_batch is not None and self.rows is not None:
+            raise ValueError("a batch is answered whole; take rows out")
         return self
 
 

@@ -189,6 +189,7 @@ class _Made:
         rows = None
         with maker.at("inputs"):
             rows = read_rows(maker.file(tables.inputs.file or ""), tables.inputs.id)
+            rows = rows.first(tables.inputs.rows or len(rows))
         if maker.problems:
             return None  # what is missing would be told twice
         with maker.at():
