@@ -1,7 +1,7 @@
 """Writes the rows of the example applications, the same bytes each time: python make_rows.py [KIND [COUNT [FILE]]].
 
-Kinds: questions (1000), routed (6856), documents (100). Without any, all files that stand beside this one. Everything
-is put together from the words below, which were written for this purpose; towns, people and events are invented.
+Kinds: questions (1000), routed (6856), documents (100), mixed (500). Without any, all files that stand beside this one.
+Everything is put together from the words below, which were written for it; towns, people and events are invented.
 
     python examples/apps/make_rows.py questions 10000 questions-10k.jsonl
     python examples/apps/make_rows.py documents 300 documents-300.jsonl
@@ -154,6 +154,12 @@ THINGS = (
     "the north wall",
     "the library roof",
 )
+ASPECTS = (
+    "coherence: does one sentence follow from the other?",
+    "consistency: are its facts at one?",
+    "fluency: is it good English?",
+    "relevance: is all of it worth telling?",
+)
 EVENTS = (
     "{person} reported that {thing} would cost {money} crowns to repair, {share} per cent more than in spring.",
     "After a storm on day {day}, {thing} was closed for {days} days and {person} was asked to find another way.",
@@ -252,6 +258,17 @@ def _some(all_there_are: list[str], count: int) -> list[str]:
     return all_there_are[:count]
 
 
+def mixed(questions_asked: int, sizes: list[int], sentences: int) -> list[dict[str, object]]:
+    """Rows with a question each; so many of them, evenly spread, have a chronicle too, and what it is judged by."""
+    told = iter(documents(sizes, sentences))
+    every, rows = questions_asked // len(sizes), []
+    for number, text in enumerate(_some(questions(), questions_asked)):
+        one = next(told, None) if number % every == 0 else None
+        row: dict[str, object] = {"id": f"m{number:04}", "question": text, "chunks": [], "aspects": []}
+        rows.append(row if one is None else row | {"chunks": one["chunks"], "aspects": ASPECTS})
+    return rows
+
+
 def question_rows(count: int) -> str:
     """JSONL of questions."""
     asked = _some(questions(), count)
@@ -289,6 +306,8 @@ def files() -> dict[str, str]:
         "routed-tiny.csv": routed_rows(tiny),
         "documents.jsonl": _jsonl(documents(lengths(100), 9)),
         "documents-tiny.jsonl": _jsonl(documents([2, 1, 5, 1, 3, 2], 2)),
+        "mixed.jsonl": _jsonl(mixed(500, lengths(50), 6)),
+        "mixed-tiny.jsonl": _jsonl(mixed(6, [1, 4, 2], 2)),
     }
 
 
@@ -303,6 +322,7 @@ def main(words: list[str]) -> None:
         "questions": lambda: question_rows(count or 1000),
         "routed": lambda: routed_rows(shares(count) if count else ROUTED),
         "documents": lambda: _jsonl(documents(lengths(count or 100), 9)),
+        "mixed": lambda: _jsonl(mixed(count or 500, lengths(max(1, (count or 500) // 10)), 6)),
     }
     if kind not in makes:
         raise SystemExit(f"KIND must be one of {', '.join(makes)}; it is {kind}")
