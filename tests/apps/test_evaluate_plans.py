@@ -48,10 +48,15 @@ def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
     st.sampled_from([None, 0.5, 0.9]),
 )
 def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(counts, seed, quantile):
+    """Of all that it can afford; of the others it takes what saves more than it costs."""
     args, more = asked_of(counts, seed, quantile=quantile)
     told = plan(*args, **more)
     scores = {one.name: one.planned_s for one in told.methods}
     assert set(scores) == {"lengthwise", *METHODS}
+    assert scores["lengthwise"] <= min(scores["min"], scores["min_no_preemption"]) + 1e-9
+    assert scores["lengthwise"] <= min(scores.values()) * 1.02
+    rich = replace(more["asked"], effort=replace(SMALL, share=1.0))
+    scores = {one.name: one.planned_s for one in plan(*args, **{**more, "asked": rich}).methods}
     assert scores["lengthwise"] <= min(scores.values()) + 1e-9
 
 

@@ -7,7 +7,7 @@ timed, so that the same input gives the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lengthwise.apps.plan.choosers import Chooser, built
@@ -45,11 +45,13 @@ class Effort:
         width: Of the beam.
         beam_tasks: Tasks, times stages, that the beam may look at.
         better_tasks: Tasks, times stages, that the improvement may look at.
+        share: Of the best makespan that is known, as counted seconds of search, at most so much is spent.
     """
 
     width: int = 3
     beam_tasks: float = 4e6
     better_tasks: float = 4e6
+    share: float = 0.004
 
 
 def planned(made: Sequence[Staged]) -> Planned:
@@ -57,13 +59,13 @@ def planned(made: Sequence[Staged]) -> Planned:
     return tuple(staged.plans for staged in made)
 
 
-def beam(stages: Stages, effort: Effort) -> list[Planned]:
+def beam(stages: Stages, effort: Effort, has_left: Callable[[], bool] = lambda: True) -> list[Planned]:
     """The plans that a beam over stages ends with, the soonest first; none where the effort does not reach the end."""
     bound = _Bound(stages)
     front: list[tuple[float, State, Planned]] = [(0.0, stages.start(), ())]
     found: list[tuple[float, Planned]] = []
     left = effort.beam_tasks / max(1, sum(len(m) for m in stages.load.models))
-    while front and left > 0:
+    while front and left > 0 and has_left():
         steps: dict[tuple[float, Planned], tuple[float, State, Planned]] = {}
         for _, state, path in front:
             for plans in _next(stages, state):
@@ -113,7 +115,9 @@ class _Bound:
         return left / gpus
 
 
-def bettered(stages: Stages, plan: Planned, effort: Effort) -> Planned:
+def bettered(
+    stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[], bool] = lambda: True
+) -> Planned:
     """A plan that ends no later: changed one stage at a time as long as that helps."""
     models = len(stages.load.models)
     left = int(effort.better_tasks / max(1, sum(len(m) for m in stages.load.models)))
@@ -129,7 +133,7 @@ def bettered(stages: Stages, plan: Planned, effort: Effort) -> Planned:
     while moved and left > 0:
         moved = False
         for other in _changed(stages, plan):
-            if other in tried or left <= 0:
+            if other in tried or left <= 0 or not has_left():
                 continue
             tried.add(other)
             left -= len(other)

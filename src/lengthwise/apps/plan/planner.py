@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from lengthwise.apps.plan.beam import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
+import numpy as np
+
+from lengthwise.apps.plan.beam import METHODS
 from lengthwise.apps.plan.evaluate import (
     idle_seconds,
-    judged,
     makespans_s,
     mean_of,
     quantiles_of,
@@ -17,43 +16,15 @@ from lengthwise.apps.plan.evaluate import (
     stages_of,
 )
 from lengthwise.apps.plan.play import play, spare_plans
-from lengthwise.apps.plan.runs import REPRESENTED_TASKS, Runs
+from lengthwise.apps.plan.runs import REPRESENTED_TASKS
+from lengthwise.apps.plan.searched import DEFAULT, Asked, Found, searched
 from lengthwise.apps.plan.space import Served, Space
 from lengthwise.apps.plan.stages import Stages
 from lengthwise.apps.plan.switching import SwitchTimes
+from lengthwise.engine import simulate
 from lengthwise.schema.app import AppMethod, AppPlan, Cluster, ModelPlan, TaskDraw, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
-
-DEFAULT = "lengthwise"
-BEST_TRIED = 3
-"""Plans of the beam that are simulated whole, on all draws planned with."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How to plan.
-
-    Attributes:
-        method: "lengthwise", or a name of ``METHODS``.
-        beside: Methods to compare with; they are also among those that "lengthwise" takes the best of.
-        quantile: Plan against this quantile over the draws; None: their mean.
-        effort: How long to look.
-        clock: Seconds, for ``search_s`` alone.
-    """
-
-    method: str = DEFAULT
-    beside: tuple[str, ...] = tuple(METHODS)
-    quantile: float | None = None
-    effort: Effort = field(default_factory=Effort)
-    clock: Callable[[], float] = time.perf_counter
-
-
-@dataclass(frozen=True)
-class _Found:
-    name: str
-    planned: Planned
-    planned_s: float
-    search_s: float
+from lengthwise.schema.workload import Workload
 
 
 def plan(
@@ -85,9 +56,20 @@ def plan(
     _check(tasks, draws, models, asked)
     space = Space(models, cluster, times or SwitchTimes())
     worlds = stages_of(tasks, draws, space)
-    found = _searched(worlds, space, asked)
+    _warm(space, worlds[0])
+    found = searched(worlds, space, asked)
     best = next(one for one in found if one.name == asked.method)
     return _told(tasks, true_draws or draws, space, worlds[0], best, found)
+
+
+def _warm(space: Space, stages: Stages) -> None:
+    """Has deployments made and the engine loaded, which is no part of any search."""
+    plans = [plan for model in range(len(space.models)) for plan in space.plans(model)]
+    for plan_ in plans:
+        space.deployment(plan_)
+    if any(len(one) for one in stages.load.models):
+        one = Workload(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+        simulate(one, space.deployment(plans[0]), keep_steps=0)
 
 
 def _check(tasks: Tasks, draws: Sequence[TaskDraw], models: Sequence[Served], asked: Asked) -> None:
@@ -104,48 +86,13 @@ def _check(tasks: Tasks, draws: Sequence[TaskDraw], models: Sequence[Served], as
             raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
 
 
-def _searched(worlds: Sequence[Stages], space: Space, asked: Asked) -> list[_Found]:
-    """What each method finds. "lengthwise" pays for all that it takes the best of."""
-    found: list[_Found] = []
-    names = dict.fromkeys((*asked.beside, *((asked.method,) if asked.method != DEFAULT else ())))
-    for name in names:
-        if name != DEFAULT:
-            started_s = asked.clock()
-            made = rolled_out(worlds[0], METHODS[name])
-            score = _score(worlds, space, made, asked)
-            found.append(_Found(name, made, score, asked.clock() - started_s))
-    if DEFAULT in (asked.method, *asked.beside):
-        spent_s = sum(one.search_s for one in found)
-        started_s = asked.clock()
-        best = _looked_ahead(worlds, space, asked, [one.planned for one in found])
-        score = _score(worlds, space, best, asked)
-        found.insert(0, _Found(DEFAULT, best, score, spent_s + asked.clock() - started_s))
-    return found
-
-
-def _looked_ahead(worlds: Sequence[Stages], space: Space, asked: Asked, others: Sequence[Planned]) -> Planned:
-    """The best of all: the others' plans, lists, a beam's, and the best of these bettered."""
-    first = worlds[0]
-    quick = Stages(Runs(first.load, space, quick=True, known=first.runs))
-    rough = [rolled_out(quick, choose) for choose in STEPS]
-    tried = list(dict.fromkeys((*others, *rough, *beam(quick, asked.effort)[:BEST_TRIED])))
-    ranked = sorted(tried, key=lambda one: (_score(worlds, space, one, asked), one))
-    better = bettered(quick, ranked[0], asked.effort)
-    return min((ranked[0], better), key=lambda one: (_score(worlds, space, one, asked), one != ranked[0]))
-
-
-def _score(worlds: Sequence[Stages], space: Space, made: Planned, asked: Asked) -> float:
-    spare = spare_plans(space, len(space.models), made)
-    return judged(makespans_s(worlds, made, spare), asked.quantile)
-
-
 def _told(
     tasks: Tasks,
     draws: Sequence[TaskDraw],
     space: Space,
     first: Stages,
-    best: _Found,
-    found: Sequence[_Found],
+    best: Found,
+    found: Sequence[Found],
 ) -> AppPlan:
     truth = stages_of(tasks, draws, space)
     ends = {one.name: makespans_s(truth, one.planned, _spare(space, one)) for one in found}
@@ -173,11 +120,11 @@ def _told(
     )
 
 
-def _spare(space: Space, one: _Found) -> tuple[ModelPlan, ...]:
+def _spare(space: Space, one: Found) -> tuple[ModelPlan, ...]:
     return spare_plans(space, len(space.models), one.planned)
 
 
-def _method(one: _Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
+def _method(one: Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
     mean = mean_of(ends_s)
     gain = (mean.value + one.search_s) / max(whole_s, 1e-12)
     return AppMethod(one.name, mean, one.planned_s, one.search_s, len(one.planned), gain)
@@ -199,3 +146,6 @@ def _notes(space: Space, first: Stages) -> tuple[str, ...]:
             "them: the one with the most tokens"
         )
     return tuple(notes)
+
+
+__all__ = ["DEFAULT", "Asked", "plan"]

@@ -96,10 +96,15 @@ class Staged:
 
 
 class Stages:
-    """Stages of one draw."""
+    """Stages of one draw.
+
+    Attributes:
+        looks: Stages that were looked at so far.
+    """
 
     def __init__(self, runs: Runs) -> None:
         self.runs, self.load, self.space = runs, runs.load, runs.space
+        self.looks = 0
 
     def start(self) -> State:
         """Before anything."""
@@ -161,6 +166,7 @@ class Stages:
             plans: One a model.
             delays_s: Seconds until a model is ready, of those that must be made so, moved ones too; None: ``delay``.
         """
+        self.looks += 1
         live = self._lives(state, plans, delays_s)
         ends = [(one.end_s, m) for m, one in live.items() if one.run.whole]
         end_s, by = (

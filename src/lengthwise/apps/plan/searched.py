@@ -1,0 +1,145 @@
+"""What each way of planning finds, and what finding it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from lengthwise.apps.plan.beam import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
+from lengthwise.apps.plan.evaluate import judged, makespans_s
+from lengthwise.apps.plan.play import spare_plans
+from lengthwise.apps.plan.purse import Purse, expected_cost_s
+from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.space import Space
+from lengthwise.apps.plan.stages import Stages
+
+DEFAULT = "lengthwise"
+BEST_TRIED = 3
+"""Plans of the beam that are simulated whole, on all draws planned with."""
+_CHEAP = ("min", "min_no_preemption")
+"""Ways that are quick beside what they save; they come first, and pay for what they have simulated."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to plan.
+
+    Attributes:
+        method: "lengthwise", or a name of ``METHODS``.
+        beside: Methods to compare with.
+        quantile: Plan against this quantile over the draws; None: their mean.
+        effort: How long to look.
+        clock: Seconds, for ``search_s`` alone.
+    """
+
+    method: str = DEFAULT
+    beside: tuple[str, ...] = tuple(METHODS)
+    quantile: float | None = None
+    effort: Effort = field(default_factory=Effort)
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that was found.
+
+    Attributes:
+        name: Of the way.
+        planned: The plan.
+        planned_s: Its makespan on the draws planned with.
+        search_s: Seconds of finding it.
+        cost_s: The same, counted.
+    """
+
+    name: str
+    planned: Planned
+    planned_s: float
+    search_s: float
+    cost_s: float
+
+
+def searched(worlds: Sequence[Stages], space: Space, asked: Asked) -> list[Found]:
+    """What each method finds, "lengthwise" first.
+
+    "lengthwise" pays for all that it takes the best of. Even splits and lists, which cost little, are looked at in any
+    case; one model after another, Algorithm 1 and the beam as far as ``Effort.share`` of the best makespan goes: it
+    shall not spend what it saves. What was run beside it for comparison alone it takes where that ends sooner by more
+    than it cost, and pays for then.
+    """
+    search = _Search(worlds, space, asked)
+    names = [name for name in dict.fromkeys((*asked.beside, asked.method)) if name != DEFAULT]
+    found = {name: search.by(name) for name in _CHEAP if name in names}
+    if DEFAULT in (asked.method, *asked.beside):
+        best = search.looked_ahead(found, [name for name in names if name not in found])
+        found |= {name: search.by(name) for name in names if name not in found}
+        found[DEFAULT] = _best_end_to_end(best, [found[name] for name in names if name not in _CHEAP])
+    else:
+        found |= {name: search.by(name) for name in names if name not in found}
+    return [found[name] for name in (DEFAULT, *METHODS) if name in found]
+
+
+def _best_end_to_end(best: Found, others: Iterable[Found]) -> Found:
+    for other in others:
+        if other.planned_s + other.cost_s < best.planned_s:
+            best = replace(
+                best,
+                planned=other.planned,
+                planned_s=other.planned_s,
+                search_s=best.search_s + other.search_s,
+                cost_s=best.cost_s + other.cost_s,
+            )
+    return best
+
+
+class _Search:
+    """Of one application: worlds are the draws planned with, the first one is searched on."""
+
+    def __init__(self, worlds: Sequence[Stages], space: Space, asked: Asked) -> None:
+        self._worlds, self._space, self._asked = worlds, space, asked
+        self._now = asked.clock
+
+    def by(self, name: str) -> Found:
+        """By SamuLLM's way or a heuristic."""
+        started_s, purse = self._now(), Purse(self._worlds)
+        made = rolled_out(self._worlds[0], METHODS[name])
+        score = self.score(made)
+        return Found(name, made, score, self._now() - started_s, purse.spent_s)
+
+    def score(self, made: Planned) -> float:
+        """Its makespan on the draws planned with."""
+        spare = spare_plans(self._space, len(self._space.models), made)
+        return judged(makespans_s(self._worlds, made, spare), self._asked.quantile)
+
+    def looked_ahead(self, found: dict[str, Found], later: Sequence[str]) -> Found:
+        """The best of the heuristics, lists, a beam's plans, and the best of these bettered.
+
+        Args:
+            found: What heuristics found; methods of ``later`` that can be afforded are added.
+            later: Methods that are wanted beside it.
+        """
+        effort, first, paid = self._asked.effort, self._worlds[0], list(found.values())
+        quick = Stages(Runs(first.load, self._space, quick=True, known=first.runs))
+        started_s, purse = self._now(), Purse((*self._worlds, quick), sum(one.cost_s for one in paid))
+        scores = {one.planned: one.planned_s for one in paid}
+        self._try(scores, [rolled_out(quick, choose) for choose in STEPS])
+        limit_s = effort.share * min(scores.values())
+        for name in later:
+            if purse.holds(expected_cost_s(first, name), limit_s):
+                found[name] = self.by(name)
+                scores[found[name].planned] = found[name].planned_s
+
+        def has_left() -> bool:
+            return purse.holds(0.0, limit_s)
+
+        self._try(scores, beam(quick, effort, has_left)[:BEST_TRIED])
+        ranked = sorted(scores, key=lambda one: (scores[one], one))
+        self._try(scores, [bettered(quick, ranked[0], effort, has_left)])
+        best = min(scores, key=lambda one: (scores[one], one != ranked[0], one))
+        search_s = self._now() - started_s + sum(one.search_s for one in paid)
+        return Found(DEFAULT, best, scores[best], search_s, purse.spent_s)
+
+    def _try(self, scores: dict[Planned, float], plans: Iterable[Planned]) -> None:
+        for one in plans:
+            if one not in scores:
+                scores[one] = self.score(one)

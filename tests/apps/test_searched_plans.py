@@ -1,0 +1,99 @@
+"""What is looked at is counted, never timed, and no more is spent than it may save."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from plan_world import cluster_of, draw_of, ensemble, served
+
+from lengthwise.apps.plan import METHODS, Asked, Effort, Space, plan
+from lengthwise.apps.plan.evaluate import stages_of
+from lengthwise.apps.plan.purse import LOOK_S, REQUEST_S, Purse, expected_cost_s
+from lengthwise.apps.plan.searched import searched
+
+
+def made(counts, seed=0, draws=2, gpus=4):
+    rng = np.random.default_rng(seed)
+    tasks, first = ensemble(counts, rng)
+    space = Space(served(len(counts)), cluster_of(gpus))
+    return tasks, [first, *(draw_of(tasks, rng) for _ in range(draws - 1))], space
+
+
+def looked(counts, **asked):
+    tasks, draws, space = made(counts)
+    worlds = stages_of(tasks, draws, space)
+    found = {one.name: one for one in searched(worlds, space, Asked(clock=lambda: 0.0, **asked))}
+    return found, worlds
+
+
+def test_a_purse_counts_looks_and_simulated_requests_from_when_it_was_opened():
+    tasks, draws, space = made([60, 60])
+    (world,) = stages_of(tasks, draws[:1], space)
+    plans = (space.plans(0)[0], space.plans(1)[0])
+    world.stage(world.start(), plans)
+    purse = Purse([world])
+    assert purse.spent_s == 0.0
+    world.stage(world.start(), plans)
+    assert purse.spent_s == pytest.approx(LOOK_S)
+    world.stage(world.start(), (space.plans(0)[1],))
+    assert purse.spent_s > 2 * LOOK_S + 29 * REQUEST_S
+    assert purse.holds(0.5, 1.0)
+    assert not purse.holds(1.0, 1.0)
+    assert not purse.holds(0.0, purse.spent_s)
+    assert Purse([world], spent_s=2.0).spent_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("name", ["samullm", "max"])
+def test_what_a_method_costs_is_known_about_before_it_is_run(name):
+    tasks, draws, space = made([300, 200, 400])
+    (world,) = stages_of(tasks, draws[:1], space)
+    before_s = expected_cost_s(world, name)
+    found, _ = looked([300, 200, 400], method=name, beside=())
+    assert 0.4 < before_s / found[name].cost_s < 2.5
+
+
+def test_the_search_ends_where_it_would_cost_more_than_its_share_of_what_is_planned():
+    counts = [400, 300, 500]
+    poor, _ = looked(counts, beside=(), effort=Effort(share=0.0))
+    rich, _ = looked(counts, beside=(), effort=Effort(share=1.0))
+    assert poor["lengthwise"].cost_s < rich["lengthwise"].cost_s
+    assert rich["lengthwise"].planned_s <= poor["lengthwise"].planned_s
+    usual, _ = looked(counts, beside=())
+    # Lists are looked at in any case; what comes after them is within the share, but for the plan that is under way.
+    assert (
+        usual["lengthwise"].cost_s - poor["lengthwise"].cost_s <= 0.004 * poor["lengthwise"].planned_s + 0.02
+    )
+
+
+def test_algorithm_1_is_paid_for_where_it_is_looked_at_and_else_is_for_comparison_alone():
+    counts = [400, 300, 500]
+    ticks = itertools.count()
+    asked = Asked(clock=lambda: float(next(ticks)), effort=Effort(share=0.0))
+    tasks, draws, space = made(counts)
+    found = {one.name: one for one in searched(stages_of(tasks, draws, space), space, asked)}
+    assert list(found) == ["lengthwise", *METHODS]
+    own_s = sum(found[n].search_s for n in ("min", "min_no_preemption")) + 1.0
+    assert found["lengthwise"].search_s == own_s
+    rich = replace(asked, effort=Effort(share=1.0))
+    found = {one.name: one for one in searched(stages_of(tasks, draws, space), space, rich)}
+    assert found["lengthwise"].search_s > own_s
+
+
+@pytest.mark.parametrize("counts", [[20], [30, 10, 5], [200, 150], [500, 400, 300, 600]])
+def test_end_to_end_nothing_is_lost_by_having_looked(counts):
+    """In counted seconds: as those of a clock, but the same on every machine."""
+    found, _ = looked(counts)
+    whole_s = found["lengthwise"].planned_s + found["lengthwise"].cost_s
+    for name in METHODS:
+        assert found[name].planned_s + found[name].cost_s >= 0.995 * whole_s, name
+
+
+def test_a_slow_clock_changes_no_plan():
+    tasks, draws, space = made([120, 60, 200])
+    args = (tasks, draws, served(3), space.cluster)
+    ticks = itertools.count()
+    slow = plan(*args, asked=Asked(clock=lambda: 1000.0 * next(ticks)))
+    assert slow.planned == plan(*args, asked=Asked(clock=lambda: 0.0)).planned
