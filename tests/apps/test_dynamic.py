@@ -108,3 +108,20 @@ def test_a_model_of_no_stage_runs_behind_the_last_one_and_one_that_starves_gives
     stages = [(p(0, 3), p(1)), (p(2, 3),)]
     assert next_plans(stages, 0, stages[0], {1}, fits).plans == (p(0, 3),)
     assert next_plans(stages, 0, stages[0], {1}, fits, starved={0}).plans == (p(2, 3),)
+
+
+def test_models_that_take_turns_go_on_doing_so_behind_the_last_stage():
+    stages = [(p(0, 4),), (p(1, 4),)]
+    now = next_plans(stages, 1, stages[1], set(), fits, starved={1})
+    assert (now.stage, now.plans) == (2, (p(0, 4),))
+    now = next_plans(stages, now.stage, now.plans, set(), fits, starved={0})
+    assert (now.stage, now.plans) == (2, (p(1, 4),))
+    assert next_plans(stages, now.stage, now.plans, set(), fits).plans == (p(1, 4),)
+    assert next_plans(stages, now.stage, now.plans, {1}, fits).plans == (p(0, 4),)
+
+
+def test_spare_models_take_turns_too():
+    stages, spare = [(p(0, 4),)], (p(1, 4), p(2, 4))
+    now = next_plans(stages, 1, (p(1, 4),), {0}, fits, spare=spare, starved={1})
+    assert now.plans == (p(2, 4),)
+    assert next_plans(stages, 1, now.plans, {0}, fits, spare=spare, starved={2}).plans == (p(1, 4),)

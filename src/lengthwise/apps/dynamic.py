@@ -52,13 +52,13 @@ def next_plans(
         finished: Models that have nothing left to do.
         fits: Whether some plans have room beside one another (``placement.fits``).
         spare: Plans for models that are in no stage: they had nothing to do in the lengths planned with. They
-            run where there is room behind the last stage.
+            run where there is room behind the last stage, as do models that have more to do than was planned.
         starved: Models that can do nothing before one that does not run: they are not kept for being in their
             last stage.
     """
     at, stages = _entered(stages, at, running, finished, starved), tuple(stages)
     ahead = {plan.model for stage in stages[at:] for plan in stage}
-    here = _open(stages[at] if at < len(stages) else spare, finished)
+    here = _open(stages[at] if at < len(stages) else _behind(stages, spare, starved), finished)
     live = _open(running, finished)
     kept = [p for p in live if p in here or (p.model not in ahead and p.model not in starved)]
     chosen = _added(tuple(kept), here, fits)
@@ -79,6 +79,15 @@ def _entered(
     while at < len(stages) and not _open(stages[at], finished):
         at += 1
     return at
+
+
+def _behind(stages: Sequence[Plans], spare: Plans, starved: Collection[int]) -> Plans:
+    """What may run behind the last stage: spare plans and each model's last one, but for those who can do nothing.
+
+    Models that take turns (a draft, its critique) may need more turns than the lengths planned with.
+    """
+    last = {plan.model: plan for stage in stages for plan in stage}
+    return tuple(plan for plan in (*spare, *last.values()) if plan.model not in starved)
 
 
 def _is_over(stage: Plans, running: Plans, finished: Collection[int], starved: Collection[int]) -> bool:
