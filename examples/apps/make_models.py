@@ -1,0 +1,32 @@
+"""Makes the models of the tiny examples: random weights, so that what they say is noise and how they are served is not.
+
+Runs in the environment of the engine, which has torch and transformers, and needs no internet:
+
+    make engine
+    .engines/vllm/bin/python examples/apps/make_models.py
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MAKE_MODEL = HERE.parents[1] / "src/lengthwise/gateway/demo/engine_side/make_model.py"
+SIZES = {"alder": "tiny", "birch": "small", "cedar": "medium"}
+"""5, 27 and 84 million parameters; models/*.json are their shapes, from which they are planned."""
+
+
+def main() -> None:
+    """Writes models/alder, models/birch and models/cedar, which git ignores."""
+    made = runpy.run_path(str(MAKE_MODEL))
+    tokenizer = made["tokenizer"]()
+    for name, size in SIZES.items():
+        folder = str(HERE / "models" / name)
+        made["model"](size).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
