@@ -73,6 +73,11 @@ def read_batch(path: Path | str, models: Sequence[Model] = (), name: str = "") -
     return Batch(app, Rows(read.ids, _Requests(read.rows), read.source, read.sha256))
 
 
+def is_batch(app: App) -> bool:
+    """Whether an application is one that ``read_batch`` made."""
+    return all(call.name in URLS.values() and call == _call(call.name) for call in app.calls)
+
+
 def _call(api: str) -> Call:
     """Passes a row's requests of one address on: it has one of them, or none."""
     return Call(
@@ -182,7 +187,7 @@ def write_batch(
 
     Args:
         outputs: JSONL that ``run.export`` wrote of answers.
-        dead: JSONL that it wrote of those without.
+        dead: JSONL that it wrote of those without; not there where all were answered.
         answers: Where answers go.
         errors: Where requests without an answer go.
         created_s: When it was, since 1970, for the field of that name.
@@ -192,14 +197,19 @@ def write_batch(
         lines = [0]
 
         def write(path: Path, source: Path = source, of: Any = of, lines: list[int] = lines) -> None:
-            with source.open(encoding="utf-8") as read, path.open("w", encoding="utf-8", newline="\n") as to:
-                for line in read:
-                    to.write(json.dumps(of(json.loads(line), created_s), ensure_ascii=False) + "\n")
+            with path.open("w", encoding="utf-8", newline="\n") as to:
+                for line in _lines(source) if of is _answer or source.exists() else ():
+                    to.write(json.dumps(of(line, created_s), ensure_ascii=False) + "\n")
                     lines[0] += 1
 
         write_whole(target, write)
         counts.append(lines[0])
     return counts[0], counts[1]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)
 
 
 def _answer(line: Mapping[str, Any], created_s: int) -> dict[str, Any]:

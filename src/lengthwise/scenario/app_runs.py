@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lengthwise.apps.batch_files import is_batch, write_batch
 from lengthwise.apps.deciding import Rendered
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.launch import (
@@ -39,13 +40,15 @@ from lengthwise.apps.run import (
     run_simulated,
     write_manifest,
 )
-from lengthwise.apps.run.exporting import Exported
+from lengthwise.apps.run.exporting import DEAD, OUTPUTS, Exported, sha256
 from lengthwise.apps.run.folder import RunFolder
 from lengthwise.scenario._app_sections import LAUNCHERS
 from lengthwise.scenario.app_plans import PlannedApp
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 FORMS = ("jsonl", "parquet")
+BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
+"""What a run of an OpenAI batch file writes beside its outputs, in the form that such batches are answered in."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ def run_app(
 
     Raises:
         InputError: The folder holds a run already, or engines cannot be had.
+        OutputError: What was answered cannot be written.
         EngineError: A model's engines end again and again.
     """
     watching = watching or Watching()
@@ -148,6 +152,8 @@ def run_app(
                 stopping=watching.stopping,
             )
         exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
+    if "jsonl" in forms and is_batch(planned.unrolled.app):
+        exported = _as_batch(exported, folder)
     facts = manifest(
         job,
         ended,
@@ -158,6 +164,13 @@ def run_app(
     )
     write_manifest(folder, facts)
     return RanApp(ended, exported, facts, folder)
+
+
+def _as_batch(exported: Exported, folder: Path) -> Exported:
+    """What was exported, and the same as OpenAI's batch files."""
+    write_batch(folder / OUTPUTS, folder / DEAD, folder / BATCH_ANSWERS, folder / BATCH_ERRORS)
+    digests = {name: sha256(folder / name) for name in (BATCH_ANSWERS, BATCH_ERRORS)}
+    return replace(exported, files={**exported.files, **digests})
 
 
 def identity(planned: PlannedApp) -> str:
