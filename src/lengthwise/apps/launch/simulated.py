@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +64,7 @@ class SimulatedEngine:
         return not self._alive
 
     async def generate(self, ask: Ask, draft: Draft) -> Output:
-        """An answer of as many tokens as drawn; what it says is its length."""
+        """An answer of as many tokens as drawn; it says its length, and what tells it from other requests' answers."""
         prompt = int(self._lengths.prompt_tokens[ask.task])
         tokens = int(self._lengths.output_tokens[ask.task])
         if prompt + tokens > self._limit_tokens:
@@ -73,7 +75,7 @@ class SimulatedEngine:
             draft.begin_anew()
         await self._written(prompt, tokens, draft)
         draft.finish_reason = "length" if tokens >= int(self._lengths.max_tokens[ask.task]) else "stop"
-        return Output(f"{tokens} tokens", draft.finish_reason, prompt, tokens)
+        return Output(f"{tokens} tokens ({_digest(ask)})", draft.finish_reason, prompt, tokens)
 
     async def _written(self, prompt: int, tokens: int, draft: Draft) -> None:
         loop = asyncio.get_running_loop()
@@ -119,6 +121,12 @@ class SimulatedEngine:
         for over in self._open:
             if not over.done():
                 over.set_exception(FailedError(Fault.ENGINE, f"{self.about} ended"))
+
+
+def _digest(ask: Ask) -> str:
+    """Of the request: were all answers of a length alike, what is asked about them would be one request, asked once."""
+    said = json.dumps(ask.body, sort_keys=True, default=str)
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 @dataclass
