@@ -3,55 +3,86 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from lengthwise.apps.ledger import ENDED, State
-from lengthwise.apps.run import RESUME, Progress
+from lengthwise.apps.run import RESUME, ModelProgress, Progress
 from lengthwise.report.apps import took
 from lengthwise.scenario.app_runs import RanApp
 
-_LINE_S = 10.0
+_LINE_S, _MOST_LINE_S, _LINE_SHARE = 10.0, 600.0, 0.02
+_HEADS = ("model", "", "done", "of", "under way", "tokens/s", "GPUs", "stage", "left", "dead")
+_ALWAYS, _WIDE, _LESS = 4, 100, ("under way", "stage")
 
 
 @contextmanager
-def shown(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """What is told how far a run is: a table on a terminal, else a line now and then; on standard error."""
+def shown(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """What is told how far a run is: a table on a terminal, else a line now and then; on standard error.
+
+    Notes stand before it once the run is under way: what cannot be run is told without them.
+    """
     if quiet:
         yield None
         return
+    notes = [f"note: {note}" for note in notes]
     if not sys.stderr.isatty():
-        yield _Lines()
+        yield _Lines(notes)
         return
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(table(progress))
+    console = Console(stderr=True, markup=False, highlight=False)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+
+        def tell(progress: Progress) -> None:
+            while notes:
+                console.print(notes.pop(0))
+            live.update(table(progress, console.width))
+
+        yield tell
 
 
 class _Lines:
-    """A line each 10 s of the run's clock."""
+    """A line each 10 s of the run's clock at first, later one for each fiftieth of the time that has passed."""
 
-    def __init__(self) -> None:
-        self._last_s = -_LINE_S
+    def __init__(self, notes: list[str]) -> None:
+        self._notes, self._next_s = notes, 0.0
 
     def __call__(self, progress: Progress) -> None:
-        if progress.at_s - self._last_s >= _LINE_S:
-            self._last_s = progress.at_s
+        while self._notes:
+            typer.echo(self._notes.pop(0), err=True)
+        if progress.at_s >= self._next_s:
+            self._next_s = progress.at_s + min(_MOST_LINE_S, max(_LINE_S, progress.at_s * _LINE_SHARE))
             typer.echo(line(progress), err=True)
 
 
 def line(progress: Progress) -> str:
-    """Where a run is, in a line."""
-    done, total = _done(progress)
-    running = ", ".join(one.name for one in progress.models if one.state == "runs")
-    return (
-        f"{took(progress.at_s)}: {done} of {total} tasks, {left(progress)}; runs {running or 'nothing yet'}"
-    )
+    """Where a run is, in a line: as a whole, then who runs and who starts."""
+    busy = [_busy(one) for one in progress.models if one.state in ("runs", "starts")]
+    return f"{whole(progress)}; {', '.join(busy) or 'no engine is there yet'}"
+
+
+def _busy(one: ModelProgress) -> str:
+    if one.state == "starts":
+        return f"{one.name} starts{_for(one)}"
+    more = f", another starts{_for(one)}" if one.starts_s is not None else ""
+    return f"{one.name} {one.ended:,}/{one.total:,} at {one.tokens_per_s:,.0f} tokens/s{more}"
+
+
+def _for(one: ModelProgress) -> str:
+    return "" if one.starts_s is None else f" ({took(round(one.starts_s))} so far)"
+
+
+def whole(progress: Progress) -> str:
+    """The run as a whole: since when, tasks, stage, time left."""
+    ended, total = sum(one.ended for one in progress.models), sum(one.total for one in progress.models)
+    stage = f"stage {max(0, progress.stage) + 1} of {progress.stages}, " if progress.stages > 1 else ""
+    return f"{took(progress.at_s)}: {ended:,} of {total:,} tasks, {stage}{left(progress)}"
 
 
 def left(progress: Progress) -> str:
@@ -62,42 +93,46 @@ def left(progress: Progress) -> str:
     return f"{took(value)} left ({took(low)} to {took(high)})"
 
 
-def _done(progress: Progress) -> tuple[int, int]:
-    ended = sum(one.states.get(state, 0) for one in progress.models for state in ENDED)
-    return ended, sum(one.total for one in progress.models)
-
-
-def table(progress: Progress) -> Any:
-    """Model by model."""
+def table(progress: Progress, width: int = _WIDE) -> Any:
+    """Model by model; columns without anything are left out, on a narrow terminal two more."""
     from rich import box
     from rich.table import Table
 
-    done, total = _done(progress)
+    rows = [_cells(one) for one in progress.models]
+    kept = [k for k in range(len(_HEADS)) if k < _ALWAYS or any(row[k] for row in rows)]
+    kept = [k for k in kept if width >= _WIDE or _HEADS[k] not in _LESS]
     made = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{done} of {total} tasks, {took(progress.at_s)}, {left(progress)}",
-        title_justify="left",
+        box=box.SIMPLE_HEAD, title=whole(progress), title_justify="left", title_style="", pad_edge=False
     )
-    for column in ("model", "", "done", "of", "under way", "tokens/s", "GPUs", "dead"):
-        made.add_column(column)
-    for one in progress.models:
-        ended = sum(one.states.get(state, 0) for state in ENDED)
-        gpus = " ".join(",".join(map(str, replica)) for replica in one.gpus)
-        dead = one.states.get(State.DEAD, 0) + one.states.get(State.BLOCKED, 0)
-        made.add_row(
-            one.name,
-            one.state,
-            str(ended),
-            str(one.total),
-            str(one.going),
-            f"{one.tokens_per_s:.0f}",
-            gpus,
-            str(dead or ""),
-        )
+    for k in kept:
+        made.add_column(_HEADS[k], justify="left" if _HEADS[k] in ("model", "", "GPUs") else "right")
+    for row in rows:
+        made.add_row(*(row[k] for k in kept))
     return made
 
 
-def end(ran: RanApp, *, quiet: bool) -> None:
+def _cells(one: ModelProgress) -> tuple[str, ...]:
+    state = (
+        f"starts {took(round(one.starts_s))}"
+        if one.state == "starts" and one.starts_s is not None
+        else one.state
+    )
+    dead = one.states.get(State.DEAD, 0) + one.states.get(State.BLOCKED, 0)
+    return (
+        one.name,
+        state,
+        f"{one.ended:,}",
+        f"{one.total:,}",
+        str(one.going or ""),
+        f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
+        " ".join(",".join(map(str, replica)) for replica in one.gpus),
+        "" if one.stage is None else str(one.stage + 1),
+        "" if one.left_s is None else took(one.left_s),
+        str(dead or ""),
+    )
+
+
+def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
     """Says how a run ended, and ends the command with its exit code."""
     ended = ran.ended
     if not quiet:
@@ -107,6 +142,8 @@ def end(ran: RanApp, *, quiet: bool) -> None:
         told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
         typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
         typer.echo(f"outputs, manifest and logs are in {ran.folder}")
+        if report is not None:
+            typer.echo(f"wrote {report}", err=True)
         if ran.exported.dead:
             typer.echo(
                 f"{ran.exported.dead} tasks are dead or behind dead ones: {ran.folder / 'dead.jsonl'}",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import Quiet
+from lengthwise.cli._options import HtmlReport, Quiet
 
 EXAMPLES = """\b
 Examples:
@@ -46,6 +46,7 @@ def run(
             "--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."
         ),
     ] = None,
+    report: HtmlReport = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an application on engines: models come and go as planned, and every answer is recorded once.
@@ -53,24 +54,31 @@ def run(
     Exit codes: 0 all is answered, 1 some tasks are dead (dead.jsonl says why), 130 it was stopped: go on with --resume.
     """
     from lengthwise.apps.plan import read_plan
-    from lengthwise.cli import _app_run_page, _settings
+    from lengthwise.apps.run import RunFolder
+    from lengthwise.cli import _app_report, _app_run_page, _outputs
+    from lengthwise.report.apps import write_app_html
     from lengthwise.scenario.app_files import asked_app
     from lengthwise.scenario.app_plans import Planning
     from lengthwise.scenario.app_runs import Watching, run_app
 
     asked = asked_app(app, set_ or (), node or (), profile)
-    _settings.tell(asked.notes, quiet=quiet)
+    _outputs.require_answers(None, report, inputs=asked.file.files)
+    run_of = asked.file.run
+    RunFolder(out, run_of.store).require_free(resume=resume)
     engines = asked.engines(launcher, ray)
     how = Planning(beside=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
     if engines.launcher == "static":
         made = asked.drawn(how)
     else:
         made = asked.planned(how, None if plan is None else read_plan(plan))
-    with _app_run_page.shown(quiet=quiet) as watch:
+    notes = made.plan.notes if made.plan is not None else ()
+    with _app_run_page.shown(notes, quiet=quiet) as watch:
         watching = Watching(watch, stopping=_app_run_page.stopping(quiet=quiet))
-        run_of = asked.file.run
         ran = run_app(
             made, asked.file.rows, engines, out, settings=run_of.settings, store=run_of.store, resume=resume,
             watching=watching,
         )  # fmt: skip
-    _app_run_page.end(ran, quiet=quiet)
+    if report is not None:
+        facts = _app_report.facts_of_run(asked, made, app.stem, ran)
+        write_app_html(report, made.plan, facts, [model.name for model in asked.app.models])
+    _app_run_page.end(ran, report, quiet=quiet)

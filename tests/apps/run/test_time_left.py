@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.apps.run.progress import time_left
+from lengthwise.apps.run.progress import Clock, time_left
 
 SLACK = (0.8, 1.3)
 
@@ -26,6 +27,30 @@ def test_without_a_plan_it_is_what_was_measured():
 @given(st.floats(0.01, 0.99), st.floats(0.1, 1e5), st.floats(0.1, 1e5))
 def test_it_is_between_the_plan_and_what_was_measured_and_within_its_interval(share, at_s, planned_s):
     left_s, low_s, high_s = time_left(share, at_s, planned_s, SLACK)
-    both = (at_s * (1 - share) / share, max(0.0, planned_s - at_s))
+    measured_s = at_s * (1 - share) / share
+    both = (measured_s, planned_s - at_s if planned_s > at_s else measured_s)
     assert min(both) * (1 - 1e-9) <= left_s <= max(both) * (1 + 1e-9)
     assert 0 <= low_s <= left_s <= high_s
+
+
+def test_it_goes_on_falling_while_many_answers_are_under_way_and_none_ends():
+    left = [time_left(0.75, at_s, 80.0, (1.0, 1.0), moved_s=40.0)[0] for at_s in (40.0, 45.0, 50.0)]
+    assert left == pytest.approx([20.0, 15.0, 10.0])
+
+
+def test_when_the_time_of_the_plan_is_over_what_was_measured_counts_and_nothing_is_promised_without_it():
+    assert time_left(0.0, 100.0, 80.0, SLACK) is None
+    assert time_left(0.5, 100.0, 80.0, (1.0, 1.0)) == (100.0, 100.0, 100.0)
+    assert time_left(0.5, 190.0, 80.0, SLACK, moved_s=90.0) is None, "it should have ended by now"
+
+
+def test_a_run_that_is_gone_on_with_measures_what_it_did_itself():
+    assert time_left(0.6, 10.0, None, (1.0, 1.0), before=0.5)[0] == pytest.approx(40.0)
+    assert time_left(0.5, 0.0, 100.0, (1.0, 1.0), before=0.5)[0] == pytest.approx(50.0)
+
+
+def test_a_clock_knows_when_the_share_last_grew():
+    clock = Clock(100.0)
+    for now_s, share in ((101.0, 0.0), (102.0, 0.2), (105.0, 0.2), (106.0, 0.1)):
+        clock.look(now_s, share)
+    assert (clock.at_s, clock.moved_s, clock.share) == (6.0, 2.0, 0.2)

@@ -55,6 +55,7 @@ class Berth:
         going: What it works on, by place.
         failures: Answers in a row that were no good.
         opening: The start that is under way.
+        since_s: When it began, on the loop's clock.
         inquiry: The question whether it died.
         mending: Its end, before it is started anew.
     """
@@ -65,6 +66,7 @@ class Berth:
     going: dict[int, Work] = field(default_factory=dict)
     failures: int = 0
     opening: asyncio.Task[None] | None = None
+    since_s: float = 0.0
     inquiry: asyncio.Task[None] | None = None
     mending: asyncio.Task[None] | None = None
 

@@ -15,7 +15,7 @@ from lengthwise.apps.run.contracts import Job, Plans
 from lengthwise.apps.run.fleet import Fleet
 from lengthwise.apps.run.following import Following
 from lengthwise.apps.run.line import Line, cut
-from lengthwise.apps.run.progress import Event, Progress, snapshot
+from lengthwise.apps.run.progress import Clock, Event, Progress, snapshot, worked
 from lengthwise.apps.run.reuse import Reused, sweep
 from lengthwise.apps.run.shared import Shared
 from lengthwise.apps.run.standing import Standing, standing
@@ -111,6 +111,7 @@ class Coordinator:
         """
         loop, job = asyncio.get_running_loop(), self._job
         self._start_s = loop.time()
+        self._clock = Clock(self._start_s)
         self._books = books = Books(self._ledger, job.layout, job.settings.linger_s, self._freed)
         shared = Shared(job, books, self._now_s, self._stirred.set, self._down, self._failed)
         self._lines = [Line(model, shared) for model in range(len(job.layout.tasks.models))]
@@ -119,6 +120,7 @@ class Coordinator:
         try:
             resumed = await books.call(lambda: owners.enter(self._ledger, job, self._now_s()))
             reused = None if resumed else await sweep(books, job, self._now_s)
+            self._clock.before = worked(job, self._by_model(await books.call(self._ledger.counts)))
             for work in (books.keep(), self._beat(), self._save(), self._look()):
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(self._broke)
@@ -248,8 +250,10 @@ class Coordinator:
     async def progress(self) -> Progress:
         """How far it is."""
         counts = self._by_model(await self._books.call(self._ledger.counts))
-        at_s = asyncio.get_running_loop().time() - self._start_s
-        return snapshot(self._job, self._following, self._lines, self._fleet.berths, counts, at_s)
+        now_s = asyncio.get_running_loop().time()
+        return snapshot(
+            self._job, self._following, self._lines, self._fleet.berths, counts, self._clock, now_s
+        )
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Nothing is left behind: what is under way is given back, engines are ended."""

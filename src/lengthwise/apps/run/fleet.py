@@ -119,6 +119,7 @@ class Fleet:
 
     async def _opened(self, berth: Berth) -> None:
         """Ready, once whoever was on its GPUs has left."""
+        berth.since_s = asyncio.get_running_loop().time()
         before = [task for task, gpus in self._leaving.items() if self._meet(gpus, berth.gpus)]
         if before:
             await asyncio.wait(before)

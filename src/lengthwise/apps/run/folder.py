@@ -42,6 +42,13 @@ class RunFolder:
         """Whether a run has been here."""
         return (self.path / LOCK).exists()
 
+    def require_free(self, *, resume: bool) -> None:
+        """Raises InputError where a run was here that is not to be gone on with."""
+        if self.is_begun and not resume:
+            raise InputError(
+                f"{self.path} holds a run already: go on with it by --resume, or name another folder"
+            )
+
     @contextmanager
     def taken(self, *, resume: bool) -> Iterator[TableLedger]:
         """The ledger, while nobody else runs in this folder.
@@ -53,10 +60,7 @@ class RunFolder:
             InputError: A run was here and is not to be gone on with, or one runs here now.
             OutputError: The folder cannot be written.
         """
-        if self.is_begun and not resume:
-            raise InputError(
-                f"{self.path} holds a run already: go on with it by --resume, or name another folder"
-            )
+        self.require_free(resume=resume)
         with self._locked(), open_ledger(self.place) as ledger:
             yield ledger
 

@@ -67,6 +67,17 @@ class Following:
         planned_s = ends_s[stage - 1] if started_early else ends_s[stage]
         return Drifted(at_s, stage, planned_s, sorted(standing.finished), standing.ended, self.now.plans)
 
+    @property
+    def end_s(self) -> float | None:
+        """When the plan is to end, from the start of the run; None: nobody knows."""
+        ends_s = self.guide.ends_s
+        return self._from_s + ends_s[-1] if ends_s else None
+
+    def stage_of(self, model: int) -> int | None:
+        """The stage in which a model is planned to run, this one or the next; None: in none that is to come."""
+        stages = enumerate(self.guide.stages[max(0, self.now.stage) :], max(0, self.now.stage))
+        return next((k for k, plans in stages if any(plan.model == model for plan in plans)), None)
+
     def follow(self, guide: Guide, at_s: float) -> None:
         """Goes on by another plan, from its beginning; what runs and is in its first stage stays."""
         self.guide, self._seen, self._late, self._from_s = guide, None, -1, at_s

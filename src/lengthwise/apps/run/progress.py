@@ -51,6 +51,9 @@ class ModelProgress:
         tokens_per_s: Since the start of the run, of the time in which it ran.
         plan: Under which it runs.
         gpus: Of its replicas.
+        starts_s: For so long an engine of it has been starting; None: none is.
+        stage: Of the plan in which it runs, or will, from 0; None: in none.
+        left_s: Seconds that its tasks would take at its rate so far; None: it has none yet, or nothing is left.
     """
 
     name: str
@@ -62,6 +65,9 @@ class ModelProgress:
     tokens_per_s: float
     plan: ModelPlan | None
     gpus: tuple[Replica, ...]
+    starts_s: float | None = None
+    stage: int | None = None
+    left_s: float | None = None
 
     @property
     def ended(self) -> int:
@@ -90,24 +96,57 @@ class Progress:
     left_s: tuple[float, float, float] | None
 
 
+@dataclass
+class Clock:
+    """When a run is looked at, again and again.
+
+    Attributes:
+        start_s: When it began, on the loop's clock.
+        before: The share of the work that was done before it began.
+        at_s: Seconds since the start.
+        moved_s: When the share was last seen to have grown, since the start.
+        share: By then.
+    """
+
+    start_s: float
+    before: float = 0.0
+    at_s: float = 0.0
+    moved_s: float = 0.0
+    share: float = 0.0
+
+    def look(self, now_s: float, share: float) -> None:
+        """It is now so late, and so much is done."""
+        self.at_s = now_s - self.start_s
+        if share > self.share:
+            self.moved_s, self.share = self.at_s, share
+
+
+Counts = Mapping[tuple[int, int, State], int]
+
+
 def snapshot(
     job: Job,
     following: Following,
     lines: Sequence[Line],
     berths: Sequence[Berth],
-    counts: Mapping[tuple[int, int, State], int],
-    at_s: float,
+    counts: Counts,
+    clock: Clock,
+    now_s: float,
 ) -> Progress:
     """How far a run is, from what its parts know."""
     names = job.layout.tasks.models
+    mean = _mean_tokens(job)
+    share = worked(job, counts, sum(_written(berth) for berth in berths))
+    clock.look(now_s, share)
     models = tuple(
-        _model(model, names[model], following, lines[model], berths, counts, at_s)
+        _model(model, names[model], following, lines[model], berths, counts, mean, clock)
         for model in range(len(names))
     )
-    share = worked(job, counts)
     guide = following.guide
-    left = time_left(share, at_s, guide.ends_s[-1] if guide.ends_s else None, guide.slack)
-    return Progress(at_s, following.now.stage, len(guide.stages), models, share, left)
+    left = time_left(
+        share, clock.at_s, following.end_s, guide.slack, before=clock.before, moved_s=clock.moved_s
+    )
+    return Progress(clock.at_s, following.now.stage, len(guide.stages), models, share, left)
 
 
 def _model(
@@ -116,50 +155,108 @@ def _model(
     following: Following,
     line: Line,
     berths: Sequence[Berth],
-    counts: Mapping[tuple[int, int, State], int],
-    at_s: float,
+    counts: Counts,
+    mean: Mapping[tuple[int, int], float],
+    clock: Clock,
 ) -> ModelProgress:
     states: dict[State, int] = {}
-    for (_, of, state), tasks in counts.items():
+    left_tokens = 0.0
+    for (call, of, state), tasks in counts.items():
         if of == model:
             states[state] = states.get(state, 0) + tasks
+            left_tokens += 0.0 if state in ENDED else tasks * mean[call, of]
     total = sum(states.values())
     mine = [berth for berth in berths if berth.plan.model == model]
     plan = next((plan for plan in following.now.plans if plan.model == model), None)
-    if total == sum(states.get(state, 0) for state in ENDED):
-        how = "finished"
-    elif any(berth.engine is not None for berth in mine):
-        how = "runs"
-    else:
-        how = "starts" if mine else "waits"
-    gpus = tuple(berth.gpus for berth in mine)
-    ran_s = line.ran_s(at_s)
-    rate = line.tokens / ran_s if ran_s > 0 else 0.0
-    return ModelProgress(name, how, total, states, line.going, line.tokens, rate, plan, gpus)
+    is_over = total == sum(states.get(state, 0) for state in ENDED)
+    here_s = clock.start_s + clock.at_s
+    rate = line.tokens / ran_s if (ran_s := line.ran_s(clock.at_s)) > 0 else 0.0
+    return ModelProgress(
+        name=name,
+        state=_state(mine, is_over=is_over),
+        total=total,
+        states=states,
+        going=line.going,
+        tokens=line.tokens,
+        tokens_per_s=rate,
+        plan=plan,
+        gpus=tuple(berth.gpus for berth in mine),
+        starts_s=max((here_s - b.since_s for b in mine if b.engine is None), default=None),
+        stage=None if is_over else following.stage_of(model),
+        left_s=left_tokens / rate if rate > 0 and not is_over else None,
+    )
 
 
-def worked(job: Job, counts: Mapping[tuple[int, int, State], int]) -> float:
-    """The share of the work that is done, each task of a call and model taken as the mean of them."""
-    tasks = job.layout.tasks
+def _state(mine: Sequence[Berth], *, is_over: bool) -> str:
+    if is_over:
+        return "finished"
+    if any(berth.engine is not None for berth in mine):
+        return "runs"
+    return "starts" if mine else "waits"
+
+
+def _written(berth: Berth) -> float:
+    """Tokens of answers that are not there whole yet."""
+    return float(sum(len(work.draft.output_ids) for work in berth.going.values()))
+
+
+def _mean_tokens(job: Job) -> dict[tuple[int, int], float]:
+    """Of the tasks of each call and model, as expected."""
     pairs = len(job.layout.pairs)
-    sums = np.bincount(tasks.call, weights=job.expected_tokens, minlength=pairs)
-    numbers = np.maximum(np.bincount(tasks.call, minlength=pairs), 1)
-    mean = dict(zip(job.layout.pairs, (sums / numbers).tolist(), strict=True))
+    call = job.layout.tasks.call
+    sums = np.bincount(call, weights=job.expected_tokens, minlength=pairs)
+    numbers = np.maximum(np.bincount(call, minlength=pairs), 1)
+    return dict(zip(job.layout.pairs, (sums / numbers).tolist(), strict=True))
+
+
+def worked(job: Job, counts: Counts, written_tokens: float = 0.0) -> float:
+    """The share of the work that is done, each task of a call and model taken as the mean of them.
+
+    Args:
+        job: The run.
+        counts: Tasks by state.
+        written_tokens: Of answers that are under way; taken for at most half of what is left.
+    """
+    mean = _mean_tokens(job)
     done = sum(n * mean[call, model] for (call, model, state), n in counts.items() if state in ENDED)
-    whole = float(sums.sum())
-    return min(1.0, done / whole) if whole > 0 else 1.0
+    whole = float(job.expected_tokens.sum())
+    if whole <= 0:
+        return 1.0
+    left = max(0.0, whole - done)
+    return min(1.0, (done + min(written_tokens, 0.5 * left)) / whole)
 
 
 def time_left(
-    share: float, at_s: float, planned_s: float | None, slack: tuple[float, float]
+    share: float,
+    at_s: float,
+    planned_s: float | None,
+    slack: tuple[float, float],
+    *,
+    before: float = 0.0,
+    moved_s: float | None = None,
 ) -> tuple[float, float, float] | None:
-    """Seconds left with an interval: by the plan's clock at first, by what was measured the further the run is."""
+    """Seconds left with an interval: by the plan's clock at first, by what was measured the further the run is.
+
+    Args:
+        share: Of the work that is done.
+        at_s: Since the start.
+        planned_s: When the plan ends, from the start of the whole.
+        slack: How much sooner and later than planned is as planned.
+        before: Share that was done before the start, in a run that is gone on with.
+        moved_s: When the share last grew: what it told then holds until it grows again. None: now.
+    """
     if share >= 1.0:
         return 0.0, 0.0, 0.0
-    measured_s = at_s * (1.0 - share) / share if share > 0.0 else None
-    by_plan_s = None if planned_s is None else max(0.0, planned_s - at_s)
+    made, moved_s = share - before, at_s if moved_s is None else moved_s
+    way = made / (1.0 - before)
+    measured_s = moved_s * (1.0 - share) / made - (at_s - moved_s) if made > 0.0 else None
+    by_plan_s = None if planned_s is None else planned_s * (1.0 - before) - at_s
+    if by_plan_s is not None and by_plan_s <= 0.0:
+        by_plan_s = None  # its time is over, and it is not done: the plan knows nothing more
     if measured_s is None or by_plan_s is None:
-        known = by_plan_s if measured_s is None else measured_s
-        return None if known is None else (known, known * slack[0], known * slack[1])
-    left_s = share * measured_s + (1.0 - share) * by_plan_s
+        left_s = by_plan_s if measured_s is None else measured_s
+    else:
+        left_s = way * measured_s + (1.0 - way) * by_plan_s
+    if left_s is None or left_s <= 0.0:
+        return None
     return left_s, left_s * slack[0], left_s * slack[1]
