@@ -16,10 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from lengthwise.cli import (
-    app_plan,
-    app_profile,
-    app_run,
-    app_status,
+    apps,
     bench,
     calibrate,
     capacity,
@@ -73,14 +70,10 @@ app.command("search", epilog=search.EXAMPLES)(search.run)
 app.command("schedule", epilog=schedule.EXAMPLES)(schedule.run)
 app.command("schedule run", epilog=schedule_run.EXAMPLES)(schedule_run.run)
 app.command("schedule watch", epilog=schedule_watch.EXAMPLES)(schedule_watch.run)
-app.command("app plan", epilog=app_plan.EXAMPLES)(app_plan.run)
-app.command("app profile", epilog=app_profile.EXAMPLES)(app_profile.run)
-app.command("app run", epilog=app_run.EXAMPLES)(app_run.run)
-app.command("app status", epilog=app_status.STATUS_EXAMPLES)(app_status.status)
-app.command("app cancel", epilog=app_status.CANCEL_EXAMPLES)(app_status.cancel)
 app.command("lab", epilog=lab.EXAMPLES)(lab.run)
 app.command("explain", epilog=explain.EXAMPLES)(explain.run)
 app.command("catalog", epilog=catalog.EXAMPLES)(catalog.run)
+app.add_typer(apps.app, name="app")
 app.add_typer(predict.app, name="predict")
 app.add_typer(profile.app, name="profile")
 app.add_typer(workload.app, name="workload")

@@ -33,6 +33,7 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
         InputError: A name is unknown, or the node has not so many GPUs.
     """
     if found := _COUNTED.match(text.strip()):
+        _require_one_gpu(found[2], text)
         gpu = catalog.gpu(_file(found[2], Path(folder)))
         return _machine(gpu, int(found[1]), found[3], Path(folder))
     try:
@@ -46,6 +47,16 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
             f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}"
         )
     return Machine(kinds[0], node, node.gpus)
+
+
+def _require_one_gpu(name: str, text: str) -> None:
+    """A GPU that comes with memories of several sizes is named with its own: whether models fit hangs on that."""
+    known = catalog.gpus()
+    ways = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
+    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in ways}) > 1:
+        count = text.lower().split("x")[0].strip()
+        shown = ", ".join(f"{count}x{one}" for one in ways)
+        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
 
 
 def parse_cluster(nodes: Sequence[str], folder: Path | str = ".") -> Cluster:
