@@ -202,7 +202,7 @@ def test_yaml_says_the_same(folder):
             ["run.engines.smol.seats=3"],
             "run.engines.smol: there is no model named 'smol'. Did you mean: small?",
         ),
-        (["run.command=serve {prot}"], "run.engines.third: there is no place in the command of third"),
+        (["run.command=serve {prot}"], "run.engines.big-1.5: there is no place in the command of big-1.5"),
         (["run.launcher=cloud"], "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
         (["run.engines.small.urls=[]"], "small has none"),
         (["run.lease=never"], "run.lease: must be seconds"),

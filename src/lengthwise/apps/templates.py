@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from lengthwise.schema.errors import InputError, MissingExtraError
+from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
 
 PREVIOUS = "previous"
 
@@ -131,6 +132,9 @@ def _names(parsed: str, source: str) -> Names:
 
     try:
         tree = environment().parse(parsed)
+        undeclared = meta.find_undeclared_variables(tree)
+    except jinja2.TemplateAssertionError as error:
+        raise _unknown(error, source) from error
     except jinja2.TemplateSyntaxError as error:
         line = source.splitlines()[min(error.lineno, len(source.splitlines())) - 1] if source else ""
         raise InputError(
@@ -142,4 +146,13 @@ def _names(parsed: str, source: str) -> Names:
             name = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
             if isinstance(name, str):
                 previous.add(name)
-    return Names(frozenset(meta.find_undeclared_variables(tree)), frozenset(previous))
+    return Names(frozenset(undeclared), frozenset(previous))
+
+
+def _unknown(error: Any, source: str) -> InputError:
+    """What Jinja2 says of a filter or a test that there is none of, with the nearest ones."""
+    found = re.match(r"No (filter|test) named '(.*)'", str(error.message))
+    if found is None:
+        return InputError(f"a template must be one of Jinja2; {error.message}: {shortened(source)}")
+    known = environment().filters if found[1] == "filter" else environment().tests
+    return UnknownNameError(f"{found[1]} of Jinja2 in {shortened(source)!r}", found[2], known)

@@ -42,6 +42,7 @@ class Maker:
         self.folder = folder
         self.problems: list[Problem] = []
         self.files: list[Path] = []
+        self._is_told = False
 
     @contextmanager
     def at(self, *path: str) -> Iterator[None]:
@@ -188,6 +189,8 @@ class Maker:
     def loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> Loaded | None:
         """How a model's engines are started and asked: as its own table says, or else as [run] does."""
         own = engine or EngineTable()
+        if own.command is None and self._is_told:
+            return None  # the command of [run] is no good, which is told once and not for each model
         with self.at(*(("run", "engines", model.name) if engine else ("run",))):
             return Loaded(
                 name=model.name,
@@ -200,6 +203,7 @@ class Maker:
                 sleeps=run.sleeps if own.sleeps is None else own.sleeps,
                 body=own.body,
             )
+        self._is_told = own.command is None
         return None
 
     def _weights(self, weights: str | None) -> str | None:
