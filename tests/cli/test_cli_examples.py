@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,10 @@ def test_commands_have_examples() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_are_at_most_100_columns_wide(module) -> None:
     assert [line for line in examples(module) if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_that_examples_name_are_there(module) -> None:
+    root = Path(__file__).parents[2]
+    named = [word for line in examples(module) for word in line.split() if word.startswith("examples/")]
+    assert [word for word in named if not (root / word).exists()] == []
