@@ -3,7 +3,7 @@
 Runs in the environment of the engine, which has torch and transformers, and needs no internet:
 
     make engine
-    .engines/vllm/bin/python examples/apps/make_models.py
+    .engines/vllm/bin/python examples/apps/make_models.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ SIZES = {"alder": "tiny", "birch": "small", "cedar": "medium"}
 """5, 27 and 84 million parameters; models/*.json are their shapes, from which they are planned."""
 
 
-def main() -> None:
-    """Writes models/alder, models/birch and models/cedar, which git ignores."""
+def main(place: Path) -> None:
+    """Writes alder, birch and cedar there; git ignores those in models."""
     made = runpy.run_path(str(MAKE_MODEL))
     tokenizer = made["tokenizer"]()
     for name, size in SIZES.items():
-        folder = str(HERE / "models" / name)
+        folder = str(place / name)
         made["model"](size).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "models")
