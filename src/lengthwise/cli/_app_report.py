@@ -37,10 +37,12 @@ def _facts(asked: AskedApp, made: PlannedApp, cluster: Cluster | None) -> Iterat
 
 
 def _machine(machine: Machine) -> str:
-    group = min(machine.node.link_group, machine.gpus)
-    joined = {1: "no fast links", machine.gpus: "fast links between all", 2: "fast links in pairs"}
-    links = joined.get(group, f"fast links between {group} each") if machine.gpus > 1 else ""
-    return f"{machine.gpus} x {machine.gpu.name}{f', {links}' if links else ''}"
+    group, gpus = machine.node.link_group, machine.gpus
+    if gpus == 1:
+        return f"1 x {machine.gpu.name}"
+    some = {1: "no fast links", 2: "fast links in pairs"}
+    links = "fast links between all" if group >= gpus else some.get(group, f"fast links between {group} each")
+    return f"{gpus} x {machine.gpu.name}, {links}"
 
 
 def _gpus(cluster: Cluster | None) -> tuple[str, ...]:

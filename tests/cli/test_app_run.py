@@ -1,0 +1,201 @@
+"""``lengthwise app run``, ``status`` and ``cancel``: files, exit codes, what is printed; killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from apps_world import write_app
+
+SIMULATED = ("--launcher", "simulated")
+LIMIT_S = 120.0
+
+
+def outputs(folder):
+    return [json.loads(line) for line in (folder / "outputs.jsonl").read_text("utf-8").splitlines()]
+
+
+def run(cli, path, out, *more):
+    return cli("app", "run", path, "--out", out, *more)
+
+
+def test_a_run_writes_answers_in_the_order_of_the_rows_and_a_manifest(cli, tmp_path):
+    out = tmp_path / "run"
+    ended = run(cli, write_app(tmp_path), out, *SIMULATED)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[0].startswith("done after ")
+    assert "16 done" in ended.out
+    assert f"outputs, manifest and logs are in {out}" in ended.out
+    assert [(one["id"], one["call"]) for one in outputs(out)] == [
+        (f"r{n}", call) for n in range(8) for call in ("draft", "verdict")
+    ]
+    facts = json.loads((out / "manifest.json").read_text("utf-8"))
+    assert facts["counts"]["all"] == {"done": 16}
+    assert set(facts["sha256"]) == {"app", "inputs", "outputs.jsonl", "outputs.parquet"}
+    assert not (out / "dead.jsonl").exists()
+
+
+def test_progress_off_a_terminal_is_a_line_now_and_then_after_what_is_assumed(cli, tmp_path):
+    ended = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED)
+    lines = ended.err.splitlines()
+    assert lines[0].startswith("note: switch times are assumed")
+    assert lines[1].startswith("0.500 s: 0 of 16 tasks, ")
+    assert "s left (" in lines[1]
+    assert "writer starts (" in lines[1]
+    quiet = run(cli, tmp_path / "judged.toml", tmp_path / "quiet", *SIMULATED, "-q")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+
+
+def test_the_page_of_a_run_is_written(cli, tmp_path):
+    ended = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED, "--report", tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text("utf-8")
+    assert "The run is over after" in page
+    assert "What happened" in page
+    assert "As it was planned" in page
+    assert f"wrote {tmp_path / 'run.html'}" in ended.err
+
+
+def test_a_plan_that_was_written_is_followed(cli, tmp_path):
+    path = write_app(tmp_path)
+    quick = ("--draws", 1, "--true-draws", 2, "--no-what-if", "-q")
+    assert cli("app", "plan", path, *quick, "--method", "max", "--json", tmp_path / "plan.json").code == 0
+    assert run(cli, path, tmp_path / "run", *SIMULATED, "--plan", tmp_path / "plan.json").code == 0
+    planned = json.loads((tmp_path / "plan.json").read_text("utf-8"))["planned"]
+    followed = json.loads((tmp_path / "run" / "manifest.json").read_text("utf-8"))["plan"]
+    assert [[p["dp"] for p in stage] for stage in followed] == [[p["dp"] for p in stage] for stage in planned]
+
+
+def test_a_run_is_gone_on_with_only_when_asked_and_ends_the_same(cli, tmp_path):
+    path, out = write_app(tmp_path), tmp_path / "run"
+    run(cli, path, out, *SIMULATED, "-q")
+    first = (out / "outputs.jsonl").read_bytes()
+    ended = run(cli, path, out, *SIMULATED)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: ")
+    assert "--resume" in ended.err
+    assert run(cli, path, out, *SIMULATED, "--resume").code == 0
+    assert (out / "outputs.jsonl").read_bytes() == first
+
+
+def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
+    path, out = write_app(tmp_path), tmp_path / "run"
+    run(cli, path, out, *SIMULATED, "-q")
+    drafts = [one["text"] for one in outputs(out) if one["call"] == "draft"]
+    path = write_app(tmp_path, verdict="Is it good? {{ draft }}")
+    ended = run(cli, path, out, *SIMULATED, "--resume")
+    assert ended.code == 0
+    assert "8" in ended.out.splitlines()[0]
+    assert [one["text"] for one in outputs(out) if one["call"] == "draft"] == drafts
+
+
+def test_a_request_that_cannot_be_made_is_dead_and_the_rest_is_done(cli, tmp_path):
+    path = write_app(
+        tmp_path, verdict="Judge {{ draft if part != 3 or 'tokens' not in draft else draft.split()[9] }}"
+    )
+    rows = [json.dumps({"id": f"r{n}", "topic": "the sea", "part": n}) for n in range(8)]
+    (tmp_path / "topics.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+    ended = run(cli, path, tmp_path / "run", *SIMULATED)
+    assert ended.code == 1, ended.err
+    assert "15 done, 1 dead" in ended.out
+    (dead,) = [json.loads(line) for line in (tmp_path / "run" / "dead.jsonl").read_text("utf-8").splitlines()]
+    assert (dead["id"], dead["call"], dead["state"]) == ("r3", "verdict", "dead")
+    assert "list object has no element 9" in dead["error"]
+    assert f"1 tasks are dead or behind dead ones: {tmp_path / 'run' / 'dead.jsonl'}" in ended.err
+
+
+def test_status_and_cancel_of_a_run_that_is_over(cli, tmp_path):
+    out = tmp_path / "run"
+    run(cli, write_app(tmp_path), out, *SIMULATED, "-q")
+    assert cli("app", "status", out).out == "16 of 16 tasks have ended: 16 done\n"
+    told = json.loads(cli("app", "status", out, "--json").out)
+    assert told == {"tasks": {"done": 16}, "runs_now": [], "cancelled": False}
+    assert cli("app", "cancel", out).out == "nobody runs it now; there is nothing to end\n"
+
+
+@pytest.mark.parametrize("command", ["status", "cancel"])
+def test_where_no_run_is_there_is_none_to_look_at(cli, tmp_path, command):
+    ended = cli("app", command, tmp_path)
+    assert ended.code == 2
+    assert "must be the folder of a run" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--launcher", "locl"), "Did you mean: local"),
+        (("--launcher", "static"), "address"),
+        (("--plan", "none.json"), "cannot read the plan none.json"),
+        (("--node", "2xA100-80GB", "--node", "2xA100-80GB"), "--launcher ray"),
+        (("--report", "no/such/run.html"), "does not exist"),
+    ],
+)
+def test_what_cannot_be_run_is_one_error_alone(cli, tmp_path, arguments, told):
+    ended = run(cli, write_app(tmp_path), tmp_path / "run", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: ")
+    assert told in ended.err
+    assert not (tmp_path / "run" / "outputs.jsonl").exists()
+
+
+class Process:
+    """A run of its own, on real processes of emulated engines."""
+
+    def __init__(self, cli, path, out, *more):
+        self._cli, self._out = cli, out
+        command = [sys.executable, "-m", "lengthwise.cli", "app", "run", str(path), "--out", str(out), *more]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def has(self, test):
+        """Waits until a test of the status says yes."""
+        until_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < until_s:
+            ended = self._cli("app", "status", self._out, "--json")
+            if ended.code == 0 and test(json.loads(ended.out)):
+                return
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.1)
+        raise AssertionError(f"it never came: {ended}")
+
+    def ended(self):
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, err
+
+
+def some_are_done(status):
+    return 0 < status["tasks"].get("done", 0) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["interrupted", "killed", "cancelled"])
+def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli, tmp_path, how):
+    """Greedy answers: byte for byte those of a run that nobody disturbed."""
+    path = write_app(tmp_path, rows=30, step_s=0.02)
+    assert run(cli, path, tmp_path / "whole", "-q").code == 0
+    out = tmp_path / "run"
+    process = Process(cli, path, out)
+    process.has(some_are_done)
+    if how == "cancelled":
+        assert cli("app", "cancel", out).out == "it has been told to end\n"
+    else:
+        os.kill(process.process.pid, signal.SIGINT if how == "interrupted" else signal.SIGKILL)
+    code, printed, told = process.ended()
+    if how == "killed":
+        assert code == -signal.SIGKILL
+    else:
+        assert code == 130, told
+        assert ("stopped after" if how == "interrupted" else "cancelled after") in printed
+    status = cli("app", "status", out)
+    assert "nobody runs it now; go on with app run --resume" in status.out
+    again = run(cli, path, out, "--resume")
+    assert again.code == 0, again.err
+    assert (out / "outputs.jsonl").read_bytes() == (tmp_path / "whole" / "outputs.jsonl").read_bytes()
