@@ -21,6 +21,7 @@ ASKED_FOR_MODELS = (
     *("qwen3-235b-a22b", "mistral-7b", "mixtral-8x7b", "deepseek-v3", "gemma-2b", "gemma-2-27b"),
     *("gemma-3-12b", "phi-2", "phi-3.5-mini", "internlm-20b", "opt-6.7b", "opt-13b", "vicuna-13b"),
     *("gpt-3-39b", "gpt-3-101b", "gpt-3-175b", "gpt-3-341b", "t5-11b"),
+    *("llama-13b", "pythia-12b", "mpt-7b", "chatglm3-6b", "stablelm-alpha-7b", "mistral-7b-v0.2"),
 )
 
 
