@@ -207,11 +207,11 @@ class Maker:
         return None
 
     def _weights(self, weights: str | None) -> str | None:
-        """A folder where there is one of that name, else a name of a hub."""
+        """A folder where there is one of that name, or where it begins as only folders do; else a name of a hub."""
         if weights is None:
             return None
         path = resolved(weights, self.folder)
-        return str(path) if path.exists() else weights
+        return str(path) if path.exists() or weights.startswith((".", "/", "~")) else weights
 
 
 def _sampling(section: CallSection) -> Sampling:

@@ -216,4 +216,14 @@ def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
             f"the local launcher starts engines on one machine; the plan is of {machines}. Take --launcher ray, or "
             "one --node"
         )
+    for one in engines.loaded:
+        _require_weights(one)
     return LocalLauncher(engines.loaded, logs, space.deployment, engines.patience)
+
+
+def _require_weights(loaded: Loaded) -> None:
+    """Engines start for a minute before they say that a folder is not there."""
+    if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
+        raise InputError(
+            f"weights of {loaded.name} must be a folder with a model, or a name of a hub; there is no {loaded.weights}"
+        )
