@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,16 +69,44 @@ def test_the_search_ends_where_it_would_cost_more_than_its_share_of_what_is_plan
 
 def test_algorithm_1_is_paid_for_where_it_is_looked_at_and_else_is_for_comparison_alone():
     counts = [400, 300, 500]
-    ticks = itertools.count()
-    asked = Asked(clock=lambda: float(next(ticks)), effort=Effort(share=0.0))
     tasks, draws, space = made(counts)
-    found = {one.name: one for one in searched(stages_of(tasks, draws, space), space, asked)}
-    assert list(found) == ["lengthwise", *METHODS]
-    own_s = sum(found[n].search_s for n in ("min", "min_no_preemption")) + 1.0
-    assert found["lengthwise"].search_s == own_s
-    rich = replace(asked, effort=Effort(share=1.0))
-    found = {one.name: one for one in searched(stages_of(tasks, draws, space), space, rich)}
-    assert found["lengthwise"].search_s > own_s
+
+    def found(share):
+        ticks = itertools.count()
+        asked = Asked(clock=lambda: float(next(ticks)), effort=Effort(share=share))
+        return {one.name: one for one in searched(stages_of(tasks, draws, space), space, asked)}
+
+    poor, rich = found(0.0), found(1.0)
+    assert list(poor) == list(rich) == ["lengthwise", *METHODS]
+    paid = {name: rich[name].spent_s + rich[name].cost_s for name in METHODS}
+    assert rich["lengthwise"].spent_s > paid["samullm"] + paid["min"]
+    assert poor["lengthwise"].cost_s < rich["lengthwise"].cost_s - rich["samullm"].cost_s
+
+
+def test_what_others_had_simulated_before_is_no_gift():
+    tasks, draws, space = made([200, 150])
+    name = "samullm_no_preemption"
+
+    def found(*others):
+        asked = Asked(method=name, beside=others, clock=_Ticks())
+        return {one.name: one for one in searched(stages_of(tasks, draws, space), space, asked)}[name]
+
+    alone, after = found(), found("samullm")
+    assert after.planned == alone.planned
+    assert after.spent_s < alone.spent_s, "most of it was there already"
+    # A run that is simulated reads the clock twice, and takes one tick of it.
+    assert after.search_s - after.spent_s == (alone.spent_s - after.spent_s) / 2
+    assert alone.search_s == alone.spent_s
+
+
+class _Ticks:
+    """A clock that goes on by one whenever it is read."""
+
+    def __init__(self):
+        self._ticks = itertools.count()
+
+    def __call__(self):
+        return float(next(self._ticks))
 
 
 @pytest.mark.parametrize("counts", [[20], [30, 10, 5], [200, 150], [500, 400, 300, 600]])

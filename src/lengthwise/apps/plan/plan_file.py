@@ -62,7 +62,7 @@ def _plan(told: Mapping[str, Any]) -> AppPlan:
         idle_s=told["idle_s"],
         flops=tuple(told["flops"]),
         tokens=tuple(told["tokens"]),
-        methods=tuple(AppMethod(**{**m, "makespan": _estimate(m["makespan"])}) for m in told["methods"]),
+        methods=tuple(map(_method, told["methods"])),
         what_ifs=tuple(
             AppWhatIf(w["name"], _estimate(w["makespan"]), _estimate(w["difference"]))
             for w in told["what_ifs"]
@@ -70,6 +70,11 @@ def _plan(told: Mapping[str, Any]) -> AppPlan:
         search_s=told["search_s"],
         notes=tuple(told["notes"]),
     )
+
+
+def _method(told: Mapping[str, Any]) -> AppMethod:
+    ends = tuple(told.get("makespans_s", ()))
+    return AppMethod(**{**told, "makespan": _estimate(told["makespan"]), "makespans_s": ends})
 
 
 def _stage(told: Mapping[str, Any]) -> AppStage:

@@ -127,7 +127,8 @@ def _spare(space: Space, one: Found) -> tuple[ModelPlan, ...]:
 def _method(one: Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
     mean = mean_of(ends_s)
     gain = (mean.value + one.search_s) / max(whole_s, 1e-12)
-    return AppMethod(one.name, mean, one.planned_s, one.search_s, len(one.planned), gain)
+    stages = len(one.planned)
+    return AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, tuple(ends_s))
 
 
 def _notes(space: Space, first: Stages) -> tuple[str, ...]:

@@ -30,7 +30,14 @@ class Played:
     end_s: float
 
 
-def play(stages: Stages, planned: Sequence[Plans], spare: Plans, *, places: bool = True) -> Played:
+def play(
+    stages: Stages,
+    planned: Sequence[Plans],
+    spare: Plans,
+    *,
+    places: bool = True,
+    begun: tuple[Plans, Placement] = ((), {}),
+) -> Played:
     """How a plan turns out under a draw.
 
     Args:
@@ -38,11 +45,12 @@ def play(stages: Stages, planned: Sequence[Plans], spare: Plans, *, places: bool
         planned: The plan's stages.
         spare: Plans of models that are in none of them.
         places: Whether replicas are placed; else nobody is ever moved for another, which is quicker.
+        begun: Plans that run when it begins, and where; only with ``places``.
 
     Raises:
         InternalError: Nothing moves any more.
     """
-    table = _Table(stages, places=places)
+    table = _Table(stages, places=places, begun=begun)
     while not table.is_done:
         table.turn(tuple(planned), spare)
     return Played(tuple(table.made), tuple(table.staged), table.state.clock_s)
@@ -51,11 +59,11 @@ def play(stages: Stages, planned: Sequence[Plans], spare: Plans, *, places: bool
 class _Table:
     """What stands where between two stages."""
 
-    def __init__(self, stages: Stages, *, places: bool) -> None:
+    def __init__(self, stages: Stages, *, places: bool, begun: tuple[Plans, Placement]) -> None:
         self._stages, self._space, self._places = stages, stages.space, places
         self.state: State = stages.start()
-        self._now, self._starved = Now(-1, ()), frozenset[int]()
-        self._placement: Placement = {}
+        self._now, self._starved = Now(-1, begun[0]), frozenset[int]()
+        self._placement: Placement = begun[1]
         self._asleep: Asleep = {}
         self.made: list[AppStage] = []
         self.staged: list[Staged] = []

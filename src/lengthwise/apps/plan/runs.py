@@ -6,7 +6,7 @@ produced before, and of when tasks come, so it is kept under these and used wher
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -135,6 +135,12 @@ class Runs:
             its rest is what that run has left after as much progress. Exact enough to compare plans by, and nothing
             is simulated.
         known: Runs of the same draw that are known already.
+
+    Attributes:
+        simulated_requests: So far.
+        clock: Seconds; None: nobody wants to know.
+        took_s: What each run took to simulate, by that clock.
+        asked: Keys of the runs that were asked for; whoever wants to know empties it.
     """
 
     def __init__(self, load: Load, space: Space, *, quick: bool = False, known: Runs | None = None) -> None:
@@ -143,6 +149,9 @@ class Runs:
         self._fresh = [Work("fresh", m.fresh, m.never) for m in load.models]
         self._held = sum(len(run.load) for run in self.made.values())
         self.simulated_requests = 0
+        self.clock: Callable[[], float] | None = None
+        self.took_s: dict[Hashable, float] = {}
+        self.asked: set[Hashable] = set()
 
     def fresh(self, model: int) -> Work:
         """Nothing behind it."""
@@ -154,10 +163,15 @@ class Runs:
             arrival_s = None
         came = None if arrival_s is None else blake2b(arrival_s.tobytes(), digest_size=16).digest()
         key = (plan, before.key, came)
+        if self.clock is not None:
+            self.asked.add(key)
         if key not in self.made:
+            started_s = self.clock() if self.clock is not None else 0.0
             viewed = self.quick and came is None and before.key != "fresh"
             run = self._viewed(plan, before, key) if viewed else self._made(plan, before, arrival_s, key)
             self._keep(run)
+            if self.clock is not None:
+                self.took_s[key] = self.clock() - started_s
         return self.made[key]
 
     def _keep(self, run: Run) -> None:

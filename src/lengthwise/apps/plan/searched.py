@@ -31,6 +31,7 @@ class Asked:
         quantile: Plan against this quantile over the draws; None: their mean.
         effort: How long to look.
         clock: Seconds, for ``search_s`` alone.
+        known: Plans that "lengthwise" looks at too, where they fit.
     """
 
     method: str = DEFAULT
@@ -38,6 +39,7 @@ class Asked:
     quantile: float | None = None
     effort: Effort = field(default_factory=Effort)
     clock: Callable[[], float] = time.perf_counter
+    known: tuple[Planned, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class Found:
         name: Of the way.
         planned: The plan.
         planned_s: Its makespan on the draws planned with.
-        search_s: Seconds of finding it.
-        cost_s: The same, counted.
+        search_s: Seconds of finding it, had nothing been looked at before it.
+        cost_s: Seconds of finding it after what was looked at before it, counted.
+        spent_s: The same, by the clock.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Found:
     planned_s: float
     search_s: float
     cost_s: float
+    spent_s: float
 
 
 def searched(worlds: Sequence[Stages], space: Space, asked: Asked) -> list[Found]:
@@ -71,12 +75,12 @@ def searched(worlds: Sequence[Stages], space: Space, asked: Asked) -> list[Found
     names = [name for name in dict.fromkeys((*asked.beside, asked.method)) if name != DEFAULT]
     found = {name: search.by(name) for name in _CHEAP if name in names}
     if DEFAULT in (asked.method, *asked.beside):
-        best = search.looked_ahead(found, [name for name in names if name not in found])
+        best = search.looked_ahead(found)
         found |= {name: search.by(name) for name in names if name not in found}
         found[DEFAULT] = _best_end_to_end(best, [found[name] for name in names if name not in _CHEAP])
     else:
         found |= {name: search.by(name) for name in names if name not in found}
-    return [found[name] for name in (DEFAULT, *METHODS) if name in found]
+    return [found[name] for name in (DEFAULT, *METHODS) if name in (asked.method, *asked.beside)]
 
 
 def _best_end_to_end(best: Found, others: Iterable[Found]) -> Found:
@@ -86,8 +90,9 @@ def _best_end_to_end(best: Found, others: Iterable[Found]) -> Found:
                 best,
                 planned=other.planned,
                 planned_s=other.planned_s,
-                search_s=best.search_s + other.search_s,
+                search_s=best.search_s + other.spent_s,
                 cost_s=best.cost_s + other.cost_s,
+                spent_s=best.spent_s + other.spent_s,
             )
     return best
 
@@ -98,34 +103,39 @@ class _Search:
     def __init__(self, worlds: Sequence[Stages], space: Space, asked: Asked) -> None:
         self._worlds, self._space, self._asked = worlds, space, asked
         self._now = asked.clock
+        for world in worlds:
+            world.runs.clock = asked.clock
 
     def by(self, name: str) -> Found:
         """By SamuLLM's way or a heuristic."""
+        saved = _Saved([world.runs for world in self._worlds])
         started_s, purse = self._now(), Purse(self._worlds)
         made = rolled_out(self._worlds[0], METHODS[name])
         score = self.score(made)
-        return Found(name, made, score, self._now() - started_s, purse.spent_s)
+        spent_s = self._now() - started_s
+        return Found(name, made, score, spent_s + saved.seconds(), purse.spent_s, spent_s)
 
     def score(self, made: Planned) -> float:
         """Its makespan on the draws planned with."""
         spare = spare_plans(self._space, len(self._space.models), made)
         return judged(makespans_s(self._worlds, made, spare), self._asked.quantile)
 
-    def looked_ahead(self, found: dict[str, Found], later: Sequence[str]) -> Found:
+    def looked_ahead(self, found: dict[str, Found]) -> Found:
         """The best of the heuristics, lists, a beam's plans, and the best of these bettered.
 
         Args:
-            found: What heuristics found; methods of ``later`` that can be afforded are added.
-            later: Methods that are wanted beside it.
+            found: What was found so far; methods that can be afforded are added, asked for or not.
         """
         effort, first, paid = self._asked.effort, self._worlds[0], list(found.values())
         quick = Stages(Runs(first.load, self._space, quick=True, known=first.runs))
         started_s, purse = self._now(), Purse((*self._worlds, quick), sum(one.cost_s for one in paid))
         scores = {one.planned: one.planned_s for one in paid}
+        fits = self._space.fits
+        self._try(scores, (one for one in self._asked.known if all(fits(plans) for plans in one)))
         self._try(scores, [rolled_out(quick, choose) for choose in STEPS])
         limit_s = effort.share * min(scores.values())
-        for name in later:
-            if purse.holds(expected_cost_s(first, name), limit_s):
+        for name in METHODS:
+            if name not in found and purse.holds(expected_cost_s(first, name), limit_s):
                 found[name] = self.by(name)
                 scores[found[name].planned] = found[name].planned_s
 
@@ -136,10 +146,23 @@ class _Search:
         ranked = sorted(scores, key=lambda one: (scores[one], one))
         self._try(scores, [bettered(quick, ranked[0], effort, has_left)])
         best = min(scores, key=lambda one: (scores[one], one != ranked[0], one))
-        search_s = self._now() - started_s + sum(one.search_s for one in paid)
-        return Found(DEFAULT, best, scores[best], search_s, purse.spent_s)
+        spent_s = self._now() - started_s + sum(one.spent_s for one in paid)
+        return Found(DEFAULT, best, scores[best], spent_s, purse.spent_s, spent_s)
 
     def _try(self, scores: dict[Planned, float], plans: Iterable[Planned]) -> None:
         for one in plans:
             if one not in scores:
                 scores[one] = self.score(one)
+
+
+class _Saved:
+    """What others had simulated before, from now on: whoever asks for it would have had to simulate it himself."""
+
+    def __init__(self, runs: Sequence[Runs]) -> None:
+        self._before = [(one, dict(one.took_s)) for one in runs]
+        for one in runs:
+            one.asked.clear()
+
+    def seconds(self) -> float:
+        """Of all that was asked for and was there."""
+        return sum(took_s.get(key, 0.0) for one, took_s in self._before for key in one.asked)

@@ -26,11 +26,11 @@ def what_if(
 ) -> tuple[AppWhatIf, ...]:
     """The makespan with an island of GPUs more, one fewer, a GPU more, and a disk twice as fast, each planned anew.
 
-    A variant under which a model does not fit any more is left out. Arguments are those of ``plan``, and ``told`` is
-    what it said.
+    The plan as it is stays among what is looked at, where it fits: more GPUs do not make it later. A variant under
+    which a model does not fit any more is left out. Arguments are those of ``plan``, and ``told`` is what it said.
     """
     times = times or SwitchTimes()
-    asked = replace(asked or Asked(), method=told.method, beside=())
+    asked = replace(asked or Asked(), method=told.method, beside=(), known=(told.planned,))
     variants = [(name, other, times) for name, other in _clusters(cluster)]
     variants.append(("disk_twice_as_fast", cluster, faster_disk(times, 2.0)))
     found = []
