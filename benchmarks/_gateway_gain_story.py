@@ -16,6 +16,8 @@ LEVEL = 0.95
 WITHIN, NOT_WITHIN, TOO_NOISY = "within", "not within", "too noisy to tell"
 TELLING = {"gap_closed": 0.2, "p99_over_oracle": 0.1, "mean_over_fcfs": 0.1}
 """By metric, how wide the interval of a difference may be to either side and still tell: of the gap, and of ratios."""
+SAME = {"gap_closed": 0.05, "p99_over_oracle": 0.02, "mean_over_fcfs": 0.02}
+"""By metric, a difference that is none to anyone: where its whole interval is below, a result was foretold."""
 
 
 class Cell(Protocol):
@@ -55,6 +57,7 @@ def rows(found: dict[str, Any], about: dict[str, Any], prefix: str) -> dict[str,
         f"{prefix}.gap_closed": ours["gap_closed"] | {"ci": ours["gap_closed"].get("ci"), **shown},
         f"{prefix}.p99_over_oracle": dict(ours["p99_over_oracle"]),
         f"{prefix}.simulated_within": foretold(found["policies"]),
+        f"{prefix}.simulated_in_interval": in_intervals(found["policies"]),
     }
 
 
@@ -66,11 +69,29 @@ def foretold(policies: dict[str, Any]) -> dict[str, Any]:
         "unit": "of the results",
         **{one: counts[one] for one in (WITHIN, NOT_WITHIN, TOO_NOISY)},
         "telling_half_widths": TELLING,
+        "same": SAME,
     }
 
 
-def verdict(off_by: float, half_width: float, telling: float) -> str:
-    """Whether a result is as foretold: 0 is in the interval of the difference, and that is narrow enough to say so."""
+def in_intervals(policies: dict[str, Any]) -> dict[str, Any]:
+    """The share of the results in whose own interval, over shuffles, the simulator's prediction lies."""
+    results = {f"{name}, {metric}": of[metric] for name, of in policies.items() for metric in TELLING}
+    out = [name for name, of in results.items() if not of["ci"][0] <= of["simulated"] <= of["ci"][1]]
+    return {
+        "value": 1 - len(out) / len(results),
+        "unit": "of the results",
+        "of": len(results),
+        "outside": out,
+    }
+
+
+def verdict(off_by: float, half_width: float, telling: float, same: float = 0.0) -> str:
+    """Whether a result is as foretold, by the interval of the difference.
+
+    Within: 0 is in it, and it is narrow enough to say so, or all of it is below what is ``same`` to anyone.
+    """
+    if abs(off_by) + half_width <= same:
+        return WITHIN
     if abs(off_by) > half_width:
         return NOT_WITHIN
     return WITHIN if half_width <= telling else TOO_NOISY
@@ -123,12 +144,12 @@ def _judged(
 def _beside(measured: Shares, same: Shares, metric: str) -> dict[str, Any]:
     """What the simulator said of the very shuffles that were measured, and how far it is off."""
     off_by, half_width = measured.value - same.value, measured.half_width_beside(same)
-    telling = TELLING[metric] * (1 if metric == "gap_closed" else same.value)
+    scale = 1 if metric == "gap_closed" else same.value
     return {
         "simulated_same_shuffles": same.value,
         "off_by": off_by,
         "off_by_half_width": half_width,
-        "told": verdict(off_by, half_width, telling),
+        "told": verdict(off_by, half_width, TELLING[metric] * scale, SAME[metric] * scale),
     }
 
 

@@ -27,11 +27,12 @@ true lengths. The simulator is told how fast the engines were in the FCFS runs o
 order gives; a request that is cut by windows is charged each time what the engines take for a new one. ELIS closes
 about a tenth of its gap.
 
-`simulated_within` is over the results (gap closed, tail and mean of each order, pooled over batches and loads). Behind
-what was simulated stands by how much the measured is off what was simulated of the same shuffles, with half the width of
-the 95 % interval of that: *within* where 0 is in the interval, and half of it is at most 0.2 of the gap, or 10 % of a
-ratio; *not within* where 0 is not in it; *too noisy to tell* where 0 is in it, but it is wider. What counts is the
-share, of all of them, that is within.
+`simulated_in_interval` is over the results (gap closed, tail and mean of each order, pooled over batches and loads): in
+how many of them the prediction, over 40 shuffles, lies in the measured result's own interval. `simulated_within` asks more:
+behind what was simulated stands by how much the measured is off what was simulated of the same shuffles, with half the
+width of the 95 % interval of that, which leaves out what shuffles differ by. *Within* where 0 is in the interval, and half
+of it is at most 0.2 of the gap, or 10 % of a ratio, or where all of it is below 0.05 of the gap, or 2 % of a ratio; else
+*not within* where 0 is not in it, and *too noisy to tell* where it is wider.
 """
 
 

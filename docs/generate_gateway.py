@@ -42,6 +42,7 @@ is what meets its aim with both ends; *borderline* meets it, but an end does not
 count, so that nothing says how far chance moves it.
 """
 
+_IN = "share of the results in whose interval what the simulator foretold lies"
 AIMS: tuple[tuple[str, str, float, bool, str], ...] = (
     ("gateway.added_p50_ms", "latency added to one request, median", 1.0, False, "ms"),
     ("gateway.rps", "requests a second that are not streamed, one core", 1500.0, True, "requests/s"),
@@ -50,16 +51,12 @@ AIMS: tuple[tuple[str, str, float, bool, str], ...] = (
     ("gateway.rss_growth_mib", "memory grown over 100,000 requests", 10.0, False, "MiB"),
     ("gateway.live.gap_closed", "share of the gap in mean JCT from FCFS to known lengths", 0.5, True, ""),
     ("gateway.live.p99_over_oracle", "its P99 over that of known lengths", 1.1, False, ""),
-    ("gateway.live.simulated_within", "share of them that the simulator had foretold", 0.95, True, ""),
+    ("gateway.live.simulated_in_interval", _IN, 0.95, True, ""),
+    ("gateway.live.simulated_within", "the same shuffle by shuffle, which is stricter", 0.95, True, ""),
     ("gateway.emulated.gap_closed", "share of the gap closed before emulated engines", 0.5, True, ""),
     ("gateway.emulated.p99_over_oracle", "its P99 over that of known lengths there", 1.1, False, ""),
-    (
-        "gateway.emulated.simulated_within",
-        "share of the results there that the simulator had foretold",
-        0.95,
-        True,
-        "",
-    ),
+    ("gateway.emulated.simulated_in_interval", _IN, 0.95, True, ""),
+    ("gateway.emulated.simulated_within", "the same shuffle by shuffle, which is stricter", 0.95, True, ""),
     ("gateway.scale_50_over_10", "peak rate of 50 engines over that of 10", 4.8, True, ""),
     ("gateway.rerank_10k_ms", "10,000 waiting requests put in order anew", 5.0, False, "ms"),
 )

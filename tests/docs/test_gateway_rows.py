@@ -86,6 +86,17 @@ def test_what_is_told_of_a_difference(benchmark):
     assert verdict(-0.1, 0.11, 0.1) == "too noisy to tell"
     assert verdict(0.3, 0.25, 0.1) == "not within", "however wide it is, nought is not in it"
     assert verdict(0.0, math.inf, 0.1) == "too noisy to tell", "one shuffle"
+    assert verdict(0.01, 0.005, 0.1, 0.02) == "within", "a difference that is none to anyone"
+    assert verdict(0.018, 0.005, 0.1, 0.02) == "not within", "an end of it is"
+
+
+def test_a_prediction_is_held_against_the_interval_of_what_was_measured(benchmark):
+    one = {"ci": (0.4, 0.6), "simulated": 0.6}
+    policies = {"isrtf": dict.fromkeys(("gap_closed", "p99_over_oracle", "mean_over_fcfs"), one)}
+    policies["windowed"] = policies["isrtf"] | {"mean_over_fcfs": one | {"simulated": 0.61}}
+    row = benchmark("_gateway_gain_story").in_intervals(policies)
+    assert row["value"] == pytest.approx(5 / 6)
+    assert row["outside"] == ["windowed, mean_over_fcfs"]
 
 
 def test_only_what_is_within_counts_and_all_are_counted(benchmark):
