@@ -189,3 +189,12 @@ def test_the_first_rows_alone_are_another_run():
     assert asked.file.rows.sha256 != load_app(example("ensemble-tiny")).rows.sha256
     with pytest.raises(ScenarioError, match="a batch is answered whole; take rows out"):
         loads_app('[inputs]\nopenai_batch = "b.jsonl"\nrows = 3\n')
+
+
+def test_engines_that_start_slowly_are_planned_so():
+    asked = [asked_app(example("critique-tiny"), [f"cluster.engine_start={s}"]) for s in ("7s", "100")]
+    plans = [one.planned(QUICK).plan for one in asked]
+    fast, slow = (plan.stages[0].switches for plan in plans if plan is not None)
+    assert {round(s.seconds - f.seconds, 6) for f, s in zip(fast, slow, strict=True)} == {93.0}
+    with pytest.raises(ScenarioError, match=r"cluster\.engine_start: must be seconds"):
+        load_app(example("critique-tiny"), ["cluster.engine_start=soon"])

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lengthwise.apps.app import DEFAULT_TOKENS
+from lengthwise.apps.plan import SwitchRates
 from lengthwise.apps.run.contracts import Settings
 from lengthwise.scenario._lengths import Length
 from lengthwise.scenario._values import Count, NotNan, Seconds, Section, Text, Wait
@@ -120,13 +121,20 @@ class LoopSection(Section):
 
 
 class ClusterSection(Section):
-    """The GPUs: nodes as ``parse_node`` reads them."""
+    """The GPUs: nodes as ``parse_node`` reads them.
+
+    ``engine_start``: how long an engine takes to start, without reading its weights, where no profile tells it.
+    """
 
     nodes: Annotated[list[Text], Field(min_length=1)]
+    engine_start: Seconds = SwitchRates().engine_start_s
 
 
 class EngineTable(Section):
-    """How engines of a model are started and asked; what is not said is as [run] says."""
+    """How engines of a model are started and asked; what is not said is as [run] says.
+
+    ``true_lengths``: of simulated engines: answers are so many times as long as the ``lengths`` planned with.
+    """
 
     command: str | None = None
     environment: dict[str, str] | None = None
@@ -135,12 +143,16 @@ class EngineTable(Section):
     sleeps: bool | None = None
     urls: list[Text] = Field(default_factory=list)
     body: dict[str, Any] = Field(default_factory=dict)
+    true_lengths: Annotated[NotNan, Field(gt=0)] | None = None
 
 
 class RunTable(Section):
     """How it is run. ``command``, ``environment``, ``seats`` and ``sleeps`` hold for all models.
 
     [run.engines.NAME] of one says its own, and where its engines are if others started them (``urls``).
+    ``store``: where the ledger is, if not in the run's folder: a file, or ``postgresql://...`` for several
+    coordinators (extra ``postgres``).
+    ``replans``: how often at most what is left is planned anew when lengths or times are not as planned; 0: never.
     """
 
     launcher: Literal["local", "ray", "static", "simulated"] = "local"
@@ -159,6 +171,7 @@ class RunTable(Section):
     engine_failures: Count = _DEFAULTS.engine_failures
     engine_deaths: Count = _DEFAULTS.engine_deaths
     seed: Annotated[int, Field(ge=0)] = 0
+    replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans
     ready: Seconds = 600.0
     stall: Seconds = 120.0
     request: Seconds = 3600.0

@@ -51,7 +51,8 @@ class AskedApp:
     def engines(self, launcher: str | None = None, ray: str = "auto") -> Engines:
         """Who answers, as the file says, or by another launcher."""
         run = self.file.run
-        return Engines(launcher or run.launcher, self.file.loaded, run.urls or {}, run.patience, ray)
+        name = launcher or run.launcher
+        return Engines(name, self.file.loaded, run.urls or {}, run.patience, ray, run.true_lengths)
 
 
 def asked_app(
@@ -74,7 +75,7 @@ def asked_app(
         if profile is not None:
             raise InputError("a profile is of GPUs; name them: --node, or [cluster] nodes in the file")
         return AskedApp(file, file.app, None, ())
-    space, app = Space(file.served, cluster), file.app
+    space, app = Space(file.served, cluster, file.times), file.app
     notes: tuple[str, ...] = ()
     if profile is not None:
         app, space, notes = profiled(app, space, profile, file.loaded)

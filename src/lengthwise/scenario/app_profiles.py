@@ -107,7 +107,7 @@ def profiling_of(file: AppFile) -> Profiling:
             'engines that are measured must be real; run.launcher is "simulated". Take --set run.launcher=local'
         )
     urls = file.run.urls if file.run.launcher == "static" else None
-    space = Space(file.served, _cluster(file))
+    space = Space(file.served, _cluster(file), file.times)
     return Profiling(file.app, file.rows.rows, file.loaded, space, file.run.patience, urls)
 
 

@@ -13,7 +13,7 @@ from lengthwise.apps.batch_files import read_batch
 from lengthwise.apps.inputs import Rows, read_rows
 from lengthwise.apps.launch.commands import Loaded
 from lengthwise.apps.launch.local import Patience
-from lengthwise.apps.plan import Served, SwitchTimes
+from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
 from lengthwise.apps.run.contracts import Settings
 from lengthwise.scenario._app_making import Maker, named
 from lengthwise.scenario._app_nodes import parse_cluster, parse_node
@@ -21,6 +21,7 @@ from lengthwise.scenario._app_sections import (
     LAUNCHERS,
     AppTables,
     CallSection,
+    ClusterSection,
     EngineTable,
     LoopSection,
     ModelSection,
@@ -46,6 +47,7 @@ class AppRun:
         patience: How long engines may take.
         store: Place of the ledger; None: in the run's folder.
         urls: Addresses of engines that others started, by the models' numbers.
+        true_lengths: Of simulated engines, by the models' numbers: so many times as long as planned.
     """
 
     launcher: str = "local"
@@ -53,6 +55,7 @@ class AppRun:
     patience: Patience = field(default_factory=Patience)
     store: str | None = None
     urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    true_lengths: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +177,7 @@ class _Made:
             files=tuple(maker.files),
             notes=_notes(app),
             is_batch=tables.inputs.openai_batch is not None,
+            times=_times(tables.cluster),
         )
 
     def _app(self, models: Sequence[Model]) -> tuple[App, Rows] | None:
@@ -222,6 +226,11 @@ class _Made:
             number: tuple(engines[model.name].urls) if model.name in engines else ()
             for number, model in enumerate(app.models)
         }
+        times = {
+            number: times
+            for number, model in enumerate(app.models)
+            if model.name in engines and (times := engines[model.name].true_lengths) is not None
+        }
         lacking = [app.models[number].name for number, some in urls.items() if not some]
         if run.launcher == "static" and lacking:
             self.maker.problems.append(
@@ -231,7 +240,7 @@ class _Made:
                 )
             )
         with self.maker.at("run"):
-            return AppRun(run.launcher, _settings(run), _patience(run), self._store(run.store), urls)
+            return AppRun(run.launcher, _settings(run), _patience(run), self._store(run.store), urls, times)
         return None
 
     def _store(self, store: str | None) -> str | None:
@@ -252,11 +261,16 @@ def _settings(run: RunTable) -> Settings:
         engine_failures=run.engine_failures,
         engine_deaths=run.engine_deaths,
         seed=run.seed,
+        replans=run.replans,
     )
 
 
 def _patience(run: RunTable) -> Patience:
     return Patience(ready_s=run.ready, stall_s=run.stall, request_s=run.request)
+
+
+def _times(cluster: ClusterSection | None) -> SwitchTimes:
+    return SwitchTimes(rates=SwitchRates(cluster.engine_start)) if cluster else SwitchTimes()
 
 
 def _notes(app: App) -> tuple[str, ...]:
