@@ -30,7 +30,7 @@ test: setup ## all tests but the slow ones and those of real engines, compiled
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 
 test-slow: setup ## those that compile kernels of their own: index checks, the cache stamp
-	$(BIN)/pytest -n 2 --dist load -m "slow and not engine and not torch" $(ARGS)
+	$(BIN)/pytest -n 2 --dist load -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
 
 test-nojit: setup ## laws, oracles and policies without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest -n 2 --dist load tests/laws tests/policy tests/golden $(ARGS)
