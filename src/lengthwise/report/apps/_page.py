@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from lengthwise.report._document import document, header, section
-from lengthwise.report._marks import scrolling, swatch
+from lengthwise.report._marks import SERIES, scrolling, swatch
 from lengthwise.report._numbers import percent
 from lengthwise.report.apps._facts import AppFacts
 from lengthwise.report.apps._outcome import MODEL_HEADS, model_cells, outcome
@@ -119,7 +119,7 @@ def _chart(name: str) -> str:
 def _legend(plan: AppPlan, models: Sequence[str]) -> str:
     """Models by colour, then why GPUs idle; what does not happen is not explained."""
     there = {span.what for span in plan.spans}
-    items = [f"<li>{swatch(k)}{escape(name)}</li>" for k, name in enumerate(models)]
+    items = [f"<li>{_swatch(k)}{escape(name)}</li>" for k, name in enumerate(models)]
     if "load" in there:
         items.append('<li><i class="swatch loads"></i>loading</li>')
     items += [
@@ -128,6 +128,14 @@ def _legend(plan: AppPlan, models: Sequence[str]) -> str:
         if why in there and why != "load"
     ]
     return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _swatch(model: int) -> str:
+    """A model's colour, and its pattern where that colour came before."""
+    again = min(model // SERIES, 2)
+    return (
+        swatch(model).replace('class="swatch"', f'class="swatch again-{again}"') if again else swatch(model)
+    )
 
 
 def _models(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> str:

@@ -23,7 +23,7 @@
       type: "bar", orientation: "h", marker: marker(model, what),
       y: bars.map((b) => text(chart.rows[b[0]])), base: bars.map((b) => b[1]), x: bars.map((b) => b[2] - b[1]),
       text: bars.map((b) => text(b[5])), textposition: "inside", insidetextanchor: "middle", textangle: 0,
-      insidetextfont: { color: colour("--card"), size: 11 }, constraintext: "none",
+      insidetextfont: { color: colour("--card"), size: 11 }, constraintext: "inside",
       customdata: bars.map((b) => lines(b[6])), hovertemplate: "%{customdata}<extra></extra>",
     };
   }
