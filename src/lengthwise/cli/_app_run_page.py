@@ -142,6 +142,9 @@ def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
         told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
         typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
         typer.echo(f"outputs, manifest and logs are in {ran.folder}")
+        for event in ended.events:
+            if event.what == "replan":
+                typer.echo(f"note: after {took(event.at_s)}: {event.about}", err=True)
         if report is not None:
             typer.echo(f"wrote {report}", err=True)
         if ran.exported.dead:

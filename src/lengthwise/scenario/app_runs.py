@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lengthwise import catalog
 from lengthwise.apps.batch_files import is_batch, write_batch
 from lengthwise.apps.deciding import Rendered
 from lengthwise.apps.inputs import Rows
@@ -42,11 +43,16 @@ from lengthwise.apps.run import (
 )
 from lengthwise.apps.run.exporting import DEAD, OUTPUTS, Exported, sha256
 from lengthwise.apps.run.folder import RunFolder
+from lengthwise.apps.run.replanning import Replanner
 from lengthwise.scenario._app_sections import LAUNCHERS
-from lengthwise.scenario.app_plans import PlannedApp
+from lengthwise.scenario._app_stretched import stretched
+from lengthwise.scenario.app_plans import PlannedApp, draws_of
+from lengthwise.schema.app import TaskDraw
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 FORMS = ("jsonl", "parquet")
+TRUE_SEED = (0, 2)
+"""Of lengths that are not those planned with."""
 BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
 """What a run of an OpenAI batch file writes beside its outputs, in the form that such batches are answered in."""
 
@@ -61,6 +67,7 @@ class Engines:
         urls: Of given engines, by the models' numbers.
         patience: How long engines may take.
         ray: Address of the Ray cluster; "local" starts one here.
+        true_lengths: Of simulated engines, by the models' numbers: answers are drawn so many times as long as planned.
     """
 
     launcher: str = "local"
@@ -68,6 +75,7 @@ class Engines:
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
     patience: Patience = USUAL
     ray: str = "auto"
+    true_lengths: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.launcher not in LAUNCHERS:
@@ -189,7 +197,32 @@ def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings
     assert planned.space is not None
     assert planned.plan is not None
     rooms = ClusterRooms(planned.space.cluster, planned.space.seconds)
-    return job_of(work, Planned(guide_of(planned.plan), rooms), settings)
+    job = job_of(work, Planned(guide_of(planned.plan), rooms), settings)
+    return replace(job, replan=_replanner(planned, job)) if settings.replans else job
+
+
+def _replanner(planned: PlannedApp, job: Job) -> Replanner:
+    """Plans what is left anew, should lengths or the clock leave what was planned with."""
+    assert planned.space is not None
+    models = planned.unrolled.app.models
+    longest = [one.max_model_len or catalog.model(one.spec).max_model_len for one in models]
+    lengths = [one.lengths for one in models]
+    guide = job.guide
+    return Replanner(job.layout.tasks, lengths, longest, planned.space, guide.stages, guide.spare)
+
+
+def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
+    """The lengths of simulated engines: those planned with, or by model so many times as long."""
+    if not times:
+        return planned.draws[0]
+    unrolled = planned.unrolled
+    models = [
+        replace(one, lengths=stretched(one.lengths, times[number])) if number in times else one
+        for number, one in enumerate(unrolled.app.models)
+    ]
+    other = replace(unrolled, app=replace(unrolled.app, models=models))
+    (drawn,) = draws_of(other, [TRUE_SEED])
+    return drawn
 
 
 def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
@@ -202,7 +235,7 @@ def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
             f"the launcher {engines.launcher} follows a plan; there is none. Name the GPUs (--node)"
         )
     if engines.launcher == "simulated":
-        lengths = Lengths.of(planned.unrolled.tasks, planned.draws[0])
+        lengths = Lengths.of(planned.unrolled.tasks, _truth(planned, engines.true_lengths))
         return SimulatedLauncher(names, space.deployment, lengths, space.seconds)
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher

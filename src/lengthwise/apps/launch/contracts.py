@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -65,6 +65,7 @@ class Draft:
         finish_reason: Where it is over.
         kept: How many tokens came from before.
         is_exact: Whether the text is that of the tokens, so that it may go on from them.
+        telling: Says how many tokens there are, of an engine that writes them down only when it is cut.
     """
 
     text: list[str] = field(default_factory=list)
@@ -73,6 +74,13 @@ class Draft:
     finish_reason: str | None = None
     kept: int = 0
     is_exact: bool = True
+    telling: Callable[[], int] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far, as far as they can be told: pieces of text where the engine does not name tokens."""
+        known = max(len(self.output_ids), len(self.text))
+        return known if self.telling is None else max(known, self.telling())
 
     @classmethod
     def of(cls, partial: Partial | None) -> Draft:

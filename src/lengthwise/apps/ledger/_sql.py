@@ -125,6 +125,10 @@ SELECT task, state, attempts, tasks.key, error, output, finish_reason, prompt_to
 FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3
 WHERE task >= ? ORDER BY task LIMIT ?"""
 
+_LENGTHS = """
+SELECT task, state, coalesce(prompt_tokens, 0), coalesce(output_tokens, 0)
+FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 WHERE state >= 3 ORDER BY task"""
+
 _RESULTS = """
 SELECT key, output, finish_reason, prompt_tokens, output_tokens FROM results WHERE key {texts}"""
 
@@ -142,6 +146,7 @@ _TEMPLATES = {
     "block": _BLOCK,
     "outputs": _OUTPUTS,
     "rows": _ROWS,
+    "lengths": _LENGTHS,
     "results": _RESULTS,
     "partials": _PARTIALS,
     "spent": "DELETE FROM partials WHERE key {texts}",

@@ -163,6 +163,10 @@ class Ledger(Protocol):
         """Tasks from a number on, in order."""
         ...
 
+    def lengths(self) -> list[tuple[int, State, int, int]]:
+        """(task, state, prompt tokens, output tokens) of all that have ended, in order; no tokens without an answer."""
+        ...
+
     def facts(self) -> dict[str, str]:
         """What was noted beside the tasks (``note``): the application, versions, who runs."""
         ...

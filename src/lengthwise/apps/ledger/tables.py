@@ -150,6 +150,11 @@ class TableLedger:
         found = self._store.read(lambda session: session.rows(self._sql["rows"], int(first), max(0, most)))
         return [_texts.task_row(*row) for row in found]
 
+    def lengths(self) -> list[tuple[int, State, int, int]]:
+        """(task, state, prompt tokens, output tokens) of all that have ended, in order; no tokens without an answer."""
+        found = self._store.read(lambda session: session.rows(self._sql["lengths"]))
+        return [(task, State(state), prompt, output) for task, state, prompt, output in found]
+
     def facts(self) -> dict[str, str]:
         """What was noted beside the tasks (``note``)."""
         found = self._store.read(lambda session: session.rows(self._sql["facts"]))

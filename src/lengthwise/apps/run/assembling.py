@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lengthwise.apps.run.contracts import Decider, Drifted, Guide, Job, Rooms, Settings
+from lengthwise.apps.run.contracts import Decider, Guide, Job, Replan, Rooms, Settings
 from lengthwise.apps.run.layout import Floats, identity_of, lay
 from lengthwise.apps.run.owners import new_owner
-from lengthwise.schema.app import AppPlan, ModelPlan, TaskDraw, Tasks
+from lengthwise.schema.app import AppPlan, AppStage, ModelPlan, TaskDraw, Tasks
 
-_SLACK = (0.9, 1.1)
+SLACK = (0.9, 1.1)
+"""How much sooner and later than its draws say a plan may be."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Planned:
 
     guide: Guide
     rooms: Rooms
-    replan: Callable[[Drifted], Guide | None] | None = None
+    replan: Replan | None = None
 
 
 @dataclass(frozen=True)
@@ -82,22 +83,22 @@ def guide_of(plan: AppPlan) -> Guide:
     """What a plan says of when models run; it is as planned within the 5 % and 95 % quantiles of its makespan."""
     mean_s = plan.makespan.value
     low_s, high_s = plan.quantiles_s.get(0.05, mean_s), plan.quantiles_s.get(0.95, mean_s)
-    slack = (low_s / mean_s * _SLACK[0], high_s / mean_s * _SLACK[1]) if mean_s > 0 else _SLACK
-    return Guide(plan.planned, plan.spare, _ends_s(plan), slack)
+    slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
+    return Guide(plan.planned, plan.spare, ends_s(plan.planned, plan.stages), slack)
 
 
-def _ends_s(plan: AppPlan) -> tuple[float, ...]:
+def ends_s(planned: Sequence[Sequence[ModelPlan]], played: Sequence[AppStage]) -> tuple[float, ...]:
     """When each planned stage ends: when the plan, played, was last in it.
 
     A played stage is in the next planned one as soon as something runs that only that one has.
     """
-    ends_s, at = [0.0] * len(plan.planned), 0
-    for stage in plan.stages:
-        while at + 1 < len(ends_s) and set(stage.plans) & (set(plan.planned[at + 1]) - set(plan.planned[at])):
+    found, at = [0.0] * len(planned), 0
+    for stage in played:
+        while at + 1 < len(found) and set(stage.plans) & (set(planned[at + 1]) - set(planned[at])):
             at += 1
-        if ends_s:
-            ends_s[at] = stage.end_s
-    return tuple(np.maximum.accumulate(ends_s).tolist()) if ends_s else ()
+        if found:
+            found[at] = stage.end_s
+    return tuple(np.maximum.accumulate(found).tolist()) if found else ()
 
 
 def given_guide(plans: Sequence[ModelPlan]) -> Guide:

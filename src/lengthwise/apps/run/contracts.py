@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from lengthwise.apps.launch.contracts import Ask
-from lengthwise.apps.ledger.contracts import Output
+from lengthwise.apps.ledger.contracts import Output, State
 from lengthwise.apps.run.layout import Floats, Layout
 from lengthwise.schema.app import ModelPlan, Placement
 from lengthwise.schema.errors import InputError
@@ -84,6 +84,7 @@ class Settings:
         engine_failures: After so many failures in a row an engine is started anew.
         engine_deaths: After so many ends of a model's engines without an answer between them the run gives up.
         seed: Of what is left to chance.
+        replans: So often at most the rest is planned anew; 0: never.
     """
 
     max_attempts: int = 3
@@ -95,6 +96,7 @@ class Settings:
     engine_failures: int = 8
     engine_deaths: int = 12
     seed: int = 0
+    replans: int = 3
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "lease_s", "backoff_s", "save_s", "engine_failures", "engine_deaths"):
@@ -126,7 +128,7 @@ class Job:
     identity: str
     owner: str
     settings: Settings = field(default_factory=Settings)
-    replan: Callable[[Drifted], Guide | None] | None = None
+    replan: Replan | None = None
 
     def backoff_s(self, place: int, tries: int) -> float:
         """Seconds until the next attempt, the same for the same attempt of the same task."""
@@ -137,7 +139,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Drifted:
-    """That a run is not where it was planned to be.
+    """Where a run is that may not be where it was planned to be.
 
     Attributes:
         at_s: Since the start.
@@ -146,6 +148,10 @@ class Drifted:
         finished: Models that have nothing left to do.
         done: Tasks that have ended, by model.
         running: What runs.
+        is_late: Whether its clock has left the plan's interval; else its lengths are to be looked at.
+        ended: (place, state, prompt tokens, output tokens) of tasks that have ended.
+        written: Tokens of answers so far, by place.
+        placement: Where engines are.
     """
 
     at_s: float
@@ -154,3 +160,26 @@ class Drifted:
     finished: Sequence[int]
     done: Sequence[int]
     running: Plans
+    is_late: bool = True
+    ended: Sequence[tuple[int, State, int, int]] = ()
+    written: Mapping[int, int] = field(default_factory=dict)
+    placement: Placement = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Revised:
+    """What comes of looking at a plan anew.
+
+    Attributes:
+        guide: To follow from where the run was when it was looked at.
+        is_new: Whether it is another plan; else the old one, with the times at which it is to be where by now.
+        about: Why, in words.
+    """
+
+    guide: Guide
+    is_new: bool
+    about: str
+
+
+Replan = Callable[[Drifted], "Guide | Revised | None"]
+"""What to follow once reality has left the plan's interval; None: as before."""

@@ -14,7 +14,8 @@ from lengthwise.apps.run.books import Books
 from lengthwise.apps.run.contracts import Job, Plans
 from lengthwise.apps.run.fleet import Fleet
 from lengthwise.apps.run.following import Following
-from lengthwise.apps.run.line import Line, cut
+from lengthwise.apps.run.line import Line, cut, written
+from lengthwise.apps.run.looking import Looking
 from lengthwise.apps.run.progress import Clock, Event, Progress, snapshot, worked
 from lengthwise.apps.run.reuse import Reused, sweep
 from lengthwise.apps.run.shared import Shared
@@ -117,6 +118,9 @@ class Coordinator:
         self._lines = [Line(model, shared) for model in range(len(job.layout.tasks.models))]
         self._fleet = Fleet(self._launcher, self._lines, self._failed, self._told)
         tasks: list[asyncio.Task[None]] = []
+        self._looking = Looking(
+            job, books, lambda: written(shared, self._lines), lambda: self._fleet.placement, self._looked
+        )
         try:
             resumed = await books.call(lambda: owners.enter(self._ledger, job, self._now_s()))
             reused = None if resumed else await sweep(books, job, self._now_s)
@@ -124,7 +128,7 @@ class Coordinator:
             for work in (books.keep(), self._beat(), self._save(), self._look()):
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(self._broke)
-            await self._follow(Following(job))
+            await self._follow(Following(job), tasks)
         finally:
             await self._end(tasks)
         counts = self._by_model(self._ledger.counts())
@@ -132,7 +136,7 @@ class Coordinator:
         seconds = loop.time() - self._start_s
         return Ended(self._how or "done", counts, seconds, resumed, reused, engines, tuple(self._events))
 
-    async def _follow(self, following: Following) -> None:
+    async def _follow(self, following: Following, tasks: list[asyncio.Task[None]]) -> None:
         self._following = following
         while self._how is None:
             self._stirred.clear()
@@ -145,7 +149,10 @@ class Coordinator:
                 place = self._job.rooms.place(plans, self._fleet.placement, running, asleep)
                 await self._fleet.go(plans, place)
                 self._running = plans
-            await self._replan(following, now)
+            at_s = asyncio.get_running_loop().time() - self._start_s
+            if (looking := self._looking.look(following, now, at_s)) is not None:
+                tasks.append(looking)
+                looking.add_done_callback(self._broke)
             await self._pause(now)
             if self._error is not None:
                 raise self._error
@@ -166,16 +173,10 @@ class Coordinator:
             await self._books.flush()
         return standing(self._job.layout, await self._books.call(self._ledger.counts))
 
-    async def _replan(self, following: Following, now: Standing) -> None:
+    def _looked(self, what: str, about: str) -> None:
         at_s = asyncio.get_running_loop().time() - self._start_s
-        replan = self._job.replan
-        if replan is None or (drifted := following.drifted(now, at_s)) is None:
-            return
-        guide = await self._books.beside(lambda: replan(drifted))
-        self._events.append(Event(at_s, "replan" if guide else "keep", -1, (), f"stage {drifted.stage + 1}"))
-        if guide is not None:
-            following.follow(guide, at_s)
-            self._stirred.set()
+        self._events.append(Event(at_s, what, -1, (), about))
+        self._stirred.set()
 
     def _by_model(self, counts: dict[tuple[int, State], int]) -> dict[tuple[int, int, State], int]:
         pairs = self._job.layout.pairs

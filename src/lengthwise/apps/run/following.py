@@ -67,11 +67,24 @@ class Following:
         planned_s = ends_s[stage - 1] if started_early else ends_s[stage]
         return Drifted(at_s, stage, planned_s, sorted(standing.finished), standing.ended, self.now.plans)
 
+    def looked_at(self, standing: Standing, at_s: float) -> Drifted:
+        """Where it is, whether or not that is as planned."""
+        stage = max(0, self.now.stage)
+        ends_s = self.guide.ends_s
+        planned_s = ends_s[min(stage, len(ends_s) - 1)] if ends_s else 0.0
+        finished, ended = sorted(standing.finished), standing.ended
+        return Drifted(at_s - self._from_s, stage, planned_s, finished, ended, self.now.plans, is_late=False)
+
     @property
     def end_s(self) -> float | None:
         """When the plan is to end, from the start of the run; None: nobody knows."""
         ends_s = self.guide.ends_s
         return self._from_s + ends_s[-1] if ends_s else None
+
+    @property
+    def planned_s(self) -> float:
+        """How long what is followed is to take."""
+        return self.guide.ends_s[-1] if self.guide.ends_s else 0.0
 
     def stage_of(self, model: int) -> int | None:
         """The stage in which a model is planned to run, this one or the next; None: in none that is to come."""

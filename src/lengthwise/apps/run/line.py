@@ -100,7 +100,7 @@ class Line:
             partial = work.draft.partial() if len(work.draft.output_ids) > work.saved else None
             if partial is not None:
                 grown.append((work.key, partial))
-                work.saved = len(partial.output_ids)
+                work.saved = self._shared.kept[work.place] = len(partial.output_ids)
         if grown:
             await self._shared.books.call(lambda: self._shared.books.ledger.save(grown))
 
@@ -291,4 +291,10 @@ async def cut(works: list[Work]) -> None:
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-__all__ = ["Line", "cut"]
+def written(shared: Shared, lines: list[Line]) -> dict[int, int]:
+    """Tokens of answers so far, by place: of those that were cut off and those that are under way."""
+    going = (work for line in lines for berth in line.berths for work in berth.going.values())
+    return shared.kept | {work.place: work.draft.tokens for work in going if not work.is_answered}
+
+
+__all__ = ["Line", "cut", "written"]

@@ -28,6 +28,7 @@ class Shared:
         asking: Who is under way, by key.
         tries: How often an engine had no room for a task, by place.
         shunned: The engine whose answer was no good, by place.
+        kept: Tokens of answers that were cut off, by place.
     """
 
     job: Job
@@ -40,6 +41,7 @@ class Shared:
     asking: dict[str, Work] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=dict)
     shunned: dict[int, Berth] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
 
 
 class Verdicts:
@@ -103,6 +105,7 @@ class Verdicts:
         shared.suspects.cleared(work.place)
         shared.tries.pop(work.place, None)
         shared.shunned.pop(work.place, None)
+        shared.kept.pop(work.place, None)
 
 
 BUSY_TRIES = 20

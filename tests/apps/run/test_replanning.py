@@ -1,0 +1,167 @@
+"""A run whose lengths are not those planned with is planned anew and ends earlier; nobody is alarmed in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from plan_world import cluster_of, served, tasks_of
+from simulated_world import fresh
+
+from lengthwise.apps.draws import draw
+from lengthwise.apps.launch import Lengths, SimulatedLauncher
+from lengthwise.apps.ledger import State
+from lengthwise.apps.plan import Asked, Space, plan
+from lengthwise.apps.run import (
+    ClusterRooms,
+    Drawn,
+    Planned,
+    Settings,
+    Work,
+    expected_tokens,
+    guide_of,
+    job_of,
+    run_simulated,
+)
+from lengthwise.apps.run._rest import rest_of, seen_of
+from lengthwise.apps.run._spread import Seen, Spread, has_moved, updated
+from lengthwise.apps.run.replanning import Replanner
+
+LONGEST = 2048
+
+
+class Geometric:
+    """Lengths with this mean."""
+
+    def __init__(self, mean):
+        self.mean = mean
+
+    def quantile(self, level):
+        return np.maximum(np.ceil(np.log1p(-np.asarray(level)) / np.log1p(-1 / self.mean)), 1.0)
+
+
+def world(counts, parents=()):
+    return tasks_of([m for m, n in enumerate(counts) for _ in range(n)], most=1500, parents=parents)
+
+
+@cache
+def planned(counts, means):
+    """(tasks, draws, space, plan) of models with so many requests whose answers are so long on average."""
+    tasks = world(counts)
+    lengths, longest = [Geometric(mean) for mean in means], [LONGEST] * len(means)
+    space = Space(served(len(means), "opt-1.3b", "llama-2-13b"), cluster_of(4))
+    draws, truth = (
+        [draw(tasks, lengths, longest, (kind, k)) for k in range(n)] for kind, n in ((0, 2), (1, 8))
+    )
+    made = plan(tasks, draws, space.models, space.cluster, true_draws=truth, asked=Asked(beside=()))
+    return tasks, draws, space, made
+
+
+def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3):
+    """The end of a run that was planned with lengths of these means, and may have others."""
+    tasks, draws, space, made = planned(counts, means)
+    longest = [LONGEST] * len(means)
+    comes = draw(tasks, [Geometric(mean) for mean in true or means], longest, (2, seed))
+    work = Work(tasks, Drawn(tasks, comes), expected_tokens(draws), "drifts")
+    rooms = ClusterRooms(space.cluster, space.seconds)
+    job = job_of(work, Planned(guide_of(made), rooms), Settings(replans=replans))
+    lengths = [Geometric(mean) for mean in means]
+    anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.spare)
+    launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, comes), space.seconds)
+    with fresh(tmp_path, f"{seed}-{replans}") as ledger:
+        return run_simulated(replace(job, replan=anew), ledger, launcher)
+
+
+def told(ended, what):
+    return [event.about for event in ended.events if event.what == what]
+
+
+MOVED = {
+    "four models, one much longer": ((1000, 1000, 1000, 1000), (100, 100, 100, 100), (100, 100, 100, 1000)),
+    "the long one is short, a short one long": ((4000, 2000, 2000), (300, 60, 60), (60, 60, 400)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MOVED))
+def test_much_longer_answers_have_the_rest_planned_anew_which_ends_earlier(tmp_path, name):
+    counts, means, true = MOVED[name]
+    kept = ran(tmp_path, counts, means, true=true, replans=0)
+    anew = ran(tmp_path, counts, means, true=true)
+    assert not told(kept, "replan")
+    assert not told(kept, "keep")
+    assert 1 <= len(told(anew, "replan")) <= 3
+    assert "answers are not as long as planned" in told(anew, "replan")[0]
+    assert anew.of(State.DONE) == kept.of(State.DONE) == sum(counts)
+    assert anew.seconds < 0.9 * kept.seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [(300, 300), (400, 200, 200)])
+def test_as_long_as_planned_nothing_is_planned_anew(tmp_path, counts):
+    """Over 30 draws; the share that is stated for lengths is 1 % of runs."""
+    ends = [ran(tmp_path, counts, (100,) * len(counts), seed=seed) for seed in range(30)]
+    alarms = [about for ended in ends for about in told(ended, "replan") + told(ended, "keep")]
+    assert not [about for about in alarms if "as long as planned" in about]
+    assert not [about for ended in ends for about in told(ended, "replan")]
+
+
+def test_a_plan_is_followed_anew_at_most_as_often_as_allowed(tmp_path):
+    counts, means, true = MOVED["four models, one much longer"]
+    ended = ran(tmp_path, counts, means, true=true, replans=1)
+    assert len(told(ended, "replan")) == 1
+
+
+def cut_off(rng, mean, n, longest=800):
+    """What is seen of answers of this mean, each looked at when it has a random number of tokens."""
+    tokens = Geometric(mean).quantile(rng.random(n))
+    looked = rng.integers(1, longest, n)
+    return Seen(tokens[tokens <= looked], looked[tokens > looked].astype(float))
+
+
+def test_lengths_as_planned_are_rarely_said_to_have_moved_and_others_always():
+    rng, prior = np.random.default_rng(1), Spread.of(Geometric(120))
+    said = [has_moved(prior, cut_off(rng, 120, n), 0.05) for n in (30, 300, 3000) for _ in range(400)]
+    assert np.mean(said) <= 0.05
+    assert all(has_moved(prior, cut_off(rng, mean, 600), 1e-4) for mean in (70, 200) for _ in range(50))
+
+
+@pytest.mark.parametrize("mean", [60, 120, 500])
+def test_lengths_are_put_right_by_answers_that_are_cut_off(mean):
+    """Short answers end first: their mean alone would be far too small."""
+    rng, prior = np.random.default_rng(2), Spread.of(Geometric(120))
+    seen = cut_off(rng, mean, 4000, longest=200)
+    assert updated(prior, seen).mean(1500) == pytest.approx(mean, rel=0.2)
+    if mean == 500:
+        assert seen.ended.mean() < 0.3 * mean
+
+
+def test_where_nothing_was_seen_what_was_planned_with_stays():
+    prior = Spread.of(Geometric(120))
+    same = updated(prior, Seen(np.zeros(0), np.zeros(0)))
+    assert same.values.tolist() == prior.values.tolist()
+    assert same.beyond == pytest.approx(prior.beyond)
+
+
+def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_there():
+    tasks = replace(
+        tasks_of([0, 1, 0, 1], parents=[(1, 0), (3, 2)]),
+        coin=np.array([-1, 0, -1, 0]),
+        coin_chance=np.array([0.5]),
+        coin_after=np.array([-1]),
+    )
+    ended = [(0, State.DONE, 30, 77), (3, State.DONE, 40, 10), (2, State.DONE, 30, 9)]
+    rest = rest_of(tasks, ended, {1: 12})
+    assert rest.tasks.model.tolist() == [1]
+    assert rest.tasks.prompt_tokens.tolist() == [30 + 77 + 12]
+    assert rest.tasks.max_tokens.tolist() == [512 - 12]
+    assert rest.tasks.parent.tolist() == []
+    assert rest.tasks.coin_chance.tolist() == [1.0]
+    spreads = [Spread.of(Geometric(60)), Spread.of(Geometric(60))]
+    (one,) = rest.draws(spreads, [LONGEST] * 2, [3])
+    assert one.present.tolist() == [True]
+    assert 1 <= one.output_tokens[0] <= 500
+    seen = seen_of(tasks, ended, {1: 12}, [LONGEST] * 2)
+    assert [sorted(one.ended.tolist()) for one in seen] == [[9.0, 77.0], [10.0]]
+    assert [one.cut.tolist() for one in seen] == [[], [12.0]]
