@@ -235,6 +235,7 @@ class AppMethod:
         search_s: Seconds of planning.
         stages: How many.
         gain: How many times as long it takes end to end, search and all, as the plan that was taken.
+        makespans_s: Seconds of each draw, the same draws for every method.
     """
 
     name: str
@@ -243,6 +244,7 @@ class AppMethod:
     search_s: float
     stages: int
     gain: float
+    makespans_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
