@@ -47,6 +47,7 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 (
                     f"{_FOLDER}test_two_coordinators_in_one_folder_are_refused",
                     f"{_FAULTS}test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledger",
+                    "apps/run/test_postgres_runs.py::test_one_of_two_coordinators_is_killed_and_the_other_ends_the_run_alike",
                 ),
             ),
             (

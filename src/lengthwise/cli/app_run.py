@@ -14,6 +14,7 @@ Examples:
   lengthwise app run examples/apps/critique.toml --out run --launcher simulated --node 2xA100-80GB
   lengthwise app run summaries.toml --out run
   lengthwise app run summaries.toml --out run --resume
+  lengthwise app run summaries.toml --out run-of-host-2 --store postgresql://user@host/db?schema=summaries
 """
 
 
@@ -39,6 +40,13 @@ def run(
         str,
         typer.Option(metavar="ADDRESS", help="With --launcher ray: of the cluster; local starts one here."),
     ] = "auto",
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where its ledger is, if not in the folder: postgresql://... for several coordinators, a folder each.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws to plan with.")] = 0,
     set_: Annotated[
         list[str] | None,
@@ -64,7 +72,8 @@ def run(
     asked = asked_app(app, set_ or (), node or (), profile)
     _outputs.require_answers(None, report, inputs=asked.file.files)
     run_of = asked.file.run
-    RunFolder(out, run_of.store).require_free(resume=resume)
+    store = store or run_of.store
+    RunFolder(out, store).require_free(resume=resume)
     engines = asked.engines(launcher, ray)
     how = Planning(beside=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
     if engines.launcher == "static":
@@ -75,7 +84,7 @@ def run(
     with _app_run_page.shown(notes, quiet=quiet) as watch:
         watching = Watching(watch, stopping=_app_run_page.stopping(quiet=quiet))
         ran = run_app(
-            made, asked.file.rows, engines, out, settings=run_of.settings, store=run_of.store, resume=resume,
+            made, asked.file.rows, engines, out, settings=run_of.settings, store=store, resume=resume,
             watching=watching,
         )  # fmt: skip
     if report is not None:
