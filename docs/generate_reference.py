@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from _reference_apps import keys as _app_keys
+from _reference_apps import python as _app_python
 from _reference_gateway import keys as _gateway_keys
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
@@ -43,6 +45,12 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("schedule",),
     ("schedule", "run"),
     ("schedule", "watch"),
+    ("app",),
+    ("app", "plan"),
+    ("app", "profile"),
+    ("app", "run"),
+    ("app", "status"),
+    ("app", "cancel"),
     ("serve",),
     ("explain",),
     ("catalog",),
@@ -87,6 +95,16 @@ def scenario_keys() -> str:
 def gateway_keys() -> str:
     """The tables of a gateway's file."""
     return _gateway_keys(_type, _default)
+
+
+def app_keys() -> str:
+    """The tables of an application's file."""
+    return _app_keys(_type, _default)
+
+
+def app_python() -> str:
+    """What applications are built of in Python."""
+    return _app_python()
 
 
 def kinds() -> str:
@@ -146,6 +164,8 @@ def command_line() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "scenario-keys": scenario_keys,
     "gateway-keys": gateway_keys,
+    "app-keys": app_keys,
+    "app-python": app_python,
     "kinds": kinds,
     "policy-arguments": policy_arguments,
     "policies": policies,

@@ -30,6 +30,7 @@ SMALL_SEARCH = tuple(
     for word in ("--set", f"search.{setting}")
 )
 SMALL_SCHEDULE = ("--set", "run.model_draws=0")
+SMALL_APP = ("--set", "inputs.rows=20")
 SMALL_LAB = ("--set", "workload.num_requests=40", "--seeds", "2")
 SMALL_EXAMPLE = ("--requests", "40", "--batches", "16", "--workloads", "bwb-4k")
 
@@ -118,6 +119,8 @@ def small(arguments):
         "lab": SMALL_LAB,
         "schedule": SMALL_SCHEDULE,
     }
+    if arguments[:2] in (["app", "plan"], ["app", "run"]) and arguments[2].startswith("examples/"):
+        return [*arguments, *SMALL_APP]
     return [*arguments, *more.get(arguments[0], ())]
 
 
