@@ -75,7 +75,12 @@ def _busy(one: ModelProgress) -> str:
 
 
 def _for(one: ModelProgress) -> str:
-    return "" if one.starts_s is None else f" ({took(round(one.starts_s))} so far)"
+    return "" if one.starts_s is None else f" ({_whole(one.starts_s)} so far)"
+
+
+def _whole(seconds: float) -> str:
+    """Without decimals, as it is told anew each time."""
+    return f"{seconds:.0f} s" if seconds < 120 else took(seconds)
 
 
 def whole(progress: Progress) -> str:
@@ -113,9 +118,7 @@ def table(progress: Progress, width: int = _WIDE) -> Any:
 
 def _cells(one: ModelProgress) -> tuple[str, ...]:
     state = (
-        f"starts {took(round(one.starts_s))}"
-        if one.state == "starts" and one.starts_s is not None
-        else one.state
+        f"starts {_whole(one.starts_s)}" if one.state == "starts" and one.starts_s is not None else one.state
     )
     dead = one.states.get(State.DEAD, 0) + one.states.get(State.BLOCKED, 0)
     return (
