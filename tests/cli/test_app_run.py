@@ -47,11 +47,59 @@ def test_progress_off_a_terminal_is_a_line_now_and_then_after_what_is_assumed(cl
     ended = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED)
     lines = ended.err.splitlines()
     assert lines[0].startswith("note: switch times are assumed")
-    assert lines[1].startswith("0.500 s: 0 of 16 tasks, ")
+    assert lines[1].startswith("0.5 s: 0 of 16 tasks, ")
     assert "s left (" in lines[1]
     assert "writer starts (" in lines[1]
     quiet = run(cli, tmp_path / "judged.toml", tmp_path / "quiet", *SIMULATED, "-q")
     assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+
+
+def test_the_table_of_a_terminal_has_each_model_and_fits_it():
+    import io
+
+    from rich.console import Console
+
+    from lengthwise.apps.ledger import State
+    from lengthwise.apps.run import ModelProgress, Progress
+    from lengthwise.cli._app_run_page import table
+
+    states = {State.DONE: 1200, State.DEAD: 1, State.READY: 799}
+    models = (
+        ModelProgress("stablelm-tuned-alpha-7b", "runs", 2000, states, 256, 9, 12345.0, None, ((0, 1), (2, 3)), stage=1,
+                      left_s=312.0),
+        ModelProgress("llama-3.1-70b", "starts", 2000, {State.WAITING: 2000}, 0, 0, 0.0, None, ((4, 5),), 31.7, 1),
+        ModelProgress("chatglm3-6b", "waits", 9, {State.WAITING: 9}, 0, 0, 0.0, None, (), stage=2),
+    )  # fmt: skip
+    progress = Progress(95.4, 1, 3, models, 0.3, (400.0, 360.0, 440.0))
+
+    def shown(width):
+        out = io.StringIO()
+        Console(file=out, width=width).print(table(progress, width))
+        return out.getvalue().splitlines()
+
+    wide = shown(120)
+    assert wide[0] == "95 s: 1,201 of 4,009 tasks, stage 2 of 3, 6.67 min left (6.00 min to 7.33 min)"
+    assert wide[1].split() == [
+        "model",
+        "done",
+        "of",
+        "under",
+        "way",
+        "tokens/s",
+        "GPUs",
+        "stage",
+        "left",
+        "dead",
+    ]
+    assert wide[3].split() == [
+        "stablelm-tuned-alpha-7b", "runs", "1,201", "2,000", "256", "12,345", "0,1", "2,3", "2", "5.20", "min", "1"
+    ]  # fmt: skip
+    assert wide[4].split() == ["llama-3.1-70b", "starts", "32", "s", "0", "2,000", "4,5", "2"]
+    assert wide[5].split() == ["chatglm3-6b", "waits", "0", "9", "3"]
+    narrow = shown(80)
+    assert len(narrow) == len(wide), "nothing is broken"
+    assert "under way" not in narrow[1]
+    assert "…" not in "".join(narrow)
 
 
 def test_the_page_of_a_run_is_written(cli, tmp_path):

@@ -79,41 +79,41 @@ def _for(one: ModelProgress) -> str:
 
 
 def _whole(seconds: float) -> str:
-    """Without decimals, as it is told anew each time."""
-    return f"{seconds:.0f} s" if seconds < 120 else took(seconds)
+    """With few decimals, as it is told anew each time."""
+    return took(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
 
 
 def whole(progress: Progress) -> str:
     """The run as a whole: since when, tasks, stage, time left."""
     ended, total = sum(one.ended for one in progress.models), sum(one.total for one in progress.models)
     stage = f"stage {max(0, progress.stage) + 1} of {progress.stages}, " if progress.stages > 1 else ""
-    return f"{took(progress.at_s)}: {ended:,} of {total:,} tasks, {stage}{left(progress)}"
+    return f"{_whole(progress.at_s)}: {ended:,} of {total:,} tasks, {stage}{left(progress)}"
 
 
 def left(progress: Progress) -> str:
     """The time that is left, in words."""
     if progress.left_s is None:
         return "time left not known yet"
-    value, low, high = progress.left_s
-    return f"{took(value)} left ({took(low)} to {took(high)})"
+    value, low, high = map(_whole, progress.left_s)
+    return f"{value} left ({low} to {high})"
 
 
 def table(progress: Progress, width: int = _WIDE) -> Any:
     """Model by model; columns without anything are left out, on a narrow terminal two more."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table
 
     rows = [_cells(one) for one in progress.models]
     kept = [k for k in range(len(_HEADS)) if k < _ALWAYS or any(row[k] for row in rows)]
     kept = [k for k in kept if width >= _WIDE or _HEADS[k] not in _LESS]
-    made = Table(
-        box=box.SIMPLE_HEAD, title=whole(progress), title_justify="left", title_style="", pad_edge=False
-    )
+    padding = (0, 1 if width >= _WIDE else 0)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=padding)
     for k in kept:
         made.add_column(_HEADS[k], justify="left" if _HEADS[k] in ("model", "", "GPUs") else "right")
     for row in rows:
         made.add_row(*(row[k] for k in kept))
-    return made
+    return Group(whole(progress), made)
 
 
 def _cells(one: ModelProgress) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _cells(one: ModelProgress) -> tuple[str, ...]:
         f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
         " ".join(",".join(map(str, replica)) for replica in one.gpus),
         "" if one.stage is None else str(one.stage + 1),
-        "" if one.left_s is None else took(one.left_s),
+        "" if one.left_s is None else _whole(one.left_s),
         str(dead or ""),
     )
 
