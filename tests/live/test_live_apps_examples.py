@@ -100,8 +100,8 @@ def killed_half_way(words, folder, tasks):
 
 
 def done_of(folder):
-    if not (folder / "ledger.sqlite").exists():
-        return 0
+    if not (folder / "ledger.sqlite-wal").exists():
+        return 0  # the file is there before its tables, its log after them
     with open_ledger(folder, read_only=True) as ledger:
         return sum(n for (_, state), n in ledger.counts().items() if state == State.DONE)
 

@@ -66,6 +66,7 @@ class Draft:
         kept: How many tokens came from before.
         is_exact: Whether the text is that of the tokens, so that it may go on from them.
         telling: Says how many tokens there are, of an engine that writes them down only when it is cut.
+        sure: (pieces of text, tokens) up to which the text is known to be that of the tokens; None: as far as they go.
     """
 
     text: list[str] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Draft:
     kept: int = 0
     is_exact: bool = True
     telling: Callable[[], int] | None = None
+    sure: tuple[int, int] | None = None
 
     @property
     def tokens(self) -> int:
@@ -92,13 +94,14 @@ class Draft:
 
     def begin_anew(self) -> None:
         """Forgets what came before: this engine cannot go on from it."""
-        self.text, self.prompt_ids, self.output_ids, self.kept = [], (), [], 0
+        self.text, self.prompt_ids, self.output_ids, self.kept, self.sure = [], (), [], 0, None
 
     def partial(self) -> Partial | None:
         """What to keep of it; None where nothing could, or must, go on from it: behind its end there is nothing."""
-        if not self.output_ids or not self.is_exact or self.finish_reason is not None:
+        pieces, tokens = self.sure or (len(self.text), len(self.output_ids))
+        if not tokens or not self.is_exact or self.finish_reason is not None:
             return None
-        return Partial("".join(self.text), self.prompt_ids, tuple(self.output_ids))
+        return Partial("".join(self.text[:pieces]), self.prompt_ids, tuple(self.output_ids[:tokens]))
 
 
 class Engine(Protocol):

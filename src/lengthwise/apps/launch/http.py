@@ -92,6 +92,7 @@ class HttpEngine:
         else:
             draft.begin_anew()
             fields, api = whole_fields(ask, self.abilities)
+        draft.sure = (len(draft.text), len(draft.output_ids))
         try:
             usage = await self._stream(fields, api, draft)
         except RequestError as error:
@@ -109,12 +110,19 @@ class HttpEngine:
 
 
 def _take(draft: Draft, piece: Piece) -> None:
+    """Adds a piece.
+
+    Tokens can be ahead of text: an engine holds half a character back, and one that went on from there would never send
+    the half. One token that came with text has completed all before it; of several with one text nobody knows.
+    """
     if piece.prompt_ids and not draft.prompt_ids:
         draft.prompt_ids = piece.prompt_ids
     if piece.text and not piece.token_ids:
         draft.is_exact = False
     draft.text.append(piece.text)
     draft.output_ids.extend(piece.token_ids)
+    if piece.text and len(piece.token_ids) == 1:
+        draft.sure = (len(draft.text), len(draft.output_ids))
     draft.finish_reason = piece.finish_reason or draft.finish_reason
 
 
