@@ -18,6 +18,8 @@ MODULES = {
     "chain": "_apps_chain",
     "mixed": "_apps_mixed",
     "ablation": "_apps_ablation",
+    "greedy": "_apps_greedy",
+    "live": "_apps_live",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
@@ -35,6 +37,8 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
         for of, limit in product(("over_ours", "of_greedy", "of_min"), (256, 512))
     },
     "apps.runner_overhead_ms": (2.0, "lower", "ms"),
+    "apps.estimate_error_live": (0.15, "lower", "relative"),
+    "apps.estimate_error_live_known": (0.15, "lower", "relative"),
     "apps.drain_1e6_peak_mib": (4096.0, "lower", "MiB"),
 }
 

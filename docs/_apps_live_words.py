@@ -1,0 +1,47 @@
+"""What docs/apps.md says of the runner and of live engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from _apps_studies import NOT_YET, Rows
+from _gateway_numbers import number
+
+LIVE = (("apps.estimate_error_live", "of a sample"), ("apps.estimate_error_live_known", "known"))
+
+
+def drained(named: Rows) -> str:
+    """A million tasks planned and drained, and the largest the process was."""
+    row, peak = named.get("apps.drain_1e6_s"), named.get("apps.drain_1e6_peak_mib")
+    if row is None or peak is None:
+        return f"A million tasks through the simulated launcher: {NOT_YET}.\n"
+    of = row["details"]
+    return (
+        f"{of['tasks']:,} tasks were planned in {number(of['planned_s'])} s and drained through the simulated launcher in "
+        f"{number(of['run_s'])} s ({number(1000 * of['run_s'] / of['tasks'])} ms each); the process was at most "
+        f"{number(peak['value'])} MiB large, its ledger {number(of['ledger_mib'])} MiB. The run took "
+        f"{number(of['virtual_s'])} s of virtual time; the plan had said {number(of['virtual_planned_s'])} s.\n"
+    )
+
+
+def live(named: Rows) -> str:
+    """Makespans estimated and measured, a line a layout."""
+    if not any(name in named for name, _ in LIVE):
+        return f"{NOT_YET.capitalize()}.\n"
+    lines = [
+        "| lengths | cores | plan: models by stage | estimated, s | measured, s | off |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, words in LIVE:
+        cases = ((named.get(name) or {}).get("details") or {}).get("cases") or ()
+        lines.extend(f"| {words} | {case['cores']} | {' | '.join(_row(case))} |" for case in cases)
+    return "\n".join(lines) + "\n"
+
+
+def _row(case: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    plan = "; ".join(" + ".join(stage) for stage in case["plan"])
+    half = case.get("estimate_half_width_s")
+    estimate = number(case["estimate_s"]) + (f" ± {number(half)}" if half else "")
+    measured = ", ".join(map(number, case["measured_s"]))
+    return plan, estimate, measured, ", ".join(f"{error:+.1%}" for error in case["errors"])

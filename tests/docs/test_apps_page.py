@@ -1,0 +1,69 @@
+"""The page of applications is what the committed results say, and the tests that it names are there."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from documents import ROOT
+from generated_pages import by_first, check_committed, imported, row
+
+TESTS = ROOT / "tests"
+
+
+@pytest.fixture(scope="module")
+def generator():
+    with imported("generate_apps") as script:
+        yield script
+
+
+def test_the_page_is_what_the_committed_results_say():
+    check_committed("generate_apps")
+
+
+def test_what_is_not_measured_is_called_so(generator):
+    figures = by_first(generator.page([row("apps.search_s", 1.25, ci=(1.1, 1.5))]), "Figures and aims")
+    assert figures["`apps.search_s`"][1:] == ["1.25 [1.1, 1.5] s", "at most 2 s", "met"]
+    assert figures["`apps.search_mixed_s`"][1] == "not measured yet"
+    assert "Not measured yet." in generator.page([]).partition("## Estimate against reality")[2]
+
+
+def test_a_gain_a_hair_below_one_is_missed_and_seen(generator):
+    name = "apps.chain.speedup_over_max_lowest"
+    figures = by_first(generator.page([row(name, 0.99968, better="higher")]), "Figures and aims")
+    assert figures[f"`{name}`"][1:] == ["0.9997", "at least 1", "missed"]
+
+
+def test_a_case_is_told_end_to_end_with_what_the_search_took(generator):
+    methods = {
+        name: {"makespan_s": seconds, "search_s": 0.5}
+        for name, seconds in {"lengthwise": 10.0, "samullm": 12.0, "max": 20.0, "min": 15.0}.items()
+    }
+    case = {"case": "of one", "tasks": 7, "methods": methods, "estimate_error": -0.031}
+    text = generator.page([row("apps.chain.cases", 1, details={"cases": [case]})])
+    assert "| of one | 7 | 10.5 | 0.5 | 12.5 | 20.5 | 15.5 | -3.1% |" in text
+
+
+def test_live_runs_stand_beside_their_estimates(generator):
+    case = {
+        "cores": 1,
+        "plan": [["a x1"], ["b x1"]],
+        "estimate_s": 90.0,
+        "estimate_half_width_s": 2.0,
+        "measured_s": [100.0, 80.0],
+        "errors": [-0.1, 0.125],
+    }
+    text = generator.page([row("apps.estimate_error_live", 0.11, details={"cases": [case]})])
+    assert "| of a sample | 1 | a x1; b x1 | 90 ± 2 | 100, 80 | -10.0%, +12.5% |" in text
+
+
+def test_every_fault_names_tests_that_are_there(generator):
+    generator.page([])
+    faults = sys.modules["_apps_faults"].FAULTS
+    named = [test for _, rows in faults for _, _, tests in rows for test in tests]
+    assert len(named) > 30
+    for test in named:
+        file, _, name = test.partition("::")
+        found = re.findall(r"^(?:async )?def (test_\w+)", (TESTS / file).read_text("utf-8"), re.MULTILINE)
+        assert name in found, test
