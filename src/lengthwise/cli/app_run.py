@@ -14,7 +14,7 @@ Examples:
   lengthwise app run examples/apps/critique.toml --out run --launcher simulated --node 2xA100-80GB
   lengthwise app run summaries.toml --out run
   lengthwise app run summaries.toml --out run --resume
-  lengthwise app run summaries.toml --out run-of-host-2 --store postgresql://user@host/db?schema=summaries
+  lengthwise app run summaries.toml --out run-2 --store postgresql://user@host/db?schema=tonight
 """
 
 
