@@ -84,6 +84,14 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 (f"{_FAULTS}test_a_bad_answer_is_asked_again_and_the_run_says_the_same",),
             ),
             (
+                "is full (429, 503) and says when to come again",
+                "asked then, at most the longest time between attempts later; no attempt is counted",
+                (
+                    "apps/run/test_retry_after.py::test_a_full_engine_is_left_alone_for_as_long_as_it_says_but_never_longer_than_allowed",
+                    "apps/run/test_retry_after.py::test_an_engines_wish_comes_with_its_refusal",
+                ),
+            ),
+            (
                 "fails again and again",
                 "started anew",
                 (f"{_FAULTS}test_an_engine_that_fails_again_and_again_is_started_anew",),
@@ -124,6 +132,25 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "is the same as another",
                 "asked once",
                 (f"{_LOCAL}test_the_same_request_is_asked_once",),
+            ),
+        ),
+    ),
+    (
+        "The plan",
+        (
+            (
+                "answers are much longer or shorter than planned, or stages end too soon or too late",
+                "what is left is planned anew beside the run, a few times at most; the answers are the same",
+                (
+                    "apps/run/test_replanning.py::test_much_longer_answers_have_the_rest_planned_anew_which_ends_earlier",
+                    "apps/run/test_replanning.py::test_as_long_as_planned_nothing_is_planned_anew",
+                    "scenario/test_app_runs_moved.py::test_answers_ten_times_as_long_have_the_rest_planned_anew_and_say_the_same",
+                ),
+            ),
+            (
+                "planning anew fails",
+                "the run goes on by the plan that it has, and says so",
+                ("apps/run/test_replanning.py::test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has",),
             ),
         ),
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from lengthwise.backend._openai_server import RequestError
@@ -51,3 +53,21 @@ def named() -> Iterator[None]:
         raise RequestError("no connection", repr(error)) from error
     except ValueError as error:
         raise RequestError("malformed", str(error)) from error
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server wants to be left alone: the header Retry-After, a number or a date after its own Date."""
+    told = headers.get("Retry-After", "").strip()
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = _between(headers.get("Date", ""), told)
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _between(first: str, last: str) -> float:
+    """Seconds between two dates of HTTP; NaN where one is none."""
+    try:
+        return (parsedate_to_datetime(last) - parsedate_to_datetime(first)).total_seconds()
+    except (TypeError, ValueError):
+        return math.nan

@@ -19,11 +19,12 @@ class RequestError(LengthwiseError):
         reason: Of what, in a few words that repeat: "refused", "reset", "closed early", "no connection",
             "timed out", "stalled", "http 503", "server error" (told inside the stream), "malformed".
         detail: What the server or the system said.
+        retry_after_s: When the server wants to be asked again, from now on; None: it did not say.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail, self.retry_after_s = reason, detail, retry_after_s
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
 
-from lengthwise.backend._openai_faults import library, named
+from lengthwise.backend._openai_faults import library, named, retry_after_s
 from lengthwise.backend._openai_pieces import PieceReader, told, usage_of
 from lengthwise.backend._openai_probe import identify, probe
 from lengthwise.backend._openai_server import (
@@ -241,7 +241,8 @@ async def _drained(answer: Any) -> None:
 async def _require_stream(answer: Any) -> None:
     kind = answer.content_type
     if answer.status != 200:
-        raise RequestError(f"http {answer.status}", _error_text(await answer.content.read(2000), kind))
+        said = _error_text(await answer.content.read(2000), kind)
+        raise RequestError(f"http {answer.status}", said, retry_after_s(answer.headers))
     if kind != "text/event-stream":
         came = _error_text(await answer.content.read(2000), kind)
         shown = came if came.startswith(kind) else kind

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from lengthwise.apps.run import ModelStatus
 
 STATUS_EXAMPLES = """\b
 Example:
@@ -28,11 +31,12 @@ def status(
     store: Store = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How far a run is: tasks by state, who runs it, and how to go on with it."""
+    """How far a run is: tasks by state, of each model too, who runs it, and how to go on with it."""
     import json
+    from dataclasses import asdict
 
     from lengthwise.apps.ledger import open_ledger
-    from lengthwise.apps.run import CANCEL, alive
+    from lengthwise.apps.run import CANCEL, alive, status_of
     from lengthwise.apps.run.folder import RunFolder
 
     place = _place(RunFolder(folder, store), folder)
@@ -41,8 +45,12 @@ def status(
         for (_, state), count in ledger.counts().items():
             counts[state.name.lower()] = counts.get(state.name.lower(), 0) + count
         owners, is_cancelled = list(alive(ledger)), CANCEL in ledger.facts()
+        models = status_of(ledger)
     if as_json:
-        typer.echo(json.dumps({"tasks": counts, "runs_now": owners, "cancelled": is_cancelled}))
+        told = [asdict(one) | {"total": one.total, "ended": one.ended} for one in models]
+        typer.echo(
+            json.dumps({"tasks": counts, "models": told, "runs_now": owners, "cancelled": is_cancelled})
+        )
         return
     total = sum(counts.values())
     ended = sum(counts.get(name, 0) for name in ("done", "skipped", "dead", "blocked"))
@@ -50,12 +58,24 @@ def status(
         f"{ended} of {total} tasks have ended: "
         + ", ".join(f"{n} {name}" for name, n in sorted(counts.items()) if n)
     )
+    for one in models:
+        typer.echo(_words(one))
     if owners:
         typer.echo(
             f"it runs now ({', '.join(owners)})" + ("; it has been told to end" if is_cancelled else "")
         )
     elif ended < total:
         typer.echo("nobody runs it now; go on with app run --resume")
+
+
+def _words(one: ModelStatus) -> str:
+    """A model in a line: ended, dead, tokens, tries, engines."""
+    parts = [f"{one.ended} of {one.total}"]
+    lost = one.tasks.get("dead", 0) + one.tasks.get("blocked", 0)
+    parts += [f"{lost} dead or blocked"] if lost else []
+    parts += [f"{one.tokens:,} tokens", f"{one.tries} tries"]
+    parts += [f"on {', '.join(one.engines)}"] if one.engines else []
+    return f"  {one.name}: {', '.join(parts)}"
 
 
 def cancel(folder: Folder, *, store: Store = None) -> None:

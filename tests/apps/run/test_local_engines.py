@@ -218,3 +218,17 @@ def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):
         assert ended.reused.asked == (6, 6)
         assert ended.of(State.DONE) == 18
         assert "c0: 6 of 12 answers kept; c1: 0 of 6" in ended.reused.words()
+
+
+def test_engines_that_cannot_sleep_after_all_are_started_anew_and_say_the_same(tmp_path):
+    """The ladder's last rung: ``sleeps`` was said of engines that have no /sleep."""
+    tasks = chained(rows=3)
+    whole = undisturbed(tmp_path, tasks)
+    job = job_of(tasks, [(plan(0),), (plan(1),), (plan(0),)], gpus=1)
+    launcher = local(tmp_path, ("m0", "m1"), sleeps=True, more="--fixed-s 0.002 --kind sglang")
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+    what = [(event.what, event.model) for event in ended.events if event.what in ("start", "wake", "sleep")]
+    assert what == [("start", 0), ("start", 1), ("start", 0)]

@@ -8,7 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 from plan_world import cluster_of, served, tasks_of
-from simulated_world import fresh
+from simulated_world import World, fresh
+from simulated_world import plan as run_plan
 
 from lengthwise.apps.draws import draw
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
@@ -28,6 +29,7 @@ from lengthwise.apps.run import (
 from lengthwise.apps.run._rest import rest_of, seen_of
 from lengthwise.apps.run._spread import Seen, Spread, has_moved, updated
 from lengthwise.apps.run.replanning import Replanner
+from lengthwise.schema.errors import DoesNotFitError
 
 LONGEST = 2048
 
@@ -165,3 +167,17 @@ def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_ther
     seen = seen_of(tasks, ended, {1: 12}, [LONGEST] * 2)
     assert [sorted(one.ended.tolist()) for one in seen] == [[9.0, 77.0], [10.0]]
     assert [one.cut.tolist() for one in seen] == [[], [12.0]]
+
+
+def test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has(tmp_path):
+    world = World(tasks_of([0] * 40 + [1] * 40), [(run_plan(0),), (run_plan(1),)])
+    guide = replace(world.guide, ends_s=(0.5, 1.0))
+
+    def broken(drifted):
+        raise DoesNotFitError("model m0 fits no GPUs")
+
+    with fresh(tmp_path) as ledger:
+        ended = world.run(ledger, guide=guide, replan=broken)
+    assert ended.of(State.DONE) == 80
+    assert any("model m0 fits no GPUs" in about for about in told(ended, "keep"))
+    assert not told(ended, "replan")

@@ -23,4 +23,4 @@ def classified(error: RequestError) -> FailedError:
         fault = Fault.BUSY
     else:
         fault = Fault.ENGINE if error.reason in _UNREACHED else Fault.ANSWER
-    return FailedError(fault, str(error))
+    return FailedError(fault, str(error), error.retry_after_s or 0.0)

@@ -26,7 +26,9 @@ class Loaded:
         environment: Variables on top of this process' own.
         seats: Requests under way at once in a replica, where the plan's deployment does not say.
         max_model_len: For the command.
-        sleeps: Whether its engines have ``/sleep`` and ``/wake_up`` (vLLM in development mode).
+        sleeps: Whether its engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm, XPU. Its
+            CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on current
+            platform", 0.32): leave it out there, and engines are started anew. So are those whose ``/sleep`` fails.
         body: Fields of every request besides its own.
     """
 

@@ -47,11 +47,12 @@ class FailedError(LengthwiseError):
 
     Attributes:
         fault: Whose it was.
+        retry_after_s: When the engine wants to be asked again, from now on; 0: it did not say.
     """
 
-    def __init__(self, fault: Fault, message: str) -> None:
+    def __init__(self, fault: Fault, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.fault = fault
+        self.fault, self.retry_after_s = fault, retry_after_s
 
 
 @dataclass

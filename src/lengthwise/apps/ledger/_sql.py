@@ -129,6 +129,10 @@ _LENGTHS = """
 SELECT task, state, coalesce(prompt_tokens, 0), coalesce(output_tokens, 0)
 FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 WHERE state >= 3 ORDER BY task"""
 
+_SUMS = """
+SELECT call, sum(attempts), coalesce(sum(output_tokens), 0)
+FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 GROUP BY call ORDER BY call"""
+
 _RESULTS = """
 SELECT key, output, finish_reason, prompt_tokens, output_tokens FROM results WHERE key {texts}"""
 
@@ -147,6 +151,7 @@ _TEMPLATES = {
     "outputs": _OUTPUTS,
     "rows": _ROWS,
     "lengths": _LENGTHS,
+    "sums": _SUMS,
     "results": _RESULTS,
     "partials": _PARTIALS,
     "spent": "DELETE FROM partials WHERE key {texts}",

@@ -167,6 +167,10 @@ class Ledger(Protocol):
         """(task, state, prompt tokens, output tokens) of all that have ended, in order; no tokens without an answer."""
         ...
 
+    def sums(self) -> list[tuple[int, int, int]]:
+        """(call, attempts, output tokens of answers) of each call, in order."""
+        ...
+
     def facts(self) -> dict[str, str]:
         """What was noted beside the tasks (``note``): the application, versions, who runs."""
         ...

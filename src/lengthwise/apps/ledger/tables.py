@@ -155,6 +155,11 @@ class TableLedger:
         found = self._store.read(lambda session: session.rows(self._sql["lengths"]))
         return [(task, State(state), prompt, output) for task, state, prompt, output in found]
 
+    def sums(self) -> list[tuple[int, int, int]]:
+        """(call, attempts, output tokens of answers) of each call, in order."""
+        found = self._store.read(lambda session: session.rows(self._sql["sums"]))
+        return [(int(call), int(attempts), int(tokens)) for call, attempts, tokens in found]
+
     def facts(self) -> dict[str, str]:
         """What was noted beside the tasks (``note``)."""
         found = self._store.read(lambda session: session.rows(self._sql["facts"]))

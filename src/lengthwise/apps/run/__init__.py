@@ -14,6 +14,7 @@ from lengthwise.apps.run.recorded import recorded
 from lengthwise.apps.run.reuse import Reused
 from lengthwise.apps.run.rooms import ClusterRooms, GivenRooms
 from lengthwise.apps.run.simulation import run_simulated
+from lengthwise.apps.run.status import ModelStatus, status_of
 from lengthwise.apps.run.stopping import RESUME, run_here
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Job",
     "Layout",
     "ModelProgress",
+    "ModelStatus",
     "Outputs",
     "Planned",
     "Progress",
@@ -54,5 +56,6 @@ __all__ = [
     "recorded",
     "run_here",
     "run_simulated",
+    "status_of",
     "write_manifest",
 ]

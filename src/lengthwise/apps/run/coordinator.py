@@ -20,6 +20,7 @@ from lengthwise.apps.run.progress import Clock, Event, Progress, snapshot, worke
 from lengthwise.apps.run.reuse import Reused, sweep
 from lengthwise.apps.run.shared import Shared
 from lengthwise.apps.run.standing import Standing, standing
+from lengthwise.apps.run.status import SHAPE, engines_of, shape_of
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -123,6 +124,7 @@ class Coordinator:
         )
         try:
             resumed = await books.call(lambda: owners.enter(self._ledger, job, self._now_s()))
+            await books.call(lambda: self._ledger.note({SHAPE: shape_of(job.layout)}))
             reused = None if resumed else await sweep(books, job, self._now_s)
             self._clock.before = worked(job, self._by_model(await books.call(self._ledger.counts)))
             for work in (books.keep(), self._beat(), self._save(), self._look()):
@@ -222,13 +224,17 @@ class Coordinator:
     async def _beat(self) -> None:
         """Keeps leases, takes those that ran out, and hears whether the run is to stop."""
         lease_s, owner = self._job.settings.lease_s, self._job.owner
-        ledger = self._ledger
+        ledger, told = self._ledger, ""
         while True:
             await asyncio.sleep(min(lease_s / 3, 2.0))
             now_s = self._now_s()
             await self._books.call(lambda now_s=now_s: ledger.beat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
             if await self._books.call(lambda now_s=now_s: ledger.expire(now_s=now_s)):  # type: ignore[misc]
                 self._freed(list(range(len(self._lines))))
+            engines = engines_of(self._job.layout.tasks.models, self._fleet.abouts())
+            if engines != told:
+                told = engines
+                await self._books.call(lambda told=told: ledger.note({owners.ENGINES + owner: told}))  # type: ignore[misc]
             if CANCEL in await self._books.call(ledger.facts):
                 self.stop("cancelled")
 

@@ -246,7 +246,7 @@ class Line:
         if error.fault is Fault.REQUEST:
             self._verdicts.dead(work, str(error))
         elif error.fault is Fault.BUSY:
-            self._verdicts.has_no_room(work, str(error), berth)
+            self._verdicts.has_no_room(work, str(error), berth, error.retry_after_s)
         else:
             self._verdicts.attempted(work, str(error), berth)
             berth.failures += 1

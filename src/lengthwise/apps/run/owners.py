@@ -12,6 +12,8 @@ from lengthwise.apps.run.contracts import Job
 
 OWNER = "owner:"
 """Facts of coordinators that have begun and not ended: the name behind it, nothing else in the value."""
+ENGINES = "engines:"
+"""Facts of the engines that a coordinator has; its name stands behind it."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -41,6 +43,7 @@ def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
         ledger.beat(owner, now_s=now_s, lease_s=0.0)
     ledger.note(
         {OWNER + job.owner: "runs", **dict.fromkeys((OWNER + owner for owner in gone), ""), "cancel": ""}
+        | dict.fromkeys((ENGINES + owner for owner in gone), "")
     )
     ledger.expire(now_s=now_s)
     return resumed
@@ -48,7 +51,7 @@ def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
 
 def leave(ledger: Ledger, owner: str) -> None:
     """It runs no more."""
-    ledger.note({OWNER + owner: ""})
+    ledger.note({OWNER + owner: "", ENGINES + owner: ""})
 
 
 def alive(ledger: Ledger) -> list[str]:

@@ -77,13 +77,18 @@ class Verdicts:
         at_s = shared.now_s() + job.backoff_s(work.place, work.lease.attempt)
         self.give_back(work, error, not_before_s=at_s, counts=True)
 
-    def has_no_room(self, work: Work, error: str, berth: Berth) -> None:
-        """The engine was full: again after a while; so often in a row it is an attempt all the same."""
+    def has_no_room(self, work: Work, error: str, berth: Berth, after_s: float = 0.0) -> None:
+        """The engine was full: again after a while, not before it wants to be asked; so often it is an attempt.
+
+        What it wants is heard up to the longest time between attempts: an engine must not hold up a run for ever.
+        """
         tries = self._shared.tries[work.place] = self._shared.tries.get(work.place, 0) + 1
         if tries % BUSY_TRIES == 0:
             self.attempted(work, error, berth)
         else:
-            at_s = self._shared.now_s() + self._shared.job.backoff_s(work.place, tries)
+            job = self._shared.job
+            wait_s = max(job.backoff_s(work.place, tries), min(after_s, job.settings.most_backoff_s))
+            at_s = self._shared.now_s() + wait_s
             self.give_back(work, error, not_before_s=at_s)
 
     def give_back(

@@ -1,0 +1,96 @@
+"""An engine that is full and says when it wants to be asked again is asked then, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from engines_world import engines, job_of, local, plan, post, tasks_of
+
+from lengthwise.apps.launch import Ask, Draft
+from lengthwise.apps.launch.contracts import FailedError, Fault
+from lengthwise.apps.ledger import Lease, State
+from lengthwise.apps.run import Settings
+from lengthwise.apps.run._work import Work
+from lengthwise.apps.run.shared import Shared, Verdicts
+from lengthwise.backend._openai_faults import retry_after_s
+
+NOW_S = 1000.0
+SETTINGS = Settings(backoff_s=1.0, most_backoff_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": " 0.5 "}, 0.5),
+        ({"Retry-After": "-3"}, 0.0),
+        (
+            {"Retry-After": "Wed, 21 Oct 2026 07:28:30 GMT", "Date": "Wed, 21 Oct 2026 07:28:00 GMT"},
+            30.0,
+        ),
+        (
+            {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT", "Date": "Wed, 21 Oct 2026 07:28:30 GMT"},
+            0.0,
+        ),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "nan"}, None),
+        ({"Retry-After": "inf"}, None),
+        ({"Retry-After": ""}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_server_says_of_when_to_come_again_is_read(headers, seconds):
+    assert retry_after_s(headers) == seconds
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "waits"), [(0.0, (0.0, 1.0)), (30.0, (30.0, 30.0)), (9000.0, (60.0, 60.0))]
+)
+def test_a_full_engine_is_left_alone_for_as_long_as_it_says_but_never_longer_than_allowed(asked_s, waits):
+    endings = []
+
+    async def refused():
+        books = SimpleNamespace(end=endings.append)
+        job = job_of(tasks_of([0]), [(plan(0),)], settings=SETTINGS)
+        nothing = lambda *_: None  # noqa: E731
+        shared = Shared(job, books, lambda: NOW_S, nothing, nothing, nothing)
+        work = Work(Lease(0, 1, 1), "key", Ask(0, "chat", {}), Draft())
+        Verdicts(shared, lambda: None).has_no_room(work, "http 503", None, asked_s)
+
+    asyncio.run(refused())
+    (ending,) = endings
+    assert ending.state == State.READY
+    assert not ending.counts
+    assert waits[0] <= ending.not_before_s - NOW_S <= waits[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        ({"kind": "full", "retry_after_s": 7.0}, 7.0),
+        ({"kind": "status", "status": 429, "retry_after_s": 2.5}, 2.5),
+        ({"kind": "full"}, 0.0),
+    ],
+)
+def test_an_engines_wish_comes_with_its_refusal(tmp_path, fault, seconds):
+    async def asked():
+        launcher = local(tmp_path, ("m0",))
+        engine = await launcher.start(plan(0), (0,))
+        try:
+            ((url, _),) = engines(launcher)
+            await asyncio.to_thread(post, url, "/emulator/faults", {"coming": [fault]})
+            ask = Ask(0, "completions", {"prompt": "x", "max_tokens": 4, "temperature": 0})
+            with pytest.raises(FailedError) as refused:
+                await engine.generate(ask, Draft())
+            assert (await engine.generate(ask, Draft())).output_tokens == 4
+            return refused.value
+        finally:
+            await launcher.close()
+
+    error = asyncio.run(asked())
+    assert error.fault is Fault.BUSY
+    assert error.retry_after_s == seconds
