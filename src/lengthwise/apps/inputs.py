@@ -6,18 +6,18 @@ import csv
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
+from lengthwise.apps._row_sequences import First, Numbered, Row, Table
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 FORMS = (".jsonl", ".csv", ".parquet")
 _PAGE = 20_000
 _WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,24 +78,6 @@ def read_rows(
     if not len(rows):
         raise InputError(f"{path} must have at least one row; it has none")
     return Rows(told.ids if id_field else Numbered(len(rows)), rows, str(path), digest)
-
-
-class Numbered(Sequence[str]):
-    """The texts of 0 .. n-1, none of them held."""
-
-    def __init__(self, n: int) -> None:
-        self._numbers = range(n)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        """One, or some."""
-        return [str(i) for i in self._numbers[at]] if isinstance(at, slice) else str(self._numbers[at])
 
 
 @dataclass
@@ -177,52 +159,6 @@ class Lines(Sequence[Row]):
         if not isinstance(row, dict):
             raise InputError(f"{self._path} must stay as it is while it is worked on; it has changed")
         return row
-
-
-class Table(Sequence[Row]):
-    """Rows of a polars frame."""
-
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame
-
-    def __len__(self) -> int:
-        return int(self._frame.height)
-
-    @overload
-    def __getitem__(self, at: int) -> Row: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Row]: ...
-    def __getitem__(self, at: int | slice) -> Row | list[Row]:
-        """One row, or some."""
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        row: Row = self._frame.row(range(len(self))[at], named=True)
-        return row
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._frame.iter_rows(named=True, buffer_size=_PAGE))
-
-
-class First(Sequence[Row]):
-    """The first so many of some rows."""
-
-    def __init__(self, rows: Sequence[Row], count: int) -> None:
-        self._rows, self._numbers = rows, range(count)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, at: int) -> Row: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Row]: ...
-    def __getitem__(self, at: int | slice) -> Row | list[Row]:
-        """One row, or some."""
-        found = self._numbers[at]
-        return [self._rows[i] for i in found] if isinstance(found, range) else self._rows[found]
-
-    def __iter__(self) -> Iterator[Row]:
-        return islice(iter(self._rows), len(self))
 
 
 def _jsonl(path: Path, ids: _Ids) -> Lines:
@@ -315,3 +251,6 @@ def _parquet(path: Path, ids: _Ids) -> Table:
         for line, row in enumerate(frame.iter_rows(named=True, buffer_size=_PAGE), 1):
             ids.add(row, line)
     return Table(frame)
+
+
+__all__ = ["FORMS", "Row", "Rows", "read_rows"]
