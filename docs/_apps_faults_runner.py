@@ -71,7 +71,10 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             (
                 "on Ray: the actor or its engine is killed",
                 "the same; GPUs are held anew",
-                (f"{_RAY}test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost",),
+                (
+                    f"{_RAY}test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost",
+                    "scenario/test_app_runs_ray.py::test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelled",
+                ),
             ),
             (
                 "hangs",
