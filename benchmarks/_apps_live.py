@@ -145,11 +145,12 @@ def prepared(place: Place) -> None:
 
 
 def planned(place: Place, app: Path, name: str) -> dict[str, Any]:
-    """The plan of an application under the profile."""
+    """The plan of an application under the profile, now or before."""
     path = place.folder / f"{name}.plan.json"
-    place.command(
-        "plan", app, "--profile", place.folder / "profile", "--no-what-if", "--draws", "4", "--json", path
-    )
+    if not path.exists():
+        place.command(
+            "plan", app, "--profile", place.folder / "profile", "--no-what-if", "--draws", "4", "--json", path
+        )
     return dict(json.loads(path.read_text()))
 
 
