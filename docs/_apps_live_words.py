@@ -9,6 +9,8 @@ from _apps_studies import NOT_YET, Rows
 from _gateway_numbers import number
 
 LIVE = (("apps.estimate_error_live", "of a sample"), ("apps.estimate_error_live_known", "known"))
+NOTHING_S = 1e-6
+"""Known lengths leave no chance but for rounding."""
 
 
 def drained(named: Rows) -> str:
@@ -36,12 +38,26 @@ def live(named: Rows) -> str:
     for name, words in LIVE:
         cases = ((named.get(name) or {}).get("details") or {}).get("cases") or ()
         lines.extend(f"| {words} | {case['cores']} | {' | '.join(_row(case))} |" for case in cases)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _left_out(named)
+
+
+def _left_out(named: Rows) -> str:
+    """How long engines take to end, which no estimate holds, as the profile measured it."""
+    cases = ((named.get(LIVE[0][0]) or {}).get("details") or {}).get("cases") or ()
+    switches = [one for each in (cases[0].get("starts_s") or {}).values() for one in each] if cases else []
+    stops_s = [seconds for one in switches for seconds in one.get("stop_s") or ()]
+    if not stops_s:
+        return ""
+    return (
+        f"\nEstimates leave out that an engine ends ({number(sum(stops_s) / len(stops_s))} s each in the profile) before the "
+        "next starts in its place: they are rather short. The profile starts engines one at a time; where two start at "
+        "once on two busy cores, both take longer. In the run that is furthest off both took half as long again.\n"
+    )
 
 
 def _row(case: Mapping[str, Any]) -> tuple[str, str, str, str]:
     plan = "; ".join(" + ".join(stage) for stage in case["plan"])
     half = case.get("estimate_half_width_s")
-    estimate = number(case["estimate_s"]) + (f" ± {number(half)}" if half else "")
+    estimate = number(case["estimate_s"]) + (f" ± {number(half)}" if half and half > NOTHING_S else "")
     measured = ", ".join(map(number, case["measured_s"]))
     return plan, estimate, measured, ", ".join(f"{error:+.1%}" for error in case["errors"])

@@ -53,9 +53,11 @@ def test_live_runs_stand_beside_their_estimates(generator):
         "estimate_half_width_s": 2.0,
         "measured_s": [100.0, 80.0],
         "errors": [-0.1, 0.125],
+        "starts_s": {"a": [{"stop_s": [1.0, 2.0]}], "b": [{"stop_s": [3.0]}]},
     }
     text = generator.page([row("apps.estimate_error_live", 0.11, details={"cases": [case]})])
     assert "| of a sample | 1 | a x1; b x1 | 90 ± 2 | 100, 80 | -10.0%, +12.5% |" in text
+    assert "an engine ends (2 s each in the profile)" in text
 
 
 def test_every_fault_names_tests_that_are_there(generator):
