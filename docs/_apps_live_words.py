@@ -51,7 +51,7 @@ def _left_out(named: Rows) -> str:
     return (
         f"\nEstimates leave out that an engine ends ({number(sum(stops_s) / len(stops_s))} s each in the profile) before the "
         "next starts in its place: they are rather short. The profile starts engines one at a time; where two start at "
-        "once on two busy cores, both take longer. In the run that is furthest off both took half as long again.\n"
+        "once on two busy cores, both take longer.\n"
     )
 
 

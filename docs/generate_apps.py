@@ -111,7 +111,8 @@ Its own time is that of a whole run over engines that answer at once: ledger, te
 LIVE = """\
 ## Estimate against reality
 
-Three models of 5, 27 and 84 million parameters, each in a real vLLM on one thread of a small shared machine. Every question goes to one of them,
+Three models of 5, 27 and 84 million parameters, each in a real vLLM on one thread of a machine of two cores, at a raised
+priority (`nice -n -10`), since others worked there too. Every question goes to one of them,
 which answers until it happens to say a certain letter. `lengthwise app profile --calibrate` measures switches, costs and, on
 other questions, lengths; `app plan` estimates; `app run` runs, and its manifest tells the seconds, starts of engines
 and all. On one core models run one after another, on two, two at a time. Known lengths are those of the first run: requests carry their
