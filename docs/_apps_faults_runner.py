@@ -153,7 +153,9 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             (
                 "planning anew fails",
                 "the run goes on by the plan that it has, and says so",
-                ("apps/run/test_replanning.py::test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has",),
+                (
+                    "apps/run/test_replanning.py::test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has",
+                ),
             ),
         ),
     ),

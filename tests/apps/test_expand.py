@@ -54,6 +54,18 @@ def test_a_chain_waits_link_by_link_and_is_judged_by_its_end():
     assert tasks.prompt_tokens[links[1]] > tasks.prompt_tokens[links[0]]
 
 
+def test_what_hangs_on_an_empty_list_alone_is_planned_as_absent():
+    """The run skips it, and all that hangs on it: nobody said anything that it could be about."""
+    rows = [{"chunks": ["one"]}, {"chunks": []}]
+    whole = expand(chain(), rows)
+    for seed in range(5):
+        there = draw(
+            whole.tasks, LENGTHS[: len(whole.tasks.models)], [4096] * len(whole.tasks.models), seed
+        ).present
+        assert there[where(whole.tasks, "evaluate", 0)]
+        assert not there[where(whole.tasks, "evaluate", 1)]
+
+
 def test_a_loop_is_unrolled_round_by_round_with_coins_that_hang_on_one_another():
     tasks = expand(critique(share=0.25), [TOPIC]).tasks
     draft, first = where(tasks, "draft", 0), where(tasks, "critique", 0)
@@ -116,7 +128,8 @@ def test_draws_keep_to_tasks_and_to_their_limits(links, seed):
     assert (made.output_tokens >= 1).all()
     assert (made.output_tokens <= tasks.max_tokens).all()
     assert (made.prompt_tokens >= np.minimum(tasks.prompt_tokens, most - 1)).all()
-    assert made.present.all()
+    summed_up = np.array(links)[tasks.row] > 0
+    assert (made.present == summed_up).all()
 
 
 def test_prompts_hold_what_parents_said():

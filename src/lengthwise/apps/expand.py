@@ -14,7 +14,7 @@ from lengthwise.apps._row_fields import Rows, blank, items_of, require_fields
 from lengthwise.apps.app import App, Call, From, Loop
 from lengthwise.apps.rendering import said
 from lengthwise.apps.templates import PREVIOUS, expression
-from lengthwise.schema.app import Floats, Ints, Tasks
+from lengthwise.schema.app import Flags, Floats, Ints, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.tokens import estimated_tokens
 
@@ -89,6 +89,9 @@ class _Expansion:
     def _add(self, call: Call, k: int, coin: Ints, loop: Loop | None) -> None:
         names = references(self.app, call)
         coin = self._own_coin(call, names, k, coin)
+        never = self._nothing_before(call, names, k)
+        if never.any():
+            coin = np.where(never, self._toss(np.zeros(len(coin)), coin), coin)
         lengths, items = self._sizes(call, k)
         start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         row = np.repeat(np.arange(len(self.rows)), lengths)
@@ -126,6 +129,12 @@ class _Expansion:
             if call.when and call.when_share < 1
             else coin
         )
+
+    def _nothing_before(self, call: Call, names: References, k: int) -> Flags:
+        """[rows] where all calls that it names ask nothing (their lists are empty), so that it is skipped."""
+        seen = [block for name in names.calls for block in self._seen(call, name, k)]
+        asks = [np.diff(block.start) > 0 for block in seen]
+        return ~np.logical_or.reduce(asks) if asks else np.zeros(len(self.rows), bool)
 
     def _sizes(self, call: Call, k: int) -> tuple[Ints, list[Any] | None]:
         """[rows] tasks of each row, and their items where these are the row's."""

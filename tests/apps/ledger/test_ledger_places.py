@@ -53,6 +53,14 @@ def test_a_newer_file_is_not_touched(tmp_path):
         open_ledger(path)
 
 
+def test_who_looks_before_the_ledger_is_made_is_told_to_look_again(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    sqlite3.connect(path).close()
+    path.touch()
+    with pytest.raises(InputError, match="it is empty: a run that has just begun makes it in a moment"):
+        open_ledger(path, read_only=True)
+
+
 def test_the_schema_of_another_program_or_of_a_newer_version_is_not_touched(server):
     import psycopg
 

@@ -101,6 +101,10 @@ class SqliteStore:
                 self._connection.execute("ROLLBACK")
 
     def _check(self) -> None:
+        if self._empty():
+            raise InputError(
+                f"there must be a ledger in {self.where}; it is empty: a run that has just begun makes it in a moment"
+            )
         if self._pragma("application_id") != APPLICATION:
             raise InputError(
                 f"{self.where} is no ledger, but the database of another program: name another file"
