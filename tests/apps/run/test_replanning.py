@@ -61,7 +61,7 @@ def planned(counts, means):
     return tasks, draws, space, made
 
 
-def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3):
+def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3, watch=None):
     """The end of a run that was planned with lengths of these means, and may have others."""
     tasks, draws, space, made = planned(counts, means)
     longest = [LONGEST] * len(means)
@@ -73,7 +73,7 @@ def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3):
     anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.spare)
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, comes), space.seconds)
     with fresh(tmp_path, f"{seed}-{replans}") as ledger:
-        return run_simulated(replace(job, replan=anew), ledger, launcher)
+        return run_simulated(replace(job, replan=anew), ledger, launcher, watch=watch)
 
 
 def told(ended, what):
@@ -97,6 +97,18 @@ def test_much_longer_answers_have_the_rest_planned_anew_which_ends_earlier(tmp_p
     assert "answers are not as long as planned" in told(anew, "replan")[0]
     assert anew.of(State.DONE) == kept.of(State.DONE) == sum(counts)
     assert anew.seconds < 0.9 * kept.seconds
+
+
+def test_the_time_that_is_left_is_told_by_the_new_plan(tmp_path):
+    """By lengths as first planned all is nearly done when the long answers have hardly begun."""
+    counts, means, true = MOVED["four models, one much longer"]
+    seen = []
+    ended = ran(tmp_path, counts, means, true=true, watch=seen.append)
+    (anew_s, *_) = [event.at_s for event in ended.events if event.what == "replan"]
+    later = [one for one in seen if one.left_s and anew_s < one.at_s < 0.9 * ended.seconds]
+    assert later
+    for one in (later[0], later[len(later) // 2]):
+        assert one.at_s + one.left_s[0] == pytest.approx(ended.seconds, rel=0.35)
 
 
 @pytest.mark.slow

@@ -82,6 +82,11 @@ class Following:
         return self._from_s + ends_s[-1] if ends_s else None
 
     @property
+    def from_s(self) -> float:
+        """Since when the plan is followed; 0: from the start of the run."""
+        return self._from_s
+
+    @property
     def planned_s(self) -> float:
         """How long what is followed is to take."""
         return self.guide.ends_s[-1] if self.guide.ends_s else 0.0

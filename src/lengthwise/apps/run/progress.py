@@ -102,7 +102,8 @@ class Clock:
 
     Attributes:
         start_s: When it began, on the loop's clock.
-        before: The share of the work that was done before it began.
+        before: The share of the work that was done before it began, or before the plan that is followed now.
+        from_s: Since when that plan is followed.
         at_s: Seconds since the start.
         moved_s: When the share was last seen to have grown, since the start.
         share: By then.
@@ -110,6 +111,7 @@ class Clock:
 
     start_s: float
     before: float = 0.0
+    from_s: float = 0.0
     at_s: float = 0.0
     moved_s: float = 0.0
     share: float = 0.0
@@ -119,6 +121,17 @@ class Clock:
         self.at_s = now_s - self.start_s
         if share > self.share:
             self.moved_s, self.share = self.at_s, share
+
+    def left(self, following: Following, share: float) -> tuple[float, float, float] | None:
+        """Seconds left with an interval; by a plan that was made anew from what has gone on since."""
+        planned_s = following.end_s
+        if following.from_s > 0.0:
+            if following.from_s != self.from_s:
+                self.from_s, self.before = following.from_s, min(share, 1.0 - 1e-9)
+            planned_s = following.planned_s / (1.0 - self.before)
+        moved_s = max(0.0, self.moved_s - self.from_s)
+        at_s = self.at_s - self.from_s
+        return time_left(share, at_s, planned_s, following.guide.slack, before=self.before, moved_s=moved_s)
 
 
 Counts = Mapping[tuple[int, int, State], int]
@@ -142,11 +155,8 @@ def snapshot(
         _model(model, names[model], following, lines[model], berths, counts, mean, clock)
         for model in range(len(names))
     )
-    guide = following.guide
-    left = time_left(
-        share, clock.at_s, following.end_s, guide.slack, before=clock.before, moved_s=clock.moved_s
-    )
-    return Progress(clock.at_s, following.now.stage, len(guide.stages), models, share, left)
+    left = clock.left(following, share)
+    return Progress(clock.at_s, following.now.stage, len(following.guide.stages), models, share, left)
 
 
 def _model(
