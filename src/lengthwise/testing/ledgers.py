@@ -166,6 +166,35 @@ def refuses_whole(opened: Opened, seed: int) -> None:
     ledger.close()
 
 
+def sums_up(opened: Opened, seed: int) -> None:
+    """Lengths and sums are those of the tasks as they stand, also of such as share an answer or were tried twice."""
+    rng = np.random.default_rng(seed)
+    tasks = some_tasks(rng, 60, models=1, most_parents=1)
+    ledger = opened("sums")
+    ledger.open("run", tasks)
+    for _ in range(12):
+        for lease in _leased(ledger, 7):
+            states = (State.DONE, State.DONE, State.SKIPPED, State.DEAD, State.READY)
+            state = states[int(rng.integers(len(states)))]
+            key = f"k{int(rng.integers(6))}"
+            answer = Output("x", "stop", int(key[1:]), 1 + int(key[1:]))
+            of = (key, answer) if state == State.DONE else (None, None)
+            error = "e" if state in (State.DEAD, State.READY) else None
+            ledger.settle([Ending(lease.task, lease.fence, state, of[0], of[1], error)])
+    rows = ledger.rows(0, 60)
+    ended = [row for row in rows if row.state >= State.DONE]
+    tokens = {row.task: (row.output.prompt_tokens, row.output.output_tokens) for row in ended if row.output}
+    expected = [(row.task, row.state, *tokens.get(row.task, (0, 0))) for row in ended]
+    _equal("lengths of what has ended", ledger.lengths(), expected)
+    sums: dict[int, list[int]] = {}
+    for row in rows:
+        one = sums.setdefault(int(tasks.call[row.task]), [0, 0])
+        one[0] += row.attempts
+        one[1] += tokens.get(row.task, (0, 0))[1]
+    _equal("sums of each call", ledger.sums(), [(call, *sums[call]) for call in sorted(sums)])
+    ledger.close()
+
+
 def many_lease_at_once(opened: Opened, seed: int) -> None:
     """Several who lease and settle at once get every task once, and none is left."""
     tasks = some_tasks(np.random.default_rng(seed), 300, models=1)
@@ -195,6 +224,7 @@ LEDGER_CHECKS: dict[str, Check] = {
     "first_answer_stays": first_answer_stays,
     "keeps_any_text": keeps_any_text,
     "refuses_whole": refuses_whole,
+    "sums_up": sums_up,
     "many_lease_at_once": many_lease_at_once,
 }
 """What a ledger must keep, in the order in which it is looked at."""
