@@ -31,9 +31,11 @@ MODELS = ("alder", "birch", "cedar")
 SEATS = {"alder": 4, "birch": 8, "cedar": 8}
 """The smallest answers so quickly that a client of eight at once on the same cores would measure itself."""
 LONGEST, ENDS = 160, "q"
-REPEATS, STARTS = 2, 2
+REPEATS, STARTS = 3, 2
 TRIES = 3
 """Of the profile: it measures again what a busy machine spoiled, and nothing else."""
+BUSY, LOAD = 3.0, "load.json"
+"""Load of the machine at a run's end (mean of a minute) above which others were at work: told, and not counted."""
 CORES = (1, 2)
 """Models after one another on one core, and two at a time on two."""
 
@@ -160,6 +162,7 @@ def ran(place: Place, app: Path, name: str, repeat: int) -> dict[str, Any]:
     if not (out / "manifest.json").exists():
         plan = place.folder / f"{name}.plan.json"
         place.command("run", app, "--profile", place.folder / "profile", "--plan", plan, "--out", out)
+        (out / LOAD).write_text(json.dumps(os.getloadavg()[0]))
     return dict(json.loads((out / "manifest.json").read_text()))
 
 
@@ -169,13 +172,18 @@ def case(place: Place, cores: int, *, known: bool, repeats: int) -> dict[str, An
     app = place.app("known" if known else "run", cores, known=known)
     plan = planned(place, app, name)
     runs = [ran(place, app, name, k) for k in range(repeats)]
+    loads = [json.loads((place.folder / f"{name}-{k}" / LOAD).read_text()) for k in range(repeats)]
     estimate = plan["makespan"]["value"]
+    errors = [estimate / one["seconds"] - 1 for one in runs]
+    quiet = [k for k in range(repeats) if loads[k] <= BUSY]
     return {
         "cores": cores,
         "estimate_s": estimate,
         "estimate_half_width_s": plan["makespan"]["half_width"],
-        "measured_s": [one["seconds"] for one in runs],
-        "errors": [estimate / one["seconds"] - 1 for one in runs],
+        "measured_s": [runs[k]["seconds"] for k in quiet],
+        "errors": [errors[k] for k in quiet],
+        "busy": [(runs[k]["seconds"], errors[k]) for k in range(repeats) if k not in quiet],
+        "loads": loads,
         "starts_s": {model: _starts(place, model) for model in MODELS},
         "plan": [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]],
         "spans": plan["spans"],

@@ -38,7 +38,25 @@ def live(named: Rows) -> str:
     for name, words in LIVE:
         cases = ((named.get(name) or {}).get("details") or {}).get("cases") or ()
         lines.extend(f"| {words} | {case['cores']} | {' | '.join(_row(case))} |" for case in cases)
-    return "\n".join(lines) + "\n" + _left_out(named)
+        lines.extend(
+            f"| {words}, the machine busy | {case['cores']} | not counted | {number(case['estimate_s'])} | "
+            f"{', '.join(number(s) for s, _ in case['busy'])} | {', '.join(f'{e:+.1%}' for _, e in case['busy'])} |"
+            for case in cases
+            if case.get("busy")
+        )
+    return "\n".join(lines) + "\n" + _all_counted(named) + _left_out(named)
+
+
+def _all_counted(named: Rows) -> str:
+    """Mean errors with the runs on a busy machine, where there were such."""
+    told = []
+    for name, words in LIVE:
+        cases = ((named.get(name) or {}).get("details") or {}).get("cases") or ()
+        busy = [error for case in cases for _, error in case.get("busy") or ()]
+        each = [abs(error) for case in cases for error in case["errors"]] + [abs(error) for error in busy]
+        if busy:
+            told.append(f"{sum(each) / len(each):.1%} ({words})")
+    return f"\nWith all of them counted, the mean error is {', '.join(told)}.\n" if told else ""
 
 
 def _left_out(named: Rows) -> str:

@@ -53,10 +53,13 @@ def test_live_runs_stand_beside_their_estimates(generator):
         "estimate_half_width_s": 2.0,
         "measured_s": [100.0, 80.0],
         "errors": [-0.1, 0.125],
+        "busy": [(180.0, -0.5)],
         "starts_s": {"a": [{"stop_s": [1.0, 2.0]}], "b": [{"stop_s": [3.0]}]},
     }
     text = generator.page([row("apps.estimate_error_live", 0.11, details={"cases": [case]})])
     assert "| of a sample | 1 | a x1; b x1 | 90 ± 2 | 100, 80 | -10.0%, +12.5% |" in text
+    assert "| of a sample, the machine busy | 1 | not counted | 90 | 180 | -50.0% |" in text
+    assert "With all of them counted, the mean error is 24.2% (of a sample)." in text
     assert "an engine ends (2 s each in the profile)" in text
 
 
