@@ -212,9 +212,7 @@ def _replanner(planned: PlannedApp, job: Job) -> Replanner:
 
 
 def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
-    """The lengths of simulated engines: those planned with, or by model so many times as long."""
-    if not times:
-        return planned.draws[0]
+    """The lengths of simulated engines, which nobody planned with: as given, or by model so many times as long."""
     unrolled = planned.unrolled
     models = [
         replace(one, lengths=stretched(one.lengths, times[number])) if number in times else one

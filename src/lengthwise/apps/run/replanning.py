@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,8 +27,8 @@ FALSE_ALARMS = 0.01
 """The share of runs whose lengths are as planned that are looked at anew for their lengths all the same, at most."""
 LEAST_CHANGE = 0.2
 """Means that are less apart than this are not worth a new plan."""
-LEAST_GAIN = 0.03
-"""A new plan is followed where it ends sooner by this share of what is left."""
+LEAST_GAIN = 0.05
+"""A new plan is followed where it ends sooner by this share of what is left, and by more than chance over draws."""
 _DRAWS = 4
 
 
@@ -104,7 +105,7 @@ class Replanner:
         made = plan(rest.tasks, draws, self.space.models, cluster, times=times, asked=self.asked)
         new = [play(one, made.planned, made.spare, begun=begun) for one in worlds]
         kept_s, new_s = _mean_s(kept), _mean_s(new)
-        if new_s < kept_s * (1.0 - LEAST_GAIN):
+        if new_s < kept_s * (1.0 - LEAST_GAIN) and _sooner_for_sure(new, kept):
             self.stages, self.spare = made.planned, made.spare
             return Revised(
                 _guide(made.planned, made.spare, new),
@@ -124,6 +125,12 @@ def _last(stages: Sequence[Plans], ahead: Sequence[Plans]) -> Plans:
 
 def _mean_s(played: Sequence[Played]) -> float:
     return float(np.mean([one.end_s for one in played]))
+
+
+def _sooner_for_sure(new: Sequence[Played], kept: Sequence[Played]) -> bool:
+    """Whether the difference over the same draws is beyond twice its standard error."""
+    gain_s = np.array([old.end_s - one.end_s for one, old in zip(new, kept, strict=True)])
+    return bool(gain_s.mean() > 2.0 * gain_s.std(ddof=1) / math.sqrt(len(gain_s)))
 
 
 def _guide(stages: tuple[Plans, ...], spare: Plans, played: Sequence[Played]) -> Guide:
