@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise import scenario, schedule
 from lengthwise.cli import main
-from lengthwise.cost import save
+from lengthwise.cost import MadeFor, save
 from lengthwise.scenario import schedules
 from lengthwise.scenario._schedule_reach import largest_of, reach_notes
 from lengthwise.scenario.variants import deployment
@@ -38,7 +38,8 @@ def tables(tmp_path):
 
     def made(**bounds: int):
         path = tmp_path / "tables.npz"
-        save(replace(deployment(scenario.loads(SERVED)).cost, reach=Reach(**bounds)), path)
+        served = deployment(scenario.loads(SERVED))
+        save(replace(served.cost, reach=Reach(**bounds)), path, MadeFor.of_deployment(served))
         return path
 
     return made

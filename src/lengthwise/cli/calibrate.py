@@ -138,7 +138,7 @@ def run(
     if shown := not quiet and str(json) != "-":
         page.show(found)
     page.require_help(found, force=force, shown=shown)
-    costs.save(found.tables, out)
+    costs.save(found.tables, out, costs.MadeFor.of_deployment(deployment))
     page.write(found, json, report)
     if not quiet:
         for path in files:

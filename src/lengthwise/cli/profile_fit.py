@@ -62,7 +62,7 @@ def run(
         fitted[degree] = fit_profile(rows, *asked, estimator=estimator, backend=backend)
         path = files[degree]
         if path:
-            cost.save(fitted[degree][0], path)
+            cost.save(fitted[degree][0], path, cost.MadeFor.of(*asked[:-1]))
     _profile_fit_page.show(fitted, files, as_json=json)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.files import write_whole
 
 
-def read_npz(path: Path | str) -> dict[str, Any]:
-    """All arrays of an npz by name.
+def read_npz(path: Path | str, only: Collection[str] | None = None) -> dict[str, Any]:
+    """All arrays of an npz by name, or those of ``only`` that it has.
 
     Raises:
         ProfileError: There is no such file, or it is not an npz of plain arrays.
@@ -26,7 +26,7 @@ def read_npz(path: Path | str) -> dict[str, Any]:
             _require_npz(file.read(8), path)
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
-            return {name: loaded[name] for name in loaded.files}
+            return {name: loaded[name] for name in loaded.files if only is None or name in only}
     except FileNotFoundError as error:
         raise ProfileError(f"there is no file {path}") from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.cost._made_for import KEY, MadeFor, refuse, told_in
 from lengthwise.cost._npz import read_npz, write_npz
 from lengthwise.cost._vidur_rule import ONCE_A_LAYER, vidur_tables
 from lengthwise.schema.cost_tables import (
@@ -37,15 +38,17 @@ _OTHER = "other_"
 _RULE = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
 
 
-def save(tables: CostTables, path: Path | str) -> None:
+def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
     """An npz at ``path`` that ``load`` reads back bit for bit; written whole or not at all.
+
+    ``made_for`` is what the tables are of: kept with them, so that others are refused.
 
     Raises:
         ProfileError: The tables break a law of ``check``.
         OutputError: The file cannot be written.
     """
     check(tables, "the tables to save")
-    write_npz(path, to_arrays(tables))
+    write_npz(path, to_arrays(tables) | ({} if made_for is None else {KEY: made_for.to_text()}))
 
 
 def load(path: Path | str) -> CostTables:
@@ -64,11 +67,14 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     ``model`` and ``pp`` cut Vidur's tables into stages; ours know their stages, and must match.
 
     Raises:
-        ProfileError: The file is neither, cannot be read, or is for other stages.
+        ProfileError: The file is neither, cannot be read, or is for other stages or another model.
     """
     arrays = read_npz(path)
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))
+        told = told_in(arrays, path)
+        if told is not None:
+            refuse(path, told.model_differences(model))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
             raise ProfileError(

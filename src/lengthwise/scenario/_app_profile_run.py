@@ -212,7 +212,7 @@ class Run:
         except InputError as error:
             self.notes.append(f"{name} was not calibrated: {error}")
             return
-        cost.save(found.tables, path)
+        cost.save(found.tables, path, cost.MadeFor.of_deployment(self.what.space.deployment(plan)))
         row = Costed(name, plan.gpu, plan.tp, plan.pp, of, requests, *costs.off(found))
         self._keep(self.book.with_cost(row))
 

@@ -11,6 +11,7 @@ from lengthwise.metrics import Beyond
 from lengthwise.scenario._front import front_note
 from lengthwise.scenario._loads import load_of
 from lengthwise.scenario._space import limits_of
+from lengthwise.scenario._tables_of import untold_note
 from lengthwise.scenario.outcomes import MANY_STEPS, slo_of
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.sections import SearchSection
@@ -35,6 +36,7 @@ class Sustained:
         capacity: The largest rate that holds them.
         at: All numbers at the lower end of its interval; None where nothing holds.
         beyond: Where a run at that rate goes beyond the measurements behind the cost tables.
+        untold: That the file of cost tables does not tell what it is of; empty where it does.
     """
 
     name: str
@@ -43,12 +45,14 @@ class Sustained:
     capacity: Capacity
     at: Point | None
     beyond: tuple[Beyond, ...] = ()
+    untold: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know, a sentence each: steps that are extrapolated, a front that binds."""
-        note = front_note(self.deployment.cost, self.capacity.rate_rps.value)
-        return (*(f"At capacity {one.sentence}." for one in self.beyond), *([note] if note else []))
+        """What a reader must know, a sentence each: extrapolated steps, a front that binds, untold origins."""
+        front = front_note(self.deployment.cost, self.capacity.rate_rps.value)
+        beyond = (f"At capacity {one.sentence}." for one in self.beyond)
+        return (*beyond, *(note for note in (front, self.untold) if note))
 
 
 def capacities(
@@ -89,7 +93,7 @@ def _sustained(side: Scenario, pool: ThreadPoolExecutor) -> Sustained:
     )
     at = search.point_at_capacity(served, load, promises, found, section.seeds)
     beyond = () if at is None else _beyond(served, load, at.rate_rps, found.requests)
-    return Sustained(side.name, served, limits, found, at, beyond)
+    return Sustained(side.name, served, limits, found, at, beyond, untold_note(side))
 
 
 def _beyond(served: Deployment, load: search.Load, rate_rps: float, requests: int) -> tuple[Beyond, ...]:

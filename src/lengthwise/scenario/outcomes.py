@@ -15,6 +15,7 @@ from lengthwise.metrics import Beyond, Slo, Summary
 from lengthwise.scenario import model_error
 from lengthwise.scenario._front import front_note, sent_rps
 from lengthwise.scenario._load import load
+from lengthwise.scenario._tables_of import untold_note
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.variants import Variant, build
 from lengthwise.schema.cost_tables import NOT_MEASURED
@@ -53,6 +54,8 @@ class Outcome:
         """What a reader must know, a sentence each: extrapolated steps, a front that binds, no model intervals."""
         said = [f"{one.sentence}." for one in self.beyond]
         if note := front_note(self.variant.deployment.cost, sent_rps(self.records)):
+            said.append(note)
+        if note := untold_note(self.variant.scenario):
             said.append(note)
         if note := model_error.hardware_note(self.variant.deployment):
             said.append(note)

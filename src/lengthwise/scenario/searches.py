@@ -12,6 +12,7 @@ from lengthwise.scenario._contents import contents
 from lengthwise.scenario._loads import load_of
 from lengthwise.scenario._merge import merged
 from lengthwise.scenario._space import limits_of, space_of
+from lengthwise.scenario._tables_of import require_one_each, untold_note
 from lengthwise.scenario.outcomes import slo_of
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.sections import SearchSection
@@ -129,6 +130,7 @@ def _with(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
 def _asked(whole: Scenario, scenario: Scenario) -> Asked:
     with _located(whole, scenario):
         section = _section(whole)
+        require_one_each(whole, space_of(section))
         return Asked(
             whole.name, whole, Bench(Built(_plain(whole)), _load(whole), question_of(whole, section))
         )
@@ -186,6 +188,8 @@ def _facts(asked: Asked) -> dict[str, str]:
     facts = {"workload": asked.bench.load.name}
     if "deployment.model" not in axes:
         facts = {"model": whole.deployment.model} | facts
+    if note := untold_note(whole):
+        facts["cost tables"] = note
     if question.rate_rps is not None:
         facts["rate"] = f"{question.rate_rps:g} requests a second"
     if question.objective.name == "makespan":

@@ -13,6 +13,7 @@ from lengthwise.cost import HostOverhead
 from lengthwise.scenario._bins import RULES, binning_of
 from lengthwise.scenario._decode import DecodeSection
 from lengthwise.scenario._places import python_object, resolved
+from lengthwise.scenario._tables_of import require_own
 from lengthwise.scenario._workloads import PerSeed, per_seed
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.sections import DeploymentSection, EngineSection, SchedulerSection
@@ -95,6 +96,7 @@ def deployment(scenario: Scenario) -> Deployment:
         memory_planner=section.memory_planner,
         num_blocks=section.num_blocks,
     )
+    require_own(scenario, deployed)
     if section.decode is not None:
         deployed = _apart(deployed, section, section.decode, scenario)
     return replace(deployed, name=scenario.name)
@@ -123,6 +125,7 @@ def _apart(
             memory_planner=section.memory_planner,
             num_blocks=there.num_blocks,
         )
+        require_own(scenario, decodes)
     except InputError as error:
         error.add_note(_OF_DECODE)
         raise

@@ -1,0 +1,117 @@
+"""A file of cost tables stands for the one deployment it was made for: simulate, capacity and search ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from lengthwise import cost, scenario
+from lengthwise.cli import main
+from lengthwise.scenario.variants import deployment
+from lengthwise.schema.errors import InputError, ProfileError
+
+ASKED = """
+[workload]
+isl = { kind = "uniform", low = 100, high = 300 }
+osl = { kind = "uniform", low = 20, high = 60 }
+request_rate = 2
+num_requests = 30
+[deployment]
+model = "llama-3-8b"
+gpu = "H100"
+cost = "tables:c.npz"
+[search]
+seeds = 2
+precision = 0.2
+[search.space]
+tp = [1]
+[search.limits]
+"ttft.p50" = "1s"
+"""
+OTHERS = {
+    "tp": (("deployment.tp=2",), "tp 1, not 2"),
+    "gpu": (("deployment.gpu=A100",), "the GPU H100, not A100-80GB"),
+    "model": (("deployment.model=mistral-7b",), "the model llama-3-8b, not mistral-7b"),
+    "both": (("deployment.tp=2", "deployment.gpu=A100"), "tp 1, not 2"),
+}
+
+
+@pytest.fixture(params=[True, False], ids=["told", "older"])
+def kept(request, tmp_path):
+    """A scenario's file beside tables of it, and whether they keep what they are of."""
+    path = tmp_path / "mine.toml"
+    path.write_text(ASKED, "utf-8")
+    made = deployment(scenario.loads(ASKED, overrides=["deployment.cost=roofline"]))
+    cost.save(made.cost, tmp_path / "c.npz", cost.MadeFor.of_deployment(made) if request.param else None)
+    return path, request.param
+
+
+@pytest.mark.parametrize("command", ["simulate", "capacity"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_deployment_is_refused(command, other, kept, capsys):
+    (path, told), (changes, words) = kept, OTHERS[other]
+    changed = [word for change in changes for word in ("--set", change)]
+    ended = main([command, str(path), *changed])
+    said = " ".join("".join(capsys.readouterr()).split())
+    if told:
+        assert ended != 0
+        assert words in said
+    elif other != "model":
+        assert ended == 0
+        assert "is not kept in them" in said
+
+
+@pytest.mark.parametrize("command", ["simulate", "capacity"])
+def test_its_own_deployment_takes_it_and_older_files_are_noted(command, kept, capsys):
+    path, told = kept
+    assert main([command, str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("llama-3-8b on H100 with tp 1 is taken on trust" in said) is not told
+
+
+def test_a_decode_side_of_another_degree_is_refused(kept):
+    path, told = kept
+    asked = scenario.load(path, ["deployment.decode.tp=2"])
+    if told:
+        with pytest.raises(ProfileError, match="tp 1, not 2"):
+            deployment(asked)
+    else:
+        deployment(asked)
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"tp": "[1, 2]"}, "tp 1, 2"),
+        ({"tp": "[1]", "gpu": '["H100", "A100"]'}, "gpu H100, A100"),
+        ({"tp": "[1, 2]", "gpu": '["H100", "A100"]'}, "gpu H100, A100; tp 1, 2"),
+        ({"model": '["llama-3-8b", "mistral-7b"]'}, "model llama-3-8b, mistral-7b"),
+        ({"weight_dtype": '["bf16", "fp8"]'}, "weight_dtype"),
+    ],
+)
+def test_a_search_that_would_make_all_alike_is_refused(axes, words, kept):
+    path, _ = kept
+    asked = scenario.load(path, [f"search.space={{ {', '.join(f'{k} = {v}' for k, v in axes.items())} }}"])
+    with pytest.raises(InputError, match="would make all alike") as told:
+        scenario.searches.questions(asked)
+    assert words in str(told.value)
+
+
+def test_a_search_over_knobs_takes_tables_of_its_own_deployment(kept, capsys):
+    path, told = kept
+    assert main(["search", str(path), "--set", "search.space={ max_num_seqs = [16, 64] }"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("is taken on trust" in said) is not told
+
+
+def test_a_file_for_each_alternative_is_taken(kept, tmp_path):
+    path, _ = kept
+    two = deployment(scenario.loads(ASKED, overrides=["deployment.cost=roofline", "deployment.tp=2"]))
+    cost.save(two.cost, tmp_path / "two.npz", cost.MadeFor.of_deployment(two))
+    text = path.read_text("utf-8").replace("[search.space]\ntp = [1]\n", "")
+    for tp, name in ((1, "c"), (2, "two")):
+        text += f'[[search.either]]\ntp = {tp}\ncost = "tables:{name}.npz"\n'
+    path.write_text(text, "utf-8")
+    (asked,) = scenario.searches.questions(scenario.load(path))
+    for tp, name in ((1, "c"), (2, "two")):
+        settings = {"deployment.tp": tp, "deployment.cost": f"tables:{name}.npz"}
+        assert asked.bench.build(settings).parallel.tp == tp
