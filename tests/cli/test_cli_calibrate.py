@@ -62,6 +62,18 @@ def test_tables_are_written_that_simulate_takes(cli, files, tmp_path):
     assert cli("simulate", path, "--cost", f"tables:{out}", "--quiet") == (0, "", "")
 
 
+def test_where_runs_come_from_stands_before_all_numbers(cli, files, tmp_path):
+    path, run, out = files
+    for page in (tmp_path / "page.md", None):
+        ended = cli(
+            "calibrate", path, run, "--out", out, "--fit", "work", *(("--report", page) if page else ())
+        )
+        text = page.read_text("utf-8") if page else ended.out
+        said = " ".join(text.split())
+        assert said.count("where these runs come from is not told") == 1
+        assert said.index("where these runs come from is not told") < said.index("held-out requests")
+
+
 def test_counters_that_cannot_be_fitted_are_told_unless_nobody_asks(cli, files, tmp_path):
     path, run, out = files
     kept = measure.read_records(run)

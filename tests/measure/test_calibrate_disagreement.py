@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from lengthwise import deploy
 from lengthwise.cli._calibrate_page import require_help
 from lengthwise.measure import read_records
-from lengthwise.measure.calibrate import Calibration, Parameter, Score, calibrate
+from lengthwise.measure.calibrate import Calibration, Parameter, Score, calibrate, read_iterations
 from lengthwise.measure.calibrate._checks import origin_notes
 from lengthwise.measure.calibrate._runs import run_of
+from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.hardware import GpuSpec
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "live" / "vllm"
 
@@ -95,12 +98,81 @@ def test_runs_that_do_not_tell_their_model_are_noted_and_refused_where_they_fit_
         origin_notes(far, runs, deployment, ())
 
 
-def test_a_run_of_another_model_and_device_is_refused_unless_one_allows_it():
+def with_host(*, low_s: float, share: float, after: float = 0.05) -> Calibration:
+    """A host that was 0.1 ms a step and now is twice ``low_s``, of ``share`` of the steps' time."""
+    host = Parameter(
+        "host_step",
+        "host",
+        "s",
+        2 * low_s,
+        low_s,
+        4 * low_s,
+        1e-4,
+        told=True,
+        effect=0.5,
+        bare=(low_s, 4 * low_s),
+    )
+    off = Score("half", "tpot", "mean", 0.01, 1.7, after, after - 0.02, after + 0.02)
+    made = found(value=1.0, low=-0.1, high=0.1)
+    return replace(made, parameters=(*made.parameters, host), scores=(off,), host_share=share)
+
+
+@pytest.mark.parametrize(
+    ("low_s", "share", "after", "words"),
+    [
+        (10e-3, 0.8, 0.05, "host to 200 times what is usual, 80% of the time of steps"),
+        (10e-3, 0.4, 0.5, "host to 200 times what is usual, and held-out means are still off: TPOT by +50%"),
+        (10e-3, 0.4, 0.05, ""),
+        (2e-3, 0.8, 0.05, ""),
+        (2e-3, 0.8, 0.5, ""),
+    ],
+    ids=["takes all", "fits badly", "beside slow kernels", "slow, believable", "believable, off"],
+)
+def test_a_host_that_takes_up_what_tables_lack_is_doubted(low_s, share, after, words):
+    doubt = with_host(low_s=low_s, share=share, after=after).doubt
+    assert words in doubt
+    assert bool(doubt) is bool(words)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "A100", "RTX-PRO-6000"])
+@pytest.mark.parametrize("fit", [None, ["work"]], ids=["whatever", "work"])
+def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
     """A tiny model on a CPU, of which the records tell neither, for a large one on a GPU."""
     other = read_records(KEPT / "wide-half-0.measured.parquet")
-    deployment = deploy("llama-3.1-8b", "RTX-PRO-6000")
     with pytest.raises(InputError, match=r"these hardly are: the calibration moved .* is not told"):
-        calibrate([other], deployment, fit=["work"])
-    taken = calibrate([other], deployment, fit=["work"], allow=["doubts"])
+        calibrate([other], deploy("llama-3.1-8b", gpu), fit=fit)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "A100", "RTX-PRO-6000"])
+def test_its_log_of_steps_does_not_make_it_right(gpu):
+    other = read_records(KEPT / "wide-half-0.measured.parquet")
+    log = read_iterations(KEPT / "wide-half-0.iterations.log")
+    with pytest.raises(InputError, match=r"these hardly are: the calibration moved host"):
+        calibrate([other], deploy("llama-3.1-8b", gpu), iterations=log)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "A100"])
+def test_a_fit_that_looks_well_by_a_host_beyond_belief_is_refused(gpu):
+    other = read_records(KEPT.parent / "transformers" / "fifo-half-0.measured.parquet")
+    with pytest.raises(InputError, match=r"moved host, each step to \d+ times what is usual"):
+        calibrate([other], deploy("llama-3.1-8b", gpu))
+
+
+@pytest.mark.parametrize(("engine", "setting"), [("vllm", "wide-half-0"), ("transformers", "fifo-half-0")])
+def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine, setting):
+    folder = KEPT.parent / engine
+    kept = json.loads((folder / "device.json").read_text())["gpu"]
+    cpu = GpuSpec(**kept | {"aliases": tuple(kept["aliases"])})
+    limits = EngineLimits(max_num_seqs=32, max_model_len=1024, weight_dtype="float32", kv_dtype="float32")
+    run = read_records(folder / f"{setting}.measured.parquet")
+    model = str(next(path for path in (folder / "small.json", KEPT / "small.json") if path.exists()))
+    own = calibrate([run], deploy(model, cpu, limits=limits, num_blocks=512))
+    assert own.doubt == ""
+    assert own.host_share < 0.5
+
+
+def test_doubted_runs_are_taken_where_one_allows_them_and_noted():
+    other = read_records(KEPT / "wide-half-0.measured.parquet")
+    taken = calibrate([other], deploy("llama-3.1-8b", "H100"), allow=["doubts"])
     assert any("is not told" in note for note in taken.notes)
     assert any(taken.doubt in note for note in taken.notes)

@@ -80,7 +80,7 @@ def require_help(found: Calibration, *, force: bool, shown: bool) -> None:
 def show(found: Calibration) -> None:
     """Prints errors, parameters, and how far both may be trusted."""
     out = console()
-    for warning in found.warnings:
+    for warning in _first(found):
         out.print(warning, highlight=False)
     out.print(f"errors on {found.held_out} held-out requests ({found.split}):", highlight=False)
     print_table(_ERRORS, [_error(score) for score in found.scores], drops=["measured"])
@@ -108,8 +108,13 @@ def trust(found: Calibration) -> list[str]:
             f"{load.after:.0%} after"
             for load in found.loads
         ),
-        *found.notes,
+        *(note for note in found.notes if note not in found.origin),
     ]
+
+
+def _first(found: Calibration) -> tuple[str, ...]:
+    """What is bad, to be read before all numbers: what became worse, doubts, and an origin that nobody tells."""
+    return (*found.warnings, *found.origin)
 
 
 def write(found: Calibration, json_file: Path | None, report: Path | None) -> None:
@@ -135,7 +140,7 @@ def _html_page(found: Calibration) -> CalibrationPage:
     return CalibrationPage(
         heading=found.tables.source,
         facts=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"moved: {moved}"],
-        warnings=found.warnings,
+        warnings=_first(found),
         errors=[_ERRORS, *(_error(score) for score in found.scores)],
         factors=[_PARAMETERS, *(_parameter(p) for p in found.parameters)],
         trust=[*trust(found), f"Held out: {found.split}."],
@@ -169,7 +174,7 @@ def page(found: Calibration) -> str:
     return "\n".join(
         [
             f"# {found.tables.source}",
-            *(f"\n**{warning}**" for warning in found.warnings),
+            *(f"\n**{warning}**" for warning in _first(found)),
             f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
             _markdown(_ERRORS, [_error(score) for score in found.scores]),
             "",

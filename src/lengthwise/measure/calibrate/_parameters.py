@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lengthwise.measure.calibrate.answer import USUAL_HOST_S
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_value
 from lengthwise.schema.deployment import Deployment
 
@@ -16,7 +17,8 @@ SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 collectives, and of 7 on a host that nobody measured. Two standard deviations are twice that in log."""
 LEAST_LOG_SD = 0.25
 """Who calibrates doubts the tables: what they say of themselves is not believed beyond this."""
-HOST_STEP_S, HOST_SEQUENCE_S, CLIENT_S, MASKED_S = 100e-6, 1e-6, 1e-3, 1e-12
+HOST_STEP_S, HOST_SEQUENCE_S = USUAL_HOST_S["host_step"], USUAL_HOST_S["host_sequence"]
+CLIENT_S, MASKED_S = 1e-3, 1e-12
 """Where the search starts if the tables hold no host overhead at all, and no seconds of attention."""
 
 PARTS = {

@@ -16,6 +16,13 @@ FAR, FAR_OFF = 3.0, 0.3
 than this share, are likely of another model or device than the runs. Right ones may be moved as far (rooflines of CPUs
 are, by 4 to 6), and may miss as much where they lack a cost (dense masks), seldom both."""
 
+FAR_HOST, MOST_OF_STEPS = 30.0, 0.5
+"""A host that surely takes more than so many times what is usual, and most of the time of steps (or leaves means far
+off), is likely of another model or device than the runs: its seconds take up what the kernels of wrong tables lack, and
+may then fit well. Hosts of a slow CPU take up to 0.4 of steps whose kernels are on it as well."""
+USUAL_HOST_S = {"host_step": 100e-6, "host_sequence": 1e-6}
+"""Of an engine's host; the search starts there where tables hold none."""
+
 WORSE = 0.005
 """Errors that grow by less than half a percentage point are not worth a warning."""
 
@@ -153,6 +160,8 @@ class Calibration:
         loads: Running and waiting requests over time, where the engine's were kept.
         notes: What a reader must know.
         curves: By run and metric, how held-out requests are distributed.
+        origin: Those of ``notes`` on whether the runs are of the deployment at all.
+        host_share: Of the time of all simulated steps, what the host takes by the calibrated tables.
     """
 
     tables: CostTables
@@ -168,6 +177,8 @@ class Calibration:
     loads: tuple[Load, ...] = ()
     notes: tuple[str, ...] = field(default=())
     curves: tuple[Curve, ...] = ()
+    host_share: float = 0.0
+    origin: tuple[str, ...] = ()
 
     @property
     def told(self) -> tuple[Parameter, ...]:
@@ -207,13 +218,28 @@ class Calibration:
 
     @property
     def doubt(self) -> str:
-        """Why runs and tables may be of different things: what was moved far, and what is far off still; else empty."""
-        far = [p for p in self.told if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR]
+        """Why runs and tables may be of different things; else empty.
+
+        Kernels or a host were moved far and means are far off still, or a host was that takes most of the steps.
+        """
+        far, host = self._far_kernels, self._far_host
         off = [s for s in self._surely_off if abs(s.after) > FAR_OFF]
-        if not far or not off:
-            return ""
-        moved = ", ".join(f"{p.label} to {p.value / p.prior:.3g} times what the tables say" for p in far)
-        return f"moved {moved}, and held-out means are still off: {_listed(off)}"
+        if off and (far or host):
+            return f"moved {', '.join(far + host)}, and held-out means are still off: {_listed(off)}"
+        if host and self.host_share > MOST_OF_STEPS:
+            return f"moved {', '.join(host)}, {self.host_share:.0%} of the time of steps, which kernels should take"
+        return ""
+
+    @property
+    def _far_kernels(self) -> list[str]:
+        far = [p for p in self.told if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR]
+        return [f"{p.label} to {p.value / p.prior:.3g} times what the tables say" for p in far]
+
+    @property
+    def _far_host(self) -> list[str]:
+        """A host that took up what tables lack: far from what is usual for certain."""
+        far = [p for p in self.told if p.name in USUAL_HOST_S and _least(p) > FAR_HOST * _usual_host(p)]
+        return [f"{p.label} to {p.value / _usual_host(p):,.0f} times what is usual" for p in far]
 
     @property
     def helps(self) -> bool:
@@ -222,6 +248,15 @@ class Calibration:
 
     def __getitem__(self, name: str) -> Parameter:
         return next(p for p in self.parameters if p.name == name)
+
+
+def _least(p: Parameter) -> float:
+    """The lower end of its interval, as the runs tell it."""
+    return p.low if p.bare is None else p.bare[0]
+
+
+def _usual_host(p: Parameter) -> float:
+    return max(p.prior, USUAL_HOST_S[p.name])
 
 
 def _listed(means: Sequence[Score]) -> str:

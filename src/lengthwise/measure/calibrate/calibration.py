@@ -11,6 +11,7 @@ import numpy as np
 from lengthwise.measure.calibrate import _parameters as parameters
 from lengthwise.measure.calibrate._checks import check_enough, origin_notes
 from lengthwise.measure.calibrate._evidence import SEEN, seen, told_of
+from lengthwise.measure.calibrate._host_share import host_share
 from lengthwise.measure.calibrate._loads import Told, loads_of
 from lengthwise.measure.calibrate._masks import not_looked_for, notes_of, with_masks, without_masks
 from lengthwise.measure.calibrate._part_errors import part_errors
@@ -103,7 +104,7 @@ def calibrate(
     found = _answer(problem, solution, split, deployment, seed, fit)
     origin = origin_notes(found, split.runs, deployment, allow)
     masked = notes_of(problem.values(solution.z), deployment)
-    return replace(found, notes=(*origin, *found.notes, *told.notes, *doubts, *masked))
+    return replace(found, notes=(*origin, *found.notes, *told.notes, *doubts, *masked), origin=origin)
 
 
 def _seen(split: Split) -> Split:
@@ -164,6 +165,7 @@ def _answer(
             )
         ),
         curves=curves(split.held, before, after),
+        host_share=host_share([new[id(run)] for run in split.fitted], tables),
         notes=(*split.notes, *_notes(found, fit)),
     )
 
