@@ -129,7 +129,7 @@ def test_a_trace_and_a_preset_are_told_apart(cli, server, tmp_path):
         ),
         (["localhost:8000", *LOAD, "--concurrency", 1], "must begin with http"),
         (["http://127.0.0.1:1", "--isl", 5], "workload"),
-        (["http://127.0.0.1:1", *LOAD], "request_rate"),
+        (["http://127.0.0.1:1", *LOAD], "--request-rate"),
         (["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--request-rate", 1], "excludes --concurrency"),
         (["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--slo", "ttff=1s"], "ttft"),
         (["http://127.0.0.1:1", "none.toml"], "none.toml"),
@@ -174,6 +174,29 @@ def test_a_run_in_which_nothing_finished_is_an_error_with_its_reason(cli, tmp_pa
     assert f'no request finished: http 503: {failed} ("as scripted"). To do: lower the load' in ended.err
     assert f"kept in {tmp_path / 'r.parquet'}, marked as partial" in ended.err
     assert any("a partial run" in doubt for doubt in kept.doubts)
+
+
+def test_a_server_that_dies_has_an_exit_code_of_its_own_and_leaves_what_there_is(cli, tmp_path):
+    records = tmp_path / "r.parquet"
+    with ScriptedServer(Script(faults={14: "dies"})) as server:
+        ended = cli(
+            "bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, "--records", records
+        )  # fmt: skip
+    assert ended.code == 3, ended.err
+    assert f"since the server failed; {records} is marked as partial" in ended.err
+    assert any("a partial run" in doubt for doubt in measure.read_records(records).doubts)
+
+
+def test_a_time_limit_that_was_asked_for_is_no_failure(cli):
+    with ScriptedServer(Script(first_s=0.01)) as server:
+        ended = cli("bench", server.url, *LOAD, "--request-rate", 4, "--warmup", 0, "--time-limit", 2)
+    assert ended.code == 0, ended.err
+
+
+def test_a_load_without_a_rate_is_told_by_its_options(cli):
+    ended = cli("bench", "http://localhost:1", *LOAD)
+    assert ended.code == 2
+    assert "give --request-rate (open loop), --concurrency (closed loop), or a SCENARIO" in ended.err
 
 
 def test_what_the_server_says_is_shown_once_with_how_often(cli, tmp_path):

@@ -74,6 +74,13 @@ def test_where_runs_come_from_stands_before_all_numbers(cli, files, tmp_path):
         assert said.index("where these runs come from is not told") < said.index("held-out requests")
 
 
+def test_tables_go_to_a_file_of_that_name(cli, files, tmp_path):
+    path, run, _ = files
+    ended = cli("calibrate", path, run, "--out", tmp_path / "c.txt")
+    assert ended.code == 2
+    assert f"Give {tmp_path / 'c.npz'}" in ended.err
+
+
 def test_counters_that_cannot_be_fitted_are_told_unless_nobody_asks(cli, files, tmp_path):
     path, run, out = files
     kept = measure.read_records(run)

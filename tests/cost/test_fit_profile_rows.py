@@ -1,6 +1,7 @@
 """Which rows of a profile speak: those of one backend, and of the GPU that its driver names."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,5 +127,18 @@ def test_a_profile_of_a_device_as_its_driver_calls_it_is_of_the_catalogs_gpu(dev
 
 @pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A10G"])
 def test_a_device_that_no_catalog_knows_is_refused_by_its_name(device):
-    with pytest.raises(ProfileError, match=rf"is of {device}, which is not H100 and in no catalog"):
+    with pytest.raises(ProfileError, match=rf"is of {device}, which is not H100 and in no catalog") as told:
         fitted(profile(operators=("norms",), gpu=device))
+    assert f'aliases = ["{device}"]' in str(told.value)
+
+
+def test_a_gpus_own_file_that_says_so_takes_a_profile_of_its_driver(tmp_path):
+    own = (Path(__file__).parents[2] / "examples" / "gpus" / "cpu.toml").read_text("utf-8")
+    rows = profile(operators=("norms",), gpu="AMD EPYC")
+    for name, text in (
+        ("alias", own + 'aliases = ["AMD EPYC"]\n'),
+        ("heading", own.replace("[EPYC-9654]", '["AMD EPYC"]')),
+    ):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text, "utf-8")
+        assert rows_for(rows, replace(target(), gpu=catalog.gpu(str(path)))).same_gpu

@@ -107,6 +107,8 @@ def test_vidur_lists_what_is_there(tmp_path):
         import_vidur(tmp_path, catalog.model("llama-3-8b"), "a100")
     with pytest.raises(ProfileError, match="must be a folder with compute/"):
         import_vidur(tmp_path / "none", LLAMA, "a100")
+    with pytest.raises(ProfileError, match=rf"Give the folder that holds compute/, which is {tmp_path}"):
+        import_vidur(tmp_path / "compute", LLAMA, "a100")
 
 
 def test_absurd_times_are_noted(tmp_path):

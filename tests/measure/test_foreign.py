@@ -115,6 +115,12 @@ def test_guidellm_of_the_old_form_and_a_closed_loop(tmp_path):
     assert doubted(measured, "when they were sent")
 
 
+def test_a_report_of_guidellm_without_a_benchmark_is_refused(tmp_path):
+    body = guidellm({"type_": "poisson"}, successful=[guidellm_request(1.0, 2.0, 3.0)]) | {"benchmarks": []}
+    with pytest.raises(InputError, match="must hold a benchmark; this one holds none"):
+        read_foreign(written(tmp_path, body))
+
+
 def test_several_benchmarks_of_guidellm_must_be_named(tmp_path):
     body = guidellm({"type_": "poisson"}, successful=[guidellm_request(1.0, 2.0, 3.0)])
     body["benchmarks"] *= 2
@@ -187,7 +193,7 @@ def test_llmservingsims_recorded_runs(tmp_path, shared):
         ("", "of a known format"),
         ("[1, 2]", "of a known format"),
         ('{"a": 1}\n{"a": ', "line 2 must be JSON"),
-        ('{"benchmarks": []}', "holds 0 benchmarks"),
+        ('{"benchmarks": []}', "holds none"),
         ('{"benchmarks": [{"requests": {}}]}', "at least one request"),
         ('{"input_toks": 1, "queued_ts": 1, "last_token_ts": 2}', "lacks output_toks"),
         (

@@ -34,6 +34,8 @@ _ADVICE = {
 }
 _ENDED_AT_ONCE = "ask for exact lengths (without --no-exact)"
 """Of an empty answer where the model may end it as it likes."""
+SERVER_FAILED = 3
+"""The exit code of a run that a server's failures ended, though some requests had finished."""
 _GONE = "see whether the server still runs, and look into its log"
 
 
@@ -70,6 +72,13 @@ def words(measured: Measured) -> str:
 def was_interrupted(measured: Measured) -> bool:
     """Whether Ctrl-C ended the run."""
     return any(f"ended by {INTERRUPTED}" in doubt for doubt in measured.doubts)
+
+
+def was_given_up(measured: Measured) -> bool:
+    """Whether failures in a row ended the run before its requests had ended."""
+    return any(
+        "a partial run, ended by" in doubt and "failures in a row" in doubt for doubt in measured.doubts
+    )
 
 
 def _rows(measured: Measured) -> Iterator[list[str]]:

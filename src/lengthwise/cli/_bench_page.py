@@ -18,6 +18,11 @@ from lengthwise.scenario import Scenario, deployment_of_server, slo_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
 
+_LENGTHS = ("workload.prompt=", "workload.output=")
+_ARRIVING = tuple(
+    f"workload.{key}" for key in ("request_rate", "concurrency", "arrivals", "trace", "preset", "rate")
+)
+
 
 def settings(
     isl: int | None,
@@ -43,6 +48,21 @@ def settings(
     }
     given = [f"workload.{name}={value}" for name, value in numbers.items() if value is not None]
     return given + [f"slo.{text}" for text in slo or ()]
+
+
+def require_arrivals(scenario: Path | None, workload: str | None, overrides: Sequence[str]) -> None:
+    """Nothing, if something says how requests of given lengths arrive.
+
+    Raises:
+        InputError: Neither a scenario or a workload does, nor any option.
+    """
+    lengths = all(any(text.startswith(key) for text in overrides) for key in _LENGTHS)
+    told = scenario or workload or any(text.startswith(_ARRIVING) for text in overrides)
+    if lengths and not told:
+        raise InputError(
+            "a load must say how its requests arrive: give --request-rate (open loop), --concurrency (closed loop), "
+            "or a SCENARIO that says it"
+        )
 
 
 @contextmanager
@@ -145,7 +165,13 @@ def deployment_of(
 
 
 def end(measured: Measured, kept: Path | None) -> None:
-    """Ends the program as the run ended: 130 after Ctrl-C, an error where nothing was measured."""
+    """Ends the program as the run ended: 130 after Ctrl-C, 3 where the server failed, an error if none finished."""
     if _bench_outcomes.was_interrupted(measured):
         raise typer.Exit(130)
     _bench_outcomes.end(measured, kept)
+    if _bench_outcomes.was_given_up(measured):
+        where = f"; {kept} is marked as partial" if kept else ""
+        typer.echo(
+            f"the run was ended early, since the server failed{where}: see whether it still runs", err=True
+        )
+        raise typer.Exit(_bench_outcomes.SERVER_FAILED)

@@ -53,6 +53,18 @@ def deployment_of(
     return scenarios.deployment(asked)
 
 
+def require_npz(out: Path) -> None:
+    """Nothing, if a file of tables has the name of one.
+
+    Raises:
+        InputError: It ends otherwise.
+    """
+    if out.suffix.lower() != ".npz":
+        raise InputError(
+            f"--out must be a file named .npz, as cost tables are; it is {out}. Give {out.with_suffix('.npz')}"
+        )
+
+
 def require_help(found: Calibration, *, force: bool, shown: bool) -> None:
     """Nothing, if the calibrated tables are better than those given in something, or at least not worse.
 

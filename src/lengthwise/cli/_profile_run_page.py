@@ -71,7 +71,8 @@ def _points_file(target: Path, *, resume: bool) -> Path:
     points = target.with_name(target.name + ".points.jsonl")
     if points.exists() and not resume:
         raise InputError(
-            f"{points} holds the points of a run that was interrupted: give --resume to go on with it, or delete it"
+            f"{points} holds the points of a run that was interrupted: give --resume to go on with it (same options, "
+            "a larger --budget at most), or delete it"
         )
     return points
 
@@ -85,7 +86,10 @@ def keeping(points: Path) -> Iterator[None]:
         if not _has_points(points):
             points.unlink(missing_ok=True)
             raise
-        kept = f"What was measured is kept in {points}; give --resume to go on with it, or delete it"
+        kept = (
+            f"What was measured is kept in {points}; give --resume to go on with it (same options, a larger --budget "
+            "at most), or delete it to measure other points"
+        )
         if isinstance(error, KeyboardInterrupt):
             typer.echo(kept, err=True)
             raise

@@ -110,8 +110,9 @@ def run(
     """Put a real server under load: the numbers of simulate, measured, and what the client says of itself.
 
     What the server can do (token ids as prompts, outputs of exact lengths, numbers of tokens) is found by
-    asking it. Latencies count from when a request was due. Ctrl-C keeps what there is. Records keep the scenario's
-    deployment, so that compare and calibrate know what was measured whatever name it is served under.
+    asking it. Latencies count from when a request was due. Ctrl-C keeps what there is. Exit codes: 2 no
+    request finished; 3 some did, but failures of the server ended the run early; 130 Ctrl-C. Records keep the
+    scenario's deployment, so that compare and calibrate know what was measured whatever name it is served under.
     """
     from lengthwise import measure
     from lengthwise import scenario as scenarios
@@ -123,6 +124,7 @@ def run(
         raise InputError(f"--time-limit must be above 0 seconds; it is {time_limit:g}: leave it out for none")
     given = _bench_page.settings(isl, osl, request_rate, concurrency, num_requests, slo)
     overrides = [*(set_ or ()), *given]
+    _bench_page.require_arrivals(scenario, workload, overrides)
     asked = scenarios.asked_of_server(scenario, workload, variant, overrides)
     _outputs.require_answers(json, report, asked.files, [] if records is None else [records])
     _records.require_new(records, force=force)

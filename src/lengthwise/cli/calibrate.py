@@ -116,6 +116,7 @@ def run(
     from lengthwise.cli import _outputs, _progress, _records
     from lengthwise.measure.calibrate import calibrate, read_iterations
 
+    page.require_npz(out)
     files = [path for path in (out, json if json != _outputs.STDOUT else None, report) if path is not None]
     _outputs.require_writable(files, inputs=[scenario, *runs, *(holdout or [])])
     if report is not None and page.is_html(report):

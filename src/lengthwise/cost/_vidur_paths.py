@@ -80,7 +80,9 @@ def device_folder(folder: Path, gpu_name: str) -> Path:
     fitting = [path for path in there if name.startswith(_plain(path.name))]
     shown = ", ".join(path.name for path in there) or "none"
     if not fitting:
-        raise ProfileError(f"{compute} must hold a folder for {gpu_name}; it holds {shown}")
+        inside = folder.name == "compute" and not compute.exists()
+        hint = f". Give the folder that holds compute/, which is {folder.parent}" if inside else ""
+        raise ProfileError(f"{compute} must hold a folder for {gpu_name}; it holds {shown}{hint}")
     return max(fitting, key=lambda path: len(path.name))
 
 

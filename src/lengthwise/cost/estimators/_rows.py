@@ -76,7 +76,8 @@ def _measured_gpu(profile: Profile, target: Target) -> GpuSpec:
     except InputError as error:
         raise ProfileError(
             f"the profile {profile.facts.name} is of {named}, which is not {target.gpu.name} and in no catalog; "
-            "use a profile of this GPU, or add the other one to the catalog"
+            f"use a profile of this GPU; if it is the same device, say so in its TOML file (of --gpu): aliases = "
+            f'["{named}"], or ["{named}"] as its heading'
         ) from error
 
 

@@ -29,6 +29,10 @@ def story_of(body: Mapping[str, Any], which: int | None) -> Story:
         InputError: There are several and none was named, or it kept no requests.
     """
     benchmarks = body["benchmarks"]
+    if not benchmarks:
+        raise InputError(
+            "a GuideLLM report must hold a benchmark; this one holds none. Take the report of a run that finished"
+        )
     if which is None and len(benchmarks) != 1:
         listed = ", ".join(f"{i}: {_strategy(one).get('type_', '?')}" for i, one in enumerate(benchmarks))
         raise InputError(f"a GuideLLM report holds {len(benchmarks)} benchmarks; name one ({listed})")

@@ -122,7 +122,8 @@ class Campaign:
             f"{self.spent_s:.0f} s are spent{before}, and {len(left)} of its points are left. All need from "
             f"{math.ceil(self.spent_s + rest_s)} s, told from the points so far, to {enough_s} s, should all grow with "
             "their work; the larger the points that are known, the closer the two. Give a --budget between them, which "
-            "counts earlier runs too, or measure fewer tokens, sequences or TP degrees, or shorter contexts."
+            "counts earlier runs too; or begin anew, without these points, with fewer tokens, sequences or TP degrees, "
+            "or shorter contexts."
         )
 
     def _cost_s(self, point: Point, growth: float = _GROWTH) -> float:
