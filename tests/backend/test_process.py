@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,18 @@ def gone_within(pid: int, seconds: float) -> bool:
     while not is_gone(pid) and time.monotonic() < end:
         time.sleep(0.02)
     return is_gone(pid)
+
+
+def test_each_port_is_another_one_that_is_free_and_that_no_system_gives_away():
+    with ThreadPoolExecutor(4) as pool:
+        ports = list(pool.map(lambda _: free_port(), range(200)))
+    assert len(set(ports)) == 200
+    assert max(ports) < 32_768
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", taken := free_port()))
+        door.listen()
+        assert is_taken("127.0.0.1", taken)
+        assert taken not in {free_port() for _ in range(200)}
 
 
 @pytest.mark.parametrize("health", ["/health", "/v1/models"])

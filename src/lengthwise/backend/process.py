@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -111,13 +112,28 @@ def stop(
     process.wait()
 
 
+_PORTS = range(15_000, 32_768)
+"""Below those that systems give to whoever names none (Linux from 32,768 on, others from 49,152)."""
+_given = itertools.count(os.getpid() * 101)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens at just now."""
+    """A port that nobody listens at just now, another one at each call.
+
+    It is none that the system would give to another program between now and when it is listened at: engines take such
+    ports for themselves while they start.
+
+    Raises:
+        OutputError: There is none.
+    """
     import socket
 
-    with socket.socket() as door:
-        door.bind((host, 0))
-        return int(door.getsockname()[1])
+    for _ in _PORTS:
+        port = _PORTS[next(_given) % len(_PORTS)]
+        with socket.socket() as door, contextlib.suppress(OSError):
+            door.bind((host, port))
+            return port
+    raise OutputError(f"a port of {host} from {_PORTS[0]} to {_PORTS[-1]} must be free; all are taken")
 
 
 def last_lines(path: Path, lines: int = LAST_LINES) -> str:
