@@ -93,7 +93,9 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
         rows: Requests that are over.
         routers: Pairs that served.
     """
-    row, (from_s, to_s) = planned.row, window(rows)
+    row = planned.row
+    # Where all are let in at once, nobody ever waited: the queue was at no time full.
+    from_s, to_s = window(rows if len(rows) > routers * split_in_flight(row) else ())
     done = [one for one in rows if one.outcome == "finished"]
     served = [one for one in done if from_s <= one.dispatched_s <= to_s]
     latency = quantile([one.served_s for one in served], planned.share)
