@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from passed_traffic import batch_engine, single_server, stuttering, true_change
 
-from lengthwise.gateway.observe import Record, Watch, as_json, fit, gain, of_rows, report, text_report
+from lengthwise.gateway.observe import (
+    Record,
+    Watch,
+    as_json,
+    fit,
+    gain,
+    of_journal,
+    of_rows,
+    report,
+    text_report,
+)
 from lengthwise.gateway.observe.replay import workload_of
 from lengthwise.gateway.observe.service import Service
 from lengthwise.gateway.telemetry import Journal
@@ -204,17 +214,57 @@ def test_a_journal_is_looked_back_at(tmp_path) -> None:
     assert "lengths known" in text
 
 
-def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path) -> None:
-    rows, path = single_server(3, 400), tmp_path / "j.jsonl"
+def journal_of(path, runs, *, most_bytes: int = 1 << 30) -> None:
+    """Runs of (rows, seconds since 1970 at which their clock stood at 0), each row written at its end."""
 
     async def write(some, unix_s: float) -> None:
-        async with Journal(path, lambda: 0.0, epoch=lambda: unix_s) as journal:
-            for row in some:
+        clock = {"epoch": lambda: unix_s, "most_bytes": most_bytes, "keep": 16}
+        async with Journal(path, lambda: 0.0, **clock) as journal:
+            for row in sorted(some, key=lambda row: row.ended_s):
                 journal.over(row)
+                await journal.flush()
 
-    asyncio.run(write(rows[:250], 1e9))
-    asyncio.run(write(rows[250:], 1e9 + 86400))
-    assert report(path, draws=2).span_s < 1.1 * (rows[-1].arrival_s - rows[0].arrival_s)
+    for some, unix_s in runs:
+        asyncio.run(write(some, unix_s))
+
+
+def early_but_long(rows, start: int):
+    """The row at ``start`` lasts longer than those behind it: it comes first and is written late."""
+    last_s = rows[start + 20].ended_s + 1.0
+    return [replace(row, ended_s=last_s) if i == start else row for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 30, 16_000])
+def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path, most_bytes: int) -> None:
+    """However requests end, and in however many files they stand."""
+    rows, path = early_but_long(early_but_long(single_server(3, 400), 150), 250), tmp_path / "j.jsonl"
+    day_s = 86400.0
+    journal_of(
+        path,
+        [
+            (rows[:150], 1e9),
+            (rows[150:250], 1e9 + day_s),
+            ([], 1e9 + 1.5 * day_s),
+            (rows[250:], 1e9 + 3 * day_s),
+        ],
+        most_bytes=most_bytes,
+    )
+    assert (len(list(tmp_path.iterdir())) > 5) is (most_bytes == 16_000)
+    told, seen = of_journal(path), of_rows(rows)
+    gaps, usual_s = np.diff(told.arrival_s), np.median(np.diff(seen.arrival_s))
+    assert gaps[[149, 249]] == pytest.approx([usual_s] * 2, rel=0.01)
+    others = np.delete(np.arange(399), [149, 249])
+    assert gaps[others] == pytest.approx(np.diff(seen.arrival_s)[others], abs=1e-4)
+    assert told.jct_s == pytest.approx(seen.jct_s, abs=1e-4)
+
+
+def test_runs_in_which_nobody_was_served_close_no_pause_twice(tmp_path) -> None:
+    rows, path = single_server(3, 300), tmp_path / "j.jsonl"
+    failed = [replace(rows[150], output_tokens=0, outcome="failed")]
+    journal_of(path, [(rows[:150], 1e9), (failed, 2e9), (failed, 3e9), (rows[150:], 4e9)])
+    told = of_journal(path)
+    assert len(told) == 300
+    assert np.all(np.diff(told.arrival_s) >= 0)
 
 
 @pytest.mark.slow

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.telemetry import Row, read
+from lengthwise.gateway.telemetry import Row, read_all
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-OLD_FILES = 16
 
 
 @dataclass(frozen=True)
@@ -112,17 +111,13 @@ def of_journal(path: Path | str) -> Trace:
     Raises:
         InputError: It is no journal, or cannot be read.
     """
-    older = [Path(f"{path}.{i}") for i in range(OLD_FILES, 0, -1) if Path(f"{path}.{i}").exists()]
     rows: list[Row] = []
-    starts: list[float] = []
-    for file in (*older, Path(path)):
-        last = 0
-        for run, row in read(file):
-            if run != last and rows and file == Path(path):
-                starts.append(row.arrival_s)
-            last = run
+    began_s: dict[int, float] = {}
+    for run, row in read_all(path):
+        if _counts(row):
             rows.append(row)
-    return _closed_up(of_rows(rows), starts)
+            began_s[run] = min(row.arrival_s, began_s.get(run, math.inf))  # rows come in order of their ends
+    return _closed_up(of_rows(rows), sorted(set(began_s.values())))
 
 
 def _closed_up(trace: Trace, starts: Sequence[float]) -> Trace:

@@ -1,6 +1,6 @@
 """What a gateway tells of its requests: metrics, log lines, a journal, traces, and what its order gains."""
 
-from lengthwise.gateway.telemetry.journal import Journal, read
+from lengthwise.gateway.telemetry.journal import Journal, read, read_all
 from lengthwise.gateway.telemetry.logs import EventLog, json_lines
 from lengthwise.gateway.telemetry.metrics import Metrics
 from lengthwise.gateway.telemetry.regret import Pair, Regret
@@ -24,4 +24,5 @@ __all__ = [
     "from_dict",
     "json_lines",
     "read",
+    "read_all",
 ]

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,8 @@ FORMAT = "lengthwise-journal"
 VERSION = 1
 FLUSH_S = 0.5
 MOST_BYTES = 256 << 20
+OLD_FILES = 16
+"""So many older files are looked for."""
 MOST_KEPT = 100_000
 """Rows kept for a disk that does not take them; beyond it the oldest are lost, and counted."""
 _log = logging.getLogger("lengthwise.gateway")
@@ -153,29 +155,47 @@ def read(path: Path | str) -> Iterator[tuple[int, Row]]:
     Raises:
         InputError: It is no journal, or cannot be read.
     """
-    run, shift_s = 0, math.nan
+    return _runs([Path(path)])
+
+
+def read_all(path: Path | str) -> Iterator[tuple[int, Row]]:
+    """The same of a journal with the older files beside it, those first; a run may go on from one file to the next."""
+    older = (Path(f"{path}.{i}") for i in range(OLD_FILES, 0, -1))
+    return _runs([*(file for file in older if file.exists()), Path(path)])
+
+
+def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
+    run, head = 0, b""
+    for file in files:
+        began, shift_s = False, math.nan
+        for line, told in _lines(file):
+            if told.get("format") == FORMAT:
+                run += began or line != head  # the first line of a file that goes on with a run is that run's
+                began, head, shift_s = True, line, told["unix_s"] - told["clock_s"]
+                continue
+            if not began:
+                break
+            row = _row(told, shift_s)
+            if row is not None:
+                yield run, row
+        if not began:
+            raise InputError(
+                f"{file} must be a journal of `lengthwise serve` (its first line says {FORMAT!r}); it is none"
+            )
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line that is whole."""
     try:
-        with Path(path).open("rb") as lines:
+        with file.open("rb") as lines:
             for line in lines:
                 told = _read_line(line)
-                if told is None:
-                    continue
-                if told.get("format") == FORMAT:
-                    run, shift_s = run + 1, told["unix_s"] - told["clock_s"]
-                    continue
-                if run == 0:
-                    break
-                row = _row(told, shift_s)
-                if row is not None:
-                    yield run, row
+                if told is not None:
+                    yield line, told
     except OSError as error:
         raise InputError(
-            f"the journal {path} must be a file that can be read: {error.strerror or error}"
+            f"the journal {file} must be a file that can be read: {error.strerror or error}"
         ) from error
-    if run == 0:
-        raise InputError(
-            f"{path} must be a journal of `lengthwise serve` (its first line says {FORMAT!r}); it is none"
-        )
 
 
 def _row(told: dict[str, Any], shift_s: float) -> Row | None:
