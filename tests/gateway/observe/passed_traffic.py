@@ -111,3 +111,25 @@ def stuttering(
 
     times_of = ("arrival_s", "dispatched_s", "first_token_s", "ended_s")
     return [replace(row, **{name: seen(getattr(row, name)) for name in times_of}) for row in rows]
+
+
+def shortest_first(rows: list[Row]) -> list[Row]:
+    """The same requests at a single server that takes the shortest of those who wait, each as long as before."""
+    waiting, told, now_s = sorted(rows, key=lambda row: row.arrival_s), [], 0.0
+    while waiting:
+        there = [row for row in waiting if row.arrival_s <= now_s] or waiting[:1]
+        first = min(there, key=lambda row: row.output_tokens)
+        waiting.remove(first)
+        start_s = max(now_s, first.arrival_s)
+        now_s, first_s = (
+            start_s + at_s - first.dispatched_s for at_s in (first.ended_s, first.first_token_s)
+        )
+        sent = {"dispatched_s": start_s, "waited_s": start_s - first.arrival_s}
+        told.append(replace(first, first_token_s=first_s, ended_s=now_s, **sent))
+    return told
+
+
+def renamed(rows: list[Row], names: int) -> list[Row]:
+    """The same traffic while every engine is replaced by one of another name, again and again."""
+    last_s = max(row.dispatched_s for row in rows) + 1e-9
+    return [replace(row, worker=f"{row.worker}.{int(names * row.dispatched_s / last_s)}") for row in rows]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from passed_traffic import batch_engine, single_server, stuttering, true_change
+from passed_traffic import batch_engine, renamed, shortest_first, single_server, stuttering, true_change
 
 from lengthwise.gateway.observe import (
     Record,
@@ -163,6 +163,46 @@ def test_engines_that_do_something_else_are_not_judged() -> None:
         "no gain to be had: nobody waits",
     )
     assert found.verdict != "switch on"
+
+
+def test_engines_that_replace_each_other_are_counted_once() -> None:
+    """Names change as pods are rolled; no more engines serve for it."""
+    rows = batch_engine(ENGINES, 1, 1500, rate_rps=4.6)
+    rolled = of_rows(renamed(rows, 4))
+    assert len(rolled.workers) == 8
+    assert fit(rolled).engines == 2
+    found, known = gain(rolled, draws=5), gain(of_rows(rows), draws=5)
+    assert found.verdict == known.verdict == "switch on"
+    assert found.order("oracle").mean.value == pytest.approx(known.order("oracle").mean.value, rel=0.2)
+
+
+def test_engines_that_join_count_as_they_serve() -> None:
+    rows = batch_engine(ENGINES, 1, 600, rate_rps=4.6)
+    assert fit(of_rows([replace(row, worker="w0") if row.id < 200 else row for row in rows])).engines == 2
+    assert fit(of_rows([replace(row, worker="w0") if row.id < 400 else row for row in rows])).engines == 1
+
+
+def test_what_did_not_go_in_order_is_not_judged() -> None:
+    """Shortest first as it was: no simulated first come, first served can be held against it."""
+    rows = single_server(3, 600)
+    found = gain(of_rows(shortest_first(rows)), draws=5)
+    assert math.isnan(found.model_error)
+    assert found.verdict == "not known: requests did not go first come, first served"
+    assert "mode observe or fcfs" in text_report(found)
+
+
+def test_who_goes_first_by_a_hair_has_overtaken_nobody() -> None:
+    """Two that come at once are sent in either order."""
+    rows = single_server(3, 600, held=False)
+    swapped = [replace(row, dispatched_s=row.dispatched_s + 1e-3 * (row.id % 2)) for row in rows]
+    close = [
+        replace(row, arrival_s=swapped[row.id - row.id % 2].arrival_s + 1e-4 * (row.id % 2))
+        for row in swapped
+    ]
+    sent = [replace(row, dispatched_s=row.arrival_s + 1e-3 * (1 - row.id % 2)) for row in close]
+    found = gain(of_rows(sent), draws=5)
+    assert found.in_order
+    assert found.verdict != "not known: requests did not go first come, first served"
 
 
 def test_models_apart_are_pools_apart() -> None:

@@ -15,6 +15,7 @@ NO_GAIN = "no gain to be had"
 TAIL_PAYS = "the tail pays more than the mean gains"
 UNSURE = "not sure yet"
 UNLIKE = "not known: the engines do not behave as fitted"
+OUT_OF_ORDER = "not known: requests did not go first come, first served"
 CAME_WHOLE = "not known: answers come whole"
 TOO_LITTLE = "not enough traffic"
 

@@ -42,7 +42,7 @@ class Service:
         prompt_s: More for each prompt token in it.
         front_s: On the way to the engine and back.
         seats: Requests that ran at once at an engine, where that was a limit; else None.
-        engines: How many.
+        engines: How many served at a time: names of engines that came and went one after the other are one.
         waited_share: Of all JCT, before a seat was free.
         error: Median relative error of the seconds from first token to end.
     """
@@ -72,9 +72,8 @@ def fit(trace: Trace) -> Service:
     start_s = front_s + _steps(found) * (step_s + seq_s * running) + prompt_s * trace.prompt_tokens
     late_s = np.maximum(trace.first_token_s - trace.dispatched_s - start_s, 0.0) * (found >= seats)
     share = float((trace.waited_s + late_s).sum() / max(trace.jct_s.sum(), 1e-12))
-    engines = len(np.unique(trace.worker))
     limit = seats if share >= NOBODY_WAITS else None
-    return Service(max(step_s, 1e-9), seq_s, prompt_s, front_s, limit, engines, share, error)
+    return Service(max(step_s, 1e-9), seq_s, prompt_s, front_s, limit, engines_of(trace), share, error)
 
 
 def seats_of(trace: Trace) -> int:
@@ -84,6 +83,15 @@ def seats_of(trace: Trace) -> int:
         mine = (trace.worker == worker) & trace.whole & (trace.ended_s > trace.first_token_s)
         most = max(most, _usual_most(trace.first_token_s[mine], trace.ended_s[mine]))
     return most
+
+
+def engines_of(trace: Trace) -> int:
+    """The engines that were given requests when one was sent, each from its first to its last: the median."""
+    given = np.zeros(len(trace), np.int64)
+    for worker in np.unique(trace.worker):
+        sent_s = trace.dispatched_s[trace.worker == worker]
+        given += (trace.dispatched_s >= sent_s.min()) & (trace.dispatched_s <= sent_s.max())
+    return max(1, round(float(np.median(given)))) if len(given) else 1
 
 
 def _usual_most(from_s: Floats, to_s: Floats) -> int:

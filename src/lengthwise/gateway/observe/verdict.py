@@ -29,7 +29,12 @@ def _judge(found: Gain) -> tuple[str, str]:
             f"Of all time from arrival to end {_percent(found.waited_share)} is waiting: every request finds a free "
             "seat, and no order shortens a queue that is not there."
         )
-    if abs(found.model_error) > MOST_ERROR:
+    if not found.in_order:
+        return words.OUT_OF_ORDER, (
+            "Simulated first come, first served cannot be held against what was seen, since others went first. Look "
+            "back at traffic of mode observe or fcfs."
+        )
+    if not abs(found.model_error) <= MOST_ERROR:
         return words.UNLIKE, (
             f"Simulated first come, first served, the mean JCT is {found.fcfs_jct_s:.3g} s; seen were "
             f"{found.observed_jct_s:.3g} s. Something else than a full batch limits the engines, or they changed."
