@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from passed_traffic import batch_engine, renamed, shortest_first, single_server, stuttering, true_change
 
+from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe import (
+    Change,
+    OrderGain,
     Record,
     Watch,
     as_json,
@@ -24,6 +27,7 @@ from lengthwise.gateway.observe import (
 )
 from lengthwise.gateway.observe.replay import workload_of
 from lengthwise.gateway.observe.service import Service
+from lengthwise.gateway.observe.verdict import judged
 from lengthwise.gateway.telemetry import Journal
 
 ENGINES = Service(0.02, 0.001, 0.0002, 0.0, seats=8, engines=2, waited_share=0.0, error=0.0)
@@ -203,6 +207,39 @@ def test_who_goes_first_by_a_hair_has_overtaken_nobody() -> None:
     found = gain(of_rows(sent), draws=5)
     assert found.in_order
     assert found.verdict != "not known: requests did not go first come, first served"
+
+
+@pytest.mark.parametrize(
+    ("cuts", "named"),
+    [
+        (Change(-0.03, -0.06, 0.005), "srtf"),
+        (Change(-0.005, -0.008, -0.002), "srtf"),
+        (Change(-0.03, -0.06, -0.01), "isrtf"),
+    ],
+)
+def test_isrtf_is_named_only_where_it_surely_beats_srtf(cuts: Change, named: str) -> None:
+    """Beyond chance, and by enough to be worth cutting anybody."""
+    found = gain(of_rows(single_server(3, 400)), draws=5)
+    srtf = OrderGain("srtf", Change(-0.2, -0.3, -0.1), Change(0.0, -0.1, 0.1), 1.0, 2.0)
+    isrtf = replace(srtf, name="isrtf", mean=Change(-0.23, -0.33, -0.13))
+    told = judged(replace(found, orders=(srtf, isrtf, found.order("oracle")), cuts=cuts))
+    assert told.verdict == "switch on"
+    assert told.sentence.startswith(f"mode = {named} ")
+    tail = Change(0.5, 0.4, 0.6)
+    dear = (replace(srtf, p99=tail), replace(isrtf, p99=tail), found.order("oracle"))
+    assert judged(replace(found, orders=dear, cuts=cuts)).sentence.startswith(f"mode = {named} ")
+    only = (replace(srtf, p99=tail), isrtf, found.order("oracle"))
+    assert judged(replace(found, orders=only, cuts=cuts)).sentence.startswith("mode = isrtf ")
+
+
+def test_what_cuts_add_is_told_with_its_interval() -> None:
+    rows = single_server(3, 1500)
+    found = gain(of_rows(rows), Order(takeover="worth(factor=1)"), draws=20)
+    srtf, isrtf = found.order("srtf").mean, found.order("isrtf").mean
+    assert found.cuts.value == pytest.approx((1 + isrtf.value) / (1 + srtf.value) - 1)
+    assert found.cuts.low < found.cuts.value < found.cuts.high < 0
+    assert "against mode = srtf" in found.sentence
+    assert gain(of_rows(rows), Order(takeover="never"), draws=5).cuts == Change(0.0, 0.0, 0.0)
 
 
 def test_models_apart_are_pools_apart() -> None:

@@ -81,6 +81,7 @@ class Gain:
         fcfs_p99_jct_s: Its 99th percentile.
         in_order: Whether requests really went first come, first served, so that the last three can be compared.
         orders: One each.
+        cuts: Change of the mean JCT from srtf to isrtf, with its interval: what cuts add.
         times: One each, FCFS first.
         services: The engines as they were fitted, a pool each.
         level: Of the intervals: both orders' hold together with 95 %.
@@ -96,6 +97,7 @@ class Gain:
     fcfs_p99_jct_s: float = math.nan
     in_order: bool = False
     orders: tuple[OrderGain, ...] = ()
+    cuts: Change = NO_CHANGE
     times: tuple[OrderTimes, ...] = ()
     services: tuple[Service, ...] = field(default=())
     level: float = 0.975

@@ -24,7 +24,16 @@ from lengthwise.gateway.observe import finding as words
 from lengthwise.gateway.observe.begun import LEAST_SEEN, tells
 from lengthwise.gateway.observe.finding import Change, Gain, OrderGain, OrderTimes
 from lengthwise.gateway.observe.pools import pools_of
-from lengthwise.gateway.observe.replay import FCFS, ORDERS, Replayed, replay, resampled, workload_of
+from lengthwise.gateway.observe.replay import (
+    FCFS,
+    ISRTF,
+    ORDERS,
+    SRTF,
+    Replayed,
+    replay,
+    resampled,
+    workload_of,
+)
 from lengthwise.gateway.observe.service import Service, fit
 from lengthwise.gateway.observe.trace import Floats, Trace
 from lengthwise.gateway.observe.verdict import judged
@@ -39,6 +48,8 @@ BLOCKS = 12
 LITTLE = 0.01
 """Of a mean JCT: whoever goes first by less has overtaken nobody."""
 STATISTICS = ("mean", "p99")
+CUTS = (ISRTF, SRTF)
+"""The key of the mean with cuts over that without."""
 EVEN = 0.05
 """Logarithms of ratios well above it scatter in proportion to their square, well below all alike."""
 MOST_EVEN = 0.98
@@ -87,6 +98,7 @@ def gain(
         fcfs_p99_jct_s=float(np.quantile(fcfs, 0.99)),
         in_order=_in_order(trace),
         orders=tuple(_order_gain(name, runs[name].jct_s, true, drawn, level) for name in ORDERS[1:]),
+        cuts=_change(true[CUTS], [draw[CUTS] for draw in drawn], level),
         times=tuple(
             OrderTimes(name, _times(runs[name].jct_s), _times(runs[name].waited_s)) for name in ORDERS
         ),
@@ -151,6 +163,7 @@ def _ratios(pools: list[dict[str, Replayed]]) -> Ratios:
     for name in ORDERS[1:]:
         told[name, "mean"] = float(runs[name].mean() / runs[FCFS].mean())
         told[name, "p99"] = float(np.quantile(runs[name], 0.99) / np.quantile(runs[FCFS], 0.99))
+    told[CUTS] = float(runs[ISRTF].mean() / runs[SRTF].mean())
     return told
 
 

@@ -12,7 +12,7 @@ from lengthwise.gateway.observe.trace import of_journal
 _NAMES = {
     "srtf": "srtf (shortest predicted first)",
     "isrtf": "isrtf (and cuts, re-predicted)",
-    "oracle": "lengths known (bound)",
+    "oracle": "lengths known, no cuts",
 }
 
 
@@ -48,6 +48,7 @@ def text_report(found: Gain) -> str:
             f"{_NAMES[one.name]:34}{one.mean_jct_s:>8.3f} s  {_change(one.mean):<30}{one.p99_jct_s:>8.3f} s  "
             f"{_change(one.p99)}"
         )
+    lines.append(f"{'isrtf against srtf':34}{'':>10}  {_change(found.cuts)}")
     lines += ["", f"Intervals: {100 * found.level:g} % each, by drawing stretches of this traffic anew."]
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from lengthwise.gateway.observe import finding as words
-from lengthwise.gateway.observe.finding import Gain, OrderGain
+from lengthwise.gateway.observe.finding import Change, Gain, OrderGain
 from lengthwise.gateway.observe.replay import ISRTF, ORACLE, SRTF
 from lengthwise.gateway.observe.service import NOBODY_WAITS
 
@@ -39,17 +39,18 @@ def _judge(found: Gain) -> tuple[str, str]:
             f"Simulated first come, first served, the mean JCT is {found.fcfs_jct_s:.3g} s; seen were "
             f"{found.observed_jct_s:.3g} s. Something else than a full batch limits the engines, or they changed."
         )
-    return _compared([found.order(SRTF), found.order(ISRTF)], oracle)
+    return _compared([found.order(SRTF), found.order(ISRTF)], oracle, found.cuts)
 
 
-def _compared(candidates: list[OrderGain], oracle: OrderGain) -> tuple[str, str]:
+def _compared(candidates: list[OrderGain], oracle: OrderGain, cuts: Change) -> tuple[str, str]:
     sure = [one for one in candidates if one.mean.high < 0 and -one.mean.value >= LEAST_GAIN]
     bearable = [one for one in sure if not one.p99.value > -one.mean.value]
     if bearable:
-        best = min(bearable, key=lambda one: one.mean.value)
-        return words.SWITCH_ON, f"{_named(best)} {_changes(best)}{_kept(best, oracle)}."
+        best = _named_one(bearable, cuts)
+        over = _beats(cuts) if best.name == ISRTF and len(bearable) > 1 else ""
+        return words.SWITCH_ON, f"{_named(best)} {_changes(best)}{over}{_kept(best, oracle)}."
     if sure:
-        best = min(sure, key=lambda one: one.p99.value + one.mean.value)
+        best = _named_one(sure, cuts)
         return (
             words.TAIL_PAYS,
             f"{_named(best)} {_changes(best)}; a lower max_wait_s trades the one for the other.",
@@ -62,6 +63,15 @@ def _compared(candidates: list[OrderGain], oracle: OrderGain) -> tuple[str, str]
     return words.NO_GAIN, (
         f"{_named(best)} {_changes(best)}; with lengths known beforehand shortest first {_changes(oracle)}."
     )
+
+
+def _named_one(those: list[OrderGain], cuts: Change) -> OrderGain:
+    """The last of them, isrtf, where it surely beats srtf or stands alone; else srtf, which cuts nobody."""
+    return those[-1] if cuts.high < 0 and -cuts.value >= LEAST_GAIN else those[0]
+
+
+def _beats(cuts: Change) -> str:
+    return f", against mode = srtf mean JCT by {_signed(cuts.value)} ({_signed(cuts.low)} to {_signed(cuts.high)})"
 
 
 def _named(one: OrderGain) -> str:

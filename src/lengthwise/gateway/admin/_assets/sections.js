@@ -140,7 +140,7 @@ const sections = (() => {
     $("times-none").hidden = Boolean(s.times.length);
   }
 
-  const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted first", isrtf: "the same, with cuts", oracle: "lengths known: a bound" };
+  const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted first", isrtf: "the same, with cuts", oracle: "lengths known, no cuts" };
   const KINDS = { had: "as it was", shadow: "shadow queue of the same requests", simulated: "simulated on this traffic" };
   const unit = (s) => (s >= 7200 ? [3600, "h"] : s >= 180 ? [60, "min"] : s >= 1 ? [1, "s"] : [0.001, "ms"]);
   // A value over its interval, both in the unit of the value.
