@@ -254,6 +254,21 @@ def test_models_apart_are_pools_apart() -> None:
     assert len(gain(of_rows(both), draws=2).services) == 1
 
 
+def test_pools_that_tell_nothing_are_not_compared_with() -> None:
+    """Requests whose engines are not simulated do not count as seen: of a few, and of answers that came whole."""
+    one = single_server(7, 300)
+    other = [
+        replace(row, id=1000 + row.id, model="n", worker="v", ended_s=row.ended_s + 500)
+        for row in batch_engine(ENGINES, 8, 300, 0.5)
+    ]
+    whole = [replace(row, first_token_s=math.nan) for row in other]
+    alone = gain(of_rows(one), draws=2)
+    for more in (other[:40], whole):
+        found = gain(of_rows([*one, *more]), draws=2)
+        assert (found.requests, found.observed_jct_s) == (300, alone.observed_jct_s)
+        assert found.model_error == alone.model_error
+
+
 def test_later_predictions_hold_from_the_window_in_which_they_came() -> None:
     rows = single_server(9, 200)
     first = replace(

@@ -73,7 +73,7 @@ class Gain:
     Attributes:
         verdict: One of this module's.
         sentence: Why.
-        requests: That were looked at.
+        requests: That were looked at; those of engines that tell nothing are not among them.
         span_s: From the first arrival to the last.
         waited_share: Of all JCT, before a seat was free, as it was.
         observed_jct_s: Mean JCT as it was.

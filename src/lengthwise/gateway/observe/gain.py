@@ -90,13 +90,13 @@ def gain(
     found = Gain(
         "",
         "",
-        len(trace),
+        sum(len(part) for part in telling),
         trace.span_s,
         waited_share=_waited_share(pools),
-        observed_jct_s=float(trace.jct_s.mean()),
+        observed_jct_s=float(np.concatenate([part.jct_s for part in telling]).mean()),
         fcfs_jct_s=float(fcfs.mean()),
         fcfs_p99_jct_s=float(np.quantile(fcfs, 0.99)),
-        in_order=_in_order(trace),
+        in_order=all(_in_order(part) for part in telling),
         orders=tuple(_order_gain(name, runs[name].jct_s, true, drawn, level) for name in ORDERS[1:]),
         cuts=_change(true[CUTS], [draw[CUTS] for draw in drawn], level),
         times=tuple(
