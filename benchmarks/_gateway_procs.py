@@ -87,7 +87,7 @@ def running(
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 text=True,
-                start_new_session=True,
+                process_group=0,
                 cwd=scratch,
                 env=os.environ | environment,
             )

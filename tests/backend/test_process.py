@@ -90,6 +90,14 @@ def test_an_engine_is_ready_when_handed_out_and_gone_with_its_children(log, heal
     assert not is_taken("127.0.0.1", port)
 
 
+def test_an_engine_has_a_group_of_its_own_and_the_session_of_whoever_started_it(log):
+    """Processors are shared between sessions: of another one it could leave its own client none for seconds."""
+    port = free_port()
+    with local_engine(server(port), port=port, log_path=log, ready_s=20) as engine:
+        assert os.getpgid(engine.process.pid) == engine.process.pid
+        assert os.getsid(engine.process.pid) == os.getsid(0)
+
+
 def test_an_engine_that_ignores_the_request_to_end_is_killed(log):
     port = free_port()
     start = time.monotonic()

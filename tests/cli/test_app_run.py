@@ -200,7 +200,7 @@ class Process:
         self._cli, self._out = cli, out
         command = [sys.executable, "-m", "lengthwise.cli", "app", "run", str(path), "--out", str(out), *more]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
         )
 
     def has(self, test):

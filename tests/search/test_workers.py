@@ -159,7 +159,7 @@ def sleepers(chores, tmp_path):
     pids = tmp_path / "pids"
     command = [sys.executable, "-c", SLEEPERS, str(pids)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    program = subprocess.Popen(command, start_new_session=True, **pipes)
+    program = subprocess.Popen(command, process_group=0, **pipes)
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     yield program, pids.read_text().split()
     program.communicate()

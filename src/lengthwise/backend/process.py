@@ -67,7 +67,9 @@ def local_engine(
 ) -> Iterator[LocalEngine]:
     """A started engine that answers at /health or /v1/models; at the end it is stopped, with all it started.
 
-    It runs in a process group of its own. If this process dies, whatever of, a keeper ends the group.
+    It runs in a process group of its own, and in this process' session: Linux shares processors between sessions
+    (autogroups), and lets a client stand still for seconds beside an engine of another. If this process dies, whatever
+    of, a keeper ends the group.
 
     Args:
         command: The program and its arguments; it must listen at ``host`` and ``port``.
@@ -156,7 +158,7 @@ def _started(command: Sequence[str], log_path: Path, env: dict[str, str]) -> sub
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
             )
         except OSError as error:
             raise InputError(f"the engine's program must be there: {command[0]}: {error.strerror}") from error
@@ -166,7 +168,7 @@ def _started(command: Sequence[str], log_path: Path, env: dict[str, str]) -> sub
 def _kept(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[None]:
     """While this process lives; then a second one ends the group."""
     words = [sys.executable, "-I", "-S", _process_keeper.__file__, str(process.pid), str(grace_s)]
-    keeper = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 - our own script
+    keeper = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 - our own script
     try:
         yield
     finally:

@@ -95,7 +95,7 @@ def test_one_of_two_coordinators_is_killed_and_the_other_ends_the_run_alike(serv
     subprocess.run(command(app, tmp_path / "alone"), check=True, timeout=LIMIT_S)
     store = server.place(f"t{uuid.uuid4().hex[:12]}")
     both = [
-        subprocess.Popen(command(app, tmp_path / name, "--store", store), start_new_session=True)
+        subprocess.Popen(command(app, tmp_path / name, "--store", store), process_group=0)
         for name in ("one", "two")
     ]
     try:

@@ -67,7 +67,7 @@ def emulated() -> Iterator[Engines]:
     command = [*module, "--count", str(COUNT), *words]
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below; of clients that are cut it says much
     process = subprocess.Popen(  # noqa: S603 - our own
-        command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=said, text=True, process_group=0
     )
     try:
         assert process.stdout is not None
