@@ -207,10 +207,21 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
             assert {ask(port) for _ in range(3)} == {200}
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 0
-    ended = cli("serve", "--report", journal, "--json", tmp_path / "gain.json")
+    elsewhere = tmp_path / "elsewhere.toml"  # of the machine that wrote the journal
+    elsewhere.write_text('engines = ["http://a:1"]\n[listen]\njournal = "not/here/day.jsonl"\n')
+    ended = cli("serve", elsewhere, "--report", journal, "--json", tmp_path / "gain.json")
     assert ended.code == 0, ended.err
     assert ended.out.startswith("Verdict: ")
     assert json.loads((tmp_path / "gain.json").read_text())["requests"] == 3
+
+
+@pytest.mark.parametrize("given", ["trace=collector", "proxies=lb.local", "journal=no/such/folder/j"])
+def test_what_the_start_would_stumble_on_is_told_first(given, cli):
+    """Nothing has begun: no port is had, no engine asked."""
+    ended = cli("serve", "--engine", "http://localhost:1", "--set", f"listen.{given}")
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 1
+    assert f"--set listen.{given.partition('=')[0]}: " in ended.err
 
 
 def config(**listen) -> told.GatewayConfig:

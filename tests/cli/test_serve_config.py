@@ -11,6 +11,7 @@ import tomllib
 import pytest
 
 from lengthwise.gateway import config as told
+from lengthwise.scenario import _gateway_places as places
 from lengthwise.scenario import gateway_reader, load_gateway, loads_gateway
 from lengthwise.scenario import gateways as room
 from lengthwise.scenario._gateway_sections import GatewayFile, PhasesSection
@@ -169,6 +170,21 @@ def test_overrides_are_the_last_word(tmp_path):
         ('[forecasting]\npredictor = "mine.lwp"\n', "forecasting.predictor: there is no file mine.lwp"),
         ('[listen]\ntls = { cert = "c.pem" }\n', "cert and key belong together"),
         ("[listen]\nadmin_port = 8000\n", "must differ from port"),
+        (
+            '[listen]\ntrace = "collector:4318"\n',
+            "listen.trace: the address of a collector (OTLP over HTTP) must begin",
+        ),
+        ('[listen]\ntrace = "http://"\n', "and name a host, with a port of 1 to 65535; it is 'http://'"),
+        ('[listen]\ntrace = "http://c:70000"\n', "with a port of 1 to 65535; it is 'http://c:70000'"),
+        ('[listen]\ntrace = "http://c:4318?a=1"\n', "must be host, port and path alone"),
+        ('[listen]\nproxies = "lb.local"\n', "listen.proxies: must be addresses with commas"),
+        ('[listen]\nproxies = "10.0.0.7, 300.1.2.3"\n', "'300.1.2.3' is none"),
+        ('[listen]\nproxies = "10.0.0.7/8"\n', "did you mean 10.0.0.0/8?"),
+        ('[listen]\nproxies = "*, 10.0.0.7"\n', "'*' is none"),
+        (
+            '[discovery]\napi_url = "kubernetes"\n',
+            "discovery.api_url: the address of the Kubernetes API must begin",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(text, said):
@@ -184,7 +200,11 @@ def test_all_problems_are_told_at_once_and_overrides_by_their_name():
 def test_a_gateway_without_engines_is_refused():
     assert "needs an engine" in wrong("")
     assert "is there twice" in wrong('engines = ["http://a:1", "http://a:1/v1"]')
-    assert "must begin with http" in wrong('engines = ["a:1"]')
+    for url in ("a:1", "http://:80", "http://a:70000", "http://a:0", "http://a b"):
+        assert (
+            f"must begin with http:// or https:// and name a host, with a port of 1 to 65535; it is {url!r}"
+            in wrong(f'engines = ["{url}"]')
+        )
 
 
 @pytest.mark.parametrize(
@@ -274,6 +294,50 @@ def test_the_file_is_read_again_keys_too(tmp_path):
 def test_a_journal_starts_at_the_folder_of_the_file(tmp_path):
     text = ENGINE + '[listen]\njournal = "day.jsonl"\n'
     assert loads_gateway(text, folder=tmp_path).config.listen.journal == str(tmp_path / "day.jsonl")
+
+
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_a_password_in_an_address_is_not_repeated(scheme):
+    for text in (
+        f'engines = ["{scheme}://me:sk-secret@:1"]',
+        f"{ENGINE}listen.trace = '{scheme}://me:sk-secret@c'",
+    ):
+        assert "sk-secret" not in wrong(text)
+
+
+def test_where_no_journal_can_be_written_is_told_before_the_start(tmp_path):
+    def said(journal: str) -> str:
+        with pytest.raises(ScenarioError) as caught:
+            loads_gateway(ENGINE + f'[listen]\njournal = "{journal}"\n', folder=tmp_path)
+        return str(caught.value)
+
+    (tmp_path / "file").write_text("")
+    assert f"listen.journal: must be a file that can be written; {tmp_path} is a folder" in said(".")
+    assert f"there is no folder {tmp_path / 'none'}: make it" in said("none/day.jsonl")
+    assert f"there is no folder {tmp_path / 'file'}" in said("file/day.jsonl")
+    assert loads_gateway(ENGINE + '[listen]\njournal = "file"\n', folder=tmp_path).config.listen.journal
+
+
+def test_where_this_user_may_not_write_no_journal_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(places.os, "access", lambda path, _: path != tmp_path)
+    with pytest.raises(ScenarioError, match=f"{tmp_path} cannot be written by this user"):
+        loads_gateway(ENGINE + '[listen]\njournal = "day.jsonl"\n', folder=tmp_path)
+    (tmp_path / "day.jsonl").write_text("")
+    loads_gateway(ENGINE + '[listen]\njournal = "day.jsonl"\n', folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'proxies = "10.0.0.7, fd00::/8,127.0.0.1"',
+        'proxies = "*"',
+        'trace = "http://collector:4318"',
+        'trace = "https://[::1]/v1/traces"',
+    ],
+)
+def test_what_names_proxies_and_collectors_is_taken(line):
+    name, _, value = line.partition(" = ")
+    assert getattr(loads_gateway(f"{ENGINE}[listen]\n{line}\n").config.listen, name) == value.strip('"')
 
 
 def test_a_file_that_is_not_there_or_none(tmp_path):

@@ -64,7 +64,8 @@ def look_back(
 
     _outputs.require_answers(json, None, [journal])
     anybody = ["http://localhost"] if config is None else []
-    found = observe.report(journal, scenarios.load_gateway(config, given, anybody).config.order)
+    nothing_written = [*given, "listen.journal=null"]
+    found = observe.report(journal, scenarios.load_gateway(config, nothing_written, anybody).config.order)
     if not quiet and json != _outputs.STDOUT:
         typer.echo(observe.text_report(found))
     if json is not None:

@@ -11,6 +11,12 @@ from urllib.parse import urlsplit
 from lengthwise.gateway import config as told
 from lengthwise.gateway.ports import check_ports
 from lengthwise.scenario._gateway_keys import WrongKeyError, client_keys, engine_key
+from lengthwise.scenario._gateway_places import (
+    check_address,
+    check_collector,
+    check_journal,
+    check_proxies,
+)
 from lengthwise.scenario._gateway_sections import (
     DiscoverySection,
     DispatchSection,
@@ -80,6 +86,9 @@ class _Maker:
 
     def discovery(self, section: DiscoverySection) -> told.Discovery:
         """Where engines are found."""
+        with self.at("discovery", "api_url"):
+            if section.api_url is not None:
+                check_address(section.api_url, "the address of the Kubernetes API")
         return told.Discovery(
             dns=section.dns,
             endpoint_slices=section.endpoint_slices,
@@ -117,13 +126,21 @@ class _Maker:
             self.problems.append(Problem(("listen", "tls"), "a server needs cert and key"))
         if section.admin_port == section.port and section.port and section.admin_host == section.host:
             self.problems.append(Problem(("listen", "admin_port"), "must differ from port"))
+        journal = None if section.journal is None else self.folder / Path(section.journal).expanduser()
+        with self.at("listen", "journal"):
+            if journal is not None:
+                check_journal(journal)
+        with self.at("listen", "proxies"):
+            if section.proxies is not None:
+                check_proxies(section.proxies)
+        with self.at("listen", "trace"):
+            if section.trace is not None:
+                check_collector(section.trace)
         return told.Listen(
             **plain,
             admin_port=None if section.admin_port == "none" else section.admin_port,
             tls=tls,
-            journal=None
-            if section.journal is None
-            else str(self.folder / Path(section.journal).expanduser()),
+            journal=None if journal is None else str(journal),
         )
 
     def forecasting(self, file: GatewayFile) -> told.Forecasting:
@@ -190,7 +207,5 @@ def config_of(file: GatewayFile, folder: Path) -> tuple[told.GatewayConfig | Non
 
 
 def _address(section: EngineSection) -> str:
-    from lengthwise.backend.openai import Server
-
-    Server(section.url)  # raises where it is no address
+    check_address(section.url, "the address of a server")
     return section.url
