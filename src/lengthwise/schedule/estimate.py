@@ -127,7 +127,8 @@ class Estimator:
         parts = np.where(given.micro_batches[here] > 0, given.micro_batches[here], len(layout.stages))
         new = new * setting.resized.times(new / np.minimum(parts, new))
         batch = new * table[offset, 0]
-        parts = np.minimum(parts, np.maximum(np.floor(batch).astype(np.int64), 1))
+        there = np.maximum(np.floor(batch).astype(np.int64), given.encode_batch[here])
+        parts = np.minimum(parts, there)  # B_E are encoded in as many parts however few of them decode
         rows.encoded[here], rows.micro_batches[here], rows.decode_batch[here] = new, parts, batch
         if timed:
             out = _rra_seconds(setting, layout, new, steps, parts, offset, table)
