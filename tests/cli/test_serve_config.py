@@ -101,7 +101,9 @@ def test_choices_are_those_of_the_gateway(name):
     phases = "\n[dispatch.phases]\nencode_batch = 1\ndecode_steps = 1"
     for word in words[name]:
         loads_gateway(ENGINE + text.format(word) + phases)
-    assert "must be" in wrong(ENGINE + text.format("nonsense"))
+    said = wrong(ENGINE + text.format("xyzzy"))
+    assert "must be" in said
+    assert "did you mean" not in said
 
 
 def test_phases_are_those_of_the_gateway():
@@ -145,6 +147,9 @@ def test_overrides_are_the_last_word(tmp_path):
         ("[listen]\nprot = 1\n", "listen.prot: there is no such key; did you mean listen.port?"),
         ("[order]\nmax_queued = 1\n", "did you mean admission.max_queued?"),
         ("[listen]\nport = 70000\n", "listen.port: must be at most 65535; it is 70000"),
+        ('[order]\nmode = "isrft"\n', "; it is 'isrft'; did you mean 'isrtf'?"),
+        ('[order]\nmode = "window"\n', "; it is 'window'; did you mean 'windowed'?"),
+        ('[order]\nmode = "SRTF"\n', "; it is 'SRTF'; did you mean 'srtf'?"),
         ("[order]\nmax_wait_s = -1\n", "order.max_wait_s: must be at least 0"),
         ("[order]\nmax_wait_s = nan\n", "order.max_wait_s: must be a number"),
         ('[order]\nrank = "srf"\n', "Did you mean: srtf"),

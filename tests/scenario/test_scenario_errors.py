@@ -149,7 +149,7 @@ GOLDEN = [
     ),
     (
         text(workload=BASE["workload"] + '\npredicted = "orcle"'),
-        "workload.predicted: must be 'none', 'oracle' or 'mean'; it is 'orcle'",
+        "workload.predicted: must be 'none', 'oracle' or 'mean'; it is 'orcle'; did you mean 'oracle'?",
     ),
     (
         text(workload=BASE["workload"] + "\nqps = 3"),

@@ -95,7 +95,7 @@ def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
             return Problem((*path, "kind"), f"is missing; it is one of {', '.join(_KINDS[path[-1]])}")
     text = _text(found)
     said = found["type"] == "value_error" and f"it is {found['input']!r}" in text
-    return Problem(path, text if said else text + _came(found))
+    return Problem(path, text if said else text + _came(found) + _meant(found))
 
 
 def _text(found: Mapping[str, Any]) -> str:
@@ -114,6 +114,15 @@ def _came(found: Mapping[str, Any]) -> str:
         return "" if found["type"] == "value_error" else "; it is a table"
     shown = repr(value) if not isinstance(value, bool) else str(value).lower()
     return f"; it is {shown if len(shown) <= 60 else shown[:57] + '...'}"
+
+
+def _meant(found: Mapping[str, Any]) -> str:
+    """The nearest of the words that would do, where one is near."""
+    if found["type"] != "literal_error" or not isinstance(found["input"], str):
+        return ""
+    words = re.findall(r"'([^']*)'", str(found["ctx"]["expected"]))
+    near = difflib.get_close_matches(found["input"].lower(), words, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _plain(value: Any) -> str:
