@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -377,3 +378,31 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
     assert [one["mean"]["low"] for one in found["orders"]] == pytest.approx(
         [one["mean"]["low"] for one in here["orders"]], abs=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("echo Traceback >&2; echo MemoryError: no room >&2", "MemoryError: no room"),
+        ("true", "its process ended with 3"),
+    ],
+)
+def test_a_look_back_that_fails_is_told_in_one_line(
+    said: str, told: str, tmp_path, monkeypatch, caplog
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\ncat >/dev/null\n{said}\nexit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    record = Record()
+    for row in single_server(3, 250):
+        record.over(row)
+
+    async def go() -> None:
+        async with Watch(record, every_s=60.0) as watch:
+            while not caplog.messages:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+            assert watch.found is None
+
+    asyncio.run(go())
+    assert caplog.messages == [f"a look back at the traffic failed: {told}"]

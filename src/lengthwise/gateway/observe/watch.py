@@ -75,6 +75,12 @@ class Watch:
             await asyncio.sleep(min(_LOOK_S, self._every_s) if few else self._every_s)
 
 
+def _last_line(said: bytes) -> str:
+    """What a process that failed said last: of a traceback the error."""
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
 async def _apart(rows: Sequence[Row], order: Order) -> dict[str, Any]:
     """The finding, made by another process."""
     lines = [json.dumps(asdict(order)), *(json.dumps(as_dict(row)) for row in rows)]
@@ -89,6 +95,6 @@ async def _apart(rows: Sequence[Row], order: Order) -> dict[str, Any]:
                 child.kill()
             await child.wait()
     if child.returncode:
-        raise ValueError(said.decode(errors="replace").strip().splitlines()[-1:] or "it ended")
+        raise ChildProcessError(_last_line(said) or f"its process ended with {child.returncode}")
     found: dict[str, Any] = json.loads(out)
     return found
