@@ -184,6 +184,7 @@ def case(place: Place, cores: int, *, known: bool, repeats: int) -> dict[str, An
         "errors": [errors[k] for k in quiet],
         "busy": [(runs[k]["seconds"], errors[k]) for k in range(repeats) if k not in quiet],
         "loads": loads,
+        "holds_stops": True,
         "starts_s": {model: _starts(place, model) for model in MODELS},
         "plan": [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]],
         "spans": plan["spans"],

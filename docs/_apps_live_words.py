@@ -60,11 +60,11 @@ def _all_counted(named: Rows) -> str:
 
 
 def _left_out(named: Rows) -> str:
-    """How long engines take to end, which no estimate holds, as the profile measured it."""
+    """How long engines take to end, as the profile measured it, where estimates were made without."""
     cases = ((named.get(LIVE[0][0]) or {}).get("details") or {}).get("cases") or ()
     switches = [one for each in (cases[0].get("starts_s") or {}).values() for one in each] if cases else []
     stops_s = [seconds for one in switches for seconds in one.get("stop_s") or ()]
-    if not stops_s:
+    if not stops_s or cases[0].get("holds_stops"):
         return ""
     return (
         f"\nEstimates leave out that an engine ends ({number(sum(stops_s) / len(stops_s))} s each in the profile) before the "

@@ -61,6 +61,10 @@ def test_live_runs_stand_beside_their_estimates(generator):
     assert "| of a sample, the machine busy | 1 | not counted | 90 | 180 | -50.0% |" in text
     assert "With all of them counted, the mean error is 24.2% (of a sample)." in text
     assert "an engine ends (2 s each in the profile)" in text
+    held = generator.page(
+        [row("apps.estimate_error_live", 0.11, details={"cases": [case | {"holds_stops": True}]})]
+    )
+    assert "an engine ends" not in held
 
 
 def test_every_fault_names_tests_that_are_there(generator):

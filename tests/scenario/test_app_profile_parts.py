@@ -211,7 +211,10 @@ def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
     assert read_switch_times(tmp_path / SWITCH_TIMES).measured == {
         ("writer", GPU, 1, 1, "start"): 9.0,
         ("writer", GPU, 1, 1, "wake"): 2.0,
+        ("writer", GPU, 1, 1, "stop"): 1.0,
+        ("writer", GPU, 1, 1, "sleep"): 0.5,
         ("writer", GPU, 2, 1, "start"): 8.0,
+        ("writer", GPU, 2, 1, "stop"): 1.0,
     }
     assert read_book(tmp_path / "nowhere") == Book()
 

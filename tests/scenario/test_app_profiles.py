@@ -18,6 +18,7 @@ from lengthwise import cost
 from lengthwise.apps.app import Sampling
 from lengthwise.apps.launch import Loaded
 from lengthwise.apps.plan import SwitchTimes, read_switch_times
+from lengthwise.apps.plan.switching import HOWS
 from lengthwise.scenario._app_profile_asked import mean_over_rows
 from lengthwise.scenario._app_profile_book import Costed, write_book
 from lengthwise.scenario._app_profile_lengths import Said
@@ -66,9 +67,7 @@ def test_a_profile_holds_switches_and_lengths_of_every_model(first):
         assert length.mean_tokens == np.mean([int(line.split(",")[3]) for line in lines[1:]])
     assert read_book(folder / "out") == found.book
     times = read_switch_times(folder / "out" / SWITCH_TIMES)
-    assert set(times.measured) == {
-        (name, GPU, 1, 1, how) for name in ("writer", "judge") for how in ("start", "wake")
-    }
+    assert set(times.measured) == {(name, GPU, 1, 1, how) for name in ("writer", "judge") for how in HOWS}
     assert "writer: started and stopped 2 of 2 times on A100-80GB, tp=1" in told
     assert "4 of 6 rows are run for their lengths" in told
 

@@ -139,12 +139,11 @@ class Book:
 
     def switch_times(self) -> SwitchTimes:
         """Means of what was measured, as planning takes them."""
-        measured = {}
+        measured: dict[tuple[str, str, int, int, str], float] = {}
         for one in self.switches:
             key = (one.model, one.gpu, one.tp, one.pp)
-            measured[*key, "start"] = float(np.mean(one.start_s))
-            if one.wake_s:
-                measured[*key, "wake"] = float(np.mean(one.wake_s))
+            told = {"start": one.start_s, "wake": one.wake_s, "stop": one.stop_s, "sleep": one.sleep_s}
+            measured |= {(*key, how): float(np.mean(times)) for how, times in told.items() if times}
         return SwitchTimes(measured)
 
 

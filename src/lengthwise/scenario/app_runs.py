@@ -234,7 +234,7 @@ def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
         )
     if engines.launcher == "simulated":
         lengths = Lengths.of(planned.unrolled.tasks, _truth(planned, engines.true_lengths))
-        return SimulatedLauncher(names, space.deployment, lengths, space.seconds)
+        return SimulatedLauncher(names, space.deployment, lengths, space.seconds, space.sleeps)
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher
 

@@ -167,7 +167,10 @@ Placement = dict[int, tuple[Replica, ...]]
 
 @dataclass(frozen=True)
 class Switch:
-    """How a replica comes to be ready: "resident" (it was), "wake" (it slept) or "start", and how long that takes."""
+    """How a replica comes to be ready: "resident" (it was), "wake" (it slept) or "start", and how long that takes.
+
+    Engines that leave its GPUs for it are gone first: their seconds are among these.
+    """
 
     model: int
     replica: Replica

@@ -37,7 +37,9 @@ class World:
         self.draw = draw or draw_of(tasks, rng, mean=mean)
         self.space = Space(served(len(tasks.models), "opt-1.3b"), cluster_of(gpus))
         self.guide = Guide(tuple(stages), spare)
-        self.seconds = seconds or (lambda plan, how: {"start": 20.0, "wake": 2.0}[how])
+        self.seconds = seconds or (
+            lambda plan, how: {"start": 20.0, "wake": 2.0, "stop": 1.0, "sleep": 0.5}[how]
+        )
         self.layout = lay(tasks, np.full(len(tasks), mean))
         self.expected = np.full(len(tasks), mean)
         self.sleeps = lambda _: False

@@ -41,7 +41,7 @@ APPS = {
     "branches": critique(until="'OK' in critique", share=0.1),
     "split": split(most=8),
 }
-SECONDS = {"start": 5.0, "wake": 1.0}
+SECONDS = {"start": 5.0, "wake": 1.0, "stop": 0.5, "sleep": 0.5}
 
 
 def said(model, body):

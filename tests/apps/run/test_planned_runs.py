@@ -9,7 +9,7 @@ from simulated_world import fresh
 
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
-from lengthwise.apps.plan import Asked, Space, plan
+from lengthwise.apps.plan import Asked, Space, SwitchTimes, plan
 from lengthwise.apps.run import (
     ClusterRooms,
     Drawn,
@@ -33,15 +33,18 @@ def chained(rng):
     return tasks, draw_of(tasks, rng)
 
 
-def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, watch=None):
+def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, watch=None, times=None):
     """(plan, end of the run) of one draw, planned with and run."""
     models, cluster = served(len(tasks.models), "opt-1.3b", "llama-2-13b"), cluster_of(gpus)
-    made = plan(tasks, [draw], models, cluster, asked=Asked(method=method, beside=()))
-    space = Space(models, cluster)
+    made = plan(tasks, [draw], models, cluster, times=times, asked=Asked(method=method, beside=()))
+    space = Space(models, cluster, times or SwitchTimes())
     rooms = ClusterRooms(cluster, space.seconds)
     work = Work(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")
     job = job_of(work, Planned(guide_of(made), rooms))
-    launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds)
+    launcher = SimulatedLauncher(
+        tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds, space.sleeps
+    )
+    tmp_path.mkdir(exist_ok=True)
     with fresh(tmp_path, method) as ledger:
         return made, run_simulated(job, ledger, launcher, watch=watch, watch_s=5.0)
 
@@ -66,6 +69,42 @@ def test_a_run_takes_no_longer_than_planned(tmp_path, world, method):
     made, ended = ran(tmp_path, tasks, draw, method=method)
     assert ended.of(State.DONE) == len(tasks)
     assert 0.5 * made.makespan.value < ended.seconds < 1.15 * made.makespan.value
+
+
+def leaving(models, **seconds):
+    """Switch times of one-GPU and two-GPU replicas: ready after 10 s, and what is said."""
+    hows = {"start": 10.0, **seconds}
+    return SwitchTimes(
+        {
+            (f"m{m}", "A100-80GB", tp, 1, how): s
+            for m in range(models)
+            for tp in (1, 2)
+            for how, s in hows.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("method", ["lengthwise", "max", "samullm"])
+@pytest.mark.parametrize("seconds", [{"stop": 6.0}, {"stop": 3.0, "sleep": 4.0, "wake": 1.0}])
+def test_engines_that_leave_are_waited_for_in_the_plan_as_in_the_run(tmp_path, method, seconds):
+    tasks, draw = independent(np.random.default_rng(5))
+    made, ended = ran(tmp_path, tasks, draw, method=method, gpus=2, times=leaving(4, **seconds))
+    assert ended.of(State.DONE) == len(tasks)
+    assert ended.seconds == pytest.approx(made.makespan.value, rel=0.05)
+
+
+def test_each_engine_that_makes_room_for_another_delays_it_by_its_stop_and_the_last_ones_delay_nothing(
+    tmp_path,
+):
+    tasks, draw = independent(np.random.default_rng(5))
+    (at_once, ran_at_once), (later, ran_later) = (
+        ran(tmp_path / str(s), tasks, draw, method="max", gpus=2, times=leaving(4, stop=s))
+        for s in (0.0, 6.0)
+    )
+    told = [{round(one.seconds, 9) for one in stage.switches} for stage in later.stages]
+    assert told == [{10.0}, {16.0}, {16.0}, {16.0}]
+    assert later.makespan.value == pytest.approx(at_once.makespan.value + 3 * 6.0)
+    assert ran_later.seconds == pytest.approx(ran_at_once.seconds + 3 * 6.0, rel=1e-3)
 
 
 def test_progress_never_goes_back_and_its_estimate_comes_true(tmp_path):

@@ -139,7 +139,7 @@ class SimulatedLauncher:
         names: Of the models, by number.
         deployed: What each plan is to the engine: its cost tables, its memory, its limits.
         lengths: Of all tasks.
-        seconds: Until a replica is ready, by plan and how; as the planner has it.
+        seconds: Until a replica is ready, or has left its GPUs, by plan and how; as the planner has it.
         sleeps: Whether engines of a plan sleep rather than end.
     """
 
@@ -150,6 +150,7 @@ class SimulatedLauncher:
     sleeps: Callable[[ModelPlan], bool] = lambda _: False
     is_placed: bool = True
     starts: int = field(default=0, init=False)
+    _hurries: bool = field(default=False, init=False)
     _plans: dict[int, ModelPlan] = field(default_factory=dict, init=False)
     _costs: dict[ModelPlan, tuple[_batch.Limits, StepTime]] = field(default_factory=dict, init=False)
 
@@ -173,15 +174,20 @@ class SimulatedLauncher:
         return self._costs[plan]
 
     async def stop(self, engine: Engine) -> None:
-        """It ends at once: what comes next waits for its own start alone."""
+        """It answers nobody any more, and is gone after its seconds."""
         assert isinstance(engine, SimulatedEngine)
-        self._plans.pop(id(engine), None)
+        plan = self._plans.pop(id(engine), None)
         engine.end()
+        if plan is not None and not self._hurries:
+            await asyncio.sleep(self.seconds(plan, "stop"))
 
     async def sleep(self, engine: Engine) -> bool:
-        """Whether its plan's engines can."""
+        """Whether its plan's engines can; asleep after its seconds."""
         plan = self._plans.get(id(engine))
-        return plan is not None and self.sleeps(plan)
+        if plan is None or not self.sleeps(plan):
+            return False
+        await asyncio.sleep(self.seconds(plan, "sleep"))
+        return True
 
     async def wake(self, engine: Engine) -> None:
         """Ready again after its seconds."""
@@ -191,7 +197,8 @@ class SimulatedLauncher:
         await asyncio.sleep(self.seconds(plan, "wake"))
 
     def hurry(self) -> None:
-        """They end at once anyway."""
+        """They end at once."""
+        self._hurries = True
 
     async def close(self) -> None:
         """Nothing is left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lengthwise.apps.dynamic import Now, next_plans
 from lengthwise.apps.placement import place, switches
@@ -65,6 +65,7 @@ class _Table:
         self._now, self._starved = Now(-1, begun[0]), frozenset[int]()
         self._placement: Placement = begun[1]
         self._asleep: Asleep = {}
+        self._left_s: dict[int, float] = {}
         self.made: list[AppStage] = []
         self.staged: list[Staged] = []
         self._finished = stages.finished(self.state)
@@ -107,8 +108,29 @@ class _Table:
         if placement is None:
             raise InternalError(f"plans that fit must have a place; {plans} have none")
         made = switches(plans, placement, before, seconds, running=running, asleep=asleep)
+        made = self._behind_others(made, plans, placement)
         self._asleep = _slept(self._space, running, before, placement, self._asleep)
         return placement, made
+
+    def _behind_others(
+        self, made: tuple[Switch, ...], plans: Plans, placement: Placement
+    ) -> tuple[Switch, ...]:
+        """The same where engines that leave now, or still do, must be gone from a GPU before another loads there."""
+        clock_s = self.state.clock_s
+        stay = {(p.model, p.shape, r) for p in plans for r in placement[p.model]}
+        for plan in self._now.plans:
+            live = self.state.live.get(plan.model)
+            if live is not None and live.start_s > clock_s:
+                continue  # what was not ready yet is broken off
+            for replica in self._placement.get(plan.model, ()):
+                if (plan.model, plan.shape, replica) not in stay:
+                    gone_s = clock_s + self._space.leave_s(plan)
+                    self._left_s |= {gpu: max(gone_s, self._left_s.get(gpu, 0.0)) for gpu in replica}
+        waits_s = (max(self._left_s.get(gpu, 0.0) for gpu in one.replica) - clock_s for one in made)
+        return tuple(
+            replace(one, seconds=one.seconds + max(0.0, wait_s))
+            for one, wait_s in zip(made, waits_s, strict=True)
+        )
 
     def _delays(self, plans: Plans, placement: Placement, made: Sequence[Switch]) -> dict[int, float]:
         """Seconds until models are ready, where that is not as it was.
@@ -139,7 +161,7 @@ def _slept(space: Space, running: Plans, before: Placement, after: Placement, as
     woken = {(m, r) for m, replicas in after.items() for r in replicas}
     found = {key: tuple(r for r in there if (key[0], r) not in woken) for key, there in asleep.items()}
     for plan in running:
-        if space.times.can_wake(space.models[plan.model].name, plan):
+        if space.sleeps(plan):
             key = (plan.model, plan.shape)
             stopped = (r for r in before.get(plan.model, ()) if (plan.model, r) not in woken)
             found[key] = tuple(sorted({*found.get(key, ()), *stopped}))

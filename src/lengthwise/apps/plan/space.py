@@ -90,13 +90,21 @@ class Space:
         return self._fits[key]
 
     def seconds(self, plan: ModelPlan, how: str) -> float:
-        """Until a replica of the plan is ready."""
+        """Until a replica of the plan is ready, or has left its GPUs."""
         key = (plan.model, plan.shape, how)
         if key not in self._seconds:
             served = self.models[plan.model]
             weights = catalog.weight_bytes(self._specs[plan.model], served.limits.weight_dtype)
             self._seconds[key] = self.times.seconds(served.name, weights, plan, how)
         return self._seconds[key]
+
+    def leave_s(self, plan: ModelPlan) -> float:
+        """Until a replica of the plan that is not needed has left its GPUs: asleep where it can, else stopped."""
+        return self.seconds(plan, "sleep" if self.sleeps(plan) else "stop")
+
+    def sleeps(self, plan: ModelPlan) -> bool:
+        """Whether a replica of the plan sleeps when it is not needed."""
+        return self.times.can_wake(self.models[plan.model].name, plan)
 
     def _one(self, plan: ModelPlan) -> Deployment:
         one = replace(plan, dp=1)

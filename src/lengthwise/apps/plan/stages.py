@@ -144,10 +144,7 @@ class Stages:
         Replicas of the same shape go on, or go on being loaded, while others are started beside them: what counts is
         the mean.
         """
-        live = state.live.get(plan.model)
-        there = (
-            min(live.run.plan.dp, plan.dp) if live is not None and live.run.plan.shape == plan.shape else 0
-        )
+        there = self._there(state, plan)
         started_s = self.space.seconds(plan, "start") * (plan.dp - there)
         return (started_s + self.pending_s(state, plan) * there) / plan.dp
 
@@ -167,6 +164,8 @@ class Stages:
             delays_s: Seconds until a model is ready, of those that must be made so, moved ones too; None: ``delay``.
         """
         self.looks += 1
+        if delays_s is None:
+            delays_s = self._delays(state, plans)
         live = self._lives(state, plans, delays_s)
         ends = [(one.end_s, m) for m, one in live.items() if one.run.whole]
         end_s, by = (
@@ -188,7 +187,40 @@ class Stages:
             rest[m] = one.run.before
         return State(staged.end_s, tuple(rest), dict(staged.live))
 
-    def _lives(self, state: State, plans: Plans, delays_s: Mapping[int, float] | None) -> dict[int, Live]:
+    def _delays(self, state: State, plans: Plans) -> dict[int, float]:
+        """Of those whose plan is another than before; where each of them is, nobody says."""
+        wait_s = self._wait_s(state, plans)
+        found = {}
+        for plan in plans:
+            live = state.live.get(plan.model)
+            if live is None or live.run.plan != plan:
+                found[plan.model] = self.delay(state, plan) + (
+                    wait_s if self._there(state, plan) < plan.dp else 0.0
+                )
+        return found
+
+    def _wait_s(self, state: State, plans: Plans) -> float:
+        """Until engines that leave are gone, where those that start need their GPUs."""
+        stay = {plan.model: self._there(state, plan) for plan in plans}
+        leaving = [
+            live.run.plan
+            for model, live in state.live.items()
+            if live.run.plan.dp > stay.get(model, 0) and live.start_s <= state.clock_s
+        ]
+        longest_s = max((self.space.leave_s(plan) for plan in leaving), default=0.0)
+        if longest_s <= 0.0:
+            return 0.0
+        free = self.space.cluster.gpus - sum(plan.gpus for plan in state.plans)
+        needed = sum((plan.dp - stay[plan.model]) * plan.tp * plan.pp for plan in plans)
+        return longest_s if needed > free else 0.0
+
+    def _there(self, state: State, plan: ModelPlan) -> int:
+        """Replicas of a plan's shape that go on, or go on being loaded."""
+        live = state.live.get(plan.model)
+        same = live is not None and live.run.plan.shape == plan.shape
+        return min(live.run.plan.dp, plan.dp) if live is not None and same else 0
+
+    def _lives(self, state: State, plans: Plans, delays_s: Mapping[int, float]) -> dict[int, Live]:
         """The runs of a stage, parents before children; around a cycle until nothing moves."""
         of = {plan.model: plan for plan in plans}
         order = [m for m in self.load.order if m in of]
@@ -202,14 +234,13 @@ class Stages:
         raise InternalError(f"models that wait for one another did not settle in {MOST_PASSES} passes")
 
     def _live(
-        self, state: State, plan: ModelPlan, others: Mapping[int, Live], delays_s: Mapping[int, float] | None
+        self, state: State, plan: ModelPlan, others: Mapping[int, Live], delays_s: Mapping[int, float]
     ) -> Live:
         was = state.live.get(plan.model)
-        if was is not None and was.run.plan == plan and not (delays_s and delays_s.get(plan.model)):
+        if was is not None and was.run.plan == plan and not delays_s.get(plan.model):
             work, start_s = was.run.before, was.start_s
         else:
-            delay_s = self.delay(state, plan) if delays_s is None else delays_s.get(plan.model, 0.0)
-            work, start_s = state.work(plan.model), state.clock_s + delay_s
+            work, start_s = state.work(plan.model), state.clock_s + delays_s.get(plan.model, 0.0)
         return Live(self.runs.run(plan, work, self._arrivals(state, plan.model, start_s, others)), start_s)
 
     def _arrivals(

@@ -1,4 +1,4 @@
-"""How long it takes until a replica is ready: seconds by model, shape and how, measured or assumed."""
+"""How long it takes until a replica is ready, or gone: seconds by model, shape and how, measured or assumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 
-HOWS = ("start", "wake")
+HOWS = ("start", "wake", "stop", "sleep")
+"""A replica is ready after the first two, and has left its GPUs after the others."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class SwitchRates:
 
     Chosen so that starting comes to what SamuLLM measured with vLLM on 8 x A100 (section 5.1: 11 s to 47 s, for models
     of 6 B to 70 B parameters, 12.5 to 138 GB): one stream from disk for all GPUs of a replica, then PCIe 4 to each GPU
-    beside the others. It is a fit to the two ends of a range, not a measurement of any disk.
+    beside the others. It is a fit to the two ends of a range, not a measurement of any disk. Of engines that end or
+    fall asleep nothing is assumed: those seconds count where they were measured.
     """
 
     engine_start_s: float = 7.0
@@ -28,7 +30,9 @@ class SwitchRates:
     pcie_bytes_per_s: float = 25e9
 
     def seconds(self, weight_bytes: float, gpus: int, how: str) -> float:
-        """Until a replica of so many GPUs is ready; a wake copies weights from host memory alone."""
+        """Until a replica of so many GPUs is ready, or gone; a wake copies weights from host memory alone."""
+        if how in ("stop", "sleep"):
+            return 0.0
         copied_s = weight_bytes / gpus / self.pcie_bytes_per_s
         if how == "wake":
             return copied_s
@@ -40,7 +44,7 @@ class SwitchTimes:
     """Seconds by (model, GPU, tp, pp, how); what is not there is told by the rates.
 
     Attributes:
-        measured: The table; how is "start" or "wake".
+        measured: The table; how is one of ``HOWS``.
         rates: For what was not measured.
         wakes: Whether engines sleep (and wake on the same GPUs) rather than being stopped, where nothing was measured.
     """
@@ -50,13 +54,13 @@ class SwitchTimes:
     wakes: bool = False
 
     def seconds(self, name: str, weight_bytes: float, plan: ModelPlan, how: str) -> float:
-        """Until one replica of the plan is ready.
+        """Until one replica of the plan is ready, or has left its GPUs.
 
         Raises:
             UnknownNameError: There is no such way.
         """
         if how not in HOWS:
-            raise UnknownNameError("way to make a replica ready", how, HOWS)
+            raise UnknownNameError("way to switch a replica", how, HOWS)
         found = self.measured.get((name, plan.gpu, plan.tp, plan.pp, how))
         if found is not None:
             return found
@@ -100,7 +104,7 @@ def _key(row: Mapping[str, object], n: int, path: Path | str) -> tuple[str, str,
         )
     how = str(row["how"])
     if how not in HOWS:
-        raise UnknownNameError("way to make a replica ready", how, HOWS)
+        raise UnknownNameError("way to switch a replica", how, HOWS)
     tp, pp = row.get("tp", 1), row.get("pp", 1)
     if not isinstance(tp, int) or not isinstance(pp, int) or min(tp, pp) < 1:
         raise InputError(

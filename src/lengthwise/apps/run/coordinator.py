@@ -36,7 +36,7 @@ class Ended:
     Attributes:
         how: "done", "stopped" (asked to by a signal or its caller) or "cancelled" (by another process).
         counts: Tasks by (call, model) and state.
-        seconds: That it took, on its clock.
+        seconds: Until nothing was left to do, or it was stopped, on its clock; engines are ended behind that.
         resumed: Whether it went on with what stood in the ledger.
         reused: What was taken from before the application changed; None: it had not, or there was nothing.
         engines: What answered, by model.
@@ -132,10 +132,10 @@ class Coordinator:
                 tasks[-1].add_done_callback(self._broke)
             await self._follow(Following(job), tasks)
         finally:
+            seconds = loop.time() - self._start_s
             await self._end(tasks)
         counts = self._by_model(self._ledger.counts())
         engines = {model: tuple(sorted(abouts)) for model, abouts in sorted(self._engines.items())}
-        seconds = loop.time() - self._start_s
         return Ended(self._how or "done", counts, seconds, resumed, reused, engines, tuple(self._events))
 
     async def _follow(self, following: Following, tasks: list[asyncio.Task[None]]) -> None:
