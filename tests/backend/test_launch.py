@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise import EngineLimits, Scheduler, deploy
+from lengthwise import EngineLimits, Scheduler, catalog, deploy
 from lengthwise.backend import sglang_launch, vllm_launch
 from lengthwise.policy import known, named, rank
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -25,6 +25,24 @@ def value(launch, flag):
     return after[0] if after and not after[0].startswith("--") else True
 
 
+@pytest.mark.parametrize(
+    ("model", "loaded"),
+    [
+        ("llama-2-70b", "meta-llama/Llama-2-70b-chat-hf"),
+        ("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.1"),
+        ("gemma-2-9b", "google/gemma-2-9b-it"),
+        ("qwen3-8b", "Qwen/Qwen3-8B"),  # follows instructions without saying so
+        ("opt-13b", "facebook/opt-13b"),  # there is no other
+    ],
+)
+def test_of_checkpoints_of_the_same_shapes_one_that_can_chat_is_loaded(model, loaded):
+    """A base model has no chat template: its engine refuses /v1/chat/completions."""
+    launch = vllm_launch(deploy(model, "H100", tp=2))
+    assert launch.command[2] == loaded
+    siblings = [one for one in catalog.model(model).facts.aliases if one.count("/") == 1 and one != loaded]
+    assert all(any(one in note for note in launch.notes) for one in siblings)
+
+
 def said(launch, *words):
     return [note for note in launch.notes if all(word in note for word in words)]
 
@@ -39,7 +57,7 @@ def test_the_knobs_arrive_under_vllms_names():
         watermark=0.02,
     )
     launch = vllm_launch(deployment(tp=2, pp=2, limits=limits), port=8123)
-    assert launch.command[:3] == ("vllm", "serve", "meta-llama/Llama-3.1-8B")
+    assert launch.command[:3] == ("vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct")
     expected = {
         "--served-model-name": "llama-3.1-8b",
         "--port": "8123",
@@ -69,7 +87,7 @@ def test_the_knobs_arrive_under_sglangs_names():
     assert launch.command[:3] == ("python3", "-m", "sglang.launch_server")
     share = (d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block) / d.gpu.memory_bytes
     expected = {
-        "--model-path": "meta-llama/Llama-3.1-8B",
+        "--model-path": "meta-llama/Llama-3.1-8B-Instruct",
         "--tp-size": "2",
         "--context-length": "4096",
         "--max-running-requests": "64",

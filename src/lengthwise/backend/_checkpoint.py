@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.units import dtype_name
 
+_INSTRUCTED = re.compile(r"[-_](instruct|chat|it)([-_]|$)", re.IGNORECASE)
 PLAIN = ("float32", "float16", "bfloat16")
 _CHECKPOINTS = {
     "fp8": "an FP8 checkpoint",
@@ -62,8 +64,13 @@ def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]
 
 
 def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
-    """Where a model's weights are, as far as the catalog knows, and what must be known of them."""
+    """Where a model's weights are, as far as the catalog knows, and what must be known of them.
+
+    Of checkpoints of the same shapes one that follows instructions goes first: engines refuse chats with a base model,
+    which has no chat template.
+    """
     if ids := [alias for alias in model.facts.aliases if alias.count("/") == 1]:
+        ids.sort(key=lambda one: not _INSTRUCTED.search(one))  # stable: else as the catalog has them
         others = f" Its siblings have the same shapes: {', '.join(ids[1:])}." if ids[1:] else ""
         return ids[0], (f"{ids[0]} is loaded; another checkpoint of these shapes runs as fast.{others}",)
     if model.facts.source.endswith("config.json") and "://" not in model.facts.source:
