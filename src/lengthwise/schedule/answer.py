@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lengthwise.schedule._others import Progress, others
 from lengthwise.schedule.choose import Choice, Planner
 from lengthwise.schedule.controls import Strategy
 from lengthwise.schedule.drift import drift
 from lengthwise.schedule.explain import Explanation, explain
-from lengthwise.schedule.frontier import frontiers, kinks
+from lengthwise.schedule.frontier import explored_s, fronts_seen, kinks, most_seen_rps
 from lengthwise.schedule.layout import Stage
 from lengthwise.schedule.redeploy import redeployment
+from lengthwise.schedule.searched import TIE
 from lengthwise.schedule.static import static_batches
 from lengthwise.schema.schedule import SchedulePlan, TimelineBar
 
@@ -49,7 +51,10 @@ def answer(
     """
     choice = planner.best(bound_s, apart=True, exhaustive=exhaustive)
     setting = planner.estimator.setting
-    fronts = frontiers(planner)
+    searched_s = explored_s(planner)
+    if most_seen_rps(planner, bound_s) > choice.row.throughput_rps * (1 + TIE):
+        choice = _again(planner, choice)
+    fronts = fronts_seen(planner, {of: [*known_s, bound_s] for of, known_s in searched_s.items()})
     explained = explain(planner.estimator, choice.controls)
     return SchedulePlan(
         name=name,
@@ -74,6 +79,13 @@ def answer(
         others=others(planner, bound_s, baselines, seed, progress),
         threshold=setting.assumptions.threshold,
     )
+
+
+def _again(planner: Planner, choice: Choice) -> Choice:
+    """The choice once more, where the frontier came by something better; it has cost all that was estimated."""
+    better = planner.best(choice.bound_s, apart=True)
+    evaluated = sum(side.evaluated for side in planner.sides)
+    return replace(better, evaluated=evaluated, seconds=choice.seconds + better.seconds)
 
 
 def _stages(explained: Explanation, choice: Choice) -> tuple[str, ...]:

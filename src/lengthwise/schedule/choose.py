@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from lengthwise.schedule.branch_and_bound import Tolerances, branch_and_bound
 from lengthwise.schedule.controls import Assumptions, Cluster, Controls, Strategy
 from lengthwise.schedule.estimate import Estimator
@@ -125,6 +127,7 @@ class Planner:
         most_rps = max(one.best.throughput_rps for one in some)
         ties = [one for one in some if one.best.throughput_rps >= most_rps * (1 - TIE)]
         won = min(ties, key=lambda one: one.best.latency_s)
+        won.side.perf(np.array([won.best.point], dtype=np.int64))  # of a look at all nothing is kept
         row = won.side.row(won.best.point)
         return Choice(
             bound_s=bound_s,

@@ -2,71 +2,106 @@
 
 A few bounds between the least latency and that of the highest throughput are searched, all with the same estimates;
 whatever of those no other beats in both is the frontier. At the bounds themselves it is the best there is, between
-them at least that.
+them at least that. What is left out of a long frontier costs it the least throughput at any bound, and none at these.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schedule.choose import Planner
+from lengthwise.schedule.controls import Strategy
+from lengthwise.schedule.searched import improved
 from lengthwise.schedule.sides import Side, row_of
 from lengthwise.schedule.variables import Place
 from lengthwise.schema.schedule import FrontPoint, Kink
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
 BOUNDS = 14
-"""Bounds that are searched for each strategy."""
-MOST_POINTS = 60
-"""Points of a frontier that are kept."""
+"""Bounds that are searched for each strategy, beside those near its least latency."""
+NEAR_LEAST = (1.0, 1.02, 1.05, 1.1)
+"""Bounds over the least latency that are searched, too: there a little latency is worth most."""
+MOST_POINTS = 100
+"""Points of a frontier that are kept, unless more bounds than these were searched."""
 NEAR_BOUND = 1.1
 """How much looser a bound may be at which another kind of schedule would not yet be told apart."""
 
+_NO_TIME_S = 1e-9
+_HALVINGS = 30
 _NEAR = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
 
 
-def frontiers(planner: Planner, bounds: int = BOUNDS) -> tuple[tuple[str, tuple[FrontPoint, ...]], ...]:
+def frontiers(planner: Planner, bounds: int = BOUNDS) -> Fronts:
     """By strategy, its schedules from the least latency to the highest throughput; strategies that cannot run are out.
 
     Args:
         planner: Whose schedules.
-        bounds: How many bounds are searched, no bound at all among them.
+        bounds: How many bounds are searched, no bound at all among them, beside those near the least latency.
     """
-    made = []
+    return fronts_seen(planner, explored_s(planner, bounds))
+
+
+def explored_s(planner: Planner, bounds: int = BOUNDS) -> dict[Strategy, list[float]]:
+    """Bounds that were searched for each strategy; what was seen on the way is the planner's."""
+    searched_s = {}
     for strategy in dict.fromkeys(side.strategy for side in planner.sides):
-        sides = [side for side in planner.sides if side.strategy is strategy and side.variables]
-        _search_between(planner, sides, bounds)
+        sides = _sides(planner, strategy)
+        searched_s[strategy] = _search_between(planner, sides, bounds)
         for side in sides:
             side.perf(_near(side))
-        points = non_dominated(sides)
-        if points:
-            made.append((strategy.value, _thinned(points)))
-    return tuple(made)
+    return searched_s
 
 
-def _search_between(planner: Planner, sides: Sequence[Side], bounds: int) -> None:
-    """Searches bounds from the least latency on, always where most may be missed: steep or wide stretches."""
-    searched = planner.search(math.inf, sides)
-    ends = [one.best for one in searched if one.found.best]
+def fronts_seen(planner: Planner, at_s: Mapping[Strategy, Sequence[float]]) -> Fronts:
+    """``frontiers`` of what a planner has seen; at some bounds none of them is left out."""
+    found = [(strategy, non_dominated(_sides(planner, strategy)), at_s[strategy]) for strategy in at_s]
+    return tuple((strategy.value, _thinned(points, kept_s)) for strategy, points, kept_s in found if points)
+
+
+def most_seen_rps(planner: Planner, bound_s: float) -> float:
+    """The most that was seen within a bound."""
+    return max((_seen_within(side, bound_s) for side in planner.sides), default=0.0)
+
+
+def _sides(planner: Planner, strategy: Strategy) -> list[Side]:
+    return [side for side in planner.sides if side.strategy is strategy and side.variables]
+
+
+def _search_between(planner: Planner, sides: Sequence[Side], bounds: int) -> list[float]:
+    """Searches bounds from the least latency on, always where most may be missed: steep or wide stretches; which."""
+    ends = [one.best for one in planner.search(math.inf, sides) if one.found.best]
     if not ends:
-        return
+        return []
     top = max(ends, key=lambda end: end.throughput_rps)
-    low_s = min(one.found.fastest.latency_s for one in searched)
-    stretches = [(-1.0, low_s, 0.0, top.latency_s, top.throughput_rps)]
+    least_s = _least_s(planner, sides)
+    searched_s = [least_s * times for times in NEAR_LEAST if least_s * times < top.latency_s]
+    for bound_s in searched_s:
+        improved(planner.search(bound_s, sides), bound_s)
+    stretches = [(-1.0, least_s, 0.0, top.latency_s, top.throughput_rps)]
     for _ in range(bounds - 1):
         _, low_s, low_rps, high_s, high_rps = heapq.heappop(stretches)
         middle_s = math.sqrt(low_s * high_s)
         planner.search(middle_s, sides, known_rps=low_rps)
+        searched_s.append(middle_s)
         rps = max([low_rps, *(_seen_within(side, middle_s) for side in sides)])
         for stretch in ((low_s, low_rps, middle_s, rps), (middle_s, rps, high_s, high_rps)):
             heapq.heappush(stretches, (-_may_miss(*stretch), *stretch))
+    return searched_s
+
+
+def _least_s(planner: Planner, sides: Sequence[Side]) -> float:
+    """The least latency there is, as it is told where nothing meets a bound."""
+    searched = improved(planner.search(_NO_TIME_S, sides), _NO_TIME_S)
+    return min(one.found.fastest.latency_s for one in searched)
 
 
 def _near(side: Side) -> Ints:
@@ -109,7 +144,7 @@ def non_dominated(sides: Iterable[Side], within_s: tuple[float, float] = (0.0, m
     return _rows(known, [one for one in found if low_s <= one[0] <= high_s])
 
 
-def kinks(fronts: Sequence[tuple[str, tuple[FrontPoint, ...]]]) -> tuple[Kink, ...]:
+def kinks(fronts: Fronts) -> tuple[Kink, ...]:
     """From which bound on which strategy at which degree is the best of all.
 
     One takes over where the last one would not have as much within a bound ``NEAR_BOUND`` times as loose: kinds that
@@ -158,14 +193,30 @@ def _rows(sides: Sequence[Side], found: Sequence[tuple[float, int, Place]]) -> l
     return [made[i] for i in range(len(found))]
 
 
-def _thinned(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """At most so many, the last of each step of latency; the first one is kept."""
+def _thinned(points: Sequence[FrontPoint], at_s: Sequence[float]) -> tuple[FrontPoint, ...]:
+    """About ``MOST_POINTS`` that lack as small a share of throughput as may be at every bound, and none at some."""
     if len(points) <= MOST_POINTS:
         return tuple(points)
-    edges = np.geomspace(points[0].held_s, points[-1].held_s, MOST_POINTS)
-    steps = np.searchsorted(edges, [p.held_s for p in points], side="left")
-    last = [p for p, here, after in zip(points, steps, [*steps[1:], -1], strict=True) if here != after]
-    return tuple(last if last[0] is points[0] else [points[0], *last])
+    held_s = np.array([point.held_s for point in points])
+    rps = np.array([point.row.throughput_rps for point in points])
+    kept = {0, len(points) - 1} | {
+        int(at) for at in np.searchsorted(held_s, at_s, side="right") - 1 if at >= 0
+    }
+    low, high = 0.0, math.log(rps[-1] / rps[0])
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        enough = len(_steps(rps, math.exp(middle), kept)) <= max(MOST_POINTS, len(kept))
+        low, high = (low, middle) if enough else (middle, high)
+    return tuple(points[at] for at in _steps(rps, math.exp(high), kept))
 
 
-__all__ = ["BOUNDS", "frontiers", "kinks", "non_dominated"]
+def _steps(rps: Floats, times: float, kept: Iterable[int]) -> list[int]:
+    """Those kept, and from each on the first that has more than so many ``times`` its throughput."""
+    found, wanted = [0], sorted(kept)
+    while found[-1] < wanted[-1]:
+        after = int(np.searchsorted(rps, times * rps[found[-1]], side="right"))
+        found.append(min(after, wanted[bisect.bisect_right(wanted, found[-1])]))
+    return found
+
+
+__all__ = ["BOUNDS", "explored_s", "frontiers", "fronts_seen", "kinks", "most_seen_rps", "non_dominated"]

@@ -68,9 +68,9 @@ def _looked_closer(one: Searched, bound_s: float) -> Searched:
 def _climbed(one: Searched, bound_s: float) -> Searched:
     """The search with the best that is reached from its own over better and better neighbours.
 
-    RRA's goes on from the best that was seen even where the search gave up: its bounds are not quite bounds.
+    It goes on from the best that was ever seen, RRA's even where the search gave up: its bounds are not quite bounds.
     """
-    best = one.found.best or _best_seen(one.side, bound_s)
+    best = _best_seen(one, bound_s)
     for _ in range(_MOST_CLIMBS if best else 0):
         assert best is not None
         points = one.side.around(best.point)
@@ -87,13 +87,17 @@ def _climbed(one: Searched, bound_s: float) -> Searched:
     return replace(one, found=replace(one.found, best=best), at_most_rps=most_rps)
 
 
-def _best_seen(side: Side, bound_s: float) -> Reached | None:
-    """The best of RRA's that was estimated; None: of another strategy, or none meets the bound."""
-    point = side.best_seen(bound_s) if side.strategy is Strategy.RRA else None
+def _best_seen(one: Searched, bound_s: float) -> Reached | None:
+    """What was found, or what was estimated before and is better; None: neither, or given up, and not RRA's."""
+    found, side = one.found.best, one.side
+    point = side.best_seen(bound_s) if found or side.strategy is Strategy.RRA else None
     if point is None:
-        return None
+        return found
     got = side.perf(np.array([point], dtype=np.int64))
-    return Reached(point, float(got.latency_s[0]), float(got.throughput_rps[0]))
+    seen = Reached(point, float(got.latency_s[0]), float(got.throughput_rps[0]))
+    if found and seen.throughput_rps <= found.throughput_rps * (1 + TIE):
+        return found
+    return seen
 
 
 def told(
