@@ -13,11 +13,21 @@ from lengthwise.engine.step_time import StepTime
 
 @dataclass(frozen=True)
 class Limits:
-    """What a batch may hold: sequences, prompt tokens of a step, KV tokens."""
+    """What a batch may hold.
+
+    Attributes:
+        seqs: Sequences at once.
+        step_tokens: Tokens of a step.
+        kv_tokens: In memory.
+        block_tokens: Of a block of it; half a block a sequence is lost on average.
+        spare: Share of the memory that is left free when a sequence is let in.
+    """
 
     seqs: int
     step_tokens: int
     kv_tokens: int
+    block_tokens: int = 1
+    spare: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +40,7 @@ class Sequence:
         done: Called at the end.
         joined: The step in which it was read; -1 while it waits.
         left: Whether it was called off.
+        had: Tokens that were written before it had to make room; it reads them again.
     """
 
     prompt: int
@@ -37,13 +48,14 @@ class Sequence:
     done: Callable[[], None]
     joined: int = -1
     left: bool = False
+    had: int = 0
 
 
 class Batch:
     """Steps of prompts and decodes, as an engine forms them that does all prompts of a step whole.
 
-    A sequence is let in where its whole length has room, so that nobody is evicted. Decode steps between two changes
-    are taken together, at the mean of their costs.
+    A sequence is let in where its prompt has room. When memory is full, who was let in last makes room and is the next
+    to be let in. Decode steps between two changes are taken together, at the mean of their costs.
 
     Args:
         limits: Of the batch.
@@ -54,7 +66,7 @@ class Batch:
         self._limits, self._cost = limits, cost
         self._waiting: deque[Sequence] = deque()
         self._ends: list[tuple[int, int, Sequence]] = []
-        self._steps = self._kv = self._held = self._running = self._order = 0
+        self._steps = self._kv = self._running = self._order = 0
         self._from_s = self._until_s = 0.0
         self._jump = 0
         self._joining: list[Sequence] = []
@@ -72,8 +84,8 @@ class Batch:
     def written(self, one: Sequence, now_s: float) -> int:
         """Tokens that a sequence has by now."""
         if one.joined < 0:
-            return 0
-        return min(one.need, self._steps + self._passed(now_s) - one.joined)
+            return one.had
+        return min(one.need, one.had + self._steps + self._passed(now_s) - one.joined)
 
     def add(self, one: Sequence, now_s: float) -> None:
         """Lets a sequence wait; a jump ends at the next step, so that it may join."""
@@ -117,9 +129,9 @@ class Batch:
         self._kv += decoding * self._jump
         for one in self._joining:
             one.joined = self._steps - 1
-            self._kv += one.prompt + 1
+            self._kv += one.prompt + one.had + 1
             self._order += 1
-            heapq.heappush(self._ends, (one.joined + one.need, self._order, one))
+            heapq.heappush(self._ends, (one.joined + one.need - one.had, self._order, one))
         self._joining, self._jump = [], 0
         over = []
         while self._ends and self._ends[0][0] <= self._steps:
@@ -131,8 +143,11 @@ class Batch:
 
     def _leave(self, one: Sequence) -> None:
         self._running -= 1
-        self._kv -= one.prompt + min(one.need, self._steps - one.joined)
-        self._held -= one.prompt + one.need
+        self._kv -= one.prompt + self._now(one)
+
+    def _now(self, one: Sequence) -> int:
+        """Tokens that it has, prompt left aside."""
+        return min(one.need, one.had + self._steps - one.joined)
 
     def _clear(self) -> None:
         """Those that were called off go."""
@@ -144,29 +159,52 @@ class Batch:
                 self._leave(one)
 
     def _depart(self, now_s: float) -> None:
-        decoding, kv = self._running, self._kv
-        self._joining = self._admitted()
+        made_room = self._made_room()
+        self._joining = [] if made_room else self._admitted()
+        decoding, kv = self._running - len(self._joining), self._kv
         if not self._joining and not decoding:
             return
-        self._jump = 1 if self._joining else max(1, self._ends[0][0] - self._steps)
-        prompts = [(one.prompt, 0) for one in self._joining]
+        self._jump = 1
+        if not self._joining and not made_room:
+            self._jump = max(1, min(self._ends[0][0] - self._steps, self._room() // decoding))
+        prompts = [(one.prompt + one.had, 0) for one in self._joining]
         if self._jump == 1:
             seconds = self._cost(decoding, kv, prompts)
         else:
             seconds = self._jump * self._cost(decoding, kv + decoding * (self._jump - 1) // 2, ())
         self._from_s, self._until_s = now_s, now_s + seconds
 
+    def _room(self) -> int:
+        """Tokens that memory has room for."""
+        return self._limits.kv_tokens - self._kv - self._running * (self._limits.block_tokens // 2)
+
+    def _made_room(self) -> bool:
+        """Whether somebody had to go, so that all others can go on by a step."""
+        gone = False
+        while self._running > 1 and self._room() < self._running:
+            last = max(self._ends, key=lambda entry: entry[1])
+            self._ends.remove(last)
+            one = last[2]
+            self._leave(one)
+            one.had, one.joined = self._now(one), -1
+            self._waiting.appendleft(one)
+            gone = True
+        if gone:
+            heapq.heapify(self._ends)
+        return gone
+
     def _admitted(self) -> list[Sequence]:
         found: list[Sequence] = []
-        limits, tokens = self._limits, 0
+        limits, tokens = self._limits, self._running
+        room = self._room() - self._running - int(limits.spare * limits.kv_tokens)
         while self._waiting and self._running < limits.seqs:
             one = self._waiting[0]
-            full = self._held + one.prompt + one.need > limits.kv_tokens
-            if (full and self._running) or (found and tokens + one.prompt > limits.step_tokens):
+            read = one.prompt + one.had
+            room -= read + 1 + limits.block_tokens // 2
+            if (room < 0 and self._running) or (found and tokens + read > limits.step_tokens):
                 break
             self._waiting.popleft()
             self._running += 1
-            self._held += one.prompt + one.need
-            tokens += one.prompt
+            tokens += read
             found.append(one)
         return found

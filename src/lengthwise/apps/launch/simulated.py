@@ -168,7 +168,11 @@ class SimulatedLauncher:
             deployment = self.deployed(plan)
             limits, kv = deployment.limits, deployment.kv
             held = _batch.Limits(
-                limits.max_num_seqs, limits.max_num_batched_tokens, kv.num_blocks * kv.block_size
+                limits.max_num_seqs,
+                limits.max_num_batched_tokens,
+                kv.num_blocks * kv.block_size,
+                kv.block_size,
+                limits.watermark,
             )
             self._costs[plan] = held, step_time(deployment.cost)
         return self._costs[plan]
