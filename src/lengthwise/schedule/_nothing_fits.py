@@ -30,7 +30,22 @@ def why_nothing_fits(setting: Setting, sides: Sequence[Side]) -> str:
     else:
         named = {why: [_named(side) for side in sides if side.why_not == why] for why in reasons}
         told = "; ".join(f"{why} ({', '.join(names)})" for why, names in named.items())
-    return f"no schedule fits {on}: {told}. Use more GPUs, or GPUs with more memory"
+    return f"no schedule fits {on}: {told}. {_advice(setting, reasons)}"
+
+
+def _advice(setting: Setting, reasons: Sequence[str]) -> str:
+    """What to do: about memory where it is short anywhere, for more of it may do there; else about the layout."""
+    if WHY_NOT[Reason.WEIGHTS] in reasons or WHY_NOT[Reason.CACHE] in reasons:
+        return "Use more GPUs, or GPUs with more memory"
+    if WHY_NOT[Reason.LAYERS] in reasons:
+        layers = setting.model.layers
+        return (
+            f"Use fewer GPUs, or more of them a stage (a higher tensor-parallel degree): a pipeline of "
+            f"{setting.model.name} has at most {layers:,} {'stage' if layers == 1 else 'stages'}, one a layer"
+        )
+    if WHY_NOT[Reason.GROUPS] in reasons:
+        return "Use a lower tensor-parallel degree, RRA, or more GPUs"
+    return "Give cost tables of TP 1 too, or use as many GPUs as the degree divides"
 
 
 def _least_bytes(setting: Setting, sides: Sequence[Side]) -> float:
