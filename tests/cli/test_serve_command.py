@@ -215,6 +215,29 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
     assert json.loads((tmp_path / "gain.json").read_text())["requests"] == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--mode", "isrft"], "the command line: --mode: must be 'observe', 'fcfs', "),
+        (["--mode", "isrft"], "; it is 'isrft'; did you mean 'isrtf'?"),
+        (["--admin-port", "nowhere"], "the command line: --admin-port: must be"),
+        (
+            ["--journal", "no/such/folder/j"],
+            "the command line: --journal: must be a file that can be written",
+        ),
+        (["--set", "order.mode=isrft"], "the command line: --set order.mode: must be 'observe'"),
+        (
+            ["--mode", "srtf", "--set", "order.mode=isrft"],
+            "the command line: --set order.mode: must be 'observe'",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_called_as_it_was_given(options, said, cli):
+    ended = cli("serve", "--engine", "http://localhost:1", *options, "--check")
+    assert ended.code == 2
+    assert said in ended.err
+
+
 @pytest.mark.parametrize("given", ["trace=collector", "proxies=lb.local", "journal=no/such/folder/j"])
 def test_what_the_start_would_stumble_on_is_told_first(given, cli):
     """Nothing has begun: no port is had, no engine asked."""

@@ -25,23 +25,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("lengthwise.gateway")
 
 
-def overrides(
-    mode: str | None,
-    host: str | None,
-    port: int | None,
-    admin_port: str | None,
-    journal: Path | None,
-    set_: Iterable[str] | None,
-) -> list[str]:
-    """What the options change; ``--set`` is the last word."""
-    given = {
-        "order.mode": mode,
-        "listen.host": host and texts.dumps(host),
-        "listen.port": port,
-        "listen.admin_port": admin_port,
-        "listen.journal": journal and texts.dumps(str(journal.absolute())),
+def given(
+    mode: str | None, host: str | None, port: int | None, admin_port: str | None, journal: Path | None
+) -> dict[tuple[str, str], str]:
+    """The value of each (option, setting) that was given."""
+    told = {
+        ("--mode", "order.mode"): mode,
+        ("--host", "listen.host"): host and texts.dumps(host),
+        ("--port", "listen.port"): None if port is None else str(port),
+        ("--admin-port", "listen.admin_port"): admin_port,
+        ("--journal", "listen.journal"): None if journal is None else texts.dumps(str(journal.absolute())),
     }
-    return [*(f"{key}={value}" for key, value in given.items() if value is not None), *(set_ or ())]
+    return {names: value for names, value in told.items() if value is not None}
 
 
 def show_settings(settings: GatewaySettings) -> None:
@@ -55,7 +50,7 @@ def show_settings(settings: GatewaySettings) -> None:
 
 
 def look_back(
-    journal: Path, config: Path | None, given: list[str], json: Path | None, *, quiet: bool
+    journal: Path, config: Path | None, overrides: list[str], json: Path | None, *, quiet: bool
 ) -> None:
     """Prints what length-aware order would have gained on a journal's traffic."""
     from lengthwise import scenario as scenarios
@@ -64,7 +59,7 @@ def look_back(
 
     _outputs.require_answers(json, None, [journal])
     anybody = ["http://localhost"] if config is None else []
-    nothing_written = [*given, "listen.journal=null"]
+    nothing_written = [*overrides, "listen.journal=null"]
     found = observe.report(journal, scenarios.load_gateway(config, nothing_written, anybody).config.order)
     if not quiet and json != _outputs.STDOUT:
         typer.echo(observe.text_report(found))

@@ -121,11 +121,14 @@ def run(
         raise typer.BadParameter("goes with --report", param_hint="--json")
     from lengthwise import scenario as scenarios
 
-    overrides = _serve_page.overrides(mode, host, port, admin_port, journal, set_)
+    given = _serve_page.given(mode, host, port, admin_port, journal)
+    overrides = [*(f"{setting}={value}" for (_, setting), value in given.items()), *(set_ or ())]
     if report is not None:
         _serve_page.look_back(report, config, overrides, json, quiet=quiet)
         return
-    settings = scenarios.load_gateway(config, overrides, engine or ())
+    settings = scenarios.load_gateway(
+        config, overrides, engine or (), {setting: option for option, setting in given}
+    )
     if check:
         _serve_page.show_settings(settings)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lengthwise.schema.errors import ScenarioError
@@ -22,7 +22,10 @@ class Problem:
 
 
 def raise_if_any(
-    problems: Iterable[Problem], source: str, overridden: Iterable[tuple[str, ...]] = ()
+    problems: Iterable[Problem],
+    source: str,
+    overridden: Iterable[tuple[str, ...]] = (),
+    options: Mapping[tuple[str, ...], str] | None = None,
 ) -> None:
     """Raises one ScenarioError that lists all problems, if there are any.
 
@@ -30,9 +33,10 @@ def raise_if_any(
         problems: What was found.
         source: The file, for the message.
         overridden: Paths that ``--set`` gave; problems at or below them name it.
+        options: Paths that an option of its own gave, and the option, which stands for the path.
     """
     from_set = tuple(overridden)
-    lines = list(dict.fromkeys(_line(problem, from_set) for problem in problems))
+    lines = list(dict.fromkeys(_line(problem, from_set, options or {}) for problem in problems))
     if not lines:
         return
     if len(lines) == 1:
@@ -42,6 +46,10 @@ def raise_if_any(
     raise ScenarioError("\n  ".join([f"{source}: {len(lines)} problems", *shown, *rest]))
 
 
-def _line(problem: Problem, from_set: tuple[tuple[str, ...], ...]) -> str:
+def _line(
+    problem: Problem, from_set: tuple[tuple[str, ...], ...], options: Mapping[tuple[str, ...], str]
+) -> str:
+    if problem.path in options:
+        return f"{options[problem.path]}: {problem.text}"
     given = any(problem.path[: len(path)] == path for path in from_set)
     return f"--set {problem}" if given else str(problem)

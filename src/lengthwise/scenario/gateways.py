@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,10 @@ class GatewaySettings:
 
 
 def load_gateway(
-    path: Path | str | None = None, overrides: Sequence[str] = (), engines: Sequence[str] = ()
+    path: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    engines: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
 ) -> GatewaySettings:
     """The settings of a file, every key and value checked.
 
@@ -50,14 +53,16 @@ def load_gateway(
         path: A TOML or YAML file; relative paths inside it start at its folder. None: there is none.
         overrides: Assignments such as ``"order.mode=fcfs"``, later ones winning.
         engines: Addresses of engines besides those of the file.
+        options: Settings of which the first override stems from an option of the command, and the option, so that
+            messages can name it.
 
     Raises:
         ScenarioError: A key or a value cannot be used; the message lists all of them.
     """
     if path is None:
-        return _checked({}, "the command line", Path(), overrides, engines)
+        return _checked({}, "the command line", Path(), overrides, engines, options)
     path = Path(path)
-    return _checked(read(path, _WHAT), str(path), path.parent, overrides, engines)
+    return _checked(read(path, _WHAT), str(path), path.parent, overrides, engines, options)
 
 
 def loads_gateway(
@@ -75,7 +80,12 @@ def gateway_reader(
 
 
 def _checked(
-    raw: Table, source: str, folder: Path, overrides: Sequence[str], engines: Sequence[str]
+    raw: Table,
+    source: str,
+    folder: Path,
+    overrides: Sequence[str],
+    engines: Sequence[str],
+    options: Mapping[str, str] | None = None,
 ) -> GatewaySettings:
     settings, paths = _spelled(raw), []
     for text in overrides:
@@ -85,13 +95,17 @@ def _checked(
         over = _spelled(value)
         paths.append(tuple(key.replace("-", "_") for key in keys))
         settings = merged(settings, over)
+    stem = {tuple(key.split(".")): option for key, option in (options or {}).items()}
+    stem = {
+        path: option for path, option in stem.items() if paths.count(path) == 1
+    }  # else --set had the last word
     settings, problems = _without_secrets(_with_engines(settings, engines))
     file, found = _validated(settings)
     problems += found
-    raise_if_any(problems, source, paths)
+    raise_if_any(problems, source, paths, stem)
     assert file is not None  # no problems, so it was built
     config, problems = config_of(file, folder)
-    raise_if_any(problems, source, paths)
+    raise_if_any(problems, source, paths, stem)
     assert config is not None  # likewise
     return GatewaySettings(config, toml(file.plain), source)
 
