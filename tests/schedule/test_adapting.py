@@ -28,7 +28,7 @@ from lengthwise.schedule.drift import left_alone, moments, moved
 from lengthwise.schedule.replan import late_share
 from lengthwise.schedule.sides import row_of
 from lengthwise.schedule.watch import Alarm
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, ScheduleError
 
 BOUND_S = 6.0
 
@@ -115,7 +115,26 @@ def test_where_nothing_meets_the_bound_nothing_is_changed(planner, choice, summa
     far = planner.anew(at(planner.estimator, longer(summaries, 6.0)))
     change = replan(far, choice.row, summaries, 1.0)
     assert (change.new, change.made) == (None, False)
-    assert "nothing meets the bound" in change.why
+    assert change.why.startswith("nothing meets the bound with these lengths: the least latency is ")
+    least_s = float(change.why.split()[-2])
+    assert far.best(least_s).row.latency_high_s <= least_s
+    with pytest.raises(ScheduleError):
+        far.best(0.98 * least_s)
+
+
+def test_where_nothing_may_be_loaded_the_least_latency_is_that_of_what_is_loaded(planner, slow, summaries):
+    far = planner.anew(at(planner.estimator, longer(summaries, 6.0)))
+    loaded = replan(far, slow, summaries, 1.0)
+    change = replan(far, slow, summaries, 1.0, Terms(may_load=False))
+    assert (change.new, change.made) == (None, False)
+    assert change.why.startswith("nothing that needs no loading meets the bound")
+    assert float(change.why.split()[-2]) > float(loaded.why.split()[-2])
+
+
+def test_why_a_schedule_is_left_speaks_of_the_one_that_is_left(after, choice, summaries):
+    change = replan(after, choice.row, summaries, BOUND_S)
+    assert change.why == f"what runs would take {change.kept_held_s:.3g} s"
+    assert change.new_held_s < change.kept_held_s
 
 
 def test_the_margin_holds_the_bound_when_lengths_move_on(after, choice, summaries):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lengthwise.schedule.choose import Planner
 from lengthwise.schedule.controls import ControlColumns, Strategy
 from lengthwise.schedule.estimates import Estimates
-from lengthwise.schedule.searched import improved
+from lengthwise.schedule.searched import improved, least_seen_s
 from lengthwise.schedule.sides import Side
 from lengthwise.schema.schedule import ScheduleRow
 
@@ -40,6 +40,11 @@ class InPlace:
             if one.found.best:
                 return self._side.row(one.best.point)
         return None
+
+    @property
+    def least_s(self) -> float:
+        """The least latency that was seen, as it is once no bound could be met; infinite: nothing can run."""
+        return least_seen_s([self._side])
 
 
 class _DeployedSide(Side):

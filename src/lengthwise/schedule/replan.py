@@ -24,6 +24,7 @@ from lengthwise.schedule.drift import left_alone, moves_weights
 from lengthwise.schedule.estimate import Estimator
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.redeploy import redeployment
+from lengthwise.schedule.searched import least_seen_s, rounded_up
 from lengthwise.schema.adaptation import Change, Elsewhere
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.schema.schedule import ScheduleRow
@@ -101,11 +102,14 @@ def replan(
     setting, worst_case = planner.estimator.setting, planner.worst_case
     left, held_s = left_alone(planner.estimator, deployed, worst_case=worst_case)
     kept = left if math.isfinite(held_s) and _seated(left, terms) else None
-    near = InPlace(planner, deployed, seats=terms.seats).best
+    in_place = InPlace(planner, deployed, seats=terms.seats)
+    near = in_place.best
     free = _chosen(planner, near, terms)(bound_s)
     margin, options = _within(planner, near, deployed, before, bound_s, terms)
     best = max(options, key=lambda one: one.served(terms.horizon_s), default=None)
     made, repaid_s, why = _verdict(kept, held_s, best, bound_s, terms)
+    if best is None:
+        why = _nothing(least_seen_s(planner.sides) if terms.may_load else in_place.least_s, terms)
     runs = best.row if made and best else kept
     level, fixed = setting.assumptions.level, setting.assumptions.output_tokens
     return Change(
@@ -215,9 +219,9 @@ def _verdict(
 ) -> tuple[bool, float, str]:
     """(whether to change, seconds until that has repaid, why)."""
     if best is None:
-        return False, math.nan, "nothing meets the bound with these lengths"
+        return False, math.nan, ""
     if kept is None or held_s > bound_s:
-        broken = f"its latency would be {held_s:.3g} s"
+        broken = f"what runs would take {held_s:.3g} s"
         if kept is None:
             broken = f"{'memory' if math.isinf(held_s) else 'seats'} would not hold what runs"
         if best.load_s >= terms.horizon_s:
@@ -228,6 +232,14 @@ def _verdict(
     pays = more > terms.least_gain
     said = f"by the horizon {100 * abs(more):.1f} % {'more' if more >= 0 else 'fewer'} requests are served"
     return pays, _repaid_s(kept, best), said
+
+
+def _nothing(least_s: float, terms: Terms) -> str:
+    """That no schedule meets the bound: of all, or of those that need no loading."""
+    of = "nothing" if terms.may_load else "nothing that needs no loading"
+    if math.isinf(least_s):
+        return f"{of} fits the GPUs with these lengths"
+    return f"{of} meets the bound with these lengths: the least latency is {rounded_up(least_s)} s"
 
 
 def _repaid_s(kept: ScheduleRow, best: _Option) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -146,7 +146,7 @@ def nothing(
     return ScheduleError(
         f"no schedule meets {bound_s:g} s for an output of {setting.bound_tokens:,} tokens{named}: "
         f"the least latency is {held_s:.3g} s ({row.words}). {_limit(row, setting.iterations, held_s)} "
-        f"Allow at least {_above(held_s)} s, or give faster GPUs or a lower quantile"
+        f"Allow at least {rounded_up(held_s)} s, or give faster GPUs or a lower quantile"
     )
 
 
@@ -159,10 +159,15 @@ def _limit(row: ScheduleRow, iterations: int, held_s: float) -> str:
     return f"Encoding its prompt takes {row.encode_s:.3g} s of it."
 
 
-def _above(seconds: float) -> str:
+def rounded_up(seconds: float) -> str:
     """A number of three digits that is no less."""
     digits = 2 - math.floor(math.log10(seconds))
     return f"{math.ceil(seconds * 10**digits) / 10**digits:.{max(digits, 0)}f}"
 
 
-__all__ = ["TIE", "Searched", "improved", "nothing", "told"]
+def least_seen_s(sides: Iterable[Side]) -> float:
+    """The least latency among what was estimated of some sides; infinite: nothing of them can run."""
+    return min((float(side.seen()[1].min(initial=math.inf)) for side in sides), default=math.inf)
+
+
+__all__ = ["TIE", "Searched", "improved", "least_seen_s", "nothing", "rounded_up", "told"]

@@ -91,7 +91,8 @@ def _done(change: Change) -> str:
     if change.margin:
         margin = f", bound {percent(change.margin)} tighter ({amount(change.free_rps)} requests/s without)"
     load = f"{seconds(change.load_s)} without service" if change.load_s else "no weights move"
-    best = f"{change.new.words}, {amount(change.new.throughput_rps)} requests/s{margin}, {load}"
+    rate = f"{amount(change.new.throughput_rps)} requests/s, latency {seconds(change.new_held_s)}"
+    best = f"{change.new.words}, {rate}{margin}, {load}"
     if not change.made:
         return f"Left: the best now is {best}; {change.why}."
     repaid = f", repaid after {seconds(change.repaid_s)}" if 0 < change.repaid_s < math.inf else ""
