@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 
 import pytest
 from admin_worlds import EVIL, NAMES, Served, World
@@ -94,6 +96,51 @@ def test_a_busy_gateway_is_shown_as_it_is(driver, worlds) -> None:
     assert had == [1, 1, 1, 0, 1, 1, 1, 0, 1, 0]  # of the 99 %, and its change, too few are beyond
     assert EVIL in text(driver, "#troubles")
     assert driver.execute_script("return document.querySelectorAll('#troubles img').length") == 0
+
+
+def test_what_order_changed_is_told_of_how_many_and_until_when(driver, worlds) -> None:
+    """The shadow waits for the oldest request that is still in, so that its figures may be of long ago."""
+    look(driver, worlds[1]["busy"], 1280, "light")
+    regret = worlds[0]["busy"].app.state.now()["regret"]
+    tile = driver.execute_script(
+        "return [...document.querySelectorAll('#tiles li')].find(e => e.textContent.startsWith('JCT against FCFS'))"
+        ".querySelector('.hint').textContent"
+    )
+    count, until_s = re.search(r", of (\d+) requests, until ([\d.]+) s ago$", tile).groups()
+    assert int(count) == regret["count"] > 50
+    assert float(until_s) == pytest.approx(regret["until_ago_s"], abs=0.06)
+    assert f"until {until_s} s ago: as they were, mode isrtf" in text(driver, "#policies-note")
+
+
+def test_axes_of_requests_and_tokens_have_whole_ticks(driver, worlds) -> None:
+    look(driver, worlds[1]["busy"], 1280, "light")
+    found = driver.execute_script(
+        "return ['requests', 'tokens', 'next'].map(id => [...document.querySelectorAll('#' + id + ' text')]"
+        ".filter(e => e.getAttribute('text-anchor') === 'end' && e.textContent !== 'now').map(e => e.textContent))"
+    )
+    for ticks in found:
+        values = [float(tick.removesuffix("k")) * (1000 if tick.endswith("k") else 1) for tick in ticks]
+        steps = {round(after - before, 6) for before, after in pairwise(values)}
+        assert values[0] == 0
+        assert len(steps) == 1
+        assert str(int(steps.pop()))[0] in "125"
+        assert all(value == int(value) for value in values)
+    drawn = (
+        "const s = document.createElementNS('http://www.w3.org/2000/svg', 'svg'); document.body.append(s);"
+    )
+    ask = (
+        "return [...s.querySelectorAll('text')].filter(e => e.getAttribute('text-anchor') === 'end')"
+        ".map(e => e.textContent)"
+    )
+    for most, ticks in (
+        (1, "0 1"),
+        (2.4, "0 1 2 3"),
+        (10, "0 5 10"),
+        (250, "0 100 200 300"),
+        (188, "0 50 100 150 200"),
+    ):
+        script = f"{drawn} charts.lines(s, [[0, {most}]], [[1, 's0']], 0.001); {ask}"
+        assert driver.execute_script(script) == [*ticks.split(), "now"]
 
 
 def test_engines_that_are_down_are_told_at_once(driver, worlds) -> None:

@@ -58,6 +58,11 @@ def test_the_state_is_what_the_parts_say(busy) -> None:
         n for (outcome, _, _), n in finished.items() if outcome == "finished"
     )
     assert told["lengths"]["count"] == told["times"][0]["count"] > 50
+    pairs, regret = busy.telemetry.regret.pairs(), told["regret"]
+    assert regret["count"] == len(pairs) > 20
+    assert regret["jct_s"] == pytest.approx(sum(pair.jct_s for pair in pairs) / len(pairs), rel=1e-5)
+    came_s = pairs[-1].ended_s - pairs[-1].jct_s
+    assert regret["until_ago_s"] == pytest.approx(busy.now_s - came_s, rel=1e-5)
     assert told["lengths"]["concordance"] > 0.7
     assert [point[0] for point in told["lengths"]["calibration"]] == [
         0.1,

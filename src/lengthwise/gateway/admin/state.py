@@ -87,7 +87,7 @@ class State:
             "lengths": figures.lengths(rows),
             "times": figures.times(rows),
             "policies": self._policies.rows(self.config.order.mode, self._telemetry.regret.pairs(), found),
-            "regret": self._regret(),
+            "regret": self._regret(now_s),
             "samples": {"every_s": SAMPLE_S, "rows": [(s[0] - now_s, *s[1:]) for s in self._recent.samples]},
             "counts": self._counts(),
             "troubles": [one | {"ago_s": now_s - one["at_s"]} for one in reversed(self._recent.troubles)],
@@ -145,10 +145,12 @@ class State:
         breaker = worker.breaker.state(now_s) if hasattr(worker, "breaker") else ""
         return told | {"kind": worker.kind, "breaker": breaker, "why": str(why)[:200]}
 
-    def _regret(self) -> dict[str, Any]:
+    def _regret(self, now_s: float) -> dict[str, Any]:
+        """Means over so many requests; the last of them came so long ago, as who came later waits to be told."""
         regret = self._telemetry.regret
         had_s, fcfs_s = regret.recent()
-        return {"mean_s": regret.mean_s(), "jct_s": had_s, "fcfs_s": fcfs_s, "count": regret.told}
+        told = {"mean_s": regret.mean_s(), "jct_s": had_s, "fcfs_s": fcfs_s, "count": regret.recent_count}
+        return told | {"until_ago_s": now_s - regret.until_s}
 
     def _schedule(self, now_s: float) -> dict[str, Any] | None:
         """What mode rra keeps, and how it follows lengths; None: another mode."""

@@ -53,12 +53,14 @@ class Regret:
         told: Requests in the sums.
         jct_s: Sum of the JCT that they had.
         shadow_jct_s: Sum of the JCT that FCFS would have given them.
+        until_s: When the last of them came; NaN before the first.
     """
 
     def __init__(self, seats: int = 1) -> None:
         self.seats = seats
         self.told = 0
         self.jct_s = self.shadow_jct_s = 0.0
+        self.until_s = math.nan
         self._noted: list[tuple[float, int]] = []
         self._live: dict[int, float] = {}
         self._over: list[tuple[float, int, Row]] = []
@@ -100,6 +102,11 @@ class Regret:
             pair.shadow_jct_s for pair in self._recent
         ) / n
 
+    @property
+    def recent_count(self) -> int:
+        """The last requests, of which ``recent`` tells."""
+        return len(self._recent)
+
     def pairs(self) -> list[Pair]:
         """The last requests in the order in which they came."""
         return list(self._recent)
@@ -117,6 +124,7 @@ class Regret:
         if row.outcome == Outcome.FINISHED:
             waited_s = start_s - arrival_s
             self.told += 1
+            self.until_s = arrival_s
             self.jct_s += row.jct_s
             self.shadow_jct_s += waited_s + service_s
             self._recent.append(Pair(row.ended_s, row.jct_s, row.waited_s, waited_s + service_s, waited_s))

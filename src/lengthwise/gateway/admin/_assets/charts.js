@@ -15,10 +15,14 @@ const charts = (() => {
     if (a >= 1e4) return `${+(v / 1e3).toPrecision(3)}k`;
     return `${+v.toPrecision(3)}`;
   };
-  const nice = (most) => {
-    const power = 10 ** Math.floor(Math.log10(most || 1));
-    return [1, 2, 2.5, 5, 10].map((m) => m * power).find((v) => v >= most) || 1;
-  };
+  // Requests and tokens are whole: about so many steps of 1, 2 or 5 times a power of ten, the last one at most or above.
+  function whole(most, about) {
+    const least = Math.max(1, most / about);
+    const power = 10 ** Math.floor(Math.log10(least));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((v) => v >= least);
+    const steps = Math.max(1, Math.ceil(most / step));
+    return { most: step * steps, steps };
+  }
 
   function frame(svg, left = 44, bottom = 24) {
     const box = svg.getBoundingClientRect();
@@ -38,8 +42,8 @@ const charts = (() => {
   // rows of [seconds ago (negative), value, ...]; one line a column.
   function lines(svg, rows, columns, spanS) {
     const f = frame(svg);
-    const most = nice(Math.max(1, ...rows.flatMap((row) => columns.map(([c]) => row[c] || 0))));
-    yAxis(f, most, 4);
+    const { most, steps } = whole(Math.max(1, ...rows.flatMap((row) => columns.map(([c]) => row[c] || 0))), 4);
+    yAxis(f, most, steps);
     const x = (s) => f.x1 + ((f.x1 - f.x0) * s) / spanS;
     const y = (v) => f.y0 + ((f.y1 - f.y0) * v) / most;
     const minutes = spanS / 60;
@@ -60,8 +64,8 @@ const charts = (() => {
   // Waiting requests in their order: bars of what is predicted to come.
   function bars(svg, values, late, classes) {
     const f = frame(svg);
-    const most = nice(Math.max(1, ...values));
-    yAxis(f, most, 2);
+    const { most, steps } = whole(Math.max(1, ...values), 2);
+    yAxis(f, most, steps);
     const step = Math.min(26, (f.x1 - f.x0) / Math.max(values.length, 1));
     values.forEach((value, i) => {
       const h = Math.max(1.5, ((f.y0 - f.y1) * value) / most);

@@ -47,7 +47,7 @@ const sections = (() => {
       ["Wait if you came now", up ? seconds(q.predicted_wait_s) : "–", up ? "predicted" : "no engine is up"],
       ["Backlog", up ? seconds(q.backlog_s) : "–", many(q.backlog_tokens, "token")],
       ["Output", last ? charts.short(last[3]) : "–", "tokens a second"],
-      ["JCT against FCFS", signed(gain), r.count ? `${seconds(r.jct_s)} against ${seconds(r.fcfs_s)}` : "no request yet", gain < -0.005 && sure[2] !== null && sure[2] < 0 ? "good" : gain > 0.005 && sure[1] > 0 ? "bad" : ""],
+      ["JCT against FCFS", signed(gain), r.count ? `${seconds(r.jct_s)} against ${seconds(r.fcfs_s)}, of ${many(r.count, "request")}, until ${seconds(r.until_ago_s)} ago` : "no request yet", gain < -0.005 && sure[2] !== null && sure[2] < 0 ? "good" : gain > 0.005 && sure[1] > 0 ? "bad" : ""],
     ];
     $("tiles").replaceChildren(...rows.map(([name, value, hint, look = ""]) =>
       put(make("li"), make("p", "name", name), make("p", `value ${look}`, value), make("p", "hint", hint))));
@@ -154,8 +154,8 @@ const sections = (() => {
   function policies(s) {
     const rows = s.policies, had = rows.find((row) => row.kind === "had");
     $("policies-section").hidden = !rows.length;
-    $("policies-note").textContent = (had ? `The last ${many(had.count, "request")} that came before all who are still in: ` +
-      `as they were, mode ${had.name}, and as a queue in order of arrival would have served the same ones at the same speed. ` : "") +
+    $("policies-note").textContent = (had ? `The last ${many(had.count, "request")} that came before all who are still in, ` +
+      `until ${seconds(s.regret.until_ago_s)} ago: as they were, mode ${had.name}, and as a queue in order of arrival would have served the same ones at the same speed. ` : "") +
       "Below a number its 95 % interval. JCT: from arrival to end. Queue: waiting in the gateway; an engine's own queue is in the JCT alone.";
     const groups = [["", 1], ["JCT", 4], ["queue", 4], ["JCT to FCFS", 2]].map(([text, span]) => {
       const cell = make("th", "group", text);
