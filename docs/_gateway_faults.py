@@ -14,7 +14,7 @@ FAULTS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         "Engines",
         (
             (
-                "dies before the first byte",
+                "dies, errs or hangs before the first byte",
                 "another engine is asked",
                 (f"{_RELAY}test_relay_failover.py::test_before_the_first_byte_it_is_tried_elsewhere",),
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from _gateway_faults_own import Row
 
 _CORE, _EDGE = "gateway/core/", "gateway/edge/"
-_FAULTS, _RELAY = "gateway/faults/", "gateway/relay/"
+_FAULTS, _RELAY, _LIVE = "gateway/faults/", "gateway/relay/", "live/"
 
 OF_CLIENTS: tuple[str, tuple[Row, ...]] = (
     "Clients",
@@ -132,6 +132,20 @@ OF_CLIENTS: tuple[str, tuple[Row, ...]] = (
             "generated requests (schemathesis)",
             "the answers are those of the document",
             (f"{_EDGE}test_edge_openapi.py::test_generated_requests",),
+        ),
+        (
+            "is the official OpenAI SDK, as it comes",
+            "it gets what it gets from the engine itself (a real vLLM); errors are of its own classes; told to, it tries again",
+            (
+                f"{_EDGE}test_edge_sdk.py::test_chats",
+                f"{_EDGE}test_edge_sdk.py::test_chats_in_a_stream",
+                f"{_EDGE}test_edge_sdk.py::test_completions_with_and_without_a_stream",
+                f"{_EDGE}test_edge_sdk.py::test_models",
+                f"{_EDGE}test_edge_sdk.py::test_errors_are_the_classes_of_the_client",
+                f"{_EDGE}test_edge_sdk.py::test_the_client_tries_again_when_it_is_told_to",
+                f"{_LIVE}test_live_gateway.py::test_the_official_client_gets_from_the_gateway_what_it_gets_from_the_engine",
+                f"{_LIVE}test_live_gateway.py::test_errors_are_those_that_the_official_client_knows",
+            ),
         ),
     ),
 )

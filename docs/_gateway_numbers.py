@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def number(of: float, unit: str = "") -> str:
@@ -14,3 +15,20 @@ def number(of: float, unit: str = "") -> str:
 def with_ends(value: float, ends: Sequence[float] | None) -> str:
     """A value with its interval in brackets, where it has one."""
     return number(value) + (f" [{number(ends[0])}, {number(ends[1])}]" if ends else "")
+
+
+def percents(shares: Sequence[float]) -> str:
+    """Shares as percents in a row of words: 15, 23 and 31 %."""
+    texts = [f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}" for share in shares]
+    return f"{listed(texts)} %"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words in a row: a, b and c."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def when(row: Mapping[str, Any] | None) -> str:
+    """When a row was measured; "" where it does not tell."""
+    kept = (row or {}).get("kept") or ""
+    return kept.replace("T", " ").removesuffix("+00:00") + " UTC" if kept else ""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from _gateway_numbers import number, with_ends
+from _gateway_numbers import listed, number, percents, when, with_ends
 
 Rows = Mapping[str, Mapping[str, Any]]
 NOT_YET = "not measured yet"
 TOLD = ("within", "not within", "too noisy to tell")
 """What may come of a result that the simulator foretold."""
+CAN_CUT = ("isrtf", "isrtf, eager")
+FEW = 0.01
+"""Of the requests: fewer cuts change next to nothing."""
+METRICS = {"gap_closed": "gap", "p99_over_oracle": "P99", "mean_over_fcfs": "mean"}
 
 GAIN = """\
 ## What order gains
@@ -55,11 +59,12 @@ def gain(named: Rows) -> str:
     details = _details(named, "gateway.live.gap_closed")
     if not details.get("policies"):
         return f"{NOT_YET.capitalize()}.\n"
-    lines = [*_policies(details), "", *_cells(details.get("cells") or [])]
     emulated = _details(named, "gateway.emulated.gap_closed")
+    lines = [*_policies(details), "", *_said(named, "gateway.live"), *_why_off(named, details, emulated)]
+    lines += _cells(details.get("cells") or [])
     if emulated.get("policies"):
-        lines += ["", EMULATED, *_policies(emulated)]
-    return "\n".join(lines) + "\n"
+        lines += ["", EMULATED, *_policies(emulated), "", *_said(named, "gateway.emulated")]
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _details(named: Rows, name: str) -> Mapping[str, Any]:
@@ -84,16 +89,88 @@ def _policies(details: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} | {_cuts(details.get('cells') or [], name)} |"
 
 
+def _said(named: Rows, prefix: str) -> Iterator[str]:
+    """Who was not cut, what the simulator did not foretell, and when that was measured: a paragraph."""
+    row, foretold = named[f"{prefix}.gap_closed"], named.get(f"{prefix}.simulated_in_interval")
+    cells, told = row["details"].get("cells") or [], []
+    for name in filter(CAN_CUT.__contains__, row["details"]["policies"]):
+        cuts, requests = _cut_of(cells, name)
+        if cuts == 0 < requests:
+            told.append(
+                f"In these runs *{name}* cut nobody ({requests:,} requests): its figures are those of its order of waiting "
+                "alone, mode `srtf`."
+            )
+        elif 0 < cuts < FEW * requests:
+            told.append(
+                f"*{name}* cut {cuts:,} times in {requests:,} requests: it is hardly more than that order."
+            )
+    if foretold is not None and (outside := (foretold.get("details") or {}).get("outside")):
+        told.append(f"Outside the measured interval is what was foretold of {_by_policy(outside)}.")
+    if date := when(row):
+        told.append(f"Measured on {date}.")
+    if told:
+        yield "\n".join([*told, ""])
+
+
+def _by_policy(results: Sequence[str]) -> str:
+    """Results as "policy, metric", those of a policy together."""
+    found: dict[str, list[str]] = {}
+    for policy, _, metric in (name.rpartition(", ") for name in results):
+        found.setdefault(policy, []).append(METRICS.get(metric, metric))
+    return "; ".join(f"*{policy}* ({listed(metrics)})" for policy, metrics in found.items())
+
+
+def _why_off(named: Rows, details: Mapping[str, Any], emulated: Mapping[str, Any]) -> Iterator[str]:
+    """Why the simulator misses before real engines, of what those runs kept."""
+    foretold, machine = named.get("gateway.live.simulated_in_interval"), details.get("machine") or {}
+    services = details.get("services") or {}
+    if (
+        foretold is None
+        or foretold["value"] >= (foretold.get("target") or 0.95)
+        or not (machine and services)
+    ):
+        return
+    yield (
+        f"Why the simulator misses its aim here: the engines ({details.get('engines', 'two')}), the gateway and the client have "
+        f"{machine['cores']} cores between them (load average at the end: {number(machine['load_1m'])}). Fitted to the FCFS runs, the seconds "
+        f"that a request is at an engine are off by {percents(_errors(services))} in the median at batches of "
+        f"{listed(list(services))}, and what is simulated rests on that fit."
+    )
+    if (calm := emulated.get("services")) and (off := _means_off(emulated)):
+        yield (
+            f"Before emulated engines, which take no core (load average at the end: "
+            f"{number(emulated['machine']['load_1m'])}), the fit is off by {percents(_errors(calm))}, and the mean JCT of "
+            f"every order but windows' is foretold within {100 * max(off):.1f} %, shuffle by shuffle."
+        )
+    yield ""
+
+
+def _errors(services: Mapping[str, Any]) -> list[float]:
+    return [one["error"] for one in services.values()]
+
+
+def _means_off(details: Mapping[str, Any]) -> list[float]:
+    """Of each order but windows': by how much its mean JCT over FCFS' was off what was foretold, relatively."""
+    told = {name: of["mean_over_fcfs"] for name, of in details["policies"].items() if name != "windowed"}
+    return [abs(one["off_by"]) / one["value"] for one in told.values() if one.get("off_by") is not None]
+
+
 def _paced(told: Mapping[str, Any] | None) -> str:
     return "-" if told is None else with_ends(told["gap_closed"]["value"], told["gap_closed"].get("ci"))
 
 
 def _cuts(cells: Sequence[Mapping[str, Any]], name: str) -> str:
     """How often a request was cut, in the mean over all cells; a dash where nobody counted."""
+    cuts, requests = _cut_of(cells, name)
+    return number(cuts / requests) if requests else "-"
+
+
+def _cut_of(cells: Sequence[Mapping[str, Any]], name: str) -> tuple[int, int]:
+    """(cuts, requests) over all cells; (0, 0) where nobody counted."""
     told = [cell["policies"][name] for cell in cells if name in cell["policies"]]
     if not told or not all({"cuts", "requests"} <= one.keys() for one in told):
-        return "-"
-    return number(sum(one["cuts"] for one in told) / sum(one["requests"] for one in told))
+        return 0, 0
+    return sum(one["cuts"] for one in told), sum(one["requests"] for one in told)
 
 
 def _simulated(one: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from _fidelity_overview import NO_INTERVAL, verdict
 from _gateway_faults import table as faults
-from _gateway_numbers import number, with_ends
+from _gateway_numbers import number, when, with_ends
 from _gateway_order import GAIN, NOT_YET, gain, told_of_simulated
 
 HERE = Path(__file__).parent
@@ -39,7 +39,7 @@ FIGURES = """\
 
 In brackets the range over the repeats, and for `gateway.live.` and `gateway.emulated.` the 95 % interval over shuffles. *Met*
 is what meets its aim with both ends; *borderline* meets it, but an end does not; *no interval*: measured once, or a
-count, so that nothing says how far chance moves it.
+count, so that nothing says how far chance moves it. Every row has its date: a row may be older than the code beside it.
 """
 
 _IN = "share of the results in whose interval what the simulator foretold lies"
@@ -97,6 +97,10 @@ COLUMNS = (
 SAME_RUN = timedelta(hours=1)
 """Within which the gateway and all its peers are measured, one after the other."""
 
+COUNTS = (10, 50)
+"""Of engines."""
+MOST_DELAY_S = 0.5
+"""Of a rate that holds; the benchmark's own."""
 SCALE = """\
 ## How it scales
 
@@ -155,27 +159,29 @@ def _machine(named: Rows) -> str:
 
 
 def _figures(named: Rows) -> str:
-    lines = ["| figure | what it is | measured | aim | |", "|---|---|---|---|---|"]
+    lines = ["| figure | what it is | measured | aim | | on |", "|---|---|---|---|---|---|"]
     for name, about, aim, more, unit in AIMS:
         row = named.get(name)
         aim = aim if row is None or row.get("target") is None else row["target"]  # noqa: PLW2901
         wanted = f"{'at least' if more else 'at most'} {number(aim, unit)}"
         if row is None:
-            lines.append(f"| `{name}` | {about} | {NOT_YET} | {wanted} | |")
+            lines.append(f"| `{name}` | {about} | {NOT_YET} | {wanted} | | |")
         else:
             stands = verdict({**row, "target": aim, "better": "higher" if more else "lower"})
             figure = _figure(row, unit) + told_of_simulated(row.get("details") or {})
-            lines.append(f"| `{name}` | {about} | {figure} | {wanted} | {STANDS.get(stands, stands)} |")
+            told = f"{figure} | {wanted} | {STANDS.get(stands, stands)} | {when(row)}"
+            lines.append(f"| `{name}` | {about} | {told} |")
     return "\n".join(lines) + "\n"
 
 
 def _beside(named: Rows) -> str:
-    lines = [f"| | {' | '.join(title for _, title in COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
+    lines = [f"| | {' | '.join(title for _, title in COLUMNS)} | on |", f"|---|{'---|' * len(COLUMNS)}---|"]
     for prefix, title in OTHERS:
         found = [named.get(f"{prefix}.{column}") for column, _ in COLUMNS]
         cells = [number(row["value"]) if row else "-" for row in found]
         apart = "" if _same_run(named.get("gateway.rps"), found) else " (another run)"
-        lines.append(f"| {title}{apart} | {' | '.join(cells)} |")
+        date = max(map(when, found))
+        lines.append(f"| {title}{apart} | {' | '.join(cells)} | {date} |")
     lines.append("\nA dash: not measured yet, or not installed where it was.")
     direct = (named.get("gateway.added_p50_ms", {}).get("details") or {}).get("direct_p50_ms")
     if direct is not None:
@@ -195,12 +201,39 @@ def _same_run(ours: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any] |
 
 
 def _scale(named: Rows) -> str:
-    peaks = [(count, named.get(f"gateway.peak_rps_{count}")) for count in (10, 50)]
+    peaks = [(count, named.get(f"gateway.peak_rps_{count}")) for count in COUNTS]
     if any(row is None for _, row in peaks):
         return f"{NOT_YET.capitalize()}.\n"
     lines = ["| engines | peak rate |", "|---|---|"]
     lines += [f"| {count} | {number(row['value'])} requests/s |" for count, row in peaks if row]
-    return "\n".join(lines) + "\n"
+    told = [_resolved(ratio)] if (ratio := named.get("gateway.scale_50_over_10")) else []
+    told += [f"Measured on {date}."] if (date := when(peaks[0][1])) else []
+    return "\n".join([*lines, "", *filter(None, told)]) + "\n"
+
+
+def _resolved(ratio: Mapping[str, Any]) -> str:
+    """How finely the ratio of the peak rates is known: of each, the next rate that was tried did not hold."""
+    ends = [
+        _held(ratio["details"][count])
+        for count in map(str, COUNTS)
+        if (ratio.get("details") or {}).get(count)
+    ]
+    if len(ends) < 2 or None in ends:
+        return ""
+    (least, over), (most, above) = ends
+    step = max(over / least, above / most) - 1
+    return (
+        f"A peak rate is the largest that was tried and held; the next one that was tried is {100 * step:.1f} % above and "
+        f"did not. So the ratio is known to ±{100 * step:.1f} %: it lies between {number(COUNTS[1] / COUNTS[0] * most / over)} and "
+        f"{number(COUNTS[1] / COUNTS[0] * above / least)}."
+    )
+
+
+def _held(probes: Sequence[Mapping[str, float]]) -> tuple[float, float] | None:
+    """(the largest share of the engines' capacity that held, the least that did not); None where all or none held."""
+    held = [one["share"] for one in probes if one["delay_s"] <= MOST_DELAY_S]
+    other = [one["share"] for one in probes if one["delay_s"] > MOST_DELAY_S]
+    return (max(held), min(other)) if held and other else None
 
 
 def _figure(row: Mapping[str, Any], unit: str) -> str:

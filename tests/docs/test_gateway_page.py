@@ -29,6 +29,7 @@ def test_what_is_not_measured_is_called_so(generator):
         "2,000 requests/s",
         "at least 1,500 requests/s",
         "met, no interval",
+        "",
     ]
     assert figures["`gateway.rss_growth_mib`"][1] == "not measured yet"
     assert figures["`gateway.live.gap_closed`"][1] == "not measured yet"
@@ -46,8 +47,8 @@ def test_aims_that_are_missed_are_called_so_and_follow_the_results(generator):
         ),
         "Figures and aims",
     )
-    assert figures["`gateway.added_p50_ms`"][1:] == ["1.4 [1.2, 1.6] ms", "at most 1 ms", "missed"]
-    assert figures["`gateway.cpu_us_per_token`"][2:] == ["at most 80 us", "missed"]
+    assert figures["`gateway.added_p50_ms`"][1:] == ["1.4 [1.2, 1.6] ms", "at most 1 ms", "missed", ""]
+    assert figures["`gateway.cpu_us_per_token`"][2:4] == ["at most 80 us", "missed"]
     assert figures["`gateway.live.gap_closed`"][3] == "missed"
 
 
@@ -76,6 +77,7 @@ def test_it_is_told_how_many_results_the_simulator_foretold_and_where_noise_hide
         "0.444: 4 within, 2 not within, 3 too noisy to tell",
         "at least 0.95",
         "missed",
+        "",
     ]
 
 
@@ -110,9 +112,9 @@ def test_peers_stand_beside_with_the_machines_pace_and_a_dash_is_no_figure(gener
         ),
         "What it costs",
     )
-    assert beside["**lengthwise**"] == ["-", "-", "2,000", "-", "-", "-", "5,400", "8,100"]
+    assert beside["**lengthwise**"] == ["-", "-", "2,000", "-", "-", "-", "5,400", "8,100", ""]
     assert beside["LiteLLM"][2] == "41"
-    assert set(beside["smg (Rust)"]) == {"-"}
+    assert set(beside["smg (Rust)"][:-1]) == {"-"}
 
 
 def test_a_peer_of_another_run_is_called_so(generator):
@@ -132,6 +134,73 @@ def test_a_peer_of_another_run_is_called_so(generator):
         "LiteLLM (another run)",
         "vllm-router (Rust) (another run)",
     } <= set(beside)
+
+
+def test_every_row_has_its_date(generator):
+    at = {"kept": "2026-11-22T10:00+00:00"}
+    peaks = [row(f"gateway.peak_rps_{count}", 4.0 * count) | at for count in (10, 50)]
+    text = generator.page([row("gateway.rps", 41.0) | at, row("peer.smg.rps", 41.0) | at, *peaks])
+    assert by_first(text, "Figures and aims")["`gateway.rps`"][-1] == "2026-11-22 10:00 UTC"
+    assert by_first(text, "Figures and aims")["`gateway.added_p50_ms`"][-1] == ""
+    assert by_first(text, "What it costs")["smg (Rust)"][-1] == "2026-11-22 10:00 UTC"
+    assert "Measured on 2026-11-22 10:00 UTC." in text.partition("## How it scales")[2]
+
+
+def test_how_finely_the_ratio_of_peak_rates_is_known_is_told(generator):
+    """Of each the next rate that was tried did not hold."""
+
+    def probes(*delays):
+        return [{"share": share, "delay_s": delay_s} for share, delay_s in delays]
+
+    peaks = [row(f"gateway.peak_rps_{count}", 4.0 * count) for count in (10, 50)]
+    details = {
+        "10": probes((0.5, 0.1), (0.8, 0.4), (0.84, 0.6)),
+        "50": probes((0.5, 0.1), (0.8, 0.2), (0.9, 0.51)),
+    }
+    text = generator.page([*peaks, row("gateway.scale_50_over_10", 5.0, details=details)])
+    assert "is known to ±12.5 %: it lies between 4.76 and 5.62." in text
+    details["50"] = probes((0.5, 0.1), (0.8, 0.2))
+    assert "is known to" not in generator.page(
+        [*peaks, row("gateway.scale_50_over_10", 5.0, details=details)]
+    )
+
+
+def gains(kind: str, cuts: int, *, off_by: float = 0.0, error: float = 0.2, load_1m: float = 5.0):
+    metric = {"value": 0.8, "ci": [0.7, 0.9], "simulated": 0.8, "off_by": off_by}
+    told = dict.fromkeys(("gap_closed", "p99_over_oracle", "mean_over_fcfs"), metric)
+    cells = [
+        {
+            "load": 1.0,
+            "batch": 2,
+            "policies": {"isrtf": {"mean_s": 9.0, "p99_s": 2.0, "cuts": cuts, "requests": 400}},
+        }
+    ]
+    details = {"policies": {"isrtf": told}, "cells": cells, "engines": "2 engines"}
+    details |= {"services": {"1": {"error": error}, "2": {"error": error / 10}}}
+    details |= {"machine": {"cpu": "a", "cores": 2, "python": "3.11", "load_1m": load_1m}}
+    return row(f"gateway.{kind}.gap_closed", 0.6, details=details)
+
+
+def test_where_nobody_was_cut_that_is_told(generator):
+    assert "In these runs *isrtf* cut nobody (400 requests)" in generator.page([gains("live", 0)])
+    assert "*isrtf* cut 3 times in 400 requests" in generator.page([gains("live", 3)])
+    text = generator.page([gains("live", 40)])
+    assert "cut nobody" not in text
+    assert "40 times in" not in text
+
+
+def test_why_the_simulator_misses_its_aim_is_told_of_what_the_runs_kept(generator):
+    outside = {"outside": ["isrtf, gap_closed", "isrtf, p99_over_oracle", "windowed, gap_closed"]}
+    missed = row("gateway.live.simulated_in_interval", 0.4, target=0.95, details=outside)
+    real, emulated = gains("live", 0, error=0.31), gains("emulated", 0, off_by=0.016, error=0.05, load_1m=1.0)
+    text = generator.page([real, missed, emulated])
+    assert "foretold of *isrtf* (gap and P99); *windowed* (gap)." in text
+    assert "have 2 cores between them (load average at the end: 5)" in text
+    assert "off by 31 and 3.1 % in the median at batches of 1 and 2," in text
+    assert "(load average at the end: 1), the fit is off by 5 and 0.5 %" in text
+    assert "is foretold within 2.0 %" in text
+    assert "Why the simulator misses" not in generator.page([real, {**missed, "value": 0.96}, emulated])
+    assert "Before emulated engines" not in generator.page([real, missed])
 
 
 def test_the_gain_is_told_by_policy_with_what_the_simulator_said(generator):
