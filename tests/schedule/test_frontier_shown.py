@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths, answer, frontiers
-from lengthwise.schedule.frontier import MOST_POINTS, _steps, _thinned, explored_s, fronts_seen, non_dominated
+from lengthwise.schedule.frontier import MOST_POINTS, _steps, explored_s, fronts_seen, non_dominated
 from lengthwise.schema.errors import ScheduleError
 
 DEGREES = (1, 2, 4)
@@ -74,8 +74,6 @@ def test_nothing_is_left_out_at_bounds_that_were_searched_and_little_between_the
         assert had(shown, point.held_s) >= 0.97 * point.row.throughput_rps
 
 
-def test_thinned_steps_lack_no_more_than_they_say(shown):
+def test_thinned_steps_lack_no_more_than_they_say():
     """Throughputs by hand: from each one that is kept, the first beyond 1.5 times it, or the next to be kept."""
     assert _steps(np.array([1.0, 1.2, 1.5, 1.6, 2.0, 2.3, 2.6]), 1.5, {0, 1, 6}) == [0, 1, 4, 6]
-    points = shown["rra"]
-    assert _thinned(points[:5], []) == points[:5]

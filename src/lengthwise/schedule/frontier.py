@@ -11,6 +11,7 @@ import bisect
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,15 @@ _HALVINGS = 30
 _NEAR = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
 
 
+class _Seen(NamedTuple):
+    """A schedule that was estimated: its latency, its throughput, whose it is among some sides, and where it lies."""
+
+    held_s: float
+    rps: float
+    side: int
+    point: Place
+
+
 def frontiers(planner: Planner, bounds: int = BOUNDS) -> Fronts:
     """By strategy, its schedules from the least latency to the highest throughput; strategies that cannot run are out.
 
@@ -63,8 +73,13 @@ def explored_s(planner: Planner, bounds: int = BOUNDS) -> dict[Strategy, list[fl
 
 def fronts_seen(planner: Planner, at_s: Mapping[Strategy, Sequence[float]]) -> Fronts:
     """``frontiers`` of what a planner has seen; at some bounds none of them is left out."""
-    found = [(strategy, non_dominated(_sides(planner, strategy)), at_s[strategy]) for strategy in at_s]
-    return tuple((strategy.value, _thinned(points, kept_s)) for strategy, points, kept_s in found if points)
+    fronts = []
+    for strategy, kept_s in at_s.items():
+        sides = _sides(planner, strategy)
+        points = _rows(sides, _thinned(_undominated(sides), kept_s))
+        if points:
+            fronts.append((strategy.value, tuple(points)))
+    return tuple(fronts)
 
 
 def most_seen_rps(planner: Planner, bound_s: float) -> float:
@@ -126,11 +141,15 @@ def _seen_within(side: Side, bound_s: float) -> float:
     return float(rps[latency_s <= bound_s].max(initial=0.0))
 
 
-def non_dominated(sides: Iterable[Side], within_s: tuple[float, float] = (0.0, math.inf)) -> list[FrontPoint]:
-    """The schedules seen so far that none of the sides' beats in both, by latency; of those in a range of it."""
+def non_dominated(sides: Sequence[Side]) -> list[FrontPoint]:
+    """The schedules seen so far that none of the sides' beats in both, by latency."""
+    return _rows(sides, _undominated(sides))
+
+
+def _undominated(sides: Sequence[Side]) -> list[_Seen]:
+    """Those that no other beats, as they were seen."""
     rows: list[tuple[float, float, int, Place]] = []
-    known = list(sides)
-    for number, side in enumerate(known):
+    for number, side in enumerate(sides):
         points, latency_s, rps = side.seen()
         keep = _best_so_far(latency_s, rps)
         rows += [(float(latency_s[i]), -float(rps[i]), number, tuple(points[i].tolist())) for i in keep]
@@ -139,9 +158,8 @@ def non_dominated(sides: Iterable[Side], within_s: tuple[float, float] = (0.0, m
     for held_s, loss, number, point in rows:
         if -loss > best:
             best = -loss
-            found.append((held_s, number, point))
-    low_s, high_s = within_s
-    return _rows(known, [one for one in found if low_s <= one[0] <= high_s])
+            found.append(_Seen(held_s, best, number, point))
+    return found
 
 
 def kinks(fronts: Fronts) -> tuple[Kink, ...]:
@@ -180,26 +198,25 @@ def _best_so_far(latency_s: Floats, rps: Floats) -> list[int]:
     return [int(i) for i in order[rps[order] > before]]
 
 
-def _rows(sides: Sequence[Side], found: Sequence[tuple[float, int, Place]]) -> list[FrontPoint]:
+def _rows(sides: Sequence[Side], found: Sequence[_Seen]) -> list[FrontPoint]:
     """The points with all that is estimated of them, a call a side."""
     made: dict[int, FrontPoint] = {}
-    for number in {number for _, number, _ in found}:
+    for number in {one.side for one in found}:
         side = sides[number]
-        at = [i for i, one in enumerate(found) if one[1] == number]
-        points = np.array([found[i][2] for i in at], dtype=np.int64)
+        at = [i for i, one in enumerate(found) if one.side == number]
+        points = np.array([found[i].point for i in at], dtype=np.int64)
         got, controls = side.estimates(points), side.columns(points)
         for row, i in enumerate(at):
-            made[i] = FrontPoint(found[i][0], row_of(controls.row(row), got, row))
+            made[i] = FrontPoint(found[i].held_s, row_of(controls.row(row), got, row))
     return [made[i] for i in range(len(found))]
 
 
-def _thinned(points: Sequence[FrontPoint], at_s: Sequence[float]) -> tuple[FrontPoint, ...]:
+def _thinned(found: Sequence[_Seen], at_s: Sequence[float]) -> list[_Seen]:
     """About ``MOST_POINTS`` that lack as small a share of throughput as may be at every bound, and none at some."""
-    if len(points) <= MOST_POINTS:
-        return tuple(points)
-    held_s = np.array([point.held_s for point in points])
-    rps = np.array([point.row.throughput_rps for point in points])
-    kept = {0, len(points) - 1} | {
+    if len(found) <= MOST_POINTS:
+        return list(found)
+    held_s, rps = np.array([one.held_s for one in found]), np.array([one.rps for one in found])
+    kept = {0, len(found) - 1} | {
         int(at) for at in np.searchsorted(held_s, at_s, side="right") - 1 if at >= 0
     }
     low, high = 0.0, math.log(rps[-1] / rps[0])
@@ -207,7 +224,7 @@ def _thinned(points: Sequence[FrontPoint], at_s: Sequence[float]) -> tuple[Front
         middle = 0.5 * (low + high)
         enough = len(_steps(rps, math.exp(middle), kept)) <= max(MOST_POINTS, len(kept))
         low, high = (low, middle) if enough else (middle, high)
-    return tuple(points[at] for at in _steps(rps, math.exp(high), kept))
+    return [found[at] for at in _steps(rps, math.exp(high), kept)]
 
 
 def _steps(rps: Floats, times: float, kept: Iterable[int]) -> list[int]:
