@@ -11,7 +11,7 @@ from plan_world import cluster_of, ensemble, served
 from lengthwise.apps.plan.load import load_of
 from lengthwise.apps.plan.runs import CURVE_POINTS, Runs
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Stages
+from lengthwise.apps.plan.stages import Delay, Stages
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import DoesNotFitError
 
@@ -97,9 +97,36 @@ def test_replicas_of_the_same_shape_go_on_beside_those_that_are_started():
     one, three = ModelPlan(0, KIND, 1), ModelPlan(0, KIND, 3)
     state = stages.after(stages.stage(stages.start(), (one,)))
     load_s = stages.space.seconds(one, "start")
-    assert stages.delay(stages.start(), three) == load_s
-    assert stages.delay(state, three) == pytest.approx(load_s * 2 / 3)
-    assert stages.delay(state, ModelPlan(0, KIND, 1, 2)) > load_s / 2
+    assert stages.delay(stages.start(), three) == Delay(load_s)
+    assert stages.delay(state, three) == Delay(load_s, kept=1)
+    assert stages.delay(state, ModelPlan(0, KIND, 1, 2)).seconds > load_s / 2
+
+
+def test_who_stands_goes_on_alone_until_others_join_and_then_all_share_what_is_left():
+    """As the runner does it: nothing stands still while replicas are loaded, and they do nothing before they are."""
+    stages = world([40, 900], gpus=4)
+    a, one, three = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 1), ModelPlan(1, KIND, 3)
+    first = stages.stage(stages.start(), (a, one), {})
+    state, load_s = stages.after(first), stages.space.seconds(three, "start")
+    alone, joined = first.live[1], stages.stage(state, (three,)).live[1]
+    joins_s = state.clock_s + load_s
+    assert (joined.start_s, joined.joins_s, joined.run.plan) == (alone.start_s, joins_s, three)
+    before = alone.ended_s() <= joins_s
+    assert 0 < before.sum() < len(before)
+    assert joined.ended_s()[before].tolist() == alone.ended_s()[before].tolist()
+    made = [int(live.run.produced(live.at(joins_s)).sum()) for live in (joined, alone)]
+    assert made[0] == pytest.approx(made[1], rel=0.05)
+    left_s = alone.end_s - joins_s
+    assert 0.3 * left_s < joined.end_s - joins_s < 0.7 * left_s
+    assert stages.finished(stages.after(stages.stage(state, (three,)))) == {0, 1}
+
+
+def test_who_stands_may_be_done_before_others_are_there():
+    stages = world([40, 60], gpus=4)
+    one, three = ModelPlan(1, KIND, 1), ModelPlan(1, KIND, 3)
+    first = stages.stage(stages.start(), (ModelPlan(0, KIND, 1), one), {})
+    alone, then = first.live[1], stages.stage(stages.after(first), (three,))
+    assert then.end_s == alone.end_s < first.end_s + stages.space.seconds(three, "start")
 
 
 def test_progress_read_off_the_curve_is_that_of_the_tasks():
@@ -157,13 +184,14 @@ def test_replicas_that_are_still_being_loaded_do_not_work_because_more_are_start
     stages = world([40, 400], gpus=4)
     a, two, three = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 2), ModelPlan(1, KIND, 3)
     start_s = stages.space.seconds(two, "start")
-    first = stages.stage(stages.start(), (a, two), {0: 0.0, 1: start_s})
+    first = stages.stage(stages.start(), (a, two), {1: Delay(start_s)})
     state = stages.after(first)
     assert 0 < first.end_s < start_s
     left_s = start_s - first.end_s
     assert stages.pending_s(state, three) == pytest.approx(left_s)
     second = stages.stage(state, (three,))
-    assert second.live[1].start_s - first.end_s == pytest.approx((2 * left_s + start_s) / 3)
+    assert second.live[1].start_s == start_s
+    assert second.live[1].joins_s == first.end_s + start_s
     fewer = stages.stage(state, (ModelPlan(1, KIND, 1),))
     assert fewer.live[1].start_s == pytest.approx(start_s)
     assert stages.stage(state, (two,)).live[1].start_s == start_s

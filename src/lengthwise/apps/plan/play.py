@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lengthwise.apps.dynamic import Now, next_plans
 from lengthwise.apps.placement import place, switches
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Plans, Staged, Stages, State
+from lengthwise.apps.plan.stages import Delay, Plans, Staged, Stages, State
 from lengthwise.schema.app import AppStage, Placement, Replica, Switch
 from lengthwise.schema.errors import InternalError
 
@@ -66,6 +66,7 @@ class _Table:
         self._placement: Placement = begun[1]
         self._asleep: Asleep = {}
         self._left_s: dict[int, float] = {}
+        self._ready_s: dict[tuple[int, Replica], float] = {}
         self.made: list[AppStage] = []
         self.staged: list[Staged] = []
         self._finished = stages.finished(self.state)
@@ -86,8 +87,8 @@ class _Table:
             starved=self._starved,
         )
         placement, made = self._placed(now.plans)
-        delays_s = self._delays(now.plans, placement, made) if self._places else None
-        staged = self._stages.stage(self.state, now.plans, delays_s)
+        delays = self._delays(now.plans, placement, made) if self._places else None
+        staged = self._stages.stage(self.state, now.plans, delays)
         self._require_progress(staged, now)
         self.made.append(
             AppStage(now.plans, placement, made, staged.state.clock_s, staged.end_s, staged.ends_by)
@@ -119,34 +120,32 @@ class _Table:
         clock_s = self.state.clock_s
         stay = {(p.model, p.shape, r) for p in plans for r in placement[p.model]}
         for plan in self._now.plans:
-            live = self.state.live.get(plan.model)
-            if live is not None and live.start_s > clock_s:
-                continue  # what was not ready yet is broken off
             for replica in self._placement.get(plan.model, ()):
-                if (plan.model, plan.shape, replica) not in stay:
+                loads = self._ready_s.get((plan.model, replica), 0.0) > clock_s  # is broken off
+                if (plan.model, plan.shape, replica) not in stay and not loads:
                     gone_s = clock_s + self._space.leave_s(plan)
                     self._left_s |= {gpu: max(gone_s, self._left_s.get(gpu, 0.0)) for gpu in replica}
         waits_s = (max(self._left_s.get(gpu, 0.0) for gpu in one.replica) - clock_s for one in made)
-        return tuple(
+        made = tuple(
             replace(one, seconds=one.seconds + max(0.0, wait_s))
             for one, wait_s in zip(made, waits_s, strict=True)
         )
+        self._ready_s |= {(one.model, one.replica): clock_s + one.seconds for one in made}
+        return made
 
-    def _delays(self, plans: Plans, placement: Placement, made: Sequence[Switch]) -> dict[int, float]:
-        """Seconds until models are ready, where that is not as it was.
-
-        Of a model some of whose replicas stand already, or are being loaded, the mean over all counts.
-        """
-        found: dict[int, float] = {}
+    def _delays(self, plans: Plans, placement: Placement, made: Sequence[Switch]) -> dict[int, Delay]:
+        """When models are ready, where that is not as it was: the first of their replicas, and the last one."""
+        found: dict[int, Delay] = {}
         before = {plan.model: plan for plan in self._now.plans}
         for plan in plans:
-            seconds = [one.seconds for one in made if one.model == plan.model]
-            if seconds and len(seconds) == len(placement[plan.model]):
-                found[plan.model] = max(seconds)
-            elif seconds or before.get(plan.model) != plan:
-                kept = plan.dp - len(seconds)
-                pending_s = self._stages.pending_s(self.state, plan)
-                found[plan.model] = (sum(seconds) + pending_s * kept) / plan.dp
+            seconds = sorted(one.seconds for one in made if one.model == plan.model)
+            if seconds and len(seconds) < len(placement[plan.model]):
+                found[plan.model] = Delay(seconds[-1], len(placement[plan.model]) - len(seconds))
+            elif seconds:
+                first = sum(s < seconds[0] + 1e-6 for s in seconds)
+                found[plan.model] = Delay(seconds[-1], first % len(seconds), seconds[0])
+            elif before.get(plan.model) != plan:
+                found[plan.model] = Delay(self._stages.pending_s(self.state, plan))
         return found
 
     def _require_progress(self, staged: Staged, now: Now) -> None:

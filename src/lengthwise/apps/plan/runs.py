@@ -174,6 +174,16 @@ class Runs:
                 self.took_s[key] = self.clock() - started_s
         return self.made[key]
 
+    def joined(self, first: Run, at_s: float, rest: Run) -> Run:
+        """One run of two: the first goes on until its own ``at_s``, when the other replicas of the rest join it."""
+        key = ("joined", first.key, at_s, rest.key)
+        if key not in self.made:
+            begun, ended = first.first_s <= at_s, first.finish_s <= at_s
+            first_s = np.where(begun, first.first_s, at_s + rest.first_s)
+            finish_s = np.where(ended, first.finish_s, at_s + rest.finish_s)
+            self._keep(Run(rest.plan, first.load, first.before, key, first_s, finish_s, rest.whole))
+        return self.made[key]
+
     def _keep(self, run: Run) -> None:
         self.made[run.key] = run
         self._held += len(run.load)

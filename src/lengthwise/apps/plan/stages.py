@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,10 +18,19 @@ MOST_PASSES = 1000
 
 @dataclass(frozen=True)
 class Live:
-    """A run that is under way; ``start_s`` is when its replicas were (or will be) ready."""
+    """A run that is under way.
+
+    Attributes:
+        run: All of it.
+        start_s: When its replicas were (or will be) ready, the first of them where others join.
+        alone: Those that were first, as they would go on; None: all are ready at once.
+        joins_s: When the others join.
+    """
 
     run: Run
     start_s: float
+    alone: Live | None = None
+    joins_s: float = 0.0
 
     def at(self, clock_s: float) -> float:
         """The run's own time; its end exactly where the clock stands at it but for rounding."""
@@ -37,6 +46,9 @@ class Live:
         """[k] when each task ends if the run goes on."""
         there = np.isfinite(self.run.finish_s)
         return np.where(there, self.start_s + self.run.finish_s, self.run.before.ended_s)
+
+
+Others = Mapping[int, Live]
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,15 @@ class State:
         """What is behind a model now."""
         live = self.live.get(model)
         return self.rest[model] if live is None else live.run.work_at(live.at(self.clock_s), live.start_s)
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Seconds until replicas of a plan are ready; ``kept`` others go on meanwhile, or are ready after ``first_s``."""
+
+    seconds: float
+    kept: int = 0
+    first_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -138,15 +159,18 @@ class Stages:
             found |= seek
         return found if model in found else set()
 
-    def delay(self, state: State, plan: ModelPlan) -> float:
-        """Seconds until a model is ready under a plan, moves of others left aside.
+    def delay(self, state: State, plan: ModelPlan, wait_s: float = 0.0) -> Delay:
+        """When a model is ready under a plan, moves of others left aside.
 
-        Replicas of the same shape go on, or go on being loaded, while others are started beside them: what counts is
-        the mean.
+        Args:
+            state: Now.
+            plan: The plan.
+            wait_s: Until there is room for what has to start.
         """
         there = self._there(state, plan)
-        started_s = self.space.seconds(plan, "start") * (plan.dp - there)
-        return (started_s + self.pending_s(state, plan) * there) / plan.dp
+        if there == plan.dp:
+            return Delay(self.pending_s(state, plan))
+        return Delay(wait_s + self.space.seconds(plan, "start"), there)
 
     def pending_s(self, state: State, plan: ModelPlan) -> float:
         """Seconds until those replicas of a plan's shape are ready that are being loaded now; 0 where none is."""
@@ -155,18 +179,18 @@ class Stages:
             return 0.0
         return max(0.0, live.start_s - state.clock_s)
 
-    def stage(self, state: State, plans: Plans, delays_s: Mapping[int, float] | None = None) -> Staged:
+    def stage(self, state: State, plans: Plans, delays: Mapping[int, Delay] | None = None) -> Staged:
         """What comes of running these plans from now on.
 
         Args:
             state: Now.
             plans: One a model.
-            delays_s: Seconds until a model is ready, of those that must be made so, moved ones too; None: ``delay``.
+            delays: Of models that have replicas made ready, moved ones too; None: ``delay``.
         """
         self.looks += 1
-        if delays_s is None:
-            delays_s = self._delays(state, plans)
-        live = self._lives(state, plans, delays_s)
+        if delays is None:
+            delays = self._delays(state, plans)
+        live = self._lives(state, plans, delays)
         ends = [(one.end_s, m) for m, one in live.items() if one.run.whole]
         end_s, by = (
             min(ends) if ends else (max((one.end_s for one in live.values()), default=state.clock_s), -1)
@@ -187,17 +211,11 @@ class Stages:
             rest[m] = one.run.before
         return State(staged.end_s, tuple(rest), dict(staged.live))
 
-    def _delays(self, state: State, plans: Plans) -> dict[int, float]:
+    def _delays(self, state: State, plans: Plans) -> dict[int, Delay]:
         """Of those whose plan is another than before; where each of them is, nobody says."""
         wait_s = self._wait_s(state, plans)
-        found = {}
-        for plan in plans:
-            live = state.live.get(plan.model)
-            if live is None or live.run.plan != plan:
-                found[plan.model] = self.delay(state, plan) + (
-                    wait_s if self._there(state, plan) < plan.dp else 0.0
-                )
-        return found
+        changed = (p for p in plans if p.model not in state.live or state.live[p.model].run.plan != p)
+        return {plan.model: self.delay(state, plan, wait_s) for plan in changed}
 
     def _wait_s(self, state: State, plans: Plans) -> float:
         """Until engines that leave are gone, where those that start need their GPUs."""
@@ -220,7 +238,7 @@ class Stages:
         same = live is not None and live.run.plan.shape == plan.shape
         return min(live.run.plan.dp, plan.dp) if live is not None and same else 0
 
-    def _lives(self, state: State, plans: Plans, delays_s: Mapping[int, float]) -> dict[int, Live]:
+    def _lives(self, state: State, plans: Plans, delays: Mapping[int, Delay]) -> dict[int, Live]:
         """The runs of a stage, parents before children; around a cycle until nothing moves."""
         of = {plan.model: plan for plan in plans}
         order = [m for m in self.load.order if m in of]
@@ -228,24 +246,44 @@ class Stages:
         for _ in range(MOST_PASSES):
             before = {m: one.run.key for m, one in live.items()}
             for m in order:
-                live[m] = self._live(state, of[m], live, delays_s)
+                live[m] = self._live(state, of[m], live, delays.get(m))
             if not self.load.cyclic or before == {m: one.run.key for m, one in live.items()}:
                 return {m: live[m] for m in sorted(live)}
         raise InternalError(f"models that wait for one another did not settle in {MOST_PASSES} passes")
 
-    def _live(
-        self, state: State, plan: ModelPlan, others: Mapping[int, Live], delays_s: Mapping[int, float]
-    ) -> Live:
+    def _live(self, state: State, plan: ModelPlan, others: Others, delay: Delay | None) -> Live:
         was = state.live.get(plan.model)
-        if was is not None and was.run.plan == plan and not delays_s.get(plan.model):
-            work, start_s = was.run.before, was.start_s
+        if was is not None and was.run.plan == plan and (delay is None or not delay.seconds):
+            return self._again(state, was, others)
+        delay = delay or Delay(0.0)
+        ready_s = state.clock_s + delay.seconds
+        if not delay.kept:
+            return self._begun(state, plan, state.work(plan.model), ready_s, others)
+        if was is not None and not delay.first_s and was.run.plan == replace(plan, dp=delay.kept):
+            alone = self._again(state, was, others)
         else:
-            work, start_s = state.work(plan.model), state.clock_s + delays_s.get(plan.model, 0.0)
+            first_s = state.clock_s + (delay.first_s or self.pending_s(state, plan))
+            alone = self._begun(state, replace(plan, dp=delay.kept), state.work(plan.model), first_s, others)
+        return self._joined(state, plan, alone, ready_s, others)
+
+    def _begun(self, state: State, plan: ModelPlan, work: Work, start_s: float, others: Others) -> Live:
         return Live(self.runs.run(plan, work, self._arrivals(state, plan.model, start_s, others)), start_s)
 
-    def _arrivals(
-        self, state: State, model: int, start_s: float, others: Mapping[int, Live]
-    ) -> Floats | None:
+    def _again(self, state: State, was: Live, others: Others) -> Live:
+        """What goes on, by when its tasks come now."""
+        if was.alone is None:
+            return self._begun(state, was.run.plan, was.run.before, was.start_s, others)
+        return self._joined(state, was.run.plan, self._again(state, was.alone, others), was.joins_s, others)
+
+    def _joined(self, state: State, plan: ModelPlan, alone: Live, joins_s: float, others: Others) -> Live:
+        """Replicas that go on, and share what is left with those that join them."""
+        if joins_s <= alone.start_s:
+            return self._begun(state, plan, alone.run.before, alone.start_s, others)
+        at_s = alone.at(joins_s)
+        rest = self._begun(state, plan, alone.run.work_at(at_s, alone.start_s), joins_s, others)
+        return Live(self.runs.joined(alone.run, at_s, rest.run), alone.start_s, alone, joins_s)
+
+    def _arrivals(self, state: State, model: int, start_s: float, others: Others) -> Floats | None:
         """[k] when a model's tasks come, from its start on, as far as other models tell."""
         load = self.load.models[model]
         child, parent = load.outer
