@@ -18,6 +18,7 @@ from lengthwise.report.schedule import (
     write_schedule_html,
     write_schedule_json,
 )
+from lengthwise.report.schedule._words import move_text
 from lengthwise.schema.schedule import SchedulePlan
 
 
@@ -76,6 +77,25 @@ def test_the_answer_fits_what_is_not_there(plan):
     assert "holds under every drift" in " ".join(sentences(replace(plan, drift=kept)))
     lost = tuple(replace(row, margin=math.nan) for row in plan.drift)
     assert "No tighter bound that was tried" in " ".join(sentences(replace(plan, drift=lost)))
+
+
+def test_what_no_longer_fits_is_told_from_what_breaks_the_bound(plan):
+    """A schedule that memory does not hold has no latency; with no bound it is told all the same."""
+    broken, unfit, *_ = (row for row in plan.drift if not row.holds)
+    drift = (replace(broken, margin=0.06), replace(unfit, kept=None, kept_held_s=math.inf, margin=0.13))
+    breaks, fits_not = sentences(replace(plan, drift=drift))[-2:]
+    kept = "Choosing under a bound {} % tighter would have kept it."
+    assert breaks == f"The bound breaks when outputs move so: {move_text(broken)}. {kept.format(6)}"
+    memory = f"It does not fit the memory when outputs move so: {move_text(unfit)}."
+    assert fits_not == f"{memory} {kept.format(13)}"
+    assert sentences(replace(plan, drift=drift, bound_s=math.inf))[-1] == memory
+
+
+@pytest.mark.parametrize(("tokens", "words"), [(1, "1 token "), (2, "2 tokens "), (1024, "1,024 tokens ")])
+def test_one_token_is_one(plan, tokens, words):
+    assert (
+        f"for outputs of {words}even in the worst case" in sentences(replace(plan, quantile_tokens=tokens))[0]
+    )
 
 
 def test_rows_of_what_cannot_be_have_no_numbers(plan):

@@ -142,6 +142,17 @@ def test_a_bound_that_nothing_meets_says_the_least_latency(opt_estimator):
         planner.best(0.98 * allowed_s)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [(1, "an output of 1 token (p99)"), (3, "an output of 3 tokens (p99)"), (3, "2 decode iterations ")],
+)
+def test_one_token_is_said_as_one(opt, four_a40, opt_tables, tokens, says):
+    task = TaskLengths.fixed(8 if tokens > 1 else 256, tokens)
+    with pytest.raises(ScheduleError) as told:
+        best_schedule(task, four_a40, opt, 1e-4, tables=opt_tables)
+    assert says in str(told.value)
+
+
 def test_a_model_that_does_not_fit_says_why(summaries):
     model = catalog.model("gpt-3-175b")
     cluster = Cluster(catalog.gpu("A40"), catalog.node("pcie4-4"), 4)

@@ -7,6 +7,7 @@ import math
 from lengthwise import backend, schedule
 from lengthwise.gateway.plugin.check import TESTED
 from lengthwise.report import percent, rounded
+from lengthwise.report.schedule import tokens_said
 from lengthwise.scenario.schedule_outcomes import requests_to_count
 from lengthwise.schema.schedule import SchedulePlan, Spread
 
@@ -88,7 +89,7 @@ def _expected(plan: SchedulePlan, told: schedule.Runnable, doubt: Spread | None)
     row = told.row
     rows = [
         ("requests a second", _three(told.throughput_rps)),
-        (f"latency of an output of {plan.quantile_tokens:,} tokens", f"{_three(row.latency_s)} s"),
+        (f"latency of an output of {tokens_said(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
         ("the same when batches are heavy", f"{_three(row.latency_high_s)} s"),
         ("latency bound", f"{plan.bound_s:g} s" if math.isfinite(plan.bound_s) else "none"),
         ("requests that are decoded at a time", _three(row.decode_batch)),

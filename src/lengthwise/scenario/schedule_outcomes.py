@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from lengthwise.gateway.decisions import Phase
 from lengthwise.gateway.telemetry import Row
+from lengthwise.report.schedule import tokens_said
 from lengthwise.scenario.schedule_plans import PlannedRun
 from lengthwise.schema.schedule import ScheduleRow
 
@@ -95,7 +96,7 @@ def schedule_outcome(
         SeenNumber("decode batch, B_D", "", row.decode_batch, *mean(_of(steady, "decode_batch"))),
         SeenNumber("cycle", "s", row.cycle_s, *mean(np.array([one.ended_s - one.begun_s for one in steady]))),
         SeenNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
-        SeenNumber(f"latency of {planned.bound_tokens} tokens", "s", row.latency_s, *latency),
+        SeenNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
     ]
     held, sure = held_within(planned.bound_s, latency)
     ended: defaultdict[str, int] = defaultdict(int)

@@ -12,6 +12,7 @@ from lengthwise.backend.openai import Server
 from lengthwise.gateway.background import beside
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.telemetry import Row
+from lengthwise.report.schedule import tokens_said
 from lengthwise.scenario.schedule_loads import SPARE, ScheduleLoad
 from lengthwise.scenario.schedule_outcomes import (
     FEWEST_REQUESTS,
@@ -104,7 +105,7 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
     seen = (
         SeenNumber("requests under way", "", math.nan, *mean(under_way)),
         SeenNumber("throughput", "requests/s", planned_rps, *mean(rate)),
-        SeenNumber(f"latency of {planned.bound_tokens} tokens", "s", row.latency_s, *latency),
+        SeenNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
     )
     held, sure = held_within(planned.bound_s, latency)
     return ScheduleOutcome(seen, 0, 0, {}, len(served), planned.bound_s, held, sure)

@@ -144,7 +144,7 @@ def nothing(
     named = "" if fixed else f" (p{100 * setting.assumptions.level:g})"
     held_s = row.latency_high_s if worst_case else row.latency_s
     return ScheduleError(
-        f"no schedule meets {bound_s:g} s for an output of {setting.bound_tokens:,} tokens{named}: "
+        f"no schedule meets {bound_s:g} s for an output of {_many(setting.bound_tokens, 'token')}{named}: "
         f"the least latency is {held_s:.3g} s ({row.words}). {_limit(row, setting.iterations, held_s)} "
         f"Allow at least {rounded_up(held_s)} s, or give faster GPUs or a lower quantile"
     )
@@ -155,8 +155,13 @@ def _limit(row: ScheduleRow, iterations: int, held_s: float) -> str:
     share = 1 - row.encode_s / held_s
     if share >= 1 / 2:
         between = "" if row.decode_steps >= iterations else " and what is encoded between them"
-        return f"{iterations:,} decode iterations{between} take {100 * share:.0f} % of it."
+        take = "takes" if iterations == 1 and not between else "take"
+        return f"{_many(iterations, 'decode iteration')}{between} {take} {100 * share:.0f} % of it."
     return f"Encoding its prompt takes {row.encode_s:.3g} s of it."
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def rounded_up(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lengthwise.report._numbers import UNKNOWN, percent, rounded, seconds
 from lengthwise.report.schedule._others import others_said
@@ -21,7 +22,7 @@ def sentences(plan: SchedulePlan) -> list[str]:
     bound = "With no latency bound"
     if math.isfinite(plan.bound_s):
         held = "even in the worst case" if plan.worst_case else "as expected"
-        bound = f"Within {plan.bound_s:g} s for outputs of {plan.quantile_tokens:,} tokens {held}"
+        bound = f"Within {plan.bound_s:g} s for outputs of {tokens_said(plan.quantile_tokens)} {held}"
     told = [
         (
             f"{bound}, by these cost tables, {row.words} is best: {amount(row.throughput_rps)} requests/s, latency "
@@ -86,6 +87,11 @@ def amount(value: float) -> str:
     return rounded(value, math.nan)[0]
 
 
+def tokens_said(tokens: int) -> str:
+    """A number of tokens: "1 token", "1,024 tokens"."""
+    return f"{tokens:,} {'token' if tokens == 1 else 'tokens'}"
+
+
 def move_text(row: DriftRow) -> str:
     """A move in words: "mean +15 %"."""
     moved = f"{row.change:+.0%}" if row.moved != "skewness" else f"{row.change:+.1f}"
@@ -124,15 +130,30 @@ def _certainty(plan: SchedulePlan) -> str:
 
 
 def _of_drift(plan: SchedulePlan) -> list[str]:
-    if not plan.drift or not math.isfinite(plan.bound_s):
-        return []
-    broken = [row for row in plan.drift if not row.holds]
-    if not broken:
+    """Under which drifts the bound breaks, under which memory holds the schedule no longer, and what would help."""
+    bounded = math.isfinite(plan.bound_s)
+    unfit = [row for row in plan.drift if row.kept is None]
+    broken = [row for row in plan.drift if bounded and row.kept is not None and not row.holds]
+    told = []
+    if broken:
+        told.append(f"The bound breaks when outputs move so: {_moves(broken)}.{_margin(broken)}")
+    if unfit:
+        margin = _margin(unfit) if bounded else ""
+        told.append(f"It does not fit the memory when outputs move so: {_moves(unfit)}.{margin}")
+    if bounded and plan.drift and not told:
         return ["The bound holds under every drift of the outputs that was tried."]
-    kept = [row.margin for row in broken if math.isfinite(row.margin)]
-    lost = [move_text(row) for row in broken if not math.isfinite(row.margin)]
-    told = f"The bound breaks when outputs move so: {', '.join(map(move_text, broken))}."
-    if kept:
-        told += f" Choosing under a bound {percent(max(kept))} tighter would have kept it"
-        told += f", but for {', '.join(lost)}." if lost else "."
-    return [told if kept else f"{told} No tighter bound that was tried would have kept it."]
+    return told
+
+
+def _margin(rows: Sequence[DriftRow]) -> str:
+    """What tighter bound would have kept a bound or fit the memory."""
+    kept = [row.margin for row in rows if math.isfinite(row.margin)]
+    lost = [row for row in rows if not math.isfinite(row.margin)]
+    if not kept:
+        return " No tighter bound that was tried would have kept it."
+    but = f", but for {_moves(lost)}." if lost else "."
+    return f" Choosing under a bound {percent(max(kept))} tighter would have kept it{but}"
+
+
+def _moves(rows: Sequence[DriftRow]) -> str:
+    return ", ".join(map(move_text, rows))
