@@ -27,19 +27,19 @@ def demo_words(python: str) -> list[str]:
     return ["serve", "--demo", "--engine-python", python, "--port", "0", "--admin-port", "0"]
 
 
-def living(sessions: set[int]) -> list[int]:
-    """Processes of these sessions: an engine leads one, and all that it starts is in it."""
-    return [pid for pid, (_, session) in processes().items() if session in sessions]
+def living(groups: set[int]) -> list[int]:
+    """Processes of these groups: an engine leads one, and all that it starts is in it."""
+    return [pid for pid, (_, group) in processes().items() if group in groups]
 
 
 def processes() -> dict[int, tuple[int, int]]:
-    """(parent, session) of every process that lives."""
+    """(parent, group) of every process that lives."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, parent, _, session, *_ = stat.read_text().rsplit(")", 1)[1].split()
+            state, parent, group, *_ = stat.read_text().rsplit(")", 1)[1].split()
             if state not in "ZX":
-                found[int(stat.parent.name)] = int(parent), int(session)
+                found[int(stat.parent.name)] = int(parent), int(group)
     return found
 
 
@@ -124,8 +124,8 @@ def test_who_interrupts_it_while_engines_load_is_left_with_none(engine_python):
     command = [sys.executable, "-m", "lengthwise.cli", *demo_words(engine_python)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        sessions = loading(process, time.monotonic() + BEFORE_S)
-        assert living(sessions)
+        groups = loading(process, time.monotonic() + BEFORE_S)
+        assert living(groups)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=BEFORE_S)
     finally:
@@ -133,25 +133,25 @@ def test_who_interrupts_it_while_engines_load_is_left_with_none(engine_python):
         process.communicate()
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    assert living(sessions) == []
+    assert living(groups) == []
 
 
 def loading(process: subprocess.Popen, end_s: float) -> set[int]:
-    """The sessions of both engines, when both have been started."""
-    sessions: set[int] = set()
-    while len(sessions) < 2:
+    """The groups of both engines, when both have been started."""
+    groups: set[int] = set()
+    while len(groups) < 2:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end_s, sessions
+        assert time.monotonic() < end_s, groups
         time.sleep(0.1)
-        for pid, (parent, session) in processes().items():
+        for pid, (parent, group) in processes().items():
             with contextlib.suppress(OSError):
                 if (
                     parent == process.pid
-                    and session == pid
+                    and group == pid
                     and os.fsencode("vllm.entrypoints") in words_of(pid)
                 ):
-                    sessions.add(session)
-    return sessions
+                    groups.add(group)
+    return groups
 
 
 def words_of(pid: int) -> bytes:
