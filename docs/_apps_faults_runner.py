@@ -9,6 +9,7 @@ _FAULTS = "apps/run/test_runner_faults.py::"
 _LOCAL = "apps/run/test_local_engines.py::"
 _RAY = "apps/run/test_ray_engines.py::"
 _FOLDER = "apps/run/test_run_folder.py::"
+_REPLANNED = "apps/run/test_replanning_interrupted.py::"
 
 OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
@@ -30,6 +31,11 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                     f"{_FAULTS}test_a_termination_stops_it_as_an_interrupt_does",
                     f"{_FAULTS}test_stopped_while_engines_start_it_waits_for_none_of_them",
                 ),
+            ),
+            (
+                "Ctrl-C while what is left is planned anew",
+                "it stops as at any other time; no plan is waited for that nobody will follow",
+                (f"{_REPLANNED}test_interrupted_while_it_is_planned_anew_it_loses_nothing_and_goes_on",),
             ),
             (
                 "Ctrl-C twice",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +19,30 @@ Result = TypeVar("Result")
 GROUP_S = 0.004
 """Endings on which others wait are written with those that come within so long."""
 _MOST = 2_000
+
+
+async def _beside(work: Callable[[], Result]) -> Result:
+    """What work returns in a thread that nobody joins."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if error is not None and not found.done():
+            found.set_exception(error)
+        elif not found.done():
+            found.set_result(cast("Result", result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:  # noqa: BLE001 - whoever waits for it is told
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="beside", daemon=True).start()
+    return await found
 
 
 class Books:
@@ -48,8 +74,11 @@ class Books:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def beside(self, work: Callable[[], Result]) -> Result:
-        """What long work returns that has nothing to do with the ledger, which is written meanwhile."""
-        return work() if self._thread is None else await asyncio.to_thread(work)
+        """What long work returns that has nothing to do with the ledger, which is written meanwhile.
+
+        A process that ends does not wait for it.
+        """
+        return work() if self._thread is None else await _beside(work)
 
     def end(self, ending: Ending) -> None:
         """Will be settled soon."""

@@ -1,0 +1,54 @@
+"""Ctrl-C while what is left is planned anew: nothing is lost, and nobody waits for a plan that none follows."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import replanning_process
+from simulated_world import fresh
+
+from lengthwise.apps.ledger import State
+from lengthwise.apps.run import run_simulated
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(replanning_process.__file__)
+
+
+def answers(ledger, job):
+    return [(row.state, row.output) for row in ledger.rows(0, len(job.layout.tasks))]
+
+
+@pytest.mark.parametrize("way", ["here", "virtual"])
+def test_interrupted_while_it_is_planned_anew_it_loses_nothing_and_goes_on(tmp_path, way):
+    job, launcher = replanning_process.parts()
+    with fresh(tmp_path, "whole.sqlite") as ledger:
+        assert run_simulated(job, ledger, launcher).exit_code == 0
+        whole = answers(ledger, job)
+
+    said = tmp_path / "said.txt"
+    with said.open("wb") as file:
+        process = subprocess.Popen([sys.executable, str(SCRIPT), str(tmp_path), way], stdout=file)
+    while replanning_process.PLANNING not in said.read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    if way == "here":
+        assert replanning_process.PLANNED not in said.read_text()
+
+    job, launcher = replanning_process.parts()
+    with fresh(tmp_path) as ledger:
+        states = {state for _, state in ledger.counts()}
+        assert State.LEASED not in states
+        assert not [name for name in ledger.facts() if name.startswith("owner:")]
+        kept = answers(ledger, job)
+        assert all(one == other for one, other in zip(kept, whole, strict=True) if one[0] == State.DONE)
+        ended = run_simulated(job, ledger, launcher, from_s=time.time())
+        assert ended.resumed
+        assert ended.exit_code == 0
+        assert answers(ledger, job) == whole
