@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import os
+import re
+
 import pytest
 from documents import ROOT, blocks
 
 from lengthwise import scenario
 from lengthwise.report.schedule import sentences
 from lengthwise.scenario.schedules import question_of
+from lengthwise.schedule import curve
+from lengthwise.schedule.drift import drift
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import SchedulePlan
 
@@ -16,14 +22,36 @@ EXAMPLE = ROOT / "examples" / "schedule-70b-5s.toml"
 
 
 @pytest.fixture(scope="module")
+def asked():
+    return question_of(scenario.load(EXAMPLE))
+
+
+def rows_under(heading: str) -> dict[str, list[str]]:
+    """By its first cell the others of each row of the table under a heading."""
+    section = GUIDE.read_text("utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return {first: rest for first, *rest in lines[1:]}
+
+
+def seconds_of(cell: str) -> float:
+    return math.inf if cell == "none" else float(cell.removesuffix(" s"))
+
+
+def assert_quoted(cell: str, value: float) -> None:
+    """A number is as it is quoted, to the last digit that is."""
+    (quoted, *_) = re.findall(r"[\d.]+", cell)
+    digits = len(quoted.partition(".")[2])
+    assert f"{value:.{digits}f}" == quoted, f"{cell!r} is {value}"
+
+
+@pytest.fixture(scope="module")
 def quoted():
     """The blocks of output, each in one line."""
     return [" ".join(block.text.split()) for block in blocks(GUIDE) if block.language == "text"]
 
 
-def test_the_choice_is_the_one_that_is_quoted(quoted):
+def test_the_choice_is_the_one_that_is_quoted(quoted, asked):
     """Without its frontier and drifts, which take longer than all the rest."""
-    asked = question_of(scenario.load(EXAMPLE))
     setting = asked.planner.estimator.setting
     choice = asked.planner.best(asked.section.latency_bound, apart=True)
     plan = SchedulePlan(
@@ -48,3 +76,76 @@ def test_the_bound_that_cannot_be_met_is_refused_as_quoted(quoted):
     with pytest.raises(ScheduleError) as told:
         scenario.plan_schedule(scenario.load(EXAMPLE, cluster))
     assert f"error: {told.value}" == quoted[1]
+
+
+@pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1",
+    reason="choices under five bounds take minutes without the compiler",
+)
+def test_what_other_bounds_cost_is_as_in_the_table(asked):
+    rows = rows_under("What would another bound cost?")
+    assert len(rows) == 5
+    for bound, (words, rps) in rows.items():
+        if words.startswith("none"):
+            with pytest.raises(ScheduleError, match=re.escape(words.partition(": ")[2].partition(" s,")[0])):
+                asked.planner.best(seconds_of(bound))
+            assert rps == "0"
+            continue
+        row = asked.planner.best(seconds_of(bound)).row
+        assert_quoted(rps, row.throughput_rps)
+        assert row.strategy.upper().startswith(words[:3])
+        controls = f"B_E = {row.encode_batch}, N_D = {row.decode_steps}"
+        assert ("B_E" in words) == (row.strategy == "rra")
+        assert "B_E" not in words or controls in words
+        assert "TP" not in words or f"TP {row.tp}" in words
+        assert "four GPUs encode" not in words or (row.encode_gpus, row.tp_groups * row.tp) == (4, 8)
+
+
+@pytest.mark.slow
+def test_vllm_has_what_the_table_says(asked):
+    planner = asked.planner
+    played = curve(planner.estimator, "vllm-v1")
+    rows = rows_under("Against doing nothing, and against vLLM")
+    assert len(rows) == 5
+    for bound, (ours, theirs) in rows.items():
+        choice = planner.best(seconds_of(bound)).row
+        assert_quoted(ours, choice.throughput_rps)
+        assert ours.endswith(f"({choice.strategy[:3].upper()})")
+        at = played.best_at(seconds_of(bound))
+        assert_quoted(theirs, played.throughput_rps[at])
+        interval = re.search(r"\[([\d.]+) to ([\d.]+)\]", theirs)
+        if interval:
+            assert_quoted(interval[1], played.throughput_low_rps[at])
+            assert_quoted(interval[2], played.throughput_high_rps[at])
+    assert "in two replicas of four stages" in rows["none"][1]
+    last = played.row(played.best_at(math.inf))
+    assert (last.replicas, last.stages) == (2, 4)
+
+
+@pytest.mark.slow
+def test_what_a_drift_does_is_as_told(asked):
+    text = " ".join(GUIDE.read_text("utf-8").split())
+    took_s, margin = re.search(
+        r"15 % longer outputs have a p99 answer take ([\d.]+) s\..*?: here (\d+) %", text
+    ).groups()
+    planner, bound_s = asked.planner, asked.section.latency_bound
+    (row,) = drift(planner, planner.best(bound_s, apart=True), (("mean", 0.15),))
+    assert_quoted(took_s, row.kept_held_s)
+    assert_quoted(margin, 100 * row.margin)
+    tighter = re.search(r"`--latency-bound ([\d.]+)s` you are safe", text)
+    assert float(tighter[1]) <= bound_s * (1 - row.margin) + 1e-9
+
+
+@pytest.mark.slow
+def test_how_far_off_the_schedule_may_be_is_as_told():
+    """The whole answer, with its draws of cost tables."""
+    plan = scenario.plan_schedule(scenario.load(EXAMPLE))
+    text = " ".join(GUIDE.read_text("utf-8").split())
+    low, high, draws, held = re.search(
+        r"has ([\d.]+) to ([\d.]+) requests a second \(90 % of (\d+) draws\), and its bound holds in (\d+) %",
+        text,
+    ).groups()
+    (spread,) = plan.spreads
+    assert_quoted(low, spread.throughput_rps[0])
+    assert_quoted(high, spread.throughput_rps[1])
+    assert (int(draws), int(held)) == (spread.draws, round(100 * spread.held_share))
