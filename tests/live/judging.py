@@ -76,6 +76,18 @@ def drift(learnt: Iterations, told: Iterations, seats: int) -> float:
     return statistics.median(off) if off else 0.0
 
 
+def seen_steps(runs: Sequence[Measured]) -> Iterations:
+    """The steps that runs were served in, of engines that keep them with each run."""
+    steps = [run.records.steps for run in runs]
+    column = {
+        name: np.concatenate([getattr(of, name) for of in steps]).astype(np.float64)
+        for name in ("prefill_seqs", "prefill_tokens", "decode_seqs")
+    }
+    seconds = np.concatenate([of.end_s - of.start_s for of in steps])
+    once = np.ones(len(seconds), dtype=np.int64)
+    return Iterations(**column, kv_share=np.full(len(seconds), np.nan), seconds=seconds, steps=once)
+
+
 def judged(
     errors: Errors, apart: Errors, each: str, metrics: Sequence[str] = METRICS
 ) -> tuple[list[str], list[str]]:
