@@ -163,6 +163,20 @@ def test_a_rest_read_off_the_run_from_the_start_is_close_to_its_own_simulation()
     assert seconds[True] == pytest.approx(seconds[False], rel=0.1)
 
 
+def test_what_has_nothing_behind_it_is_simulated_once_for_quick_looks_and_close_ones():
+    close = world([600, 150])
+    quick = Stages(Runs(close.load, close.space, quick=True, known=close.runs))
+    plans = (ModelPlan(0, KIND, 2), ModelPlan(1, KIND, 1))
+    looked = quick.stage(quick.start(), plans)
+    once = 600 // 2 + 150  # one of two equal replicas stands for both
+    assert (close.runs.simulated_requests, quick.runs.simulated_requests) == (once, 0)
+    again = close.stage(close.start(), plans)
+    assert close.runs.simulated_requests == once
+    assert {m: one.end_s for m, one in looked.live.items()} == {m: one.end_s for m, one in again.live.items()}
+    quick.stage(quick.after(looked), (ModelPlan(0, KIND, 4),))
+    assert quick.runs.simulated_requests == 0
+
+
 def test_plans_are_those_that_fit_the_memory_the_heads_and_the_islands():
     space = Space(served(1, "llama-2-70b"), cluster_of(8))
     shapes = {(p.dp, p.tp, p.pp) for p in space.plans(0)}

@@ -134,7 +134,7 @@ class Runs:
         quick: Whether a model that goes on under another plan is read off the run of that plan from the very start:
             its rest is what that run has left after as much progress. Exact enough to compare plans by, and nothing
             is simulated.
-        known: Runs of the same draw that are known already.
+        known: Runs of the same draw that are known already; what has nothing behind it is simulated there, for both.
 
     Attributes:
         simulated_requests: So far.
@@ -146,6 +146,7 @@ class Runs:
     def __init__(self, load: Load, space: Space, *, quick: bool = False, known: Runs | None = None) -> None:
         self.load, self.space, self.quick = load, space, quick
         self.made: dict[Hashable, Run] = dict(known.made) if known else {}
+        self._known = known
         self._fresh = [Work("fresh", m.fresh, m.never) for m in load.models]
         self._held = sum(len(run.load) for run in self.made.values())
         self.simulated_requests = 0
@@ -161,6 +162,8 @@ class Runs:
         """The run of a plan on what is left; ``arrival_s``: [k] when tasks come, infinite: not in this run."""
         if arrival_s is not None and not (arrival_s > 0).any():
             arrival_s = None
+        if self._known is not None and before.key == "fresh":
+            return self._known.run(plan, before, arrival_s)
         came = None if arrival_s is None else blake2b(arrival_s.tobytes(), digest_size=16).digest()
         key = (plan, before.key, came)
         if self.clock is not None:
