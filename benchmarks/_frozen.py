@@ -15,15 +15,41 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CODE = (
-    *(f"src/lengthwise/{room}" for room in ("engine", "policy", "cost", "metrics", "schema")),
-    "src/lengthwise/catalog/*.py",
-    "src/lengthwise/measure/calibrate",
-    "src/lengthwise/measure/*.py",
-    "benchmarks/_circle*.py",
-    "benchmarks/_live.py",
+_ROOMS = ("engine", "policy", "cost", "metrics", "workload", "measure", "catalog")
+_SCHEMA = [
+    "cost_tables",
+    "deployment",
+    "hardware",
+    "measured",
+    "model",
+    "profile",
+    "records",
+    "tokens",
+    "units",
+    "workload",
+]
+_CLIENT = ("openai", "_openai_*", "sse", "process", "launch", "vllm")
+_CAMPAIGN = (
+    "_circle*",
+    "_live",
+    "_continuous",
+    "_vllm",
+    "_turns",
+    "_device",
+    "_clusters",
+    "_intervals",
+    "_widths",
 )
-"""What decides over the error of a calibrated simulation: folders with all in them, and files of a pattern."""
+CODE = (
+    *(f"src/lengthwise/{room}" for room in _ROOMS),
+    *(f"src/lengthwise/schema/{name}.py" for name in _SCHEMA),
+    *(f"src/lengthwise/backend/{name}.py" for name in _CLIENT),
+    "src/lengthwise/_jit.py",
+    *(f"benchmarks/{name}.py" for name in _CAMPAIGN),
+    "benchmarks/engines",
+)
+"""What decides over the error of a calibrated simulation, from a profile and a client to the row: folders with
+all in them, and files of a pattern. A test holds it against what a campaign imports."""
 KEPT = {"fidelity.live": "vllm", "fidelity.live_transformers": "transformers"}
 """By circle: the folder of results/live in which its runs are kept."""
 MEASURED = ("measured_at", "measured_code_sha256")

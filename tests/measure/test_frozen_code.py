@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -87,6 +88,15 @@ def test_runs_are_of_the_code_whose_content_is_the_same_whatever_its_history(his
         ("src/lengthwise/cost/data/hosts.toml", True),
         ("benchmarks/_circle_rows.py", True),
         ("benchmarks/_live.py", True),
+        ("benchmarks/_device.py", True),
+        ("benchmarks/engines/continuous_batching.py", True),
+        ("src/lengthwise/_jit.py", True),
+        ("src/lengthwise/backend/_openai_pieces.py", True),
+        ("src/lengthwise/catalog/data/gpus.toml", True),
+        ("src/lengthwise/measure/load/bench.py", True),
+        ("src/lengthwise/workload/read.py", True),
+        ("src/lengthwise/backend/kubernetes.py", False),
+        ("src/lengthwise/schema/app.py", False),
         ("src/lengthwise/engine/__pycache__/a.pyc", False),
         ("src/lengthwise/gateway/app.py", False),
         ("benchmarks/_silicon.py", False),
@@ -102,6 +112,25 @@ def test_all_that_decides_over_an_error_counts_and_nothing_else(history, tmp_pat
 def test_what_is_named_as_code_is_there():
     for of in _frozen.CODE:
         assert list(_frozen.ROOT.glob(of)), of
+
+
+def test_no_part_of_a_campaign_is_forgotten():
+    """What is imported for it from the folder of benchmarks, but for what writes rows down."""
+    told, ahead = set(), ["_live"]
+    while ahead:
+        name = ahead.pop()
+        if name not in told:
+            told.add(name)
+            words = ast.parse((_frozen.ROOT / "benchmarks" / f"{name}.py").read_text("utf-8"))
+            ahead += [one for one in imported(words) if (_frozen.ROOT / "benchmarks" / f"{one}.py").exists()]
+    known = {path.stem for path in _frozen._files()}
+    assert told - known == {"_frozen", "_harness"}
+
+
+def imported(words: ast.Module) -> set[str]:
+    of = [node for node in ast.walk(words) if isinstance(node, ast.Import | ast.ImportFrom)]
+    plain = {alias.name for node in of if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {str(node.module) for node in of if isinstance(node, ast.ImportFrom)}
 
 
 def test_where_nobody_has_a_history_code_is_known_by_its_content_alone(tmp_path, monkeypatch):
