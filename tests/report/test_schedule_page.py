@@ -121,6 +121,7 @@ def test_the_file_holds_everything(plan, tmp_path):
     assert told["chosen"]["throughput_rps"] == plan.chosen.throughput_rps
     assert [front["strategy"] for front in told["front"]] == ["rra", "waa-c", "waa-m"]
     assert len(told["drift"]) == 12
+    assert len(told["static_front"]) == len(plan.static_front) > 1
     assert told["redeploy"]["dram_s"] > 0
     write_schedule_json(tmp_path / "inf.json", replace(plan, bound_s=math.inf))
     assert json.loads((tmp_path / "inf.json").read_text("utf-8"))["bound_s"] is None
@@ -138,6 +139,10 @@ def test_the_page_is_escaped_alone_and_the_same_again(plan, tmp_path):
     assert_fetches_nothing(text, 250_000)
     data = json.loads(text.split('id="figures">')[1].split("</script>")[0])
     assert [curve["name"] for curve in data["curves"]] == ["RRA", "WAA-C", "WAA-M"]
+    (nothing_done,) = data["others"]
+    assert nothing_done["name"] == "doing nothing, by formula"
+    within = [rps for held_s, rps in zip(nothing_done["x"], nothing_done["y"], strict=True) if held_s <= 3.0]
+    assert within[-1] == pytest.approx(plan.static.throughput_rps, rel=1e-4)
     assert data["bound"] == 3.0
     assert {bar[0] for bar in data["bars"]} == set(range(len(data["stages"])))
     for head in ("The answer", "What else there was", "If outputs drift", "Chosen, and doing nothing"):

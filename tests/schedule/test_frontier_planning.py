@@ -141,6 +141,19 @@ def test_a_choice_beats_doing_nothing_at_every_bound_of_the_paper(planner):
         assert planner.best(bound_s).row.throughput_rps > 1.2 * static.best(bound_s).throughput_rps
 
 
+def test_static_batches_have_a_frontier_too(opt_estimator):
+    got = static_batches(opt_estimator)
+    for bound_s in (3.0, 5.9, 11.5, math.inf):
+        points = got.front(bound_s)
+        assert 2 <= len(points) <= MOST_POINTS
+        assert points[0].held_s == got.latency_s.min()
+        for sooner, later in pairwise(points):
+            assert sooner.held_s < later.held_s
+            assert sooner.row.throughput_rps < later.row.throughput_rps
+        shown = max(p.row.throughput_rps for p in points if p.held_s <= bound_s)
+        assert shown == got.best(bound_s).throughput_rps
+
+
 def test_what_does_not_fit_has_no_static_batch(summaries):
     model = catalog.model("gpt-3-175b")
     cluster = Cluster(catalog.gpu("A40"), catalog.node("pcie4-4"), 4)
@@ -148,3 +161,4 @@ def test_what_does_not_fit_has_no_static_batch(summaries):
     assert len(got.batch) == 0
     assert got.best(math.inf) is None
     assert got.bounds_s() == ()
+    assert got.front() == ()

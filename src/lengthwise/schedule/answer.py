@@ -55,6 +55,7 @@ def answer(
     if most_seen_rps(planner, bound_s) > choice.row.throughput_rps * (1 + TIE):
         choice = _again(planner, choice)
     fronts = fronts_seen(planner, {of: [*known_s, bound_s] for of, known_s in searched_s.items()})
+    static = static_batches(planner.estimator)
     explained = explain(planner.estimator, choice.controls)
     return SchedulePlan(
         name=name,
@@ -69,7 +70,8 @@ def answer(
         evaluated=choice.evaluated,
         points=choice.points,
         seconds=choice.seconds,
-        static=static_batches(planner.estimator).best(bound_s),
+        static=static.best(bound_s),
+        static_front=static.front(bound_s),
         front=fronts,
         kinks=kinks(fronts),
         drift=drift(planner, choice),

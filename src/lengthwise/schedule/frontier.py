@@ -212,19 +212,24 @@ def _rows(sides: Sequence[Side], found: Sequence[_Seen]) -> list[FrontPoint]:
 
 
 def _thinned(found: Sequence[_Seen], at_s: Sequence[float]) -> list[_Seen]:
-    """About ``MOST_POINTS`` that lack as small a share of throughput as may be at every bound, and none at some."""
-    if len(found) <= MOST_POINTS:
-        return list(found)
     held_s, rps = np.array([one.held_s for one in found]), np.array([one.rps for one in found])
-    kept = {0, len(found) - 1} | {
-        int(at) for at in np.searchsorted(held_s, at_s, side="right") - 1 if at >= 0
-    }
+    return [found[at] for at in shown_of(held_s, rps, at_s)]
+
+
+def shown_of(held_s: Floats, rps: Floats, at_s: Sequence[float]) -> list[int]:
+    """Which points of a frontier are shown, in its order.
+
+    About ``MOST_POINTS``, so that at every bound as small a share of throughput is lacking as may be, and none at some.
+    """
+    if len(rps) <= MOST_POINTS:
+        return list(range(len(rps)))
+    kept = {0, len(rps) - 1} | {int(at) for at in np.searchsorted(held_s, at_s, side="right") - 1 if at >= 0}
     low, high = 0.0, math.log(rps[-1] / rps[0])
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         enough = len(_steps(rps, math.exp(middle), kept)) <= max(MOST_POINTS, len(kept))
         low, high = (low, middle) if enough else (middle, high)
-    return [found[at] for at in _steps(rps, math.exp(high), kept)]
+    return _steps(rps, math.exp(high), kept)
 
 
 def _steps(rps: Floats, times: float, kept: Iterable[int]) -> list[int]:
@@ -236,4 +241,13 @@ def _steps(rps: Floats, times: float, kept: Iterable[int]) -> list[int]:
     return found
 
 
-__all__ = ["BOUNDS", "explored_s", "frontiers", "fronts_seen", "kinks", "most_seen_rps", "non_dominated"]
+__all__ = [
+    "BOUNDS",
+    "explored_s",
+    "frontiers",
+    "fronts_seen",
+    "kinks",
+    "most_seen_rps",
+    "non_dominated",
+    "shown_of",
+]

@@ -7,6 +7,7 @@ section 7.1). Prompts count as long as they are, which is in its favour.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +15,12 @@ import numpy.typing as npt
 
 from lengthwise.schedule._prepared import Setting
 from lengthwise.schedule.estimate import Estimator
+from lengthwise.schedule.frontier import shown_of
 from lengthwise.schedule.layout import Layout, Stage, rra_layout
 from lengthwise.schedule.memory import stage_bytes
 from lengthwise.schedule.stage_seconds import visits_s
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule import FrontPoint, ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -62,6 +64,14 @@ class StaticBatches:
         if not len(good):
             return None
         return self.row(int(good[np.argmax((self.batch / self.latency_s)[good])]))
+
+    def front(self, at_s: float = math.inf) -> tuple[FrontPoint, ...]:
+        """Those that none beats in both throughput and latency, thinned, by latency; the best at a bound is kept."""
+        rps = self.batch / self.latency_s
+        before = np.maximum.accumulate(np.concatenate([[0.0], rps]))[:-1]
+        best = np.flatnonzero(rps > before)
+        at = best[shown_of(self.latency_s[best], rps[best], [at_s])] if len(best) else best
+        return tuple(FrontPoint(float(self.latency_s[i]), self.row(int(i))) for i in at)
 
     def bounds_s(self, quantiles: tuple[float, ...] = (0.1, 0.3, 0.7)) -> tuple[float, ...]:
         """Quantiles of the latencies over batches in multiples of four, which ExeGPT takes for bounds."""

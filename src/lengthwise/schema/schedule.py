@@ -258,6 +258,7 @@ class SchedulePlan:
         spread_notes: Of which sources nothing is known, a sentence each.
         others: Other systems that it was held against.
         threshold: Share of the mean that encodings and decode batches are kept within; None: they are not resized.
+        static_front: Doing nothing at every bound: static batches from the least latency on.
     """
 
     name: str
@@ -283,6 +284,7 @@ class SchedulePlan:
     spread_notes: tuple[str, ...] = ()
     others: tuple[OtherSystem, ...] = ()
     threshold: float | None = None
+    static_front: tuple[FrontPoint, ...] = ()
 
 
 __all__ = [

@@ -29,7 +29,8 @@ def figures(plan: SchedulePlan) -> dict[str, Any]:
         "curves": [
             _curve(strategy.upper(), (SERIES[strategy], "solid"), points) for strategy, points in plan.front
         ],
-        "others": [_curve(SYSTEM_NAMES[one.system], OTHERS[one.system], one.front) for one in plan.others],
+        "others": _nothing_done(plan)
+        + [_curve(SYSTEM_NAMES[one.system], OTHERS[one.system], one.front) for one in plan.others],
         "chosen": _held(plan),
         "static": _static(plan),
         "stages": list(plan.stages),
@@ -38,6 +39,12 @@ def figures(plan: SchedulePlan) -> dict[str, Any]:
             for bar in plan.timeline
         ],
     }
+
+
+def _nothing_done(plan: SchedulePlan) -> list[dict[str, Any]]:
+    """Static batches by formula, whatever else was played out; none where memory holds none."""
+    points = plan.static_front
+    return [_curve("doing nothing, by formula", (SERIES["static"], "dashdot"), points)] if points else []
 
 
 def _curve(name: str, look: tuple[int, str], points: tuple[FrontPoint, ...]) -> dict[str, Any]:
