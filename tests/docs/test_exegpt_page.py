@@ -155,3 +155,41 @@ def test_looking_at_all_is_over_the_searchs_micro_batches(generator):
     of_list = ", ".join(map(str, MICRO_BATCHES))
     assert of_list in generator.page([])
     assert of_list in (ROOT / "docs/decisions/0017-choice-of-schedule.md").read_text("utf-8")
+
+
+def played(name: str, configurations: int) -> dict:
+    one = {
+        "bound": "none", "exegpt": schedule(4.0), "exegpt_in_replicas": None, "systems": {}, "as_cut_for_ft": {},
+    }  # fmt: skip
+    return row(
+        f"exegpt.systems.{name}", 1.0, details={"cells": [one], "configurations": {"vllm-v1": configurations}}
+    )
+
+
+def test_scenarios_that_were_not_played_out_are_named_with_the_reason(generator):
+    tasks = ("s", "t", "g", "c1", "c2")
+    models = ("t5-11b-a40", "opt-13b-a40", "gpt-3-39b-a40", "gpt-3-101b-a100")
+    wide = ("gpt-3-175b-a40", "gpt-3-175b-a100", "gpt-3-341b-a40")
+    every = [
+        f"{model}.{task}"
+        for model in (*models, *wide)
+        for task in tasks
+        if (model, task) != ("t5-11b-a40", "c2")
+    ]
+    assert len(every) == 34
+    some = [
+        name
+        for name in every
+        if not name.startswith(("gpt-3-175b-a40", "gpt-3-341b")) and name != "opt-13b-a40.g"
+    ]
+    text = generator.page([played(name, 900 + 10 * i) for i, name in enumerate(some)])
+    assert (
+        "**11 of the 34 scenarios, a model and a task each, are not played out**: OPT 13B, 4 x A40: G; GPT-3 175B"
+        in text
+    )
+    assert "GPT-3 341B, 48 x A40: S, T, G, C1, C2. The reason is time" in text
+    assert "(900 to 1,120 configurations of the systems each)" in text
+    assert "The longest pipelines (32 and 48 GPUs) are not in these means" in text
+    text = generator.page([played(name, 900) for name in every])
+    assert "All 34 scenarios, a model and a task each, were played out" in text
+    assert "not played out" not in text
