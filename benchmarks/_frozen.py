@@ -81,14 +81,18 @@ def measured_by(folder: Path) -> dict[str, Any]:
     return {key: told.get(key) for key in MEASURED}
 
 
+def making() -> dict[str, Any]:
+    """What a row keeps of the code that makes it now, where no engine was measured for it."""
+    return {"code_sha256": code_sha256(), "code_changed_at": _changed_at()}
+
+
 def facts(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Of a row that is made now of runs measured as told: by what code each was, and whether that was the same.
 
     Where nobody kept by what code the runs were measured, the code must be older than they are. What is not known
     is no proof: not frozen.
     """
-    made = {"code_sha256": code_sha256(), "code_changed_at": _changed_at()}
-    told = {key: measured.get(key) for key in MEASURED} | made
+    told = {key: measured.get(key) for key in MEASURED} | making()
     return told | {"frozen": _is_frozen(told)}
 
 

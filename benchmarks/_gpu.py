@@ -12,10 +12,11 @@ from typing import Any
 from _gpu_plan import UnfitError, cuda
 
 CAMPAIGN = Path(__file__).with_name("gpu_campaign.py")
+RESULTS = Path(__file__).parent / "results" / "gpu"
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Rows by name; ``quick``: of a small model. Its records are kept by the campaign alone (its --out).
+    """Rows by name. Profile and records go to results/gpu; ``quick``: of a small model, kept nowhere.
 
     Raises:
         FileNotFoundError: This machine has no torch or no CUDA GPU, or the campaign could not be done; it says which.
@@ -25,7 +26,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         cuda()
     except UnfitError as error:
         raise FileNotFoundError(str(error)) from error
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = scratch if quick else str(RESULTS)
         asked = [sys.executable, str(CAMPAIGN), "--out", folder, *(["--tiny"] if quick else [])]
         done = subprocess.run(
             asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Sections:
         campaigns: Words with which figures of campaigns begin, of which earlier ones are kept beside newer ones.
         interval: The 95 % interval of a row that was saved without one, of what it keeps; None: it does not tell.
         restated: The details of a row that was saved, with what can be told of them anew.
+        made: What every row keeps of the code that made it, asked for as the benchmark begins.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Sections:
     campaigns: tuple[str, ...] = ()
     interval: Callable[[Mapping[str, Any]], tuple[float, float] | None] = field(default=lambda _: None)
     restated: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda row: dict(row["details"]))
+    made: Callable[[], Mapping[str, Any]] = field(default=dict)
 
     @property
     def results(self) -> Path:
@@ -162,6 +164,7 @@ class Sections:
         if not chosen:
             parser.error(f"--only knows {', '.join(known)}")
         rows: list[Row] = []
+        made = self.made()
         for name in chosen:
             start = time.perf_counter()
             found = own[name]() if name in own else self.rows(name, given.shared, quick=given.quick)
@@ -169,7 +172,9 @@ class Sections:
             for row in found:
                 if "skipped" in row.details:
                     print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)
-            found = [row for row in found if "skipped" not in row.details]
+            found = [
+                replace(row, details={**made, **row.details}) for row in found if "skipped" not in row.details
+            ]
             if given.save:
                 self.save(found)  # what was measured is kept, whatever the next section meets
             rows += found

@@ -84,6 +84,7 @@ class Campaign:
         self.out, self.device, self.plan, self.python, self.clock = out, device, plan, python, clock
         self.told: dict[str, Any] = {"plan": plan.name, "budget_s": clock.budget_s, "said": []}
         self.runs: list[Any] = []
+        self.known: dict[str, Any] = {}
         self.measured_by = _frozen.of_measuring()
         for old in (*out.glob("*.measured.parquet"), *out.glob("*.simulated.parquet"), out / "rows.json"):
             old.unlink(missing_ok=True)
@@ -117,6 +118,7 @@ class Campaign:
             setting.limits(plan.max_model_len, BLOCK), weight_dtype=plan.dtype, kv_dtype=plan.dtype
         )
         base = _circle.deployment_of(str(self.config), self.gpu, limits, plan.blocks)
+        self.known = {"deployment": _circle.facts_of(base)}
         tables = self._profiled(base)
         facts = self._measured(setting, base)
         return self._compared(base, tables, facts)
@@ -193,7 +195,8 @@ class Campaign:
         plan, clock = self.plan, self.clock
 
         def bench(workload: Any) -> Any:
-            return engine.run(workload, clock.to_measure_s() + clock.end_s / 3)
+            measured = engine.run(workload, clock.to_measure_s() + clock.end_s / 3)
+            return replace(measured, facts={**measured.facts, **self.known})
 
         for _ in range(2):  # the first is the engine's own warm-up
             first = bench(lengths.workload(plan.seqs, 0, None, "warm-up"))

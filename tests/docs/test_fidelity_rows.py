@@ -78,3 +78,19 @@ def test_no_committed_row_takes_an_error_or_seconds_for_better_when_larger(fidel
         target, better, unit = fidelity.stated(row["name"], row["unit"])
         assert (row["unit"], row["better"]) == (unit, better), row["name"]
         assert math.isnan(target) or row["target"] == target, row["name"]
+
+
+def test_every_row_keeps_by_what_code_and_when_it_was_made(fidelity, tmp_path, monkeypatch, capsys):
+    """But one that knows better: a campaign's rows keep the code that measured."""
+    monkeypatch.setattr("_sections.RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["some", "--save", "--json"])
+    given = {"a": {"value": 1.0}, "b": {"value": 2.0, "details": {"code_sha256": "its own"}}}
+    own = {"x": lambda: [fidelity.row(name, told) for name, told in given.items()]}
+    mine = replace(fidelity, name="some", modules={}, own=lambda *_: own)
+    mine.main()
+    capsys.readouterr()
+    first, second = map(json.loads, mine.results.read_text().splitlines())
+    assert first["kept"]
+    assert len(first["details"]["code_sha256"]) == 64
+    assert first["details"]["code_changed_at"]
+    assert second["details"]["code_sha256"] == "its own"

@@ -207,6 +207,21 @@ def test_benchmark_skips_its_gpu_with_the_reason(section, monkeypatch, gpus):
     assert row.details["skipped"].startswith("no CUDA GPU" if gpus == 0 else "the campaign needs torch")
 
 
+def test_benchmark_keeps_what_a_whole_campaign_writes(section, monkeypatch, tmp_path):
+    """Profile and records are data that others can look at; of the quick look nothing is kept."""
+    torch_that_sees(monkeypatch, gpus=1)
+    monkeypatch.setattr(_gpu, "RESULTS", tmp_path / "results")
+    told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03}'
+    code = (
+        "out.mkdir(exist_ok=True)\n(out / 'profile.parquet').write_text('x')\n"
+        f"(out / 'rows.json').write_text({told!r})"
+    )
+    section(code)
+    assert not (tmp_path / "results").exists()
+    fidelity.SECTIONS.rows("gpu", Path(), quick=False)
+    assert (tmp_path / "results" / "profile.parquet").exists()
+
+
 def test_benchmark_takes_the_campaign_s_rows_where_there_is_a_gpu(section, monkeypatch):
     torch_that_sees(monkeypatch, gpus=1)
     told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03, "unit": "relative", "target": 0.1, "ci": null}'

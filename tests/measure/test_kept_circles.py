@@ -13,7 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KEPT = BENCHMARKS / "results"
 FIGURE = 0.01
-"""A figure (the median over loads) may be so much above the one that is saved: what another order of sums may move."""
+"""A figure (the median over loads) may be so far from the one that is saved: what another order of sums may move."""
 LOAD = 0.02
 """And the median of a load, which a search that ends elsewhere moves further."""
 
@@ -62,29 +62,36 @@ def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, setti
         )
         for metric in rows
     }
-    worse = list(further_off(rows, told))
-    assert not worse, "; ".join(worse)
+    moved = list(otherwise(rows, told))
+    assert not moved, "; ".join(moved)
 
 
-def further_off(rows, told):
-    """In words, what is further off than it was saved. ``told``: by metric, the signed error of each load."""
+def otherwise(rows, told):
+    """In words, what is further off than it was saved, or nearer. ``told``: by metric, each load's signed error."""
     for metric, row in rows.items():
         was = {load: of["calibrated"] for load, of in row["details"]["signed_by_load"].items()}
         assert told[metric].keys() == was.keys()
         figure = statistics.median(map(abs, told[metric].values()))
-        if figure > row["value"] + FIGURE:
+        if abs(figure - row["value"]) > FIGURE:
             yield f"{metric}: {figure:.2%} off, saved {row['value']:.2%}"
         for load, error in told[metric].items():
-            if abs(error) > abs(was[load]) + LOAD:
+            if abs(abs(error) - abs(was[load])) > LOAD:
                 yield f"{metric} of {load}: {abs(error):.2%} off, saved {abs(was[load]):.2%}"
 
 
-@pytest.mark.parametrize(("more", "found"), [(0.0, False), (0.005, False), (0.03, True)])
-def test_errors_that_grow_by_points_are_found_and_no_others(more, found):
+@pytest.mark.parametrize(
+    ("more", "found"), [(0.0, False), (0.005, False), (-0.005, False), (0.03, True), (-0.03, True)]
+)
+def test_errors_that_move_by_points_are_found_and_no_others(more, found):
     rows = saved("fidelity.live")
+    for row in rows.values():  # none so small that it cannot shrink by points
+        each = row["details"]["signed_by_load"].values()
+        for of in each:
+            of["calibrated"] = abs(of["calibrated"]) + 0.05
+        row["value"] = statistics.median(of["calibrated"] for of in each)
     told = {
-        metric: {load: abs(of["calibrated"]) + more for load, of in row["details"]["signed_by_load"].items()}
+        metric: {load: of["calibrated"] + more for load, of in row["details"]["signed_by_load"].items()}
         for metric, row in rows.items()
     }
-    worse = list(further_off(rows, told))
-    assert len(worse) == (sum(1 + len(of) for of in told.values()) if found else 0)
+    moved = list(otherwise(rows, told))
+    assert len(moved) == (sum(1 + len(of) for of in told.values()) if found else 0)
