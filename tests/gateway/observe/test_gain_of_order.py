@@ -351,6 +351,19 @@ def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path, most_bytes:
     assert told.jct_s == pytest.approx(seen.jct_s, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ended_s": math.inf}, {"ended_s": 1e308}, {"ended_s": 0.0}, {"arrival_s": 1e308}, {"dispatched_s": -5.0}, {"first_token_s": 1e9},
+        dict.fromkeys(("arrival_s", "dispatched_s", "first_token_s", "ended_s"), 1e300),
+        {"waited_s": math.inf}, {"waited_s": -1.0}, {"output_tokens": 10**12}, {"prompt_tokens": 10**12},
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_are_not_looked_at(wrong) -> None:
+    rows = single_server(3, 300)
+    assert len(of_rows([replace(rows[7], **wrong), *rows[:7], *rows[8:]])) == 299
+
+
 def test_runs_in_which_nobody_was_served_close_no_pause_twice(tmp_path) -> None:
     rows, path = single_server(3, 300), tmp_path / "j.jsonl"
     failed = [replace(rows[150], output_tokens=0, outcome="failed")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import signal
 import subprocess
@@ -76,6 +77,31 @@ def test_a_torn_line_is_left_out_and_does_not_spoil_the_next(tmp_path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     write(path, rows(1))
     assert [(run, row.id) for run, row in read(path)] == [(1, 0), (1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("output_tokens", 1e308), ("output_tokens", "4"), ("arrival_s", None), ("worker", []), ("model", {}),
+        ("again", 7), ("again", [[1]]), ("waited_s", "long"), ("failovers", None),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_row_is_left_out(tmp_path, name, value) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, rows(3))
+    head, first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([head, json.dumps(json.loads(first) | {name: value}), *others, ""]))
+    assert [row.id for _, row in read(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("broken", [{"unix_s": None}, {"unix_s": "noon"}, {"clock_s": []}])
+def test_a_run_whose_first_line_tells_no_time_is_left_out(tmp_path, broken) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, rows(2))
+    head, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(head) | broken), *others, ""]))
+    write(path, rows(1))
+    assert [(run, row.id) for run, row in read(path)] == [(2, 0)]
 
 
 def test_files_go_round_by_size(tmp_path) -> None:

@@ -104,8 +104,12 @@ class Gain:
 
     @property
     def model_error(self) -> float:
-        """Simulated FCFS over what was seen, less 1; NaN where requests did not go in order."""
-        return self.fcfs_jct_s / self.observed_jct_s - 1 if self.in_order else math.nan
+        """Simulated FCFS over what was seen, less 1; NaN where requests did not go in order, or took no time."""
+        return (
+            self.fcfs_jct_s / self.observed_jct_s - 1
+            if self.in_order and self.observed_jct_s > 0
+            else math.nan
+        )
 
     def order(self, name: str) -> OrderGain:
         """The gain of an order by name."""

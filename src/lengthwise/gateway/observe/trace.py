@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,11 @@ from lengthwise.gateway.telemetry import Row, read_all
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+ROUNDED_S = 1e-3
+"""Times in a journal are rounded, each by itself."""
+MOST_TOKENS = 10**9
+MOST_S = 1e11
+"""Of a clock: beyond it no time is told to the microsecond or so."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,18 @@ _LATER = ("dispatched_s", "first_token_s", "ended_s")
 
 
 def _counts(row: Row) -> bool:
-    times = (row.arrival_s, row.dispatched_s, row.ended_s)
-    return row.output_tokens >= 1 and all(math.isfinite(time) for time in times)
+    """Whether it got a token, and its times are in order: nothing of a damaged journal is simulated."""
+    begun_s = row.dispatched_s if math.isnan(row.first_token_s) else row.first_token_s
+    times = (row.arrival_s, row.dispatched_s, begun_s, row.ended_s)
+    in_order = all(before - ROUNDED_S <= after for before, after in pairwise(times))
+    if not (
+        in_order
+        and abs(row.arrival_s) <= MOST_S
+        and math.isfinite(row.jct_s)
+        and -ROUNDED_S <= row.waited_s <= row.jct_s + ROUNDED_S
+    ):
+        return False
+    return 1 <= row.output_tokens <= MOST_TOKENS and row.prompt_tokens <= MOST_TOKENS
 
 
 def _believable(predicted: Floats) -> Floats:

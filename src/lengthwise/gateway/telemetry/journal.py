@@ -150,7 +150,7 @@ class Journal:
 def read(path: Path | str) -> Iterator[tuple[int, Row]]:
     """(run, row) of a journal in the order in which requests ended; times are of the day (seconds since 1970).
 
-    A run is one life of a gateway. A line that was torn is left out.
+    A run is one life of a gateway. A line that was torn, or is no row, is left out.
 
     Raises:
         InputError: It is no journal, or cannot be read.
@@ -171,7 +171,7 @@ def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
         for line, told in _lines(file):
             if told.get("format") == FORMAT:
                 run += began or line != head  # the first line of a file that goes on with a run is that run's
-                began, head, shift_s = True, line, told["unix_s"] - told["clock_s"]
+                began, head, shift_s = True, line, _shift_s(told)
                 continue
             if not began:
                 break
@@ -198,14 +198,23 @@ def _lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         ) from error
 
 
+def _shift_s(head: dict[str, Any]) -> float:
+    """From the run's clock to the time of day; NaN where the line does not tell: no row of that run has a time."""
+    try:
+        return float(head["unix_s"]) - float(head["clock_s"])
+    except (KeyError, TypeError, ValueError):
+        return math.nan
+
+
 def _row(told: dict[str, Any], shift_s: float) -> Row | None:
     try:
         for name in ("arrival_s", "dispatched_s", "first_token_s", "ended_s"):
             if told[name] is not None:
                 told[name] += shift_s
-        return from_dict(told)
+        row = from_dict(told)
     except (KeyError, TypeError, ValueError):
         return None
+    return row if math.isfinite(row.arrival_s) else None
 
 
 def _read_line(line: bytes) -> dict[str, Any] | None:

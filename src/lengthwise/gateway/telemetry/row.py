@@ -11,6 +11,10 @@ Again = tuple[int, float]
 """(tokens that had come, total predicted then)"""
 
 
+MOST = 1 << 53
+"""Beyond it no number of JSON is whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Times are of the gateway's clock; one that never came is NaN. No prompt, no key, no text.
@@ -86,8 +90,13 @@ def from_dict(told: Mapping[str, Any]) -> Row:
     for name in _FLOATS:
         values[name] = math.nan if values[name] is None else float(values[name])
     for name in _WHOLE:
+        if not abs(values[name]) <= MOST:
+            raise ValueError(f"{name} must be a whole number; it is {values[name]!r}")
         values[name] = int(values[name])
-    values["again"] = tuple((int(at), float(total)) for at, total in values["again"])
+    for name in _TEXTS:
+        if not isinstance(values[name], str):
+            raise TypeError(f"{name} must be a text; it is {values[name]!r}")
+    values["again"] = tuple((int(at), float(total)) for at, total in values["again"] if abs(at) <= MOST)
     return Row(**values)
 
 
@@ -99,4 +108,5 @@ def _plain(value: Any) -> Any:
 
 _NAMES = tuple(field.name for field in fields(Row))
 _FLOATS = tuple(field.name for field in fields(Row) if field.type == "float")
+_TEXTS = tuple(field.name for field in fields(Row) if field.type == "str")
 _WHOLE = tuple(field.name for field in fields(Row) if field.type == "int")
