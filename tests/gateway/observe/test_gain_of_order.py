@@ -354,7 +354,8 @@ def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path, most_bytes:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"ended_s": math.inf}, {"ended_s": 1e308}, {"ended_s": 0.0}, {"arrival_s": 1e308}, {"dispatched_s": -5.0}, {"first_token_s": 1e9},
+        {"ended_s": math.inf}, {"ended_s": 1e308},
+        {"ended_s": 0.0}, {"arrival_s": 1e308}, {"dispatched_s": -5.0}, {"first_token_s": 1e9},
         dict.fromkeys(("arrival_s", "dispatched_s", "first_token_s", "ended_s"), 1e300),
         {"waited_s": math.inf}, {"waited_s": -1.0}, {"output_tokens": 10**12}, {"prompt_tokens": 10**12},
     ],

@@ -153,7 +153,7 @@ def _counts(row: Row) -> bool:
     if not (
         in_order
         and abs(row.arrival_s) <= MOST_S
-        and math.isfinite(row.jct_s)
+        and row.jct_s <= MOST_S
         and -ROUNDED_S <= row.waited_s <= row.jct_s + ROUNDED_S
     ):
         return False
