@@ -14,6 +14,7 @@ from typing import Any
 
 from _fidelity_campaigns import campaigns
 from _fidelity_ci import tested
+from _fidelity_misses import misses
 from _fidelity_overview import figure, number, overview, verdict
 from _fidelity_runs import runs_page
 from _fidelity_sections import SHOWN, plain
@@ -195,6 +196,7 @@ def page(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
         FIGURES,
         _figures(rows),
         VERDICTS,
+        "\n".join(misses(rows)),
     ]
     for title, prefixes, about in SECTIONS:
         mine = [row for row in rows if row["name"].startswith(prefixes)]
