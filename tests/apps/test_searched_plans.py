@@ -11,7 +11,8 @@ from plan_world import cluster_of, draw_of, ensemble, served
 from lengthwise.apps.plan import METHODS, Asked, Effort, Space, plan
 from lengthwise.apps.plan.evaluate import stages_of
 from lengthwise.apps.plan.purse import LOOK_S, REQUEST_S, Purse, expected_cost_s
-from lengthwise.apps.plan.searched import WORTH_SHARE, searched
+from lengthwise.apps.plan.searched import DEFAULT, WORTH_SHARE, loaded_gpus, searched
+from lengthwise.schema.app import ModelPlan
 
 
 def made(counts, seed=0, draws=2, gpus=4):
@@ -43,6 +44,16 @@ def test_a_purse_counts_looks_and_simulated_requests_from_when_it_was_opened():
     assert not purse.holds(1.0, 1.0)
     assert not purse.holds(0.0, purse.spent_s)
     assert Purse([world], spent_s=2.0).spent_s == pytest.approx(2.0)
+
+
+def test_of_two_plans_that_end_alike_the_one_that_loads_less_is_taken():
+    one, two, other = ModelPlan(0, "G", 1), ModelPlan(0, "G", 2), ModelPlan(1, "G", 1, 2)
+    assert loaded_gpus(((one, other), (two,), (two,))) == 1 + 2 + 1
+    assert loaded_gpus(((two,), (one, other), (two,))) == 2 + 2 + 1
+    found, _ = looked([600, 500, 550, 520, 580], beside=("min", "min_no_preemption"))
+    mine = found[DEFAULT]
+    alike = [one for one in found.values() if one.planned_s <= mine.planned_s]
+    assert loaded_gpus(mine.planned) <= min(loaded_gpus(one.planned) for one in alike)
 
 
 @pytest.mark.parametrize("name", ["samullm", "max"])
@@ -132,4 +143,6 @@ def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
         found, _ = looked(counts)
         quick = min((found[name] for name in ("min", "min_no_preemption")), key=lambda one: one.planned_s)
         best = found["lengthwise"]
-        assert best.planned == quick.planned or best.planned_s < quick.planned_s * (1 - WORTH_SHARE)
+        sooner = best.planned_s < quick.planned_s * (1 - WORTH_SHARE)
+        less = loaded_gpus(best.planned) < loaded_gpus(quick.planned)
+        assert best.planned == quick.planned or sooner or less
