@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from admin_worlds import EVIL, NAMES, World
@@ -95,6 +96,16 @@ def test_texts_of_others_and_of_engines_are_not_in_the_page_itself(busy) -> None
     assert EVIL.encode() not in ask(busy.app, "/")[2]
     for path in ("/", "/state.json", "/metrics"):
         assert b"SECRET" not in ask(busy.app, path)[2]
+
+
+def test_a_look_back_is_made_with_the_order_that_was_told_last() -> None:
+    world = World(mode="observe")
+    other = replace(
+        world.config, order=replace(world.config.order, takeover="worth(factor=1)", max_wait_s=5.0)
+    )
+    assert world.app._own_watch.order == world.config.order
+    world.app.configure(other)
+    assert world.app._own_watch.order == other.order
 
 
 def test_nothing_can_be_changed(busy) -> None:

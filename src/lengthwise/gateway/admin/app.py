@@ -76,6 +76,8 @@ class AdminApp:
     def configure(self, config: GatewayConfig) -> None:
         """Tells another configuration from now on."""
         self.state.config = config
+        if self._own_watch is not None:
+            self._own_watch.order = config.order
 
     async def __aenter__(self) -> Self:
         """Begins to take samples."""

@@ -33,11 +33,12 @@ class Watch:
         every_s: Between two looks.
 
     Attributes:
+        order: The settings that would be used; the next look takes them.
         found: As ``as_json`` tells it; None before the first look.
     """
 
     def __init__(self, record: Record, order: Order = Order(), *, every_s: float = EVERY_S) -> None:  # noqa: B008
-        self._record, self._order, self._every_s = record, order, every_s
+        self._record, self.order, self._every_s = record, order, every_s
         self.found: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -62,7 +63,7 @@ class Watch:
             return as_json(Gain(TOO_LITTLE, few, len(rows), 0.0))
         if self.found is not None and self.found["verdict"] == TOO_LITTLE:
             self.found = None  # no longer true
-        return await _apart(rows, self._order)
+        return await _apart(rows, self.order)
 
     async def _run(self) -> None:
         while True:
