@@ -104,8 +104,7 @@ class ScheduleRow:
 
 def _cut_words(tp: int, stages: int, replicas: int) -> str:
     """As in "2 replicas of 2 stages of TP 4"."""
-    parts = [f"{replicas} replicas"] if replicas > 1 else []
-    parts += [f"{stages} stages"] if stages > 1 else []
+    parts = [f"{many} {what}" for many, what in ((replicas, "replicas"), (stages, "stages")) if many > 1]
     return " of ".join([*parts, f"TP {tp}"] if tp > 1 or stages == 1 else parts)
 
 
@@ -247,7 +246,7 @@ class SchedulePlan:
         evaluated: Schedules estimated for the choice.
         points: Schedules there are.
         seconds: The choice took.
-        static: Doing nothing: the largest static batch that meets the bound; None: none does.
+        static: Doing nothing: the largest static batch that meets the bound; None: none does. ``static_front``: at any.
         front: By strategy, from the least latency on.
         kinks: Where another kind of schedule takes over.
         drift: Rows of what drift would do.
@@ -258,7 +257,6 @@ class SchedulePlan:
         spread_notes: Of which sources nothing is known, a sentence each.
         others: Other systems that it was held against.
         threshold: Share of the mean that encodings and decode batches are kept within; None: they are not resized.
-        static_front: Doing nothing at every bound: static batches from the least latency on.
     """
 
     name: str
