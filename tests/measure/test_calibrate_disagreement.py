@@ -18,7 +18,8 @@ from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.hardware import GpuSpec
 
-KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "live" / "vllm"
+KEPT = Path(__file__).parent / "data" / "slow_cpu" / "vllm"
+"""A tiny model on a thread of a slow CPU, whose records tell neither: too slow to pass for a large one on a GPU."""
 
 
 def found(*, value: float, low: float, high: float) -> Calibration:
