@@ -40,7 +40,12 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             (
                 "Ctrl-C twice",
                 "engines are killed; the ledger is whole, the run goes on later",
-                (f"{_FAULTS}test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole",),
+                (
+                    f"{_FAULTS}test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole",
+                    f"{_FAULTS}test_stopped_again_while_engines_are_being_ended_it_kills_them",
+                    f"{_FAULTS}test_stopped_again_while_engines_start_it_kills_them",
+                    "apps/run/test_ray_engines.py::test_stopped_again_on_ray_it_waits_for_no_engine",
+                ),
             ),
             (
                 "is cancelled by another process",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -38,13 +39,13 @@ def whole(tmp_path_factory):
     return undisturbed(tmp_path_factory.mktemp("whole"), chained())
 
 
-def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02"):
+def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02", patience=None):
     from lengthwise.apps.launch.ray import RayLauncher
 
     return RayLauncher(
         [Loaded(name, served=name, seats=4, command=f"{command} {more}") for name in names],
         tmp_path / "logs",
-        patience=Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
+        patience=patience or Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
     )
 
 
@@ -125,3 +126,31 @@ def test_a_replica_of_two_gpus_waits_for_both_of_them(cluster, tmp_path):
         ended = asyncio.run(play(job, ledger, on_ray(tmp_path, ("m0", "m1"))))
         assert ended.exit_code == 0
         assert [event.model for event in ended.events if event.what == "ready"] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ending", "starting"])
+def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
+    """Engines that do not go when they are asked to, or never get ready, with more patience than a test has."""
+    words = "--host {host} --port {port} --model {name}" if ready else "never {port}"
+    stubborn = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'} {words}"
+    patience = Patience(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
+    launcher = on_ray(tmp_path, ("m0", "m1"), command=stubborn, more="", patience=patience)
+    begun = []
+
+    def is_begun(one):
+        deaf = [log for log in (tmp_path / "logs").glob("*.log") if "deaf" in log.read_text()]
+        return sum(line.going for line in one._lines) > 1 if ready else len(deaf) == 2
+
+    async def stop(one, _):
+        await until(lambda: is_begun(one))
+        begun.extend(pids(launcher) if ready else [])
+        one.stop()
+        await until(lambda: not launcher._running)
+        await asyncio.sleep(1.0)  # a start that was called off is being ended by then
+        one.stop()
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(asyncio.wait_for(play(job_of(chained(), BOTH), ledger, launcher, stop), 90.0))
+    assert ended.exit_code == 130
+    assert not launcher._there
+    assert gone([pid for both in begun for pid in both])

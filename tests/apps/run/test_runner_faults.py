@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from engines_world import (
 )
 from plan_world import tasks_of
 
+from lengthwise.apps.launch.local import Patience
 from lengthwise.apps.ledger import State, open_ledger
 from lengthwise.apps.run import Settings, new_owner
 from lengthwise.schema.errors import EngineError, OutputError
@@ -154,9 +156,63 @@ def test_a_termination_stops_it_as_an_interrupt_does(tmp_path, whole):
 def test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole(tmp_path, whole):
     process, pids = begun(tmp_path, lambda row: row["going"] >= 4)
     process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)  # two that wait at once are one
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert gone(pids)
+    resumed(tmp_path, whole)
+
+
+STUBBORN = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'}"
+PATIENT = Patience(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
+"""Whoever waits for an engine of ``STUBBORN`` with it waits longer than any test."""
+
+
+def stopped_twice(tmp_path, launcher, when, between):
+    """A run that is stopped when it may be, and again once it is ending: over within a minute, it waited for none."""
+    pids = []
+
+    async def stop(one, _):
+        await until(lambda: when(one))
+        pids.extend(children_of(os.getpid()))
+        one.stop()
+        await until(between)
+        one.stop()
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        job = job_of(chained(), BOTH)
+        ended = asyncio.run(asyncio.wait_for(play(job, ledger, launcher, stop), 60.0))
+        assert ended.exit_code == 130
+        assert ended.of(State.LEASED) == 0
+    assert pids
+    assert gone(pids)
+
+
+def test_stopped_again_while_engines_are_being_ended_it_kills_them(tmp_path, whole):
+    command = f"{STUBBORN} --host {{host}} --port {{port}} --model {{name}}"
+    launcher = local(tmp_path, ("m0", "m1"), command=command, patience=PATIENT, **SLOW)
+
+    def going(one):
+        return len(engines(launcher)) == 2 and sum(line.going for line in one._lines) > 1
+
+    stopped_twice(tmp_path, launcher, going, lambda: not launcher._running)
+    resumed(tmp_path, whole)
+
+
+def test_stopped_again_while_engines_start_it_kills_them(tmp_path, whole):
+    launcher = local(tmp_path, ("m0", "m1"), command=f"{STUBBORN} never {{port}}", more="", patience=PATIENT)
+
+    def deaf():
+        return [log for log in (tmp_path / "logs").glob("*.log") if "deaf" in log.read_text()]
+
+    before = []
+
+    def since():
+        before.append(time.monotonic())
+        return before[-1] > before[0] + 1.0  # a start that was called off is being ended by then
+
+    stopped_twice(tmp_path, launcher, lambda _: len(deaf()) == 2, since)
     resumed(tmp_path, whole)
 
 

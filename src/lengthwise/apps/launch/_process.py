@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class Process:
     ) -> None:
         self._launch, self._log_path, self._host = launch, log_path, host
         self._ready_s, self._grace_s = ready_s, grace_s
-        self._halt, self._heeded = threading.Event(), False
+        self._halt, self._heeded, self._hurried = threading.Event(), False, False
         self._stack = ExitStack()
         self.local: process.LocalEngine | None = None
 
@@ -64,7 +65,7 @@ class Process:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            self._halt.set()
+            self.call_off()
             with contextlib.suppress(_HaltedError, EngineError):
                 await starting
             await asyncio.get_running_loop().run_in_executor(threads, self.stop_here)
@@ -73,6 +74,8 @@ class Process:
     def start_here(self) -> str:
         """The same, holding up the thread."""
         for tries in range(1, _TRIES + 1):
+            if self._halt.is_set():
+                raise _HaltedError
             try:
                 self.local = self._stack.enter_context(self._run(process.free_port(self._host)))
             except EngineError as error:
@@ -83,13 +86,21 @@ class Process:
                 return self.local.url
         raise InternalError("a start ends in an address or an error")
 
+    def call_off(self) -> None:
+        """A start, under way in another thread or to come, ends."""
+        self._halt.set()
+
     def stop_here(self, *, at_once: bool = False) -> None:
         """Ends it, holding up the thread; what has ended already is cleared away."""
         self._halt.set()
         self._heeded = True
-        if at_once and self.local is not None:
-            process.stop(self.local.process, 0.0)
+        if at_once:
+            self.hurry()
         self._stack.close()
+
+    def hurry(self) -> None:
+        """Whoever ends it, now or later and in whatever thread, waits for nothing any more: it is killed."""
+        self._hurried = True
 
     def _run(self, port: int) -> contextlib.AbstractContextManager[process.LocalEngine]:
         launch = self._launch(port)
@@ -101,8 +112,13 @@ class Process:
             host=self._host,
             ready_s=self._ready_s,
             grace_s=self._grace_s,
+            now=self._now,
             pause=self._pause,
         )
+
+    def _now(self) -> float:
+        """Seconds; of a hurried end all that was granted has passed."""
+        return math.inf if self._hurried and self._halt.is_set() else time.monotonic()
 
     def _pause(self, seconds: float) -> None:
         """Waits while it starts, unless nobody wants it any more; once that is heeded it is being ended."""

@@ -57,6 +57,14 @@ class RayEngine:
         """Ends it."""
         self._process.stop_here(at_once=at_once)
 
+    def call_off(self) -> None:
+        """Its start, under way or to come, ends."""
+        self._process.call_off()
+
+    def hurry(self) -> None:
+        """Its end, under way or to come, waits for nothing."""
+        self._process.hurry()
+
 
 def _address() -> str:
     """Of this node, as the others reach it; a cluster of one machine stays on loopback."""

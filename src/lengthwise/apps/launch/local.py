@@ -71,6 +71,7 @@ class LocalLauncher:
     is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     _running: dict[int, tuple[HttpEngine, Process, Loaded]] = field(default_factory=dict, init=False)
+    _there: set[Process] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
     _hurries: bool = field(default=False, init=False)
 
@@ -82,7 +83,12 @@ class LocalLauncher:
             ready_s=self.patience.ready_s,
             grace_s=self.patience.grace_s,
         )
-        url = await process.start(self._threads)
+        self._there.add(process)  # from its start to its end: whoever has no patience meets it anywhere
+        try:
+            url = await process.start(self._threads)
+        except BaseException:
+            self._there.discard(process)
+            raise
         loaded = self.models[plan.model]
         engine = HttpEngine(
             self.patience.server(url, loaded), seats_of(loaded, plan, self.deployed), lambda: process.is_alive
@@ -115,6 +121,7 @@ class LocalLauncher:
 
         # An engine that is being ended is ended, whoever loses patience meanwhile.
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, end))
+        self._there.discard(process)
 
     async def sleep(self, engine: Engine) -> bool:
         """Whether it sleeps now: its weights wait in the host's memory."""
@@ -128,9 +135,10 @@ class LocalLauncher:
             raise EngineError(f"{engine.about} did not wake up; see its log in {self.logs}")
 
     def hurry(self) -> None:
-        """Engines are killed from now on."""
+        """Engines are killed from now on: those that run, that are being started, and that are being ended."""
         self._hurries = True
-        for _, process, _ in self._running.values():
+        for process in list(self._there):
+            process.hurry()
             if process.local is not None and process.is_alive:
                 process.local.process.kill()
 

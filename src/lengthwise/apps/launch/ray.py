@@ -45,9 +45,9 @@ def imported() -> Any:
 class _Placed:
     """An engine on a node: its actor, the GPUs that are held for it, and whether it was seen alive last."""
 
-    actor: Any
-    group: Any
     loaded: Loaded
+    actor: Any = None
+    group: Any = None
     engine: HttpEngine | None = None
     alive: bool = True
     over: threading.Event = field(default_factory=threading.Event)
@@ -80,6 +80,7 @@ class RayLauncher:
     is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     _running: dict[int, _Placed] = field(default_factory=dict, init=False)
+    _there: set[_Placed] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
     _hurries: bool = field(default=False, init=False)
 
@@ -108,15 +109,20 @@ class RayLauncher:
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
         """A replica wherever Ray has room for it; raises EngineError."""
         loaded = self.models[plan.model]
+        placed = _Placed(loaded)
+        self._there.add(placed)  # from its start to its end: whoever has no patience meets it anywhere
         starting = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._started, plan, gpus, loaded
+            self._threads, self._started, plan, gpus, placed
         )
         try:
-            placed, url = await asyncio.shield(starting)
+            url = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            found = (await asyncio.gather(starting, return_exceptions=True))[0]
-            if isinstance(found, tuple):
-                await self._call(lambda: self._ended(found[0]))
+            placed.over.set()
+            if placed.actor is not None:
+                placed.actor.call_off.remote()
+            (found,) = await asyncio.gather(starting, return_exceptions=True)
+            if not isinstance(found, BaseException):
+                await self._call(lambda: self._ended(placed))
             raise
         seats = seats_of(loaded, plan, self.deployed)
         engine = HttpEngine(self.patience.server(url, loaded), seats, lambda: placed.alive)
@@ -130,13 +136,14 @@ class RayLauncher:
         self._threads.submit(self._watched, placed)
         return engine
 
-    def _started(self, plan: ModelPlan, gpus: Replica, loaded: Loaded) -> tuple[_Placed, str]:
-        """Holds up the thread until the engine is ready."""
+    def _started(self, plan: ModelPlan, gpus: Replica, placed: _Placed) -> str:
+        """Holds up the thread until the engine is ready; its address."""
         ray = self._ray
-        group = self._group(plan, loaded)
-        placed = _Placed(None, group, loaded)
         try:
-            placed.actor = self._actor(plan, gpus, loaded, group)
+            placed.group = self._group(plan, placed)
+            placed.actor = self._actor(plan, gpus, placed.loaded, placed.group)
+            if placed.over.is_set():
+                placed.actor.call_off.remote()
             url, _ = ray.get(placed.actor.start.remote())
         except ray.exceptions.RayTaskError as error:
             self._ended(placed)
@@ -144,25 +151,28 @@ class RayLauncher:
         except ray.exceptions.RayError as error:
             self._ended(placed)
             raise EngineError(
-                f"the actor of {loaded.name} was lost while it started: {_gist(error)}"
+                f"the actor of {placed.loaded.name} was lost while it started: {_gist(error)}"
             ) from error
         except BaseException:
             self._ended(placed)
             raise
-        return placed, url
+        return str(url)
 
-    def _group(self, plan: ModelPlan, loaded: Loaded) -> Any:
+    def _group(self, plan: ModelPlan, placed: _Placed) -> Any:
         """GPUs of a replica, held in one node; raises EngineError."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        one = plan.tp * plan.pp
+        one, tries = plan.tp * plan.pp, round(_PLACED_S / _LOOK_S)
         group = placement_group([{self.resource: float(one)}], strategy="STRICT_PACK")
-        if not group.wait(_PLACED_S):
-            remove_placement_group(group)
-            raise EngineError(
-                f"a replica of {loaded.name} must find {one} {self.resource}s free in one node of the Ray cluster; it "
-                f"did not within {_PLACED_S:g} s: end what else holds them, or plan replicas that fit a node"
-            )
+        while not group.wait(_LOOK_S):
+            tries -= 1
+            if tries == 0 or placed.over.is_set():
+                remove_placement_group(group)
+                raise EngineError(
+                    f"a replica of {placed.loaded.name} must find {one} {self.resource}s free in one node of the Ray "
+                    f"cluster; it did not within {_PLACED_S:g} s: end what else holds them, or plan replicas that fit "
+                    "a node"
+                )
         return group
 
     def _actor(self, plan: ModelPlan, gpus: Replica, loaded: Loaded, group: Any) -> Any:
@@ -172,7 +182,7 @@ class RayLauncher:
         held: dict[str, Any] = (
             {"num_gpus": one} if self.resource == "GPU" else {"resources": {self.resource: one}}
         )
-        made = self._ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2, **held)(RayEngine)
+        made = self._ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4, **held)(RayEngine)
         log = self.logs.absolute() / f"{safe(loaded.name)}-{next(self._numbers)}.log"
         launch = partial(_launched, loaded, plan, self.deployed and self.deployed(plan))
         strategy = PlacementGroupSchedulingStrategy(group)
@@ -206,7 +216,9 @@ class RayLauncher:
             except self._ray.exceptions.RayError:
                 pass  # it is gone, and its engine with it
             self._ray.kill(placed.actor)
-        remove_placement_group(placed.group)
+        if placed.group is not None:
+            remove_placement_group(placed.group)
+        self._there.discard(placed)
 
     async def stop(self, engine: Engine) -> None:
         """Ends it and lets its GPUs go."""
@@ -224,8 +236,11 @@ class RayLauncher:
         raise EngineError(f"{engine.about} was never put to sleep")
 
     def hurry(self) -> None:
-        """Engines are killed from now on."""
+        """Engines are killed from now on: those that run, that are being started, and that are being ended."""
         self._hurries = True
+        for placed in list(self._there):
+            if placed.actor is not None:
+                placed.actor.hurry.remote()
 
     async def close(self) -> None:
         """Ends all, and leaves the cluster (a local one: ends it)."""
