@@ -97,5 +97,11 @@ def test_a_loop_ends_what_would_be_a_cycle():
     )
 
 
+def test_a_loop_takes_its_calls_as_a_list_too():
+    app = App(MODELS, [Call("x", "a", "{{ previous.x }}")], [Loop("l", ["x"], 2)])
+    assert app.loops[0].calls == ("x",)
+    assert ordered(app) == [("x",)]
+
+
 def test_a_model_may_be_named_by_the_row():
     assert App(MODELS, [Call("x", From("best"), "{{ q }}")]).calls[0].model.field == "best"

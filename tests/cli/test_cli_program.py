@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lengthwise.cli import _main, main
 from lengthwise.schema.errors import InputError, InternalError
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = [(), ("simulate",), ("explain",), ("catalog",), ("workload",), ("workload", "show")]
 
 
@@ -122,3 +125,23 @@ def test_an_encoding_without_our_characters_is_no_bug():
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "?" in done.stdout
+
+
+def test_a_place_that_another_user_closed_is_no_bug(cli, monkeypatch, tmp_path):
+    """Whether a file is there at all may not be asked: none of the commands that look says so of its own."""
+    locked = tmp_path / "locked" / "run"
+    exists = Path.exists
+
+    def closed(path):
+        if "locked" in path.parts:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", closed)
+    ended = cli(
+        "app", "run", ROOT / "examples" / "apps" / "critique.toml", "--out", locked, "--launcher", "simulated"
+    )
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"error: {locked}")
+    assert "must be open to this user; it is not (Permission denied)" in ended.err
+    assert "Traceback" not in ended.err

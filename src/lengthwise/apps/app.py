@@ -231,6 +231,7 @@ class Loop:
     until_share: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "calls", tuple(self.calls))  # a list will do, as it does in App
         if self.most < 1:
             raise InputError(f"most of loop {self.name!r} must be at least 1; it is {self.most}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -107,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except InputError as error:
         return _input_error(error)
+    except PermissionError as error:
+        return _not_permitted(error)
     except Exception:  # noqa: BLE001 - the last line of defence
         return _our_bug()
     return 0
@@ -123,6 +126,18 @@ def _input_error(error: InputError) -> int:
     typer.echo(f"error: {error}", err=True)
     for note in getattr(error, "__notes__", []):
         typer.echo(f"  ({note})", err=True)
+    return 2
+
+
+def _not_permitted(error: PermissionError) -> int:
+    """Whether a file is there at all may be for others to know, anywhere on its way."""
+    if error.filename is None:
+        return _our_bug()
+    typer.echo(
+        f"error: {os.fspath(error.filename)} must be open to this user; it is not ({error.strerror}). Change its "
+        "rights or those of the folders above it, or name another place",
+        err=True,
+    )
     return 2
 
 

@@ -137,12 +137,12 @@ class PostgresStore:
         except errors.LockNotAvailable as error:
             raise OutputError(
                 f"the ledger {self.where} must be free to be written within {self._patience_s:g} s; another client "
-                "holds it for longer: end that client, or run again later (what was recorded stays)"
+                "holds it for longer: end that client, or go on later with --resume (what was recorded stays)"
             ) from error
         except self._driver.Error as error:
             raise OutputError(
                 f"cannot keep the ledger in {self.where}: {str(error).strip()}; what was recorded before stays: see "
-                "to the server, and run again"
+                "to the server, and go on with --resume"
             ) from error
 
 

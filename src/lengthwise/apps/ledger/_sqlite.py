@@ -152,11 +152,11 @@ class SqliteStore:
         if code in _HELD:
             return OutputError(
                 f"the ledger {self.where} must be free to be written within {self._patience_s:g} s; another process "
-                "holds it for longer: end that process, or run again later (what was recorded stays)"
+                "holds it for longer: end that process, or go on later with --resume (what was recorded stays)"
             )
         return OutputError(
             f"cannot keep the ledger in {self.where}: {error}; what was recorded before stays: make room or mend "
-            "the disk, and run again"
+            "the disk, and go on with --resume"
         )
 
 
