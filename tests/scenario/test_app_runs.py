@@ -21,6 +21,7 @@ from lengthwise.apps.run import Settings
 from lengthwise.scenario.app_plans import Planning, drawn_app, planned_app
 from lengthwise.scenario.app_runs import Engines, run_app
 from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, in_thread
 
 QUICK = Planning(draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows(
@@ -104,3 +105,28 @@ def test_on_processes_of_this_machine_all_is_answered(tmp_path):
     assert ran.ended.exit_code == 0
     assert ran.exported.answers == len(planned.unrolled.tasks)
     assert ran.facts["engines"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"body": {"chat_template_kwargs": {"thinking": False}}}, {"served": "other"}]
+)
+def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, change):
+    """Answers to another request are asked again, which is told; those to the same are kept."""
+    spec = EngineSpec("opt-125m", limits=Limits(8, 2048))
+    app = small(App([Model("a")], [Call("x", "a", "{{ topic }}")]), tokens=4)
+    with in_thread(EngineServer(spec), EngineServer(replace(spec, model="other"))) as up:
+        first, second = (one.url for one in up.servers)
+
+        def ran(url, resume=True, **fields):
+            loaded = [replace(Loaded("a", seats=4), **fields)]
+            engines = Engines("static", loaded, {0: [url]})
+            planned = drawn_app(app, ROWS, QUICK)
+            return run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02), resume=resume)
+
+        assert ran(first, resume=False).ended.exit_code == 0
+        assert ran(first).ended.reused is None
+        changed = ran(second if "served" in change else first, **change)
+        assert changed.ended.reused is not None
+        assert changed.ended.reused.words() == "x: 0 of 5 answers kept"
+        back = ran(first)
+        assert back.ended.exit_code == 0

@@ -69,6 +69,7 @@ class Model:
         limits: The engine's knobs.
         cost: Where seconds come from, as ``engine.deploy`` takes it.
         host: The engine's host, as ``engine.deploy`` takes it.
+        asked_with: What its engines are asked for and told besides, in words; part of every result's key.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Model:
     limits: EngineLimits = EngineLimits()
     cost: str = "roofline"
     host: str = "default"
+    asked_with: str = ""
 
     @property
     def spec(self) -> str:
@@ -88,7 +90,7 @@ class Model:
 
     def identity(self) -> str:
         """What its answers follow from."""
-        return f"{self.weights or self.spec}@{self.revision}"
+        return f"{self.weights or self.spec}@{self.revision}" + (self.asked_with and f" {self.asked_with}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -145,6 +146,7 @@ def run_app(
         EngineError: A model's engines end again and again.
     """
     watching = watching or Watching()
+    planned = _asked_with(planned, engines)
     launcher = _launcher(planned, engines, folder)
     job = _job(planned, rows, launcher, settings or Settings(seed=0))
     with RunFolder(folder, store).taken(resume=resume) as ledger:
@@ -172,6 +174,21 @@ def run_app(
     )
     write_manifest(folder, facts)
     return RanApp(ended, exported, facts, folder)
+
+
+def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:
+    """Its models know what their engines put into every request: answers to another request are not theirs."""
+    told = [
+        json.dumps([loaded.served, dict(loaded.body)], sort_keys=True, default=str)
+        if loaded.served or loaded.body
+        else ""
+        for loaded in engines.loaded
+    ]
+    if engines.launcher == "simulated" or not any(told):
+        return planned
+    app = planned.unrolled.app
+    models = [replace(model, asked_with=words) for model, words in zip(app.models, told, strict=True)]
+    return replace(planned, unrolled=replace(planned.unrolled, app=replace(app, models=models)))
 
 
 def _as_batch(exported: Exported, folder: Path) -> Exported:
