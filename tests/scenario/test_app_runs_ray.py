@@ -72,7 +72,9 @@ def test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelle
     slow = engines("ray", "--fixed-s 0.1")
     first = run_app(planned, ROWS, slow, folder, settings=SETTINGS, watching=watching)
     assert trouble.killed
-    assert "died" in [event["what"] for event in first.facts["events"]]
+    told = [event["what"] for event in first.facts["events"]]
+    # One that was not ready yet when it was killed was never there to die: it is started anew all the same.
+    assert "died" in told or told.count("start") > told.count("ready")
     assert first.ended.how == "cancelled"
     last = run_app(planned, ROWS, engines("ray", "--fixed-s 0.002"), folder, settings=SETTINGS, resume=True)
     assert last.ended.exit_code == 0
