@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lengthwise.apps._fields import require_one_answer
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.workload import Marginal
@@ -24,7 +25,7 @@ class Sampling:
         top_p: As OpenAI's API has it; None: the engine's default.
         stop: Texts that end the output.
         seed: None: of what the task is, where decoding is not greedy.
-        extra: Further fields of the request, passed on as they are.
+        extra: Further fields of the request, passed on as they are; the answer must stay one text.
     """
 
     max_tokens: int = DEFAULT_TOKENS
@@ -39,6 +40,7 @@ class Sampling:
             raise InputError(f"max_tokens must be at least 1; it is {self.max_tokens}")
         if not self.temperature >= 0:
             raise InputError(f"temperature must be at least 0; it is {self.temperature}")
+        require_one_answer(self.extra, "extra")
 
     @property
     def is_greedy(self) -> bool:

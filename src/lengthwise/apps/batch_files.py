@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lengthwise.apps._fields import require_one_answer
 from lengthwise.apps.app import CHAT, COMPLETION, App, Call, From, Model, Sampling, Told, each
 from lengthwise.apps.inputs import Row, Rows, read_rows
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -20,13 +21,6 @@ _NO_END = 2**24
 """Tokens of an output without a limit: more than any model's context."""
 _COMPLETION_TOKENS = 16
 """What the completions API takes where max_tokens is not said."""
-_REFUSED = {
-    "tools": "answers are kept as texts, and calls of tools are none",
-    "functions": "answers are kept as texts, and calls of functions are none",
-    "logprobs": "answers are kept as texts, without probabilities",
-    "echo": "answers are kept without their prompts",
-    "stream": "answers are kept whole",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +120,7 @@ def _check(line: Row) -> None:
 
 
 def _check_fields(body: Mapping[str, Any]) -> None:
-    for name, why in _REFUSED.items():
-        if body.get(name):
-            raise InputError(f"body.{name} cannot be asked for: {why}. Take it out")
-    for name in ("n", "best_of"):
-        if body.get(name) not in (1, None):
-            raise InputError(f"body.{name} must be 1, since a request has one answer; it is {body[name]!r}")
+    require_one_answer(body, "body")
     for name in ("max_tokens", "max_completion_tokens"):
         most = body.get(name)
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lengthwise.apps._fields import require_one_answer
 from lengthwise.backend import Launch, vllm_launch
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.deployment import Deployment
@@ -45,6 +46,7 @@ class Loaded:
     def __post_init__(self) -> None:
         if self.seats < 1:
             raise InputError(f"seats of {self.name} must be at least 1; it is {self.seats}")
+        require_one_answer(self.body, "body")
         if self.command:
             _filled(self, ModelPlan(0, ""), (0,), "127.0.0.1", 1)
 
