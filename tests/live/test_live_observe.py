@@ -76,7 +76,7 @@ def test_the_guide_explains_every_verdict():
 
     assert verdicts() == {
         finding.SWITCH_ON, finding.NOBODY_WAITS, finding.ALIKE, finding.NO_GAIN, finding.TAIL_PAYS, finding.UNSURE,
-        finding.UNLIKE, finding.CAME_WHOLE, finding.TOO_LITTLE,
+        finding.UNLIKE, finding.OUT_OF_ORDER, finding.CAME_WHOLE, finding.TOO_LITTLE,
     }  # fmt: skip
 
 
