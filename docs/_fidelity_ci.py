@@ -29,7 +29,7 @@ apart, at most {share["MOST"]} ({_names(of["METRICS"])} of one load of vLLM, {_n
 {_names(constants(TRANSFORMERS)["JUDGED"])} of transformers); where repeats lie more than {share["TOO_NOISY"]} apart nothing is judged.
 
 What noise cannot move is held closer: the runs of the figures above are kept, and a test calibrates and simulates them anew
-without an engine. No figure may be off by more than {_points(kept["FIGURE"])} above what this page says, no median of a load by more than
+without an engine. No figure may lie further than {_points(kept["FIGURE"])} from what this page says, worse or better, no median of a load further than
 {_points(kept["LOAD"])} (transformers' among the slow tests).
 
 Importers are tested on the real files; those too large to ship are looked for beside the checkout, and where they are

@@ -180,7 +180,10 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "Profiles",
         ("profile.",),
-        "Operators of this machine, measured within a budget and judged on unseen points.",
+        (
+            "Operators of this machine, measured within a minute and judged on unseen points. Five minutes on a quiet device, for "
+            "which the aim was set, have not been measured."
+        ),
     ),
 )
 
