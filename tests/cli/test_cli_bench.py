@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
 
 from scripted_server import Script, ScriptedServer
 
-from lengthwise import catalog, measure, scenario
+from lengthwise import Status, catalog, measure, scenario
 from lengthwise.schema.measured import shape_facts
 
 
@@ -185,6 +185,24 @@ def test_a_server_that_dies_has_an_exit_code_of_its_own_and_leaves_what_there_is
     assert ended.code == 3, ended.err
     assert f"since the server failed; {records} is marked as partial" in ended.err
     assert any("a partial run" in doubt for doubt in measure.read_records(records).doubts)
+
+
+def test_a_server_that_dies_near_the_end_ends_it_so_too(cli, tmp_path):
+    """Too few requests are left for the run to be given up; they were refused all the same."""
+    records = tmp_path / "r.parquet"
+    with ScriptedServer(Script(faults={31: "dies"})) as server:
+        ended = cli("bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, "--records", records)
+    assert ended.code == 3, ended.err
+    assert f"nobody listened to the last requests; {records} holds their failures" in ended.err
+    kept = measure.read_records(records)
+    assert 0 < kept.errors["refused"] < 10
+    assert (kept.records.requests.status == Status.FINISHED).sum() > 15
+
+
+def test_a_request_that_fails_alone_does_not_end_a_run_so(cli):
+    with ScriptedServer(Script(faults={20: "http 503"})) as server:
+        ended = cli("bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0)
+    assert ended.code == 0, ended.err
 
 
 def test_a_time_limit_that_was_asked_for_is_no_failure(cli):

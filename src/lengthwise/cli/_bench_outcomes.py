@@ -36,6 +36,8 @@ _ENDED_AT_ONCE = "ask for exact lengths (without --no-exact)"
 """Of an empty answer where the model may end it as it likes."""
 SERVER_FAILED = 3
 """The exit code of a run that a server's failures ended, though some requests had finished."""
+_REFUSED = "refused"
+"""What a request fails of where nobody listens."""
 _GONE = "see whether the server still runs, and look into its log"
 
 
@@ -79,6 +81,16 @@ def was_given_up(measured: Measured) -> bool:
     return any(
         "a partial run, ended by" in doubt and "failures in a row" in doubt for doubt in measured.doubts
     )
+
+
+def was_left(measured: Measured) -> bool:
+    """Whether nobody listened any more at the run's end: the last requests were refused, too few to give up for."""
+    refused = measured.errors.get(_REFUSED, 0)
+    if not refused:
+        return False
+    by_arrival = np.argsort(measured.records.requests.arrival_s, kind="stable")
+    last = measured.records.requests.status[by_arrival[-refused:]]
+    return bool((last != Status.FINISHED).all())
 
 
 def _rows(measured: Measured) -> Iterator[list[str]]:

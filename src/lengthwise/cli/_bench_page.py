@@ -175,3 +175,9 @@ def end(measured: Measured, kept: Path | None) -> None:
             f"the run was ended early, since the server failed{where}: see whether it still runs", err=True
         )
         raise typer.Exit(_bench_outcomes.SERVER_FAILED)
+    if _bench_outcomes.was_left(measured):
+        where = f"; {kept} holds their failures" if kept else ""
+        typer.echo(
+            f"nobody listened to the last requests{where}: see whether the server still runs", err=True
+        )
+        raise typer.Exit(_bench_outcomes.SERVER_FAILED)
