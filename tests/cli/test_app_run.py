@@ -133,6 +133,14 @@ def test_a_run_is_gone_on_with_only_when_asked_and_ends_the_same(cli, tmp_path):
     assert (out / "outputs.jsonl").read_bytes() == first
 
 
+def test_a_folder_without_a_run_is_told_where_one_is_to_be_gone_on_with(cli, tmp_path):
+    path, out, said = write_app(tmp_path), tmp_path / "run", "holds no run to go on with: a new one begins"
+    begun = run(cli, path, out, *SIMULATED, "--resume")
+    assert (begun.code, said in begun.out + begun.err) == (0, True)
+    again = run(cli, path, out, *SIMULATED, "--resume")
+    assert (again.code, said in again.out + again.err) == (0, False)
+
+
 def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
     path, out = write_app(tmp_path), tmp_path / "run"
     run(cli, path, out, *SIMULATED, "-q")

@@ -55,6 +55,19 @@ def test_a_plan_tells_stages_makespan_and_what_is_assumed():
     assert any("assumed, not measured" in note for note in planned.plan.notes)
 
 
+def test_requests_that_no_engine_takes_are_told_before_any_starts():
+    def notes(tokens):
+        app = small(App([Model("a"), Model("b")], [Call("x", "a", "{{ topic }}"), Call("y", "b", "{{ x }}")]))
+        calls = [replace(app.calls[0], sampling=Sampling(max_tokens=tokens)), app.calls[1]]
+        made = planned_app(replace(app, calls=calls), ROWS, space(app), QUICK)
+        return [note for note in made.plan.notes if "engines refuse" in note]
+
+    assert notes(2000) == []
+    (told,) = notes(2048)  # opt-125m's whole context, and there is a prompt
+    assert told.startswith("5 requests of x ask for up to 2,0")
+    assert "a takes 2,048" in told
+
+
 def test_rows_on_which_nothing_is_asked_are_told():
     app = App([Model("a", "opt-125m")], [Call("x", "a", "{{ item }}", fan=each("l"))])
     with pytest.raises(InputError, match="asks nothing on these rows"):

@@ -17,7 +17,7 @@ from lengthwise.schema.files import write_whole
 from lengthwise.schema.tokens import estimated_tokens
 
 URLS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-_NO_END = 2**24
+UNLIMITED_TOKENS = 2**24
 """Tokens of an output without a limit: more than any model's context."""
 _COMPLETION_TOKENS = 16
 """What the completions API takes where max_tokens is not said."""
@@ -143,7 +143,7 @@ def _check_prompt(body: Mapping[str, Any], api: str) -> None:
 
 def _row(line: Row) -> Row:
     body, api = line["body"], URLS[line["url"]]
-    otherwise = _COMPLETION_TOKENS if api == COMPLETION else _NO_END
+    otherwise = _COMPLETION_TOKENS if api == COMPLETION else UNLIMITED_TOKENS
     return {
         "custom_id": line["custom_id"],
         "model": body["model"],

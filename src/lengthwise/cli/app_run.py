@@ -81,6 +81,8 @@ def run(
     else:
         made = asked.planned(how, None if plan is None else read_plan(plan))
     notes = made.plan.notes if made.plan is not None else ()
+    if resume and not RunFolder(out, store).is_begun:
+        notes = (f"{out} holds no run to go on with: a new one begins", *notes)
     with _app_run_page.shown(notes, quiet=quiet) as watch:
         watching = Watching(watch, stopping=_app_run_page.stopping(quiet=quiet))
         ran = run_app(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from lengthwise import catalog
-from lengthwise.apps.app import App
+from lengthwise.apps.app import App, Model
+from lengthwise.apps.batch_files import UNLIMITED_TOKENS
 from lengthwise.apps.draws import draw
 from lengthwise.apps.expand import Unrolled, expand
 from lengthwise.apps.inputs import Rows
@@ -106,7 +109,7 @@ def planned_app(
             asked=how.asked,
         )
         made = replace(made, what_ifs=others)
-    return replace(whole, space=space, plan=replace(made, notes=(*_notes(app), *made.notes)))
+    return replace(whole, space=space, plan=replace(made, notes=(*_notes(whole.unrolled), *made.notes)))
 
 
 def drawn_app(app: App, rows: Rows, how: Planning | None = None) -> PlannedApp:
@@ -128,21 +131,43 @@ def _of_this(plan: AppPlan, app: App) -> AppPlan:
     return plan
 
 
+def longest_of(models: Sequence[Model]) -> list[int]:
+    """Tokens of prompt and output that each model takes."""
+    return [one.max_model_len or catalog.model(one.spec).max_model_len for one in models]
+
+
 def draws_of(unrolled: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
     """Ways in which an application may turn out."""
     models = unrolled.app.models
-    longest = [one.max_model_len or catalog.model(one.spec).max_model_len for one in models]
-    lengths = [one.lengths for one in models]
+    lengths, longest = [one.lengths for one in models], longest_of(models)
     return tuple(draw(unrolled.tasks, lengths, longest, seed) for seed in seeds)
 
 
-def _notes(app: App) -> list[str]:
-    """What is assumed for want of anything better."""
+def _notes(unrolled: Unrolled) -> list[str]:
+    """What is assumed for want of anything better, and what engines will refuse."""
+    app = unrolled.app
     unknown = [one.name for one in app.models if one.lengths is None]
     notes = []
     if unknown:
         notes.append(
             f"outputs of {', '.join(unknown)} are taken to be as long as they may be; give lengths, or measure them "
             "(lengthwise app profile)"
+        )
+    return notes + _too_long(unrolled)
+
+
+def _too_long(unrolled: Unrolled) -> list[str]:
+    """By call and model: requests that ask, with their own prompts alone, for more than the model's context."""
+    tasks, models, notes = unrolled.tasks, unrolled.app.models, []
+    longest = np.array(longest_of(models))
+    asked = tasks.prompt_tokens + tasks.max_tokens
+    # What has no limit is not sent with one.
+    over = (asked > longest[tasks.model]) & (tasks.max_tokens < UNLIMITED_TOKENS)
+    for call, model in sorted(set(zip(tasks.call[over].tolist(), tasks.model[over].tolist(), strict=True))):
+        mine = over & (tasks.call == call) & (tasks.model == model)
+        notes.append(
+            f"{int(mine.sum()):,} requests of {tasks.calls[call]} ask for up to {int(asked[mine].max()):,} tokens, "
+            f"prompt and output, and {tasks.models[model]} takes {longest[model]:,}: engines refuse such requests, and "
+            "their tasks are dead then. Lower max_tokens, or shorten the prompt"
         )
     return notes

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lengthwise import catalog
 from lengthwise.apps.batch_files import is_batch, write_batch
 from lengthwise.apps.deciding import Rendered
 from lengthwise.apps.inputs import Rows
@@ -47,7 +46,7 @@ from lengthwise.apps.run.folder import RunFolder
 from lengthwise.apps.run.replanning import Replanner
 from lengthwise.scenario._app_sections import LAUNCHERS
 from lengthwise.scenario._app_stretched import stretched
-from lengthwise.scenario.app_plans import PlannedApp, draws_of
+from lengthwise.scenario.app_plans import PlannedApp, draws_of, longest_of
 from lengthwise.schema.app import TaskDraw
 from lengthwise.schema.errors import InputError, UnknownNameError
 
@@ -222,8 +221,7 @@ def _replanner(planned: PlannedApp, job: Job) -> Replanner:
     """Plans what is left anew, should lengths or the clock leave what was planned with."""
     assert planned.space is not None
     models = planned.unrolled.app.models
-    longest = [one.max_model_len or catalog.model(one.spec).max_model_len for one in models]
-    lengths = [one.lengths for one in models]
+    lengths, longest = [one.lengths for one in models], longest_of(models)
     guide = job.guide
     return Replanner(job.layout.tasks, lengths, longest, planned.space, guide.stages, guide.spare)
 
