@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from relay_world import run, world
+from scripted_engine import Fault, Scripted, Words, answer, decode, encode
+from test_relay_cut import EAGER, LONG, cut_often
 
 from lengthwise.backend.openai import COMPLETIONS
 from lengthwise.gateway.relay._dress import Wants
@@ -79,3 +82,65 @@ def test_an_output_at_its_limit_tells_all_its_ids():
     one = stream()
     out = one.feed(event("a", [1], prompt=[7])) + one.feed(event("", [2]))
     assert told(out + one.at_limit()) == ("a", [1, 2])
+
+
+def ids_of(reply) -> list[int]:
+    chunks = [one for one in reply.events if one != "[DONE]" and "choices" in one]
+    return [one for chunk in chunks for one in chunk["choices"][0]["token_ids"] or []]
+
+
+WHOLE = answer(encode("long 300"), 300)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_chunks_of_several_tokens_tell_each_id_once_however_many_cuts_are_wanted(stream: bool):
+    async def work() -> None:
+        engine = Scripted(step_s=0.001, per_chunk=2)
+        body = {**LONG, "stream": stream, "return_token_ids": True}
+        async with world([engine], cap=1, order=EAGER) as w:
+            reply = await cut_often(w, body, shorts=6)
+            choice = None if stream else json.loads(reply.body)["choices"][0]
+            assert (ids_of(reply) if stream else choice["token_ids"]) == WHOLE[0]
+            assert (reply.text if stream else choice["text"]) == WHOLE[1]
+            assert stream or w.ledger.why.count("cut") >= 3
+
+    run(work)
+
+
+def breaks(per_chunk: int, *, half: bool) -> int:
+    """Tokens after which a chunk ends in half a character, or does not, and had text before it."""
+    ids, at = WHOLE[0], per_chunk * 10
+    while decode(ids[:at]).endswith("\ufffd") != half or not Words([]).step(ids[at - per_chunk]):
+        at += per_chunk
+    return at
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_an_engine_that_dies_in_half_a_character_whose_ids_were_told_ends_the_stream_in_words(half: bool):
+    """Who did not ask for ids, or was told none of the half, goes on elsewhere."""
+
+    async def work() -> None:
+        at = breaks(2, half=half)
+        for wanted in (True, False):
+            engines = [Scripted(plan=[Fault("die", at)], per_chunk=2), Scripted(per_chunk=2)]
+            async with world(engines) as w:
+                reply = await w.ask({**LONG, "return_token_ids": wanted})
+                if half and wanted:
+                    assert reply.events[-1]["error"]["code"] == "ids_ahead"
+                    assert ids_of(reply) == WHOLE[0][:at]
+                else:
+                    assert reply.text == WHOLE[1]
+                    assert ids_of(reply) == (WHOLE[0] if wanted else [])
+
+    run(work)
+
+
+def test_a_whole_answer_of_an_engine_that_dies_in_half_a_character_tells_each_id_once():
+    async def work() -> None:
+        engines = [Scripted(plan=[Fault("die", breaks(2, half=True))], per_chunk=2), Scripted(per_chunk=2)]
+        async with world(engines) as w:
+            reply = await w.ask({**LONG, "stream": False, "return_token_ids": True})
+            (choice,) = json.loads(reply.body)["choices"]
+            assert (choice["text"], choice["token_ids"]) == (WHOLE[1], WHOLE[0])
+
+    run(work)

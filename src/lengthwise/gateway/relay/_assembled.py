@@ -49,6 +49,17 @@ class Assembled(Tracked):
         """Nothing, until all is there."""
         return False
 
+    @property
+    def ids_ahead(self) -> bool:
+        """None are told before the end."""
+        return False
+
+    def next_leg(self, kept: int) -> bytes:
+        """As Tracked; ids that are not kept come again."""
+        text = super().next_leg(kept)
+        self._all_ids = self._list()
+        return text
+
     def feed(self, data: bytes) -> bytes:
         """Nothing, until the stream has ended."""
         return self._taken(super().feed(data))

@@ -23,8 +23,6 @@ from lengthwise.gateway.request import Outcome
 
 MOST_FAILURES = 3
 """Engines that one request may fail at: what kills engines is not handed on to all of them."""
-CUT_PATIENCE = 16
-"""Pieces for which a cut waits until no token is ahead of its text."""
 
 
 class Journey:
@@ -127,8 +125,10 @@ class Journey:
             self._complete(call)
         elif self.turn.cut.is_set() and (tracked := sending.movable(state)) and not state.complete:
             self._patience += 1
-            if tracked.level or self._patience > CUT_PATIENCE:
+            if leaves := sending.leaves(tracked, self._patience):
                 call.interrupt("cut")
+            elif leaves is None:
+                self.turn.uncuttable()
         return out
 
     async def _open(self) -> bytes:

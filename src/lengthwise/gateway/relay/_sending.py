@@ -21,6 +21,8 @@ _OF_ENGINES = (401, 403, 407)
 """It is the gateway's key that an engine refuses: no client is at fault, and another engine may take the request."""
 _LOGPROBS = b'logprobs"'
 """Who asks for these, or for several outputs, makes answers long; no engine is at fault then."""
+CUT_PATIENCE = 16
+"""Pieces for which a cut waits until no token is ahead of its text."""
 
 
 class Rejected(Exception):  # noqa: N818 - the engine's answer, passed on
@@ -52,8 +54,11 @@ def next_body(plan: Plan, state: Tracked, worker: Worker, kept: int) -> bytes | 
     """What goes on behind ``kept`` tokens; None: it has all the tokens that it may have.
 
     Raises:
-        Trouble: This worker cannot.
+        Trouble: This worker cannot, or nobody can.
     """
+    if kept < state.kept and state.ids_ahead:
+        words = "the client was told token ids of half a character"
+        raise Trouble("cannot go on", words, engine=False, code="ids_ahead")
     longest = plan.longest(worker, state.prompt_ids.count(b",") + 1)
     if longest is None or not plan.goes_on_at(worker):
         raise Trouble("cannot go on", "this engine tells no token ids", engine=False)
@@ -116,6 +121,13 @@ def stuck(state: State | None) -> bool:
 def movable(state: State | None) -> Tracked | None:
     """The state, where a cut now loses nothing that is out; else None."""
     return state if isinstance(state, Tracked) and state.resumable and not stuck(state) else None
+
+
+def leaves(state: Tracked, waited: int) -> bool | None:
+    """Whether a cut that has waited for so many pieces is made now; None: it is to be dropped."""
+    if state.level or waited <= CUT_PATIENCE:
+        return state.level
+    return None if state.ids_ahead else True
 
 
 _FULL = re.compile(r'"code":\s?"?(?:503|429)\b')

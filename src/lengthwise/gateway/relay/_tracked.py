@@ -64,6 +64,11 @@ class Tracked:
         return self._out_at
 
     @property
+    def ids_ahead(self) -> bool:
+        """Whether the client may have been told ids whose text is not out: they would come again behind a cut."""
+        return self._wants.ids and self.unsure > 0
+
+    @property
     def held_bytes(self) -> int:
         """About what is kept of its prompt, so that it can go on elsewhere."""
         return len(self.prompt_ids) + len(self._first)
