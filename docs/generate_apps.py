@@ -77,8 +77,8 @@ MISSED = """\
 ## What is missed, and why
 
 - **Gains a hair below 1.** Where the plan that is found is a simpler method's own, what was spent on looking further is
-  lost: some tenths of a second in many minutes. In routing that is so in every case: the even split (min) is as good. The search is bounded to 0.4 % of the best makespan known, in counted work
-  and not by a clock, but it cannot know that nothing was to be found.
+  lost: some tenths of a second in many minutes. In routing that is so in every case: the even split (min) is as good. The search is
+  bounded to 0.5 % of the best makespan known, in counted work and not by a clock, but it cannot know that nothing was to be found.
 - **No preemption costs more here than in the paper.** The mixed application has eleven models on eight GPUs. Without preemption
   the summaries keep to the end the GPUs that they got first, beside seven other models; the paper does not tell what its own plan
   gave them.

@@ -6,12 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from plan_world import cluster_of, draw_of, ensemble, served
+from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
 
 from lengthwise.apps.plan import METHODS, Asked, Effort, Space, plan
 from lengthwise.apps.plan.evaluate import stages_of
-from lengthwise.apps.plan.purse import LOOK_S, REQUEST_S, Purse, expected_cost_s
-from lengthwise.apps.plan.searched import DEFAULT, WORTH_SHARE, loaded_gpus, searched
+from lengthwise.apps.plan.purse import LOOK_S, REQUEST_S, RUN_S, Purse, expected_cost_s
+from lengthwise.apps.plan.searched import DEFAULT, WORTH_SHARE, _Search, loaded_gpus, searched
 from lengthwise.schema.app import ModelPlan
 
 
@@ -39,7 +39,7 @@ def test_a_purse_counts_looks_and_simulated_requests_from_when_it_was_opened():
     world.stage(world.start(), plans)
     assert purse.spent_s == pytest.approx(LOOK_S)
     world.stage(world.start(), (space.plans(0)[1],))
-    assert purse.spent_s > 2 * LOOK_S + 29 * REQUEST_S
+    assert purse.spent_s > 2 * LOOK_S + RUN_S + 29 * REQUEST_S
     assert purse.holds(0.5, 1.0)
     assert not purse.holds(1.0, 1.0)
     assert not purse.holds(0.0, purse.spent_s)
@@ -74,13 +74,36 @@ def test_the_search_ends_where_it_would_cost_more_than_its_share_of_what_is_plan
     usual, _ = looked(counts, beside=())
     # Lists are looked at in any case; what comes after them is within the share, but for the plan that is under way.
     assert (
-        usual["lengthwise"].cost_s - poor["lengthwise"].cost_s <= 0.002 * poor["lengthwise"].planned_s + 0.02
+        usual["lengthwise"].cost_s - poor["lengthwise"].cost_s
+        <= Effort().share * poor["lengthwise"].planned_s + 0.02
     )
 
 
+def chained(counts, seed=0):
+    """Each task of the second model waits for one of the first."""
+    rng = np.random.default_rng(seed)
+    first, second = counts
+    tasks = tasks_of([0] * first + [1] * second, parents=[(first + i, i % first) for i in range(second)])
+    return tasks, [draw_of(tasks, rng)], Space(served(2), cluster_of(4))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_algorithm_1_is_looked_at_where_models_wait_for_one_another(monkeypatch, waits):
+    asked_for = []
+
+    def by(search, name, through=_Search.by):
+        asked_for.append(name)
+        return through(search, name)
+
+    monkeypatch.setattr(_Search, "by", by)
+    tasks, draws, space = chained([300, 300]) if waits else made([300, 300], draws=1)
+    worlds = stages_of(tasks, draws, space)
+    searched(worlds, space, Asked(clock=lambda: 0.0, beside=(), effort=Effort(share=1.0)))
+    assert ("samullm" in asked_for) is waits
+
+
 def test_algorithm_1_is_paid_for_where_it_is_looked_at_and_else_is_for_comparison_alone():
-    counts = [400, 300, 500]
-    tasks, draws, space = made(counts)
+    tasks, draws, space = chained([400, 300])
 
     def found(share):
         ticks = itertools.count()

@@ -51,7 +51,7 @@ class Effort:
     width: int = 3
     beam_tasks: float = 4e6
     better_tasks: float = 4e6
-    share: float = 0.002
+    share: float = 0.005
 
 
 def planned(made: Sequence[Staged]) -> Planned:

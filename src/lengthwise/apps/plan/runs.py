@@ -138,6 +138,7 @@ class Runs:
 
     Attributes:
         simulated_requests: So far.
+        simulated_runs: That these were in.
         clock: Seconds; None: nobody wants to know.
         took_s: What each run took to simulate, by that clock.
         asked: Keys of the runs that were asked for; whoever wants to know empties it.
@@ -149,7 +150,7 @@ class Runs:
         self._known = known
         self._fresh = [Work("fresh", m.fresh, m.never) for m in load.models]
         self._held = sum(len(run.load) for run in self.made.values())
-        self.simulated_requests = 0
+        self.simulated_requests = self.simulated_runs = 0
         self.clock: Callable[[], float] | None = None
         self.took_s: dict[Hashable, float] = {}
         self.asked: set[Hashable] = set()
@@ -227,6 +228,7 @@ class Runs:
             arrival_s, load.prompt[mine] + produced, load.output[mine] - produced, **after or {}
         )
         self.simulated_requests += len(mine)
+        self.simulated_runs += 1
         told = engine.simulate(requests, self.space.deployment(plan), keep_steps=0).requests
         # One that no engine takes ends when it comes, as it does in a run (with an error).
         first_s = np.where(np.isnan(told.first_token_s), arrival_s, told.first_token_s)

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from lengthwise.apps.plan.beam import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
 from lengthwise.apps.plan.evaluate import judged, makespans_s
-from lengthwise.apps.plan.play import spare_plans
+from lengthwise.apps.plan.play import play, spare_plans
 from lengthwise.apps.plan.purse import Purse, expected_cost_s
 from lengthwise.apps.plan.runs import Runs
 from lengthwise.apps.plan.space import Space
@@ -17,7 +17,7 @@ from lengthwise.apps.plan.stages import Stages
 
 DEFAULT = "lengthwise"
 BEST_TRIED = 3
-"""Plans of the beam that are simulated whole, on all draws planned with."""
+"""Plans of the lists, and of the beam, that are simulated whole, on all draws planned with."""
 _CHEAP = ("min", "min_no_preemption")
 """Ways that are quick beside what they save; they come first, and pay for what they have simulated."""
 WORTH_SHARE = 0.003
@@ -148,20 +148,21 @@ class _Search:
         scores = {one.planned: one.planned_s for one in paid}
         fits = self._space.fits
         self._try(scores, (one for one in self._asked.known if all(fits(plans) for plans in one)))
-        self._try(scores, [rolled_out(quick, choose) for choose in STEPS])
+        self._try(scores, self._soonest(quick, [rolled_out(quick, choose) for choose in STEPS]))
         limit_s = effort.share * min(scores.values())
-        for name in METHODS:
-            if name not in found and purse.holds(expected_cost_s(first, name), limit_s):
-                found[name] = self.by(name)
-                scores[found[name].planned] = found[name].planned_s
+        waits = any(first.load.parents)
 
         def has_left() -> bool:
             return purse.holds(0.0, limit_s)
 
         self._try(scores, beam(quick, effort, has_left)[:BEST_TRIED])
-        ranked = sorted(scores, key=lambda one: (scores[one], one))
-        self._try(scores, [bettered(quick, ranked[0], effort, has_left)])
-        best = min(scores, key=lambda one: (scores[one], one != ranked[0], one))
+        self._better(scores, quick, has_left)
+        for name in METHODS:
+            # Of models that wait for nobody, none of these was ever better than the beam.
+            if waits and name not in found and purse.holds(expected_cost_s(first, name), limit_s):
+                found[name] = self.by(name)
+                scores[found[name].planned] = found[name].planned_s
+        best = self._better(scores, quick, has_left)
         quick_ways = [found[name] for name in _CHEAP if name in found]
         if quick_ways:
             usual = min(quick_ways, key=lambda one: one.planned_s)
@@ -169,6 +170,21 @@ class _Search:
                 best = min((usual.planned, best), key=loaded_gpus)
         spent_s = self._now() - started_s + sum(one.spent_s for one in paid)
         return Found(DEFAULT, best, scores[best], spent_s, purse.spent_s, spent_s)
+
+    def _soonest(self, quick: Stages, plans: Iterable[Planned]) -> list[Planned]:
+        """Those that may be the best on all draws, told by what is quickly simulated on one."""
+        ends = {one: self._quick_s(quick, one) for one in plans}
+        return sorted(ends, key=lambda one: (ends[one], one))[:BEST_TRIED]
+
+    def _quick_s(self, quick: Stages, made: Planned) -> float:
+        spare = spare_plans(self._space, len(self._space.models), made)
+        return play(quick, made, spare, places=False).end_s
+
+    def _better(self, scores: dict[Planned, float], quick: Stages, has_left: Callable[[], bool]) -> Planned:
+        """The best, after the best one so far was bettered; of equals the one that was there."""
+        ranked = sorted(scores, key=lambda one: (scores[one], one))
+        self._try(scores, [bettered(quick, ranked[0], self._asked.effort, has_left)])
+        return min(scores, key=lambda one: (scores[one], one != ranked[0], one))
 
     def _try(self, scores: dict[Planned, float], plans: Iterable[Planned]) -> None:
         for one in plans:
