@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 OUTPUTS = "vicuna-13b-v1.3"
 SHAPE = 0.73
 """Of the Gamma gaps (ELIS)."""
-SHRINK = 10
+SHRINK = 5
 WINDOW = 50 // SHRINK
 """ELIS' 50 tokens, shrunk as the lengths are."""
 MOST_TOKENS = 512
@@ -40,7 +40,7 @@ MODEL = "tiny"
 
 
 class Shrunk:
-    """What another predictor says, a tenth as long; asked once a request."""
+    """What another predictor says, ``SHRINK`` times shorter; asked once a request."""
 
     asks_once = True
 

@@ -21,8 +21,8 @@ GAIN = """\
 
 The whole gateway before two real engines (vLLM on a CPU, a small model of random weights), bursts of recorded prompts
 at 1, 3 and 5 times the rate that full batches serve, batches of 1, 2 and 4. Outputs are forced to their recorded
-lengths divided by ten, 512 tokens at most, so that a small engine serves a burst in seconds; windows are of 5 tokens
-for ELIS' 50, and the shipped predictor's lengths are divided by ten likewise. It is asked once a request, does not
+lengths divided by {by}, {most} tokens at most, so that a small engine serves a burst in seconds; windows are of {window}
+tokens for ELIS' 50, and the shipped predictor's lengths are divided by {by} likewise. It is asked once a request, does not
 learn from the burst, and engines are given as many requests at once as they have places. A request gives its place
 up (*isrtf*) where that is worth a hundred times what it costs, the default; *eager*: as much as it costs.
 
@@ -40,6 +40,16 @@ of it is at most 0.2 of the gap, or 10 % of a ratio, or where all of it is below
 """
 
 
+def described(named: Rows) -> str:
+    """What was done, with the numbers of the run before real engines."""
+    return GAIN.format_map(_traffic(_details(named, "gateway.live.gap_closed")))
+
+
+def _traffic(details: Mapping[str, Any]) -> dict[str, Any]:
+    told = details.get("traffic") or {"shrunk_by": "some", "window_tokens": "some", "most_tokens": "some"}
+    return {"by": told["shrunk_by"], "window": told["window_tokens"], "most": told["most_tokens"]}
+
+
 def told_of_simulated(details: Mapping[str, Any]) -> str:
     """How many results the simulator had foretold, had not, and where chance hides it; "" where nobody counted."""
     if not details.keys() >= set(TOLD):
@@ -52,6 +62,7 @@ The same before two emulated engines: the gateway, the traffic and the orders ar
 take no core from the gateway or from each other. What differs from above is what real engines do on a machine as small
 as this.
 """
+OTHER_LENGTHS = "Lengths are divided by {by} there, and windows are of {window} tokens.\n"
 
 
 def gain(named: Rows) -> str:
@@ -63,7 +74,9 @@ def gain(named: Rows) -> str:
     lines = [*_policies(details), "", *_said(named, "gateway.live"), *_why_off(named, details, emulated)]
     lines += _cells(details.get("cells") or [])
     if emulated.get("policies"):
-        lines += ["", EMULATED, *_policies(emulated), "", *_said(named, "gateway.emulated")]
+        traffic = _traffic(emulated)
+        other = "" if traffic == _traffic(details) else OTHER_LENGTHS.format_map(traffic)
+        lines += ["", EMULATED + other, *_policies(emulated), "", *_said(named, "gateway.emulated")]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from _fidelity_overview import NO_INTERVAL, verdict
 from _gateway_faults import table as faults
 from _gateway_numbers import number, when, with_ends
-from _gateway_order import GAIN, NOT_YET, gain, told_of_simulated
+from _gateway_order import NOT_YET, described, gain, told_of_simulated
 
 HERE = Path(__file__).parent
 PAGE = HERE / "gateway.md"
@@ -134,7 +134,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         (HEAD, _machine(named)),
         (FIGURES, _figures(named)),
         (OVERHEAD, _beside(named)),
-        (GAIN, gain(named)),
+        (described(named), gain(named)),
         (SCALE, _scale(named)),
         (FAULTS, faults()),
         (LIMITS, ""),
