@@ -31,7 +31,7 @@ MODELS = ("alder", "birch", "cedar")
 SEATS = {"alder": 4, "birch": 8, "cedar": 8}
 """The smallest answers so quickly that a client of eight at once on the same cores would measure itself."""
 LONGEST, ENDS = 160, "q"
-REPEATS, STARTS = 3, 2
+REPEATS, STARTS = 5, 2
 TRIES = 3
 """Of the profile: it measures again what a busy machine spoiled, and nothing else."""
 BUSY, LOAD = 3.0, "load.json"
