@@ -77,6 +77,14 @@ OF_CLIENTS: tuple[str, tuple[Row, ...]] = (
             ),
         ),
         (
+            "sends thousands of requests behind one another, or garbage behind them",
+            "16 may wait; the connection ends, and nothing is written into an answer under way",
+            (
+                f"{_EDGE}test_edge_pipelines.py::test_a_connection_has_so_many_requests_waiting_and_no_more",
+                f"{_EDGE}test_edge_pipelines.py::test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_into_it",
+            ),
+        ),
+        (
             "sends JSON too deep, too long, or any bytes",
             "is refused in words",
             (

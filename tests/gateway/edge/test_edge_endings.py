@@ -13,6 +13,7 @@ import time
 import pytest
 from edge_serving import SECRET, Script, Served, Told, a_key, chat, config, everything, parsed
 
+from lengthwise.gateway.edge._wire import PIPELINED
 from lengthwise.gateway.listener import Listener
 
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n".encode()
@@ -47,6 +48,20 @@ def reads_nothing(served, data):
     return line
 
 
+def asks_while_answered(served, line):
+    """Sends a few requests more whenever those before are answered, until they are not."""
+    asked = PIPELINED
+    with contextlib.suppress(OSError, AssertionError):
+        while asked < 10_000:
+            answered = served._server.server_state.total_requests
+            line.sendall(PAGE * PIPELINED)
+            asked += PIPELINED
+            until(
+                lambda so_far=answered: served._server.server_state.total_requests >= so_far + PIPELINED, 0.2
+            )
+    assert asked < 10_000
+
+
 def request(body, extra=b""):
     return HEAD + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -72,7 +87,9 @@ def test_whole_answers_that_nobody_takes_are_dropped_with_their_connections(extr
 
 def test_who_asks_again_and_again_and_reads_nothing_gives_its_seat_back():
     with Served(config(a_key(), body_s=0.3, connections=3)) as served:
-        lines = [reads_nothing(served, PAGE * 600) for _ in range(3)]
+        lines = [reads_nothing(served, PAGE) for _ in range(3)]
+        for line in lines:
+            asks_while_answered(served, line)
         until(lambda: not served._server.server_state.connections)
         assert not served._server.server_state.tasks
         assert served.ask(b"", path="/health", method="GET")[0] == 200

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge._cork import Cork
@@ -24,6 +24,8 @@ _PHRASES = {
 }
 _SPARE = 100
 """So many connections beyond the limit may linger; further ones are closed at once."""
+PIPELINED = 16
+"""Requests that may wait behind one another on a connection; each takes some KiB, however short it is."""
 
 
 class Wire(HttpToolsProtocol):
@@ -48,6 +50,7 @@ class Wire(HttpToolsProtocol):
         self.on_gone: Callable[[], None] | None = None
         self._incoming: asyncio.TimerHandle | None = None
         self._linger: Linger | None = None
+        self._served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -64,6 +67,7 @@ class Wire(HttpToolsProtocol):
         self._stall.rest()
         if self._linger is not None:
             self._linger.rest()
+        self._disconnect()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset, too, or the timer holds all this for ``idle_s``
         if self.on_gone is not None:
@@ -92,11 +96,15 @@ class Wire(HttpToolsProtocol):
         self._watch_closing()
 
     def on_response_complete(self) -> None:
-        """Goes on to the next request, unless this was the last."""
-        if self._linger is None:
-            super().on_response_complete()
-        else:
+        """Goes on to the next request, unless this was the last; no more are read while some wait."""
+        if self._linger is not None:
             self.server_state.total_requests += 1
+            return
+        if self.pipeline:
+            self._served = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()
 
     def takes(self) -> bool:
         """Whether a further piece of a streamed answer may be written: nothing must wait, and it is the last answer."""
@@ -137,6 +145,8 @@ class Wire(HttpToolsProtocol):
                 self._say(too_large(f"A head may have {self.limits.header_bytes} bytes."))
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED:
+            raise ValueError("too many requests wait behind one another")
         super().on_message_begin()
         self._in_head, self._in_message, self._head_bytes = True, True, 0
         self.scope["extensions"] = {WIRE: self}  # type: ignore[dict-item]
@@ -156,6 +166,8 @@ class Wire(HttpToolsProtocol):
             self._fault = Fault(400, "invalid", message, code="upgrade_not_offered")
             raise self._fault
         super().on_headers_complete()
+        if not self.pipeline:
+            self._served = self.cycle
         self.cycle.transport = Cork(self.transport, self.loop, self._finish)  # type: ignore[assignment]
         if offered:
             self.cycle.keep_alive = False
@@ -190,25 +202,34 @@ class Wire(HttpToolsProtocol):
             self._say(Fault(408, "slow", "The request took too long to come.", code="request_timeout"))
 
     def _say(self, fault: Fault) -> None:
-        """Writes an error, unless an answer is under way, and ends."""
+        """Writes an error and ends; nothing is written where an answer is under way, or is to come before it."""
         self._came()
         self.refused(fault)
-        cycle = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
+        served = self._under_way
+        if served is not None and (served.response_started or served is not self.cycle):
             self._close()
-            return
-        self.transport.write(_raw(fault))
-        if len(self.connections) > self.limits.connections + _SPARE:
-            self._close()
-            return
-        self._hear_out()
-        if (
-            cycle is not None and not cycle.response_complete
-        ):  # whoever waits for the rest of it waits no more
-            cycle.disconnected, cycle.waiting_for_100_continue = True, False
-            cycle.message_event.set()
+        else:
+            self.transport.write(_raw(fault))
+            if len(self.connections) > self.limits.connections + _SPARE:
+                self._close()
+                return
+            self._hear_out()
+        if served is not None:  # whoever waits for the rest of it waits no more
+            self._disconnect()
             if self.on_gone is not None:
                 self.on_gone()
+
+    @property
+    def _under_way(self) -> RequestResponseCycle | None:
+        """The request that is being answered; others may wait behind it."""
+        served = self._served
+        return None if served is None or served.response_complete else served
+
+    def _disconnect(self) -> None:
+        """Nobody hears any more what is under way."""
+        if (cycle := self._under_way) is not None:
+            cycle.disconnected, cycle.waiting_for_100_continue = True, False
+            cycle.message_event.set()
 
     def _finish(self) -> None:
         """Ends behind an answer; who still writes is heard out."""
