@@ -1,9 +1,13 @@
 """An event too long to be looked into passes, and the gateway lives."""
 
 import asyncio
+import json
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
+
+from relay_world import run, world
+from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.relay._plain import Plain
@@ -74,3 +78,24 @@ async def sizes_through_a_gateway(*sizes: int) -> list[int]:
 def test_through_the_whole_gateway_and_the_next_request_is_served():
     found = asyncio.run(sizes_through_a_gateway(10, 4_000_000, 10))
     assert found[0] == found[1] == found[2]
+
+
+LONG = "x" * 400_000
+
+
+@pytest.mark.parametrize("facts", [{}, {"stream": False}, {"return_token_ids": True}])
+def test_a_prompt_whose_ids_take_more_than_a_mib_is_told_and_goes_on_elsewhere(facts: dict):
+    """The engine tells them in its first event, and again where the answer goes on."""
+
+    async def work() -> None:
+        engines = [Scripted(plan=[Fault("die", 2)]), Scripted()]
+        async with world(engines, order=Order("isrtf", window_tokens=2)) as w:
+            reply = await w.ask({"model": "m", "prompt": LONG, "max_tokens": 4, "stream": True, **facts})
+            assert reply.status == 200
+            text = reply.text
+            if not facts.get("stream", True):
+                text = json.loads(reply.body)["choices"][0]["text"]
+            assert text == answer(encode(LONG), 4)[1]
+            assert [name for name, _ in w.fleet.faults] == ["w0"]
+
+    run(work)

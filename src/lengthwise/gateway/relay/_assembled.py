@@ -31,12 +31,15 @@ class Assembled(Tracked):
     Args:
         wants: What the client asked to see.
         most_bytes: Of text and token ids that are held.
+        prompt_bytes: As Tracked.
     """
 
-    def __init__(self, wants: Wants, most_bytes: int) -> None:
-        super().__init__(Wants(wants.api, stream=True, usage=True, usage_each=False, ids=wants.ids))
+    def __init__(self, wants: Wants, most_bytes: int, prompt_bytes: int = 0) -> None:
+        super().__init__(
+            Wants(wants.api, stream=True, usage=True, usage_each=False, ids=wants.ids), prompt_bytes
+        )
         self._asked = wants
-        self._own = Splitter()
+        self._own = Splitter(self._event_bytes)
         self._texts: list[str] = []
         self._all_ids: list[int] = []
         self._whole: dict[str, Any] = {}

@@ -80,7 +80,8 @@ def new_state(asked: Asked, plan: Plan, worker: Worker, kind: str, most_bytes: i
     if not kind.startswith("text/event-stream"):
         return Whole(most_bytes, short=asked.n == 1 and _LOGPROBS not in asked.body)
     if plan.tracked_at(worker):
-        return Tracked(plan.wants) if asked.stream else Assembled(plan.wants, most_bytes)
+        size = len(asked.body)
+        return Tracked(plan.wants, size) if asked.stream else Assembled(plan.wants, most_bytes, size)
     return Plain(asked.n)
 
 

@@ -39,7 +39,7 @@ class Splitter:
         if not self.kept and chunk.endswith(b"\n\n"):
             return chunk
         data = self.kept + chunk
-        end = _last_end(data)
+        end = _last_end(data, max(0, len(self.kept) - 2))
         self.kept = data[end:]
         if len(self.kept) > self._most:
             self.kept = data
@@ -72,11 +72,11 @@ def data_of(event: bytes) -> str:
     return found[0].data if found else ""
 
 
-def _last_end(data: bytes) -> int:
-    """The place behind the last blank line, 0 where there is none."""
+def _last_end(data: bytes, start: int) -> int:
+    """The place behind the last blank line, 0 where there is none; none ends before ``start`` + 2."""
     end = 0
     for mark in _ENDS:
-        at = data.rfind(mark) + 2
+        at = data.rfind(mark, start) + 2
         if at >= 2:
             end = max(end, at)
     return end + 1 if end and data[end - 1 : end + 1] == b"\r\n" else end

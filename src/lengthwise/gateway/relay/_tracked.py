@@ -9,8 +9,11 @@ from lengthwise.gateway.relay._alike import Alike
 from lengthwise.gateway.relay._decoded import adds_output, decoded, looks_whole
 from lengthwise.gateway.relay._dress import DONE, Dress, Wants, usage_of
 from lengthwise.gateway.relay._plain import Held
-from lengthwise.gateway.relay._split import Splitter, TooLong, data_of, split
+from lengthwise.gateway.relay._split import MOST_BYTES, Splitter, TooLong, data_of, split
 from lengthwise.gateway.relay._trouble import MALFORMED, TOLD_INSIDE, Trouble
+
+ID_BYTES = 12
+"""What an id may take in an event; a prompt has no more tokens than bytes."""
 
 
 class Tracked:
@@ -23,6 +26,10 @@ class Tracked:
     there would not send the half, so that a leg always begins behind the last token whose text is out. The ids of
     such tokens are told with the text that they complete: who was told them before would get them twice, or others.
 
+    Args:
+        wants: What the client asked to see.
+        prompt_bytes: Of the prompt, whose ids each leg is told in one event.
+
     Attributes:
         count: Tokens so far.
         why: The finish reason.
@@ -33,14 +40,15 @@ class Tracked:
         unsure: Tokens of the chunk that spoke last, where it had several: the last of them may be ahead of it.
     """
 
-    def __init__(self, wants: Wants) -> None:
+    def __init__(self, wants: Wants, prompt_bytes: int = 0) -> None:
         self.count = self.unsure = 0
         self.why = ""
         self.complete = self.finished = False
         self.resumable = True
         self.trouble: Trouble | None = None
         self._wants = wants
-        self._splitter, self._held, self._alike = Splitter(), Held(), Alike()
+        self._event_bytes = MOST_BYTES + ID_BYTES * prompt_bytes
+        self._splitter, self._held, self._alike = Splitter(self._event_bytes), Held(), Alike()
         self._ids: list[bytes] = []
         self._untold: list[bytes] = []
         self.prompt_ids = b""
@@ -83,7 +91,7 @@ class Tracked:
         text = b",".join(b"%d" % one for one in ids)
         self._ids, self.count, self._out_at, self.unsure = [text] if ids else [], kept, kept, 0
         self.trouble = None
-        self._splitter, self._untold = Splitter(), []
+        self._splitter, self._untold = Splitter(self._event_bytes + ID_BYTES * kept), []
         self._alike.forget()
         self._told_usage = 0
         if self._dress is None:
