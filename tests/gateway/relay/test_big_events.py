@@ -5,7 +5,6 @@ import json
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
-
 from relay_world import run, world
 from scripted_engine import Fault, Scripted, answer, encode
 
