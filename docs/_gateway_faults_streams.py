@@ -41,4 +41,19 @@ ODD_STREAMS: tuple[Row, ...] = (
             f"{_FAULTS}test_faults_of_streams.py::test_numbers_that_an_engine_tells_twice_are_not_counted_twice",
         ),
     ),
+    (
+        "dies, stalls or errs while it tells several tokens at once, half a character among them",
+        "the half is made again elsewhere; token ids that a client was told of it end its stream in an error",
+        (
+            f"{_RELAY}test_any_trouble.py::test_half_a_character_among_the_first_tokens_is_made_again",
+            f"{_RELAY}test_ids_told_once.py::test_an_engine_that_dies_in_half_a_character_whose_ids_were_told_ends_the_stream_in_words",
+        ),
+    ),
+    (
+        "any of these, with cuts and moves at any moment",
+        "each answer is right, or says that it is not; nothing is left of it",
+        (
+            f"{_RELAY}test_any_trouble.py::test_each_answer_is_right_or_says_that_it_is_not_and_nothing_is_left",
+        ),
+    ),
 )

@@ -24,7 +24,8 @@ async def kept_tokens(state: Tracked, worker: Worker, model: str) -> int:
     """
     kept = state.kept
     for dropped in range(state.unsure):
-        text = await _text(worker, model, state.tail(_TAIL + dropped)[:_TAIL])
+        tail = state.tail(_TAIL + dropped)
+        text = await _text(worker, model, tail[: len(tail) - dropped])
         if text is None or not text.endswith(_HALF):
             return kept - dropped
     return kept

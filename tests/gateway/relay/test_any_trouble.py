@@ -1,0 +1,125 @@
+"""Whatever engines do, and whenever answers are cut or moved, each is whole and right, or says that it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+from relay_world import Reply, World, idle, run, until, world
+from scripted_engine import Fault, Scripted, Words, answer, decode, encode
+from test_relay_cut import EAGER
+
+from lengthwise.gateway.config import Care, Order
+from lengthwise.gateway.hub import CUT, GONE
+
+REQUESTS, LENGTHS = 25, (3, 20, 60)
+KINDS = ("die", "stall", "error", "garbage", "no_done", "busy", "503", "500")
+PLACES = (-1, 0, 1, 2, 5, 11, 19, 20, 30)
+ORDERS = (EAGER, Order(mode="windowed", window_tokens=7))
+CARE = Care(stall_s=0.3, first_byte_s=1.0, retry_share=1.0)
+
+
+def engine(dice: random.Random) -> Scripted:
+    faults = [
+        Fault(dice.choice(KINDS), dice.choice(PLACES)) if dice.random() < 0.25 else None
+        for _ in range(3 * REQUESTS)
+    ]
+    return Scripted(plan=faults, step_s=0.001, per_chunk=dice.choice((1, 1, 2, 3)))
+
+
+def asked(dice: random.Random, number: int) -> dict[str, Any]:
+    tokens = dice.choice(LENGTHS)
+    body: dict[str, Any] = {"model": "m", "max_tokens": tokens, "temperature": 0}
+    body |= {"stream": dice.random() < 0.7, "return_token_ids": dice.random() < 0.5}
+    if dice.random() < 0.5:
+        return body | {"messages": [{"role": "user", "content": f"{number} {tokens}"}]}
+    return body | {"prompt": f"{number} {tokens}"}
+
+
+async def meddle(w: World, dice: random.Random) -> None:
+    """Cuts and moves requests, whether anything asks for it or not."""
+    while True:
+        await asyncio.sleep(0.01)
+        there = [turn for turn in w.hub._turns.values() if turn.worker and turn.request.resumable]
+        if there:
+            dice.choice(there).interrupt(dice.choice((CUT, GONE)))
+
+
+def check_stream(reply: Reply, ids: list[int], text: str, *, asked_ids: bool) -> None:
+    chunks = [event for event in reply.events if event != "[DONE]"]
+    told = [one for chunk in chunks for c in chunk.get("choices", ()) for one in c.get("token_ids") or ()]
+    if any("error" in chunk for chunk in chunks):
+        assert text.startswith(reply.text)
+        assert told == ids[: len(told)]
+        return
+    assert reply.text == text
+    assert reply.events.count("[DONE]") == 1
+    assert reply.events[-1] == "[DONE]"
+    assert reply.finishes == ["length"]
+    assert told in ([], ids) if asked_ids else not told
+
+
+def check_whole(told: dict[str, Any], ids: list[int], text: str) -> None:
+    if "error" in told:
+        return
+    (choice,) = told["choices"]
+    assert (choice["message"]["content"] if "message" in choice else choice["text"]) == text
+    assert choice.get("token_ids") in (None, ids)
+    assert told["usage"]["completion_tokens"] == len(ids)
+
+
+async def one(w: World, dice: random.Random, number: int) -> None:
+    body = asked(dice, number)
+    await asyncio.sleep(0.3 * dice.random())
+    reply = await w.ask(body, api="chat" if "messages" in body else "completions")
+    ids, text = answer(w.engines[0]._prompt(body), body["max_tokens"])
+    if body["stream"] and reply.status == 200:
+        check_stream(reply, ids, text, asked_ids=body["return_token_ids"])
+    else:
+        check_whole(json.loads(reply.body), ids, text)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_answer_is_right_or_says_that_it_is_not_and_nothing_is_left(seed: int):
+    dice = random.Random(seed)
+
+    async def work() -> None:
+        engines = [engine(dice) for _ in range(3)]
+        takes = dice.choice((None, lambda: dice.random() < 0.5))
+        async with world(
+            engines, cap=dice.choice((1, 4)), order=ORDERS[seed % 2], care=CARE, takes=takes
+        ) as w:
+            meddler = asyncio.ensure_future(meddle(w, dice))
+            await asyncio.gather(*(one(w, dice, number) for number in range(REQUESTS)))
+            meddler.cancel()
+            await until(lambda: idle(w))
+            assert w.ledger.why
+
+    run(work)
+
+
+def half(per_chunk: int) -> str:
+    """A prompt whose answer has half a character at the end of a chunk with text, within its first few tokens."""
+    for number in range(10_000):
+        ids, _ = answer(encode(f"half {number}"), 3 * per_chunk)
+        words = Words([])
+        texts = [words.step(one) for one in ids]
+        if decode(ids).endswith("\ufffd") and any(texts[-per_chunk:]):
+            return f"half {number}"
+    raise AssertionError("there is one")
+
+
+@pytest.mark.parametrize("per_chunk", [2, 3])
+def test_half_a_character_among_the_first_tokens_is_made_again(per_chunk: int):
+    prompt = half(per_chunk)
+
+    async def work() -> None:
+        engines = [Scripted(plan=[Fault("die", 3 * per_chunk)], per_chunk=per_chunk), Scripted()]
+        async with world(engines) as w:
+            reply = await w.ask({"model": "m", "prompt": prompt, "max_tokens": 20, "stream": True})
+            assert reply.text == answer(encode(prompt), 20)[1]
+
+    run(work)
