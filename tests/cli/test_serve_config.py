@@ -143,6 +143,7 @@ def test_overrides_are_the_last_word(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ('engine = ["http://b:1"]\n', "engine: there is no such key; did you mean engines?"),
         ("[lsten]\nport = 1\n", "lsten: there is no such key; did you mean listen?"),
         ("[listen]\nprot = 1\n", "listen.prot: there is no such key; did you mean listen.port?"),
         ("[order]\nmax_queued = 1\n", "did you mean admission.max_queued?"),

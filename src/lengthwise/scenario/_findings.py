@@ -146,7 +146,7 @@ def _nearest(loc: tuple[Any, ...], root: type[BaseModel]) -> str:
     prefix = ".".join(_path(loc[:-1]))
     here = _keys_at(loc[:-1], root)
     elsewhere = _leaves(root)
-    if wrong in elsewhere:
+    if wrong in elsewhere and not difflib.get_close_matches(wrong, here, n=1, cutoff=0.9):
         return f"; did you mean {elsewhere[wrong]}?"
     if near := difflib.get_close_matches(wrong, here, n=1, cutoff=0.6):
         return f"; did you mean {prefix}{'.' if prefix else ''}{near[0]}?"
