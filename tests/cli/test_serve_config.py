@@ -11,11 +11,12 @@ import tomllib
 import pytest
 
 from lengthwise.gateway import config as told
+from lengthwise.gateway.relay import open_session
 from lengthwise.scenario import _gateway_places as places
 from lengthwise.scenario import gateway_reader, load_gateway, loads_gateway
 from lengthwise.scenario import gateways as room
 from lengthwise.scenario._gateway_sections import GatewayFile, PhasesSection
-from lengthwise.schema.errors import ScenarioError
+from lengthwise.schema.errors import InputError, ScenarioError
 
 ENGINE = 'engines = ["http://a:8000"]\n'
 DIGEST = hashlib.sha256(b"sk-secret").hexdigest()
@@ -370,6 +371,18 @@ def test_a_gateway_is_not_its_own_engine(url: str, listen: str, port: str):
     assert f"the gateway's {port} must be another" in said
     assert url in said
     assert "8080" in said
+
+
+def test_no_error_tells_the_password_of_an_engine():
+    url = "http://user:hunter2@localhost:8000"
+    for text in (f'engines = ["{url}"]\n', f'engines = ["{url}", "{url}"]\n'):
+        said = wrong(text)
+        assert "localhost:8000" in said
+        assert "hunter2" not in said
+    engine = told.Engine("https://user:hunter2@localhost:1", tls=told.Tls(ca="nowhere.pem"))
+    with pytest.raises(InputError, match="certificates of engine https://localhost:1 ") as caught:
+        open_session(engine, told.Care())
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ async def _serve(
         now_s = asyncio.get_running_loop().time()
         for worker in gateway.fleet.workers():
             if trouble := worker.trouble(now_s):
-                raise EngineError(f"the engine {worker.url} must be there and serve a model; it is {trouble}")
+                raise EngineError(
+                    f"the engine {worker.engine.shown} must be there and serve a model; it is {trouble}"
+                )
         running = Beside(gateway, asyncio.get_running_loop())
         gateway.telemetry.trips.subscribe(running.rows.append)
         ready.set_result((running, over))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from lengthwise.gateway._checks import known, whole
 
@@ -51,6 +52,12 @@ class Engine:
         known("generation_defaults", self.generation_defaults, GENERATION_DEFAULTS)
         if self.in_flight is not None:
             whole("in_flight", self.in_flight, 1)
+
+    @property
+    def shown(self) -> str:
+        """Its address as errors and logs tell it: without a name and password."""
+        place = urlsplit(self.url)
+        return place._replace(netloc=place.netloc.rpartition("@")[2]).geturl()
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def is_local(host: str) -> bool:
 
 def _held(config: GatewayConfig) -> str:
     """The engines that are given no more than a set number at once, in words; "" none."""
-    found = [engine.name or engine.url for engine in config.engines if engine.in_flight is not None]
+    found = [engine.name or engine.shown for engine in config.engines if engine.in_flight is not None]
     if config.discovery.engine.in_flight is not None:
         found.append("[discovery.engine]")
     return ", ".join(found)

@@ -21,7 +21,7 @@ def check_ports(config: GatewayConfig) -> None:
         for name, host, mine in _doors(config.listen):
             if port == mine and _same(address.hostname or "", host):
                 raise InputError(
-                    f"the gateway's {name} must be another than its engines'; {engine.url} is where it "
+                    f"the gateway's {name} must be another than its engines'; {engine.shown} is where it "
                     f"would listen itself. Give the gateway another one: --{name.replace(' ', '-')} {_other(config)}"
                 )
 

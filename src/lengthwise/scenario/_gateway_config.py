@@ -167,7 +167,7 @@ def _names(engines: tuple[told.Engine, ...]) -> Iterator[Problem]:
     """Engines that share a name, given or of their address."""
     seen: set[str] = set()
     for number, engine in enumerate(engines):
-        name = engine.name or urlsplit(engine.url).netloc
+        name = engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
         if name in seen:
             text = f"every engine must have a name of its own; {name!r} is there twice: set its name"
             yield Problem(("engines", str(number)), text)

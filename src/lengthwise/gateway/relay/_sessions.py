@@ -50,5 +50,5 @@ def tls_context(engine: Engine) -> ssl.SSLContext | None:
         if tls.cert:
             context.load_cert_chain(tls.cert, tls.key)
     except (OSError, ssl.SSLError) as error:
-        raise InputError(f"the certificates of engine {engine.url} must be readable: {error}") from error
+        raise InputError(f"the certificates of engine {engine.shown} must be readable: {error}") from error
     return context
