@@ -27,7 +27,7 @@ def app(*calls, loops=(), models=MODELS):
             lambda: app(Call("x", "a", "{{ y }}"), Call("y", "b", "{{ z }}"), Call("z", "a", "{{ x }}")),
             "x -> z -> y -> x",
         ),
-        (lambda: app(Call("x", "a", "{{ x }}")), "x -> x"),
+        (lambda: app(Call("x", "a", "{{ x }}")), "call 'x' names 'x', which is itself. If a field 'x'"),
         (lambda: app(Call("x", "a", "one\ntwo {{ foo")), r"call 'x': .* line 2: .*two \{\{ foo"),
         (lambda: app(Call("x", "a", "hi", when="1 +")), "call 'x': an? .*Jinja2"),
         (lambda: app(Call("x", "a", "{{ previous }}")), "it is in neither"),

@@ -88,6 +88,16 @@ def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, told):
             ["calls.verdict.prompt='{{ again }}'", "calls.again={model='alder', prompt='{{ verdict }}'}"],
             "verdict -> again -> verdict",
         ),
+        (
+            "ensemble-tiny",
+            ["calls.question={model='alder', prompt='{{ question }}'}"],
+            "call 'question' names 'question', which is itself. If a field 'question' of the inputs is meant, give",
+        ),
+        (
+            "ensemble-tiny",
+            ["calls.question={model='alder', prompt='Ask something.'}"],
+            "call 'answer' names 'question', which is the call 'question' and a field 'question' of the inputs; one",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_told_before_anything_starts(name, changes, told, tmp_path, capsys):

@@ -144,9 +144,19 @@ def _cycle(waits: dict[Unit, set[Unit]], done: list[Unit]) -> str:
         at = min(waits[at] - set(done))
         if at in way:
             names = [" and ".join(unit) for unit in [*way[way.index(at) :], at]]
+            if len(names) == 2:
+                return _of_itself(names[0])
             shown = " -> ".join(reversed(names))
             return (
                 f"calls must not wait for one another outside of a loop; here {shown}. Put them into [loops], or take "
                 "one name out"
             )
         way.append(at)
+
+
+def _of_itself(name: str) -> str:
+    """A call that waits for itself is most often one that has the name of a field."""
+    return (
+        f"call {name!r} names {name!r}, which is itself. If a field {name!r} of the inputs is meant, give the call or "
+        f"the field another name; if its own output of the round before is, put it into [loops] and write previous.{name}"
+    )
