@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -167,3 +169,30 @@ def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
     journal = asyncio.run(go())
     assert journal.written == 0
     assert "cannot be written" in caplog.text
+
+
+def test_rows_that_a_full_disk_took_by_half_are_there_once_when_it_takes_them_again(
+    tmp_path, monkeypatch
+) -> None:
+    path, whole, broken = tmp_path / "j", os.write, []
+
+    def half(file: int, data) -> int:
+        if len(broken) == 1:
+            broken.append(True)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if broken or len(data) < 500:
+            return whole(file, data)
+        broken.append(True)
+        return whole(file, data[: len(data) // 2])
+
+    async def go() -> Journal:
+        async with Journal(path, flush_s=60) as journal:
+            monkeypatch.setattr(os, "write", half)
+            for row in rows(6):
+                journal.over(row)
+            await journal.flush()
+            assert (journal.written, len(broken)) == (0, 2)
+        return journal
+
+    assert asyncio.run(go()).written == 6
+    assert [row.id for _, row in read(path)] == [row.id for row in rows(6)]

@@ -134,7 +134,13 @@ class Journal:
     def _append(self, rows: list[Row]) -> None:
         if os.fstat(self._file).st_size > self._most_bytes:
             self._rotate()
-        _write(self._file, b"".join([_line(as_dict(row)) for row in rows]))
+        size = os.fstat(self._file).st_size
+        try:
+            _write(self._file, b"".join([_line(as_dict(row)) for row in rows]))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, size)  # all of them come again
+            raise
 
     def _rotate(self) -> None:
         os.close(self._file)
