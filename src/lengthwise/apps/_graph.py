@@ -158,5 +158,6 @@ def _of_itself(name: str) -> str:
     """A call that waits for itself is most often one that has the name of a field."""
     return (
         f"call {name!r} names {name!r}, which is itself. If a field {name!r} of the inputs is meant, give the call or "
-        f"the field another name; if its own output of the round before is, put it into [loops] and write previous.{name}"
+        "the field another name; if its own output of the round before is, put it into [loops] and write "
+        f"previous.{name}"
     )
