@@ -81,6 +81,20 @@ def test_a_method_and_a_quantile_can_be_asked_for(cli, tmp_path):
     assert json.loads(ended.out)["method"] == "max"
 
 
+def test_of_two_kinds_of_gpus_each_model_of_a_stage_is_told_which_it_has(cli, tmp_path):
+    nodes = ("--node", "1xA100-80GB", "--node", "1xH100")
+    page = tmp_path / "plan.html"
+    ended = cli("app", "plan", write_app(tmp_path), *QUICK, "--no-what-if", *nodes, "--report", page)
+    assert ended.code == 0, ended.err
+    plain = cli("app", "plan", write_app(tmp_path), *QUICK, "--no-what-if", "--json", tmp_path / "plan.json")
+    rows = [line for line in ended.out.splitlines() if re.search(r" (writer|judge) +\d", line)]
+    assert len(rows) >= 2
+    assert all(re.search(r" \d (A100-80GB|H100)\b", row) for row in rows), ended.out
+    assert "node 1, GPU 0 (H100)" in page.read_text("utf-8")
+    assert re.search(r"<td[^>]*>1 (A100-80GB|H100)</td>", page.read_text("utf-8"))
+    assert "A100" not in plain.out, "of one kind there is nothing to tell"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

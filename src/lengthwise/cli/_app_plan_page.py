@@ -9,6 +9,7 @@ from lengthwise.report import percent
 from lengthwise.report.apps import (
     WHY,
     difference,
+    gpus_had,
     idle_shares,
     shape,
     supposed,
@@ -24,8 +25,11 @@ _METHODS = ("method", "makespan", "search", "stages", "times as long")
 _WHAT_IFS = ("with", "makespan", "difference")
 
 
-def show(plan: AppPlan, title: str, gpus: int) -> None:
-    """Prints stages, makespan, idle GPUs, other methods, what something else would bring, and notes."""
+def show(plan: AppPlan, title: str, gpus: int, *, is_mixed: bool = False) -> None:
+    """Prints stages, makespan, idle GPUs, other methods, what something else would bring, and notes.
+
+    Where GPUs are of several kinds (mixed), stages tell which each model has.
+    """
     out = console()
     many = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
     out.print(f"{title}: {took_about(plan.makespan)} on {gpus} GPU{'s' if gpus != 1 else ''}, {many}")
@@ -33,7 +37,7 @@ def show(plan: AppPlan, title: str, gpus: int) -> None:
     if low is not None and high is not None:
         out.print(f"90 % of the draws lie within {took(low)} to {took(high)}")
     out.print()
-    _stages(plan)
+    _stages(plan, is_mixed=is_mixed)
     out.print(_idle(plan, gpus))
     if plan.methods:
         out.print()
@@ -54,24 +58,27 @@ def show(plan: AppPlan, title: str, gpus: int) -> None:
         out.print(f"note: {note}", style="dim")
 
 
-def _stages(plan: AppPlan) -> None:
+def _stages(plan: AppPlan, *, is_mixed: bool) -> None:
     """A row for each model of each stage; the stage's own columns are filled in its first row."""
     shown = plan.stages[:_MOST_STAGES]
-    rows = [row for number, stage in enumerate(shown, 1) for row in _rows(number, stage, plan)]
-    print_table(_STAGES, rows, wraps=(), drops=("made ready", "GPUs", "from"))
+    rows = [
+        row for number, stage in enumerate(shown, 1) for row in _rows(number, stage, plan, is_mixed=is_mixed)
+    ]
+    drops = [name for name in ("made ready", "GPUs", "from") if not (is_mixed and name == "GPUs")]
+    print_table(_STAGES, rows, wraps=(), drops=drops)
     if len(plan.stages) > len(shown):
         console().print(
             f"... and {len(plan.stages) - len(shown)} more: --json or --report has all", style="dim"
         )
 
 
-def _rows(number: int, stage: AppStage, plan: AppPlan) -> Iterator[tuple[str, ...]]:
+def _rows(number: int, stage: AppStage, plan: AppPlan, *, is_mixed: bool) -> Iterator[tuple[str, ...]]:
     made = switched(stage)
     for k, one in enumerate(stage.plans):
         own = (str(number), took(stage.start_s), took(stage.end_s)) if k == 0 else ("", "", "")
         ready = took(made[one.model][1]) if one.model in made else ""
         ends = "finishes" if stage.ends_by == one.model else ""
-        yield (*own, plan.models[one.model], shape(one), str(one.gpus), ready, ends)
+        yield (*own, plan.models[one.model], shape(one), gpus_had(one, is_mixed=is_mixed), ready, ends)
 
 
 def _idle(plan: AppPlan, gpus: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lengthwise.apps.run import recorded
 from lengthwise.report.apps import AppFacts
@@ -15,14 +16,16 @@ from lengthwise.schema.app import Cluster, Machine
 def facts_of(asked: AskedApp, made: PlannedApp, name: str) -> AppFacts:
     """Of a plan."""
     cluster = made.space.cluster if made.space is not None else None
-    return AppFacts(asked.app.name or name, tuple(_facts(asked, made, cluster)), _gpus(cluster))
+    return AppFacts(
+        asked.app.name or name, tuple(_facts(asked, made, cluster)), _gpus(cluster), _is_mixed(cluster)
+    )
 
 
 def facts_of_run(asked: AskedApp, made: PlannedApp, name: str, ran: RanApp) -> AppFacts:
     """Of a run: its manifest, and what was recorded of each model."""
     plan = facts_of(asked, made, name)
     answers, tokens = recorded(ran.folder)
-    return AppFacts(plan.name, plan.facts, plan.gpus, ran.facts, tokens, answers)
+    return replace(plan, manifest=ran.facts, tokens=tokens, answers=answers)
 
 
 def _facts(asked: AskedApp, made: PlannedApp, cluster: Cluster | None) -> Iterator[str]:
@@ -50,4 +53,11 @@ def _gpus(cluster: Cluster | None) -> tuple[str, ...]:
         return ()
     if len(cluster.machines) == 1:
         return tuple(f"GPU {k}" for k in range(cluster.gpus))
-    return tuple(f"node {n}, GPU {k}" for n, one in enumerate(cluster.machines) for k in range(one.gpus))
+    kind = [f" ({one.gpu.name})" if _is_mixed(cluster) else "" for one in cluster.machines]
+    return tuple(
+        f"node {n}, GPU {k}{kind[n]}" for n, one in enumerate(cluster.machines) for k in range(one.gpus)
+    )
+
+
+def _is_mixed(cluster: Cluster | None) -> bool:
+    return cluster is not None and len({machine.gpu.name for machine in cluster.machines}) > 1

@@ -70,7 +70,7 @@ def run(
     assert plan is not None
     facts = _app_report.facts_of(asked, made, app.stem)
     if not quiet and json != _outputs.STDOUT:
-        _app_plan_page.show(plan, facts.name, len(facts.gpus))
+        _app_plan_page.show(plan, facts.name, len(facts.gpus), is_mixed=facts.is_mixed)
     written = _outputs.write_answers(
         json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, facts)
     )

@@ -5,6 +5,7 @@ from lengthwise.report.apps._sentences import sentences
 from lengthwise.report.apps._words import (
     WHY,
     difference,
+    gpus_had,
     idle_shares,
     named,
     shape,
@@ -19,6 +20,7 @@ __all__ = [
     "WHY",
     "AppFacts",
     "difference",
+    "gpus_had",
     "idle_shares",
     "named",
     "sentences",

@@ -14,6 +14,7 @@ from lengthwise.report.apps._sentences import sentences
 from lengthwise.report.apps._words import (
     WHY,
     difference,
+    gpus_had,
     idle_shares,
     supposed,
     switched,
@@ -146,7 +147,9 @@ def _models(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> str
 
 
 def _of_plan(plan: AppPlan, models: Sequence[str], about: AppFacts) -> Iterable[str]:
-    stages = [row for number, stage in enumerate(plan.stages, 1) for row in _stage(number, stage, models)]
+    stages = [
+        row for number, stage in enumerate(plan.stages, 1) for row in _stage(number, stage, models, about)
+    ]
     yield section("Stages", _table("Stages", STAGE_HEADS, stages), STAGE_NOTE)
     yield section("Where the GPUs' time goes", _idle(plan, about))
     if plan.methods:
@@ -166,7 +169,7 @@ def _of_plan(plan: AppPlan, models: Sequence[str], about: AppFacts) -> Iterable[
         yield section("What is assumed", f'<ul class="notice">{items}</ul>')
 
 
-def _stage(number: int, stage: AppStage, models: Sequence[str]) -> Iterable[list[str]]:
+def _stage(number: int, stage: AppStage, models: Sequence[str], about: AppFacts) -> Iterable[list[str]]:
     """A row for each model; what is the stage's own stands in the first."""
     made = switched(stage)
     for k, plan in enumerate(stage.plans):
@@ -174,7 +177,8 @@ def _stage(number: int, stage: AppStage, models: Sequence[str]) -> Iterable[list
         how, took_s = made.get(plan.model, ("", 0.0))
         places = " ".join(",".join(map(str, replica)) for replica in stage.placement.get(plan.model, ()))
         yield [
-            *own, models[plan.model], str(plan.dp), str(plan.tp), str(plan.pp), str(plan.gpus), places,
+            *own, models[plan.model], str(plan.dp), str(plan.tp), str(plan.pp),
+            gpus_had(plan, is_mixed=about.is_mixed), places,
             f"{how} {took(took_s)}" if how else "", "yes" if stage.ends_by == plan.model else "",
         ]  # fmt: skip
 

@@ -70,6 +70,11 @@ def shape(plan: ModelPlan) -> str:
     return f"{plan.dp}{cut}{f' {TIMES} pp {plan.pp}' if plan.pp > 1 else ''}"
 
 
+def gpus_had(plan: ModelPlan, *, is_mixed: bool) -> str:
+    """How many GPUs a plan has, and of which kind where there are several: "4", "4 H100"."""
+    return f"{plan.gpus} {plan.gpu}" if is_mixed else str(plan.gpus)
+
+
 def named(plan: ModelPlan, models: Sequence[str]) -> str:
     """A model's plan: "judge: 2 x tp 4"."""
     return f"{models[plan.model]}: {shape(plan)}"
