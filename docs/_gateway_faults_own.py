@@ -88,9 +88,13 @@ OF_ITSELF: tuple[str, tuple[Row, ...]] = (
             ("cli/test_serve_config.py::test_a_gateway_is_not_its_own_engine",),
         ),
         (
-            "its disk is full",
-            "holds nothing up",
-            ("gateway/telemetry/test_journal.py::test_a_disk_that_takes_nothing_holds_nothing_up",),
+            "its disk is full, or lets no file be moved",
+            "holds nothing up; rows are written once, and nowhere else, when it can be",
+            (
+                "gateway/telemetry/test_journal.py::test_a_disk_that_takes_nothing_holds_nothing_up",
+                "gateway/telemetry/test_journal.py::test_rows_that_a_full_disk_took_by_half_are_there_once_when_it_takes_them_again",
+                "gateway/telemetry/test_journal.py::test_rows_go_nowhere_else_while_old_files_cannot_be_moved",
+            ),
         ),
     ),
 )

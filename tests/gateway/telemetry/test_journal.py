@@ -196,3 +196,26 @@ def test_rows_that_a_full_disk_took_by_half_are_there_once_when_it_takes_them_ag
 
     assert asyncio.run(go()).written == 6
     assert [row.id for _, row in read(path)] == [row.id for row in rows(6)]
+
+
+def test_rows_go_nowhere_else_while_old_files_cannot_be_moved(tmp_path, monkeypatch) -> None:
+    """The journal's descriptor is free meanwhile, and who opens a file or a socket next has its number."""
+    path, other = tmp_path / "j", tmp_path / "other"
+
+    def refused(_: Path, __: Path) -> None:
+        raise PermissionError("no")
+
+    async def go() -> Journal:
+        async with Journal(path, flush_s=60, most_bytes=10) as journal:
+            for row in rows(2):
+                journal.over(row)
+            monkeypatch.setattr(Path, "replace", refused)
+            await journal.flush()
+            assert journal.written == 0
+            with other.open("wb"):
+                await journal.flush()
+        return journal
+
+    assert asyncio.run(go()).written == 2
+    assert other.read_bytes() == b""
+    assert [row.id for _, row in read(path)] == [0, 1]

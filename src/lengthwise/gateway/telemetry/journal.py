@@ -126,13 +126,20 @@ class Journal:
     # On the writer's thread:
 
     def _open(self) -> None:
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o640)
-        size = os.fstat(self._file).st_size
-        torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
-        _write(self._file, (b"\n" if torn else b"") + self._head)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o640)
+        try:
+            size = os.fstat(file).st_size
+            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+            _write(file, (b"\n" if torn else b"") + self._head)
+        except OSError:
+            os.close(file)
+            raise
+        self._file = file
 
     def _append(self, rows: list[Row]) -> None:
-        if os.fstat(self._file).st_size > self._most_bytes:
+        if self._file < 0:
+            self._open()
+        elif os.fstat(self._file).st_size > self._most_bytes:
             self._rotate()
         size = os.fstat(self._file).st_size
         try:
@@ -143,7 +150,9 @@ class Journal:
             raise
 
     def _rotate(self) -> None:
-        os.close(self._file)
+        """Moves the files on and begins another; where that fails none is open until the next rows."""
+        file, self._file = self._file, -1  # its number may be somebody else's as soon as it is closed
+        os.close(file)
         names = [self.path, *(Path(f"{self.path}.{i}") for i in range(1, self._keep + 1))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
             with contextlib.suppress(FileNotFoundError):
