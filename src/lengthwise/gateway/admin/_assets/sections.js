@@ -32,7 +32,8 @@ const sections = (() => {
       : s.mode === "observe" ? "Nothing is ordered: the gateway watches, and tells below what order would have gained."
       : q.waiting ? (orders ? "Order matters now: shorter ones go first." : "They go in order of arrival, or as the engines order them.")
       : "Every request goes straight to an engine; while nobody waits, no order makes a difference.";
-    const facts = [`mode ${s.mode}`, `${up} of ${many(s.workers.length, "engine")} up`, `running ${seconds(s.up_s)}`, `nobody is passed over beyond ${seconds(s.max_wait_s)}`];
+    const facts = [`mode ${s.mode}`, `${up} of ${many(s.workers.length, "engine")} up`, `running ${seconds(s.up_s)}`];
+    if (s.max_wait_s !== null) facts.push(`nobody is passed over beyond ${seconds(s.max_wait_s)}`);
     $("facts").replaceChildren(...facts.map((text) => make("li", "", text)));
   }
 
