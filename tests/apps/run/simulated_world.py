@@ -68,9 +68,9 @@ class World:
             self.sleeps,
         )
 
-    def run(self, ledger, *, launcher=None, watch=None, from_s=0.0, **more):
+    def run(self, ledger, *, launcher=None, watch=None, watch_s=5.0, from_s=0.0, **more):
         return run_simulated(
-            self.job(**more), ledger, launcher or self.launcher(), watch=watch, from_s=from_s, watch_s=5.0
+            self.job(**more), ledger, launcher or self.launcher(), watch=watch, from_s=from_s, watch_s=watch_s
         )
 
 

@@ -84,7 +84,18 @@ def guide_of(plan: AppPlan) -> Guide:
     mean_s = plan.makespan.value
     low_s, high_s = plan.quantiles_s.get(0.05, mean_s), plan.quantiles_s.get(0.95, mean_s)
     slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
-    return Guide(plan.planned, plan.spare, ends_s(plan.planned, plan.stages), slack)
+    return Guide(
+        plan.planned, plan.spare, ends_s(plan.planned, plan.stages), slack, first_ready_s(plan.stages)
+    )
+
+
+def first_ready_s(played: Sequence[AppStage]) -> float:
+    """When the first engine is ready; 0 where one of the first stage is there from the start."""
+    if not played:
+        return 0.0
+    seconds = [one.seconds for one in played[0].switches]
+    switched = {one.model for one in played[0].switches}
+    return 0.0 if any(plan.model not in switched for plan in played[0].plans) else min(seconds)
 
 
 def ends_s(planned: Sequence[Sequence[ModelPlan]], played: Sequence[AppStage]) -> tuple[float, ...]:

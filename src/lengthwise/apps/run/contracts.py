@@ -50,12 +50,14 @@ class Guide:
         spare: Plans of models that are in no stage.
         ends_s: When each stage is to end, from the start; () where nobody knows.
         slack: How much sooner and later than that is as planned, as shares.
+        ready_s: When the first engine is to be ready, from the start.
     """
 
     stages: tuple[Plans, ...]
     spare: Plans = ()
     ends_s: tuple[float, ...] = ()
     slack: tuple[float, float] = (0.8, 1.25)
+    ready_s: float = 0.0
 
 
 class Rooms(Protocol):

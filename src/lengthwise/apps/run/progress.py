@@ -107,6 +107,7 @@ class Clock:
         at_s: Seconds since the start.
         moved_s: When the share was last seen to have grown, since the start.
         share: By then.
+        first_s: When an engine was first seen to be ready since that plan is followed; None: none was yet.
     """
 
     start_s: float
@@ -115,23 +116,33 @@ class Clock:
     at_s: float = 0.0
     moved_s: float = 0.0
     share: float = 0.0
+    first_s: float | None = None
 
-    def look(self, now_s: float, share: float) -> None:
-        """It is now so late, and so much is done."""
+    def look(self, now_s: float, share: float, *, is_served: bool = True) -> None:
+        """It is now so late, so much is done, and an engine is ready or none is."""
         self.at_s = now_s - self.start_s
+        if is_served and self.first_s is None:
+            self.first_s = self.at_s
         if share > self.share:
             self.moved_s, self.share = self.at_s, share
 
-    def left(self, following: Following, share: float) -> tuple[float, float, float] | None:
+    def left(
+        self, following: Following, share: float, *, is_served: bool = True
+    ) -> tuple[float, float, float] | None:
         """Seconds left with an interval; by a plan that was made anew from what has gone on since."""
         planned_s = following.end_s
         if following.from_s > 0.0:
             if following.from_s != self.from_s:
                 self.from_s, self.before = following.from_s, min(share, 1.0 - 1e-9)
+                self.first_s = self.from_s if is_served else None
             planned_s = following.planned_s / (1.0 - self.before)
         moved_s = max(0.0, self.moved_s - self.from_s)
-        at_s = self.at_s - self.from_s
-        return time_left(share, at_s, planned_s, following.guide.slack, before=self.before, moved_s=moved_s)
+        at_s, guide = self.at_s - self.from_s, following.guide
+        first_s = at_s if self.first_s is None else self.first_s - self.from_s
+        return time_left(
+            share, at_s, planned_s, guide.slack,
+            before=self.before, moved_s=moved_s, first_s=first_s, late_s=max(0.0, first_s - guide.ready_s),
+        )  # fmt: skip
 
 
 Counts = Mapping[tuple[int, int, State], int]
@@ -150,12 +161,13 @@ def snapshot(
     names = job.layout.tasks.models
     mean = _mean_tokens(job)
     share = worked(job, counts, sum(_written(berth) for berth in berths))
-    clock.look(now_s, share)
+    is_served = any(berth.engine is not None for berth in berths)
+    clock.look(now_s, share, is_served=is_served)
     models = tuple(
         _model(model, names[model], following, lines[model], berths, counts, mean, clock)
         for model in range(len(names))
     )
-    left = clock.left(following, share)
+    left = clock.left(following, share, is_served=is_served)
     return Progress(clock.at_s, following.now.stage, len(following.guide.stages), models, share, left)
 
 
@@ -244,8 +256,13 @@ def time_left(
     *,
     before: float = 0.0,
     moved_s: float | None = None,
+    first_s: float = 0.0,
+    late_s: float = 0.0,
 ) -> tuple[float, float, float] | None:
     """Seconds left with an interval: by the plan's clock at first, by what was measured the further the run is.
+
+    Until an engine is ready nothing is measured: the plan's clock stands still while the first one is late, and the
+    time before it counts towards what work takes only as far as the work is done.
 
     Args:
         share: Of the work that is done.
@@ -254,13 +271,17 @@ def time_left(
         slack: How much sooner and later than planned is as planned.
         before: Share that was done before the start, in a run that is gone on with.
         moved_s: When the share last grew: what it told then holds until it grows again. None: now.
+        first_s: When the first engine was ready; now, where none is yet.
+        late_s: How much later that is than planned.
     """
     if share >= 1.0:
         return 0.0, 0.0, 0.0
     made, moved_s = share - before, at_s if moved_s is None else moved_s
     way = made / (1.0 - before)
-    measured_s = moved_s * (1.0 - share) / made - (at_s - moved_s) if made > 0.0 else None
-    by_plan_s = None if planned_s is None else planned_s * (1.0 - before) - at_s
+    idle_s = late_s + (first_s - late_s) * (1.0 - way)
+    work_s = max(0.0, moved_s - idle_s)
+    measured_s = work_s * (1.0 - share) / made - (at_s - moved_s) if made > 0.0 and work_s > 0.0 else None
+    by_plan_s = None if planned_s is None else planned_s * (1.0 - before) + late_s - at_s
     if by_plan_s is not None and by_plan_s <= 0.0:
         by_plan_s = None  # its time is over, and it is not done: the plan knows nothing more
     if measured_s is None or by_plan_s is None:
