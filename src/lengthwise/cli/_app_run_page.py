@@ -64,7 +64,13 @@ class _Lines:
 def line(progress: Progress) -> str:
     """Where a run is, in a line: as a whole, then who runs and who starts."""
     busy = [_busy(one) for one in progress.models if one.state in ("runs", "starts")]
-    return f"{whole(progress)}; {', '.join(busy) or 'no engine is there yet'}"
+    told = [f"{whole(progress)}; {', '.join(busy) or 'no engine is there yet'}", *unheard(progress)]
+    return "; ".join(told)
+
+
+def unheard(progress: Progress) -> list[str]:
+    """Engines that should answer and do not, in words."""
+    return [one.words(progress.models[one.model].name) for one in progress.silent]
 
 
 def _busy(one: ModelProgress) -> str:
@@ -113,7 +119,7 @@ def table(progress: Progress, width: int = _WIDE) -> Any:
         made.add_column(_HEADS[k], justify="left" if _HEADS[k] in ("model", "", "GPUs") else "right")
     for row in rows:
         made.add_row(*(row[k] for k in kept))
-    return Group(whole(progress), made)
+    return Group(whole(progress), made, *unheard(progress))
 
 
 def _cells(one: ModelProgress) -> tuple[str, ...]:
@@ -145,6 +151,8 @@ def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
         told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
         typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
         typer.echo(f"outputs, manifest and logs are in {ran.folder}")
+        for one in ran.facts["silent"]:
+            typer.echo(f"note: at its end {one['words']}", err=True)
         for event in ended.events:
             if event.what == "replan":
                 typer.echo(f"note: after {took(event.at_s)}: {event.about}", err=True)

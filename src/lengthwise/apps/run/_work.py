@@ -56,6 +56,9 @@ class Berth:
         failures: Answers in a row that were no good.
         opening: The start that is under way.
         since_s: When it began, on the loop's clock.
+        starts: How often an engine was started there.
+        heard_s: When something was heard of the engine last, on the loop's clock.
+        said: Tokens that it had written by then of what it works on.
         inquiry: The question whether it died.
         mending: Its end, before it is started anew.
     """
@@ -67,8 +70,19 @@ class Berth:
     failures: int = 0
     opening: asyncio.Task[None] | None = None
     since_s: float = 0.0
+    starts: int = 0
+    heard_s: float = 0.0
+    said: int = 0
     inquiry: asyncio.Task[None] | None = None
     mending: asyncio.Task[None] | None = None
+
+    def heard(self, now_s: float) -> float:
+        """When something was heard of its engine last: now, where it has nothing to say or has said more."""
+        said = sum(work.draft.tokens - work.draft.kept for work in self.going.values())
+        if said > self.said:
+            self.heard_s = now_s
+        self.said = said
+        return self.heard_s if self.going else now_s
 
     @property
     def seats(self) -> int:

@@ -71,6 +71,10 @@ class Rooms(Protocol):
         """Where their replicas go; ``asleep`` are those of the same plans that could be woken."""
         ...
 
+    def ready_s(self, plan: ModelPlan) -> float:
+        """Seconds from its start until a replica is ready, as planned; 0: nobody knows."""
+        ...
+
 
 @dataclass(frozen=True)
 class Settings:

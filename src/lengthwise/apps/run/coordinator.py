@@ -19,6 +19,7 @@ from lengthwise.apps.run.looking import Looking
 from lengthwise.apps.run.progress import Clock, Event, Progress, snapshot, worked
 from lengthwise.apps.run.reuse import Reused, sweep
 from lengthwise.apps.run.shared import Shared
+from lengthwise.apps.run.silence import Silent, silent
 from lengthwise.apps.run.standing import Standing, standing
 from lengthwise.apps.run.status import SHAPE, engines_of, shape_of
 from lengthwise.schema.app import ModelPlan, Replica
@@ -41,6 +42,7 @@ class Ended:
         reused: What was taken from before the application changed; None: it had not, or there was nothing.
         engines: What answered, by model.
         events: Switches and what went wrong with engines, with seconds from the start.
+        silent: Engines that should have answered when it ended, and did not.
     """
 
     how: str
@@ -50,6 +52,7 @@ class Ended:
     reused: Reused | None = None
     engines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
+    silent: tuple[Silent, ...] = ()
 
     def of(self, state: State) -> int:
         """Tasks in a state."""
@@ -133,10 +136,12 @@ class Coordinator:
             await self._follow(Following(job), tasks)
         finally:
             seconds = loop.time() - self._start_s
+            unheard = silent(self._fleet.berths, job.rooms, self._start_s, loop.time())
             await self._end(tasks)
         counts = self._by_model(self._ledger.counts())
         engines = {model: tuple(sorted(abouts)) for model, abouts in sorted(self._engines.items())}
-        return Ended(self._how or "done", counts, seconds, resumed, reused, engines, tuple(self._events))
+        how, events = self._how or "done", tuple(self._events)
+        return Ended(how, counts, seconds, resumed, reused, engines, events, unheard)
 
     async def _follow(self, following: Following, tasks: list[asyncio.Task[None]]) -> None:
         self._following = following
@@ -249,6 +254,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(self._watch_s)
             for berth in self._fleet.berths:
+                berth.heard(asyncio.get_running_loop().time())
                 if berth.engine is not None and not berth.engine.is_alive:
                     self._down(berth, True)
             if self._watch is not None:

@@ -100,6 +100,8 @@ class Fleet:
             await asyncio.gather(berth.opening, return_exceptions=True)
         engine, berth.engine = berth.engine, None
         if engine is None:
+            if berth.starts:
+                self._told("stop", berth.plan, berth.gpus, "")
             return
         if engine.is_alive and await self._launcher.sleep(engine):
             self._told("sleep", berth.plan, berth.gpus, engine.about)
@@ -125,6 +127,7 @@ class Fleet:
             await asyncio.wait(before)
         engine = await self._woken(berth) or await self._started(berth)
         berth.engine, berth.failures, berth.inquiry = engine, 0, None
+        berth.starts, berth.heard_s = 0, asyncio.get_running_loop().time()
         self._told("ready", berth.plan, berth.gpus, engine.about)
         self._lines[berth.plan.model].open(berth)
 
@@ -149,6 +152,7 @@ class Fleet:
     async def _started(self, berth: Berth) -> Engine:
         for tries in range(1, _STARTS + 1):
             self._told("start", berth.plan, berth.gpus, "")
+            berth.starts = tries
             try:
                 return await self._launcher.start(berth.plan, berth.gpus)
             except EngineError:

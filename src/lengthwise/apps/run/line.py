@@ -210,6 +210,8 @@ class Line:
 
     def _ask(self, work: Work, berth: Berth) -> None:
         assert berth.engine is not None
+        if not berth.going and not berth.failures:
+            berth.heard_s = asyncio.get_running_loop().time()
         berth.going[work.place] = work
         asking = asyncio.get_running_loop().create_task(berth.engine.generate(work.ask, work.draft))
         work.asking = asking
@@ -221,7 +223,7 @@ class Line:
         error = over.exception()
         if error is None:
             berth.going.pop(work.place, None)
-            berth.failures = 0
+            berth.failures, berth.heard_s = 0, asyncio.get_running_loop().time()
             self._answered(work, over.result())
         elif isinstance(error, FailedError):
             self._failed(work, berth, error)

@@ -50,6 +50,10 @@ def manifest(
             [{**asdict(plan), "model": names[plan.model]} for plan in stage] for stage in job.guide.stages
         ],
         "seconds": round(ended.seconds, 3),
+        "silent": [
+            {**asdict(one), "model": names[one.model], "words": one.words(names[one.model])}
+            for one in ended.silent
+        ],
         "events": [
             {**asdict(event), "model": names[event.model] if event.model >= 0 else None}
             for event in ended.events

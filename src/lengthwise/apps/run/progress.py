@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lengthwise.apps.ledger.contracts import ENDED, State
+from lengthwise.apps.run.silence import Silent, silent
 from lengthwise.schema.app import ModelPlan, Replica
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Progress:
         models: Each of them.
         share: Of the work, by expected tokens.
         left_s: Seconds left, and as low and high as the plan was unsure; None: nobody can tell yet.
+        silent: Engines that should answer and do not.
     """
 
     at_s: float
@@ -94,6 +96,7 @@ class Progress:
     models: tuple[ModelProgress, ...]
     share: float
     left_s: tuple[float, float, float] | None
+    silent: tuple[Silent, ...] = ()
 
 
 @dataclass
@@ -168,7 +171,8 @@ def snapshot(
         for model in range(len(names))
     )
     left = clock.left(following, share, is_served=is_served)
-    return Progress(clock.at_s, following.now.stage, len(following.guide.stages), models, share, left)
+    stages, unheard = len(following.guide.stages), silent(berths, job.rooms, clock.start_s, now_s)
+    return Progress(clock.at_s, following.now.stage, stages, models, share, left, unheard)
 
 
 def _model(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lengthwise.apps import placement
 from lengthwise.apps.run.contracts import Plans
-from lengthwise.schema.app import Cluster, Placement
+from lengthwise.schema.app import Cluster, ModelPlan, Placement
 from lengthwise.schema.errors import InternalError
 
 
@@ -34,6 +34,10 @@ class ClusterRooms:
             raise InternalError(f"plans that fit must have a place; {plans} have none")
         return found
 
+    def ready_s(self, plan: ModelPlan) -> float:
+        """As planned."""
+        return self.seconds(plan, "start")
+
 
 @dataclass(frozen=True)
 class GivenRooms:
@@ -52,3 +56,7 @@ class GivenRooms:
     ) -> Placement:
         """Their numbers."""
         return {plan.model: tuple((number,) for number in range(plan.dp)) for plan in plans}
+
+    def ready_s(self, plan: ModelPlan) -> float:  # noqa: ARG002 - the contract's
+        """Nobody knows."""
+        return 0.0

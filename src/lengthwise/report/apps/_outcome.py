@@ -20,7 +20,13 @@ def outcome(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> lis
     facts = about.manifest
     if facts is None:
         return []
-    return [*_ended(facts), *_beside(plan, facts), *_troubles(facts), *_resumed(facts, models, about)]
+    return [
+        *_ended(facts),
+        *_beside(plan, facts),
+        *_troubles(facts),
+        *_unheard(facts),
+        *_resumed(facts, models, about),
+    ]
 
 
 def _ended(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -53,6 +59,11 @@ def _troubles(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"Engines died {died} time{'s' if died > 1 else ''}; what they worked on was asked again."
     if replanned := counts.get("replan"):
         yield f"The plan was made anew {replanned} time{'s' if replanned > 1 else ''}, as the run had left it."
+
+
+def _unheard(facts: Mapping[str, Any]) -> Iterator[str]:
+    for one in facts.get("silent", ()):
+        yield f"At its end {one['words']}, since {took(one['since_s'])} of the run."
 
 
 def _resumed(facts: Mapping[str, Any], models: Sequence[str], about: AppFacts) -> Iterator[str]:
