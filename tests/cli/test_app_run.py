@@ -129,7 +129,9 @@ def test_a_run_is_gone_on_with_only_when_asked_and_ends_the_same(cli, tmp_path):
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: ")
     assert "--resume" in ended.err
-    assert run(cli, path, out, *SIMULATED, "--resume").code == 0
+    again = run(cli, path, out, *SIMULATED, "--resume")
+    assert again.code == 0
+    assert "note: it goes on with what is there: draft: 8 of 8 answers kept; verdict: 8 of 8" in again.err
     assert (out / "outputs.jsonl").read_bytes() == first
 
 
@@ -148,7 +150,10 @@ def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
     path = write_app(tmp_path, verdict="Is it good? {{ draft }}")
     ended = run(cli, path, out, *SIMULATED, "--resume")
     assert ended.code == 0
-    assert "8" in ended.out.splitlines()[0]
+    told = "draft: 8 of 8 answers kept; verdict: 0 of 8 answers kept"
+    assert ended.out.splitlines()[0] == told
+    lines = ended.err.splitlines()
+    assert lines[0] == f"note: it goes on with what is there: {told}", "at the start too, before any progress"
     assert [one["text"] for one in outputs(out) if one["call"] == "draft"] == drafts
 
 

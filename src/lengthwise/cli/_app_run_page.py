@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from lengthwise.apps.ledger import ENDED, State
-from lengthwise.apps.run import RESUME, ModelProgress, Progress
+from lengthwise.apps.run import RESUME, ModelProgress, Progress, Reused
 from lengthwise.report.apps import took
 from lengthwise.scenario.app_runs import RanApp
 
@@ -167,6 +167,16 @@ def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
             typer.echo(RESUME, err=True)
     if ended.exit_code:
         raise typer.Exit(ended.exit_code)
+
+
+def begun(*, quiet: bool) -> Callable[[Reused], None]:
+    """Says what is kept of a run before."""
+
+    def told(kept: Reused) -> None:
+        if not quiet:
+            typer.echo(f"note: it goes on with what is there: {kept.words()}", err=True)
+
+    return told
 
 
 def stopping(*, quiet: bool) -> Callable[[int], None]:

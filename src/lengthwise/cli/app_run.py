@@ -84,7 +84,9 @@ def run(
     if resume and not RunFolder(out, store).is_begun:
         notes = (f"{out} holds no run to go on with: a new one begins", *notes)
     with _app_run_page.shown(notes, quiet=quiet) as watch:
-        watching = Watching(watch, stopping=_app_run_page.stopping(quiet=quiet))
+        watching = Watching(
+            watch, stopping=_app_run_page.stopping(quiet=quiet), begun=_app_run_page.begun(quiet=quiet)
+        )
         ran = run_app(
             made, asked.file.rows, engines, out, settings=run_of.settings, store=store, resume=resume,
             watching=watching,

@@ -29,6 +29,7 @@ from lengthwise.apps.run import (
     Job,
     Planned,
     Progress,
+    Reused,
     Settings,
     Work,
     expected_tokens,
@@ -107,11 +108,13 @@ class Watching:
         progress: Shown how far it is; None: nobody.
         every_s: How often, in seconds of the run's clock.
         stopping: Told how often it was asked to stop.
+        begun: Told what is kept of a run before, before engines start; of a first run nothing.
     """
 
     progress: Callable[[Progress], None] | None = None
     every_s: float = 0.5
     stopping: Callable[[int], None] | None = None
+    begun: Callable[[Reused], None] | None = None
 
 
 def run_app(
@@ -150,7 +153,14 @@ def run_app(
     job = _job(planned, rows, launcher, settings or Settings(seed=0))
     with RunFolder(folder, store).taken(resume=resume) as ledger:
         if isinstance(launcher, SimulatedLauncher):
-            ended = run_simulated(job, ledger, launcher, watch=watching.progress, watch_s=watching.every_s)
+            ended = run_simulated(
+                job,
+                ledger,
+                launcher,
+                watch=watching.progress,
+                watch_s=watching.every_s,
+                begun=watching.begun,
+            )
         else:
             ended = run_here(
                 job,
@@ -159,6 +169,7 @@ def run_app(
                 watch=watching.progress,
                 watch_s=watching.every_s,
                 stopping=watching.stopping,
+                begun=watching.begun,
             )
         exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
     if "jsonl" in forms and is_batch(planned.unrolled.app):

@@ -68,9 +68,15 @@ class World:
             self.sleeps,
         )
 
-    def run(self, ledger, *, launcher=None, watch=None, watch_s=5.0, from_s=0.0, **more):
+    def run(self, ledger, *, launcher=None, watch=None, watch_s=5.0, from_s=0.0, begun=None, **more):
         return run_simulated(
-            self.job(**more), ledger, launcher or self.launcher(), watch=watch, from_s=from_s, watch_s=watch_s
+            self.job(**more),
+            ledger,
+            launcher or self.launcher(),
+            watch=watch,
+            from_s=from_s,
+            watch_s=watch_s,
+            begun=begun,
         )
 
 

@@ -17,7 +17,7 @@ from lengthwise.apps.run.following import Following
 from lengthwise.apps.run.line import Line, cut, written
 from lengthwise.apps.run.looking import Looking
 from lengthwise.apps.run.progress import Clock, Event, Progress, snapshot, worked
-from lengthwise.apps.run.reuse import Reused, sweep
+from lengthwise.apps.run.reuse import Reused, sweep, there
 from lengthwise.apps.run.shared import Shared
 from lengthwise.apps.run.silence import Silent, silent
 from lengthwise.apps.run.standing import Standing, standing
@@ -76,6 +76,8 @@ class Coordinator:
         now_s: Wall-clock seconds (UTC), of leases.
         watch: Shown how far it is, once in a while.
         watch_s: How often.
+        begun: Told what is kept of a run that is gone on with, or of one before the application changed, before
+            engines start.
     """
 
     def __init__(
@@ -87,9 +89,10 @@ class Coordinator:
         now_s: Callable[[], float],
         watch: Callable[[Progress], None] | None = None,
         watch_s: float = 0.5,
+        begun: Callable[[Reused], None] | None = None,
     ) -> None:
         self._job, self._ledger, self._launcher, self._now_s = job, ledger, launcher, now_s
-        self._watch, self._watch_s = watch, watch_s
+        self._watch, self._watch_s, self._begun = watch, watch_s, begun
         self._stirred = asyncio.Event()
         self._how: str | None = None
         self._hurries = False
@@ -129,6 +132,9 @@ class Coordinator:
             resumed = await books.call(lambda: owners.enter(self._ledger, job, self._now_s()))
             await books.call(lambda: self._ledger.note({SHAPE: shape_of(job.layout)}))
             reused = None if resumed else await sweep(books, job, self._now_s)
+            kept = await there(books, job) if resumed else reused
+            if self._begun is not None and kept is not None:
+                self._begun(kept)
             self._clock.before = worked(job, self._by_model(await books.call(self._ledger.counts)))
             for work in (books.keep(), self._beat(), self._save(), self._look()):
                 tasks.append(loop.create_task(work))

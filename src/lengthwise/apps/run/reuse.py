@@ -79,6 +79,15 @@ async def _swept(books: Books, job: Job, model: int, at_s: float, kept: Counter[
     return bool(leases)
 
 
+async def there(books: Books, job: Job) -> Reused:
+    """What a run that is gone on with has answered already."""
+    kept: Counter[int] = Counter()
+    for (pair, state), tasks in (await books.call(books.ledger.counts)).items():
+        if state == State.DONE:
+            kept[job.layout.pairs[pair][0]] += tasks
+    return await _told(books, job, kept)
+
+
 async def _told(books: Books, job: Job, kept: Counter[int]) -> Reused:
     asked: Counter[int] = Counter()
     for (pair, state), tasks in (await books.call(books.ledger.counts)).items():

@@ -12,6 +12,7 @@ from lengthwise.apps.ledger.contracts import Ledger
 from lengthwise.apps.run.contracts import Job
 from lengthwise.apps.run.coordinator import Coordinator, Ended
 from lengthwise.apps.run.progress import Progress
+from lengthwise.apps.run.reuse import Reused
 
 RESUME = "What was answered is kept; go on with the same command and --resume"
 
@@ -24,6 +25,7 @@ def run_here(
     watch: Callable[[Progress], None] | None = None,
     watch_s: float = 0.5,
     stopping: Callable[[int], None] | None = None,
+    begun: Callable[[Reused], None] | None = None,
 ) -> Ended:
     """How a run ends on engines of the real world.
 
@@ -37,10 +39,11 @@ def run_here(
         watch: Shown how far it is.
         watch_s: How often.
         stopping: Told how often it was asked to stop.
+        begun: Told what is kept of a run before, before engines start.
     """
 
     async def whole() -> Ended:
-        one = Coordinator(job, ledger, launcher, now_s=time.time, watch=watch, watch_s=watch_s)
+        one = Coordinator(job, ledger, launcher, now_s=time.time, watch=watch, watch_s=watch_s, begun=begun)
         asked = 0
 
         def stop() -> None:
