@@ -53,7 +53,7 @@ class Plan:
 
     loads: tuple[float, ...] = (1.0, 3.0, 5.0)
     batches: tuple[int, ...] = (1, 2, 4)
-    shuffles: int = 7
+    shuffles: int = 12
     requests: tuple[int, int] = (16, 16)
     """Of a burst: so many, and so many more for each place at an engine: places must change hands several times."""
     simulated: int = 40

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 OUTPUTS = "vicuna-13b-v1.3"
 SHAPE = 0.73
 """Of the Gamma gaps (ELIS)."""
-SHRINK = 5
+SHRINK = 10
 WINDOW = 50 // SHRINK
 """ELIS' 50 tokens, shrunk as the lengths are."""
 MOST_TOKENS = 512

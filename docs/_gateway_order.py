@@ -71,7 +71,8 @@ def gain(named: Rows) -> str:
     if not details.get("policies"):
         return f"{NOT_YET.capitalize()}.\n"
     emulated = _details(named, "gateway.emulated.gap_closed")
-    lines = [*_policies(details), "", *_said(named, "gateway.live"), *_why_off(named, details, emulated)]
+    lines = [*_policies(details), "", *_said(named, "gateway.live"), *_longer(named)]
+    lines += _why_off(named, details, emulated)
     lines += _cells(details.get("cells") or [])
     if emulated.get("policies"):
         traffic = _traffic(emulated)
@@ -123,6 +124,24 @@ def _said(named: Rows, prefix: str) -> Iterator[str]:
         told.append(f"Measured on {date}.")
     if told:
         yield "\n".join([*told, ""])
+
+
+def _longer(named: Rows) -> Iterator[str]:
+    """What another run gave, of longer answers and fewer shuffles."""
+    details = _details(named, "gateway.longer.gap_closed")
+    if not details:
+        return
+    (gap, tail), traffic = (
+        (named[f"gateway.longer.{of}"] for of in ("gap_closed", "p99_over_oracle")),
+        _traffic(details),
+    )
+    yield (
+        f"Another run ({when(gap)}; {details['plan']['shuffles']} shuffles, lengths divided by {traffic['by']}, so that bursts last longer; "
+        f"load average at the end: {number(details['machine']['load_1m'])}) has the gap closed by {with_ends(gap['value'], gap['ci'])}, at one pace "
+        f"{_paced((details.get('paced') or {}).get('isrtf'))}, and a P99 of {with_ends(tail['value'], tail['ci'])}: the two agree, and chance "
+        "between shuffles is what is wide."
+    )
+    yield ""
 
 
 def _by_policy(results: Sequence[str]) -> str:
