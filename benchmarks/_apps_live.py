@@ -35,7 +35,10 @@ REPEATS, STARTS = 5, 2
 TRIES = 3
 """Of the profile: it measures again what a busy machine spoiled, and nothing else."""
 BUSY, LOAD = 3.0, "load.json"
-"""Load of the machine at a run's end (mean of a minute) above which others were at work: told, and not counted."""
+"""Load of the machine at a run's end (mean of a minute) above which others were at work: told, and not counted.
+
+It is fixed before runs are measured, and rows hold it.
+"""
 CORES = (1, 2)
 """Models after one another on one core, and two at a time on two."""
 
@@ -184,6 +187,7 @@ def case(place: Place, cores: int, *, known: bool, repeats: int) -> dict[str, An
         "errors": [errors[k] for k in quiet],
         "busy": [(runs[k]["seconds"], errors[k]) for k in range(repeats) if k not in quiet],
         "loads": loads,
+        "busy_above": BUSY,
         "holds_stops": True,
         "starts_s": {model: _starts(place, model) for model in MODELS},
         "plan": [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]],

@@ -112,7 +112,7 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             ),
             (
                 "does not start, or dies whatever it is asked",
-                "the run ends with what the engine said last; tasks stay ready",
+                "the run ends with what the engine said last, exit code 2; tasks stay ready",
                 (
                     f"{_LOCAL}test_an_engine_that_does_not_start_ends_the_run_with_what_it_said",
                     f"{_RAY}test_an_engine_that_does_not_start_on_a_node_says_why",
@@ -175,12 +175,16 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         (
             (
                 "the disk is full",
-                "a clear error, engines ended, the ledger whole; the run goes on later",
-                (f"{_FAULTS}test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later",),
+                "a clear error, exit code 2, engines ended, the ledger whole; the run goes on when there is room",
+                (
+                    f"{_FAULTS}test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later",
+                    "cli/test_app_run.py::test_where_the_disk_is_full_it_ends_with_2_and_what_to_do_and_goes_on_when_there_is_room",
+                    "apps/run/test_exporting.py::test_a_file_that_may_not_grow_is_named_and_the_one_before_stays",
+                ),
             ),
             (
                 "another process holds the ledger",
-                "waited for; for too long: a clear error, and the run goes on later",
+                "waited for; for too long: a clear error, exit code 2, and the run goes on later",
                 (
                     f"{_FAULTS}test_a_ledger_that_another_process_holds_is_waited_for",
                     f"{_FAULTS}test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later",

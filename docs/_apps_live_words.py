@@ -9,6 +9,8 @@ from _apps_studies import NOT_YET, Rows
 from _gateway_numbers import number
 
 LIVE = (("apps.estimate_error_live", "of a sample"), ("apps.estimate_error_live_known", "known"))
+OLD_BOUND = 3.0
+"""Load above which runs were not counted, in rows that do not hold it."""
 NOTHING_S = 1e-6
 """Known lengths leave no chance but for rounding."""
 
@@ -44,7 +46,25 @@ def live(named: Rows) -> str:
             for case in cases
             if case.get("busy")
         )
-    return "\n".join(lines) + "\n" + _all_counted(named) + _left_out(named)
+    return _bound(named) + "\n".join(lines) + "\n" + _all_counted(named) + _left_out(named)
+
+
+def _bound(named: Rows) -> str:
+    """Which runs are not counted, and since when that was fixed: rows that hold the bound were measured under it."""
+    cases = [
+        case for name, _ in LIVE for case in ((named.get(name) or {}).get("details") or {}).get("cases") or ()
+    ]
+    before = {case["busy_above"] for case in cases if "busy_above" in case}
+    bound = ", ".join(number(one) for one in sorted(before or {OLD_BOUND}))
+    if len(before) == 1 and all("busy_above" in case for case in cases):
+        told = "that was fixed before they were measured"
+    else:
+        told = "that was set when they had been seen"
+    some = "" if any(case.get("busy") for case in cases) else "; there was none"
+    return (
+        f"Runs at whose end the machine's load was above {bound} had other work beside them: they are told and not "
+        f"counted, by a bound {told}{some}.\n\n"
+    )
 
 
 def _all_counted(named: Rows) -> str:

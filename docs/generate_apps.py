@@ -118,8 +118,7 @@ priority (`nice -n -10`), since others worked there too. Every question goes to 
 which answers until it happens to say a certain letter. `lengthwise app profile --calibrate` measures switches, costs and, on
 other questions, lengths; `app plan` estimates; `app run` runs, and its manifest tells the seconds, starts of engines
 and all. On one core models run one after another, on two, two at a time. Known lengths are those of the first run: requests carry their
-seeds. Runs at whose end the machine's load was above 3 had
-other work beside them: they are told and not counted, by a bound that was set when they had been seen. The paper's errors: mean 25.6 % with unknown and 17 % with known lengths.
+seeds. The paper's errors: mean 25.6 % with unknown and 17 % with known lengths.
 """
 
 FAULTS = """\

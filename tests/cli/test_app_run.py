@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -155,6 +156,30 @@ def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
     lines = ended.err.splitlines()
     assert lines[0] == f"note: it goes on with what is there: {told}", "at the start too, before any progress"
     assert [one["text"] for one in outputs(out) if one["call"] == "draft"] == drafts
+
+
+def test_where_the_disk_is_full_it_ends_with_2_and_what_to_do_and_goes_on_when_there_is_room(cli, tmp_path):
+    """A file may not grow beyond a size: the ledger holds a part of the answers by then."""
+    path, out = write_app(tmp_path, rows=300), tmp_path / "run"
+    assert run(cli, path, tmp_path / "whole", *SIMULATED, "-q").code == 0
+    command = [sys.executable, "-m", "lengthwise.cli", "app", "run", str(path), "--out", str(out), *SIMULATED]
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert f"error: cannot keep the ledger in {out / 'ledger.sqlite'}: " in ended.stderr
+    assert "make room or mend the disk, and go on with --resume" in ended.stderr
+    assert not (out / "outputs.jsonl").exists()
+    status = json.loads(cli("app", "status", out, "--json").out)
+    assert sum(status["tasks"].values()) == 600
+    again = run(cli, path, out, *SIMULATED, "--resume")
+    assert again.code == 0, again.err
+    assert (out / "outputs.jsonl").read_bytes() == (tmp_path / "whole" / "outputs.jsonl").read_bytes()
 
 
 def test_a_request_that_cannot_be_made_is_dead_and_the_rest_is_done(cli, tmp_path):

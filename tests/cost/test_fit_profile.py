@@ -272,6 +272,8 @@ def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one,
     first, second = (profile_tables(f"{path}#physics", *place, cache=tmp_path / "own") for _ in range(2))
     assert first[1] == second[1]
     assert np.array_equal(first[0].decode_s, second[0].decode_s)
+    linear = deploy("llama-3.1-8b", "H100", limits=limits, cost=f"profile:{path}#linear")
+    assert linear.cost.layer_s != pytest.approx(made.cost.layer_s), "SamuLLM's by its name"
     with pytest.raises(UnknownNameError, match="oracle"):
         deploy("llama-3.1-8b", "H100", cost=f"profile:{path}#oracle")
     with pytest.raises(ProfileError, match="there is no file"):

@@ -45,6 +45,22 @@ def test_a_case_is_told_end_to_end_with_what_the_search_took(generator):
     assert "| of one | 7 | 10.5 | 0.5 | 12.5 | 20.5 | 15.5 | -3.1% |" in text
 
 
+@pytest.mark.parametrize(
+    ("cases", "told"),
+    [
+        ([{}, {}], "load was above 3 had other work beside them: they are told and not counted, by a bound that was"),
+        ([{"busy_above": 3.0}, {}], "by a bound that was set when they had been seen; there was none."),
+        ([{"busy_above": 2.5}, {"busy_above": 2.5}], "load was above 2.5 had other work"),
+        ([{"busy_above": 2.5}] * 2, "by a bound that was fixed before they were measured; there was none."),
+        ([{"busy_above": 2.5, "busy": [(9.0, -0.3)]}], "that was fixed before they were measured.\n"),
+    ],
+)  # fmt: skip
+def test_since_when_the_bound_on_busy_machines_is_fixed_is_told_of_the_rows(generator, cases, told):
+    whole = {"cores": 1, "estimate_s": 6.0, "measured_s": [6.0], "errors": [0.0], "plan": [["a x1"]]}
+    rows = [row("apps.estimate_error_live", 0.1, details={"cases": [whole | case for case in cases]})]
+    assert told in generator.page(rows)
+
+
 def test_live_runs_stand_beside_their_estimates(generator):
     case = {
         "cores": 1,

@@ -48,6 +48,20 @@ def test_the_line_of_progress_has_the_form_that_is_quoted(quoted):
     assert re.sub(r"[\d.,]+", "0", made) == re.sub(r"[\d.,]+", "0", shown).replace("0/0 at", "0/0 at")
 
 
+def test_costs_that_are_named_are_those_that_are_assumed_and_known():
+    from lengthwise.apps.plan.switching import SwitchRates
+    from lengthwise.cost.estimators._learners import LEARNERS
+
+    text, rates = GUIDE.read_text("utf-8"), SwitchRates()
+    assert "`profile:FILE#linear`" in text
+    assert "linear" in LEARNERS
+    assert f"{rates.engine_start_s:g} s for the engine" in text
+    assert (
+        f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each"
+        in text
+    )
+
+
 def test_files_that_a_run_is_said_to_write_have_the_names_that_it_gives_them():
     from lengthwise.apps.ledger import FILE
     from lengthwise.apps.run import exporting, folder

@@ -59,7 +59,8 @@ def run(
 ) -> None:
     """Run an application on engines: models come and go as planned, and every answer is recorded once.
 
-    Exit codes: 0 all is answered, 1 some tasks are dead (dead.jsonl says why), 130 it was stopped: go on with --resume.
+    Exit codes: 0 all is answered, 1 some tasks are dead (dead.jsonl says why), 2 an input, an engine or the disk cannot
+    be used (what was recorded stays), 130 it was stopped: go on with --resume.
     """
     from lengthwise.apps.plan import read_plan
     from lengthwise.apps.run import RunFolder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 
 import numpy as np
 import polars as pl
@@ -16,7 +17,7 @@ from lengthwise.apps.run import Drawn
 from lengthwise.apps.run.exporting import export, write_manifest
 from lengthwise.apps.run.manifest import manifest
 from lengthwise.schema.app import TaskDraw
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 
 
 def world_of(rows=7):
@@ -51,6 +52,27 @@ def test_outputs_stand_in_the_order_of_the_inputs(tmp_path):
     whole = hashlib.sha256((tmp_path / "out" / "outputs.jsonl").read_bytes()).hexdigest()
     assert told.files["outputs.jsonl"] == whole
     assert told.dead == 0
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_file_that_may_not_grow_is_named_and_the_one_before_stays(tmp_path, form):
+    """What a full disk does, at a size that stops this file and none before it."""
+    world, name = world_of(rows=2), f"outputs.{form}"
+    with fresh(tmp_path) as ledger:
+        world.run(ledger)
+        told = export(ledger, world.layout, tmp_path, forms=("jsonl", "parquet"))
+        before = (tmp_path / name).read_bytes()
+        most = {"jsonl": 100, "parquet": (tmp_path / "outputs.jsonl").stat().st_size}[form]
+        assert len(before) > most
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
+            with pytest.raises(OutputError, match=f"cannot write .*{name}: .*too large"):
+                export(ledger, world.layout, tmp_path, forms=("jsonl", "parquet"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (tmp_path / name).read_bytes() == before
+        assert export(ledger, world.layout, tmp_path, forms=("jsonl", "parquet")) == told
 
 
 def test_some_calls_alone(tmp_path):

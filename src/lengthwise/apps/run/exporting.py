@@ -170,7 +170,12 @@ def _parquet(lines: Path, path: Path) -> None:
     import polars as pl
 
     kinds = {name: pl.String if kind is str else pl.Int64 for name, kind in COLUMNS.items()}
-    pl.scan_ndjson(lines, schema=kinds).sink_parquet(path)
+    try:
+        pl.scan_ndjson(lines, schema=kinds).sink_parquet(path)
+    except pl.exceptions.ComputeError as error:
+        if "os error" not in str(error):
+            raise
+        raise OSError(str(error)) from error  # a full disk, which polars tells so
 
 
 def _lines(path: Path) -> int:
