@@ -56,7 +56,9 @@ def test_while_another_holds_the_file_it_waits(tmp_path):
         other.execute("BEGIN IMMEDIATE")
         free = threading.Timer(0.3, other.execute, ["ROLLBACK"])
         free.start()
+        assert other.in_transaction
         assert not ledger.open("run", tasks_of(5))
+        assert not other.in_transaction, "not before the other had let go"
         free.join()
         other.close()
 

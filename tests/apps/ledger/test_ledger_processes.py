@@ -21,6 +21,7 @@ def test_several_processes_lease_from_one_ledger_nothing_twice_and_nothing_lost(
     assert [ended(process) for process in processes] == [0] * 4
     final = [task for mine in said for task, state in mine if state != State.READY]
     assert len(final) == len(set(final)), "no task was ended by two"
+    assert len([mine for mine in said if mine]) > 1, "several worked"
     # One may find nothing ready while others hold the rest: what is left is finished here.
     assert finish(place(), tasks) == expected
     with open_ledger(place()) as ledger:
