@@ -77,6 +77,15 @@ OF_CLIENTS: tuple[str, tuple[Row, ...]] = (
             ),
         ),
         (
+            "sends headers behind its body (trailers): a key, an address, a session",
+            "they are none",
+            (
+                f"{_EDGE}test_edge_trailers.py::test_a_key_behind_a_body_is_none",
+                f"{_EDGE}test_edge_trailers.py::test_nothing_behind_a_body_names_a_session_or_a_request",
+                f"{_EDGE}test_edge_trailers.py::test_an_address_behind_a_body_is_not_believed",
+            ),
+        ),
+        (
             "sends thousands of requests behind one another, or garbage behind them",
             "16 may wait; the connection ends, and nothing is written into an answer under way",
             (

@@ -157,6 +157,11 @@ class Wire(HttpToolsProtocol):
             self._fault = Fault(400, "invalid", "The request target must be a path.", code="bad_target")
             raise self._fault
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of the head; what comes behind a body is none, whoever sends it."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """An offered upgrade is not taken; httptools then reads neither a body nor a further request."""
         self._in_head = False
