@@ -10,6 +10,34 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
+def local_pids(launcher):
+    return [process.local.process.pid for _, process, _ in launcher._running.values()]
+
+
+def on_ray(folder, address):
+    from engines_world import SERVER
+
+    from lengthwise.apps.launch import Loaded, Patience
+    from lengthwise.apps.launch.ray import RayLauncher
+
+    loaded = [Loaded(name, served=name, seats=4, command=f"{SERVER} --fixed-s 0.05") for name in ("m0", "m1")]
+    return RayLauncher(loaded, folder / "logs", address, patience=Patience(ready_s=60.0, grace_s=3.0))
+
+
+def ray_pids(launcher):
+    """Of engines that run and of their actors."""
+    import os
+
+    import ray
+
+    def both(kept):
+        return kept._process.local.process.pid, os.getpid()
+
+    actors = [one.actor for one in list(launcher._running.values())]
+    found = ray.get([one.__ray_call__.remote(both) for one in actors])
+    return [pid for pair in found for pid in pair]
+
+
 def main():
     from engines_world import chained, job_of, local, plan
 
@@ -18,20 +46,34 @@ def main():
 
     folder, options = Path(sys.argv[1]), dict(word.split("=", 1) for word in sys.argv[2:])
     job = job_of(chained(), [(plan(0), plan(1))])
-    launcher = local(folder, ("m0", "m1"), more=options.get("more", "--fixed-s 0.05"))
+    command = {}
+    if "stubborn" in options:
+        command["command"] = f"{options['stubborn']} --host {{host}} --port {{port}} --model {{name}}"
+    launcher = (
+        on_ray(folder, options["ray"])
+        if "ray" in options
+        else local(folder, ("m0", "m1"), more=options.get("more", "--fixed-s 0.05"), **command)
+    )
+
+    def stopping(times):
+        sys.stdout.write(f"stopped {times}\n")
+        sys.stdout.flush()
 
     def watch(progress):
-        pids = [process.local.process.pid for _, process, _ in launcher._running.values()]
+        done = sum(one.ended for one in progress.models)
+        written = progress.share * float(job.expected_tokens.sum()) - done * float(job.expected_tokens.mean())
+        pids = ray_pids(launcher) if "ray" in options else local_pids(launcher)
         row = {
             "pids": pids,
-            "done": sum(one.ended for one in progress.models),
+            "done": done,
             "going": sum(m.going for m in progress.models),
+            "written": round(written),
         }
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 
     with open_ledger(folder / "ledger.sqlite") as ledger:
-        ended = run_here(job, ledger, launcher, watch=watch, watch_s=0.02)
+        ended = run_here(job, ledger, launcher, watch=watch, watch_s=0.02, stopping=stopping)
     if ended.exit_code == 130:
         sys.stdout.write(RESUME + "\n")
     raise SystemExit(ended.exit_code)

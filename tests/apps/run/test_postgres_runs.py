@@ -102,7 +102,8 @@ def test_one_of_two_coordinators_is_killed_and_the_other_ends_the_run_alike(serv
         until(lambda: done(store)[0] >= 4, "both are under way")
         assert both[0].poll() is None
         os.kill(both[0].pid, signal.SIGKILL)
-        both[0].wait()
+        assert both[0].wait() == -signal.SIGKILL
+        assert done(store)[0] < 2 * ROWS, "there was something left to do"
         assert both[1].wait(LIMIT_S) == 0
     finally:
         for one in both:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -24,18 +23,19 @@ from engines_world import (
     plan,
     play,
     post,
+    told,
     undisturbed,
     until,
 )
+from killed_world import begun, gone
 from plan_world import tasks_of
 
 from lengthwise.apps.launch.local import Patience
-from lengthwise.apps.ledger import State, open_ledger
+from lengthwise.apps.ledger import ENDED, State, open_ledger
 from lengthwise.apps.run import Settings, new_owner
 from lengthwise.schema.errors import EngineError, OutputError
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parent / "coordinator_process.py"
 BOTH = [(plan(0), plan(1))]
 SLOW = {"more": "--fixed-s 0.05"}
 
@@ -58,20 +58,6 @@ def resumed(tmp_path, whole):
     return ended
 
 
-def is_gone(pid):
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def gone(pids, most_s=30.0):
-    end = time.monotonic() + most_s
-    while not all(map(is_gone, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return all(map(is_gone, pids))
-
-
 def children_of(pid):
     """Processes that it started and that are still there, keepers included."""
     found = []
@@ -85,24 +71,8 @@ def children_of(pid):
     return found
 
 
-def begun(tmp_path, when, *options):
-    """A coordinator's process once its run is where ``when`` says, and the pids of its engines."""
-    said = tmp_path / "said.txt"
-    with said.open("wb") as file:
-        process = subprocess.Popen([sys.executable, str(SCRIPT), str(tmp_path), *options], stdout=file)
-    seen = 0
-    while process.poll() is None:
-        lines = said.read_text().split("\n")[:-1]
-        for row in map(json.loads, lines[seen:]):
-            if when(row):
-                return process, row["pids"]
-        seen = len(lines)
-        time.sleep(0.01)
-    raise AssertionError(f"it ended before: {process.wait()}")
-
-
-def fault(kind, number=1, **fields):
-    """Sets a fault for the next requests of the first engine that is there."""
+def fault(kind, number=1, seen=None, least=None, **fields):
+    """Sets a fault for the next requests of the first engine that is there, and looks on until so many had it."""
 
     async def during(_, launcher):
         await until(lambda: engines(launcher))
@@ -110,6 +80,13 @@ def fault(kind, number=1, **fields):
         await asyncio.to_thread(
             post, url, "/emulator/faults", {"coming": [{"kind": kind, **fields}] * number}
         )
+        while seen is not None and len(seen) < (least or number):
+            await asyncio.sleep(0.01)
+            try:
+                entries = (await asyncio.to_thread(told, url))["entries"]
+            except OSError:
+                return  # it was ended
+            seen[:] = [entry for entry in entries if entry["fault"] == kind and entry["ended"]]
 
     return during
 
@@ -127,13 +104,16 @@ def fault(kind, number=1, **fields):
 def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(tmp_path, whole, when):
     process, pids = begun(tmp_path, when)
     process.kill()
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     assert gone(pids)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert sum(n for (_, state), n in ledger.counts().items() if state not in ENDED), "it was on its way"
+        assert any(name.startswith("owner:") for name in ledger.facts()), "it took leave of nobody"
     resumed(tmp_path, whole)
 
 
 def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_path, whole):
-    process, pids = begun(tmp_path, lambda row: row["going"] >= 4)
+    process, pids = begun(tmp_path, lambda row: row["going"] >= 4 and row["written"] >= 4)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert "--resume" in (tmp_path / "said.txt").read_text()
@@ -142,6 +122,8 @@ def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_pa
         states = {state for _, state in ledger.counts()}
         assert State.LEASED not in states
         assert not [name for name in ledger.facts() if name.startswith("owner:")]
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as file:
+        assert file.execute("SELECT count(*) FROM partials").fetchone()[0] > 0, "tokens are kept"
     resumed(tmp_path, whole)
 
 
@@ -149,19 +131,33 @@ def test_a_termination_stops_it_as_an_interrupt_does(tmp_path, whole):
     process, pids = begun(tmp_path, lambda row: row["going"] >= 2)
     process.terminate()
     assert process.wait() == 130
+    assert heard(tmp_path) == ["stopped 1"]
     assert gone(pids)
     resumed(tmp_path, whole)
+
+
+def heard(tmp_path):
+    """How often a coordinator's process was asked to stop, as it says itself."""
+    return [line for line in (tmp_path / "said.txt").read_text().splitlines() if line.startswith("stopped")]
 
 
 def test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole(tmp_path, whole):
-    process, pids = begun(tmp_path, lambda row: row["going"] >= 4)
+    """Its engines do not go when they are asked to, so that it is still there for the second."""
+    process, pids = begun(tmp_path, lambda row: row["going"] >= 4, f"stubborn={STUBBORN}")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.1)  # two that wait at once are one
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
+    until_here(lambda: heard(tmp_path) == ["stopped 1"])
+    process.send_signal(signal.SIGINT)
     assert process.wait() == 130
+    assert heard(tmp_path) == ["stopped 1", "stopped 2"]
     assert gone(pids)
     resumed(tmp_path, whole)
+
+
+def until_here(fact, most_s=60.0):
+    end = time.monotonic() + most_s
+    while not fact():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
 
 
 STUBBORN = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'}"
@@ -219,17 +215,22 @@ def test_stopped_again_while_engines_start_it_kills_them(tmp_path, whole):
 def test_stopped_while_engines_start_it_waits_for_none_of_them(tmp_path):
     job = job_of(chained(), BOTH)
     command = f"{sys.executable} -c 'import time; time.sleep(600)' {{port}}"
-    launcher = local(tmp_path, ("m0", "m1"), command=command, more="")
+    launcher, pids = local(tmp_path, ("m0", "m1"), command=command, more=""), []
+    before = set(children_of(os.getpid()))
 
     async def stop(one, _):
         await until(lambda: len(list((tmp_path / "logs").glob("*.log"))) == 2)
+        await until(lambda: len(set(children_of(os.getpid())) - before) >= 2)
+        pids.extend(set(children_of(os.getpid())) - before)
         one.stop()
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(asyncio.wait_for(play(job, ledger, launcher, stop), 30.0))
         assert ended.exit_code == 130
         assert ended.of(State.LEASED) == 0
-    assert gone(children_of(os.getpid()))
+        assert [event.what for event in ended.events] == ["start", "start"], "neither was ready"
+    assert len(pids) >= 2, "both had been started"
+    assert gone(pids)
 
 
 @pytest.mark.parametrize("after", [0, 3, 12], ids=["before", "early", "late"])
@@ -256,6 +257,10 @@ def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, whole, af
         assert answers(ledger, job.layout) == whole
 
 
+WITHOUT_ATTEMPT = {"full", "double_usage", "split", "slow"}
+"""Faults that are waited for, or are none to whoever reads streams as they may be."""
+
+
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -273,13 +278,17 @@ def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, whole, af
     ids=["500", "503", "error", "garbage", "truncated", "reset", "no_done", "double_usage", "split", "slow"],
 )
 def test_a_bad_answer_is_asked_again_and_the_run_says_the_same(tmp_path, whole, kind, fields):
-    job = job_of(chained(), BOTH)
+    job, seen = job_of(chained(), BOTH), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(
-            play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault(kind, 2, **fields))
-        )
+        launcher = local(tmp_path, ("m0", "m1"), **SLOW)
+        ended = asyncio.run(play(job, ledger, launcher, fault(kind, 2, seen, **fields)))
         assert ended.exit_code == 0
         assert answers(ledger, job.layout) == whole
+        assert len(seen) == 2, "the engine answered two requests so"
+        counted = 0 if kind in WITHOUT_ATTEMPT else 2
+        assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) == counted, (
+            "and each is an attempt, or is none"
+        )
 
 
 def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, whole):
@@ -287,23 +296,26 @@ def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, whole):
 
     job = job_of(chained(), BOTH)
     patience = Patience(ready_s=60.0, grace_s=1.0, stall_s=2.0, request_s=20.0)
-    launcher = local(tmp_path, ("m0", "m1"), patience=patience, **SLOW)
+    launcher, seen = local(tmp_path, ("m0", "m1"), patience=patience, **SLOW), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, fault("hang", 2, after_tokens=2)))
+        ended = asyncio.run(play(job, ledger, launcher, fault("hang", 2, seen, after_tokens=2)))
         assert ended.exit_code == 0
         assert answers(ledger, job.layout) == whole
+        assert [entry["ended"] for entry in seen] == ["aborted"] * 2, "the coordinator gave both up"
+        assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) == 2
 
 
 def test_an_engine_that_fails_again_and_again_is_started_anew(tmp_path, whole):
     job = job_of(
         chained(), BOTH, settings=Settings(**{**vars(QUICK), "max_attempts": 9, "engine_failures": 4})
     )
+    launcher, seen = local(tmp_path, ("m0", "m1"), **SLOW), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(
-            play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("status", 1000, status=500))
-        )
+        ended = asyncio.run(play(job, ledger, launcher, fault("status", 1000, seen, least=4, status=500)))
         assert ended.exit_code == 0
+        assert seen, "it failed"
         assert len([event for event in ended.events if event.what == "start"]) > 2
+        assert "died" not in [event.what for event in ended.events], "it was ended, and had not died"
         assert answers(ledger, job.layout) == whole
 
 
@@ -410,20 +422,25 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_pa
 
         with pytest.raises(OutputError, match="full"):
             asyncio.run(play(job, ledger, launcher, fill))
+    assert calls, "the file was stopped from growing"
+    assert len(pids) == 2
     assert gone(pids)
     resumed(tmp_path, whole)
 
 
 def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, whole):
-    import sqlite3
-
     job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
+    waited = []
 
-    async def hold(_, launcher):
+    async def hold(one, launcher):
         await until(lambda: len(engines(launcher)) == 2)
         other = sqlite3.connect(place, isolation_level=None, timeout=20)
         other.execute("BEGIN IMMEDIATE")
+        before = other.execute("SELECT count(*) FROM results").fetchone()
+        await until(one._books._writing.locked)
         await asyncio.sleep(1.0)
+        same = other.execute("SELECT count(*) FROM results").fetchone() == before
+        waited.append(same and one._books._writing.locked())
         other.execute("ROLLBACK")
         other.close()
 
@@ -431,11 +448,10 @@ def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, whole):
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
         assert ended.exit_code == 0
         assert answers(ledger, job.layout) == whole
+    assert waited == [True], "endings waited to be written, and none was"
 
 
 def test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later(tmp_path, whole):
-    import sqlite3
-
     job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
     held = []
 
@@ -454,6 +470,7 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
     job = job_of(chained(), BOTH)
     place = tmp_path / "ledger.sqlite"
     other = new_owner()
+    lost, taken_over = [], []
 
     async def steal(one, launcher):
         await until(lambda: sum(line.going for line in one._lines) >= 4)
@@ -461,8 +478,8 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
         def taken():
             # As if this coordinator had slept through its leases, and another had taken them and died.
             one._ledger.beat(job.owner, now_s=time.time(), lease_s=0.0)
-            one._ledger.expire(now_s=time.time() + 0.001)
-            one._ledger.lease(0, 3, owner=other, now_s=time.time(), lease_s=1.0)
+            lost.append(one._ledger.expire(now_s=time.time() + 0.001))
+            taken_over.extend(one._ledger.lease(0, 3, owner=other, now_s=time.time(), lease_s=1.0))
 
         await one._books.call(taken)
 
@@ -471,14 +488,31 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
         assert ended.exit_code == 0
         assert answers(ledger, job.layout) == whole
         assert all(row.attempts == 1 for row in ledger.rows(0, 18))
+    assert lost[0] >= 4
+    assert len(taken_over) == 3
 
 
 def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledger(tmp_path, whole):
     async def together():
+        gate = asyncio.Barrier(4)
+
+        def launcher_of(n):
+            """Its engines are ready when those of the other are."""
+            launcher = local(tmp_path / str(n), ("m0", "m1"), **SLOW)
+            start = launcher.start
+
+            async def met(*where):
+                engine = await start(*where)
+                await gate.wait()
+                return engine
+
+            launcher.start = met
+            return launcher
+
         jobs = [job_of(chained(), BOTH) for _ in range(2)]
         with open_ledger(tmp_path / "ledger.sqlite") as one, open_ledger(tmp_path / "ledger.sqlite") as two:
             both = [
-                play(job, ledger, local(tmp_path / str(n), ("m0", "m1"), **SLOW))
+                play(job, ledger, launcher_of(n))
                 for n, (job, ledger) in enumerate(zip(jobs, (one, two), strict=True))
             ]
             ends = await asyncio.gather(*both)
@@ -486,6 +520,7 @@ def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledg
 
     ends, said, rows = asyncio.run(together())
     assert [ended.exit_code for ended in ends] == [0, 0]
+    assert [len(ended.engines) for ended in ends] == [2, 2], "both were there, with all their engines"
     assert said == whole
     assert all(row.attempts == 1 for row in rows)
 
