@@ -177,10 +177,9 @@ class Scripted:
         finally:
             if seen.how == "running":
                 seen.how = "aborted"
-            if not gone.done():
-                gone.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await gone
+            gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await gone
 
     async def _answered(  # noqa: C901 - one story
         self,
