@@ -76,6 +76,12 @@ class Berth:
     inquiry: asyncio.Task[None] | None = None
     mending: asyncio.Task[None] | None = None
 
+    def take(self, work: Work, now_s: float) -> None:
+        """It works on it from now on; what did not answer before is not heard for that."""
+        if not self.going and not self.failures:
+            self.heard_s = now_s
+        self.going[work.place] = work
+
     def heard(self, now_s: float) -> float:
         """When something was heard of its engine last: now, where it has nothing to say or has said more."""
         said = sum(work.draft.tokens - work.draft.kept for work in self.going.values())

@@ -210,11 +210,9 @@ class Line:
 
     def _ask(self, work: Work, berth: Berth) -> None:
         assert berth.engine is not None
-        if not berth.going and not berth.failures:
-            berth.heard_s = asyncio.get_running_loop().time()
-        berth.going[work.place] = work
-        asking = asyncio.get_running_loop().create_task(berth.engine.generate(work.ask, work.draft))
-        work.asking = asking
+        loop = asyncio.get_running_loop()
+        berth.take(work, loop.time())
+        work.asking = asking = loop.create_task(berth.engine.generate(work.ask, work.draft))
         asking.add_done_callback(lambda over: self._over(work, berth, over))
 
     def _over(self, work: Work, berth: Berth, over: asyncio.Task[Output]) -> None:
