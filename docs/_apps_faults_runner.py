@@ -80,12 +80,20 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 ),
             ),
             (
-                "on Ray: the actor or its engine is killed",
-                "the same; GPUs are held anew",
+                "on Ray: the actor or its engine is killed: before it is ready, while it answers, after its last answer",
+                "the same; GPUs are held anew, and no engine stays, not even one that does not go when it is asked to",
                 (
+                    f"{_RAY}test_killed_before_it_is_ready_on_ray_it_is_started_anew",
+                    f"{_RAY}test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from",
+                    f"{_RAY}test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same",
                     f"{_RAY}test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost",
                     "scenario/test_app_runs_ray.py::test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelled",
                 ),
+            ),
+            (
+                "on Ray: the coordinator is killed",
+                "its engines and their actors end; a resume goes on there and says the same",
+                (f"{_RAY}test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_goes_on_there",),
             ),
             (
                 "hangs",

@@ -185,6 +185,33 @@ with local_engine({server(port)!r}, port={port}, log_path={str(log)!r}, grace_s=
     assert gone_within(child, 10)
 
 
+def test_an_engine_that_is_deaf_ends_when_whoever_asked_it_to_is_killed(log):
+    port = free_port()
+    starter = f"""
+import time
+from lengthwise.backend.process import local_engine
+asks = []
+def pause(seconds):
+    if asks:
+        print("asked", flush=True)
+    time.sleep(seconds)
+with local_engine(
+    {server(port, stubborn=True)!r}, port={port}, log_path={str(log)!r}, grace_s=2, pause=pause
+) as engine:
+    print(engine.process.pid, flush=True)
+    asks.append(engine)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
+    with owner.stdout:
+        engine = int(owner.stdout.readline())
+        assert owner.stdout.readline() == "asked\n"
+        child = child_of(log)
+        owner.kill()
+    assert owner.wait() == -signal.SIGKILL, "it was killed while the engine had its grace"
+    assert gone_within(engine, 15)
+    assert gone_within(child, 15)
+
+
 def test_readiness_is_waited_for_on_the_clock_that_is_given(log):
     """Half an hour passes at once."""
     time_s = [0.0]

@@ -91,12 +91,12 @@ def local_engine(
         raise EngineError(f"port {port} of {host} must be free; something listens there. Choose another port")
     log_path = Path(log_path)
     process = _started(command, log_path, {**os.environ, **(env or {})})
-    try:
-        with _kept(process, grace_s):
+    with _kept(process, grace_s):
+        try:
             after_s = _until_ready(process, host, port, log_path, ready_s, now, pause)
             yield LocalEngine(f"http://{host}:{port}", process, log_path, after_s)
-    finally:
-        stop(process, grace_s, now=now, pause=pause)
+        finally:
+            stop(process, grace_s, now=now, pause=pause)
 
 
 def stop(
@@ -166,9 +166,13 @@ def _started(command: Sequence[str], log_path: Path, env: dict[str, str]) -> sub
 
 @contextlib.contextmanager
 def _kept(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[None]:
-    """While this process lives; then a second one ends the group."""
+    """While this process lives, until the group has ended; then a second one ends it."""
     words = [sys.executable, "-I", "-S", _process_keeper.__file__, str(process.pid), str(grace_s)]
-    keeper = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 - our own script
+    try:
+        keeper = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 - our own script
+    except OSError:
+        stop(process, 0.0)
+        raise
     try:
         yield
     finally:

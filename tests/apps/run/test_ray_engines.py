@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from engines_world import SERVER, answers, chained, job_of, plan, play, undisturbed, until
+from killed_world import begun, gone, is_gone
 from plan_world import tasks_of
 
 from lengthwise.apps.launch import Loaded, Patience
-from lengthwise.apps.ledger import State, open_ledger
+from lengthwise.apps.ledger import ENDED, State, open_ledger
 from lengthwise.schema.errors import EngineError
 
 ray = pytest.importorskip("ray")
@@ -58,20 +59,6 @@ def pids(launcher):
     ]
 
 
-def is_gone(pid):
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def gone(pids, most_s=30.0):
-    end = time.monotonic() + most_s
-    while not all(map(is_gone, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return all(map(is_gone, pids))
-
-
 def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tmp_path, whole):
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1")), []
 
@@ -106,6 +93,118 @@ def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(
         assert "died" in [event.what for event in ended.events]
         assert answers(ledger, job.layout) == whole
     assert gone([pid for pair in seen for pid in pair])
+
+
+HERE = Path(__file__).parent
+WORDS = "--host {host} --port {port} --model {name}"
+
+
+def pid_of(launcher, name, which):
+    """The process of a model's engine (0) or of its actor (1), ready or not."""
+
+    def both(kept):
+        local = kept._process.local
+        return 0 if local is None else local.process.pid, os.getpid()
+
+    (actor,) = [one.actor for one in list(launcher._there) if one.loaded.name == name]
+    return ray.get(actor.__ray_call__.remote(both))[which]
+
+
+def waits(log):
+    """The process that says in a log that it waits to be let on."""
+    said = log.read_text().split() if log.exists() else []
+    return int(said[1]) if said[:1] == ["waits"] and len(said) > 1 else None
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
+def test_killed_before_it_is_ready_on_ray_it_is_started_anew(cluster, tmp_path, whole, which):
+    gate = tmp_path / "gate"
+    command = f"{sys.executable} {HERE / 'gated.py'} {gate} {WORDS}"
+    job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), command=command), []
+
+    async def kill(_, launcher):
+        await until(lambda: any(map(waits, (tmp_path / "logs").glob("m0-*.log"))))
+        logs = list((tmp_path / "logs").glob("m0-*.log"))
+        seen.append(waits(logs[0]))
+        assert not launcher._running
+        os.kill(seen[0] if which == 0 else await asyncio.to_thread(pid_of, launcher, "m0", 1), signal.SIGKILL)
+        await until(lambda: is_gone(seen[0]))
+        gate.touch()
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher, kill))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+    told = [event.what for event in ended.events if event.model == 0]
+    assert told[:3] == ["start", "start", "ready"], "it was killed while it started"
+    assert gone([waits(log) for log in (tmp_path / "logs").glob("*.log")])
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
+def test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from(cluster, tmp_path, whole, which):
+    job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
+
+    async def kill(one, launcher):
+        await until(lambda: len(launcher._running) == 2)
+        seen.extend(await asyncio.to_thread(pids, launcher))
+        going = one._lines[0].berths[0].going
+        await until(lambda: any(len(work.draft.output_ids) >= 3 for work in going.values()))
+        os.kill(await asyncio.to_thread(pid_of, launcher, "m0", which), signal.SIGKILL)
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher, kill))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+    assert "died" in [event.what for event in ended.events if event.model == 0]
+    assert gone([pid for pair in seen for pid in pair])
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
+def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, tmp_path, whole, which):
+    """The second model has nothing left to do, and its engine does not go when it is asked to."""
+    command = f"{sys.executable} {HERE / 'stubborn.py'} {WORDS}"
+    job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), command=command), []
+    killed = []
+
+    async def kill(one, launcher):
+        await until(lambda: len(launcher._running) == 2)
+        seen.extend(await asyncio.to_thread(pids, launcher))
+        pid = await asyncio.to_thread(pid_of, launcher, "m1", which)
+        await until(lambda: ("stop", 1) in [(event.what, event.model) for event in one._events])
+        killed.append(not is_gone(pid))
+        os.kill(pid, signal.SIGKILL)
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(play(job, ledger, launcher, kill))
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
+    assert killed == [True], "it was there when it was killed"
+    assert gone([pid for pair in seen for pid in pair])
+
+
+@pytest.mark.parametrize(
+    "when",
+    [lambda row: len(row["pids"]) == 4, lambda row: row["written"] >= 8, lambda row: row["done"] >= 8],
+    ids=["ready", "answering", "children"],
+)
+def test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_goes_on_there(
+    cluster, tmp_path, whole, when
+):
+    address = ray.get_runtime_context().gcs_address
+    process, _ = begun(tmp_path, lambda row: len(row["pids"]) == 4 and when(row), f"ray={address}")
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    rows = [json.loads(line) for line in (tmp_path / "said.txt").read_text().splitlines()]
+    left = {pid for row in rows for pid in row["pids"]}
+    assert len(left) == 4, "two engines and their actors"
+    assert gone(left)
+    job = job_of(chained(), BOTH)
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert sum(n for (_, state), n in ledger.counts().items() if state not in ENDED), "it was on its way"
+        ended = asyncio.run(play(job, ledger, on_ray(tmp_path / "again", ("m0", "m1"))))
+        assert ended.resumed
+        assert ended.exit_code == 0
+        assert answers(ledger, job.layout) == whole
 
 
 def test_an_engine_that_does_not_start_on_a_node_says_why(cluster, tmp_path):
