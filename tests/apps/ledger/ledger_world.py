@@ -141,12 +141,17 @@ def _then(done, look):
     return done
 
 
-def drain_all(place, owner, most, out):
-    """Drains, and says which tasks it ended."""
+def drain_all(place, owner, most, out, meet=None):
+    """Drains, and says which tasks it ended; ``meet``: a barrier at which it waits when it has ended some."""
     mine = []
+
+    def acknowledged(good):
+        if meet is not None and good and not mine:
+            meet.wait(LIMIT_S)
+        mine.extend((one.task, int(one.state)) for one in good)
+
     with open_ledger(place) as ledger:
-        drain(ledger, owner, batch=5, most=most, acknowledged=lambda good: mine.extend(
-            (one.task, int(one.state)) for one in good))  # fmt: skip
+        drain(ledger, owner, batch=5, most=most, acknowledged=acknowledged)
     out.put(mine)
 
 
