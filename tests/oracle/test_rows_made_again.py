@@ -1,0 +1,56 @@
+"""Rows of the fidelity benchmark that are calibrations: one run of each, made again, says what the kept row says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lengthwise.engine import deploy
+from lengthwise.schema.deployment import EngineLimits
+
+pytestmark = pytest.mark.slow
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROWS = {
+    row["name"]: row
+    for row in map(json.loads, (BENCHMARKS / "results" / "fidelity.json").read_text("utf-8").splitlines())
+}
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """A module of the benchmarks by name."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def test_a_recorded_run_calibrated_on_its_first_half_is_as_far_off_on_the_second_as_its_rows_say(
+    shared, benchmark
+):
+    calibrate = benchmark("_calibrate")
+    run = calibrate.RUNS[0]
+    root = shared("data/profiles/llmservingsim/measured_runs").parents[3]
+    found = calibrate.of_run(root, run)
+    for name, metric in calibrate.METRICS.items():
+        told = {s.statistic: (s.before, s.after, s.low, s.high) for s in found.scores if s.metric == metric}
+        kept = ROWS[f"fidelity.calibrated.{name}_mape"]["details"]["runs"][run.name]
+        assert told.keys() == kept.keys()
+        for statistic, ends in told.items():
+            assert ends == pytest.approx(kept[statistic], abs=2e-3), (metric, statistic)
+
+
+def test_a_planted_runs_intervals_hold_what_the_row_says_that_they_hold(benchmark):
+    coverage = benchmark("_coverage")
+    deployment = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
+    kept = ROWS["calibrate_coverage"]["details"]["runs"]
+    missed = next(run for run, held in kept.items() if not all(held.values()))
+    for run in ("1", missed):
+        found = coverage.held(coverage._calibrated(deployment, int(run)))
+        assert {name: holds for name, (told, holds) in found.items() if told} == kept[run]
