@@ -428,14 +428,23 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_pa
     resumed(tmp_path, whole)
 
 
+def leased_and_held(other):
+    """Whether a ledger is held by another client now, while requests are under way."""
+    other.execute("BEGIN IMMEDIATE")
+    if other.execute("SELECT count(*) FROM tasks WHERE state = ?", (State.LEASED,)).fetchone() != (0,):
+        return True
+    other.execute("ROLLBACK")
+    return False
+
+
 def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, whole):
     job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
     waited = []
 
     async def hold(one, launcher):
-        await until(lambda: len(engines(launcher)) == 2)
         other = sqlite3.connect(place, isolation_level=None, timeout=20)
-        other.execute("BEGIN IMMEDIATE")
+        # Engines that were held off before they have work have no endings that could wait.
+        await until(lambda: leased_and_held(other))
         before = other.execute("SELECT count(*) FROM results").fetchone()
         await until(one._books._writing.locked)
         await asyncio.sleep(1.0)
