@@ -55,7 +55,7 @@ def _preemption(limit: int, case: dict[str, Any]) -> dict[str, Any]:
     methods = case["methods"]
 
     def whole_s(name: str) -> float:
-        return float(methods[name]["makespan_s"] + methods[name]["search_s"])
+        return float(methods[name]["makespan_s"] + methods[name]["ahead_s"])
 
     greedy, least = f"{GREEDY}_no_preemption", "min_no_preemption"
     pairs = {

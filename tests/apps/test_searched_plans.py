@@ -6,12 +6,22 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
 
 from lengthwise.apps.plan import METHODS, Asked, Effort, Space, plan
 from lengthwise.apps.plan.evaluate import stages_of
 from lengthwise.apps.plan.purse import LOOK_S, REQUEST_S, RUN_S, Purse, expected_cost_s
-from lengthwise.apps.plan.searched import DEFAULT, WORTH_SHARE, _Search, loaded_gpus, searched
+from lengthwise.apps.plan.searched import (
+    CHANGE_SHARE,
+    DEFAULT,
+    WORTH_SHARE,
+    Found,
+    _Search,
+    loaded_gpus,
+    searched,
+)
 from lengthwise.schema.app import ModelPlan
 
 
@@ -169,3 +179,73 @@ def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
         sooner = best.planned_s < quick.planned_s * (1 - WORTH_SHARE)
         less = loaded_gpus(best.planned) < loaded_gpus(quick.planned)
         assert best.planned == quick.planned or sooner or less
+
+
+def begun(tasks, draws, space, **asked):
+    """What was told at first sight, and what each way found."""
+    told = []
+    worlds = stages_of(tasks, draws, space)
+    asked = {"clock": _Ticks(), "beside": ("max", "min", "samullm"), **asked}
+    found = searched(worlds, space, Asked(**asked), told.append)
+    (first,) = told
+    return first, {one.name: one for one in found}
+
+
+@pytest.mark.parametrize(
+    ("make", "counts"), [(made, [400, 300, 500]), (made, [90, 40]), (chained, [300, 300])]
+)
+def test_what_begins_as_at_first_sight_costs_no_more_time_than_that(make, counts):
+    first, found = begun(*make(counts))
+    mine = found[DEFAULT]
+    assert first.ahead_s == first.search_s
+    if mine.planned[:1] == first.planned[:1]:
+        assert mine.ahead_s == first.ahead_s < mine.search_s
+    else:
+        assert mine.ahead_s == mine.search_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.integers(5, 300), min_size=1, max_size=4),
+    gpus=st.sampled_from([2, 4]),
+    seed=st.integers(0, 1000),
+)
+def test_end_to_end_nothing_is_sooner_but_by_what_is_chance(counts, gpus, seed):
+    tasks, draws, space = made(counts, seed=seed, draws=1, gpus=gpus)
+    first, found = begun(tasks, draws, space, clock=lambda: 0.0)
+    mine = found[DEFAULT]
+    alike = mine.planned[:1] == first.planned[:1]
+    ahead_s = first.cost_s if alike else mine.cost_s
+    for one in found.values():
+        assert (mine.planned_s + ahead_s) <= (one.planned_s + one.cost_s) * (1.0 + CHANGE_SHARE) + 0.02
+
+
+def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monkeypatch):
+    tasks, draws, space = made([300, 300], draws=1)
+    (world,) = stages_of(tasks, draws, space)
+    alone = tuple((plan,) for plan in (space.plans(0)[0], space.plans(1)[0]))
+    beside = ((space.plans(0)[0], space.plans(1)[0]),)
+
+    def chosen(gain):
+        search = _Search([world], space, Asked(clock=lambda: 0.0))
+        search._scores = {alone: 100.0, beside: 100.0 * (1.0 - gain)}
+        first = Found(DEFAULT, alone, 100.0, 0.1, 0.0, 0.1, 0.1)
+        best = Found(DEFAULT, beside, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
+        return search.overlapped(first, best)
+
+    assert chosen(2 * CHANGE_SHARE).planned == beside
+    assert chosen(2 * CHANGE_SHARE).ahead_s == 0.5
+    assert chosen(CHANGE_SHARE / 2).planned == alone
+    assert chosen(CHANGE_SHARE / 2).ahead_s == 0.1
+
+
+def test_planning_that_outlasts_the_first_stage_holds_the_run_up():
+    tasks, draws, space = made([60, 40], draws=1, gpus=2)
+    told = []
+    ticks = itertools.count()
+    slow = Asked(clock=lambda: 1e6 * next(ticks), beside=())
+    whole = plan(tasks, draws, space.models, space.cluster, asked=slow, begin=told.append)
+    (mine,) = whole.methods
+    (first,) = told
+    assert first.planned[:1] == whole.planned[:1]
+    assert mine.ahead_s == mine.search_s - whole.stages[0].end_s > first.search_s

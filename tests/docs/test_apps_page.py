@@ -37,12 +37,14 @@ def test_a_gain_a_hair_below_one_is_missed_and_seen(generator):
 
 def test_a_case_is_told_end_to_end_with_what_the_search_took(generator):
     methods = {
-        name: {"makespan_s": seconds, "search_s": 0.5}
-        for name, seconds in {"lengthwise": 10.0, "samullm": 12.0, "max": 20.0, "min": 15.0}.items()
-    }
+        name: {"makespan_s": seconds, "search_s": 0.5, "ahead_s": ahead_s}
+        for name, seconds, ahead_s in (
+            ("lengthwise", 10.0, 0.1), ("samullm", 12.0, 0.5), ("max", 20.0, 0.5), ("min", 15.0, 0.5)
+        )
+    }  # fmt: skip
     case = {"case": "of one", "tasks": 7, "methods": methods, "estimate_error": -0.031}
     text = generator.page([row("apps.chain.cases", 1, details={"cases": [case]})])
-    assert "| of one | 7 | 10.5 | 0.5 | 12.5 | 20.5 | 15.5 | -3.1% |" in text
+    assert "| of one | 7 | 10.1 | 0.5 | 0.1 | 12.5 | 20.5 | 15.5 | -3.1% |" in text
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def facts_of(asked: AskedApp, made: PlannedApp, name: str) -> AppFacts:
 
 def facts_of_run(asked: AskedApp, made: PlannedApp, name: str, ran: RanApp) -> AppFacts:
     """Of a run: its manifest, and what was recorded of each model."""
-    plan = facts_of(asked, made, name)
+    plan = facts_of(asked, replace(made, plan=ran.plan), name)
     answers, tokens = recorded(ran.folder)
     return replace(plan, manifest=ran.facts, tokens=tokens, answers=answers)
 

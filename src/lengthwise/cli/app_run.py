@@ -80,7 +80,9 @@ def run(
     if engines.launcher == "static":
         made = asked.drawn(how)
     else:
-        made = asked.planned(how, None if plan is None else read_plan(plan))
+        given = None if plan is None else read_plan(plan)
+        # In virtual time nothing can start while a plan is looked for by the clock.
+        made = asked.planned(how, given, begins=engines.launcher != "simulated")
     notes = made.plan.notes if made.plan is not None else ()
     if resume and not RunFolder(out, store).is_begun:
         notes = (f"{out} holds no run to go on with: a new one begins", *notes)
@@ -94,5 +96,5 @@ def run(
         )  # fmt: skip
     if report is not None:
         facts = _app_report.facts_of_run(asked, made, app.stem, ran)
-        write_app_html(report, made.plan, facts, [model.name for model in asked.app.models])
+        write_app_html(report, ran.plan, facts, [model.name for model in asked.app.models])
     _app_run_page.end(ran, report, quiet=quiet)

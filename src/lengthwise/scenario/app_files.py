@@ -33,16 +33,20 @@ class AskedApp:
     space: Space | None
     notes: tuple[str, ...]
 
-    def planned(self, how: Planning, given: AppPlan | None = None) -> PlannedApp:
-        """Its plan; raises InputError where no GPUs are named."""
+    def planned(self, how: Planning, given: AppPlan | None = None, *, begins: bool = False) -> PlannedApp:
+        """Its plan, or with ``begins`` one to begin with; raises InputError where no GPUs are named."""
         if self.space is None:
             raise InputError(
                 'a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file'
             )
-        made = planned_app(self.app, self.file.rows, self.space, how, given=given)
+        made = planned_app(self.app, self.file.rows, self.space, how, given=given, begins=begins)
         assert made.plan is not None
-        notes = dict.fromkeys((*self.notes, *made.plan.notes))
-        return replace(made, plan=replace(made.plan, notes=tuple(notes)))
+        sought = made.sought
+        later = None if sought is None else lambda: self._noted(sought())
+        return replace(made, plan=self._noted(made.plan), sought=later)
+
+    def _noted(self, made: AppPlan) -> AppPlan:
+        return replace(made, notes=tuple(dict.fromkeys((*self.notes, *made.notes))))
 
     def drawn(self, how: Planning) -> PlannedApp:
         """Without a plan, for engines that are given."""

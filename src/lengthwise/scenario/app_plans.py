@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from lengthwise.apps.draws import draw
 from lengthwise.apps.expand import Unrolled, expand
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Space, plan, what_if
+from lengthwise.scenario._app_seeking import Seeking
 from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError
 
@@ -65,16 +66,24 @@ class PlannedApp:
         draws: That were planned with.
         space: Plans and deployments of its models; None: engines are given.
         plan: What runs when; None: all engines are there at once.
+        sought: Waits for the plan that is still looked for while engines of this one start; None: it is this one.
     """
 
     unrolled: Unrolled
     draws: tuple[TaskDraw, ...]
     space: Space | None = None
     plan: AppPlan | None = None
+    sought: Callable[[], AppPlan] | None = None
 
 
 def planned_app(
-    app: App, rows: Rows, space: Space, how: Planning | None = None, *, given: AppPlan | None = None
+    app: App,
+    rows: Rows,
+    space: Space,
+    how: Planning | None = None,
+    *,
+    given: AppPlan | None = None,
+    begins: bool = False,
 ) -> PlannedApp:
     """An application's plan on its rows.
 
@@ -84,6 +93,7 @@ def planned_app(
         space: Plans of its models on the GPUs that there are.
         how: How to plan.
         given: A plan that was made before, which is then taken.
+        begins: Whether to come back with a plan at first sight, whose engines can start while a better one is sought.
 
     Raises:
         InputError: Rows lack what the application names, a model fits no GPUs, or the plan is of other models.
@@ -92,11 +102,27 @@ def planned_app(
     whole = drawn_app(app, rows, how)
     if given is not None:
         return replace(whole, space=space, plan=_of_this(given, app))
+    whole = replace(whole, space=space)
+    if not begins:
+        return replace(whole, plan=_plan_of(whole, space, how))
+    seeking = Seeking(lambda begin: _plan_of(whole, space, how, begin))
+    return replace(whole, plan=seeking.first(), sought=seeking.whole)
+
+
+def _plan_of(
+    whole: PlannedApp, space: Space, how: Planning, begin: Callable[[AppPlan], None] | None = None
+) -> AppPlan:
     true_draws = draws_of(whole.unrolled, [(how.seed, _TRUE, k) for k in range(how.true_draws)])
     tasks, models, times = whole.unrolled.tasks, space.models, space.times
+    notes = _notes(whole.unrolled)
+
+    def noted(made: AppPlan) -> AppPlan:
+        return replace(made, notes=(*notes, *made.notes))
+
     made = plan(
-        tasks, whole.draws, models, space.cluster, true_draws=true_draws, times=times, asked=how.asked
-    )
+        tasks, whole.draws, models, space.cluster, true_draws=true_draws, times=times, asked=how.asked,
+        begin=None if begin is None else lambda one: begin(noted(one)),
+    )  # fmt: skip
     if how.what_ifs:
         others = what_if(
             tasks,
@@ -109,7 +135,7 @@ def planned_app(
             asked=how.asked,
         )
         made = replace(made, what_ifs=others)
-    return replace(whole, space=space, plan=replace(made, notes=(*_notes(whole.unrolled), *made.notes)))
+    return noted(made)
 
 
 def drawn_app(app: App, rows: Rows, how: Planning | None = None) -> PlannedApp:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lengthwise.apps.run import (
     ClusterRooms,
     Ended,
     GivenRooms,
+    Guide,
     Job,
     Planned,
     Progress,
@@ -48,7 +50,7 @@ from lengthwise.apps.run.replanning import Replanner
 from lengthwise.scenario._app_sections import LAUNCHERS
 from lengthwise.scenario._app_stretched import stretched
 from lengthwise.scenario.app_plans import PlannedApp, draws_of, longest_of
-from lengthwise.schema.app import TaskDraw
+from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 FORMS = ("jsonl", "parquet")
@@ -92,12 +94,14 @@ class RanApp:
         exported: What was written.
         facts: Of its manifest.
         folder: Where all that is.
+        plan: That it began with, or that was found while its engines started; None: engines were given.
     """
 
     ended: Ended
     exported: Exported
     facts: dict[str, Any]
     folder: Path
+    plan: AppPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ def run_app(
     watching = watching or Watching()
     planned = _asked_with(planned, engines)
     launcher = _launcher(planned, engines, folder)
-    job = _job(planned, rows, launcher, settings or Settings(seed=0))
+    found = _Found(planned.plan)
+    job = _job(planned, rows, launcher, settings or Settings(seed=0), found)
     with RunFolder(folder, store).taken(resume=resume) as ledger:
         if isinstance(launcher, SimulatedLauncher):
             ended = run_simulated(
@@ -175,7 +180,7 @@ def run_app(
     if "jsonl" in forms and is_batch(planned.unrolled.app):
         exported = _as_batch(exported, folder)
     facts = manifest(
-        job,
+        replace(job, guide=guide_of(found.plan)) if found.plan is not None else job,
         ended,
         exported,
         app=identity(planned),
@@ -183,7 +188,14 @@ def run_app(
         models={one.name: one.identity() for one in planned.unrolled.app.models},
     )
     write_manifest(folder, facts)
-    return RanApp(ended, exported, facts, folder)
+    return RanApp(ended, exported, facts, folder, found.plan)
+
+
+@dataclass
+class _Found:
+    """The plan, as far as it is known."""
+
+    plan: AppPlan | None
 
 
 def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:
@@ -215,7 +227,7 @@ def identity(planned: PlannedApp) -> str:
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings) -> Job:
+def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings, found: _Found) -> Job:
     unrolled = planned.unrolled
     words = f"{identity(planned)} {rows.sha256}"
     work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(planned.draws), words)
@@ -225,7 +237,19 @@ def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings
     assert planned.plan is not None
     rooms = ClusterRooms(planned.space.cluster, planned.space.seconds)
     job = job_of(work, Planned(guide_of(planned.plan), rooms), settings)
-    return replace(job, replan=_replanner(planned, job)) if settings.replans else job
+    replanner = _replanner(planned, job)
+
+    def seek(sought: Callable[[], AppPlan]) -> Guide:
+        found.plan = sought()
+        guide = guide_of(found.plan)
+        replanner.stages, replanner.spare = guide.stages, guide.spare
+        return guide
+
+    return replace(
+        job,
+        replan=replanner if settings.replans else None,
+        seek=None if planned.sought is None else partial(seek, planned.sought),
+    )
 
 
 def _replanner(planned: PlannedApp, job: Job) -> Replanner:

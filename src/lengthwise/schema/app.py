@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -239,6 +240,7 @@ class AppMethod:
         stages: How many.
         gain: How many times as long it takes end to end, search and all, as the plan that was taken.
         makespans_s: Seconds of each draw, the same draws for every method.
+        ahead_s: Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
     """
 
     name: str
@@ -248,6 +250,11 @@ class AppMethod:
     stages: int
     gain: float
     makespans_s: tuple[float, ...] = ()
+    ahead_s: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.ahead_s):
+            object.__setattr__(self, "ahead_s", self.search_s)
 
 
 @dataclass(frozen=True)

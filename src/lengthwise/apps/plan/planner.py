@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,6 +37,7 @@ def plan(
     true_draws: Sequence[TaskDraw] = (),
     times: SwitchTimes | None = None,
     asked: Asked | None = None,
+    begin: Callable[[AppPlan], None] | None = None,
 ) -> AppPlan:
     """Which models run when, on how many GPUs each, so that all is done soonest.
 
@@ -47,6 +49,8 @@ def plan(
         true_draws: To tell the makespan by, drawn apart from those planned with; none: told by those.
         times: Of switching; None: assumed.
         asked: How to plan.
+        begin: Told a plan at first sight, where the method is "lengthwise": engines of its first stage can start while
+            a better plan is looked for. What is found then is most often one that goes on from there.
 
     Raises:
         InputError: There is no draw, or a name is unknown.
@@ -57,9 +61,17 @@ def plan(
     space = Space(models, cluster, times or SwitchTimes())
     worlds = stages_of(tasks, draws, space)
     _warm(space, worlds[0])
-    found = searched(worlds, space, asked)
+    early: list[Found] = []
+
+    def first(one: Found) -> None:
+        early.append(one)
+        assert begin is not None
+        begin(_told(worlds, space, worlds[0], one, early))
+
+    found = searched(worlds, space, asked, None if begin is None else first)
     best = next(one for one in found if one.name == asked.method)
-    return _told(tasks, true_draws or draws, space, worlds[0], best, found)
+    truth = stages_of(tasks, true_draws, space) if true_draws else worlds
+    return _told(truth, space, worlds[0], best, found)
 
 
 def _warm(space: Space, stages: Stages) -> None:
@@ -87,18 +99,16 @@ def _check(tasks: Tasks, draws: Sequence[TaskDraw], models: Sequence[Served], as
 
 
 def _told(
-    tasks: Tasks,
-    draws: Sequence[TaskDraw],
-    space: Space,
-    first: Stages,
-    best: Found,
-    found: Sequence[Found],
+    truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]
 ) -> AppPlan:
-    truth = stages_of(tasks, draws, space)
     ends = {one.name: makespans_s(truth, one.planned, _spare(space, one)) for one in found}
     mine = ends[best.name]
-    whole_s = sum(mine) / len(mine) + best.search_s
     played = play(first, best.planned, _spare(space, best))
+    # Where planning outlasts its first stage, the run waits for it.
+    most_s = played.stages[0].end_s if played.stages else 0.0
+    found = [replace(one, ahead_s=max(one.ahead_s, one.search_s - most_s)) for one in found]
+    best = next(one for one in found if one.name == best.name)
+    whole_s = mean_of(mine).value + best.ahead_s
     spans = spans_of(played, space, first)
     loads = first.load.models
     return AppPlan(
@@ -126,9 +136,9 @@ def _spare(space: Space, one: Found) -> tuple[ModelPlan, ...]:
 
 def _method(one: Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
     mean = mean_of(ends_s)
-    gain = (mean.value + one.search_s) / max(whole_s, 1e-12)
+    gain = (mean.value + one.ahead_s) / max(whole_s, 1e-12)
     stages = len(one.planned)
-    return AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, tuple(ends_s))
+    return AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, tuple(ends_s), one.ahead_s)
 
 
 def _notes(space: Space, first: Stages) -> tuple[str, ...]:

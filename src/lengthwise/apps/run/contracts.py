@@ -124,6 +124,7 @@ class Job:
         owner: Tells this coordinator from others, dead ones included.
         settings: How patient it is.
         replan: A new guide for what is left, once reality has left the plan's interval; None: the old one stays.
+        seek: Waits for the plan that is still looked for when engines start; None: the guide is of it.
     """
 
     layout: Layout
@@ -135,6 +136,7 @@ class Job:
     owner: str
     settings: Settings = field(default_factory=Settings)
     replan: Replan | None = None
+    seek: Callable[[], Guide] | None = None
 
     def backoff_s(self, place: int, tries: int) -> float:
         """Seconds until the next attempt, the same for the same attempt of the same task."""

@@ -151,6 +151,9 @@ class Coordinator:
 
     async def _follow(self, following: Following, tasks: list[asyncio.Task[None]]) -> None:
         self._following = following
+        if (seeking := self._looking.seek(following, self._at_s)) is not None:
+            tasks.append(seeking)
+            seeking.add_done_callback(self._broke)
         while self._how is None:
             self._stirred.clear()
             now = await self._standing()
@@ -162,8 +165,7 @@ class Coordinator:
                 place = self._job.rooms.place(plans, self._fleet.placement, running, asleep)
                 await self._fleet.go(plans, place)
                 self._running = plans
-            at_s = asyncio.get_running_loop().time() - self._start_s
-            if (looking := self._looking.look(following, now, at_s)) is not None:
+            if (looking := self._looking.look(following, now, self._at_s())) is not None:
                 tasks.append(looking)
                 looking.add_done_callback(self._broke)
             await self._pause(now)
@@ -186,9 +188,11 @@ class Coordinator:
             await self._books.flush()
         return standing(self._job.layout, await self._books.call(self._ledger.counts))
 
+    def _at_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._start_s
+
     def _looked(self, what: str, about: str) -> None:
-        at_s = asyncio.get_running_loop().time() - self._start_s
-        self._events.append(Event(at_s, what, -1, (), about))
+        self._events.append(Event(self._at_s(), what, -1, (), about))
         self._stirred.set()
 
     def _by_model(self, counts: dict[tuple[int, State], int]) -> dict[tuple[int, int, State], int]:
@@ -227,8 +231,7 @@ class Coordinator:
         self._fleet.mend(berth, died=died)
 
     def _told(self, what: str, plan: ModelPlan, gpus: Replica, about: str) -> None:
-        at_s = asyncio.get_running_loop().time() - self._start_s
-        self._events.append(Event(at_s, what, plan.model, gpus, about))
+        self._events.append(Event(self._at_s(), what, plan.model, gpus, about))
         if what == "ready":
             self._engines.setdefault(plan.model, set()).add(about)
 

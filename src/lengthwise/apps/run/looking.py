@@ -1,4 +1,7 @@
-"""Whether a run is where it was planned to be: looked at now and then, beside the run, and its plan made anew."""
+"""Whether a run is where it was planned to be: looked at now and then, beside the run, and its plan made anew.
+
+A plan that is still looked for when engines start is followed as soon as it is there.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,34 @@ class Looking:
         self._under_way: asyncio.Task[None] | None = None
         self._looks = self._replans = self._searches = 0
         self._next_s: float | None = None
+
+    def seek(self, following: Following, at_s: Callable[[], float]) -> asyncio.Task[None] | None:
+        """Begins to wait for the plan that is still looked for; None: none is.
+
+        Args:
+            following: What follows it then.
+            at_s: Tells seconds since the start of the run.
+        """
+        if self._job.seek is None:
+            return None
+        self._under_way = asyncio.get_running_loop().create_task(
+            self._sought(following, self._job.seek, at_s)
+        )
+        return self._under_way
+
+    async def _sought(
+        self, following: Following, seek: Callable[[], Guide], at_s: Callable[[], float]
+    ) -> None:
+        try:
+            guide = await self._books.beside(seek)
+        except LengthwiseError as error:
+            self._told("keep", f"no other plan was found: {error}")
+        else:
+            goes_on = guide.stages[:1] == following.guide.stages[:1]
+            following.follow(guide, 0.0 if goes_on else at_s())
+            if not goes_on:
+                self._told("replan", "a better plan was found, which begins with other engines")
+        self._under_way = None
 
     def look(self, following: Following, standing: Standing, at_s: float) -> asyncio.Task[None] | None:
         """Begins to look where there is reason to; what has begun, to be watched for errors."""

@@ -1,0 +1,111 @@
+"""A plan that is still looked for while engines of another, told before it, start already."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+from engines_world import answers, chained, engines, job_of, local, plan, undisturbed, until
+
+from lengthwise.apps.ledger import State, open_ledger
+from lengthwise.apps.run import Coordinator, Guide
+from lengthwise.schema.errors import DoesNotFitError
+
+pytestmark = pytest.mark.slow
+
+FIRST = ((plan(0),), (plan(1),), (plan(0),))
+BEGINS_ALIKE = ((plan(0),), (plan(0), plan(1)))
+BEGINS_OTHERWISE = ((plan(0), plan(1)),)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the chained application says undisturbed."""
+    return undisturbed(tmp_path_factory.mktemp("whole"), chained())
+
+
+class Sought:
+    """A plan that is there when it is let go, or an error."""
+
+    def __init__(self, found):
+        self.found, self.there, self.asked = found, threading.Event(), threading.Event()
+
+    def __call__(self):
+        self.asked.set()
+        assert self.there.wait(60)
+        if isinstance(self.found, Exception):
+            raise self.found
+        return Guide(self.found)
+
+
+def ran(tmp_path, sought, during):
+    """How the run ended, and its answers; ``during(coordinator, launcher)`` runs beside it."""
+    job = replace(job_of(chained(), FIRST), seek=sought)
+    launcher = local(tmp_path, ("m0", "m1"), more="--fixed-s 0.02")
+
+    async def whole_run(ledger):
+        import time
+
+        one = Coordinator(job, ledger, launcher, now_s=time.time)
+        beside = asyncio.create_task(during(one, launcher))
+        ended = await one.run()
+        await beside
+        return ended
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        ended = asyncio.run(whole_run(ledger))
+        return ended, answers(ledger, job.layout)
+
+
+def let_go_once_an_engine_is_there(sought):
+    async def during(_, launcher):
+        await until(lambda: engines(launcher))
+        assert sought.asked.is_set()
+        sought.there.set()
+
+    return during
+
+
+def events(ended, *names):
+    return [(one.what, one.model) for one in ended.events if one.what in names]
+
+
+def test_engines_of_a_plan_that_begins_alike_stay(tmp_path, whole):
+    sought = Sought(BEGINS_ALIKE)
+    ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
+    assert ended.exit_code == 0
+    assert told == whole
+    # By the plan at first sight the first model's engine would have gone, and come again.
+    assert events(ended, "start", "replan", "keep") == [("start", 0), ("start", 1)]
+
+
+def test_a_plan_that_begins_otherwise_is_followed_from_when_it_is_there(tmp_path, whole):
+    sought = Sought(BEGINS_OTHERWISE)
+    ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
+    assert ended.exit_code == 0
+    assert told == whole
+    assert events(ended, "start", "replan") == [("start", 0), ("replan", -1), ("start", 1)]
+
+
+def test_where_no_other_plan_is_found_the_run_goes_on_by_the_one_it_has(tmp_path, whole):
+    sought = Sought(DoesNotFitError("the model needs 2 GPUs; there is 1"))
+    ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
+    assert ended.exit_code == 0
+    assert told == whole
+    assert any("needs 2 GPUs" in one.about for one in ended.events if one.what == "keep")
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_a_plan(tmp_path):
+    sought = Sought(BEGINS_ALIKE)
+
+    async def during(one, launcher):
+        await until(lambda: engines(launcher))
+        one.stop()
+
+    ended, told = ran(tmp_path, sought, during)
+    assert not sought.there.is_set()
+    sought.there.set()
+    assert ended.how == "stopped"
+    assert all(state != State.LEASED for state, _ in told)
