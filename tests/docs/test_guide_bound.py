@@ -13,6 +13,7 @@ from lengthwise import scenario
 from lengthwise.report.schedule import sentences
 from lengthwise.scenario.schedules import question_of
 from lengthwise.schedule import curve
+from lengthwise.schedule._parts import parts
 from lengthwise.schedule.drift import drift
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import SchedulePlan
@@ -99,6 +100,21 @@ def test_what_other_bounds_cost_is_as_in_the_table(asked):
         assert "B_E" not in words or controls in words
         assert "TP" not in words or f"TP {row.tp}" in words
         assert "four GPUs encode" not in words or (row.encode_gpus, row.tp_groups * row.tp) == (4, 8)
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="as above")
+def test_sixteen_gpus_have_what_is_told_of_them():
+    text = " ".join(GUIDE.read_text("utf-8").split())
+    rps, gain = re.search(
+        r"sixteen have ([\d.]+) requests .* two parts of eight have ([\d.]+) times", text
+    ).groups()
+    asked = question_of(scenario.load(EXAMPLE, ["schedule.gpus=16"]))
+    bound_s = asked.section.latency_bound
+    whole = asked.planner.best(bound_s).row
+    found = parts(asked.planner, bound_s, whole.throughput_rps)
+    assert (found.copies, found.gpus) == (2, 8)
+    assert_quoted(rps, whole.throughput_rps)
+    assert_quoted(gain, found.throughput_rps / whole.throughput_rps)
 
 
 @pytest.mark.slow

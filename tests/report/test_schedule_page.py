@@ -19,7 +19,7 @@ from lengthwise.report.schedule import (
     write_schedule_json,
 )
 from lengthwise.report.schedule._words import move_text
-from lengthwise.schema.schedule import SchedulePlan
+from lengthwise.schema.schedule import ScheduleParts, SchedulePlan
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,16 @@ def test_the_answer_fits_what_is_not_there(plan):
     assert "holds under every drift" in " ".join(sentences(replace(plan, drift=kept)))
     lost = tuple(replace(row, margin=math.nan) for row in plan.drift)
     assert "No tighter bound that was tried" in " ".join(sentences(replace(plan, drift=lost)))
+
+
+def test_parts_that_serve_more_are_told_and_no_others(plan):
+    assert "one pipeline" not in " ".join(sentences(replace(plan, parts=None)))
+    cut = ScheduleParts(2, 2, replace(plan.chosen, throughput_rps=0.75 * plan.chosen.throughput_rps))
+    (said,) = (one for one in sentences(replace(plan, parts=cut)) if "one pipeline" in one)
+    assert "2 parts of 2 GPUs, with" in said
+    assert "1.50 times as much" in said
+    assert "(--gpus 2 plans a part)" in said
+    assert ScheduleParts(1, 1, plan.chosen).words == "1 GPU alone"
 
 
 def test_what_no_longer_fits_is_told_from_what_breaks_the_bound(plan):

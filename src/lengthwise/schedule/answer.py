@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lengthwise.schedule._others import Progress, others
+from lengthwise.schedule._parts import parts
 from lengthwise.schedule.choose import Choice, Planner
 from lengthwise.schedule.controls import Strategy
 from lengthwise.schedule.drift import drift
@@ -16,6 +17,7 @@ from lengthwise.schedule.layout import Stage
 from lengthwise.schedule.redeploy import redeployment
 from lengthwise.schedule.searched import TIE
 from lengthwise.schedule.static import static_batches
+from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import SchedulePlan, TimelineBar
 
 MOST_BARS = 2500
@@ -49,7 +51,7 @@ def answer(
         InputError: The bound is not above 0.
         ScheduleError: Nothing meets it, or nothing fits.
     """
-    choice = planner.best(bound_s, apart=True, exhaustive=exhaustive)
+    choice = _chosen(planner, bound_s, exhaustive=exhaustive)
     setting = planner.estimator.setting
     searched_s = explored_s(planner)
     if most_seen_rps(planner, bound_s) > choice.row.throughput_rps * (1 + TIE):
@@ -80,7 +82,22 @@ def answer(
         timeline=_bars(explained),
         others=others(planner, bound_s, baselines, seed, progress),
         threshold=setting.assumptions.threshold,
+        parts=parts(planner, bound_s, choice.row.throughput_rps),
     )
+
+
+def _chosen(planner: Planner, bound_s: float, *, exhaustive: bool) -> Choice:
+    """The choice; where there is none the error says which part of the GPUs would have one by itself."""
+    try:
+        return planner.best(bound_s, apart=True, exhaustive=exhaustive)
+    except ScheduleError as error:
+        less = parts(planner, bound_s)
+        if less is None:
+            raise
+        raise ScheduleError(
+            f"{error}. Fewer GPUs meet it: {less.words}, with {less.row.words}, {less.throughput_rps:.3g} requests/s "
+            f"(--gpus {less.gpus} plans a part)"
+        ) from None
 
 
 def _again(planner: Planner, choice: Choice) -> Choice:

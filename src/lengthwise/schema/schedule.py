@@ -137,6 +137,32 @@ class ScheduleSide:
 
 
 @dataclass(frozen=True)
+class ScheduleParts:
+    """The GPUs cut into equal parts that each serve by themselves.
+
+    Attributes:
+        gpus: Of a part; what is left over serves nothing.
+        copies: How many parts.
+        row: The best schedule of one.
+    """
+
+    gpus: int
+    copies: int
+    row: ScheduleRow
+
+    @property
+    def throughput_rps(self) -> float:
+        """Of all parts."""
+        return self.copies * self.row.throughput_rps
+
+    @property
+    def words(self) -> str:
+        """As in "2 parts of 8 GPUs", or "4 GPUs alone"."""
+        each = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return f"{self.copies} parts of {each}" if self.copies > 1 else f"{each} alone"
+
+
+@dataclass(frozen=True)
 class FrontPoint:
     """A schedule that none of its strategy beats in both throughput and latency, and the latency that was held.
 
@@ -257,6 +283,7 @@ class SchedulePlan:
         spread_notes: Of which sources nothing is known, a sentence each.
         others: Other systems that it was held against.
         threshold: Share of the mean that encodings and decode batches are kept within; None: they are not resized.
+        parts: The GPUs cut into parts, where these serve more than all of them together; None: none do.
     """
 
     name: str
@@ -283,6 +310,7 @@ class SchedulePlan:
     others: tuple[OtherSystem, ...] = ()
     threshold: float | None = None
     static_front: tuple[FrontPoint, ...] = ()
+    parts: ScheduleParts | None = None
 
 
 __all__ = [
@@ -292,6 +320,7 @@ __all__ = [
     "Kink",
     "OtherSystem",
     "Redeployment",
+    "ScheduleParts",
     "SchedulePlan",
     "ScheduleRow",
     "ScheduleSide",

@@ -23,7 +23,7 @@ from lengthwise.schema.schedule import SchedulePlan, ScheduleRow
 FRONT_NOTE = (
     "Throughput against the latency bound. A point is a schedule that none of its strategy beats in both; at a bound "
     "the best is the last point to its left. Searched bounds are exact, between them there may be a little more. Doing "
-    "nothing is static batches, by formula. "
+    "nothing is static batches, by formula. All are of one pipeline of all GPUs. "
     "Bands: throughput of the same schedules if costs are off as far as they may be, nine draws of ten."
 )
 TIME_NOTE = (

@@ -28,6 +28,7 @@ def sentences(plan: SchedulePlan) -> list[str]:
             f"{bound}, by these cost tables, {row.words} is best: {amount(row.throughput_rps)} requests/s, latency "
             f"{seconds(row.latency_s)}, {seconds(row.latency_high_s)} in the worst case."
         ),
+        *_parts(plan),
         _static(plan),
         *others_said(plan),
         *sure_said(plan),
@@ -96,6 +97,19 @@ def move_text(row: DriftRow) -> str:
     """A move in words: "mean +15 %"."""
     moved = f"{row.change:+.0%}" if row.moved != "skewness" else f"{row.change:+.1f}"
     return f"{row.moved} {moved}".replace("%", " %")
+
+
+def _parts(plan: SchedulePlan) -> list[str]:
+    """That parts of the GPUs by themselves serve more, where they do."""
+    cut = plan.parts
+    if cut is None:
+        return []
+    gain = cut.throughput_rps / plan.chosen.throughput_rps
+    told = (
+        f"That is all GPUs as one pipeline. {cut.words}, with {cut.row.words}, have {gain:.2f} times as much: "
+        f"{amount(cut.throughput_rps)} requests/s (--gpus {cut.gpus} plans a part)."
+    )
+    return [told]
 
 
 def _static(plan: SchedulePlan) -> str:
