@@ -168,6 +168,17 @@ def test_a_timeline_has_encodings_and_decodings_that_do_not_overlap_on_a_stage(p
 
 
 @pytest.mark.browser
+def test_tables_are_seen_whole_on_a_wide_screen(driver, plan, tmp_path):
+    """Why a strategy lost, and the margin, stand in the last column."""
+    long = replace(plan.sides[0], best=plan.sides[0].best or plan.chosen, why="its least latency is 12.3 s")
+    unsplit = replace(long, why="no split into encoding and decoding GPUs holds a group")
+    write_schedule_html(tmp_path / "page.html", replace(plan, sides=(*plan.sides, long, unsplit)))
+    look(driver, (tmp_path / "page.html").as_uri(), 1280, "light", plots=2)
+    beyond = "return [...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth)"
+    assert driver.execute_script(f"{beyond}.map(b => b.ariaLabel)") == []
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_are_drawn_and_nothing_is_wider_than_the_screen(driver, plan, tmp_path, width, scheme):

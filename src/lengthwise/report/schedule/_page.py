@@ -45,6 +45,7 @@ SURE_NOTE = (
     "under cost tables whose parts are off as far as measurements and fits say they may be. The choice is not made "
     "anew: one that meets its bound closely meets it in about half of the draws, unless a tighter bound was asked for."
 )
+_WORDS = {"best seen", "why not", "re-planned", "best that meets the bound"}
 TERMS = """<dl class="notes">
 <dt>RRA</dt><dd>every GPU encodes and decodes: B_E new requests are encoded, then all that are there
 decode N_D times</dd>
@@ -157,9 +158,17 @@ def _drift(plan: SchedulePlan) -> str:
 
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose columns of words break into lines, so that the last one is seen without scrolling."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(text)}</td>" for text in rest)}</tr>'
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(map(_cell, heads[1:], rest))}</tr>'
         for first, *rest in rows
     )
     return scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>")
+
+
+def _cell(head: str, text: str) -> str:
+    if head not in _WORDS:
+        return f"<td>{escape(text)}</td>"
+    whole = escape(text).replace(" = ", "&nbsp;=&nbsp;").replace(" x TP ", "&nbsp;x&nbsp;TP&nbsp;")
+    return f'<td class="words">{whole}</td>'
