@@ -263,3 +263,23 @@ def test_all_who_wait_for_the_hub_to_be_empty_are_told():
             await hub.emptied()
 
     run(work)
+
+
+def test_a_decision_that_became_due_earlier_is_not_slept_over():
+    """Tokens may bring forward what the hub sleeps until; it is woken then, and not by each of them."""
+
+    async def work() -> None:
+        hub, scheduler, _ = hub_of()
+        turn = await hub.enter(request(1))
+        await asyncio.sleep(0.01)
+        decided = scheduler.decided
+        scheduler.alarm_s = hub.clock() + 0.05
+        for total in range(1, 20):
+            turn.tokens(total)
+        await asyncio.sleep(0)
+        assert scheduler.decided == decided
+        await asyncio.sleep(0.2)
+        assert scheduler.decided == decided + 1
+        turn.end(Outcome.FINISHED)
+
+    run(work)

@@ -85,14 +85,16 @@ class Hub:
     def reforecast(self, request: Request, forecast: Forecast) -> None:
         """A new forecast of a request that is in."""
         if request.id in self._turns:
-            self._scheduler.reforecast(self.clock(), request.id, forecast)
-            self.wake()
+            now_s = self.clock()
+            self._scheduler.reforecast(now_s, request.id, forecast)
+            self._wake_when_due(now_s)
 
     def late(self, request_id: int, forecast: Forecast) -> None:
         """A forecast that came after its deadline."""
         if request_id in self._turns:
-            self._scheduler.reforecast(self.clock(), request_id, forecast)
-            self.wake()
+            now_s = self.clock()
+            self._scheduler.reforecast(now_s, request_id, forecast)
+            self._wake_when_due(now_s)
 
     def statistics(self) -> Statistics:
         """The scheduler now."""
@@ -123,6 +125,15 @@ class Hub:
         if not self._awake:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._decide)
+
+    def _wake_when_due(self, now_s: float) -> None:
+        if self._awake:
+            return
+        when_s = self._scheduler.next_s(now_s)
+        if when_s <= now_s:
+            self.wake()
+        elif when_s < self._due_s:
+            self._sleep_until(when_s, now_s)
 
     def _decide(self) -> None:
         self._awake = False
@@ -175,15 +186,13 @@ class Hub:
         now_s = self.clock()
         self._scheduler.progressed(now_s, request.id, total)
         self.listeners.tokens(request, total - before, now_s)
-        if not self._awake and self._scheduler.next_s(now_s) <= now_s:
-            self.wake()
+        self._wake_when_due(now_s)
 
     def uncuttable(self, request: Request) -> None:
         """It cannot be cut where it is; what was to have its place looks for another one."""
         now_s = self.clock()
         self._scheduler.uncuttable(now_s, request.id)
-        if self._scheduler.next_s(now_s) <= now_s:
-            self.wake()
+        self._wake_when_due(now_s)
 
     def returned(self, request: Request, why: str, total: int, avoid: str) -> None:
         """It is back in the queue with the tokens that it keeps."""

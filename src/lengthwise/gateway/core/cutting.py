@@ -10,7 +10,7 @@ from lengthwise.gateway.config import Order
 from lengthwise.gateway.core.entry import Entry, State
 from lengthwise.gateway.core.look import LOOKAHEAD, Look
 from lengthwise.gateway.core.queue import Queue
-from lengthwise.gateway.core.ranker import Ranker, rows_of
+from lengthwise.gateway.core.ranker import Ranker
 from lengthwise.gateway.core.service import Service
 from lengthwise.gateway.core.worker import Worker
 from lengthwise.policy.compile import interpreted
@@ -117,6 +117,8 @@ class Cutting:
 
     def next_s(self, now_s: float) -> float:
         """When a wanted look may be made; inf where none is wanted."""
+        if self._over:
+            return now_s
         if not (self._on_demand and self._wanted):
             return math.inf
         return max(self._looked_s + LOOK_S, self._bucket.next_s(now_s))
@@ -185,7 +187,7 @@ class Cutting:
 
     def _worst_first(self, now_s: float, running: list[Entry]) -> list[tuple[float, Entry]]:
         """With their keys; of equal ones the latest arrival."""
-        keyed = zip(self._ranker.keys(now_s, rows_of(running), waiting=False).tolist(), running, strict=True)
+        keyed = zip(self._ranker.keys_there(now_s, running), running, strict=True)
         return sorted(keyed, key=lambda one: (one[0], one[1].request.arrival_s, one[1].request.id))[::-1]
 
     def _may_leave(self, entry: Entry) -> bool:

@@ -58,6 +58,12 @@ class Ranker:
         self.columns.write(entry, key)
         return key
 
+    def keys_there(self, now_s: float, running: Sequence[Entry]) -> list[float]:
+        """The keys of requests at workers; those that do not change with time are as they were noted."""
+        if self.rank.every_step or self._charged:
+            return self.keys(now_s, rows_of(running), waiting=False).tolist()
+        return [self.columns.key(one) for one in running]
+
     def keys(self, now_s: float, rows: Ints, *, waiting: bool) -> Floats:
         """[n] the keys of several rows, all waiting or all at workers."""
         there = self.columns.told(rows, now_s, waiting=waiting)

@@ -116,7 +116,9 @@ class Scheduler:
         else:
             worker.believe(entry, forecast)
             self._ranker.write(now_s, entry)
-        self._changed |= self._cutting.want() or entry.state is State.WAITING
+        self._changed |= entry.state is State.WAITING
+        if self._cutting.want():
+            self._look(now_s)
 
     def progressed(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
         """So many tokens have come in all for a running request."""
@@ -130,7 +132,11 @@ class Scheduler:
             self._changed |= worker.progressed(now_s, entry, more)
             if self._cutting.progressed(entry):
                 self._ranker.write(now_s, entry)
-                self._changed = True
+                self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Who runs and who waits is compared as soon as it may be; till then there is nothing to decide."""
+        self._wake_s = min(self._wake_s, self._cutting.next_s(now_s))
 
     def uncuttable(self, now_s: float, id: int) -> None:  # noqa: A002
         """It cannot be cut where it is: a cut that was asked for is dropped, and none asked for there again."""

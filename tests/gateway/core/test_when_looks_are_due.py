@@ -1,0 +1,80 @@
+"""Tokens of running requests make nothing to decide before who runs and who waits may be compared again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_worlds import request, scheduler, sent
+
+from lengthwise.gateway.core.cutting import LOOK_S
+from lengthwise.gateway.core.entry import Entry
+from lengthwise.gateway.core.ranker import Ranker, rows_of
+from lengthwise.gateway.core.service import Service
+from lengthwise.gateway.request import Forecast
+from lengthwise.policy.named import resolve
+
+
+def looked_at():
+    """A long one runs, a longer one waits, and they were compared at 1 s."""
+    made = scheduler("isrtf", takeover="by_rank", window_tokens=5, cuts_per_s=math.inf)
+    made.offer(0.0, request(1, predicted=1000))
+    assert sent(made.decide(0.0)) == [1]
+    made.offer(1.0, request(2, 1.0, predicted=2000))
+    assert not made.decide(1.0)
+    return made
+
+
+@pytest.mark.parametrize("what", ["tokens", "forecast"])
+def test_what_is_told_of_who_runs_is_decided_on_when_the_next_look_is_due(what):
+    made = looked_at()
+    now_s = 1.0 + LOOK_S / 4
+    if what == "tokens":
+        made.progressed(now_s, 1, 5)
+    else:
+        made.reforecast(now_s, 1, Forecast(3000.0, at_tokens=0))
+    assert made.next_s(now_s) == pytest.approx(1.0 + LOOK_S)
+    assert not made.decide(now_s)
+    decided = made.decide(1.0 + LOOK_S)
+    assert decided.cut == ((1,) if what == "forecast" else ())
+
+
+def test_tokens_within_a_window_make_no_look():
+    made = looked_at()
+    before_s = made.next_s(1.5)
+    made.progressed(1.5, 1, 4)
+    assert made.next_s(1.5) == before_s
+
+
+def test_a_window_that_is_over_is_decided_on_at_once():
+    made = scheduler("windowed", window_tokens=5)
+    made.offer(0.0, request(1, predicted=1000))
+    made.decide(0.0)
+    made.offer(1.0, request(2, 1.0, predicted=10))
+    made.decide(1.0)
+    made.progressed(1.001, 1, 5)
+    assert made.next_s(1.001) == 1.001
+    assert made.decide(1.001).cut == (1,)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["srtf", "hrrn", "fcfs", "gittins", "sjf"]),
+    facts=st.lists(
+        st.tuples(st.floats(0, 100), st.floats(1, 5000), st.integers(0, 4000)), min_size=1, max_size=8
+    ),
+    now_s=st.floats(100, 200),
+)
+def test_noted_keys_of_who_runs_are_those_that_the_loop_takes(name, facts, now_s):
+    ranker = Ranker(resolve("rank", name), Service())
+    running = []
+    for number, (arrival_s, predicted, generated) in enumerate(facts):
+        entry = Entry(request(number, arrival_s, predicted=predicted))
+        entry.request.generated_tokens = generated
+        entry.believe(Forecast(predicted))
+        ranker.columns.take(entry)
+        ranker.write(now_s, entry)
+        running.append(entry)
+    assert ranker.keys_there(now_s, running) == ranker.keys(now_s, rows_of(running), waiting=False).tolist()
