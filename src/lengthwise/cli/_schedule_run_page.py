@@ -13,6 +13,7 @@ from lengthwise.cli._outputs import write_answers
 from lengthwise.cli._show import console, print_table
 from lengthwise.gateway.follow import News
 from lengthwise.gateway.telemetry import as_dict
+from lengthwise.report.schedule import tokens_said
 from lengthwise.scenario import Adapted, PlannedRun, ScheduleOutcome, ScheduleRun, requests_to_count
 from lengthwise.scenario.schedule_outcomes import FEWEST_PHASES
 from lengthwise.scenario.schedule_splits import split_in_flight, split_requests
@@ -125,8 +126,9 @@ def verdict(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     latency = outcome.seen[-1]
     end = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
     said = (
-        f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, as many as have up to {planned.bound_tokens} "
-        f"tokens, were served within {latency.value:.3g} s [{latency.low:.3g} to {end}]"
+        f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, as many as a bound for outputs of "
+        f"{tokens_said(planned.bound_tokens)} is for, were served within {latency.value:.3g} s "
+        f"[{latency.low:.3g} to {end}]"
     )
     doubt = "" if outcome.sure else ", but the interval reaches beyond it: play more (--requests) to be sure"
     return f"{bound[0].upper()}{bound[1:]} {'held' if outcome.held else 'did not hold'}: {said}{doubt}."

@@ -13,7 +13,7 @@ from lengthwise.gateway.phasing import Phases
 from lengthwise.report.schedule import adapted_said
 from lengthwise.scenario.adapting import adapter_of
 from lengthwise.scenario.scenario import Scenario
-from lengthwise.scenario.schedule_plans import PlannedRun, phases_of
+from lengthwise.scenario.schedule_plans import PlannedRun, phases_of, share_of
 from lengthwise.schema.adaptation import Adaptation
 from lengthwise.schema.schedule import ScheduleRow
 
@@ -102,7 +102,7 @@ class PhaseFollower:
             row=row,
             phases=seated(phases, self._seats),
             bound_tokens=tokens,
-            share=min(1.0, float(task.output_pmf[: tokens + 1].sum())),
+            share=share_of(task, tokens, self._planned.level),
         )
 
 

@@ -18,6 +18,7 @@ from lengthwise.schema.schedule import ScheduleRow
 
 _HIGH = 2.326
 """Standard deviations above the mean that all but one in a hundred stay below."""
+_ROUNDING = 1e-9
 _MEND = "give the scenario that it was made for, or plan this one anew (lengthwise schedule SCENARIO --json PLAN.json)"
 _UNKNOWN = {
     "throughput_rps",
@@ -40,8 +41,9 @@ class PlannedRun:
             no phases, only as many requests under way as planned.
         bound_s: Latency that must be held; infinite: none.
         bound_tokens: Output tokens that the bound is for.
-        share: Of the outputs that are no longer than that.
+        share: Of the requests that must be served within the bound (``share_of``).
         source: Where the schedule is from.
+        level: The quantile that it was planned for, of outputs and of batches.
     """
 
     row: ScheduleRow
@@ -50,6 +52,7 @@ class PlannedRun:
     bound_tokens: int
     share: float
     source: str
+    level: float = 0.99
 
 
 def planned_run(
@@ -69,11 +72,11 @@ def planned_run(
     if file is None:
         plan = plan_schedule(scenario)
         row, bound_s, tokens, source = plan.chosen, plan.bound_s, plan.quantile_tokens, scenario.source
-        planned = plan.threshold
+        planned, level = plan.threshold, plan.level
     else:
         told = _told(file)
         _require_same(told, scenario, file)
-        row, bound_s, tokens, planned = _read(told, file)
+        row, bound_s, tokens, planned, level = _read(told, file)
         source = str(file)
     task = task_of(scenario)
     _require_reached(row, task, scenario, file)
@@ -82,8 +85,20 @@ def planned_run(
         phases = None
     else:
         phases = phases_of(row, task, planned if threshold is None else threshold)
-    share = min(1.0, float(task.output_pmf[: tokens + 1].sum()))
-    return PlannedRun(row, phases, bound_s, tokens, share, source)
+    return PlannedRun(row, phases, bound_s, tokens, share_of(task, tokens, level), source, level)
+
+
+def share_of(task: TaskLengths, tokens: int, level: float) -> float:
+    """The share of requests that a bound for an output of so many tokens must hold for, always below 1.
+
+    Where that output is the quantile, it is the quantile's level. Of a fixed length it is all shorter outputs, and of
+    those as long the level, as a bound is for batches as heavy as that share of them are.
+    """
+    shorter = float(task.output_pmf[:tokens].sum())
+    as_long = float(task.output_pmf[tokens : tokens + 1].sum())
+    share = shorter + level * as_long
+    is_quantile = shorter < level <= shorter + as_long + _ROUNDING
+    return level if is_quantile or share > 1 - _ROUNDING else share
 
 
 def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = None) -> Phases:
@@ -191,16 +206,29 @@ def _told(path: Path) -> dict[str, Any]:
     return told
 
 
-def _read(told: dict[str, Any], path: Path) -> tuple[ScheduleRow, float, int, float | None]:
+def _read(told: dict[str, Any], path: Path) -> tuple[ScheduleRow, float, int, float | None, float]:
     try:
         row = _row(told["chosen"])
         bound_s = math.inf if told["bound_s"] is None else float(told["bound_s"])
-        threshold = told.get("threshold")
-        return row, bound_s, int(told["quantile_tokens"]), None if threshold is None else float(threshold)
+        threshold, level = told.get("threshold"), _level(told)
+        return (
+            row,
+            bound_s,
+            int(told["quantile_tokens"]),
+            None if threshold is None else float(threshold),
+            level,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} must hold a whole schedule; what is wrong there is {type(error).__name__}: {error}"
         ) from error
+
+
+def _level(told: dict[str, Any]) -> float:
+    level = float(told.get("level", PlannedRun.level))
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}")
+    return level
 
 
 def _row(told: dict[str, Any]) -> ScheduleRow:

@@ -61,7 +61,8 @@ class Ranker:
     def keys_there(self, now_s: float, running: Sequence[Entry]) -> list[float]:
         """The keys of requests at workers; those that do not change with time are as they were noted."""
         if self.rank.every_step or self._charged:
-            return self.keys(now_s, rows_of(running), waiting=False).tolist()
+            found: list[float] = self.keys(now_s, rows_of(running), waiting=False).tolist()
+            return found
         return [self.columns.key(one) for one in running]
 
     def keys(self, now_s: float, rows: Ints, *, waiting: bool) -> Floats:
