@@ -20,7 +20,7 @@ from lengthwise.apps.plan import Served, Space
 from lengthwise.apps.run import Settings
 from lengthwise.scenario.app_plans import Planning, drawn_app, planned_app
 from lengthwise.scenario.app_runs import Engines, run_app
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, in_thread
 
 QUICK = Planning(draws=1, true_draws=2, what_ifs=False)
@@ -118,6 +118,31 @@ def test_on_processes_of_this_machine_all_is_answered(tmp_path):
     assert ran.ended.exit_code == 0
     assert ran.exported.answers == len(planned.unrolled.tasks)
     assert ran.facts["engines"]
+
+
+@pytest.mark.slow
+def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on_with(tmp_path):
+    command = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
+    broken = f"{sys.executable} -c 'raise SystemExit(\"no such weights\")' {{host}} {{port}}"
+    planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
+
+    def engines(**commands):
+        loaded = [Loaded(name, served=name, seats=4, command=commands.get(name, command)) for name in "abc"]
+        return Engines("local", loaded, patience=Patience(ready_s=60.0, grace_s=3.0))
+
+    with pytest.raises(EngineError, match="no such weights") as told:
+        run_app(planned, ROWS, engines(b=broken), tmp_path, settings=Settings(linger_s=0.02))
+    assert str(told.value).endswith(f"What was answered until then is in {tmp_path}")
+    facts = json.loads((tmp_path / "manifest.json").read_text())
+    assert facts["how"] == "failed"
+    assert "no such weights" in facts["error"]
+    lines = (tmp_path / "outputs.jsonl").read_text().splitlines()
+    assert len(lines) == facts["answers"] < len(planned.unrolled.tasks)
+    ran = run_app(planned, ROWS, engines(), tmp_path, settings=Settings(linger_s=0.02), resume=True)
+    assert ran.ended.exit_code == 0
+    assert ran.facts["error"] is None
+    assert ran.exported.answers == len(planned.unrolled.tasks)
+    assert set(lines) <= set((tmp_path / "outputs.jsonl").read_text().splitlines())
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,11 @@ from lengthwise.apps.launch import (
     StaticLauncher,
 )
 from lengthwise.apps.launch.local import USUAL
+from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.run import (
     ClusterRooms,
     Ended,
+    EnginesFailedError,
     GivenRooms,
     Guide,
     Job,
@@ -51,7 +53,7 @@ from lengthwise.scenario._app_sections import LAUNCHERS
 from lengthwise.scenario._app_stretched import stretched
 from lengthwise.scenario.app_plans import PlannedApp, draws_of, longest_of
 from lengthwise.schema.app import AppPlan, TaskDraw
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
 
 FORMS = ("jsonl", "parquet")
 TRUE_SEED = (0, 2)
@@ -149,33 +151,19 @@ def run_app(
     Raises:
         InputError: The folder holds a run already, or engines cannot be had.
         OutputError: What was answered cannot be written.
-        EngineError: A model's engines end again and again.
+        EngineError: A model's engines do not start, or end again and again; what was answered is written all the same.
     """
     watching = watching or Watching()
     planned = _asked_with(planned, engines)
     launcher = _launcher(planned, engines, folder)
     found = _Found(planned.plan)
     job = _job(planned, rows, launcher, settings or Settings(seed=0), found)
+    failed: EnginesFailedError | None = None
     with RunFolder(folder, store).taken(resume=resume) as ledger:
-        if isinstance(launcher, SimulatedLauncher):
-            ended = run_simulated(
-                job,
-                ledger,
-                launcher,
-                watch=watching.progress,
-                watch_s=watching.every_s,
-                begun=watching.begun,
-            )
-        else:
-            ended = run_here(
-                job,
-                ledger,
-                launcher,
-                watch=watching.progress,
-                watch_s=watching.every_s,
-                stopping=watching.stopping,
-                begun=watching.begun,
-            )
+        try:
+            ended = _ended(job, ledger, launcher, watching)
+        except EnginesFailedError as error:
+            ended, failed = error.ended, error
         exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
     if "jsonl" in forms and is_batch(planned.unrolled.app):
         exported = _as_batch(exported, folder)
@@ -188,6 +176,8 @@ def run_app(
         models={one.name: one.identity() for one in planned.unrolled.app.models},
     )
     write_manifest(folder, facts)
+    if failed is not None:
+        raise EngineError(f"{failed}. What was answered until then is in {folder}") from failed
     return RanApp(ended, exported, facts, folder, found.plan)
 
 
@@ -196,6 +186,15 @@ class _Found:
     """The plan, as far as it is known."""
 
     plan: AppPlan | None
+
+
+def _ended(job: Job, ledger: Ledger, launcher: Launcher, watching: Watching) -> Ended:
+    watch, every_s, begun = watching.progress, watching.every_s, watching.begun
+    if isinstance(launcher, SimulatedLauncher):
+        return run_simulated(job, ledger, launcher, watch=watch, watch_s=every_s, begun=begun)
+    return run_here(
+        job, ledger, launcher, watch=watch, watch_s=every_s, stopping=watching.stopping, begun=begun
+    )
 
 
 def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:

@@ -2,7 +2,7 @@
 
 from lengthwise.apps.run.assembling import Planned, Work, expected_tokens, given_guide, guide_of, job_of
 from lengthwise.apps.run.contracts import Asked, Decider, Drifted, Guide, Job, Outputs, Rooms, Settings
-from lengthwise.apps.run.coordinator import CANCEL, Coordinator, Ended
+from lengthwise.apps.run.coordinator import CANCEL, Coordinator, Ended, EnginesFailedError
 from lengthwise.apps.run.drawn import Drawn
 from lengthwise.apps.run.exporting import Exported, export, write_manifest
 from lengthwise.apps.run.folder import RunFolder
@@ -27,6 +27,7 @@ __all__ = [
     "Drawn",
     "Drifted",
     "Ended",
+    "EnginesFailedError",
     "Event",
     "Exported",
     "GivenRooms",

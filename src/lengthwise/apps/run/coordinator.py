@@ -35,7 +35,8 @@ class Ended:
     """How a run ended.
 
     Attributes:
-        how: "done", "stopped" (asked to by a signal or its caller) or "cancelled" (by another process).
+        how: "done", "stopped" (asked to by a signal or its caller), "cancelled" (by another process) or "failed" (its
+            engines did).
         counts: Tasks by (call, model) and state.
         seconds: Until nothing was left to do, or it was stopped, on its clock; engines are ended behind that.
         resumed: Whether it went on with what stood in the ledger.
@@ -43,6 +44,7 @@ class Ended:
         engines: What answered, by model.
         events: Switches and what went wrong with engines, with seconds from the start.
         silent: Engines that should have answered when it ended, and did not.
+        error: What its engines failed of, in words.
     """
 
     how: str
@@ -53,6 +55,7 @@ class Ended:
     engines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     silent: tuple[Silent, ...] = ()
+    error: str = ""
 
     def of(self, state: State) -> int:
         """Tasks in a state."""
@@ -64,6 +67,18 @@ class Ended:
         if self.how != "done":
             return 130
         return 1 if self.of(State.DEAD) + self.of(State.BLOCKED) else 0
+
+
+class EnginesFailedError(EngineError):
+    """Engines of a run did not start, or died again and again.
+
+    Attributes:
+        ended: How the run ended by that; what was answered before is kept.
+    """
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(ended.error)
+        self.ended = ended
 
 
 class Coordinator:
@@ -115,9 +130,10 @@ class Coordinator:
 
         Raises:
             OutputError: The ledger cannot be written; what was recorded stays.
-            EngineError: A model's engines do not start, or die again and again.
+            EnginesFailedError: A model's engines do not start, or die again and again.
         """
         loop, job = asyncio.get_running_loop(), self._job
+        resumed, reused, failed = False, None, None
         self._start_s = loop.time()
         self._clock = Clock(self._start_s)
         self._books = books = Books(self._ledger, job.layout, job.settings.linger_s, self._freed)
@@ -140,14 +156,20 @@ class Coordinator:
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(self._broke)
             await self._follow(Following(job), tasks)
+        except EngineError as error:
+            failed = error
         finally:
             seconds = loop.time() - self._start_s
             unheard = silent(self._fleet.berths, job.rooms, self._start_s, loop.time())
             await self._end(tasks)
         counts = self._by_model(self._ledger.counts())
         engines = {model: tuple(sorted(abouts)) for model, abouts in sorted(self._engines.items())}
-        how, events = self._how or "done", tuple(self._events)
-        return Ended(how, counts, seconds, resumed, reused, engines, events, unheard)
+        how, events = "failed" if failed else self._how or "done", tuple(self._events)
+        why = "" if failed is None else str(failed)
+        ended = Ended(how, counts, seconds, resumed, reused, engines, events, unheard, why)
+        if failed is not None:
+            raise EnginesFailedError(ended) from failed
+        return ended
 
     async def _follow(self, following: Following, tasks: list[asyncio.Task[None]]) -> None:
         self._following = following

@@ -36,6 +36,7 @@ def manifest(
     names = job.layout.tasks.models
     return {
         "how": ended.how,
+        "error": ended.error or None,
         "resumed": ended.resumed,
         "reused": None if ended.reused is None else asdict(ended.reused),
         "counts": counts(job, ended),

@@ -58,7 +58,7 @@ def _quartiles(done: Sequence[Row]) -> list[tuple[str, list[Row]]]:
         some = [row for row, of in zip(done, number.tolist(), strict=True) if of == one]
         if some:
             low, high = (round(pick(row.predicted_tokens for row in some)) for pick in (min, max))
-            groups.append((f"predicted {low} to {high} tokens", some))
+            groups.append((f"predicted {low if low == high else f'{low} to {high}'} tokens", some))
     return groups
 
 

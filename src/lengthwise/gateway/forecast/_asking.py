@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -91,7 +93,7 @@ def ask(predictor: Any, questions: Sequence[Question]) -> Said:
 def nothing(n: int, error: BaseException) -> Said:
     """What is left to say of n questions when even judging the answer failed."""
     rows = np.ones((n, len(LEVELS)))
-    return Said(rows, np.zeros(n, bool), {"raised": n}, f"{type(error).__name__}: {error}")
+    return Said(rows, np.zeros(n, bool), {"raised": n}, _place(error))
 
 
 def measured_s(predictor: Any, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -123,7 +125,15 @@ def _judged(heard: _Heard, prompts: Prompts, so_far: Any) -> Said:
     rows = guard.predict(prompts, so_far).tokens
     good = rows[:, 0] <= MOST_TOKENS
     faults = {kind: count for kind, count in guard.faults_.items() if count}
-    return Said(rows, good, faults, guard.last_error_)
+    problem = heard.problem
+    return Said(rows, good, faults, guard.last_error_ and (_place(problem) if problem else "no numbers"))
+
+
+def _place(error: BaseException) -> str:
+    """What was raised and where; its own words may hold a prompt, which is shown to nobody."""
+    last = extract_tb(error.__traceback__)[-1:]
+    at = f" at {Path(last[0].filename).name}:{last[0].lineno}" if last else ""
+    return f"{type(error).__name__}{at}"
 
 
 class _Heard:

@@ -33,7 +33,12 @@ def _ended(facts: Mapping[str, Any]) -> Iterator[str]:
     states = facts["counts"].get("all", {})
     told = ", ".join(f"{states[name]:,} {name}" for name in _ENDED if states.get(name))
     left = sum(count for name, count in states.items() if name not in _ENDED)
-    how = {"done": "The run is over", "stopped": "The run was stopped", "cancelled": "The run was cancelled"}
+    how = {
+        "done": "The run is over",
+        "stopped": "The run was stopped",
+        "cancelled": "The run was cancelled",
+        "failed": "Engines of the run failed",
+    }
     rest = f", {left:,} not yet" if left else ""
     yield f"{how.get(facts['how'], facts['how'])} after {took(facts['seconds'])}: {told or 'nothing'}{rest}."
 
