@@ -8,10 +8,12 @@ import json
 import os
 import signal
 import socket
+import ssl
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import trustme
 from relay_world import IDS, FixedFleet, FixedWorker, Told, run, until
 from scripted_engine import Scripted, answer, encode
 
@@ -25,6 +27,7 @@ from lengthwise.gateway.config import (
     Limits,
     Listen,
     Order,
+    Tls,
 )
 from lengthwise.gateway.listener import Listener
 from lengthwise.gateway.relay import open_session
@@ -367,5 +370,46 @@ def test_a_request_that_is_not_there_in_time_gets_a_clean_503(sent, rest_comes):
                 await stopping
                 writer.close()
             assert not engine.seen
+
+    run(work)
+
+
+def issued(folder):
+    """Another authority's certificate in the files; returns who trusts it."""
+    ca = trustme.CA()
+    cert = ca.issue_cert("localhost")
+    cert.private_key_pem.write_to_path(str(folder / "key.pem"))
+    cert.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    return context
+
+
+async def is_trusted(port, context):
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    except ssl.SSLCertVerificationError:
+        return False
+    writer.close()
+    return True
+
+
+def test_a_renewed_certificate_is_shown_once_the_configuration_is_read_again(tmp_path):
+    async def work() -> None:
+        before = issued(tmp_path)
+        tls = Tls(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"), None)
+        async with Scripted() as engine:
+            config = replace(config_of(engine), listen=Listen(port=0, admin_port=None, tls=tls))
+            async with gateway(config) as g:
+                assert await is_trusted(g.port, before)
+                after = issued(tmp_path)
+                assert not await is_trusted(g.port, after), "nobody said that there is another one"
+                await g.configure(config)
+                assert await is_trusted(g.port, after)
+                assert not await is_trusted(g.port, before)
+                (tmp_path / "key.pem").write_text("half of a ke")
+                with pytest.raises(InputError, match=r"cert\.pem and its key .*key\.pem cannot be used"):
+                    await g.configure(config)
+                assert await is_trusted(g.port, after)
 
     run(work)

@@ -102,9 +102,9 @@ def run(
     """Serve live requests in front of engines, shortest predicted first.
 
     An OpenAI-compatible endpoint before one or more engines (vLLM, SGLang, llama.cpp, ...). SIGTERM or Ctrl-C lets
-    requests finish first. SIGHUP reads CONFIG again; ports, predictor, mode and rank need a new start; a file that
-    cannot be used changes nothing. Keys of engines and clients are named in
-    CONFIG by variable, file or digest, never written there.
+    requests finish first. SIGHUP reads CONFIG and the gateway's own certificate again; ports, predictor, mode and rank
+    need a new start; a file that cannot be used changes nothing. Keys of engines and clients are named in CONFIG by
+    variable, file or digest, never written there.
     """
     from lengthwise.cli import _serve_alone, _serve_demo, _serve_keys, _serve_page
 

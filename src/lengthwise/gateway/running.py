@@ -21,6 +21,8 @@ from lengthwise.gateway.ports import check_ports
 from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from lengthwise.gateway.admin import AdminApp
     from lengthwise.gateway.follow import Following, Make
     from lengthwise.gateway.relay import Relay
@@ -77,6 +79,7 @@ class Gateway:
         self._stack = contextlib.AsyncExitStack()
         self._ended = False
         self._admin: AdminApp | None = None
+        self._edge: uvicorn.Server | None = None
         self._follow = follow
         self.following: Following | None = None
 
@@ -123,7 +126,7 @@ class Gateway:
     async def configure(self, config: GatewayConfig) -> None:
         """Takes another configuration: for who waits already where it is of the queue, else from the next request on.
 
-        Of several at once each takes its turn, and the last one told holds.
+        Of several at once each takes its turn, and the last one told holds. Its own certificate is read again.
 
         Raises:
             InputError: What cannot change while it runs would change, or it cannot be used; all stays as it was.
@@ -139,6 +142,7 @@ class Gateway:
 
     async def _configure(self, config: GatewayConfig) -> None:
         from lengthwise.gateway.core import check_change
+        from lengthwise.gateway.edge import check_certificate, renew_certificate
 
         for name in _FIXED:
             if getattr(config, name) != getattr(self.config, name):
@@ -147,6 +151,9 @@ class Gateway:
                 )
         check_ports(config)
         check_change(self.config.order, config.order)
+        tls = config.listen.tls
+        if tls is not None:
+            check_certificate(tls)
         await self.fleet.configure(config)
         self.hub.configure(config)
         self.telemetry.configure(config)
@@ -155,6 +162,8 @@ class Gateway:
             self._admin.configure(config)
         self.app.configure(config)
         self.relay.configure(config)
+        if tls is not None and self._edge is not None:
+            renew_certificate(self._edge, tls)
 
     async def _start(self) -> None:
         from lengthwise.gateway.core import Scheduler
@@ -204,7 +213,7 @@ class Gateway:
             tenants=tenants,
         )
         host, port = door.getsockname()[:2]
-        asgi = server(
+        self._edge = server(
             self.app,
             config.limits,
             host=host,
@@ -213,7 +222,7 @@ class Gateway:
             drain_s=_LAST_S,
             proxies=listen.proxies,
         )
-        await self._serve(asgi, door)
+        await self._serve(self._edge, door)
         self.port = port
         if admin_door is not None:
             await self._start_admin(admin_door)

@@ -13,6 +13,16 @@ from lengthwise.gateway.edge.app import App
 from lengthwise.gateway.edge.asked import Answer, Asked, Exchange
 from lengthwise.gateway.edge.faults import Fault
 from lengthwise.gateway.edge.keys import Tenants
-from lengthwise.gateway.edge.server import server
+from lengthwise.gateway.edge.server import check_certificate, renew_certificate, server
 
-__all__ = ["Answer", "App", "Asked", "Exchange", "Fault", "Tenants", "server"]
+__all__ = [
+    "Answer",
+    "App",
+    "Asked",
+    "Exchange",
+    "Fault",
+    "Tenants",
+    "check_certificate",
+    "renew_certificate",
+    "server",
+]

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.gateway.config import Limits, Tls
-from lengthwise.schema.errors import MissingExtraError
+from lengthwise.schema.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -104,3 +104,24 @@ def _secured(tls: Tls) -> dict[str, Any]:
         "ssl_ca_certs": tls.ca,
         "ssl_cert_reqs": int(required),
     }
+
+
+def check_certificate(tls: Tls) -> None:
+    """That the files are there and fit each other; raises InputError."""
+    import ssl
+
+    if tls.cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(
+            f"[listen] tls: the certificate {tls.cert} and its key {tls.key} cannot be used: {error}"
+        ) from error
+
+
+def renew_certificate(of: uvicorn.Server, tls: Tls) -> None:
+    """Reads a running server's certificate and key again, for connections from now on; others stay as they are."""
+    context = of.config.ssl
+    if context is not None and tls.cert is not None:
+        context.load_cert_chain(tls.cert, tls.key)
