@@ -22,6 +22,7 @@ TOLD_IDS = re.compile(rb'("token_ids":\s?)(?:\[([\d,\s]*)\]|null)')
 DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*(?=[\r\n])")
 FINISH = re.compile(rb'"finish_reason":\s?"(\w*)')
 USAGE = re.compile(rb'"usage":\s?\{[^{}]*?"completion_tokens":\s?(\d+)')
+NO_CHOICES = re.compile(rb'"choices":\s?\[\s?\]')
 ERROR = re.compile(rb'(?:^|[\r\n])data: ?\{\s?"error":|(?:^|[\r\n])event: ?error[\r\n]')
 EVENT = re.compile(rb"(?:^|[\r\n])data:")
 

@@ -54,7 +54,7 @@ class Tracked:
         self.prompt_ids = b""
         self._first = b""
         self._dress: Dress | None = None
-        self._out_at = self._told_usage = 0
+        self._out_at, self._told_usage = 0, False
 
     @property
     def sent(self) -> bool:
@@ -93,7 +93,7 @@ class Tracked:
         self.trouble = None
         self._splitter, self._untold = Splitter(self._event_bytes + ID_BYTES * kept), []
         self._alike.forget()
-        self._told_usage = 0
+        self._told_usage = False
         if self._dress is None:
             self._dress = self._new_dress()
         return text
@@ -126,7 +126,7 @@ class Tracked:
             return b""
         self.finished = True
         out = b""
-        if not self._told_usage and self._wants.usage:
+        if self._wants.usage and self.prompt_ids and not self._told_usage:
             self._dress = self._dress or self._new_dress()
             out = self._dress.usage(usage_of(self.prompt_ids, self.count))
         return self._held.pass_on(out + DONE, speaks=True)
@@ -234,9 +234,13 @@ class Tracked:
             self.resumable = False
 
     def _is_end(self, event: bytes) -> bool:
-        if b'"completion_tokens"' in event:
-            self._told_usage = 1
+        if b'"completion_tokens"' in event and self._sums_up(event):
+            self._told_usage = True
         return scan.at_end(event)
+
+    def _sums_up(self, event: bytes) -> bool:
+        """Whether an event's usage is that of the whole answer; where each chunk tells it, that has no choices."""
+        return self.complete and (not self._wants.usage_each or scan.NO_CHOICES.search(event) is not None)
 
     def _read_later(self, event: bytes) -> bytes:
         data = data_of(event)
