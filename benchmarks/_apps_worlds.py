@@ -11,7 +11,8 @@ import numpy.typing as npt
 from lengthwise import catalog
 from lengthwise.apps.draws import draw
 from lengthwise.apps.plan import Served
-from lengthwise.schema.app import Cluster, Machine, TaskDraw, Tasks
+from lengthwise.schema.app import Cluster, Machine
+from lengthwise.schema.app_tasks import TaskDraw, Tasks
 from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
 
 Ints = npt.NDArray[np.int64]

@@ -11,7 +11,8 @@ from _exegpt_scenarios import BOUNDS, OPT, as_deployed, chosen, estimator, faste
 
 from lengthwise.schedule import Strategy, TaskLengths, drift
 from lengthwise.schedule.drift import MARGINS, MOVES, moved
-from lengthwise.schema.schedule import DriftRow, ScheduleRow
+from lengthwise.schema.schedule import DriftRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 TASK = "t"
 STRATEGIES = {"waa": (Strategy.WAA_C, Strategy.WAA_M), "rra": (Strategy.RRA,)}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from lengthwise.cli import _progress
-from lengthwise.schema.schedule import SYSTEM_NAMES
+from lengthwise.schema.schedule_row import SYSTEM_NAMES
 
 
 @pytest.fixture

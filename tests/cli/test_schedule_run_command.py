@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise import measure, scenario
 from lengthwise.cli._schedule_run_page import doubts
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 
 

@@ -17,7 +17,8 @@ from lengthwise.report.schedule import (
     write_schedule_json,
 )
 from lengthwise.report.schedule._figures import OTHERS, figures
-from lengthwise.schema.schedule import SYSTEM_NAMES, OtherSystem
+from lengthwise.schema.schedule import OtherSystem
+from lengthwise.schema.schedule_row import SYSTEM_NAMES
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from lengthwise.apps.app import Sampling
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.plan import Served, Space
 from lengthwise.scenario import app_plans
+from lengthwise.scenario.app_engines import Engines
 from lengthwise.scenario.app_plans import Planning, planned_app
-from lengthwise.scenario.app_runs import Engines, run_app
+from lengthwise.scenario.app_runs import run_app
 from lengthwise.schema.errors import DoesNotFitError
 
 QUICK = Planning(beside=False, draws=1, true_draws=2, what_ifs=False)

@@ -14,7 +14,7 @@ from lengthwise.scenario import PlannedRun, phases_of, schedule_outcome
 from lengthwise.scenario.schedule_outcomes import mean
 from lengthwise.schedule import TaskLengths
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 
 def row_of(encode_batch=3, decode_steps=5):

@@ -10,7 +10,7 @@ import pytest
 from lengthwise.gateway.telemetry import Row
 from lengthwise.scenario import PlannedRun
 from lengthwise.scenario.schedule_splits import split_in_flight, split_outcome, split_requests
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 SPLIT = ScheduleRow(
     "waa-c", 3, 1, 1, 1, 0, 1, throughput_rps=4.0, latency_s=2.0, latency_high_s=2.5, cycle_s=0.2, encode_s=0.05,

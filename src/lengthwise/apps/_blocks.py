@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.schema.app import Ints
+from lengthwise.schema.app_tasks import Ints
 
 
 @dataclass(frozen=True, eq=False)

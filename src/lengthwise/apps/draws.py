@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lengthwise.schema.app import Flags, Floats, Ints, TaskDraw, Tasks
+from lengthwise.schema.app_tasks import Flags, Floats, Ints, TaskDraw, Tasks
 from lengthwise.workload import Marginal
 
 _SETTLES = 64

@@ -14,7 +14,7 @@ from lengthwise.apps._row_fields import Rows, blank, items_of, require_fields
 from lengthwise.apps.app import App, Call, From, Loop
 from lengthwise.apps.rendering import said
 from lengthwise.apps.templates import PREVIOUS, expression
-from lengthwise.schema.app import Flags, Floats, Ints, Tasks
+from lengthwise.schema.app_tasks import Flags, Floats, Ints, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.tokens import estimated_tokens
 

@@ -1,4 +1,4 @@
-"""That no engine's address is a port of the gateway itself."""
+"""The gateway's own ports: had before anything else is started, and no engine's address."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def check_ports(config: GatewayConfig) -> None:
                     f"the gateway's {name} must be another than its engines'; {engine.shown} is where it "
                     f"would listen itself. Give the gateway another one: --{name.replace(' ', '-')} {_other(config)}"
                 )
+
+
+def listening(host: str, port: int, name: str) -> socket.socket:
+    """A socket that has the port; raises InputError where another one has it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.socket(family)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((host, port))
+        door.listen(2048)
+    except OSError as error:
+        door.close()
+        raise InputError(
+            f"the {name} must be free; {host}:{port}: {error.strerror}. Choose another one"
+        ) from error
+    door.setblocking(False)
+    return door
 
 
 def _doors(listen: Listen) -> list[tuple[str, str, int]]:

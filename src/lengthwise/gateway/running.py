@@ -17,7 +17,7 @@ from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.hub import Hub
 from lengthwise.gateway.listener import Listener
 from lengthwise.gateway.phasing import Phases
-from lengthwise.gateway.ports import check_ports
+from lengthwise.gateway.ports import check_ports, listening
 from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -175,11 +175,11 @@ class Gateway:
 
         config, listen = self.config, self.config.listen
         check_ports(config)
-        door = _listening(listen.host, listen.port, "port")
+        door = listening(listen.host, listen.port, "port")
         self._stack.callback(door.close)
         admin_door = None
         if listen.admin_port is not None:
-            admin_door = _listening(listen.admin_host, listen.admin_port, "admin port")
+            admin_door = listening(listen.admin_host, listen.admin_port, "admin port")
             self._stack.callback(admin_door.close)
         self.scheduler = Scheduler(config.order, config.admission, config.dispatch)
         self.hub = Hub(self.scheduler, self._clock, self._listeners)
@@ -270,23 +270,6 @@ class Gateway:
                 running.result()
                 raise InputError(f"the gateway could not listen at {door.getsockname()}")
             await asyncio.sleep(_LOOK_S)
-
-
-def _listening(host: str, port: int, name: str) -> socket.socket:
-    """A socket that has the port, before anything else is started."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family)
-    try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((host, port))
-        door.listen(2048)
-    except OSError as error:
-        door.close()
-        raise InputError(
-            f"the {name} must be free; {host}:{port}: {error.strerror}. Choose another one"
-        ) from error
-    door.setblocking(False)
-    return door
 
 
 def _forecaster(*arguments: Any) -> Any:

@@ -35,7 +35,8 @@ from lengthwise.apps.run import (
     job_of,
     run_here,
 )
-from lengthwise.schema.app import ModelPlan, Tasks
+from lengthwise.schema.app import ModelPlan
+from lengthwise.schema.app_tasks import Tasks
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.files import write_whole
 from lengthwise.workload import Empirical

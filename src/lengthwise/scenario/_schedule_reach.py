@@ -9,7 +9,7 @@ import numpy as np
 from lengthwise.metrics import Beyond
 from lengthwise.schedule import TaskLengths
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 
 def reach_notes(

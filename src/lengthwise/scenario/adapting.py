@@ -16,7 +16,7 @@ from lengthwise.schema.adaptation import Watched
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
 from lengthwise.schema.records import Status
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 from lengthwise.schema.workload import Workload
 
 Ints = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ from pathlib import Path
 from lengthwise.apps.app import App
 from lengthwise.apps.plan import Space
 from lengthwise.scenario._app_nodes import parse_cluster
+from lengthwise.scenario.app_engines import Engines
 from lengthwise.scenario.app_plans import PlannedApp, Planning, drawn_app, planned_app
 from lengthwise.scenario.app_profiles import profiled
-from lengthwise.scenario.app_runs import Engines
 from lengthwise.scenario.apps import AppFile, load_app
 from lengthwise.schema.app import AppPlan
 from lengthwise.schema.errors import InputError

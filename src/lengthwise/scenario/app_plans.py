@@ -15,7 +15,8 @@ from lengthwise.apps.expand import Unrolled, expand
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Space, plan, what_if
 from lengthwise.scenario._app_seeking import Seeking
-from lengthwise.schema.app import AppPlan, TaskDraw
+from lengthwise.schema.app import AppPlan
+from lengthwise.schema.app_tasks import TaskDraw
 from lengthwise.schema.errors import InputError
 
 _WITH, _TRUE = 0, 1

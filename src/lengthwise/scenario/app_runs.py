@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,9 @@ from lengthwise.apps.deciding import Rendered
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.launch import (
     Launcher,
-    Lengths,
-    Loaded,
-    LocalLauncher,
-    Patience,
     SimulatedLauncher,
     StaticLauncher,
 )
-from lengthwise.apps.launch.local import USUAL
 from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.run import (
     ClusterRooms,
@@ -49,42 +44,14 @@ from lengthwise.apps.run import (
 from lengthwise.apps.run.exporting import DEAD, OUTPUTS, Exported, sha256
 from lengthwise.apps.run.folder import RunFolder
 from lengthwise.apps.run.replanning import Replanner
-from lengthwise.scenario._app_sections import LAUNCHERS
-from lengthwise.scenario._app_stretched import stretched
-from lengthwise.scenario.app_plans import PlannedApp, draws_of, longest_of
-from lengthwise.schema.app import AppPlan, TaskDraw
-from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
+from lengthwise.scenario.app_engines import Engines, launcher_of
+from lengthwise.scenario.app_plans import PlannedApp, longest_of
+from lengthwise.schema.app import AppPlan
+from lengthwise.schema.errors import EngineError
 
 FORMS = ("jsonl", "parquet")
-TRUE_SEED = (0, 2)
-"""Of lengths that are not those planned with."""
 BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
 """What a run of an OpenAI batch file writes beside its outputs, in the form that such batches are answered in."""
-
-
-@dataclass(frozen=True)
-class Engines:
-    """Who answers.
-
-    Attributes:
-        launcher: One of LAUNCHERS.
-        loaded: How engines of each model are started and asked, in the application's order.
-        urls: Of given engines, by the models' numbers.
-        patience: How long engines may take.
-        ray: Address of the Ray cluster; "local" starts one here.
-        true_lengths: Of simulated engines, by the models' numbers: answers are drawn so many times as long as planned.
-    """
-
-    launcher: str = "local"
-    loaded: Sequence[Loaded] = ()
-    urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    patience: Patience = USUAL
-    ray: str = "auto"
-    true_lengths: Mapping[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.launcher not in LAUNCHERS:
-            raise UnknownNameError("launcher", self.launcher, LAUNCHERS)
 
 
 @dataclass(frozen=True)
@@ -155,7 +122,7 @@ def run_app(
     """
     watching = watching or Watching()
     planned = _asked_with(planned, engines)
-    launcher = _launcher(planned, engines, folder)
+    launcher = launcher_of(planned, engines, folder)
     found = _Found(planned.plan)
     job = _job(planned, rows, launcher, settings or Settings(seed=0), found)
     failed: EnginesFailedError | None = None
@@ -258,52 +225,3 @@ def _replanner(planned: PlannedApp, job: Job) -> Replanner:
     lengths, longest = [one.lengths for one in models], longest_of(models)
     guide = job.guide
     return Replanner(job.layout.tasks, lengths, longest, planned.space, guide.stages, guide.spare)
-
-
-def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
-    """The lengths of simulated engines, which nobody planned with: as given, or by model so many times as long."""
-    unrolled = planned.unrolled
-    models = [
-        replace(one, lengths=stretched(one.lengths, times[number])) if number in times else one
-        for number, one in enumerate(unrolled.app.models)
-    ]
-    other = replace(unrolled, app=replace(unrolled.app, models=models))
-    (drawn,) = draws_of(other, [TRUE_SEED])
-    return drawn
-
-
-def _launcher(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
-    names = [one.name for one in planned.unrolled.app.models]
-    space, logs = planned.space, folder / "logs"
-    if engines.launcher == "static":
-        return StaticLauncher(engines.loaded, engines.urls, engines.patience)
-    if space is None or planned.plan is None:
-        raise InputError(
-            f"the launcher {engines.launcher} follows a plan; there is none. Name the GPUs (--node)"
-        )
-    if engines.launcher == "simulated":
-        lengths = Lengths.of(planned.unrolled.tasks, _truth(planned, engines.true_lengths))
-        return SimulatedLauncher(names, space.deployment, lengths, space.seconds, space.sleeps)
-    if engines.launcher == "ray":
-        from lengthwise.apps.launch.ray import RayLauncher
-
-        gpus = space.cluster.gpus if engines.ray == "local" else None
-        return RayLauncher(
-            engines.loaded, logs, engines.ray, deployed=space.deployment, patience=engines.patience, gpus=gpus
-        )
-    if (machines := len(space.cluster.machines)) > 1:
-        raise InputError(
-            f"the local launcher starts engines on one machine; the plan is of {machines}. Take --launcher ray, or "
-            "one --node"
-        )
-    for one in engines.loaded:
-        _require_weights(one)
-    return LocalLauncher(engines.loaded, logs, space.deployment, engines.patience)
-
-
-def _require_weights(loaded: Loaded) -> None:
-    """Engines start for a minute before they say that a folder is not there."""
-    if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
-        raise InputError(
-            f"weights of {loaded.name} must be a folder with a model, or a name of a hub; there is no {loaded.weights}"
-        )

@@ -15,7 +15,7 @@ from lengthwise.scenario.adapting import adapter_of
 from lengthwise.scenario.scenario import Scenario
 from lengthwise.scenario.schedule_plans import PlannedRun, phases_of, share_of
 from lengthwise.schema.adaptation import Adaptation
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from lengthwise.gateway.decisions import Phase
 from lengthwise.gateway.telemetry import Row
 from lengthwise.report.schedule import tokens_said
 from lengthwise.scenario.schedule_plans import PlannedRun
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 LEVEL = 0.95

@@ -14,7 +14,7 @@ from lengthwise.scenario.schedules import plan_facts, plan_schedule, task_of
 from lengthwise.schedule import Strategy, TaskLengths
 from lengthwise.schedule.rra import phase_shares, require_steps
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 _HIGH = 2.326
 """Standard deviations above the mean that all but one in a hundred stay below."""

@@ -26,7 +26,7 @@ from lengthwise.scenario.schedule_plans import PlannedRun, planned_run
 from lengthwise.scenario.schedule_splits import play_split, split_requests
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.measured import Measured
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 from lengthwise.schema.workload import Workload
 
 MORE_SEATS = 2

@@ -26,7 +26,7 @@ from lengthwise.scenario.schedule_outcomes import (
 )
 from lengthwise.scenario.schedule_plans import PlannedRun
 from lengthwise.schema.measured import Measured
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 from lengthwise.schema.workload import Workload
 
 _TIMES = 4

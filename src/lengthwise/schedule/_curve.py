@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from lengthwise.schedule._configurations import Configuration, Row
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import FrontPoint, ScheduleRow
+from lengthwise.schema.schedule import FrontPoint
+from lengthwise.schema.schedule_row import ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

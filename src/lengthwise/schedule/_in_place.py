@@ -12,7 +12,7 @@ from lengthwise.schedule.controls import ControlColumns, Strategy
 from lengthwise.schedule.estimates import Estimates
 from lengthwise.schedule.searched import improved, least_seen_s
 from lengthwise.schedule.sides import Side
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

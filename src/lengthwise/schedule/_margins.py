@@ -10,7 +10,7 @@ from lengthwise.schedule.choose import Planner
 from lengthwise.schedule.drift import Floats, first_margin, left_alone, moments, moved
 from lengthwise.schedule.estimate import Estimator
 from lengthwise.schedule.lengths import TaskLengths
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 _SHARES = (1.0, 0.5, 0.25)
 Chosen = Callable[[float], ScheduleRow | None]

@@ -14,7 +14,7 @@ from lengthwise.schedule.estimate import Estimator
 from lengthwise.schedule.replan import Terms, late_share, replan
 from lengthwise.schedule.watch import Alarm, Watch, Watcher
 from lengthwise.schema.adaptation import Adaptation, LengthFacts
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 
 class Adapter:

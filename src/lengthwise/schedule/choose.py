@@ -31,7 +31,8 @@ from lengthwise.schedule.stage_seconds import DegreesTables, cluster_tables
 from lengthwise.schedule.variables import Ints, Perf
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.model import ModelSpec
-from lengthwise.schema.schedule import ScheduleRow, ScheduleSide
+from lengthwise.schema.schedule import ScheduleSide
+from lengthwise.schema.schedule_row import ScheduleRow
 
 ALL = tuple(Strategy)
 

@@ -21,7 +21,8 @@ from lengthwise.schedule.estimate import Estimator
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.sides import row_of
 from lengthwise.schema.errors import InputError, ScheduleError
-from lengthwise.schema.schedule import DriftRow, ScheduleRow
+from lengthwise.schema.schedule import DriftRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 Tighter = Callable[[float], ScheduleRow | None]

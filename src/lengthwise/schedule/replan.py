@@ -27,7 +27,7 @@ from lengthwise.schedule.redeploy import redeployment
 from lengthwise.schedule.searched import least_seen_s, rounded_up
 from lengthwise.schema.adaptation import Change, Elsewhere
 from lengthwise.schema.errors import InputError, ScheduleError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lengthwise.schedule.estimate import Estimator
 from lengthwise.schedule.searched import improved
 from lengthwise.schedule.sides import Side, row_of
 from lengthwise.schema.errors import ScheduleError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 LARGEST_PAIR_BATCH = 2**11
 """Encode batches of a split pair are not looked for beyond."""

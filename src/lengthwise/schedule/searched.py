@@ -15,7 +15,8 @@ from lengthwise.schedule.estimate import Estimator
 from lengthwise.schedule.found import Found, Reached
 from lengthwise.schedule.sides import Side
 from lengthwise.schema.errors import ScheduleError
-from lengthwise.schema.schedule import ScheduleRow, ScheduleSide
+from lengthwise.schema.schedule import ScheduleSide
+from lengthwise.schema.schedule_row import ScheduleRow
 
 TIE = 1e-9
 """Throughputs that differ by less are equal; the lower latency is then taken."""

@@ -15,7 +15,7 @@ from lengthwise.schedule.layout import rra_layout, splits
 from lengthwise.schedule.variables import Perf, Place, Variable
 from lengthwise.schedule.waa import encode_gpus
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule_row import ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -20,7 +20,8 @@ from lengthwise.schedule.layout import Layout, Stage, rra_layout
 from lengthwise.schedule.memory import stage_bytes
 from lengthwise.schedule.stage_seconds import visits_s
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import FrontPoint, ScheduleRow
+from lengthwise.schema.schedule import FrontPoint
+from lengthwise.schema.schedule_row import ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -20,7 +20,8 @@ from lengthwise.schedule.estimate import Estimator
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.stage_seconds import DegreesTables
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import FrontPoint, ScheduleRow
+from lengthwise.schema.schedule import FrontPoint
+from lengthwise.schema.schedule_row import ScheduleRow
 from lengthwise.schema.schedule_spread import Spread
 
 Floats = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lengthwise.apps.ledger import Ending, Lease, Output, Partial, State, TaskRow
-from lengthwise.schema.app import Tasks
+from lengthwise.schema.app_tasks import Tasks
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.apps.ledger import Ending, Lease, Ledger, Output, Partial, State, TaskRow
-from lengthwise.schema.app import Tasks
+from lengthwise.schema.app_tasks import Tasks
 from lengthwise.testing._ledger_model import ModelLedger, some_tasks
 
 STEPS = 120

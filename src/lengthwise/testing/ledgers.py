@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from lengthwise.apps.ledger import Ending, Lease, Ledger, Output, Partial, State, TaskRow
-from lengthwise.schema.app import Tasks
+from lengthwise.schema.app_tasks import Tasks
 from lengthwise.schema.errors import InputError
 from lengthwise.testing._ledger_model import ModelLedger, parents_of, some_tasks
 from lengthwise.testing._ledger_walk import walk

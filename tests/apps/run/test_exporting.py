@@ -16,7 +16,7 @@ from lengthwise.apps.ledger import State
 from lengthwise.apps.run import Drawn
 from lengthwise.apps.run.exporting import export, write_manifest
 from lengthwise.apps.run.manifest import manifest
-from lengthwise.schema.app import TaskDraw
+from lengthwise.schema.app_tasks import TaskDraw
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 
 

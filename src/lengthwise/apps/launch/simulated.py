@@ -17,7 +17,8 @@ from lengthwise.apps.launch.commands import Deployed
 from lengthwise.apps.launch.contracts import Ask, Draft, Engine, FailedError, Fault
 from lengthwise.apps.ledger.contracts import Output
 from lengthwise.engine.step_time import StepTime, step_time
-from lengthwise.schema.app import ModelPlan, Replica, TaskDraw, Tasks
+from lengthwise.schema.app import ModelPlan, Replica
+from lengthwise.schema.app_tasks import TaskDraw, Tasks
 from lengthwise.schema.errors import EngineError
 
 Ints = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schema.app import Tasks
+from lengthwise.schema.app_tasks import Tasks
 
 Ints = npt.NDArray[np.int64]
 Chunk = list[tuple[int, ...]]

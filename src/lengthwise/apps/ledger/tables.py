@@ -10,7 +10,7 @@ from lengthwise.apps.ledger import _endings, _texts
 from lengthwise.apps.ledger._layout import EDGE_COLUMNS, TASK_COLUMNS, edge_rows, edges, task_rows
 from lengthwise.apps.ledger._sql import Session, Store, pages, statements
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial, State, TaskRow
-from lengthwise.schema.app import Tasks
+from lengthwise.schema.app_tasks import Tasks
 from lengthwise.schema.errors import InputError
 
 _PAGE = 5_000

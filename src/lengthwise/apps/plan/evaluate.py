@@ -12,7 +12,8 @@ from lengthwise.apps.plan.play import Played, play
 from lengthwise.apps.plan.runs import Runs
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Plans, Staged, Stages
-from lengthwise.schema.app import AppSpan, AppStage, Replica, TaskDraw, Tasks
+from lengthwise.schema.app import AppSpan, AppStage, Replica
+from lengthwise.schema.app_tasks import TaskDraw, Tasks
 from lengthwise.schema.estimate import Estimate
 
 QUANTILES = (0.05, 0.5, 0.95)

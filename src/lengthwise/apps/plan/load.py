@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from lengthwise.catalog import active_parameters, embedding_parameters
-from lengthwise.schema.app import Floats, Ints, TaskDraw, Tasks
+from lengthwise.schema.app_tasks import Floats, Ints, TaskDraw, Tasks
 from lengthwise.schema.model import ModelSpec
 
 

@@ -23,7 +23,8 @@ from lengthwise.apps.plan.space import Served, Space
 from lengthwise.apps.plan.stages import Stages
 from lengthwise.apps.plan.switching import SwitchTimes
 from lengthwise.engine import simulate
-from lengthwise.schema.app import AppMethod, AppPlan, Cluster, ModelPlan, TaskDraw, Tasks
+from lengthwise.schema.app import AppMethod, AppPlan, Cluster, ModelPlan
+from lengthwise.schema.app_tasks import TaskDraw, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import Workload
 

@@ -17,7 +17,8 @@ import numpy as np
 from lengthwise import engine
 from lengthwise.apps.plan.load import Load, ModelLoad
 from lengthwise.apps.plan.space import Space
-from lengthwise.schema.app import Flags, Floats, Ints, ModelPlan
+from lengthwise.schema.app import ModelPlan
+from lengthwise.schema.app_tasks import Flags, Floats, Ints
 from lengthwise.schema.workload import After, Workload
 
 CURVE_POINTS = 256

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lengthwise.apps.plan.runs import Run, Runs, Work
-from lengthwise.schema.app import Floats, ModelPlan
+from lengthwise.schema.app import ModelPlan
+from lengthwise.schema.app_tasks import Floats
 from lengthwise.schema.errors import InternalError
 
 Plans = tuple[ModelPlan, ...]

@@ -9,7 +9,8 @@ from lengthwise.apps.plan.evaluate import mean_of
 from lengthwise.apps.plan.planner import Asked, plan
 from lengthwise.apps.plan.space import Served
 from lengthwise.apps.plan.switching import SwitchTimes
-from lengthwise.schema.app import AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
+from lengthwise.schema.app import AppPlan, AppWhatIf, Cluster, Machine
+from lengthwise.schema.app_tasks import TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError
 
 

@@ -2,8 +2,9 @@
 
 from lengthwise.apps.run.assembling import Planned, Work, expected_tokens, given_guide, guide_of, job_of
 from lengthwise.apps.run.contracts import Asked, Decider, Drifted, Guide, Job, Outputs, Rooms, Settings
-from lengthwise.apps.run.coordinator import CANCEL, Coordinator, Ended, EnginesFailedError
+from lengthwise.apps.run.coordinator import CANCEL, Coordinator
 from lengthwise.apps.run.drawn import Drawn
+from lengthwise.apps.run.ending import Ended, EnginesFailedError
 from lengthwise.apps.run.exporting import Exported, export, write_manifest
 from lengthwise.apps.run.folder import RunFolder
 from lengthwise.apps.run.layout import Layout, identity_of, lay

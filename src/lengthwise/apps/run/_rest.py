@@ -10,7 +10,7 @@ import numpy as np
 from lengthwise.apps.draws import draw
 from lengthwise.apps.ledger.contracts import State
 from lengthwise.apps.run._spread import Ints, Seen, Spread
-from lengthwise.schema.app import Flags, TaskDraw, Tasks
+from lengthwise.schema.app_tasks import Flags, TaskDraw, Tasks
 
 EndedRows = Sequence[tuple[int, State, int, int]]
 """(task, state, prompt tokens, output tokens) of all that have ended."""

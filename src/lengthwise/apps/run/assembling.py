@@ -10,7 +10,8 @@ import numpy as np
 from lengthwise.apps.run.contracts import Decider, Guide, Job, Replan, Rooms, Settings
 from lengthwise.apps.run.layout import Floats, identity_of, lay
 from lengthwise.apps.run.owners import new_owner
-from lengthwise.schema.app import AppPlan, AppStage, ModelPlan, TaskDraw, Tasks
+from lengthwise.schema.app import AppPlan, AppStage, ModelPlan
+from lengthwise.schema.app_tasks import TaskDraw, Tasks
 
 SLACK = (0.9, 1.1)
 """How much sooner and later than its draws say a plan may be."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lengthwise.apps.launch.contracts import COMPLETIONS, Ask
 from lengthwise.apps.run.contracts import Asked, Outputs
-from lengthwise.schema.app import TaskDraw, Tasks
+from lengthwise.schema.app_tasks import TaskDraw, Tasks
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schema.app import Tasks
+from lengthwise.schema.app_tasks import Tasks
 from lengthwise.schema.errors import InputError
 
 Ints = npt.NDArray[np.int64]

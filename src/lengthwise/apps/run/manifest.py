@@ -10,7 +10,7 @@ from typing import Any
 
 from lengthwise.apps.ledger.contracts import State
 from lengthwise.apps.run.contracts import Job
-from lengthwise.apps.run.coordinator import Ended
+from lengthwise.apps.run.ending import Ended
 from lengthwise.apps.run.exporting import Exported
 
 

@@ -18,7 +18,7 @@ from lengthwise.apps.run._spread import Seen, Spread, has_moved, updated
 from lengthwise.apps.run.assembling import SLACK, ends_s
 from lengthwise.apps.run.contracts import Drifted, Guide, Revised
 from lengthwise.apps.run.looking import LOOKS
-from lengthwise.schema.app import Tasks
+from lengthwise.schema.app_tasks import Tasks
 
 if TYPE_CHECKING:
     from lengthwise.workload import Marginal

@@ -9,7 +9,8 @@ from lengthwise.apps.launch.contracts import Launcher
 from lengthwise.apps.launch.virtual import run_virtually
 from lengthwise.apps.ledger.contracts import Ledger
 from lengthwise.apps.run.contracts import Job
-from lengthwise.apps.run.coordinator import Coordinator, Ended
+from lengthwise.apps.run.coordinator import Coordinator
+from lengthwise.apps.run.ending import Ended
 from lengthwise.apps.run.progress import Progress
 from lengthwise.apps.run.reuse import Reused
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from lengthwise.apps.launch.contracts import Launcher
 from lengthwise.apps.ledger.contracts import Ledger
 from lengthwise.apps.run.contracts import Job
-from lengthwise.apps.run.coordinator import Coordinator, Ended
+from lengthwise.apps.run.coordinator import Coordinator
+from lengthwise.apps.run.ending import Ended
 from lengthwise.apps.run.progress import Progress
 from lengthwise.apps.run.reuse import Reused
 

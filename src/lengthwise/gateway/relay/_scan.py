@@ -7,6 +7,7 @@ A raw quotation mark cannot stand inside a JSON string, so that these patterns m
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')
 """Of an event that adds text."""
@@ -41,6 +42,11 @@ def at_end(events: bytes) -> bool:
 def many(ids: bytes) -> int:
     """How many ids a list holds."""
     return ids.count(b",") + 1 if ids.strip() else 0
+
+
+def listed(ids: Iterable[int]) -> bytes:
+    """Ids as they stand in a list."""
+    return b",".join(b"%d" % one for one in ids)
 
 
 def with_ids(event: bytes, before: bytes) -> bytes:

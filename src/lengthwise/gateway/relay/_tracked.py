@@ -88,7 +88,7 @@ class Tracked:
     def next_leg(self, kept: int) -> bytes:
         """Begins a further leg behind so many tokens; returns their ids as they stand in JSON."""
         ids = self._list()[:kept]
-        text = b",".join(b"%d" % one for one in ids)
+        text = scan.listed(ids)
         self._ids, self.count, self._out_at, self.unsure = [text] if ids else [], kept, kept, 0
         self.trouble = None
         self._splitter, self._untold = Splitter(self._event_bytes + ID_BYTES * kept), []
@@ -260,23 +260,20 @@ class Tracked:
             return b""
 
     def _dressed(self, choice: dict[str, Any]) -> bytes:
-        text, ids, finish = (
-            choice.get("text") or "",
-            choice.get("token_ids") or [],
-            choice.get("finish_reason"),
-        )
+        text, finish = choice.get("text") or "", choice.get("finish_reason")
+        ids = choice.get("token_ids") or []
         if finish is not None:
             self._finished(str(finish))
         if self.trouble is not None or self._dress is None:
             return b""
+        told = [scan.listed(ids)] if ids else []
         if ids:
-            self._count(b",".join(b"%d" % one for one in ids), len(ids), speaks=bool(text))
+            self._count(told[0], len(ids), speaks=bool(text))
         elif text:
             self.count += 1
             self.resumable = False
         usage = usage_of(self.prompt_ids, self.count) if self._wants.usage_each else {}
         event = self._dress.chunk(text, finish, choice.get("stop_reason"), ids, usage)
-        told = [b",".join(b"%d" % one for one in ids)] if ids else []
         event = self._told(event, told, complete=bool(text) or finish is not None)
         return self._held.pass_on(event, speaks=bool(text) or self.complete)
 

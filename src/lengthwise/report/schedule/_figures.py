@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lengthwise.schema.schedule import SYSTEM_NAMES, FrontPoint, SchedulePlan
+from lengthwise.schema.schedule import FrontPoint, SchedulePlan
+from lengthwise.schema.schedule_row import SYSTEM_NAMES
 
 SERIES = {"rra": 0, "waa-c": 1, "waa-m": 2, "static": 4}
 """Colours of the strategies."""

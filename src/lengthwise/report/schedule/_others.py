@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lengthwise.report._numbers import UNKNOWN, seconds, span
-from lengthwise.schema.schedule import SYSTEM_NAMES, OtherSystem, SchedulePlan, ScheduleRow
+from lengthwise.schema.schedule import OtherSystem, SchedulePlan
+from lengthwise.schema.schedule_row import SYSTEM_NAMES, ScheduleRow
 
 OTHER_HEADS = (
     "system",

@@ -18,7 +18,8 @@ from lengthwise.report.schedule._words import (
     sentences,
     side_cells,
 )
-from lengthwise.schema.schedule import SchedulePlan, ScheduleRow
+from lengthwise.schema.schedule import SchedulePlan
+from lengthwise.schema.schedule_row import ScheduleRow
 
 FRONT_NOTE = (
     "Throughput against the latency bound. A point is a schedule that none of its strategy beats in both; at a bound "

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from lengthwise.report._numbers import UNKNOWN, percent, rounded, seconds
 from lengthwise.report.schedule._others import others_said
 from lengthwise.report.schedule._sure import sure_said
-from lengthwise.schema.schedule import DriftRow, SchedulePlan, ScheduleRow, ScheduleSide
+from lengthwise.schema.schedule import DriftRow, SchedulePlan, ScheduleSide
+from lengthwise.schema.schedule_row import ScheduleRow
 
 SIDE_HEADS = ("strategy", "TP", "best seen", "requests/s", "latency", "worst case", "at most", "why not")
 DRIFT_HEADS = (
