@@ -24,6 +24,7 @@ LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""
 LEARNT = ("static", "half")
 """Loads that a calibration may see."""
+_MANY = 10_000
 _SPAN = 0.7
 """Of the time for a run, the part in which its requests arrive; in the rest the last of them are answered."""
 METRICS = {
@@ -88,17 +89,36 @@ class Lengths:
         arrival_s = np.zeros(n) if rate_rps is None else np.cumsum(gaps) / rate_rps
         return Workload(arrival_s - arrival_s[0], prompt, output, name=name)
 
+    def arriving(
+        self, tokens_s: float, seconds: float, seed: int, name: str, *, least: int = 80, most: int = 600
+    ) -> Workload:
+        """Poisson arrivals of so many output tokens a second for about ``seconds``: these very requests' tokens."""
+        usual = self.workload(_MANY, 0, None).output_tokens.mean()
+        n = min(most, max(least, round(tokens_s / usual * seconds)))
+        own = self.workload(n, seed, None).output_tokens.mean()
+        return self.workload(n, seed, tokens_s / own, name)
+
     @staticmethod
     def _draw(rng: Any, n: int, median: float, sigma: float, least: int, most: int) -> Any:
         return np.clip(rng.lognormal(np.log(median), sigma, n), least, most).astype(np.int64)
 
 
-def capacity_rps(measured: Measured) -> float:
-    """Requests a second of a run in which somebody always waited, between its first fifth and its fourth."""
-    finished = np.sort(measured.records.requests.finished_s)
-    n = len(finished)
-    low, high = n // 5, (4 * n) // 5
-    return float((high - low) / (finished[high] - finished[low]))
+def capacity_tokens_s(measured: Measured) -> float:
+    """Output tokens a second while somebody waits: from the first request that finishes to the last that begins.
+
+    Of requests that came all at once, many times as many as there are seats. A window that is cut by requests that
+    finished has the short ones, and seats that nobody takes any more: it told up to 27 % more.
+
+    Raises:
+        ValueError: Nobody waited.
+    """
+    r, tokens = measured.records.requests, measured.tokens
+    assert tokens is not None, "the engine tells when tokens came"
+    low_s, high_s = float(np.nanmin(r.finished_s)), float(np.nanmax(r.first_token_s))
+    if high_s <= low_s:
+        raise ValueError("all requests had begun before one had finished: there must be more than seats")
+    within = (tokens.at_s > low_s) & (tokens.at_s <= high_s)
+    return float(tokens.tokens[within].sum() / (high_s - low_s))
 
 
 def measure_loads(
@@ -147,8 +167,8 @@ def _arriving(
     full: Run, lengths: Lengths, share: float, window_s: float, seed: int, load: str, least: int
 ) -> Workload:
     """Requests of about ``window_s`` at a share of the capacity that a full run showed."""
-    rate_rps = share * capacity_rps(full.measured)
-    return lengths.workload(min(600, max(least, round(rate_rps * window_s))), seed, rate_rps, load)
+    tokens_s = share * capacity_tokens_s(full.measured)
+    return lengths.arriving(tokens_s, window_s, seed, load, least=least)
 
 
 def quantiles(records: Records) -> dict[str, float]:

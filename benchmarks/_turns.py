@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import _circle
 import numpy as np
@@ -13,6 +13,8 @@ from lengthwise import Workload
 from lengthwise.schema.measured import Measured
 
 WARM_UP = 32
+GENERATIONS = 8
+"""How many times as many requests as seats the capacity is measured with: 2 tell a quarter more than there is."""
 
 
 @dataclass
@@ -35,24 +37,29 @@ class Turn:
     static_s: float
     seconds: float
     workloads: dict[str, Workload] = field(default_factory=dict)
-    capacity_rps: float = 0.0
+    capacity_tokens_s: float = 0.0
 
     def warm(self) -> None:
-        """Two short runs; the second says how many requests the static load takes."""
+        """Two short runs, the second of which says how many requests the static load takes; one for the capacity."""
         for _ in range(2):  # the first is the engine's own warm-up
             first = self.bench(self.lengths.workload(WARM_UP, 0, None, "warm-up"))
         rate_rps = WARM_UP / float(np.nanmax(first.records.requests.finished_s))
         n = min(500, max(60, round(rate_rps * self.static_s)))
         self.workloads["static"] = self.lengths.workload(n, 1, None, "static")
+        full = self.bench(self.lengths.workload(GENERATIONS * self.setting.seqs, 2, None, "capacity"))
+        self.capacity_tokens_s = _circle.capacity_tokens_s(full)
 
     def run(self, load: str, repeat: int) -> Run:
-        """The load once; Poisson loads go by the capacity of the first static run."""
+        """The load once; Poisson loads are shares of the capacity."""
         if load not in self.workloads:
-            rate_rps = (LOADS[load] or 1.0) * self.capacity_rps
-            n = min(600, max(80, round(rate_rps * self.seconds)))
-            self.workloads[load] = self.lengths.workload(n, 10 + list(LOADS).index(load), rate_rps, load)
-        run = Run(self.setting.name, load, repeat, self.bench(self.workloads[load]))
-        self.capacity_rps = self.capacity_rps or _circle.capacity_rps(run.measured)
+            share = LOADS[load]
+            assert share is not None, "the static load was made when the engine was warm"
+            seed = 10 + list(LOADS).index(load)
+            tokens_s = share * self.capacity_tokens_s
+            self.workloads[load] = self.lengths.arriving(tokens_s, self.seconds, seed, load)
+        measured = self.bench(self.workloads[load])
+        known = {**measured.facts, "capacity_tokens_s": round(self.capacity_tokens_s, 1)}
+        run = Run(self.setting.name, load, repeat, replace(measured, facts=known))
         self.named(run.name)
         return run
 

@@ -12,7 +12,9 @@ from lengthwise.measure.calibrate import Iterations
 from lengthwise.schema.measured import Measured
 
 if TYPE_CHECKING:
-    from _circle import Run
+    from _circle import Lengths, Run
+
+    from lengthwise import Workload
 
 METRICS = ("jct_p50", "jct_p95", "ttft_p50", "tpot_p50")
 OVER_LOADS = ("jct_p50", "jct_p95", "tpot_p50")
@@ -36,6 +38,11 @@ QUEUED, FREE = "static", "half"
 def lasting(rate_rps: float, seconds: float = LASTS_S) -> int:
     """Requests of a load at a rate."""
     return min(MOST_REQUESTS, max(FEWEST, int(seconds * rate_rps)))
+
+
+def arriving(lengths: Lengths, tokens_s: float, seed: int, name: str = "") -> Workload:
+    """Requests of a load of so many output tokens a second."""
+    return lengths.arriving(tokens_s, LASTS_S, seed, name, least=FEWEST, most=MOST_REQUESTS)
 
 
 def served_rps(measured: Measured) -> float:

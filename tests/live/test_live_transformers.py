@@ -11,6 +11,7 @@ import pytest
 from judging import (
     FEWEST,
     TOO_NOISY,
+    arriving,
     drift,
     judged,
     lasting,
@@ -70,12 +71,12 @@ def measured(deployment, engine_python):
         engine.run(lengths.workload(16, 0, None))
         most_rps = served_rps(engine.run(lengths.workload(FEWEST, 0, None)))
         full = engine.run(lengths.workload(lasting(most_rps), 1, None, "full"))
-        capacity_rps = _circle.capacity_rps(full)
+        most_tokens_s = _circle.capacity_tokens_s(full)
         runs = {LIGHT: [], HEAVY: []}
         for _ in range(REPEATS):
             for k, share in enumerate(runs):
-                rate_rps = share * capacity_rps
-                runs[share].append(engine.run(lengths.workload(lasting(rate_rps), 2 + k, rate_rps)))
+                work = arriving(lengths, share * most_tokens_s, 2 + k)
+                runs[share].append(engine.run(work))
     return full, runs
 
 

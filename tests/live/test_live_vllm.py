@@ -13,7 +13,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judging import FEWEST, METRICS, drift, judged, lasting, of_median_repeat, out_of_order, served_rps
+from judging import (
+    FEWEST,
+    METRICS,
+    arriving,
+    drift,
+    judged,
+    lasting,
+    of_median_repeat,
+    out_of_order,
+    served_rps,
+)
 
 from lengthwise import Status
 from lengthwise.backend.openai import Server
@@ -96,8 +106,8 @@ def measured_loads(server, setting):
     for repeat in range(REPEATS):
         for k, load in enumerate(LOADS[setting]):
             if load not in workloads:
-                rate_rps = _circle.LOADS[load] * _circle.capacity_rps(runs[0].measured)
-                workloads[load] = lengths.workload(lasting(rate_rps), 1 + k, rate_rps, load)
+                tokens_s = _circle.LOADS[load] * _circle.capacity_tokens_s(runs[0].measured)
+                workloads[load] = arriving(lengths, tokens_s, 1 + k, load)
             runs.append(_circle.Run(setting, load, repeat, bench(server, workloads[load])))
     return runs
 

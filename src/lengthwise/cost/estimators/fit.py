@@ -19,6 +19,7 @@ from lengthwise.cost.estimators._model_points import rows_points
 from lengthwise.cost.estimators._points import Points
 from lengthwise.cost.estimators._reach import reach_of
 from lengthwise.cost.estimators._rows import Source, rows_for
+from lengthwise.cost.estimators._single import apart, joined
 from lengthwise.cost.estimators._target import Target
 from lengthwise.cost.roofline import LARGEST_KV_TOKENS, HostOverhead
 from lengthwise.cost.tables import check
@@ -123,7 +124,7 @@ def _shard(
         if not exact and source.same:
             bridged.add(rows.tensor_parallel)
         beyond = _beyond(OPERATOR_PARTS[operator], reach, target)
-        judged = judge(points, estimator, beyond=beyond, carried=_carried(source, target, rows))
+        judged = _judged(points, estimator, beyond=beyond, carried=_carried(source, target, rows))
         if degrees := own.made_up(operator):
             invented.setdefault(degrees, []).append(operator)
             judged = made_up(judged)
@@ -135,6 +136,16 @@ def _shard(
         measured = ", ".join(map(str, degrees))
         notes.append(f"measured at TP {measured}, carried to TP {target.parallel.tp} by physics")
     return found
+
+
+def _judged(points: Points, estimator: str, *, beyond: bool, carried: list[str]) -> Judged:
+    """What is learnt of one operator; of a product of this very shard with one token apart."""
+    cut = None if carried else apart(points)
+    if cut is None:
+        return judge(points, estimator, beyond=beyond, carried=carried)
+    single, others = cut
+    judged = judge(others, estimator, beyond=beyond)
+    return replace(judged, fitted=joined(single, others, judged.fitted), rows=len(points))
 
 
 def _carried(source: Source, target: Target, rows: Profile) -> list[str]:
