@@ -30,7 +30,7 @@ apart, at most {share["MOST"]} ({_names(of["METRICS"])} of one load of vLLM, {_n
 
 What noise cannot move is held closer: the runs of the figures above are kept, and a test calibrates and simulates them anew
 without an engine. No figure may lie further than {_points(kept["FIGURE"])} from what this page says, worse or better, no median of a load further than
-{_points(kept["LOAD"])} (transformers' among the slow tests).
+{_points(kept["LOAD"])}.
 
 Importers are tested on the real files; those too large to ship are looked for beside the checkout, and where they are
 absent, as in CI elsewhere, their tests are skipped with that reason.

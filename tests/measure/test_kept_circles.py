@@ -36,13 +36,12 @@ def saved(prefix: str) -> dict[str, dict]:
     return {name.removesuffix("_error"): row for name, row in mine.items() if name.endswith("_error")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "engine", "settings"),
     [
         ("fidelity.live", "vllm", ("WIDE", "NARROW")),
-        pytest.param(
-            "fidelity.live_transformers", "transformers", ("FIFO",), marks=pytest.mark.slow
-        ),  # looks for dense masks as well: a minute
+        ("fidelity.live_transformers", "transformers", ("FIFO",)),
     ],
 )
 def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, settings, tmp_path):
