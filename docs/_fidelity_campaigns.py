@@ -28,18 +28,22 @@ ABOUT = (
     "without a hash of it calibration, engine and costs); frozen: whether that is the code by which the runs were measured, by "
     "its hash, or is older than they are where no hash was kept; dashes: not known. Load averages before a run hold what the engine "
     "left there; repeats: the furthest of a held-out load from its median; errors: medians over held-out loads. What was called 85 % of the "
-    "capacity in all campaigns but the last was 72 to 124 % of it (by the output tokens offered, in the last but one): it was read off the requests "
-    "that finished within a part of the static run, which are the short ones, and hardly any prompt is computed beside them. "
-    "Where more comes than is served, errors of a few percent in a step become queues that are told by half.\n"
+    "capacity before 2026-11-23 17:30 was 81 to 127 % of it (by the output tokens offered, in the last of these campaigns): it was read off the "
+    "requests that finished within a part of the static run, which are the short ones, and hardly any prompt is computed beside them. "
+    "Where more comes than is served, errors of a few percent in a step become queues that are told by half. Arrivals are stretched to the rate "
+    "since 17:53: by luck the 85 % of 17:37 were 74 %.\n"
 )
 
 
-def campaigns(rows: Rows, earlier: Rows, prefix: str) -> Iterator[str]:
-    """A table of a circle's campaigns, a line each; nothing where none was replaced."""
+def campaigns(rows: Rows, earlier: Rows, prefix: str, *, told: str = "") -> Iterator[str]:
+    """A table of a circle's campaigns, a line each; nothing where none was replaced.
+
+    ``told`` is the title of the section that says already what the columns are; "": none does.
+    """
     before = by_campaign(earlier, prefix)
     if not before:
         return
-    yield ABOUT
+    yield f"Every campaign so far, in columns as under *{told}*.\n" if told else ABOUT
     yield f"| {' | '.join((*COLUMNS, *map(_label, METRICS)))} |"
     yield f"|{'---|' * (len(COLUMNS) + len(METRICS))}"
     for named in (*before, *by_campaign(rows, prefix)):

@@ -201,12 +201,13 @@ def page(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
         VERDICTS,
         "\n".join(misses(rows)),
     ]
+    told = ""
     for title, prefixes, about in SECTIONS:
         mine = [row for row in rows if row["name"].startswith(prefixes)]
         shown = SHOWN.get(prefixes[0], plain)(mine) if mine else [f"Not measured yet (`{prefixes[0]}`).\n"]
-        parts.append(
-            "\n".join([f"## {title}\n", about + "\n", *shown, *campaigns(rows, earlier, prefixes[0])])
-        )
+        replaced = list(campaigns(rows, earlier, prefixes[0], told=told))
+        told = title if replaced and not told else told
+        parts.append("\n".join([f"## {title}\n", about + "\n", *shown, *replaced]))
     return "\n".join(part for part in (*parts, tested()) if part)
 
 
