@@ -125,6 +125,22 @@ def test_greedy_output_is_identical_cut_and_uncut(url, api):
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
+def test_greedy_output_is_identical_where_a_chunk_holds_several_tokens(url, api):
+    """A cut then comes in the midst of what the engine has not told yet."""
+
+    async def work() -> None:
+        client = Client(url)
+        what = body(api, "long", LONG, temperature=0, stream_interval=7, stream_options={"include_usage": True})
+        async with client.gateway:
+            cut, uncut = await client.cut(what, api), await client.ask(what, api, direct=True)
+        assert len(uncut) < LONG / 3, "the engine streams token by token"
+        assert text(cut) == text(uncut) != ""
+        assert cut[-1]["usage"] == uncut[-1]["usage"]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
 def test_sampled_text_is_that_of_its_tokens_wherever_it_was_cut(url, api):
     async def work() -> None:
         client = Client(url)
