@@ -17,7 +17,7 @@ from lengthwise.cost.tables import from_arrays, to_arrays
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import OutputError, ProfileError
 
-CACHE_VERSION = 6
+CACHE_VERSION = 7
 
 
 def cache_path(

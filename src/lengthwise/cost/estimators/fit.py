@@ -56,7 +56,7 @@ def fit_profile(
     Operators of the model's shard are learnt from their own rows, those of kernels of no model by their
     sizes. Another TP degree, model or GPU than was measured is told by "physics" alone, with more
     than its error there (FAR_FACTORS). What the profile lacks comes from the roofline. ``source`` and the
-    report say which is which.
+    report say which is which. A product of one token and a matrix is told as it was measured (``_single``).
 
     A part's error is ``sum_o w_o sd_o``: ``w_o`` the operator's share of the part's time, ``sd_o`` the root
     mean square of log(measured / said) over its held-out points, or the roofline's own error where that filled it
