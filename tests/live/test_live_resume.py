@@ -130,7 +130,9 @@ def test_greedy_output_is_identical_where_a_chunk_holds_several_tokens(url, api)
 
     async def work() -> None:
         client = Client(url)
-        what = body(api, "long", LONG, temperature=0, stream_interval=7, stream_options={"include_usage": True})
+        what = body(
+            api, "long", LONG, temperature=0, stream_interval=7, stream_options={"include_usage": True}
+        )
         async with client.gateway:
             cut, uncut = await client.cut(what, api), await client.ask(what, api, direct=True)
         assert len(uncut) < LONG / 3, "the engine streams token by token"
