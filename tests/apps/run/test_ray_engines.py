@@ -224,7 +224,8 @@ def test_a_replica_of_two_gpus_waits_for_both_of_them(cluster, tmp_path):
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, on_ray(tmp_path, ("m0", "m1"))))
         assert ended.exit_code == 0
-        assert [event.model for event in ended.events if event.what == "ready"] == [0, 1, 1]
+        ready = [event.model for event in ended.events if event.what == "ready"]
+        assert ready in ([0, 1, 1], [0, 1])  # one of the two may have answered all before the other is ready
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ending", "starting"])
