@@ -29,7 +29,9 @@ up (*isrtf*) where that is worth a hundred times what it costs, the default; *ea
 *Gap closed* is (FCFS - policy) / (FCFS - oracle) of mean JCT, where the oracle is shortest first by the
 true lengths. The simulator is told how fast the engines were in the FCFS runs of the same bursts, and asked what each
 order gives; a request that is cut by windows is charged each time what the engines take for a new one. ELIS closes
-about a tenth of its gap.
+about a tenth of its gap. Measured three times on 2026-11-23,
+with nothing else on the machine, *isrtf* closed 0.45 [0.34, 0.57], 0.48 [0.35, 0.61] and 0.54 [0.43, 0.65] of it; before the
+second time tokens ceased to have the scheduler decide before a look is due, before the third nothing changed in its way.
 
 `simulated_in_interval` is over the results (gap closed, tail and mean of each order, pooled over batches and loads): in
 how many of them the prediction, over 40 shuffles, lies in the measured result's own interval. `simulated_within` asks more:
