@@ -29,7 +29,7 @@ ABOUT = (
     "its hash, or is older than they are where no hash was kept; dashes: not known. Load averages before a run hold what the engine "
     "left there; repeats: the furthest of a held-out load from its median; errors: medians over held-out loads. What was called 85 % of the "
     "capacity before 2026-11-23 17:30 was 81 to 127 % of it (by the output tokens offered, in the last of these campaigns): it was read off the "
-    "requests that finished within a part of the static run, which are the short ones, and hardly any prompt is computed beside them. "
+    "requests that finished within a part of the static run: the short ones come first, and beside the last of them no prompt is computed any more. "
     "Where more comes than is served, errors of a few percent in a step become queues that are told by half. Arrivals are stretched to the rate "
     "since 17:53: by luck the 85 % of 17:37 were 74 %.\n"
 )

@@ -7,15 +7,15 @@ import pytest
 from made_profiles import GPU, LIMITS, LONGEST, MODEL, NODE, profile
 
 from lengthwise.cost.estimators import fit_profile
-from lengthwise.cost.estimators._single import PRODUCTS
 from lengthwise.schema.deployment import Parallelism
+from lengthwise.schema.profile import PRODUCTS
 
 QUICKER = 0.6
 
 
-def quick_vectors(tp=1, noise=0.01, times=QUICKER):
+def quick_vectors(times=QUICKER):
     """A profile in which products of one token take so many times what the curve through the others says."""
-    rows = profile((tp,), noise=noise)
+    rows = profile(noise=0.01)
     single = (rows["tokens"] == 1) & np.isin(rows["operator"], PRODUCTS)
     return rows, replace(
         rows, columns={**rows.columns, "seconds": rows["seconds"] * np.where(single, times, 1.0)}
@@ -23,8 +23,7 @@ def quick_vectors(tp=1, noise=0.01, times=QUICKER):
 
 
 def tables(rows, tp=1, estimator="auto"):
-    found, report = fit_profile(rows, MODEL, GPU, NODE, Parallelism(tp), LIMITS, LONGEST, estimator=estimator)
-    return found, report
+    return fit_profile(rows, MODEL, GPU, NODE, Parallelism(tp), LIMITS, LONGEST, estimator=estimator)
 
 
 def measured_s(rows, part=("qkv projection", "output projection", "mlp up", "mlp down")):

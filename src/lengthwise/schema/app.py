@@ -1,4 +1,4 @@
-"""An application of several models over many rows, as columns, and what it is run on. No texts here."""
+"""What an application of several models is run on, and the plan of it: what runs when."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import numpy.typing as npt
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.hardware import GpuSpec, NodeSpec
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,22 @@ OPERATOR_PARTS: dict[str, str] = {
 "decode", twice a layer for an all-reduce, once a step for the others. "mixed attention" (prompts and decodes
 in one kernel) and "gemm" (of no model) are parts of their own, which an estimator may use."""
 
+PRODUCTS = frozenset(
+    {
+        "qkv projection",
+        "latent projection",
+        "query projection",
+        "kv up-projection",
+        "output projection",
+        "mlp up",
+        "mlp down",
+        "shared mlp up",
+        "shared mlp down",
+        "lm head",
+    }
+)
+"""Operators that are one product of all tokens of a step and a matrix."""
+
 WHOLE_COLUMNS = (
     "tp",
     "tokens",

@@ -13,20 +13,7 @@ import numpy as np
 from lengthwise.cost.estimators._learners import Fitted
 from lengthwise.cost.estimators._points import Points
 from lengthwise.schema.cost_tables import Floats
-
-PRODUCTS = (
-    "qkv projection",
-    "latent projection",
-    "query projection",
-    "kv up-projection",
-    "output projection",
-    "mlp up",
-    "mlp down",
-    "shared mlp up",
-    "shared mlp down",
-    "lm head",
-)
-"""Operators that are one product of all tokens of a step and a matrix."""
+from lengthwise.schema.profile import PRODUCTS
 
 
 @dataclass(frozen=True)

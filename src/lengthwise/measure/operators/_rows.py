@@ -8,23 +8,10 @@ from typing import Any
 from lengthwise.measure.operators._kernel import Kernel
 from lengthwise.measure.operators._site import Site
 from lengthwise.measure.operators.points import Operator
+from lengthwise.schema.profile import PRODUCTS
 
 _EPS = 1e-5
 _SLOTS_A_ROW = 4  # slots of the cache for a row that writes one
-GEMMS = frozenset(
-    {
-        "qkv projection",
-        "latent projection",
-        "query projection",
-        "kv up-projection",
-        "output projection",
-        "mlp up",
-        "mlp down",
-        "shared mlp up",
-        "shared mlp down",
-        "lm head",
-    }
-)
 NORMS = frozenset({"input norm", "post-attention norm", "final norm"})
 
 
@@ -39,7 +26,7 @@ class Rows:
     def build(self, operator: Operator, rows: int) -> Kernel:
         """The kernel of an operator over so many rows."""
         name, shape = operator.name, dict(operator.shape)
-        if name in GEMMS:
+        if name in PRODUCTS:
             return self._gemm(operator, rows)
         if name in NORMS:
             return self._norm(rows, shape["n"])
