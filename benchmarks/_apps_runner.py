@@ -24,8 +24,7 @@ from lengthwise.apps.run import (
     job_of,
     run_simulated,
 )
-from lengthwise.schema.app import AppPlan, ModelPlan, Replica
-from lengthwise.schema.app_tasks import TaskDraw
+from lengthwise.schema.app import AppPlan, ModelPlan, Replica, TaskDraw
 from lengthwise.schema.errors import InternalError
 
 TASKS, QUICK_TASKS = 1_000_000, 45_000

@@ -13,9 +13,8 @@ from _apps_worlds import World, cluster
 from lengthwise import engine
 from lengthwise.apps.plan import DEFAULT, Asked, plan
 from lengthwise.apps.plan.evaluate import mean_of
-from lengthwise.apps.plan.searched import CHANGE_SHARE
-from lengthwise.schema.app import AppMethod, AppPlan
-from lengthwise.schema.app_tasks import TaskDraw
+from lengthwise.apps.plan.planner import CHANGE_SHARE
+from lengthwise.schema.app import AppMethod, AppPlan, TaskDraw
 from lengthwise.schema.errors import InternalError
 
 TRUE_DRAWS, SEED_PLANNED, SEED_TRUE = 6, 1, 2

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import catalog
-from lengthwise.apps.draws import draw
 from lengthwise.apps.plan import Served
-from lengthwise.schema.app import Cluster, Machine
-from lengthwise.schema.app_tasks import TaskDraw, Tasks
-from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
+from lengthwise.apps.plan.draws import draw
+from lengthwise.schema.app import Cluster, Machine, TaskDraw, Tasks
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelSpec
 
 Ints = npt.NDArray[np.int64]
 CHUNK_TOKENS = 2048

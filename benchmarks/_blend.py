@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lengthwise import predict
 from lengthwise.predict import LengthDistribution, Prompts, Samples
 from lengthwise.predict.distribution import LEVELS
-from lengthwise.predict.encoder_text import SentenceEncoder, encoder_folder
+from lengthwise.predict.encoder import SentenceEncoder, encoder_folder
 from lengthwise.predict.features import prompt_features
 from lengthwise.predict.lexical import Lexical
 from lengthwise.schema.errors import InputError

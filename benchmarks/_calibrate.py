@@ -11,7 +11,7 @@ from _recorded import LATENCIES, LONGEST_TOKENS, ROOT, RUNS, Run
 
 from lengthwise.engine import deploy
 from lengthwise.measure import calibrate, read_foreign
-from lengthwise.measure.calibrate import Calibration
+from lengthwise.measure.calibration import Calibration
 from lengthwise.schema.deployment import Deployment, EngineLimits
 
 METRICS = dict(zip(LATENCIES, ("ttft", "tpot", "jct"), strict=True))

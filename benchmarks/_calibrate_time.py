@@ -16,9 +16,9 @@ from _circle import Run, Setting
 from _harness import machine
 
 from lengthwise.engine import deploy
-from lengthwise.measure.calibrate import Calibration, Iterations, calibrate, read_iterations
+from lengthwise.measure.calibration import Calibration, Iterations, calibrate, read_iterations
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "measure"))
 

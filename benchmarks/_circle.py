@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
-from lengthwise.measure.calibrate import Calibration, Iterations, calibrate
-from lengthwise.measure.calibrate._lateness import harmless_lateness
+from lengthwise.measure.calibration import Calibration, Iterations, calibrate
+from lengthwise.measure.calibration.measured_runs import harmless_lateness
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.hardware import GpuSpec
-from lengthwise.schema.measured import SIMULATED, Measured, shape_facts
-from lengthwise.schema.records import Records
+from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
+from lengthwise.schema.specs import GpuSpec
 
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""

@@ -12,7 +12,7 @@ import numpy as np
 from _circle import METRICS, Run, passed, quantiles, spread
 
 from lengthwise import Status
-from lengthwise.measure.calibrate import Calibration
+from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.records import Records
 

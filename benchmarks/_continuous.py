@@ -25,13 +25,15 @@ import numpy as np
 
 from lengthwise import Records, Status, Workload
 from lengthwise.schema.errors import EngineError
-from lengthwise.schema.measured import BENCH, Measured, TokenTimes
 from lengthwise.schema.records import (
+    BENCH,
+    Measured,
     ReplicaTotals,
     RequestRecords,
     StepRecords,
     TimeSeries,
     TokenGaps,
+    TokenTimes,
 )
 
 SCRIPT = Path(__file__).parent / "engines" / "continuous_batching.py"

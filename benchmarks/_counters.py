@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.engine import deploy
-from lengthwise.measure.calibrate import Calibration, calibrate
+from lengthwise.measure.calibration import Calibration, calibrate
 from lengthwise.schema.deployment import Deployment
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "measure"))

@@ -12,11 +12,11 @@ import numpy as np
 from _clusters import exact_interval
 
 from lengthwise.engine import deploy, simulate
-from lengthwise.measure.calibrate import Calibration, calibrate
-from lengthwise.measure.calibrate._parameters import apply
-from lengthwise.measure.calibrate.answer import Parameter
+from lengthwise.measure.calibration import Calibration, calibrate
+from lengthwise.measure.calibration.parameters import apply
+from lengthwise.measure.calibration.result import Parameter
 from lengthwise.schema.deployment import Deployment, EngineLimits
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
 
 PLANTED = {"work": 1.3, "host_step": 2e-3, "host_sequence": 40e-6}

@@ -10,7 +10,7 @@ from _harness import machine as facts
 
 from lengthwise import catalog
 from lengthwise.schema.errors import UnknownNameError
-from lengthwise.schema.hardware import GpuSpec
+from lengthwise.schema.specs import GpuSpec
 
 
 def this_thread() -> GpuSpec:

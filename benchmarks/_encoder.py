@@ -18,7 +18,7 @@ import numpy as np
 
 from lengthwise.predict import Ensemble, Prompts, Samples
 from lengthwise.predict.encoder import Encoder
-from lengthwise.predict.evaluate import Evaluation, evaluate
+from lengthwise.predict.evaluation import Evaluation, evaluate
 from lengthwise.schema.errors import InputError
 
 SCORES = ("tau", "tau_within", "coverage90", "pinball", "mae", "r2", "log_r2", "bias")

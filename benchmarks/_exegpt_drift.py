@@ -10,9 +10,8 @@ from typing import Any
 from _exegpt_scenarios import BOUNDS, OPT, as_deployed, chosen, estimator, faster_transformer, planner
 
 from lengthwise.schedule import Strategy, TaskLengths, drift
-from lengthwise.schedule.drift import MARGINS, MOVES, moved
-from lengthwise.schema.schedule import DriftRow
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise.schedule.length_drift import MARGINS, MOVES, moved
+from lengthwise.schema.schedule import DriftRow, ScheduleRow
 
 TASK = "t"
 STRATEGIES = {"waa": (Strategy.WAA_C, Strategy.WAA_M), "rra": (Strategy.RRA,)}

@@ -35,7 +35,7 @@ from _turns import Turn, in_turns
 
 from lengthwise import Deployment
 from lengthwise.measure import write_records
-from lengthwise.measure.calibrate import read_iterations
+from lengthwise.measure.calibration import read_iterations
 from lengthwise.schedule import Cluster, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schema.cost_tables import CostTables
 

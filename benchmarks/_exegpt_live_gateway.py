@@ -9,11 +9,10 @@ import _exegpt_live_load as load
 import numpy as np
 
 from lengthwise import Workload
-from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order
-from lengthwise.gateway.decisions import Phase
-from lengthwise.gateway.listener import Listener
-from lengthwise.gateway.phasing import Phases
+from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.request import Outcome, Request
+from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import Gateway
 from lengthwise.schedule import Controls
 

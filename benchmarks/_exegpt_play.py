@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.engine import simulate
-from lengthwise.engine._cost_reading import CostReader
+from lengthwise.engine.step_time import CostReader
 from lengthwise.schedule import Controls, Estimator, Strategy
-from lengthwise.schedule.deployments import deployment_of, in_system
+from lengthwise.schedule.simulation import deployment_of, in_system
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records, RequestRecords

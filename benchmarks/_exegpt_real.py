@@ -27,9 +27,9 @@ from _exegpt_scenarios import (
     seen,
 )
 
-from lengthwise.predict.tokens import estimated_tokens
 from lengthwise.schedule import TaskLengths
-from lengthwise.schedule.drift import moments
+from lengthwise.schedule.length_drift import moments
+from lengthwise.schema.workload import estimated_tokens
 
 PLANNED_SHARE, SPLITS, MARGIN = 0.1, 3, 0.1
 LONGEST_TOKENS = 2048

@@ -12,7 +12,7 @@ import numpy as np
 from _exegpt_scenarios import GPT39, GPT101, OPT, T5, chosen, estimator, faster_transformer, planner
 
 from lengthwise.schedule import Strategy
-from lengthwise.schedule.exhaustive import whole_box
+from lengthwise.schedule.optimizer import whole_box
 
 ALL = tuple(Strategy)
 WAA = (Strategy.WAA_C, Strategy.WAA_M)

@@ -25,7 +25,7 @@ from lengthwise.schedule import (
     tensor_degrees,
 )
 from lengthwise.schema.errors import ScheduleError
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise.schema.schedule import ScheduleRow
 
 NODES = {"A40": ("A40", "pcie4-8"), "A100": ("A100-80GB", "dgx-a100")}
 """Cluster to (GPU, node); the paper's A40s are joined by 100 Gb/s, its A100s by 8 x 200 Gb/s a node."""

@@ -11,7 +11,7 @@ from _exegpt_play import LATER, encode_stages_s, run
 from _exegpt_scenarios import OPT, chosen, estimator, faster_transformer, planner
 
 from lengthwise.schedule import Assumptions, Controls, Strategy
-from lengthwise.schedule.deployments import deployment_of, in_system
+from lengthwise.schedule.simulation import deployment_of, in_system
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records
 

@@ -21,9 +21,9 @@ from _silicon_shipped import deployed
 
 from lengthwise.cost import HostOverhead
 from lengthwise.engine import simulate
-from lengthwise.scenario.model_error import LEVEL, perturbed
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InputError
+from lengthwise.usecases.model_error import LEVEL, perturbed
 
 GRID = tuple(round(0.1 * i, 1) for i in range(31))
 TAIL = (1 - LEVEL) / 2

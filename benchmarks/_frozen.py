@@ -19,16 +19,13 @@ _ROOMS = ("engine", "policy", "cost", "metrics", "workload", "measure", "catalog
 _SCHEMA = [
     "cost_tables",
     "deployment",
-    "hardware",
-    "measured",
-    "model",
     "profile",
     "records",
+    "specs",
     "tokens",
-    "units",
     "workload",
 ]
-_CLIENT = ("openai", "_openai_*", "sse", "process", "launch", "vllm")
+_CLIENT = ("openai", "openai_protocol", "process", "launch", "vllm")
 _CAMPAIGN = (
     "_circle*",
     "_live",

@@ -29,7 +29,7 @@ import _gateway_gain_story as story
 from _harness import machine, strict_json
 
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
-from lengthwise.gateway.observe.service import Service
+from lengthwise.gateway.observe.replay import Service
 from lengthwise.gateway.observe.trace import Trace, of_journal
 from lengthwise.schema.workload import Workload
 

@@ -15,7 +15,7 @@ from _gateway_gain_load import Floats
 from lengthwise import engine
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe import replay
-from lengthwise.gateway.observe.service import Service
+from lengthwise.gateway.observe.replay import Service
 from lengthwise.gateway.observe.trace import Trace
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.records import RequestRecords, Status

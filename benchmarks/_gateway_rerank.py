@@ -12,8 +12,8 @@ from _harness import machine
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.decisions import WorkerState
 from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.scheduling import WorkerState
 
 WAITING = 10_000
 

@@ -41,12 +41,12 @@ from lengthwise import Deployment, Workload
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import read_profile, write_profile
 from lengthwise.measure import read_records, write_records
-from lengthwise.measure.calibrate import Calibration, Iterations, read_iterations
+from lengthwise.measure.calibration import Calibration, Iterations, read_iterations
 from lengthwise.measure.operators import measure_profile
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.hardware import GpuSpec
-from lengthwise.schema.measured import Measured
 from lengthwise.schema.profile import Profile
+from lengthwise.schema.records import Measured
+from lengthwise.schema.specs import GpuSpec
 
 MAX_MODEL_LEN = 1024
 BLOCK, BLOCKS = 32, 512

@@ -17,8 +17,8 @@ import numpy as np
 from _harness import Row, machine
 
 from lengthwise import Deployment, EngineLimits, Scheduler, Workload, catalog, cost, deploy, simulate, theory
-from lengthwise.predict.tokens import estimated_tokens
 from lengthwise.schema.deployment import Parallelism
+from lengthwise.schema.workload import estimated_tokens
 
 REQUESTS, SEEDS, THREADS = 128_000, 10, 2
 TIMES = theory.UniformTimes(1.0, 20.0)

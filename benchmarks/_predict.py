@@ -10,12 +10,10 @@ import _texts
 import numpy as np
 
 from lengthwise.predict import Prompts, Samples
-from lengthwise.predict._scores import kendall
-from lengthwise.predict.evaluate import Evaluation, evaluate, latency_ms
-from lengthwise.predict.knowable import knowable
+from lengthwise.predict.evaluation import Evaluation, evaluate, kendall, knowable, latency_ms
 from lengthwise.predict.lexical import Lexical
-from lengthwise.predict.read import Split, split
-from lengthwise.predict.shipped import default
+from lengthwise.predict.sample_files import Split, split
+from lengthwise.predict.serialization import default
 from lengthwise.schema.estimate import Estimate
 
 FOLDS = 5

@@ -22,11 +22,10 @@ from lengthwise import catalog
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import import_llmservingsim
 from lengthwise.engine import deploy, simulate
-from lengthwise.metrics._compare_blocks import column_of
-from lengthwise.metrics._compare_bootstrap import drawn, resampled
+from lengthwise.metrics.statistics import column_of, drawn, resampled
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
-from lengthwise.schema.hardware import LinkSpec, NodeSpec
+from lengthwise.schema.specs import LinkSpec, NodeSpec
 from lengthwise.schema.workload import Workload
 
 ROOT = "data/profiles/llmservingsim"

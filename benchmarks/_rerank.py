@@ -13,8 +13,7 @@ import numpy as np
 
 from lengthwise import EngineLimits, Poisson, deploy, policy, preset, simulate
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.prediction import Predictions
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Predictions, Workload
 
 WINDOW_TOKENS = 50
 RATES_RPS = {"well below capacity": 2.9, "at capacity": 3.6, "overload": 4.5}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.cost.roofline import HOST_SEQUENCE_S, HOST_STEP_S
+from lengthwise.cost.roofline_tables import HOST_SEQUENCE_S, HOST_STEP_S
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError

@@ -16,7 +16,7 @@ from _silicon_loop import Loop, front_s, loop_of
 from _silicon_rows import Point
 from _silicon_steps import Host, RankOperators, step_s
 
-from lengthwise.cost._efficiency import CURVES, Curves
+from lengthwise.cost.operator_work import CURVES, Curves
 
 BACKENDS = ("vllm", "sglang", "trtllm")
 KERNELS = ("narrow", "wide", "grouped")

@@ -1,7 +1,7 @@
 """The measured deployments by what ships: ``deploy``, its cost sources, its hosts and the engine, nothing of here.
 
 No waits by settings, no factors, and the front before the engine is the host's own: a load and an engine's flags as
-its scripts give them, through ``lengthwise.engine.deploy`` and ``simulate`` as anyone may call them. Attention data
+its scripts give them, through ``lengthwise.engine.deployment_builder`` and ``simulate`` as anyone may call them. Attention data
 parallelism and experts cut otherwise than by tensor parallelism have no setting there; those points are left out and
 counted.
 """

@@ -14,9 +14,8 @@ import numpy as np
 from _silicon_rows import Point
 
 from lengthwise import catalog
-from lengthwise.cost._efficiency import CURVES, Curves, Kernels, Work, kernels_of
-from lengthwise.cost._operators import Operators
-from lengthwise.cost._shard import shard_of
+from lengthwise.cost.memory import shard_of
+from lengthwise.cost.operator_work import CURVES, Curves, Kernels, Operators, Work, kernels_of
 from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 
@@ -109,7 +108,7 @@ def step_s(ops: RankOperators, host: Host, *, seqs: Any, kv: Any, chunk: Any = 0
 
 
 def tables(ops: RankOperators, host: Host, seqs: int, budget: int, length: int) -> CostTables:
-    """The cost tables of one rank, as ``lengthwise.cost.roofline`` lays them out."""
+    """The cost tables of one rank, as ``lengthwise.cost.roofline_tables`` lays them out."""
     tokens, batch = np.arange(max(budget, seqs) + 1.0), np.arange(seqs + 1.0)
     chunk, context = grid_axis(max(budget, length)), grid_axis(length)
     some, cached = grid_axis(seqs), grid_axis(min(seqs * length, 2**24))

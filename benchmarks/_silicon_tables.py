@@ -16,7 +16,7 @@ from _silicon_rows import Point
 from _silicon_steps import RankOperators
 
 from lengthwise import catalog
-from lengthwise.cost._efficiency import Kernels, Work, kernels_of
+from lengthwise.cost.operator_work import Kernels, Work, kernels_of
 
 ROOT = "data/profiles/aiconfigurator"
 VERSION = "0.24.0"

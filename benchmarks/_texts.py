@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.predict import Prompts, Samples
-from lengthwise.predict.tokens import estimated_tokens
+from lengthwise.schema.workload import estimated_tokens
 
 SHORTEST = 1
 

@@ -10,7 +10,7 @@ import numpy as np
 from _circle import LOADS, Lengths, Run, Setting
 
 from lengthwise import Workload
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
 
 WARM_UP = 32
 GENERATIONS = 8

@@ -14,12 +14,12 @@ import numpy as np
 
 from lengthwise import Deployment, Workload
 from lengthwise.backend import vllm_launch
-from lengthwise.backend.openai import Server
+from lengthwise.backend.openai_protocol import Server
 from lengthwise.backend.process import LocalEngine, free_port, local_engine
 from lengthwise.gateway.demo.engines import MAKE_MODEL
-from lengthwise.measure import bench
-from lengthwise.measure.calibrate import read_iterations
-from lengthwise.schema.measured import Measured
+from lengthwise.measure import load as bench
+from lengthwise.measure.calibration import read_iterations
+from lengthwise.schema.records import Measured
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent / ".engines" / "vllm" / "bin" / "python"

@@ -13,7 +13,7 @@ from _made_profile import make
 
 from lengthwise import EngineLimits, _jit, catalog, cost
 from lengthwise.cost import _lookup
-from lengthwise.engine._cost_reading import CostReader
+from lengthwise.engine.step_time import CostReader
 from lengthwise.schema.deployment import Parallelism
 
 LIMITS = EngineLimits(max_num_seqs=256, max_num_batched_tokens=512)

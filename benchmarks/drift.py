@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lengthwise.scenario.traces import read_trace
+from lengthwise.config.workload import read_trace
 from lengthwise.schedule import TaskLengths, Watch, Watcher
-from lengthwise.schedule._evidence import Evidence
-from lengthwise.schedule.drift import moved
+from lengthwise.schedule.length_drift import moved
+from lengthwise.schedule.watch import Evidence
 
 RATE = 0.01
 MOVES = (*(("mean", by) for by in (-0.3, -0.15, 0.15, 0.3)), *(("sd", by) for by in (-0.3, -0.15, 0.15, 0.3)))

@@ -16,18 +16,20 @@ from typing import Any
 
 from _harness import Row, machine, show
 
-from lengthwise import engine, scenario, search
+from lengthwise import config, engine, search
 from lengthwise.schema.plan import Plan, Standing, Study
+from lengthwise.usecases import capacity
+from lengthwise.usecases import search as search_module
 
 STUDY = Path(__file__).parent.parent / "examples" / "vidur-study.toml"
 MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
 CHAT = Path(__file__).parent.parent / "examples" / "chat-70b.toml"
 
 
-def asked(model: str, *, sensitivity: bool = False, **overrides: Any) -> scenario.Scenario:
+def asked(model: str, *, sensitivity: bool = False, **overrides: Any) -> config.Scenario:
     """The study of one model; sensitivity to the limits is a question of its own."""
     given = [f"deployment.model={model}", f"search.sensitivity={str(sensitivity).lower()}"]
-    return scenario.load(STUDY, [*given, *(f"{key}={value}" for key, value in overrides.items())])
+    return config.load(STUDY, [*given, *(f"{key}={value}" for key, value in overrides.items())])
 
 
 def check(study: Study) -> None:
@@ -51,7 +53,7 @@ def paper(jobs: int, models: tuple[str, ...]) -> list[Row]:
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
     with search.threads(jobs) as workers:
         for model in models:
-            study = scenario.plan(asked(model), workers)
+            study = search_module.plan(asked(model), workers)
             check(study)
             for plan in study.plans:
                 wall_s[f"{model} {plan.name}"] = plan.spent.seconds
@@ -90,15 +92,15 @@ def paper(jobs: int, models: tuple[str, ...]) -> list[Row]:
 
 def single() -> Row:
     """One capacity of one configuration to 2.5 %, warm; three SLOs."""
-    whole = scenario.load(CHAT).effective()[0]
+    whole = config.load(CHAT).effective()[0]
     seconds = []
     told = {}
     for limits in ('{ "queueing_delay.p99" = 5.0 }', '{ "ttft.p90" = 2.0, "tbt.p99" = 0.2 }'):
-        one = scenario.load(CHAT, [f"search.limits={limits}"]).model_copy(update={"variants": []})
+        one = config.load(CHAT, [f"search.limits={limits}"]).model_copy(update={"variants": []})
         repeats = []
         for _ in range(5):
             start = time.perf_counter()
-            found = scenario.capacities(one)[0]
+            found = capacity.capacities(one)[0]
             repeats.append(time.perf_counter() - start)
         rate = found.capacity.rate_rps
         assert rate.half_width <= 0.025 * rate.value
@@ -122,7 +124,7 @@ def scaling() -> Row:
     ):
         with crew as workers:
             start = time.perf_counter()
-            study = scenario.plan(one, workers)
+            study = search_module.plan(one, workers)
             walls[name] = time.perf_counter() - start
         answers.append(
             [(c.key, c.objective) for c in study.plans[0].choices if c.standing is Standing.RANKED]

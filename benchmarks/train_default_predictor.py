@@ -15,10 +15,10 @@ from pathlib import Path
 import _texts
 import numpy as np
 
-from lengthwise.predict.evaluate import Evaluation, evaluate
+from lengthwise.predict.evaluation import Evaluation, evaluate
 from lengthwise.predict.lexical import Lexical
-from lengthwise.predict.read import split
-from lengthwise.predict.save import save
+from lengthwise.predict.sample_files import split
+from lengthwise.predict.serialization import save
 
 SHIPPED = Path(__file__).parents[1] / "src/lengthwise/predict/data/default.lwp"
 TRAINED = "2026-11-21"

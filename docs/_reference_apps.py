@@ -10,10 +10,9 @@ from typing import Any
 from lengthwise import apps
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, Told
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.launch.commands import Loaded
-from lengthwise.apps.launch.local import Patience
-from lengthwise.apps.run.contracts import Settings
-from lengthwise.scenario import _app_sections as sections
+from lengthwise.apps.launch.local import Loaded, Patience
+from lengthwise.apps.run.job import Settings
+from lengthwise.config import app_sections as sections
 
 TABLES = {
     "inputs": (sections.InputsSection, ()),

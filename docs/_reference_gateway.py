@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from lengthwise.config import gateway as sections
 from lengthwise.gateway import config
-from lengthwise.scenario import _gateway_sections as sections
 
 TABLES = {
     "listen": (sections.ListenSection, config.Listen),

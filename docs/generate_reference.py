@@ -21,19 +21,16 @@ from _reference_gateway import keys as _gateway_keys
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from lengthwise import policy, scenario
-from lengthwise.cli import _main
+from lengthwise import config, policy
+from lengthwise.cli import program
+from lengthwise.config import scenario as _canonical
+from lengthwise.config import sections, values
+from lengthwise.config import sections as _decode
+from lengthwise.config import sections as _lab
+from lengthwise.config import sections as _predictor
+from lengthwise.config import sections as _schedule
+from lengthwise.config import values as _lengths
 from lengthwise.policy import contracts
-from lengthwise.scenario import (
-    _arrivals,
-    _canonical,
-    _decode,
-    _lab,
-    _lengths,
-    _predictor,
-    _schedule,
-    sections,
-)
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -110,7 +107,7 @@ def app_python() -> str:
 def kinds() -> str:
     """The kinds of length distributions and arrival processes, with their keys."""
     out = []
-    for title, known in (("length (prompt, output)", _lengths.LENGTHS), ("arrivals", _arrivals.ARRIVALS)):
+    for title, known in (("length (prompt, output)", _lengths.LENGTHS), ("arrivals", values.ARRIVALS)):
         out += [f"| kind of {title} | keys | what it is |", "|---|---|---|"]
         for name, table in known.items():
             keys = ", ".join(f"`{key}`" for key in table.model_fields if key != "kind")
@@ -139,7 +136,7 @@ def policy_arguments() -> str:
 
 def policies() -> str:
     """Every built-in policy and named scheduler."""
-    ways = [("binning", f"{name}(k)", text) for name, text in scenario.BINNING_RULES.items()]
+    ways = [("binning", f"{name}(k)", text) for name, text in config.BINNING_RULES.items()]
     rows = [
         f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways
     ]
@@ -151,7 +148,7 @@ def command_line() -> str:
     out = []
     for command in COMMANDS:
         shown = CliRunner().invoke(
-            _main.app,
+            program.app,
             [*command, "--help"],
             prog_name="lengthwise",
             env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"},

@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lengthwise.engine.deploy import deploy
-    from lengthwise.engine.simulate import simulate
+    from lengthwise.engine.deployment_builder import deploy
+    from lengthwise.engine.simulation import simulate
     from lengthwise.metrics import Slo, Summary, frame
-    from lengthwise.metrics.combine import combine
-    from lengthwise.metrics.summarize import summarize
+    from lengthwise.metrics.pooling import combine
+    from lengthwise.metrics.summary import summarize
     from lengthwise.report import Result, write_html
-    from lengthwise.report.table import table
+    from lengthwise.report.summary_table import table
     from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
     from lengthwise.schema.errors import InputError, LengthwiseError
     from lengthwise.schema.records import Records, Status

@@ -38,9 +38,8 @@ _COMPILED = (
     "cost/_lookup.py",
     "policy/*.py",
     "engine/*.py",
-    "theory/_batch*.py",
-    "schedule/_[kr]*.py",
-    "schedule/_steady.py",
+    "theory/batch_kernel.py",
+    "schedule/_kernel.py",
 )
 DISABLED = bool(numba.config.DISABLE_JIT)
 

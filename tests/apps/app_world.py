@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lengthwise.apps.app import App, Call, Loop, Model, each, over, times
-from lengthwise.apps.deciding import Rendered
-from lengthwise.apps.expand import expand
+from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.ledger.contracts import Output
 
 MODELS = (Model("a", "vicuna-13b"), Model("b", "llama-2-70b"), Model("c", "mistral-7b"))

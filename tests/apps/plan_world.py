@@ -8,8 +8,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.apps.plan.space import Served
-from lengthwise.schema.app import Cluster, Machine
-from lengthwise.schema.app_tasks import TaskDraw, Tasks
+from lengthwise.schema.app import Cluster, Machine, TaskDraw, Tasks
 
 
 def cluster_of(*gpus, group=2, kinds=("A100-80GB",)):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from app_world import MODELS, critique
 
-from lengthwise.apps._graph import ordered
-from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, each, over
+from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, each, ordered, over
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 

@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, ensemble, served
 
-from lengthwise.apps.plan.beam import METHODS, STEPS, Effort, beam, bettered, rolled_out
-from lengthwise.apps.plan.load import load_of
-from lengthwise.apps.plan.play import play
-from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.draws import load_of
+from lengthwise.apps.plan.evaluate import play
+from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, beam, bettered, rolled_out
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Stages
+from lengthwise.apps.plan.stages import Runs, Stages
 
 
 def world(counts, seed=0):

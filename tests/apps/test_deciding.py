@@ -6,8 +6,7 @@ import pytest
 from app_world import MODELS, chain, critique, ensemble, played, split
 
 from lengthwise.apps.app import App, Call, Model, Sampling, times
-from lengthwise.apps.deciding import Rendered
-from lengthwise.apps.expand import expand
+from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.ledger.contracts import Output
 from lengthwise.schema.errors import InputError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.apps.dynamic import next_plans
+from lengthwise.apps.placement import next_plans
 from lengthwise.schema.app import ModelPlan
 
 GPUS = 4

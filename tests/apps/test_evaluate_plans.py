@@ -23,8 +23,8 @@ from lengthwise.apps.plan import (
     write_plan,
     write_switch_times,
 )
-from lengthwise.apps.plan.searched import WORTH_SHARE
-from lengthwise.apps.plan.switching import SwitchRates
+from lengthwise.apps.plan.planner import WORTH_SHARE
+from lengthwise.apps.plan.space import SwitchRates
 from lengthwise.catalog import model, weight_bytes
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -197,7 +197,7 @@ def test_gpus_of_two_kinds_in_two_machines_take_plans_of_their_own():
 def test_runs_that_were_forgotten_are_simulated_again_to_the_same_plan(monkeypatch):
     args, more = asked_of([120, 60, 200], method="samullm", beside=())
     told = plan(*args, **more)
-    monkeypatch.setattr("lengthwise.apps.plan.runs.MOST_HELD_TASKS", 300)
+    monkeypatch.setattr("lengthwise.apps.plan.stages.MOST_HELD_TASKS", 300)
     assert plan(*args, **more) == told
 
 

@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 from plan_world import cluster_of, ensemble, served
 
-from lengthwise.apps.plan.beam import METHODS, Effort, beam, bettered, rolled_out
-from lengthwise.apps.plan.exact import _durations, best_staged, best_unpreempted
-from lengthwise.apps.plan.load import load_of
-from lengthwise.apps.plan.play import play
-from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.draws import load_of
+from lengthwise.apps.plan.evaluate import play
+from lengthwise.apps.plan.methods import (
+    METHODS,
+    Effort,
+    _durations,
+    beam,
+    best_staged,
+    best_unpreempted,
+    bettered,
+    rolled_out,
+)
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Stages
+from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.errors import InputError
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.apps.app import App, Call, From, Sampling, Told, each
-from lengthwise.apps.draws import draw
 from lengthwise.apps.expand import expand
+from lengthwise.apps.plan.draws import draw
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.workload import Fixed, LogNormal
 

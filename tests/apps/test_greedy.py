@@ -8,15 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, ensemble, served
 
-from lengthwise.apps.plan.beam import METHODS, rolled_out
-from lengthwise.apps.plan.choosers import built
-from lengthwise.apps.plan.greedy import Greedy
-from lengthwise.apps.plan.heuristics import MaxHeuristic, MinHeuristic, _shares
-from lengthwise.apps.plan.load import load_of
-from lengthwise.apps.plan.play import play
-from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.draws import load_of
+from lengthwise.apps.plan.evaluate import play
+from lengthwise.apps.plan.methods import (
+    METHODS,
+    Greedy,
+    MaxHeuristic,
+    MinHeuristic,
+    _shares,
+    built,
+    rolled_out,
+)
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Stages
+from lengthwise.apps.plan.stages import Runs, Stages
 
 
 def world(counts, seed=0, gpus=4):

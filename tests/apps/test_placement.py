@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plan_world import cluster_of
 
 from lengthwise.apps import placement
-from lengthwise.apps._islands import degrees, is_replica
+from lengthwise.apps.placement import degrees, is_replica
 from lengthwise.schema.app import ModelPlan
 
 KIND = "A100-80GB"

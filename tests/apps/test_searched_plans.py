@@ -12,13 +12,17 @@ from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
 
 from lengthwise.apps.plan import METHODS, Asked, Effort, Space, plan
 from lengthwise.apps.plan.evaluate import stages_of
-from lengthwise.apps.plan.purse import LOOK_S, REQUEST_S, RUN_S, Purse, expected_cost_s
-from lengthwise.apps.plan.searched import (
+from lengthwise.apps.plan.planner import (
     CHANGE_SHARE,
     DEFAULT,
+    LOOK_S,
+    REQUEST_S,
+    RUN_S,
     WORTH_SHARE,
     Found,
+    Purse,
     _Search,
+    expected_cost_s,
     loaded_gpus,
     searched,
 )

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, ensemble, served
 
-from lengthwise.apps.plan.load import load_of
-from lengthwise.apps.plan.runs import CURVE_POINTS, Runs
+from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Delay, Stages
+from lengthwise.apps.plan.stages import CURVE_POINTS, Delay, Runs, Stages
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import DoesNotFitError
 
@@ -146,7 +145,7 @@ def test_one_of_many_equal_replicas_stands_for_all_within_a_few_percent(monkeypa
     stages = world([2000])
     short = stages.runs.run(plan, stages.runs.fresh(0))
     assert stages.runs.simulated_requests == 500
-    monkeypatch.setattr("lengthwise.apps.plan.runs.REPRESENTED_TASKS", 10**9)
+    monkeypatch.setattr("lengthwise.apps.plan.stages.REPRESENTED_TASKS", 10**9)
     stages = world([2000])
     full = stages.runs.run(plan, stages.runs.fresh(0))
     assert stages.runs.simulated_requests == 2000

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, served, tasks_of
 
 from lengthwise.apps.plan import Asked, Effort, plan
-from lengthwise.apps.plan.beam import METHODS
-from lengthwise.apps.plan.choosers import built
-from lengthwise.apps.plan.load import load_of
-from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.draws import load_of
+from lengthwise.apps.plan.methods import METHODS, built
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Stages
+from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.app import ModelPlan
 
 KIND = "A100-80GB"

@@ -8,14 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, served, tasks_of
 
-from lengthwise.apps.plan.beam import METHODS, Effort, beam, rolled_out
-from lengthwise.apps.plan.choosers import built
-from lengthwise.apps.plan.greedy import Greedy
-from lengthwise.apps.plan.load import load_of
-from lengthwise.apps.plan.play import play, spare_plans
-from lengthwise.apps.plan.runs import Runs
+from lengthwise.apps.plan.draws import load_of
+from lengthwise.apps.plan.evaluate import play, spare_plans
+from lengthwise.apps.plan.methods import METHODS, Effort, Greedy, beam, built, rolled_out
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Stages
+from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.app import ModelPlan
 
 KIND = "A100-80GB"

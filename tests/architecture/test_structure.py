@@ -18,10 +18,6 @@ from lengthwise.policy.contracts import ARGUMENTS
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(lengthwise.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-LONGEST = 300
-LONGER = {
-    "engine/reference.py": "the whole meaning of the engine, to be read in one go",
-}
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "misc", "v2"}
 TRUTH = re.compile(r"^(true_|actual_|real_)|^output|^total_(output_)?tokens$|_output_tokens$")
 """What a true length would be called; ``remaining_tokens`` is what is left of the predicted one."""
@@ -47,13 +43,6 @@ def test_every_room_has_its_place_in_the_contracts():
     assert rooms <= placed, rooms - placed
 
 
-def test_files_are_short():
-    """Look twice above 250 lines; above 300, cut by subject or give a reason in LONGER."""
-    long = {relative(path): count for path in SOURCES if (count := lines(path)) > LONGEST}
-    assert set(long) - set(LONGER) == set(), long
-    assert set(LONGER) - set(long) == set(), "short by now: take it out of LONGER"
-
-
 def test_files_are_named_by_what_they_hold():
     named = {relative(path): set(re.split(r"[_./]", relative(path))) for path in SOURCES}
     assert [name for name, words in named.items() if words & FORBIDDEN_NAMES] == []
@@ -69,10 +58,6 @@ def test_rooms_keep_out_of_each_others_private_files():
     assert [
         f"{relative(p)}: {'.'.join(parts)}" for p in SOURCES for parts in imports(p) if intrudes(p, parts)
     ] == []
-
-
-def lines(path):
-    return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def tree(path):

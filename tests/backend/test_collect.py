@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lengthwise.backend.collect import Endpoint, collect
-from lengthwise.predict.read import read
+from lengthwise.predict.sample_files import read
 from lengthwise.schema.errors import InputError, OutputError
 
 

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
 
 from scripted_server import EVERYTHING, Script, ScriptedServer
 
-from lengthwise.backend.openai import CHAT, Abilities, Client, RequestError, Server
+from lengthwise.backend.openai import Client
+from lengthwise.backend.openai_protocol import CHAT, Abilities, RequestError, Server
 from lengthwise.schema.errors import InputError, MissingExtraError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.backend.sse import Event, SseReader
+from lengthwise.backend.openai_protocol import Event, SseReader
 
 TEXT = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=12)
 END = st.sampled_from(["\n", "\r\n", "\r"])

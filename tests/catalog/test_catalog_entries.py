@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from lengthwise import catalog
-from lengthwise.catalog import _store
+from lengthwise.catalog import store as _store
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.units import DTYPE_BYTES, GIB
+from lengthwise.schema.specs import DTYPE_BYTES, GIB
 
 MODELS, GPUS, NODES, LINKS = catalog.models(), catalog.gpus(), catalog.nodes(), _store.load_links()
 

@@ -11,7 +11,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.specs import ModelSpec
 
 CONFIGS = Path(__file__).parent / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from lengthwise.catalog import _store
+from lengthwise.catalog import store as _store
 
 LINKS = _store.load_links()
 

@@ -11,9 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from lengthwise.cli import app_profile
-from lengthwise.scenario.app_profiles import read_book, with_profile
-from lengthwise.scenario.apps import load_app
+from lengthwise.config.app_file import load_app
 from lengthwise.schema.errors import InputError
+from lengthwise.usecases.app_profile import with_profile
+from lengthwise.usecases.app_profile_folder import read_book
 
 APP = '''
 name = "judged"

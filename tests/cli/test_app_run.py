@@ -62,7 +62,7 @@ def test_the_table_of_a_terminal_has_each_model_and_fits_it():
 
     from lengthwise.apps.ledger import State
     from lengthwise.apps.run import ModelProgress, Progress
-    from lengthwise.cli._app_run_page import table
+    from lengthwise.cli.app_run import table
 
     states = {State.DONE: 1200, State.DEAD: 1, State.READY: 799}
     models = (

@@ -135,7 +135,7 @@ def not_simulated(monkeypatch):
     def simulated(*_, **__):
         raise AssertionError("it was simulated first")
 
-    monkeypatch.setattr("lengthwise.engine.simulate", simulated)
+    monkeypatch.setattr("lengthwise.engine.simulation", simulated)
 
 
 @pytest.mark.usefixtures("not_simulated")
@@ -218,7 +218,7 @@ def test_every_command_tells_what_an_override_displaced(cli, folder, command):
 
 @pytest.mark.usefixtures("not_simulated")
 def test_a_report_without_its_extra_is_known_before_the_simulation(cli, folder, monkeypatch):
-    monkeypatch.setattr("lengthwise.cli._outputs.find_spec", lambda _: None)
+    monkeypatch.setattr("lengthwise.cli.outputs.find_spec", lambda _: None)
     ended = cli("simulate", folder / "small.toml", "--report", folder / "out.html")
     assert (ended.code, ended.out) == (2, "")
     assert "pip install 'lengthwise[report]'" in ended.err

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
 
 from scripted_server import Script, ScriptedServer
 
-from lengthwise import Status, catalog, measure, scenario
-from lengthwise.schema.measured import shape_facts
+from lengthwise import Status, catalog, config, measure
+from lengthwise.schema.records import shape_facts
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(
     assert ended.code == 0, ended.err
     assert "Within SLO" in ended.out
     run = measure.read_records(tmp_path / "r.parquet")
-    same = scenario.build(scenario.load(scenario_file, ["workload.request_rate=100"]))[0].workload(0)
+    same = config.build(config.load(scenario_file, ["workload.request_rate=100"]))[0].workload(0)
     assert (run.workload.prompt_tokens == same.prompt_tokens).all()
     assert (run.workload.arrival_s == same.arrival_s).all()
 

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from lengthwise import catalog, policy
 from lengthwise import workload as w
-from lengthwise.cli import _catalog_pages as pages
-from lengthwise.cli import _show, main
+from lengthwise.cli import catalog as pages
+from lengthwise.cli import main, tables
 
 
 def test_without_a_kind_it_counts_each(cli):
@@ -75,7 +75,7 @@ def test_no_marks_of_code_in_what_policies_do(cli):
 @pytest.fixture
 def narrow(monkeypatch):
     """A terminal of 80 columns."""
-    monkeypatch.setattr(_show, "console", lambda _piped=None: Console(width=80, highlight=False))
+    monkeypatch.setattr(tables, "console", lambda _piped=None: Console(width=80, highlight=False))
 
 
 @pytest.mark.usefixtures("narrow")

@@ -73,8 +73,8 @@ def test_bad_input_ends_with_two(cli, small, arguments, says) -> None:
 
 
 def test_the_example_loads() -> None:
-    from lengthwise import scenario
+    from lengthwise import config
 
-    asked = scenario.load(EXAMPLE)
+    asked = config.load(EXAMPLE)
     assert asked.lab is not None
     assert [p.title for p in asked.lab.policies] == ["SJF", "SJF, bounded", "SRTF"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.cli._show import two_digits
+from lengthwise.cli.tables import two_digits
 
 
 @pytest.mark.parametrize(

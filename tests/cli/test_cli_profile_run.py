@@ -2,10 +2,10 @@
 
 import pytest
 
-from lengthwise.cli._profile_run_page import keeping
-from lengthwise.measure.operators.journal import Journal
+from lengthwise.cli.profile_run import keeping
+from lengthwise.measure.operators.bench import Outcome
+from lengthwise.measure.operators.campaign import Journal
 from lengthwise.measure.operators.points import ROWS, Operator, Point
-from lengthwise.measure.operators.timing import Outcome
 from lengthwise.schema.errors import InputError, ProfileError
 
 

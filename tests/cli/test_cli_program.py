@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.cli import _main, main
+from lengthwise.cli import main, program
 from lengthwise.schema.errors import InputError, InternalError
 
 ROOT = Path(__file__).parents[2]
@@ -58,9 +58,9 @@ def broken(monkeypatch):
     """A program whose one command raises."""
 
     def make(error):
-        app = _main.typer.Typer(pretty_exceptions_enable=False)
+        app = program.typer.Typer(pretty_exceptions_enable=False)
         app.command()(_raises(error))
-        monkeypatch.setattr(_main, "app", app)
+        monkeypatch.setattr(program, "app", app)
 
     return make
 

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise import engine, scenario
-from lengthwise.cli import _outputs, _results
+from lengthwise import config, engine
+from lengthwise.cli import outputs
+from lengthwise.cli import results as _results
 from lengthwise.schema.errors import OutputError
+from lengthwise.usecases import explain, simulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -50,12 +52,12 @@ def test_records_of_each_variant_hold_its_first_run(cli, scenario_file, tmp_path
     assert ended.code == 0
     runs = {name: measure.read_records(tmp_path / f"r-{name}.parquet") for name in ("one", "two-too")}
     assert not (tmp_path / "r.parquet").exists()
-    outcomes = scenario.run(scenario_file)
+    outcomes = simulate.run(scenario_file)
     for run, outcome in zip(runs.values(), outcomes, strict=True):
         assert run.is_simulated
         assert (run.records.requests.finished_s == outcome.records.requests.finished_s).all()
         assert (run.workload.output_tokens == outcome.variant.workload(0).output_tokens).all()
-        assert scenario.loads(run.facts["scenario"]).deployment.model == "llama-3-8b"
+        assert config.loads(run.facts["scenario"]).deployment.model == "llama-3-8b"
 
 
 def test_the_scenario_in_the_json_gives_the_same_numbers_again(cli, scenario_file, tmp_path):
@@ -94,7 +96,7 @@ def test_jobs_change_nothing_but_the_time(cli, scenario_file, tmp_path):
 
 def test_run_gives_the_outcome_of_each_variant_and_counts_them(scenario_file):
     calls = []
-    outcomes = scenario.run(scenario_file, progress=lambda done, of: calls.append((done, of)))
+    outcomes = simulate.run(scenario_file, progress=lambda done, of: calls.append((done, of)))
     in_all = 2 + 2 * 16  # and those behind the model intervals
     assert calls == [(done, in_all) for done in range(in_all + 1)]
     assert [outcome.variant.name for outcome in outcomes] == ["one", "Two, too"]
@@ -103,7 +105,7 @@ def test_run_gives_the_outcome_of_each_variant_and_counts_them(scenario_file):
 
 
 def test_variants_see_the_same_requests(scenario_file):
-    one, two = scenario.run(scenario_file)
+    one, two = simulate.run(scenario_file)
     assert (one.records.requests.arrival_s == two.records.requests.arrival_s).all()
     assert (one.records.requests.prompt_tokens == two.records.requests.prompt_tokens).all()
 
@@ -202,10 +204,10 @@ def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
 
 @pytest.mark.parametrize("scheduler", ["orca", "faster_transformer", "vidur_orca"])
 def test_explain_counts_what_a_memory_policy_reserves(scheduler):
-    whole = scenario.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})
+    whole = config.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})
     asked = whole.model_copy(update={"scheduler": whole.scheduler.model_copy(update={"policy": scheduler})})
-    (variant,) = scenario.build(asked)
-    found = scenario.explain(variant)
+    (variant,) = config.build(asked)
+    found = explain.explain(variant)
     kv, longest = variant.deployment.kv, variant.deployment.max_model_len
     assert {fit.seqs for fit in found.fits} == {kv.num_blocks * kv.block_size // longest}
     assert {fit.reserved_tokens for fit in found.fits[:-1]} == {longest}
@@ -215,9 +217,9 @@ def test_explain_counts_what_a_memory_policy_reserves(scheduler):
 
 def test_explain_agrees_with_what_the_engine_lets_in():
     few = ["deployment.num_blocks=1000", "workload.request_rate=inf", "workload.num_requests=50"]
-    orca = scenario.build(scenario.load(EXAMPLES / "chat-70b.toml", few))[-1]
+    orca = config.build(config.load(EXAMPLES / "chat-70b.toml", few))[-1]
     steps = engine.simulate(orca.workload(0), orca.deployment, seed=0).steps
-    most = scenario.explain(orca).fits[0].seqs
+    most = explain.explain(orca).fits[0].seqs
     assert (steps.decode_seqs + steps.prefill_seqs).max() == most == 1000 // (4096 // 16)
 
 
@@ -229,8 +231,8 @@ def test_explain_says_where_predictions_decide(cli, scenario_file):
 
 
 def test_explain_agrees_with_the_deployment(scenario_file):
-    variant = scenario.build(scenario.load(scenario_file))[0]
-    found = scenario.explain(variant)
+    variant = config.build(config.load(scenario_file))[0]
+    found = explain.explain(variant)
     kv = variant.deployment.kv
     longest = found.fits[-1]
     assert longest.context_tokens == variant.deployment.max_model_len
@@ -258,7 +260,7 @@ def test_names_of_timelines_do_not_meet(tmp_path):
     assert _results.timelines(None, ["a"]) == {}
     twice = _results.timelines(tmp_path / "t.json", ["a", "b!", "b?"])
     with pytest.raises(OutputError, match="a file of its own"):
-        _outputs.require_writable(twice.values())
+        outputs.require_writable(twice.values())
 
 
 @pytest.mark.slow
@@ -284,11 +286,11 @@ def test_the_program_as_installed(scenario_file):
     ],
 )
 def test_schedulers_with_nothing_to_go_by_are_hinted_at(settings, says, capsys):
-    from lengthwise import scenario
-    from lengthwise.cli import _results
+    from lengthwise import config
+    from lengthwise.cli import results as _results
 
     base = ["variants=[]", "predictor.kind=oracle", "workload.num_requests=20"]
-    asked = scenario.load("examples/lab-chat.toml", [*base, *settings])
-    _results.hint(scenario.build(asked))
+    asked = config.load("examples/lab-chat.toml", [*base, *settings])
+    _results.hint(config.build(asked))
     told = capsys.readouterr().err
     assert told.startswith(says) if says else told == ""

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from lengthwise.cli import _progress
-from lengthwise.schema.schedule_row import SYSTEM_NAMES
+from lengthwise.cli import progress
+from lengthwise.schema.schedule import SYSTEM_NAMES
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_configurations_are_told_as_they_are_played(brief, monkeypatch, cli):
     def shown(*, quiet):
         yield lambda *at: None if quiet else told.append(at)
 
-    monkeypatch.setattr(_progress, "shown", shown)
+    monkeypatch.setattr(progress, "shown", shown)
     assert asked(cli, brief)["others"] == []
     assert told == [], "nothing is played"
     (one,) = asked(cli, brief, "--baselines", "fastertransformer")["others"]

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise import scenario
-from lengthwise.gateway.plugin.check import TESTED
-from lengthwise.gateway.plugin.rra_settings import RraSettings
-from lengthwise.scenario._schedule_readme import _phase_steps, outside
-from lengthwise.scenario.schedule_splits import split_in_flight
+from lengthwise import config
+from lengthwise.gateway.plugin.settings import RraSettings
+from lengthwise.gateway.plugin.vllm_adapter import TESTED
 from lengthwise.schedule import Cut, Runnable
 from lengthwise.schema.errors import InputError
+from lengthwise.usecases import schedule, schedule_launch, schedule_plan
+from lengthwise.usecases.schedule_launch import _phase_steps, outside
+from lengthwise.usecases.schedule_run import split_in_flight
 
 TEXT = """
 name = "small"
@@ -67,11 +68,11 @@ def after(words, flag):
 def test_phases_are_told_to_the_gateway_to_vllm_and_to_the_runner(deployed):
     folder, _ = deployed("rra")
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
-    told = scenario.load_gateway(folder / "gateway.toml").config
+    told = config.load_gateway(folder / "gateway.toml").config
     phases = told.dispatch.phases
     assert told.order.mode == "rra"
     assert (phases.encode_batch, phases.decode_steps) == (plan["encode_batch"], plan["decode_steps"])
-    run = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     assert run.phases.most_in_flight == phases.most_in_flight
     assert int(after(command(folder / "vllm.sh"), "--max-num-seqs")) == phases.most_in_flight
     cut = "--pipeline-parallel-size" if plan["tp_groups"] == 0 else "--tensor-parallel-size"
@@ -107,7 +108,7 @@ def test_the_readme_says_how_often_the_bound_holds_if_the_tables_are_off(deploye
 
 def test_what_vllm_does_not_keep_is_kept_by_the_gateway_and_the_readme_says_why(deployed):
     folder, _ = deployed("rra", 1)
-    run = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     why = outside(Runnable(run.row, 1, Cut(1, 2)))
     assert "this schedule has 2 pipeline stages" in why
     steps = _phase_steps(why)
@@ -127,9 +128,9 @@ def test_what_vllm_does_not_serve_is_planned_but_not_written(cli, tmp_path, stra
     assert "Leave --deploy away" in refused.err
     assert not folder.exists()
     assert cli(*words).code == 0, "the plan itself stays"
-    asked = scenario.load(path, ["deployment.model=t5-11b", "run.model_draws=0"])
+    asked = config.load(path, ["deployment.model=t5-11b", "run.model_draws=0"])
     with pytest.raises(InputError, match="has an encoder"):
-        scenario.write_schedule_launch(asked, scenario.plan_schedule(asked), folder)
+        schedule_launch.write_schedule_launch(asked, schedule.plan_schedule(asked), folder)
 
 
 def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
@@ -140,16 +141,18 @@ def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
     plan = json.loads((folder / "PLAN.json").read_text())
     assert plan["threshold"] == 0.05
     assert plan["chosen"]["throughput_rps"] > before["chosen"]["throughput_rps"]
-    phases = scenario.load_gateway(folder / "gateway.toml").config.dispatch.phases
+    phases = config.load_gateway(folder / "gateway.toml").config.dispatch.phases
     assert phases.threshold == 0.05
     told = json.loads(after(command(folder / "vllm-phases.sh"), "--additional-config"))
     inside = RraSettings(**told["lengthwise"])
     assert inside.threshold == 0.05
     assert inside.prompt_tokens == pytest.approx(550 * phases.encode_batch, abs=1)
     assert inside.decode_batch == pytest.approx(phases.decode_batch, abs=0.5)
-    run = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     assert run.phases == replace(phases, decode_batch=run.phases.decode_batch)
-    other = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json", threshold=0.2)
+    other = schedule_plan.planned_run(
+        config.load(folder / "scenario.toml"), folder / "PLAN.json", threshold=0.2
+    )
     assert other.phases.threshold == 0.2
 
 
@@ -172,9 +175,9 @@ def test_a_split_becomes_a_producer_a_consumer_and_a_router(deployed):
     assert "--prefill http://127.0.0.1:8100" in router
     assert "--decode http://127.0.0.1:8200" in router
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
-    held = scenario.load_gateway(folder / "gateway.toml").config.engines[0].in_flight
+    held = config.load_gateway(folder / "gateway.toml").config.engines[0].in_flight
     assert held >= plan["decode_batch"] + plan["encode_batch"]
-    planned = scenario.planned_run(scenario.load(folder / "scenario.toml"), folder / "PLAN.json")
+    planned = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     assert planned.phases is None
     assert held == split_in_flight(planned.row)
     assert f"at most {held} at a time" in " ".join((folder / "README.md").read_text().split())

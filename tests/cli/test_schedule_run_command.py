@@ -7,10 +7,11 @@ import statistics
 
 import pytest
 
-from lengthwise import measure, scenario
-from lengthwise.cli._schedule_run_page import doubts
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise import config, measure
+from lengthwise.cli.schedule_run import doubts
+from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
+from lengthwise.usecases import schedule, schedule_plan, schedule_run
 
 
 def row_of(strategy="rra", encode_batch=3, decode_steps=5, decode_batch=9.0, **more):
@@ -108,9 +109,9 @@ def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, asked, plan, url
 
 @pytest.mark.slow
 def test_a_scenario_without_a_plan_is_planned(asked):
-    loaded = scenario.load(asked, ['schedule.strategies=["rra"]'])
-    made = scenario.planned_run(loaded)
-    assert made.row == scenario.plan_schedule(loaded).chosen
+    loaded = config.load(asked, ['schedule.strategies=["rra"]'])
+    made = schedule_plan.planned_run(loaded)
+    assert made.row == schedule.plan_schedule(loaded).chosen
     assert (made.bound_s, made.bound_tokens, made.source) == (5.0, 16, str(asked))
     assert 0.99 <= made.share <= 1.0
 
@@ -165,8 +166,8 @@ def test_a_plan_that_was_made_takes_no_other_bound_or_strategy(cli, asked, plan,
 
 @pytest.mark.slow
 def test_the_same_from_python_and_too_few_phases_are_a_doubt(asked, plan, url):
-    here = scenario.load(asked, ["workload.num_requests=6"])
-    played = scenario.run_schedule(here, [url], scenario.planned_run(here, plan()))
+    here = config.load(asked, ["workload.num_requests=6"])
+    played = schedule_run.run_schedule(here, [url], schedule_plan.planned_run(here, plan()))
     assert {row.outcome for row in played.rows} == {"finished"}
     assert (len(played.rows), played.engines) == (6, 1)
     assert any(
@@ -204,7 +205,7 @@ def test_the_file_that_schedule_writes_is_read(cli, asked, tmp_path):
     path = tmp_path / "plan.json"
     assert cli("schedule", asked, "--strategy", "rra", "--json", path, "-q").code == 0
     chosen = json.loads(path.read_text())["chosen"]
-    made = scenario.planned_run(scenario.load(asked), path)
+    made = schedule_plan.planned_run(config.load(asked), path)
     assert (made.phases.encode_batch, made.phases.decode_steps) == (
         chosen["encode_batch"],
         chosen["decode_steps"],

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 
 SPLIT = ScheduleRow(

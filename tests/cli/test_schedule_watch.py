@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from lengthwise import engine, measure, scenario
+from lengthwise import config, engine, measure
 from lengthwise.schedule import TaskLengths
-from lengthwise.schedule.drift import moved
-from lengthwise.schema.measured import SIMULATED, Measured
+from lengthwise.schedule.length_drift import moved
+from lengthwise.schema.records import SIMULATED, Measured
+from lengthwise.usecases import schedule_adaptation
 
 SUMMARIES = TaskLengths.from_preset("exegpt-s")
 LONGER = moved(SUMMARIES.output_pmf, "mean", 0.3, 1500)
@@ -92,13 +93,13 @@ def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, asked, tmp_path):
 @pytest.fixture(scope="module")
 def ran():
     """A simulated run, whose requests end in another order than they arrive."""
-    (variant,) = scenario.build(scenario.loads(TEXT))
+    (variant,) = config.build(config.loads(TEXT))
     workload = variant.workload(0)
     return Measured(engine.simulate(workload, variant.deployment), workload, SIMULATED)
 
 
 def test_a_run_is_told_in_the_order_of_arrival_once_all_before_have_ended(ran):
-    live = scenario.Live.of_records(ran)
+    live = schedule_adaptation.Live.of_records(ran)
     requests = ran.records.requests
     assert len(live) == 300
     assert live.output_tokens.tolist() == requests.output_tokens.tolist()
@@ -135,7 +136,7 @@ def test_bad_input_ends_with_2_and_one_sentence(cli, asked, words, says):
 
 
 def test_an_adapter_of_a_scenario_follows_requests_from_python():
-    adapter = scenario.adapter_of(scenario.loads(TEXT))
+    adapter = schedule_adaptation.adapter_of(config.loads(TEXT))
     row = adapter.deployed
     assert (row.strategy, adapter.bound_s) == ("rra", 6.0)
     rng = np.random.default_rng(0)

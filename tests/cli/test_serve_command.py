@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_is_said(cli):
 
 
 def test_check_prints_a_file_that_says_the_same(cli, tmp_path):
-    from lengthwise.scenario import load_gateway
+    from lengthwise.config import load_gateway
 
     given = ("--engine", "http://a:1", "--mode", "bins", "--host", "0.0.0.0", "--set", "order.bins=4")
     ended = cli("serve", *given, "--journal", "day.jsonl", "--check")
@@ -283,8 +283,8 @@ def test_an_engine_in_development_mode_is_told():
     from aiohttp import web
     from aiohttp.test_utils import TestServer
 
-    from lengthwise.backend.openai import Abilities
-    from lengthwise.gateway.fleet.facts import Facts
+    from lengthwise.backend.openai_protocol import Abilities
+    from lengthwise.gateway.fleet.engine_probe import Facts
     from lengthwise.gateway.fleet.worker import Worker
     from lengthwise.gateway.notices import engine_notices
 

@@ -10,12 +10,12 @@ import tomllib
 
 import pytest
 
+from lengthwise.config import gateway as places
+from lengthwise.config import gateway as room
+from lengthwise.config import gateway_reader, load_gateway, loads_gateway
+from lengthwise.config.gateway import GatewayFile, PhasesSection
 from lengthwise.gateway import config as told
 from lengthwise.gateway.relay import open_session
-from lengthwise.scenario import _gateway_places as places
-from lengthwise.scenario import gateway_reader, load_gateway, loads_gateway
-from lengthwise.scenario import gateways as room
-from lengthwise.scenario._gateway_sections import GatewayFile, PhasesSection
 from lengthwise.schema.errors import InputError, ScenarioError
 
 ENGINE = 'engines = ["http://a:8000"]\n'

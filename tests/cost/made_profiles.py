@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise import catalog
-from lengthwise.cost.estimators._model_points import shard_points
-from lengthwise.cost.estimators._points import Points, combined
-from lengthwise.cost.estimators._target import Target
+from lengthwise.cost.estimators.points import Points, Target, combined, shard_points
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile, ProfileFacts
 

@@ -7,7 +7,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.cost import from_tables, load, roofline, save
-from lengthwise.cost._vidur_rule import ONCE_A_LAYER
+from lengthwise.cost.vidur_format import ONCE_A_LAYER
 from lengthwise.schema.cost_tables import MERGED, AttentionRule, Front, PartError
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import OutputError, ProfileError

@@ -5,12 +5,9 @@ import pytest
 from made_profiles import FACTORS, LAYER, NODE, TOKENS, planted
 
 from lengthwise import catalog
-from lengthwise.cost._efficiency import kernels_of
-from lengthwise.cost.estimators._kernel_points import kernel_points
-from lengthwise.cost.estimators._learners import LEARNERS, fit_tables
-from lengthwise.cost.estimators._nested import nested
-from lengthwise.cost.estimators._physics import fit_physics
-from lengthwise.cost.estimators._points import PARTS, combined, joined, slopes
+from lengthwise.cost.estimators.learners import LEARNERS, fit_physics, fit_tables, nested
+from lengthwise.cost.estimators.points import PARTS, combined, joined, kernel_points, slopes
+from lengthwise.cost.operator_work import kernels_of
 
 
 @pytest.mark.parametrize("operator", [*LAYER, "lm head", "prefill attention", "decode attention"])

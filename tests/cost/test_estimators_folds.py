@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from made_profiles import planted
 
-from lengthwise.cost.estimators._folds import Held, held_out, interior
-from lengthwise.cost.estimators._judge import judge, nested_choice
-from lengthwise.cost.estimators._learners import LEARNERS
+from lengthwise.cost.estimators.cross_validation import Held, held_out, interior, judge, nested_choice
+from lengthwise.cost.estimators.learners import LEARNERS
 from lengthwise.schema.errors import ProfileError
 
 

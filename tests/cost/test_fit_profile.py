@@ -20,15 +20,15 @@ from made_profiles import (
 
 from lengthwise import catalog
 from lengthwise.cost import load, roofline, save
-from lengthwise.cost._npz import read_npz, write_npz
 from lengthwise.cost.estimators import fit_profile, profile_tables
 from lengthwise.cost.profiles import import_llmservingsim, read_profile, write_profile
+from lengthwise.cost.provenance import read_npz, write_npz
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import NOT_MEASURED, PartError, Reach, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
 from lengthwise.schema.profile import MADE_UP
-from lengthwise.schema.units import DTYPE_BYTES
+from lengthwise.schema.specs import DTYPE_BYTES
 from lengthwise.schema.workload import Workload
 
 
@@ -56,8 +56,7 @@ def test_tables_are_the_sum_of_the_planted_operators(one):
     tables, _ = one
     assert tables.layer_s[1:] == pytest.approx(truth(), rel=0.03)
     columns = {"chunk": np.array([grid_axis(2048)[40]]), "context": np.array([grid_axis(2048)[50]])}
-    from lengthwise.cost.estimators._model_points import shard_points
-    from lengthwise.cost.estimators._points import combined
+    from lengthwise.cost.estimators.points import combined, shard_points
 
     place = shard_points("prefill attention", columns, target())
     assert tables.prefill_s[40, 50] == pytest.approx(combined(place.parts, FACTORS)[0], rel=0.05)
@@ -203,8 +202,7 @@ def test_decodes_beside_prompts_take_what_they_were_measured_at():
 
 
 def _alone(operator, columns):
-    from lengthwise.cost.estimators._model_points import shard_points
-    from lengthwise.cost.estimators._points import combined
+    from lengthwise.cost.estimators.points import combined, shard_points
 
     place = shard_points(operator, {name: np.array(c) for name, c in columns.items()}, target())
     return float(combined(place.parts, FACTORS)[0])
@@ -261,7 +259,7 @@ def test_files_from_before_prefixes_are_read(tmp_path, one, saved, reach):
 
 
 def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost._profile_cache._cache_folder", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
     path = tmp_path / "h100.parquet"
     write_profile(measured, path)
     limits = replace(LIMITS, max_model_len=LONGEST)

@@ -9,7 +9,7 @@ from made_profiles import GPU, LIMITS, LONGEST, MODEL, NODE, planted, profile, t
 
 from lengthwise import catalog
 from lengthwise.cost.estimators import fit_profile
-from lengthwise.cost.estimators._rows import rows_for
+from lengthwise.cost.estimators.profile_rows import rows_for
 from lengthwise.cost.profiles import write_profile
 from lengthwise.engine import deploy
 from lengthwise.schema.deployment import Parallelism
@@ -54,7 +54,7 @@ def test_of_several_backends_one_speaks_and_the_others_are_named(several, asked,
 
 
 def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several, tmp_path, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost._profile_cache._cache_folder", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
     write_profile(several, tmp_path / "p.parquet")
     with pytest.raises(
         ProfileError, match="no rows of the backend fa3; its backends are: Flash_Infer, cutlass, triton"

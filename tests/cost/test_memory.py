@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from lengthwise import catalog
 from lengthwise.cost import largest_model_len, plan_memory
-from lengthwise.cost._shard import shard_of
+from lengthwise.cost.memory import shard_of
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
-from lengthwise.schema.units import GIB
+from lengthwise.schema.specs import GIB
 
 LIMITS = EngineLimits()
 A100 = catalog.gpu("A100-80GB")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.cost._monotone import fit_curve, fit_surface
+from lengthwise.cost.regression import fit_curve, fit_surface
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 60), st.floats(0.001, 10, allow_nan=False)), min_size=1, max_size=40

@@ -106,6 +106,6 @@ def test_aiconfigurator_s_installed_package_is_found(tmp_path, monkeypatch):
 
 
 def test_without_the_package_its_extra_is_named(monkeypatch):
-    monkeypatch.setattr("lengthwise.cost.profiles._aiconfigurator.find_spec", lambda name: None)
+    monkeypatch.setattr("lengthwise.cost.profiles.aiconfigurator.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"lengthwise\[aic\]"):
         import_aiconfigurator(None, "h200_sxm", "vllm", "0.24.0")

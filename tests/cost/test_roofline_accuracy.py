@@ -6,10 +6,9 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.cost import operators
-from lengthwise.cost._efficiency import kernels_of
-from lengthwise.cost._operators import Operators
-from lengthwise.cost._shard import shard_of
-from lengthwise.cost.roofline import ENGINE_HOSTS
+from lengthwise.cost.memory import shard_of
+from lengthwise.cost.operator_work import Operators, kernels_of
+from lengthwise.cost.roofline_tables import ENGINE_HOSTS
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.workload import Workload

@@ -14,7 +14,7 @@ from lengthwise.cost.tables import check
 from lengthwise.schema.cost_tables import grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.model import FfnSpec
+from lengthwise.schema.specs import FfnSpec
 
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=512)
 MODELS = st.sampled_from(sorted(catalog.models()))

@@ -10,9 +10,8 @@ import pytest
 
 from lengthwise import catalog, engine
 from lengthwise.cost import roofline_note
-from lengthwise.cost._roofline_errors import roofline_errors
-from lengthwise.cost._roofline_reach import CARRIED, UNKNOWN_STEP_LOG_SD
-from lengthwise.cost.estimators._judge import FAR_FACTORS
+from lengthwise.cost.estimators.cross_validation import FAR_FACTORS
+from lengthwise.cost.roofline_tables import CARRIED, UNKNOWN_STEP_LOG_SD, roofline_errors
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = catalog.model("llama-3.1-8b")

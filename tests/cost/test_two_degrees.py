@@ -16,7 +16,7 @@ from worlds import GPU, MODEL, NODE, cost_tables, of_two_degrees
 from lengthwise.cost import load, save
 from lengthwise.cost.tables import check
 from lengthwise.engine import simulate
-from lengthwise.engine._cost_reading import CostReader
+from lengthwise.engine.step_time import CostReader
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.workload import Workload

@@ -8,7 +8,7 @@ import pytest
 
 from lengthwise.cost import vidur_tables
 from lengthwise.schema.errors import ProfileError
-from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelSpec
 
 LLAMA_7B = ModelSpec("7b", 32, 4096, 32000, AttentionSpec(32, 32, 128), FfnSpec(11008), 4096)
 LLAMA_70B = ModelSpec("70b", 80, 8192, 32000, AttentionSpec(64, 8, 128), FfnSpec(28672), 4096)

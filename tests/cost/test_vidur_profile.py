@@ -9,11 +9,11 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.cost import vidur_profile, vidur_tables
-from lengthwise.cost._vidur_rule import ONCE_A_LAYER
+from lengthwise.cost.vidur_format import ONCE_A_LAYER
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import MissingExtraError, ProfileError, UnknownNameError
-from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelFacts, ModelSpec
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelFacts, ModelSpec
 
 LIMITS = EngineLimits(max_num_seqs=8, max_num_batched_tokens=128)
 MODEL = ModelSpec(
@@ -58,7 +58,7 @@ def network_rows(name, workers, devices):
 
 @pytest.fixture
 def few_trees(monkeypatch):
-    monkeypatch.setattr("lengthwise.cost._forest.TREES", 40)
+    monkeypatch.setattr("lengthwise.cost.regression.TREES", 40)
 
 
 @pytest.fixture

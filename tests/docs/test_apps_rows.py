@@ -95,7 +95,7 @@ def test_the_error_before_live_engines_is_of_runs_whichever_way_they_are_off(ben
 def test_the_live_application_is_one_that_can_be_loaded_with_lengths_known_or_not(
     benchmark, tmp_path, monkeypatch
 ):
-    from lengthwise.scenario.apps import load_app
+    from lengthwise.config.app_file import load_app
 
     live = benchmark("_apps_live")
     monkeypatch.setattr(live, "require", lambda: "python")

@@ -16,9 +16,9 @@ import typer
 from documents import DOCUMENTS, ROOT, blocks, name
 from typer.core import TyperGroup
 
-from lengthwise import scenario
+from lengthwise import config
 from lengthwise.cli import main
-from lengthwise.cli._main import app
+from lengthwise.cli.program import app
 
 RUNNABLE = ("python", "sh", "toml")
 LONG = ("docs/guide-serve-under-a-bound.md",)
@@ -144,7 +144,7 @@ def test_make_targets_in_prose_exist(document):
                                         if p.suffix in {".toml", ".yaml"} and not p.name.startswith("gateway")),
                          ids=lambda p: p.name)  # fmt: skip
 def test_examples_are_scenarios_that_build(path):
-    assert scenario.build(scenario.load(path))
+    assert config.build(config.load(path))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("gateway*")), ids=lambda p: p.name)

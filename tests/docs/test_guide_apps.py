@@ -9,7 +9,7 @@ from documents import ROOT, blocks
 
 from lengthwise.apps.run import ModelProgress, Progress
 from lengthwise.cli import main
-from lengthwise.cli._app_run_page import line
+from lengthwise.cli.app_run import line
 
 GUIDE = ROOT / "docs" / "guide-apps.md"
 README = ROOT / "examples" / "apps" / "README.md"
@@ -49,8 +49,8 @@ def test_the_line_of_progress_has_the_form_that_is_quoted(quoted):
 
 
 def test_costs_that_are_named_are_those_that_are_assumed_and_known():
-    from lengthwise.apps.plan.switching import SwitchRates
-    from lengthwise.cost.estimators._learners import LEARNERS
+    from lengthwise.apps.plan.space import SwitchRates
+    from lengthwise.cost.estimators.learners import LEARNERS
 
     text, rates = GUIDE.read_text("utf-8"), SwitchRates()
     assert "`profile:FILE#linear`" in text
@@ -64,10 +64,11 @@ def test_costs_that_are_named_are_those_that_are_assumed_and_known():
 
 def test_files_that_a_run_is_said_to_write_have_the_names_that_it_gives_them():
     from lengthwise.apps.ledger import FILE
-    from lengthwise.apps.run import exporting, folder
-    from lengthwise.scenario import app_runs
+    from lengthwise.apps.run import results
+    from lengthwise.apps.run import results as folder
+    from lengthwise.usecases import app_run
 
     text = GUIDE.read_text("utf-8")
-    names = (exporting.OUTPUTS, exporting.PARQUET, exporting.DEAD, exporting.MANIFEST, FILE, f"{folder.LOGS}/",
-             app_runs.BATCH_ANSWERS, app_runs.BATCH_ERRORS)  # fmt: skip
+    names = (results.OUTPUTS, results.PARQUET, results.DEAD, results.MANIFEST, FILE, f"{folder.LOGS}/",
+             app_run.BATCH_ANSWERS, app_run.BATCH_ERRORS)  # fmt: skip
     assert [name for name in names if name not in text] == []

@@ -9,14 +9,15 @@ import re
 import pytest
 from documents import ROOT, blocks
 
-from lengthwise import scenario
-from lengthwise.report.schedule import sentences
-from lengthwise.scenario.schedules import question_of
+from lengthwise import config
+from lengthwise.report.schedule_text import sentences
 from lengthwise.schedule import curve
-from lengthwise.schedule._parts import parts
-from lengthwise.schedule.drift import drift
+from lengthwise.schedule.full_answer import parts
+from lengthwise.schedule.length_drift import drift
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import SchedulePlan
+from lengthwise.usecases import schedule
+from lengthwise.usecases.schedule import question_of
 
 GUIDE = ROOT / "docs" / "guide-serve-under-a-bound.md"
 EXAMPLE = ROOT / "examples" / "schedule-70b-5s.toml"
@@ -24,7 +25,7 @@ EXAMPLE = ROOT / "examples" / "schedule-70b-5s.toml"
 
 @pytest.fixture(scope="module")
 def asked():
-    return question_of(scenario.load(EXAMPLE))
+    return question_of(config.load(EXAMPLE))
 
 
 def rows_under(heading: str) -> dict[str, list[str]]:
@@ -75,7 +76,7 @@ def test_the_choice_is_the_one_that_is_quoted(quoted, asked):
 def test_the_bound_that_cannot_be_met_is_refused_as_quoted(quoted):
     cluster = ["deployment.gpu=H100-80GB", "deployment.node=dgx-h100"]
     with pytest.raises(ScheduleError) as told:
-        scenario.plan_schedule(scenario.load(EXAMPLE, cluster))
+        schedule.plan_schedule(config.load(EXAMPLE, cluster))
     assert f"error: {told.value}" == quoted[1]
 
 
@@ -108,7 +109,7 @@ def test_sixteen_gpus_have_what_is_told_of_them():
     rps, gain = re.search(
         r"sixteen have ([\d.]+) requests .* two parts of eight have ([\d.]+) times", text
     ).groups()
-    asked = question_of(scenario.load(EXAMPLE, ["schedule.gpus=16"]))
+    asked = question_of(config.load(EXAMPLE, ["schedule.gpus=16"]))
     bound_s = asked.section.latency_bound
     whole = asked.planner.best(bound_s).row
     found = parts(asked.planner, bound_s, whole.throughput_rps)
@@ -155,7 +156,7 @@ def test_what_a_drift_does_is_as_told(asked):
 @pytest.mark.slow
 def test_how_far_off_the_schedule_may_be_is_as_told():
     """The whole answer, with its draws of cost tables."""
-    plan = scenario.plan_schedule(scenario.load(EXAMPLE))
+    plan = schedule.plan_schedule(config.load(EXAMPLE))
     text = " ".join(GUIDE.read_text("utf-8").split())
     low, high, draws, held = re.search(
         r"has ([\d.]+) to ([\d.]+) requests a second \(90 % of (\d+) draws\), and its bound holds in (\d+) %",

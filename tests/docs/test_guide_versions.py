@@ -6,7 +6,7 @@ import re
 
 from documents import ROOT
 
-from lengthwise.gateway.plugin.check import TESTED
+from lengthwise.gateway.plugin.vllm_adapter import TESTED
 
 GUIDE = ROOT / "docs" / "guide-gateway.md"
 INSTALLED = ROOT / "tests" / "backend" / "engine" / "install.sh"

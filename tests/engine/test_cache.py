@@ -67,11 +67,11 @@ def stamp_of(package, monkeypatch):
     "edited",
     [
         "_jit.py",
-        "engine/_kernel.py",
-        "engine/_groups.py",
-        "engine/_queue.py",
-        "engine/_launch.py",
-        "engine/_layout.py",
+        "engine/kernel.py",
+        "engine/_kernel_groups.py",
+        "engine/_kernel_queue.py",
+        "engine/_kernel_steps.py",
+        "engine/kernel_layout.py",
         "cost/_lookup.py",
         "policy/ranks.py",
         "policy/contracts.py",
@@ -88,7 +88,7 @@ def test_an_edit_of_any_jitted_file_changes_the_stamp(copy, edited, monkeypatch)
 
 def test_a_rename_changes_the_stamp(copy, monkeypatch):
     before = stamp_of(copy, monkeypatch)
-    (copy / "engine" / "_coast.py").rename(copy / "engine" / "_glide.py")
+    (copy / "engine" / "_kernel_steps.py").rename(copy / "engine" / "_kernel_strides.py")
     assert stamp_of(copy, monkeypatch) != before
 
 

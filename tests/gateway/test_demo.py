@@ -11,12 +11,20 @@ import threading
 import numpy as np
 import pytest
 
-from lengthwise.gateway.demo import _python, run, show
+from lengthwise.gateway.demo import _python, comparison, run
+from lengthwise.gateway.demo.comparison import (
+    MOST_TOKENS,
+    Gain,
+    Side,
+    body,
+    burst,
+    change,
+    gain,
+    table,
+    verdict,
+)
 from lengthwise.gateway.demo.engine_side.forced_length import ForcedLength, forced
 from lengthwise.gateway.demo.engines import _patience
-from lengthwise.gateway.demo.race import Gain, Side, gain
-from lengthwise.gateway.demo.show import change, table, verdict
-from lengthwise.gateway.demo.traffic import MOST_TOKENS, body, burst
 from lengthwise.gateway.forecast import told_tokens
 from lengthwise.schema.errors import EngineError, InputError
 
@@ -155,9 +163,9 @@ def test_engines_whose_start_is_given_up_are_not_waited_for():
 
 
 def test_while_engines_load_something_is_said(capsys, monkeypatch):
-    monkeypatch.setattr(show, "_SAY_S", 0.01)
+    monkeypatch.setattr(comparison, "_SAY_S", 0.01)
     said = ""
-    with show.waiting("loading"):
+    with comparison.waiting("loading"):
         while "loading, 0 s" not in said:
             said += capsys.readouterr().out
     capsys.readouterr()

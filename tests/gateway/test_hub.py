@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pytest
 from relay_world import Ledger, run
 
-from lengthwise.gateway.decisions import Decisions, Statistics, WorkerState
-from lengthwise.gateway.hub import CUT, GONE, Hub, Over, Refused
 from lengthwise.gateway.request import NO_FORECAST, Outcome, Refusal, Request
+from lengthwise.gateway.scheduler_driver import CUT, GONE, Hub, Over, Refused
+from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 
 class Fcfs:

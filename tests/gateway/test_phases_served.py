@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from relay_world import run
 
-from lengthwise.backend.openai import Server
-from lengthwise.gateway.background import beside
+from lengthwise.backend.openai_protocol import Server
+from lengthwise.gateway.concurrency_probe import Seen, at_once, seats
 from lengthwise.gateway.config import (
     Care,
     Dispatch,
@@ -23,10 +23,9 @@ from lengthwise.gateway.config import (
     Order,
     Phases,
 )
-from lengthwise.gateway.listener import Listener
 from lengthwise.gateway.notices import notices
-from lengthwise.gateway.seats import Seen, at_once, seats
-from lengthwise.gateway.serve import Gateway
+from lengthwise.gateway.protocols import Listener
+from lengthwise.gateway.serve import Gateway, beside
 from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 

@@ -11,9 +11,9 @@ import pytest
 from relay_world import run, until
 
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Key, Limits, Listen
-from lengthwise.gateway.edge._asking import asked
-from lengthwise.gateway.edge.keys import Caller
-from lengthwise.gateway.leading import NOTHING, Prints
+from lengthwise.gateway.edge.auth import Caller
+from lengthwise.gateway.edge.client_request import asked
+from lengthwise.gateway.request import NOTHING, Prints
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
 

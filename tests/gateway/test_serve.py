@@ -29,7 +29,7 @@ from lengthwise.gateway.config import (
     Order,
     Tls,
 )
-from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.serve import Gateway, serve
 from lengthwise.schema.errors import InputError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lengthwise import engine
 from lengthwise.lab import Contestant, gap_closed, lab, ratio
-from lengthwise.lab.measure import at_rate, measured
+from lengthwise.lab.experiment import at_rate, measured
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import LoadUnit

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from observers import may_get_stuck
 from worlds import deployments, workloads
 
-from lengthwise.engine._prepare import prepare
 from lengthwise.engine.reference import Reference
+from lengthwise.engine.setup import prepare
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import PolicyError
-from lengthwise.schema.prediction import Predictions
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Predictions, Workload
 
 RANKS = (
     "fcfs", "sjf", "srtf", "ljf", "gittins", "hrrn", "vtc", "shortest_prompt", "priority", "completed_batches",

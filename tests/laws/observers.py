@@ -10,10 +10,9 @@ import numpy as np
 from hypothesis import HealthCheck, reject, settings
 
 from lengthwise.engine import simulate
-from lengthwise.engine._compiled import arguments_of, kernel_of
-from lengthwise.engine._prepare import prepare
-from lengthwise.engine._state import State
+from lengthwise.engine.kernel_runner import State, arguments_of, kernel_of
 from lengthwise.engine.reference import Reference
+from lengthwise.engine.setup import prepare
 from lengthwise.policy import resolve
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import PolicyError

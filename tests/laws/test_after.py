@@ -176,7 +176,7 @@ def test_what_cannot_be_waited_for_is_told(start, parent, told):
 
 
 def test_what_has_no_place_for_it_says_so(tmp_path):
-    from lengthwise.measure.load.bench import under_load
+    from lengthwise.measure.load import under_load
     from lengthwise.workload import write
 
     asked = Workload(np.zeros(2), np.ones(2), np.ones(2), after=chains([2]))

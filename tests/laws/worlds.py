@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from lengthwise.policy import known, named, scheduler
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
-from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
-from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
-from lengthwise.schema.prediction import Predictions
-from lengthwise.schema.workload import After, Workload
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
+from lengthwise.schema.workload import After, Predictions, Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
 INFINITY = float("inf")

@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 from lengthwise.apps.app import App, Call, Loop, Model, Sampling, over
-from lengthwise.apps.deciding import Rendered
-from lengthwise.apps.draws import draw
-from lengthwise.apps.expand import expand
+from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.launch import Loaded, LocalLauncher, Patience
+from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
     ClusterRooms,
     Guide,
@@ -25,7 +24,7 @@ from lengthwise.apps.run import (
     job_of,
     run_here,
 )
-from lengthwise.apps.run.folder import RunFolder
+from lengthwise.apps.run.results import RunFolder
 from lengthwise.catalog import default_node, gpu
 from lengthwise.schema.app import Cluster, Machine, ModelPlan
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.measure.calibrate import Iterations
-from lengthwise.schema.measured import Measured
+from lengthwise.measure.calibration import Iterations
+from lengthwise.schema.records import Measured
 
 if TYPE_CHECKING:
     from _circle import Lengths, Run

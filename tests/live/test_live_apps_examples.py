@@ -14,11 +14,11 @@ from threading import Thread
 
 import pytest
 
-from lengthwise.apps.launch.commands import launch_of
+from lengthwise.apps.launch.local import launch_of
 from lengthwise.apps.ledger import ENDED, State, open_ledger
 from lengthwise.apps.plan import read_plan
 from lengthwise.backend.process import free_port, local_engine
-from lengthwise.scenario.apps import load_app
+from lengthwise.config.app_file import load_app
 from lengthwise.schema.app import ModelPlan
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

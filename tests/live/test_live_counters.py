@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from judging import lasting, served_rps
 
-from lengthwise.backend.openai import Server
+from lengthwise.backend.openai_protocol import Server
 from lengthwise.cost.estimators import fit_profile
-from lengthwise.measure import bench
-from lengthwise.measure.calibrate import calibrate, read_iterations
-from lengthwise.measure.calibrate._counters import counters_of, timed_by
-from lengthwise.measure.calibrate._log_steps import fitted_steps
-from lengthwise.measure.calibrate._runs import run_of
-from lengthwise.measure.calibrate._stretches import stretches_of
+from lengthwise.measure import load as bench
+from lengthwise.measure.calibration import calibrate, read_iterations
+from lengthwise.measure.calibration.busy_periods import counters_of, stretches_of, timed_by
+from lengthwise.measure.calibration.iteration_log import fitted_steps
+from lengthwise.measure.calibration.measured_runs import run_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
 

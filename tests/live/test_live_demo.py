@@ -93,8 +93,7 @@ def test_both_orders_serve_the_same_requests_on_real_engines_that_are_gone_after
     short, engine_python, tmp_path, capsys
 ):
     from lengthwise.cli import main
-    from lengthwise.gateway.demo.race import _WARM
-    from lengthwise.gateway.demo.traffic import burst
+    from lengthwise.gateway.demo.comparison import _WARM, burst
 
     engines, sides, answers = short
     assert main(demo_words(engine_python)) == 0

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise import Status, scenario
+from lengthwise import Status, config
 from lengthwise.measure import read_records
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def measured(tmp_path_factory, engine_python, torch):
     write_device(place / "cpu.toml")
     (file,) = (block for block in blocks(GUIDE) if block.title == "mine.toml")
     (place / "mine.toml").write_text(filled(file.text, FILE))
-    served, log = scenario.deployment(scenario.load(place / "mine.toml")), place / "engine" / "vllm.log"
+    served, log = config.deployment(config.load(place / "mine.toml")), place / "engine" / "vllm.log"
     log.parent.mkdir()
     made, (before, loads, _) = Journey(place), parts()
     for line in before:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from judging import METRICS, OVER_LOADS, drift, judged, out_of_order
 
-from lengthwise.measure.calibrate import Iterations
+from lengthwise.measure.calibration import Iterations
 
 CASES = len(METRICS) + len(OVER_LOADS)
 LOADS = ("wide-high", "narrow-static", "narrow-half")

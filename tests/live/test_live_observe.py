@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from lengthwise.gateway.demo.traffic import Question, burst
+from lengthwise.gateway.demo.comparison import Question, burst
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "docs"))
@@ -72,11 +72,11 @@ def test_all_that_is_filled_in_stands_in_the_guide():
 
 
 def test_the_guide_explains_every_verdict():
-    from lengthwise.gateway.observe import finding
+    from lengthwise.gateway.observe import ordering_gain
 
     assert verdicts() == {
-        finding.SWITCH_ON, finding.NOBODY_WAITS, finding.ALIKE, finding.NO_GAIN, finding.TAIL_PAYS, finding.UNSURE,
-        finding.UNLIKE, finding.OUT_OF_ORDER, finding.CAME_WHOLE, finding.TOO_LITTLE,
+        ordering_gain.SWITCH_ON, ordering_gain.NOBODY_WAITS, ordering_gain.ALIKE, ordering_gain.NO_GAIN, ordering_gain.TAIL_PAYS, ordering_gain.UNSURE,
+        ordering_gain.UNLIKE, ordering_gain.OUT_OF_ORDER, ordering_gain.CAME_WHOLE, ordering_gain.TOO_LITTLE,
     }  # fmt: skip
 
 

@@ -8,12 +8,12 @@ import statistics
 
 import pytest
 
-from lengthwise.backend.openai import Server
+from lengthwise.backend.openai_protocol import Server
 from lengthwise.cli import main
-from lengthwise.gateway.background import beside
+from lengthwise.gateway.concurrency_probe import seats
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
-from lengthwise.gateway.listener import Listener
-from lengthwise.gateway.seats import seats
+from lengthwise.gateway.protocols import Listener
+from lengthwise.gateway.serve import beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

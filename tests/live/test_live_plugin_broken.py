@@ -13,7 +13,7 @@ BROKEN = '''
 """The plug-in with an error in it, from the second ordering on."""
 
 from lengthwise.gateway.plugin import LengthScheduler
-from lengthwise.gateway.plugin.book import Book
+from lengthwise.gateway.plugin.length_scheduler import Book
 
 plain, calls = Book.in_order, []
 

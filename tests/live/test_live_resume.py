@@ -49,7 +49,7 @@ class Client:
         from relay_world import Ledger, Told
 
         from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order
-        from lengthwise.gateway.listener import Listener
+        from lengthwise.gateway.protocols import Listener
         from lengthwise.gateway.serve import Gateway
 
         class Oracle(Told, Listener):

@@ -26,13 +26,14 @@ from judging import (
 )
 
 from lengthwise import Status
-from lengthwise.backend.openai import Server
+from lengthwise.backend.openai_protocol import Server
 from lengthwise.cost.estimators import fit_profile
-from lengthwise.measure import bench, read_records, write_records
-from lengthwise.measure.calibrate import read_iterations
-from lengthwise.measure.calibrate._log_steps import fitted_steps
-from lengthwise.measure.calibrate._runs import run_of
-from lengthwise.metrics.compare import compare
+from lengthwise.measure import load as bench
+from lengthwise.measure import read_records, write_records
+from lengthwise.measure.calibration import read_iterations
+from lengthwise.measure.calibration.iteration_log import fitted_steps
+from lengthwise.measure.calibration.measured_runs import run_of
+from lengthwise.metrics.comparison import compare
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
 

@@ -20,7 +20,7 @@ import pytest
 from handing import encoding_of, routed
 
 from lengthwise.cli import main
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise.schema.schedule import ScheduleRow
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -30,6 +30,6 @@ def run(deployment):
 def found(run, deployment):
     from planted_runs import FEW
 
-    from lengthwise.measure.calibrate import calibrate
+    from lengthwise.measure.calibration import calibrate
 
     return calibrate([run], deployment, fit=FEW)

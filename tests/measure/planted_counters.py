@@ -9,10 +9,10 @@ import numpy as np
 from planted_runs import measured
 
 from lengthwise import engine
-from lengthwise.measure.calibrate import Iterations
-from lengthwise.measure.calibrate._parameters import apply
-from lengthwise.measure.calibrate.iterations import YEAR_S, of_year_s
-from lengthwise.schema.measured import Measured, TokenTimes
+from lengthwise.measure.calibration import Iterations
+from lengthwise.measure.calibration.iteration_log import YEAR_S, of_year_s
+from lengthwise.measure.calibration.parameters import apply
+from lengthwise.schema.records import Measured, TokenTimes
 
 EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SHIFT_S = 1000.0

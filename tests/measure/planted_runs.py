@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from lengthwise import engine
-from lengthwise.measure.calibrate._parameters import apply
+from lengthwise.measure.calibration.parameters import apply
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
 
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=8192)

@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scripted_server import EVERYTHING, Script, ScriptedServer
 
 from lengthwise import metrics
-from lengthwise.backend.openai import Abilities, Server
-from lengthwise.measure import bench, read_records, write_records
+from lengthwise.backend.openai_protocol import Abilities, Server
+from lengthwise.measure import load as bench
+from lengthwise.measure import read_records, write_records
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload

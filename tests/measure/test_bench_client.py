@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from lengthwise.measure.load._often import LEAST_P99, at_least
-from lengthwise.measure.load._scrape import samples
-from lengthwise.measure.load._watch import Watch
+from lengthwise.measure.load import samples
+from lengthwise.measure.load_client import LEAST_P99, Watch, at_least
 
 
 def watched(rounds, work=lambda: None, late_s=(0.0,), median_ttft_s=1.0):

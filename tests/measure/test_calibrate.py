@@ -9,8 +9,8 @@ import pytest
 from planted_runs import FEW, LIMITS, NOISE, TRUTH, errors, measured, requests
 
 from lengthwise import engine
-from lengthwise.measure.calibrate import calibrate
-from lengthwise.measure.calibrate._parameters import apply, knobs
+from lengthwise.measure.calibration import calibrate
+from lengthwise.measure.calibration.parameters import apply, knobs
 from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.errors import InputError, UnknownNameError
 

@@ -13,13 +13,11 @@ from planted_counters import SHIFT_S, logged, scraped, simulated, streamed, toke
 from planted_runs import FEW, LIMITS, TRUTH, measured, requests
 
 from lengthwise import engine
-from lengthwise.measure.calibrate import _evidence, calibrate
-from lengthwise.measure.calibrate._counters import counters_of
-from lengthwise.measure.calibrate._own_counts import most_steps
-from lengthwise.measure.calibrate._parameters import host_line
-from lengthwise.measure.calibrate._runs import run_of
-from lengthwise.measure.calibrate._stretch_parts import kinds_of
-from lengthwise.measure.calibrate._stretches import LEAST_STEPS, stretches_of
+from lengthwise.measure.calibration import calibrate, step_evidence
+from lengthwise.measure.calibration.busy_periods import LEAST_STEPS, counters_of, most_steps, stretches_of
+from lengthwise.measure.calibration.measured_runs import run_of
+from lengthwise.measure.calibration.parameters import host_line
+from lengthwise.measure.calibration.step_evidence import kinds_of
 from lengthwise.schema.errors import InputError
 
 STEADY = {"work": 1.3, "host_step": 2e-3}
@@ -51,7 +49,7 @@ def told_by(evidence, deployment):
 
 
 def of_counters(run, deployment):
-    return _evidence.counted([run_of(run, "run", 0.0)], deployment)
+    return step_evidence.counted([run_of(run, "run", 0.0)], deployment)
 
 
 @pytest.mark.parametrize("period_s", [0.25, 1.0])

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from lengthwise import deploy
-from lengthwise.cli._calibrate_page import require_help
+from lengthwise.cli.calibrate import require_help
 from lengthwise.measure import read_records
-from lengthwise.measure.calibrate import Calibration, Parameter, Score, calibrate, read_iterations
-from lengthwise.measure.calibrate._checks import origin_notes
-from lengthwise.measure.calibrate._runs import run_of
+from lengthwise.measure.calibration import Calibration, Parameter, Score, calibrate, read_iterations
+from lengthwise.measure.calibration.measured_runs import origin_notes, run_of
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.hardware import GpuSpec
+from lengthwise.schema.specs import GpuSpec
 
 KEPT = Path(__file__).parent / "data" / "slow_cpu" / "vllm"
 """A tiny model on a thread of a slow CPU, whose records tell neither: too slow to pass for a large one on a GPU."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from planted_runs import FEW, TRUTH, errors, measured, requests
 
-from lengthwise.measure.calibrate import calibrate
-from lengthwise.measure.calibrate._split import split_of
+from lengthwise.measure.calibration import calibrate
+from lengthwise.measure.calibration.measured_runs import split_of
 
 
 def test_what_is_held_out_is_never_looked_at(run, found, deployment):

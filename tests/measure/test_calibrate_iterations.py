@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from lengthwise import engine
-from lengthwise.engine._cost_reading import CostReader
-from lengthwise.engine.step_time import step_time
-from lengthwise.measure.calibrate import read_iterations
-from lengthwise.measure.calibrate._parameters import apply
-from lengthwise.measure.calibrate._step_parts import seconds_of, step_parts
-from lengthwise.measure.calibrate.iterations import in_cells
+from lengthwise.engine.step_time import CostReader, step_time
+from lengthwise.measure.calibration import read_iterations
+from lengthwise.measure.calibration.iteration_log import in_cells
+from lengthwise.measure.calibration.parameters import apply
+from lengthwise.measure.calibration.step_evidence import step_parts, step_seconds
 from lengthwise.schema.errors import InputError
 
 PREFIX = "(APIServer pid=88) INFO 11-21 10:00:00 [loggers.py:210] "
@@ -79,7 +78,7 @@ def test_steps_cost_what_the_engine_charges(tmp_path):
     values = {"work": 1.2, "prefill": 0.8, "decode": 1.5, "log_step": 1e-3, "host_sequence": 2e-5}
     steps = [(1, 700, 0, 1.0, 0.0), (0, 0, 1, 1.0, 0.0), *[(0, 0, 2, 1.0, 0.0)] * 20]
     log = read_iterations(write(tmp_path / "log", steps))
-    ours = seconds_of(step_parts(log, deployment), values)
+    ours = step_seconds(step_parts(log, deployment), values)
     cost = apply(deployment.cost, values | {"host_step": values["log_step"]})
     prefill = (
         32 * (cost.layer_s[700] + _read(cost.prefill_s, 700))
@@ -115,7 +114,7 @@ def test_dense_masks_cost_logged_steps_what_the_engine_charges(tmp_path):
     log = read_iterations(write(tmp_path / "log", steps))
     parts = step_parts(log, deployment)
     values = {"log_step": 0.0, "host_sequence": 0.0}
-    more_s = seconds_of(parts, values | {"masked": masked.masked_s}) - seconds_of(parts, values)
+    more_s = step_seconds(parts, values | {"masked": masked.masked_s}) - step_seconds(parts, values)
     held = round(0.01 * deployment.kv.num_blocks * deployment.kv.block_size)
     asked = [(4, held - 512, [(256, 0)] * 2), (4, held, []), (0, 0, [(512, 0)]), (1, held, [])]
     told = [step_time(masked)(*step) - step_time(deployment.cost)(*step) for step in asked]

@@ -12,14 +12,11 @@ from planted_counters import SHIFT_S, logged, scraped, simulated
 from planted_runs import TRUTH, measured, requests
 
 from lengthwise.measure import read_records
-from lengthwise.measure.calibrate import Iterations, calibrate, read_iterations
-from lengthwise.measure.calibrate._evidence import told_of
-from lengthwise.measure.calibrate._log_clock import SLACK_S
-from lengthwise.measure.calibrate._log_steps import fitted_steps
-from lengthwise.measure.calibrate._runs import run_of, until_s
-from lengthwise.measure.calibrate._split import split_of
-from lengthwise.measure.calibrate.calibration import _seen
-from lengthwise.measure.calibrate.iterations import in_cells
+from lengthwise.measure.calibration import Iterations, calibrate, read_iterations
+from lengthwise.measure.calibration.calibration import _seen
+from lengthwise.measure.calibration.iteration_log import SLACK_S, fitted_steps, in_cells
+from lengthwise.measure.calibration.measured_runs import run_of, split_of, until_s
+from lengthwise.measure.calibration.step_evidence import told_of
 
 SLOWER = {name: 1.6 * value for name, value in TRUTH.items()}
 UNSEEN_S = TRUTH["host_step"] / 2

@@ -12,9 +12,8 @@ import pytest
 from planted_runs import LIMITS, measured, requests
 
 from lengthwise import engine
-from lengthwise.measure.calibrate import _masks, calibrate
-from lengthwise.measure.calibrate import _parameters as parameters
-from lengthwise.measure.calibrate._masks import MOST_PAIRS, notes_of, own_pair_s
+from lengthwise.measure.calibration import calibrate, calibration, parameters
+from lengthwise.measure.calibration.calibration import MOST_PAIRS, notes_of, own_pair_s
 from lengthwise.schema.errors import InputError
 
 SHORT = {"prompt": (50, 300), "output": (10, 80)}
@@ -85,7 +84,7 @@ def test_the_search_starts_from_seconds_of_a_prompts_own_pairs(small):
 
 @pytest.mark.slow
 def test_what_costs_more_than_a_mask_may_is_refused_and_doubted(small, monkeypatch):
-    monkeypatch.setattr(_masks, "MOST_PAIRS", 0.3)
+    monkeypatch.setattr(calibration, "MOST_PAIRS", 0.3)
     found = calibrate(runs(small, {"work": 1.2, "masked": pair_s(small)}), small)
     assert found.tables.masked_s == 0.0
     assert "masked" not in {p.name for p in found.parameters}
@@ -143,11 +142,11 @@ def of_engine(runs, name):
 
 def test_engines_that_are_known_to_attend_by_request_have_none():
     few = [measured(requests(6.0, 10, 0, **SHORT), engine.deploy("llama-3-8b", "H100", limits=LIMITS), {})]
-    assert _masks.without_masks(of_engine(few, "vllm")) == ("vllm",)
-    assert _masks.without_masks(of_engine(few, "vllm") + of_engine(few, "SGLang")) == ("sglang", "vllm")
+    assert calibration.without_masks(of_engine(few, "vllm")) == ("vllm",)
+    assert calibration.without_masks(of_engine(few, "vllm") + of_engine(few, "SGLang")) == ("sglang", "vllm")
     for name in ("transformers 5.19.0 continuous batching", "transformers", "", None):
-        assert _masks.without_masks(of_engine(few, "vllm") + of_engine(few, name)) == ()
-    assert _masks.without_masks(few) == ()  # who serves is not known
+        assert calibration.without_masks(of_engine(few, "vllm") + of_engine(few, name)) == ()
+    assert calibration.without_masks(few) == ()  # who serves is not known
 
 
 @pytest.mark.slow

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from planted_runs import LIMITS, measured, requests
 
 from lengthwise import engine
-from lengthwise.measure.calibrate import calibrate
-from lengthwise.measure.calibrate._checks import at_once, check_runs
-from lengthwise.measure.calibrate._split import split_of
+from lengthwise.measure.calibration import calibrate
+from lengthwise.measure.calibration.measured_runs import at_once, check_runs, split_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from planted_runs import measured, requests
 
-from lengthwise.measure.calibrate import calibrate
+from lengthwise.measure.calibration import calibrate
 
 PLANTED = {"work": 1.3, "host_step": 2e-3, "host_sequence": 40e-6}
 """The host has two parts that runs at one load hardly tell apart: what one lacks, the other makes up."""

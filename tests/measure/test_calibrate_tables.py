@@ -7,9 +7,9 @@ import pytest
 from planted_runs import FEW, LIMITS
 
 from lengthwise import cost, engine
-from lengthwise.measure.calibrate import calibrate
-from lengthwise.measure.calibrate._part_errors import part_errors
-from lengthwise.measure.calibrate.answer import Parameter
+from lengthwise.measure.calibration import calibrate
+from lengthwise.measure.calibration.parameters import part_errors
+from lengthwise.measure.calibration.result import Parameter
 
 
 def test_equal_inputs_give_equal_answers(run, found, deployment, tmp_path):

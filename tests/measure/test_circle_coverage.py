@@ -13,7 +13,7 @@ import pytest
 
 from lengthwise import EngineLimits, Workload, deploy, simulate
 from lengthwise.schema.cost_tables import PartError
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 N = 60

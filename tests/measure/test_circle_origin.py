@@ -13,10 +13,10 @@ import pytest
 from scripted_server import Script, ScriptedServer
 
 from lengthwise import Workload, deploy
-from lengthwise.measure.calibrate._origin import doubts_of_origin, untold_origin
-from lengthwise.scenario import deployment as of_scenario
-from lengthwise.scenario import loads
-from lengthwise.scenario.requests import deployment_of_server
+from lengthwise.config import deployment as of_scenario
+from lengthwise.config import loads
+from lengthwise.measure.calibration.measured_runs import doubts_of_origin, untold_origin
+from lengthwise.usecases.bench import deployment_of_server
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

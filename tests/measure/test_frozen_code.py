@@ -94,7 +94,7 @@ def test_runs_are_of_the_code_whose_content_is_the_same_whatever_its_history(his
         ("src/lengthwise/backend/_openai_pieces.py", True),
         ("src/lengthwise/catalog/data/gpus.toml", True),
         ("src/lengthwise/measure/load/bench.py", True),
-        ("src/lengthwise/workload/read.py", True),
+        ("src/lengthwise/workload/readers.py", True),
         ("src/lengthwise/backend/kubernetes.py", False),
         ("src/lengthwise/schema/app.py", False),
         ("src/lengthwise/engine/__pycache__/a.pyc", False),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lengthwise import EngineLimits, deploy
-from lengthwise.measure.calibrate._part_errors import part_errors
-from lengthwise.measure.calibrate.answer import Parameter
+from lengthwise.measure.calibration.parameters import part_errors
+from lengthwise.measure.calibration.result import Parameter
 from lengthwise.schema.cost_tables import PartError
 
 SEQS = 32

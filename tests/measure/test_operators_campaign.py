@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from lengthwise.measure.operators.campaign import Campaign, Plan
-from lengthwise.measure.operators.grids import coarse, fine
-from lengthwise.measure.operators.journal import Journal
+from lengthwise.measure.operators.adaptive import coarse, fine
+from lengthwise.measure.operators.bench import Outcome, Sample
+from lengthwise.measure.operators.campaign import Campaign, Journal, Plan, as_profile, notes, table
 from lengthwise.measure.operators.points import DECODE, MESSAGE, PREFILL, ROWS, NoRoomError, Operator, Point
-from lengthwise.measure.operators.result import as_profile, notes, table
-from lengthwise.measure.operators.timing import Outcome, Sample
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.profile import ProfileFacts
 

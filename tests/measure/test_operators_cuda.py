@@ -8,15 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from lengthwise import catalog
-from lengthwise.measure.operators._kernel import Kernel
-from lengthwise.measure.operators._memory import translated
-from lengthwise.measure.operators._timers import CudaTimer
-from lengthwise.measure.operators.bench import TorchBench
-from lengthwise.measure.operators.campaign import Campaign, Plan
+from lengthwise.measure.operators.bench import CudaTimer, Sample, TorchBench, measure
+from lengthwise.measure.operators.campaign import Campaign, Journal, Plan
 from lengthwise.measure.operators.device import Device, choose
-from lengthwise.measure.operators.journal import Journal
+from lengthwise.measure.operators.kernels import Kernel, translated
 from lengthwise.measure.operators.points import ROWS, LostError, NoRoomError, Operator, Point, SkippedError
-from lengthwise.measure.operators.timing import Sample, measure
 from lengthwise.schema.errors import InputError
 
 UP = Operator("mlp up", ROWS, (1,), (2048,), 8, {"n": 64, "k": 32})

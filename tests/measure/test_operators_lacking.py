@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lengthwise import catalog
-from lengthwise.measure.operators import collectives
+from lengthwise.measure.operators import measure
 from lengthwise.measure.operators.device import choose
 from lengthwise.schema.errors import InputError
 
@@ -51,4 +51,4 @@ def test_without_a_gpu_auto_takes_the_cpu():
 )
 def test_collectives_that_cannot_be_measured_are_left_out_and_named(device, gpus, told):
     torch = lacking(cuda="13.0", gpus=gpus, nccl=False)
-    assert collectives.measure(torch, device, 2, limit_s=1.0) == ([], told)
+    assert measure.measure_collectives(torch, device, 2, limit_s=1.0) == ([], told)

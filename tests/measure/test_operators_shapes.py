@@ -6,8 +6,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.measure.operators import measure_profile
-from lengthwise.measure.operators.points import Reach, unmeasured
-from lengthwise.measure.operators.shapes import operators_of
+from lengthwise.measure.operators.points import Reach, operators_of, unmeasured
 from lengthwise.schema.errors import InputError, MissingExtraError
 from lengthwise.schema.profile import OPERATOR_PARTS
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from lengthwise import catalog
-from lengthwise.measure.operators import collectives, measure_operators, measure_profile
+from lengthwise.measure.operators import measure as collectives
+from lengthwise.measure.operators import measure_operators, measure_profile
 from lengthwise.measure.operators.device import torch_module
-from lengthwise.measure.operators.points import Reach
-from lengthwise.measure.operators.shapes import operators_of
+from lengthwise.measure.operators.points import Reach, operators_of
 from lengthwise.schema.errors import InputError, ProfileError
 
 pytestmark = pytest.mark.torch
@@ -152,10 +152,9 @@ def test_killed_run_is_resumed(tmp_path):
 
 def test_what_does_not_fit_the_memory_is_skipped():
     torch = torch_module()
-    from lengthwise.measure.operators.bench import TorchBench
+    from lengthwise.measure.operators.bench import TorchBench, measure
     from lengthwise.measure.operators.device import Device
     from lengthwise.measure.operators.points import NoRoomError, Operator, Point
-    from lengthwise.measure.operators.timing import measure
 
     bench = TorchBench(torch, tiny(), Device("cpu", "float32", 1))
     fits = Operator("mlp up", "rows", (1,), (16,), 1, {"n": 64, "k": 64})
@@ -169,7 +168,9 @@ def test_what_does_not_fit_the_memory_is_skipped():
 
 
 def test_collectives_of_two_processes():
-    outcomes, why = collectives.measure(torch_module(), "cpu", 2, limit_s=60, sizes_bytes=(1 << 10, 1 << 22))
+    outcomes, why = collectives.measure_collectives(
+        torch_module(), "cpu", 2, limit_s=60, sizes_bytes=(1 << 10, 1 << 22)
+    )
     assert not why
     seconds = {(o.point.operator.name, o.point.at[0]): o.seconds for o in outcomes}
     assert set(seconds) == {(name, size) for name in ("all-reduce", "send") for size in (1 << 10, 1 << 22)}
@@ -177,7 +178,7 @@ def test_collectives_of_two_processes():
 
 
 def test_collectives_that_hang_are_ended():
-    outcomes, why = collectives.measure(torch_module(), "cpu", 2, limit_s=0.2)
+    outcomes, why = collectives.measure_collectives(torch_module(), "cpu", 2, limit_s=0.2)
     assert not outcomes
     assert "more than 0 s" in why
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lengthwise import ClosedLoop, Poisson, deploy, preset, read, simulate
+from lengthwise import ClosedLoop, Poisson, deploy, preset, simulate
 from lengthwise.measure import write_records
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
+from lengthwise.workload import read
 
 DEPLOYMENT = deploy("opt-125m", "A100-80GB")
 

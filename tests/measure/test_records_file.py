@@ -15,17 +15,19 @@ from lengthwise import deploy, simulate
 from lengthwise import workload as w
 from lengthwise.measure import read_records, write_records
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.measured import BENCH, SIMULATED, Measured, TokenTimes
-from lengthwise.schema.prediction import Predictions
 from lengthwise.schema.records import (
+    BENCH,
+    SIMULATED,
+    Measured,
     Records,
     ReplicaTotals,
     RequestRecords,
     StepRecords,
     TimeSeries,
     TokenGaps,
+    TokenTimes,
 )
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Predictions, Workload
 
 FLOATS = st.floats(width=64, allow_nan=True)
 TIMES = st.floats(0, 1e9)

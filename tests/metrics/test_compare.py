@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from lengthwise.metrics import Comparison, MetricError, Slo, compare
-from lengthwise.metrics import _compare_bootstrap as bootstrap
-from lengthwise.metrics._compare_blocks import column_of
+from lengthwise.metrics import statistics as bootstrap
+from lengthwise.metrics.statistics import column_of
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.measured import Measured
-from lengthwise.schema.records import Records
+from lengthwise.schema.records import Measured, Records
 from lengthwise.schema.workload import Workload
 
 SLO = Slo(ttft_s=0.5, jct_s=3.0)

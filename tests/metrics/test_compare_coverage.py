@@ -9,9 +9,9 @@ import pytest
 
 from lengthwise.engine import deploy, simulate
 from lengthwise.metrics import compare
-from lengthwise.metrics._compare_blocks import FEWEST, column_of, cuts_of, likeness
+from lengthwise.metrics.statistics import FEWEST, column_of, cuts_of, likeness
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
 
 Q = np.array([0.5, 0.95])

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from lengthwise.metrics import compare
-from lengthwise.metrics._compare_blocks import Column
-from lengthwise.metrics._compare_bootstrap import Bootstrap
-from lengthwise.metrics._compare_gaps import gaps_of
-from lengthwise.metrics._compare_sides import Run
-from lengthwise.schema.measured import Measured, TokenTimes
+from lengthwise.metrics.comparison import Run, gaps_of
+from lengthwise.metrics.statistics import Bootstrap, Column
+from lengthwise.schema.records import Measured, TokenTimes
 from lengthwise.schema.workload import Workload
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.metrics import compare
-from lengthwise.schema.measured import Measured, shape_facts
+from lengthwise.schema.records import Measured, shape_facts
 from lengthwise.schema.workload import Workload
 
 TINY = shape_facts(replace(catalog.model("llama-3-8b"), layers=2, hidden=64))

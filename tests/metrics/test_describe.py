@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lengthwise.metrics import QUANTILES
-from lengthwise.metrics._describe import histogram_error, of_column, of_gaps, weighted_quantiles
+from lengthwise.metrics.statistics import histogram_error, of_column, of_gaps, weighted_quantiles
 from lengthwise.schema.records import TokenGaps
 
 values = hnp.arrays(np.float64, st.integers(1, 60), elements=st.floats(1e-3, 1e3))

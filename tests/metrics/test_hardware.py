@@ -8,7 +8,7 @@ import pytest
 from lengthwise.catalog import active_parameters, embedding_parameters, kv_bytes_per_token, weight_bytes
 from lengthwise.metrics import gpu_power_w, model_flops, moved_bytes, summarize
 from lengthwise.schema.deployment import EngineLimits, Parallelism
-from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelSpec
 
 
 @pytest.fixture(scope="module")

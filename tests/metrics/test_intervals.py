@@ -7,8 +7,7 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import norm, t, ttest_1samp
 
-from lengthwise.metrics._describe import of_column
-from lengthwise.metrics._intervals import over_batches, over_seeds, t_quantile
+from lengthwise.metrics.statistics import of_column, over_batches, over_seeds, t_quantile
 
 RUNS = 200
 

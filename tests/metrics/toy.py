@@ -8,8 +8,6 @@ import numpy as np
 
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
-from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
-from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
 from lengthwise.schema.records import (
     Records,
     ReplicaTotals,
@@ -19,6 +17,7 @@ from lengthwise.schema.records import (
     TimeSeries,
     TokenGaps,
 )
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 
 BLOCK, BLOCKS, BIN_S = 16, 600, 0.25
 HOST_S, LAYER_S, COMM_S, HEAD_S = 0.004, 0.010, 0.002, 0.001

@@ -18,9 +18,8 @@ from scipy.stats import t as student
 from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
-from lengthwise.schema.hardware import GpuSpec, LinkSpec, NodeSpec
-from lengthwise.schema.model import AttentionSpec, FfnSpec, ModelSpec
 from lengthwise.schema.records import Records
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Workload
 
 LINK = LinkSpec("link", 1e9, 1e-6, "made up")

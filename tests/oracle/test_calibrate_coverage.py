@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.measure.calibrate.answer import Parameter
+from lengthwise.measure.calibration.result import Parameter
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)

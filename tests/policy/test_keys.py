@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.policy import COLUMNS, key_of, keys, known, rank, resolve
+from lengthwise.policy.compile import WHOLE
 from lengthwise.policy.contracts import RANK_ARGUMENTS
-from lengthwise.policy.keys import WHOLE
 from lengthwise.schema.errors import PolicyError
 
 RANKS = [*known("rank"), "mlfq", "aged(weight=3)", "aged_gittins"]

@@ -12,8 +12,7 @@ from lengthwise import policy
 from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
-from lengthwise.schema.prediction import Predictions
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Predictions, Workload
 
 pytestmark = pytest.mark.parametrize("engine", ["kernel", "reference"])
 

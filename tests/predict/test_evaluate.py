@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, Samples
-from lengthwise.predict._scores import groups, kendall, resampled
-from lengthwise.predict.evaluate import evaluate, latency_ms
-from lengthwise.predict.knowable import knowable
+from lengthwise.predict.evaluation import evaluate, groups, kendall, knowable, latency_ms, resampled
 from lengthwise.schema.errors import InputError
 
 

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.predict.features import NAMES, asked_items, prompt_features, score, terms
-from lengthwise.predict.progress import PROGRESS, progress_features, text_so_far
+from lengthwise.predict.features import (
+    NAMES,
+    PROGRESS,
+    asked_items,
+    progress_features,
+    prompt_features,
+    score,
+    terms,
+    text_so_far,
+)
 
 
 def feature(text: str, name: str) -> float:

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples, load, save
-from lengthwise.predict._lexical_fit import imputed, residual_quantiles
-from lengthwise.predict._lexical_weights import template_shares
-from lengthwise.predict._scores import kendall
 from lengthwise.predict.distribution import LEVELS
-from lengthwise.predict.lexical import Lexical
-from lengthwise.predict.lexical_trees import Trees, grow
-from lengthwise.predict.progress import text_so_far
+from lengthwise.predict.evaluation import kendall
+from lengthwise.predict.features import text_so_far
+from lengthwise.predict.lexical import Lexical, template_shares
+from lengthwise.predict.lexical_model import imputed, residual_quantiles
+from lengthwise.predict.regressors import Trees, grow
 from lengthwise.schema.errors import InputError, LengthwiseError
 
 ASKS = {

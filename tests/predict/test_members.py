@@ -26,12 +26,12 @@ from lengthwise.predict import (
     load,
     save,
 )
-from lengthwise.predict._holdout import split as holdout
-from lengthwise.predict._survival import kaplan_meier, length_quantiles, mean_length
 from lengthwise.predict.contract import partial
-from lengthwise.predict.ensemble import pinball
-from lengthwise.predict.progress import text_so_far
-from lengthwise.predict.read import split as read_split
+from lengthwise.predict.contract import split as holdout
+from lengthwise.predict.distribution import kaplan_meier, length_quantiles, mean_length
+from lengthwise.predict.features import text_so_far
+from lengthwise.predict.sample_files import split as read_split
+from lengthwise.predict.wrappers import pinball
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 TRAIN, TEST = world(3000, 1), world(3000, 2)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples
-from lengthwise.predict.read import read, read_prompts, split
-from lengthwise.predict.tokens import estimated_tokens
+from lengthwise.predict.sample_files import read, read_prompts, split
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import estimated_tokens
 
 ROW = {
     "model": "m",

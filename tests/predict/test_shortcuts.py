@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lengthwise.predict import LEVELS, LengthDistribution, Prompts, default
 from lengthwise.predict import features as f
-from lengthwise.predict import lexical_trees as t
+from lengthwise.predict import regressors as t
 
 TEXTS = st.one_of(
     st.text(max_size=300),

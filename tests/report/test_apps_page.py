@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 from driving import assert_fetches_nothing, look, without_plotly
 
-from lengthwise.report.apps import (
+from lengthwise.report.apps import write_app_html
+from lengthwise.report.apps_text import (
     AppFacts,
     difference,
     idle_shares,
@@ -19,7 +20,6 @@ from lengthwise.report.apps import (
     supposed,
     took,
     took_about,
-    write_app_html,
 )
 from lengthwise.schema.app import AppMethod, AppPlan, AppSpan, AppStage, AppWhatIf, ModelPlan, Switch
 from lengthwise.schema.estimate import Estimate

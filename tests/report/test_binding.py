@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lengthwise.metrics import Counts, Estimate, summarize
+from lengthwise.metrics import Counts, summarize
 from lengthwise.report import Result, what_binds
 from lengthwise.report.binding import binding_of
+from lengthwise.schema.estimate import Estimate
 
 
 @pytest.fixture

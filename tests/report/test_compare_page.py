@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lengthwise.metrics import Slo, compare
 from lengthwise.report import compare_table, write_compare_html, write_compare_json
-from lengthwise.schema.measured import Measured
+from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
 
 

@@ -10,7 +10,7 @@ import pytest
 from driving import look
 
 from lengthwise.predict import Ecdf, Prompts, Samples
-from lengthwise.predict.evaluate import evaluate
+from lengthwise.predict.evaluation import evaluate
 from lengthwise.report.predict import WORDS, predict_json, score_text, write_predict_html
 from lengthwise.schema.errors import InputError
 

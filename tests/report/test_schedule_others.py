@@ -9,16 +9,9 @@ from dataclasses import replace
 import pytest
 
 from lengthwise import catalog, schedule
-from lengthwise.report.schedule import (
-    OTHER_HEADS,
-    other_cells,
-    sentences,
-    write_schedule_html,
-    write_schedule_json,
-)
-from lengthwise.report.schedule._figures import OTHERS, figures
-from lengthwise.schema.schedule import OtherSystem
-from lengthwise.schema.schedule_row import SYSTEM_NAMES
+from lengthwise.report.schedule import OTHERS, figures, write_schedule_html, write_schedule_json
+from lengthwise.report.schedule_text import OTHER_HEADS, other_cells, sentences
+from lengthwise.schema.schedule import SYSTEM_NAMES, OtherSystem
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,8 @@ import pytest
 from driving import assert_fetches_nothing, look
 
 from lengthwise import catalog, schedule
-from lengthwise.report.schedule import (
-    drift_cells,
-    sentences,
-    side_cells,
-    write_schedule_html,
-    write_schedule_json,
-)
-from lengthwise.report.schedule._words import move_text
+from lengthwise.report.schedule import write_schedule_html, write_schedule_json
+from lengthwise.report.schedule_text import drift_cells, move_text, sentences, side_cells
 from lengthwise.schema.schedule import ScheduleParts, SchedulePlan
 
 

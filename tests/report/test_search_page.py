@@ -12,7 +12,7 @@ import pytest
 from driving import assert_fetches_nothing, without_plotly
 
 from lengthwise.report import write_search_html
-from lengthwise.report.search._data import BEYOND, load_curve, short, usd_per_thousand
+from lengthwise.report.search import BEYOND, load_curve, short, usd_per_thousand
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Standing, Study

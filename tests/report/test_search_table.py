@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from lengthwise.report import search_table
-from lengthwise.report.search._standings import nearest_misses
-from lengthwise.report.search._words import (
+from lengthwise.report.search_text import (
     amount,
     axis_labels,
     in_order,
     limit_text,
     metric_name,
+    nearest_misses,
     quantity,
     setting_text,
 )

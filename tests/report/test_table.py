@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lengthwise.metrics import Estimate, combine, summarize
+from lengthwise.metrics import combine, summarize
 from lengthwise.report import Result, table
-from lengthwise.report._numbers import percent, rounded, seconds
-from lengthwise.report._rows import _texts, rows
+from lengthwise.report.formatting import percent, rounded, seconds
+from lengthwise.report.headline import _texts, rows
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import Estimate
 
 
 def printed(results, width: int) -> str:

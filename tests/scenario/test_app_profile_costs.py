@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from app_profile_world import GPU, launcher, space
 
-from lengthwise.scenario._app_profile_costs import _loads, calibrated, concurrencies, off, require_help
 from lengthwise.schema.app import ModelPlan
+from lengthwise.usecases.app_profile_cost import _loads, calibrated, concurrencies, off, require_help
 
 LENGTHS = (np.arange(10, 40), np.arange(4, 34))
 

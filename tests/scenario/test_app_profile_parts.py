@@ -19,7 +19,9 @@ from app_profile_world import GPU, ROWS, app, launcher, space
 
 from lengthwise.apps.launch import Loaded, LocalLauncher
 from lengthwise.apps.plan import read_switch_times
-from lengthwise.scenario._app_profile_book import (
+from lengthwise.schema.app import ModelPlan
+from lengthwise.schema.errors import EngineError, InputError
+from lengthwise.usecases.app_profile_folder import (
     BOOK,
     SWITCH_TIMES,
     Book,
@@ -29,17 +31,15 @@ from lengthwise.scenario._app_profile_book import (
     read_book,
     write_book,
 )
-from lengthwise.scenario._app_profile_lengths import (
+from lengthwise.usecases.app_profile_measurement import (
     packed,
     read_lengths,
     run_sample,
     sampled_rows,
+    switch_seconds,
     without_limits,
     write_lengths,
 )
-from lengthwise.scenario._app_profile_switches import switch_seconds
-from lengthwise.schema.app import ModelPlan
-from lengthwise.schema.errors import EngineError, InputError
 
 
 class Scripted:

@@ -18,19 +18,11 @@ from lengthwise import cost
 from lengthwise.apps.app import Sampling
 from lengthwise.apps.launch import Loaded
 from lengthwise.apps.plan import SwitchTimes, read_switch_times
-from lengthwise.apps.plan.switching import HOWS
-from lengthwise.scenario._app_profile_asked import mean_over_rows
-from lengthwise.scenario._app_profile_book import Costed, write_book
-from lengthwise.scenario._app_profile_lengths import Said
-from lengthwise.scenario.app_profiles import (
-    SWITCH_TIMES,
-    Profiling,
-    Wanted,
-    profile_app,
-    profiled,
-    read_book,
-)
+from lengthwise.apps.plan.space import HOWS
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
+from lengthwise.usecases.app_profile import profile_app, profiled
+from lengthwise.usecases.app_profile_folder import SWITCH_TIMES, Costed, read_book, write_book
+from lengthwise.usecases.app_profile_measurement import Profiling, Said, Wanted, mean_over_rows
 
 LITTLE = Wanted(rows=4, times=2)
 

@@ -18,11 +18,11 @@ from lengthwise.apps.inputs import Rows
 from lengthwise.apps.launch import Loaded, Patience
 from lengthwise.apps.plan import Served, Space
 from lengthwise.apps.run import Settings
-from lengthwise.scenario.app_engines import Engines
-from lengthwise.scenario.app_plans import Planning, drawn_app, planned_app
-from lengthwise.scenario.app_runs import run_app
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, in_thread
+from lengthwise.usecases.app_plan import Planning, drawn_app, planned_app
+from lengthwise.usecases.app_run import run_app
+from lengthwise.usecases.app_setup import Engines
 
 QUICK = Planning(draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows(

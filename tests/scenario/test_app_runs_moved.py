@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from lengthwise.scenario.app_files import asked_app
-from lengthwise.scenario.app_plans import Planning
-from lengthwise.scenario.app_runs import run_app
 from lengthwise.schema.errors import InputError
+from lengthwise.usecases.app_plan import Planning
+from lengthwise.usecases.app_run import run_app
+from lengthwise.usecases.app_setup import asked_app
 
 FILE = """
 [inputs]

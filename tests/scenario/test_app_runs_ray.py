@@ -16,9 +16,9 @@ from test_app_runs import QUICK, ROWS, small, space
 from lengthwise.apps.launch import Loaded, Patience
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import CANCEL, Settings
-from lengthwise.scenario.app_engines import Engines
-from lengthwise.scenario.app_plans import planned_app
-from lengthwise.scenario.app_runs import Watching, run_app
+from lengthwise.usecases.app_plan import planned_app
+from lengthwise.usecases.app_run import Watching, run_app
+from lengthwise.usecases.app_setup import Engines
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

@@ -16,11 +16,11 @@ from plan_world import cluster_of
 from lengthwise.apps.app import Sampling
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.plan import Served, Space
-from lengthwise.scenario import app_plans
-from lengthwise.scenario.app_engines import Engines
-from lengthwise.scenario.app_plans import Planning, planned_app
-from lengthwise.scenario.app_runs import run_app
 from lengthwise.schema.errors import DoesNotFitError
+from lengthwise.usecases import app_plan
+from lengthwise.usecases.app_plan import Planning, planned_app
+from lengthwise.usecases.app_run import run_app
+from lengthwise.usecases.app_setup import Engines
 
 QUICK = Planning(beside=False, draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows([f"r{n}" for n in range(5)], [{"chunks": ["x"] * (1 + n % 3)} for n in range(5)], "", "ab")
@@ -38,7 +38,7 @@ def asked():
 
 
 def test_a_plan_to_begin_with_is_there_before_the_search_has_ended(monkeypatch):
-    on, through = threading.Event(), app_plans.plan
+    on, through = threading.Event(), app_plan.plan
 
     def held(*args, begin, **more):
         def told(one):
@@ -47,7 +47,7 @@ def test_a_plan_to_begin_with_is_there_before_the_search_has_ended(monkeypatch):
 
         return through(*args, begin=told, **more)
 
-    monkeypatch.setattr(app_plans, "plan", held)
+    monkeypatch.setattr(app_plan, "plan", held)
     made = planned_app(*asked(), begins=True)
     assert made.plan.planned
     assert made.plan.notes
@@ -62,7 +62,7 @@ def test_an_error_of_the_search_is_told_by_whom_it_stops(monkeypatch):
     def fails(*_, begin, **__):
         raise DoesNotFitError("no GPU has the memory")
 
-    monkeypatch.setattr(app_plans, "plan", fails)
+    monkeypatch.setattr(app_plan, "plan", fails)
     with pytest.raises(DoesNotFitError, match="no GPU has the memory"):
         planned_app(*asked(), begins=True)
 

@@ -15,11 +15,11 @@ import pytest
 from lengthwise.apps.expand import expand
 from lengthwise.apps.ledger import State, open_ledger
 from lengthwise.cli import main
-from lengthwise.scenario.app_files import asked_app
-from lengthwise.scenario.app_plans import Planning
-from lengthwise.scenario.app_runs import run_app
-from lengthwise.scenario.apps import load_app, loads_app
+from lengthwise.config.app_file import load_app, loads_app
 from lengthwise.schema.errors import ScenarioError
+from lengthwise.usecases.app_plan import Planning
+from lengthwise.usecases.app_run import run_app
+from lengthwise.usecases.app_setup import asked_app
 
 FOLDER = Path(__file__).parents[2] / "examples" / "apps"
 KINDS = ("ensemble", "routing", "chain-summary", "mixed", "critique")
@@ -130,9 +130,9 @@ def test_a_run_that_was_cut_goes_on_and_ends_with_the_same_bytes(name, tmp_path)
 import os, sys
 from pathlib import Path
 from lengthwise.apps.ledger import ENDED
-from lengthwise.scenario.app_files import asked_app
-from lengthwise.scenario.app_plans import Planning
-from lengthwise.scenario.app_runs import Watching, run_app
+from lengthwise.usecases.app_setup import asked_app
+from lengthwise.usecases.app_plan import Planning
+from lengthwise.usecases.app_run import Watching, run_app
 def cut(progress):
     if sum(one.states.get(state, 0) for one in progress.models for state in ENDED) >= 4:
         os.kill(os.getpid(), 9)

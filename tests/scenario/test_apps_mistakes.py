@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise.cli import main
-from lengthwise.scenario.apps import load_app
+from lengthwise.config.app_file import load_app
 from lengthwise.schema.errors import ScenarioError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "apps"

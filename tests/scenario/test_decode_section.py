@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise import backend, scenario
-from lengthwise.scenario.variants import build
+from lengthwise import backend, config
+from lengthwise.config.variants import build
 from lengthwise.schema.errors import InputError
 from lengthwise.search.bounds import ceiling
+from lengthwise.usecases import simulate
 
 TEXT = """
 [workload]
@@ -27,7 +28,7 @@ model_draws = 0
 
 
 def told(more='router = "least_outstanding"'):
-    return scenario.loads(TEXT % more)
+    return config.loads(TEXT % more)
 
 
 def test_a_file_says_both_sides():
@@ -53,11 +54,11 @@ def test_links_and_seconds_of_a_handover():
 
 def test_the_effective_settings_load_again():
     whole = told()
-    assert scenario.loads(whole.to_toml()).deployment == whole.deployment
+    assert config.loads(whole.to_toml()).deployment == whole.deployment
 
 
 def test_a_run_tells_of_both_sides():
-    outcome = scenario.run(told())[0]
+    outcome = simulate.run(told())[0]
     hardware = outcome.summary.hardware
     assert outcome.summary.counts.finished == 40
     assert len(hardware.replica_busy_share) == 3
@@ -79,4 +80,4 @@ def test_a_wrong_key_is_told():
     with pytest.raises(InputError, match="batching policy named 'nothing'"):
         build(told('batching = "nothing"'))
     with pytest.raises(InputError, match="central"):
-        scenario.run(told('router = "central"'))
+        simulate.run(told('router = "central"'))

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from lengthwise import scenario, schedule
+from lengthwise import config, schedule
 from lengthwise.cli import main
+from lengthwise.config.variants import deployment
 from lengthwise.cost import MadeFor, save
-from lengthwise.scenario import schedules
-from lengthwise.scenario._schedule_reach import largest_of, reach_notes
-from lengthwise.scenario.variants import deployment
 from lengthwise.schema.cost_tables import Reach
+from lengthwise.usecases import capacity
+from lengthwise.usecases import schedule as schedules
+from lengthwise.usecases.schedule import largest_of, reach_notes
 
 SERVED = """
 [workload]
@@ -38,7 +39,7 @@ def tables(tmp_path):
 
     def made(**bounds: int):
         path = tmp_path / "tables.npz"
-        served = deployment(scenario.loads(SERVED))
+        served = deployment(config.loads(SERVED))
         save(replace(served.cost, reach=Reach(**bounds)), path, MadeFor.of_deployment(served))
         return path
 
@@ -62,7 +63,7 @@ def test_a_capacity_beyond_what_was_measured_says_so(tables, tmp_path, capsys):
 def test_a_capacity_within_what_was_measured_says_nothing(tables):
     reach = Reach(tokens=10**6, seqs=10**6, chunk=10**6, context=10**6, kv_tokens=10**9)
     path = tables(**{name: getattr(reach, name) for name in vars(reach)})
-    (found,) = scenario.capacities(scenario.loads(SERVED, overrides=[f"deployment.cost=tables:{path}"]))
+    (found,) = capacity.capacities(config.loads(SERVED, overrides=[f"deployment.cost=tables:{path}"]))
     assert (found.beyond, found.notes) == ((), ())
 
 
@@ -91,9 +92,9 @@ def test_a_schedule_beyond_what_was_measured_says_so(monkeypatch):
         made = whole(*args)
         return {tp: replace(one, reach=Reach(seqs=1, context=10**6)) for tp, one in made.items()}
 
-    plain = schedules.plan_schedule(scenario.loads(PLANNED))
+    plain = schedules.plan_schedule(config.loads(PLANNED))
     monkeypatch.setattr(schedule, "cluster_tables", of_reach)
-    told = schedules.plan_schedule(scenario.loads(PLANNED))
+    told = schedules.plan_schedule(config.loads(PLANNED))
     assert told.chosen == plain.chosen
     assert not any("extrapolated" in note for note in plain.spread_notes)
     (note,) = (note for note in told.spread_notes if "extrapolated" in note)
@@ -102,13 +103,13 @@ def test_a_schedule_beyond_what_was_measured_says_so(monkeypatch):
 
 
 def test_the_largest_step_of_a_schedule_is_what_its_batches_say():
-    row = schedules.plan_schedule(scenario.loads(PLANNED)).chosen
+    row = schedules.plan_schedule(config.loads(PLANNED)).chosen
     row = replace(row, strategy="rra", encode_batch=12, micro_batches=3, decode_batch=60.0)
     task = schedule.TaskLengths.fixed(100, 21)
     had = largest_of(row, task, 0.99)
     assert had == {"tokens": 400, "seqs": 20, "chunk": 100, "context": 121, "kv_tokens": 2210}
     assert largest_of(replace(row, strategy="waa-c"), task, 0.99)["tokens"] == 1200  # its encodings go whole
-    base = deployment(scenario.loads(SERVED)).cost
+    base = deployment(config.loads(SERVED)).cost
     alone, grouped = replace(base, reach=Reach(seqs=19)), replace(base, reach=Reach(seqs=20))
     passed = {1: alone, 2: grouped}
     assert len(reach_notes(replace(row, tp=2, tp_groups=1), task, 0.99, passed, gpus=4)) == 1

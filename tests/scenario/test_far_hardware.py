@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lengthwise.scenario import loads, run
+from lengthwise.config import loads
+from lengthwise.usecases.simulate import run
 
 CPU = Path(__file__).parents[2] / "examples" / "gpus" / "cpu.toml"
 TEXT = """

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from lengthwise import scenario
+from lengthwise import config
 from lengthwise.cli import main
-from lengthwise.scenario._front import front_note
-from lengthwise.scenario.variants import deployment
+from lengthwise.config.variants import deployment
+from lengthwise.usecases import simulate
+from lengthwise.usecases.simulate import front_note
 
 ASKED = """
 [workload]
@@ -36,9 +37,7 @@ ttft.p90 = "500ms"
     [(10, "1ms", ""), (10, "60ms", ""), (10, "90ms", "is busy 9"), (40, "50ms", "has work for 2")],
 )
 def test_a_simulation_says_where_the_front_binds(rate, queue, told):
-    (outcome,) = scenario.run(
-        scenario.loads(ASKED.format(rate=rate, queue=queue) + "[run]\nmodel_draws = 0\n")
-    )
+    (outcome,) = simulate.run(config.loads(ASKED.format(rate=rate, queue=queue) + "[run]\nmodel_draws = 0\n"))
     notes = [note for note in outcome.notes if "front" in note]
     assert len(notes) == bool(told)
     assert all(f"{queue.removesuffix('ms')} ms each" in note and told in note for note in notes)
@@ -46,8 +45,8 @@ def test_a_simulation_says_where_the_front_binds(rate, queue, told):
 
 def test_a_static_batch_is_no_rate_of_its_own():
     """All at once: what the front takes is held against the whole run."""
-    asked = scenario.loads(ASKED.format(rate=10, queue="1ms"), overrides=["workload.request_rate=inf"])
-    assert not any("front" in note for outcome in scenario.run(asked) for note in outcome.notes)
+    asked = config.loads(ASKED.format(rate=10, queue="1ms"), overrides=["workload.request_rate=inf"])
+    assert not any("front" in note for outcome in simulate.run(asked) for note in outcome.notes)
 
 
 def test_capacity_says_where_the_front_binds(tmp_path, capsys):
@@ -67,8 +66,6 @@ def test_hosts_by_name_leave_room_for_hundreds_of_requests_a_second():
     for model in ("llama-3-8b", "mixtral-8x7b"):
         for host in ("vllm", "sglang", "trtllm"):
             text = ASKED.format(rate=1, queue="1ms")
-            asked = scenario.loads(
-                text, overrides=[f"deployment={{model='{model}',gpu='H200',host='{host}'}}"]
-            )
+            asked = config.loads(text, overrides=[f"deployment={{model='{model}',gpu='H200',host='{host}'}}"])
             assert not front_note(deployment(asked).cost, 200.0)
             assert front_note(deployment(asked).cost, 300.0)

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lengthwise import scenario
+from lengthwise import config
 from lengthwise.cost import HostOverhead
 from lengthwise.engine import deploy
-from lengthwise.measure.calibrate._part_errors import part_errors
-from lengthwise.measure.calibrate.answer import Parameter
-from lengthwise.scenario.model_error import perturbed
+from lengthwise.measure.calibration.parameters import part_errors
+from lengthwise.measure.calibration.result import Parameter
 from lengthwise.schema.cost_tables import CostTables, Front, PartError
+from lengthwise.usecases import simulate
+from lengthwise.usecases.model_error import perturbed
 
 ASKED = """
 [workload]
@@ -35,12 +36,12 @@ def without(cost: CostTables, front: PartError | None) -> CostTables:
     return replace(cost, errors=tuple(error for error in errors if error is not None))
 
 
-def outcome(front: PartError) -> scenario.Outcome:
-    asked = scenario.loads(ASKED)
-    (variant,) = scenario.build(asked)
+def outcome(front: PartError) -> simulate.Outcome:
+    asked = config.loads(ASKED)
+    (variant,) = config.build(asked)
     cost = without(variant.deployment.cost, front)
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
-    (one,) = scenario.run(asked, variants=[variant], jobs=1)
+    (one,) = simulate.run(asked, variants=[variant], jobs=1)
     return one
 
 
@@ -64,7 +65,7 @@ def test_first_tokens_may_come_later_than_said_and_times_between_tokens_stay() -
 
 def test_what_ships_is_the_same_every_time() -> None:
     assert repr(outcome(PartError("front", 0.7, 1.6)).summary) == repr(
-        scenario.run(scenario.loads(ASKED), jobs=1)[0].summary
+        simulate.run(config.loads(ASKED), jobs=1)[0].summary
     )
 
 

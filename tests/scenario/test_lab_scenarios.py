@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise import scenario as scenarios
-from lengthwise.scenario._lab import LabSection
-from lengthwise.scenario.labs import ScenarioBench, _asked
+from lengthwise import config
+from lengthwise.config.sections import LabSection
 from lengthwise.schema.errors import InputError, ScenarioError
 from lengthwise.schema.lab import LoadUnit
+from lengthwise.usecases import lab as lab_module
+from lengthwise.usecases.lab import ScenarioBench, _asked
 
 BASE = """
 name = "small"
@@ -33,7 +34,7 @@ seeds = 2
 
 
 def loaded(lab: str = LAB, *overrides: str):
-    return scenarios.loads(BASE + lab, overrides=overrides)
+    return config.loads(BASE + lab, overrides=overrides)
 
 
 def test_names_short_forms_and_tables_are_contestants() -> None:
@@ -125,24 +126,24 @@ def test_what_makes_no_sense_is_refused_where_it_stands(lab, says) -> None:
 )
 def test_what_cannot_be_built_says_where_it_stands(text, says) -> None:
     with pytest.raises(InputError) as error:
-        scenarios.lab(loaded(text))
+        lab_module.lab(loaded(text))
     assert says in str(error.value)
     assert any("[lab] of scenario" in note for note in error.value.__notes__)
 
 
 def test_a_closed_loop_has_no_load() -> None:
     with pytest.raises(InputError, match="closed loop"):
-        scenarios.lab(scenarios.loads((BASE + LAB).replace("request_rate = 1", "concurrency = 4")))
+        lab_module.lab(config.loads((BASE + LAB).replace("request_rate = 1", "concurrency = 4")))
 
 
 def test_the_scenario_can_be_written_and_read_again() -> None:
     asked = loaded()
-    assert scenarios.loads(asked.to_toml()).lab == asked.lab
+    assert config.loads(asked.to_toml()).lab == asked.lab
 
 
 def test_one_or_two_at_a_time_give_the_same_bytes() -> None:
     asked = loaded(LAB, "lab.batch_sizes=[2]")
-    one, two = (scenarios.lab(asked, jobs=jobs) for jobs in (1, 2))
+    one, two = (lab_module.lab(asked, jobs=jobs) for jobs in (1, 2))
     assert repr(dataclasses.asdict(one)) == repr(dataclasses.asdict(two))
     assert [v.load for v in one.verdicts] == [0.5, 2.0]
     names = [cell.name for cell in one.at(2, 2.0)]
@@ -160,6 +161,6 @@ def test_the_reference_names_every_key() -> None:
 
 
 def test_rates_on_the_command_line_replace_the_files_loads() -> None:
-    told = scenarios.load("examples/lab-chat.toml", ["lab.rates=[1.5]"]).lab
+    told = config.load("examples/lab-chat.toml", ["lab.rates=[1.5]"]).lab
     assert told is not None
     assert (told.loads, told.rates) == (None, [1.5])

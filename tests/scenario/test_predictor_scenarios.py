@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lengthwise import engine, predict, scenario
+from lengthwise import config, engine, predict
 from lengthwise import workload as w
-from lengthwise.scenario._predictor import PARAMETERS
+from lengthwise.config.sections import PARAMETERS
 from lengthwise.schema.errors import InputError, ScenarioError
 from lengthwise.schema.records import Status
 
@@ -37,11 +37,11 @@ KINDS = {
 
 def asked(kind, keys="", workload=WORKLOAD, rest="", folder="."):
     table = f'[predictor]\nkind = "{kind}"\n{keys}\n' if kind else ""
-    return scenario.loads(f"{workload}\n{DEPLOYMENT}{table}{rest}", folder=folder)
+    return config.loads(f"{workload}\n{DEPLOYMENT}{table}{rest}", folder=folder)
 
 
 def requests(*args, seed=0, **kwargs):
-    return scenario.build(asked(*args, **kwargs))[0].workload(seed)
+    return config.build(asked(*args, **kwargs))[0].workload(seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +62,7 @@ def mean_jct_s(kind, keys=""):
     """Of thirty requests that come at once, four at a time, shortest remaining first."""
     few = WORKLOAD.replace("120", "30").replace("request_rate = 20", 'arrivals = "all_at_once"')
     whole = asked(kind, keys, few, '[scheduler]\nrank = "srtf"\n[engine]\nmax_num_seqs = 4\n')
-    variant = scenario.build(whole)[0]
+    variant = config.build(whole)[0]
     records = engine.simulate(variant.workload(0), variant.deployment, engine="reference")
     assert (records.requests.status == Status.FINISHED).all()
     return float(np.mean(records.requests.finished_s - records.requests.arrival_s))
@@ -102,7 +102,7 @@ def test_a_trained_model_from_a_file(tmp_path):
     samples = predict.Samples(predict.Prompts(n), np.full(n, 77), np.zeros(n, bool))
     predict.save(predict.Ecdf().fit(samples), tmp_path / "x.lwp")
     whole = asked("model", 'file = "x.lwp"\nrepredict = false', folder=tmp_path)
-    got = scenario.build(whole)[0].workload(0)
+    got = config.build(whole)[0].workload(0)
     np.testing.assert_allclose(got.predicted_tokens, 77)
     assert len(got.predictions.total_tokens) == 120
     assert tmp_path / "x.lwp" in whole.files
@@ -134,7 +134,7 @@ def test_a_replayed_trace_is_predicted_but_never_learnt_from(trace, tmp_path):
 
 def test_seeds_matter_to_a_replay_only_where_errors_are_drawn(trace, tmp_path):
     chance = {
-        kind: scenario.build(asked(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].has_chance
+        kind: config.build(asked(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].has_chance
         for kind in ("oracle", "lognormal_error", "same")
     }
     assert chance == {"oracle": False, "lognormal_error": True, "same": False}
@@ -150,20 +150,18 @@ def test_variants_and_short_forms():
     predictor.sigma = 0.9
     """
     whole = asked("lognormal_error", "sigma = 0.2", rest=rest)
-    knows, guesses = scenario.build(whole)
+    knows, guesses = config.build(whole)
     assert (knows.scenario.predictor.kind, guesses.scenario.predictor.kind) == ("oracle", "lognormal_error")
     assert guesses.scenario.predictor.sigma == 0.9
     np.testing.assert_array_equal(knows.workload(0).output_tokens, guesses.workload(0).output_tokens)
-    short = scenario.loads(
-        f'predictor = "oracle"\n{WORKLOAD}\n{DEPLOYMENT}', overrides=["predictor.window=10"]
-    )
+    short = config.loads(f'predictor = "oracle"\n{WORKLOAD}\n{DEPLOYMENT}', overrides=["predictor.window=10"])
     assert (short.predictor.kind, short.predictor.window_tokens) == ("oracle", 10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_loads_to_the_same(kind):
     whole = asked(kind, KINDS[kind])
-    assert scenario.loads(whole.to_toml()).predictor == whole.predictor
+    assert config.loads(whole.to_toml()).predictor == whole.predictor
 
 
 @pytest.mark.parametrize(
@@ -204,7 +202,7 @@ def test_one_word_on_predictions():
 
 
 def test_a_search_sees_predictions_too():
-    from lengthwise.scenario._loads import load_of
+    from lengthwise.config.workload import load_of
 
     whole = asked("lognormal_error", "sigma = 0.4")
     load = load_of(whole.workload, whole.folder, 0, whole.predictor, whole.deployment.model)

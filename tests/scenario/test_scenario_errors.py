@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lengthwise import scenario
-from lengthwise.scenario import _load
+from lengthwise import config
+from lengthwise.config import scenario as _load
 from lengthwise.schema.errors import ScenarioError
 
 BASE = {
@@ -26,7 +26,7 @@ def text(**sections: str) -> str:
 
 def message(toml: str, *overrides: str) -> str:
     with pytest.raises(ScenarioError) as caught:
-        scenario.loads(toml, overrides=overrides)
+        config.loads(toml, overrides=overrides)
     return str(caught.value)
 
 
@@ -282,13 +282,13 @@ def test_a_problem_of_the_base_is_not_told_again_for_each_variant():
 
 def test_yaml_traps():
     with pytest.raises(ScenarioError, match="'tp' stands twice"):
-        scenario.loads("deployment: {tp: 1, tp: 2}", suffix=".yaml")
+        config.loads("deployment: {tp: 1, tp: 2}", suffix=".yaml")
     with pytest.raises(ScenarioError, match="not valid YAML"):
-        scenario.loads("a: [", suffix=".yaml")
+        config.loads("a: [", suffix=".yaml")
     with pytest.raises(ScenarioError, match="a scenario is a table of sections; this is a list"):
-        scenario.loads("- 1", suffix=".yaml")
+        config.loads("- 1", suffix=".yaml")
     with pytest.raises(ScenarioError, match="not valid YAML"):
-        scenario.loads("a: !!python/object/apply:os.getcwd []", suffix=".yaml")
+        config.loads("a: !!python/object/apply:os.getcwd []", suffix=".yaml")
 
 
 _WORDS = """

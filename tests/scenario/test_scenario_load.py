@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise import scenario
+from lengthwise import config
 from lengthwise.schema.errors import ScenarioError
 
 SMALL = """
@@ -38,7 +38,7 @@ warmup = "1min"
 
 
 def test_other_tools_spellings_mean_our_keys():
-    found = scenario.loads(SMALL)
+    found = config.loads(SMALL)
     assert found.workload.prompt.model_dump() == {"kind": "fixed", "tokens": 512}
     assert found.workload.output.tokens == 128
     assert (found.workload.request_rate, found.workload.num_requests) == (4.0, 50)
@@ -49,7 +49,7 @@ def test_other_tools_spellings_mean_our_keys():
 
 
 def test_later_overrides_win_and_take_bare_words_numbers_and_tables():
-    found = scenario.loads(
+    found = config.loads(
         SMALL,
         overrides=[
             "deployment.tp=4",
@@ -80,7 +80,7 @@ def test_later_overrides_win_and_take_bare_words_numbers_and_tables():
     ],
 )
 def test_a_new_source_or_load_drops_the_old_one(override, kept):
-    found = scenario.loads(SMALL, overrides=[override]).workload
+    found = config.loads(SMALL, overrides=[override]).workload
     for key, value in kept.items():
         assert getattr(found, key) is not None if value is True else getattr(found, key) == value
 
@@ -93,11 +93,11 @@ engine: {max-num-seqs: 64, chunk_size: 512}
 slo: {ttft_ms: 200, itl: 50ms, e2e: 30}
 run: {warmup: 1min}
 """
-    assert scenario.loads(text, suffix=".yaml") == scenario.loads(SMALL)
+    assert config.loads(text, suffix=".yaml") == config.loads(SMALL)
 
 
 def test_variants_lay_dotted_nested_and_quoted_keys_over_the_base():
-    found = scenario.loads(
+    found = config.loads(
         SMALL
         + """
 [[variants]]
@@ -119,19 +119,19 @@ concurrency = 3
 
 
 def test_a_scenario_without_variants_is_its_own_only_one():
-    found = scenario.loads(SMALL)
+    found = config.loads(SMALL)
     assert found.effective() == [found]
 
 
 def test_a_nameless_scenario_takes_the_name_of_its_file(tmp_path):
     path = tmp_path / "night-shift.toml"
     path.write_text(SMALL)
-    found = scenario.load(path)
+    found = config.load(path)
     assert (found.name, found.folder) == ("night-shift", tmp_path)
 
 
 def test_with_run_checks_what_it_changes():
-    found = scenario.loads(SMALL)
+    found = config.loads(SMALL)
     assert found.with_run(seeds=7).run.seeds == 7
     with pytest.raises(ValueError, match="seeds"):
         found.with_run(seeds=0)
@@ -146,8 +146,8 @@ EXAMPLES = sorted(
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_load_and_survive_a_round_trip(path):
-    found = scenario.load(path)
-    again = scenario.loads(found.to_toml(), folder=found.folder)
+    found = config.load(path)
+    again = config.loads(found.to_toml(), folder=found.folder)
     assert again.model_dump() == found.model_dump()
     assert [e.model_dump() for e in again.effective()] == [e.model_dump() for e in found.effective()]
 
@@ -184,13 +184,13 @@ _RAW = st.fixed_dictionaries(
 
 @given(raw=_RAW)
 def test_what_to_toml_writes_loads_to_an_equal_scenario(raw):
-    found = scenario.Scenario.model_validate(raw)
-    again = scenario.loads(found.to_toml())
+    found = config.Scenario.model_validate(raw)
+    again = config.loads(found.to_toml())
     assert again.model_dump() == found.model_dump()
 
 
 def test_a_shared_base_is_not_changed_by_its_variants():
-    found = scenario.loads(SMALL + '[[variants]]\nname = "a"\ndeployment.tp = 8\n')
+    found = config.loads(SMALL + '[[variants]]\nname = "a"\ndeployment.tp = 8\n')
     before = found.model_dump()
     found.effective()
     assert found.model_dump() == before
@@ -198,15 +198,15 @@ def test_a_shared_base_is_not_changed_by_its_variants():
 
 def test_files_that_are_no_scenarios(tmp_path):
     with pytest.raises(ScenarioError, match="there is no scenario file"):
-        scenario.load(tmp_path / "none.toml")
+        config.load(tmp_path / "none.toml")
     (tmp_path / "there.yaml").write_text("")
     with pytest.raises(ScenarioError, match=r"did you mean .*there\.yaml\?"):
-        scenario.load(tmp_path / "there.toml")
+        config.load(tmp_path / "there.toml")
     with pytest.raises(ScenarioError, match="is a folder"):
-        scenario.load(tmp_path)
+        config.load(tmp_path)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ScenarioError, match="UTF-8"):
-        scenario.load(tmp_path / "bytes.toml")
+        config.load(tmp_path / "bytes.toml")
     (tmp_path / "x.ini").write_text("")
     with pytest.raises(ScenarioError, match=r"ends in \.toml, \.yaml or \.yml"):
-        scenario.load(tmp_path / "x.ini")
+        config.load(tmp_path / "x.ini")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise.scenario import load
+from lengthwise.config import load
 
 
 def test_null_takes_a_key_of_a_scenario_away(tmp_path):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise import scenario
-from lengthwise.scenario import _canonical
-from lengthwise.scenario._arrivals import ARRIVALS
-from lengthwise.scenario._lengths import LENGTHS
-from lengthwise.scenario.scenario import Scenario
+from lengthwise import config
+from lengthwise.config import scenario as _canonical
+from lengthwise.config.scenario import Scenario
+from lengthwise.config.values import ARRIVALS, LENGTHS
+from lengthwise.usecases import simulate
 
 PATH = Path(__file__).parents[2] / "examples" / "reference.toml"
 TEXT = PATH.read_text("utf-8")
@@ -72,7 +72,7 @@ def beside(key, value):
 def test_lines_that_are_not_in_force_are_right_too(line):
     key, value = next(iter(tomllib.loads(line).items()))
     settings = "\n".join(f"{other} = {given!r}" for other, given in beside(key, value).items())
-    found = scenario.loads(f"{BASE}{settings}\n{line}")
+    found = config.loads(f"{BASE}{settings}\n{line}")
     assert getattr(found.workload, key) is not None
 
 
@@ -81,12 +81,12 @@ def test_predictors_lines_that_are_not_in_force_are_right_too(line):
     key, value = next(iter(tomllib.loads(line).items()))
     settings = "\n".join(f"{other} = {given!r}".replace("'", '"') for other, given in PREDICTORS[key].items())
     load = 'preset = "chat-1m"\nrequest_rate = 1.0\n'
-    found = scenario.loads(f"{BASE}{load}[predictor]\n{settings}\n{line}")
+    found = config.loads(f"{BASE}{load}[predictor]\n{settings}\n{line}")
     assert getattr(found.predictor, key) == value
 
 
 def test_defaults_are_the_defaults():
-    found = scenario.load(PATH)
+    found = config.load(PATH)
     for section in ("engine", "run"):
         model = getattr(found, section)
         for key, field in type(model).model_fields.items():
@@ -95,6 +95,6 @@ def test_defaults_are_the_defaults():
 
 
 def test_it_runs():
-    first, second = scenario.run(PATH)
+    first, second = simulate.run(PATH)
     assert first.summary.counts.finished == second.summary.counts.finished == 200
     assert second.summary.jct_s != first.summary.jct_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.scenario import load
+from lengthwise.config import load
 from lengthwise.schema.errors import ScenarioError
 
 SERVED = '[deployment]\nmodel = "llama-3.1-8b"\ngpu = "H100"\n'

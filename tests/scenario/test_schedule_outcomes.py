@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from lengthwise.gateway.decisions import Phase
-from lengthwise.gateway.phasing import Phases
+from lengthwise.gateway.config import Phases
+from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.telemetry import Row
-from lengthwise.scenario import PlannedRun, phases_of, schedule_outcome
-from lengthwise.scenario.schedule_outcomes import mean
 from lengthwise.schedule import TaskLengths
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.usecases.schedule_plan import PlannedRun, phases_of
+from lengthwise.usecases.schedule_run import mean, schedule_outcome
 
 
 def row_of(encode_batch=3, decode_steps=5):

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from lengthwise import scenario
+from lengthwise import config
 from lengthwise import workload as w
+from lengthwise.config.sections import ScheduleSection
+from lengthwise.config.workload import Source
 from lengthwise.report.schedule import write_schedule_json
-from lengthwise.scenario._sampled import sample_of
-from lengthwise.scenario._schedule import ScheduleSection
-from lengthwise.scenario._workloads import Source
-from lengthwise.scenario.schedules import question_of
 from lengthwise.schema.errors import InputError
+from lengthwise.usecases import schedule, schedule_plan, schedule_run
+from lengthwise.usecases.schedule import question_of, sample_of
 
 SEEN = w.Samples([100, 200, 300, 400], [10, 20, 30, 40])
 
@@ -88,7 +88,7 @@ model_draws = {draws}
 
 
 def test_a_plan_says_how_sure_it_is():
-    plan = scenario.plan_schedule(scenario.loads(LISTED.format(draws=12)))
+    plan = schedule.plan_schedule(config.loads(LISTED.format(draws=12)))
     lengths, costs = plan.spreads
     assert (lengths.source, lengths.requests, lengths.draws) == ("lengths", 3, 200)
     assert (costs.source, costs.draws) == ("costs", 12)
@@ -101,58 +101,58 @@ def test_a_plan_says_how_sure_it_is():
 def test_what_engines_are_told_to_take_is_all_that_lengths_may_come_to():
     """Drift moves outputs to what is left beside the longest prompt."""
     told = LISTED + "[engine]\nmax_model_len = {limit}\n"
-    narrow = question_of(scenario.loads(told.format(draws=0, limit=909)))
+    narrow = question_of(config.loads(told.format(draws=0, limit=909)))
     assert narrow.planner.estimator.setting.model.max_model_len == 909
-    wide = question_of(scenario.loads(told.format(draws=0, limit=9000)))
+    wide = question_of(config.loads(told.format(draws=0, limit=9000)))
     assert wide.planner.estimator.setting.model.max_model_len == 2048
     with pytest.raises(InputError, match=r"engine\.max_model_len, 908 tokens"):
-        question_of(scenario.loads(told.format(draws=0, limit=908)))
+        question_of(config.loads(told.format(draws=0, limit=908)))
 
 
 def test_an_interval_of_costs_is_not_the_whole_range_of_its_draws():
     """Five of a hundred lie beyond each end; of 16 not one did."""
-    question = question_of(scenario.loads(LISTED.format(draws=12).replace("model_draws = 12", "")))
+    question = question_of(config.loads(LISTED.format(draws=12).replace("model_draws = 12", "")))
     assert len(question.off) >= 100
 
 
 def test_a_plan_of_another_scenario_is_refused_with_what_to_do(tmp_path):
     text = LISTED.format(draws=0)
-    file, here = tmp_path / "plan.json", scenario.loads(text)
-    write_schedule_json(file, scenario.plan_schedule(here))
-    assert scenario.planned_run(here, file).source == str(file)
+    file, here = tmp_path / "plan.json", config.loads(text)
+    write_schedule_json(file, schedule.plan_schedule(here))
+    assert schedule_plan.planned_run(here, file).source == str(file)
     for other, says in (
         (text.replace("opt-13b", "llama-3-8b"), "scenario's model, llama-3-8b"),
         (text.replace("tp = 2", "tp = 4"), "scenario's GPUs, 4 x A40"),
     ):
         with pytest.raises(InputError, match=says) as caught:
-            scenario.planned_run(scenario.loads(other), file)
+            schedule_plan.planned_run(config.loads(other), file)
         assert "it is of " in str(caught.value)
         assert "plan this one anew" in str(caught.value)
 
 
 def test_phases_longer_than_the_outputs_name_plan_and_scenario(tmp_path):
-    file, told = tmp_path / "plan.json", scenario.plan_schedule(scenario.loads(LISTED.format(draws=0)))
+    file, told = tmp_path / "plan.json", schedule.plan_schedule(config.loads(LISTED.format(draws=0)))
     write_schedule_json(file, replace(told, chosen=replace(told.chosen, decode_steps=617)))
     with pytest.raises(InputError, match=r"plan\.json has N_D = 617 .* \(9 tokens\) of \[workload\]"):
-        scenario.planned_run(scenario.loads(LISTED.format(draws=0)), file)
+        schedule_plan.planned_run(config.loads(LISTED.format(draws=0)), file)
 
 
 def test_as_many_requests_are_played_as_fill_phases_to_count():
     text = LISTED.format(draws=0)
-    here = scenario.loads(text)
-    planned = scenario.planned_run(here)
+    here = config.loads(text)
+    planned = schedule_plan.planned_run(here)
     large = replace(planned, row=replace(planned.row, encode_batch=400, decode_batch=900.0))
-    number = scenario.requests_to_count(large.row, 2)
+    number = schedule_run.requests_to_count(large.row, 2)
     assert 0.75 * number / 2 / 400 >= 30, "phases of an engine that count"
     assert 0.25 * number / 2 >= 900, "those in which batches fill do not"
-    assert len(scenario.schedule_requests(here, large, 2)) == number
-    asked = scenario.loads(text.replace("request_rate = 1", "request_rate = 1\nnum_requests = 70"))
-    assert len(scenario.schedule_requests(asked, large, 2)) == 70
+    assert len(schedule_run.schedule_requests(here, large, 2)) == number
+    asked = config.loads(text.replace("request_rate = 1", "request_rate = 1\nnum_requests = 70"))
+    assert len(schedule_run.schedule_requests(asked, large, 2)) == 70
 
 
 def test_what_is_not_known_is_said():
-    question = question_of(scenario.loads(LISTED.format(draws=0)))
+    question = question_of(config.loads(LISTED.format(draws=0)))
     assert question.off == ()
-    plan = scenario.plan_schedule(scenario.loads(LISTED.format(draws=0)))
+    plan = schedule.plan_schedule(config.loads(LISTED.format(draws=0)))
     assert len(plan.spreads) == 1
     assert plan.spread_notes == ("How far the cost tables may be off is not said: run.model_draws is 0.",)

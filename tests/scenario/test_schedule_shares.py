@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from lengthwise import scenario
-from lengthwise.scenario.schedule_outcomes import held_within, quantile
-from lengthwise.scenario.schedule_plans import share_of
+from lengthwise import config
 from lengthwise.schedule import TaskLengths
 from lengthwise.schema.errors import InputError
+from lengthwise.usecases import schedule_plan
+from lengthwise.usecases.schedule_plan import share_of
+from lengthwise.usecases.schedule_run import held_within, quantile
 
 EVEN = TaskLengths.from_samples([8] * 10, range(1, 11))
 """Outputs of 1 to 10 tokens, equally many."""
@@ -54,8 +55,8 @@ model_draws = 0
 bound_for = "p95"
 strategies = ["rra"]
 """)
-    asked = scenario.load(path)
-    made = scenario.planned_run(asked)
+    asked = config.load(path)
+    made = schedule_plan.planned_run(asked)
     assert (made.share, made.level) == (0.95, 0.95)
     told = {
         "format": "lengthwise.schedule",
@@ -66,7 +67,7 @@ strategies = ["rra"]
     }
     for level, share in ((0.95, 0.95), (None, 0.99)):
         (tmp_path / "plan.json").write_text(json.dumps(told | ({"level": level} if level else {})))
-        assert scenario.planned_run(asked, tmp_path / "plan.json").share == share
+        assert schedule_plan.planned_run(asked, tmp_path / "plan.json").share == share
     (tmp_path / "plan.json").write_text(json.dumps(told | {"level": 2}))
     with pytest.raises(InputError, match="level is 2"):
-        scenario.planned_run(asked, tmp_path / "plan.json")
+        schedule_plan.planned_run(asked, tmp_path / "plan.json")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from lengthwise.gateway.telemetry import Row
-from lengthwise.scenario import PlannedRun
-from lengthwise.scenario.schedule_splits import split_in_flight, split_outcome, split_requests
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.usecases.schedule_plan import PlannedRun
+from lengthwise.usecases.schedule_run import split_in_flight, split_outcome, split_requests
 
 SPLIT = ScheduleRow(
     "waa-c", 3, 1, 1, 1, 0, 1, throughput_rps=4.0, latency_s=2.0, latency_high_s=2.5, cycle_s=0.2, encode_s=0.05,

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from lengthwise import policy, scenario
+from lengthwise import config, policy
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
+from lengthwise.usecases import search
 
 TEXT = """
 [workload]
@@ -27,8 +28,8 @@ max_num_seqs = 8
 
 def built(scheduler, *changes, text=TEXT):
     settings = "\n".join(f"{key} = {value}" for key, value in scheduler.items())
-    found = scenario.loads(f"{text}\n[scheduler]\n{settings}", overrides=list(changes))
-    return scenario.build(found)[0].deployment.scheduler
+    found = config.loads(f"{text}\n[scheduler]\n{settings}", overrides=list(changes))
+    return config.build(found)[0].deployment.scheduler
 
 
 def test_every_key_reaches_the_engine():
@@ -60,15 +61,15 @@ def test_parameters_come_by_set_and_in_variants_too():
     assert built({}, "scheduler.rank=aged(weight=3)").rank == "aged(weight=3)"
     assert built({}, "scheduler.binning=bins(boundaries=[10, 20])").binning == "bins(boundaries=[10, 20])"
     text = TEXT + '[[variants]]\nname = "a"\nscheduler.rank = "mlfq"\nscheduler.max_wait_s = "9s"\n'
-    (variant,) = scenario.build(scenario.loads(text))
+    (variant,) = config.build(config.loads(text))
     assert (variant.deployment.scheduler.rank, variant.deployment.scheduler.max_wait_s) == ("mlfq", 9)
 
 
 def test_effective_settings_load_again():
-    whole = scenario.loads(
+    whole = config.loads(
         TEXT + '[scheduler]\nrank = "aged(weight=3)"\nbinning = "learned(k=4)"\nmax_wait_s = "9s"'
     )
-    assert scenario.loads(whole.to_toml()).scheduler == whole.scheduler
+    assert config.loads(whole.to_toml()).scheduler == whole.scheduler
 
 
 @pytest.mark.parametrize("rule", ["equal_mass", "uniform_optimal", "exponential", "learned"])
@@ -85,7 +86,7 @@ def test_bins_are_cut_from_other_requests_of_the_workload(rule):
 def test_equal_masses_are_equal_on_requests_not_seen():
     made = built({"policy": '"multi_bin"', "binning": '"equal_mass(k=4)"'})
     bin_of = policy.interpreted(policy.resolve("binning", made.binning))
-    (variant,) = scenario.build(scenario.loads(TEXT))
+    (variant,) = config.build(config.loads(TEXT))
     bins = [bin_of(float(tokens), 1) for tokens in variant.workload(0).output_tokens]
     assert np.bincount(bins, minlength=4) / 2000 == pytest.approx(0.25, abs=0.05)
 
@@ -139,16 +140,16 @@ def test_a_search_may_vary_them():
         TEXT
         + '[search.space]\nrank = ["sjf", "aged(weight=20)"]\nmax_wait_s = ["30s", inf]\nbinning = "none"\n'
     )
-    asked = scenario.questions(scenario.loads(text))[0]
-    found = scenario.loads(text).search.space
+    asked = search.questions(config.loads(text))[0]
+    found = config.loads(text).search.space
     assert set(found) == {"scheduler.rank", "scheduler.max_wait_s", "scheduler.binning"}
     assert asked.bench is not None
     with pytest.raises(InputError, match="must be seconds"):
-        scenario.loads(TEXT + '[search.space]\nmax_wait_s = ["soon"]\n')
+        config.loads(TEXT + '[search.space]\nmax_wait_s = ["soon"]\n')
 
 
 def test_tenants_are_drawn():
-    (variant,) = scenario.build(scenario.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = [9, 1]")))
+    (variant,) = config.build(config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = [9, 1]")))
     assert np.mean(variant.workload(0).tenant) == pytest.approx(0.1, abs=0.03)
     with pytest.raises(ScenarioError, match="tenants"):
-        scenario.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = 0"))
+        config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = 0"))

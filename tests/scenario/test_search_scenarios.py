@@ -7,12 +7,13 @@ import pickle
 import numpy as np
 import pytest
 
-from lengthwise import scenario as scenarios
-from lengthwise import search
+from lengthwise import config, search
+from lengthwise.config import loads
 from lengthwise.cost import ENGINE_HOSTS
-from lengthwise.scenario import loads
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
 from lengthwise.schema.plan import Limit, Standing
+from lengthwise.usecases import capacity, simulate
+from lengthwise.usecases import search as search_module
 
 SMALL = """
 name = "small"
@@ -39,13 +40,13 @@ batch = [4, 32]
 
 
 def asked(text: str = SMALL, *overrides: str):
-    return scenarios.questions(loads(text, overrides=overrides))
+    return search_module.questions(loads(text, overrides=overrides))
 
 
 @pytest.fixture(scope="module")
 def study():
     with search.threads(2) as workers:
-        return scenarios.plan(loads(SMALL), workers)
+        return search_module.plan(loads(SMALL), workers)
 
 
 def test_axes_and_limits_have_one_spelling():
@@ -95,7 +96,7 @@ def test_a_slip_is_told_with_the_way_out(change, to, words):
 
 def test_an_unknown_name_in_the_space_ends_the_search():
     with pytest.raises(UnknownNameError, match="H1000"), search.threads(1) as workers:
-        scenarios.plan(loads(SMALL.replace('"L40S"', '"H1000"')), workers)
+        search_module.plan(loads(SMALL.replace('"L40S"', '"H1000"')), workers)
 
 
 def test_a_closed_loop_has_no_rate_to_search():
@@ -117,20 +118,20 @@ def test_the_bench_travels_to_another_process():
 
 def test_the_search_finds_what_the_exhaustive_one_finds(study):
     with search.threads(2) as workers:
-        whole = scenarios.plan(loads(SMALL, overrides=["search.strategy=exhaustive"]), workers)
+        whole = search_module.plan(loads(SMALL, overrides=["search.strategy=exhaustive"]), workers)
     assert study.plans[0].best.settings == whole.plans[0].best.settings
     assert {c.standing for c in whole.plans[0].choices} <= {Standing.RANKED, Standing.SCOUTED}
 
 
 def test_a_choice_becomes_a_scenario_that_repeats_its_claim(study):
     best = study.plans[0].best
-    again = scenarios.settled(asked()[0], best)
+    again = search_module.settled(asked()[0], best)
     assert again.search is None
     assert again.workload.request_rate == best.at.rate_rps
     assert loads(again.to_toml()).deployment == again.deployment
     again = again.with_run(seeds=3)
     longer = again.model_copy(update={"workload": again.workload.model_copy(update={"num_requests": 3000})})
-    told = scenarios.run(longer.with_run(warmup_s=600 / best.at.rate_rps))[0].summary.ttft_s.p90
+    told = simulate.run(longer.with_run(warmup_s=600 / best.at.rate_rps))[0].summary.ttft_s.p90
     claimed = best.at.values["ttft.p90"]
     assert told.value == pytest.approx(claimed.value, rel=0.3)
     assert told.value < 0.5 * 1.2
@@ -139,7 +140,7 @@ def test_a_choice_becomes_a_scenario_that_repeats_its_claim(study):
 def test_variants_are_questions_and_their_winners_are_swapped():
     text = SMALL + '[[variants]]\nname = "short"\n[[variants]]\nname = "long"\nworkload.osl = 200\n'
     with search.threads(2) as workers:
-        found = scenarios.plan(loads(text), workers)
+        found = search_module.plan(loads(text), workers)
     assert [plan.name for plan in found.plans] == ["short", "long"]
     ratios = {(swap.optimum_of, swap.used_for): swap.ratio for swap in found.swaps}
     assert ratios["short", "short"] == ratios["long", "long"] == 1.0
@@ -160,13 +161,13 @@ def test_a_replayed_trace_is_searched_by_its_parts(tmp_path):
     assert (load.seeds, load.most) == (5, 400)
     assert load.at(0, 400, 2.0).arrival_s[-1] == pytest.approx(399 / 2.0)
     with search.threads(2) as workers:
-        best = scenarios.plan(loads(text), workers).plans[0].best
+        best = search_module.plan(loads(text), workers).plans[0].best
     assert best.capacity_rps.has_interval
 
 
 def test_capacity_has_the_default_limit():
     text = SMALL.replace('[search.limits]\nttft.p90 = "500ms"\n', "")
-    (found,) = scenarios.capacities(loads(text))
+    (found,) = capacity.capacities(loads(text))
     assert found.limits == (Limit("queueing_delay.p99", 5.0),)
     assert 0 < found.capacity.rate_rps.value < found.capacity.ceiling.rate_rps
     assert found.at.held
@@ -175,13 +176,13 @@ def test_capacity_has_the_default_limit():
 def test_stages_share_the_batch():
     text = SMALL.replace("max_model_len = 1024", 'max_model_len = 1024\nmax_step_seqs = "per_stage"')
     one = loads(text, overrides=["deployment.pp=2", "engine.max_num_seqs=9"])
-    assert scenarios.deployment(one).limits.max_step_seqs == 4
+    assert config.deployment(one).limits.max_step_seqs == 4
 
 
 def test_a_search_carries_the_engines_host_to_its_questions_and_back():
     text = SMALL.replace("[engine]", 'host = "vllm"\n[engine]')
     (question,) = asked(text)
-    whole = scenarios.questions(loads(text))[0].bench.build({"deployment.gpu": "H100"})
+    whole = search_module.questions(loads(text))[0].bench.build({"deployment.gpu": "H100"})
     assert whole.cost.host_s[0] == ENGINE_HOSTS["vllm"].step_s
     assert 'host = "vllm"' in question.scenario.to_toml()
     axis = SMALL.replace("batch = [4, 32]", 'host = ["default", "sglang", { step_s = 0.002 }]')

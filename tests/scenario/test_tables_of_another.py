@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise import cost, scenario
+from lengthwise import config, cost
 from lengthwise.cli import main
-from lengthwise.scenario.variants import deployment
+from lengthwise.config.variants import deployment
 from lengthwise.schema.errors import InputError, ProfileError
+from lengthwise.usecases import search
 
 ASKED = """
 [workload]
@@ -40,7 +41,7 @@ def kept(request, tmp_path):
     """A scenario's file beside tables of it, and whether they keep what they are of."""
     path = tmp_path / "mine.toml"
     path.write_text(ASKED, "utf-8")
-    made = deployment(scenario.loads(ASKED, overrides=["deployment.cost=roofline"]))
+    made = deployment(config.loads(ASKED, overrides=["deployment.cost=roofline"]))
     cost.save(made.cost, tmp_path / "c.npz", cost.MadeFor.of_deployment(made) if request.param else None)
     return path, request.param
 
@@ -70,7 +71,7 @@ def test_its_own_deployment_takes_it_and_older_files_are_noted(command, kept, ca
 
 def test_a_decode_side_of_another_degree_is_refused(kept):
     path, told = kept
-    asked = scenario.load(path, ["deployment.decode.tp=2"])
+    asked = config.load(path, ["deployment.decode.tp=2"])
     if told:
         with pytest.raises(ProfileError, match="tp 1, not 2"):
             deployment(asked)
@@ -90,9 +91,9 @@ def test_a_decode_side_of_another_degree_is_refused(kept):
 )
 def test_a_search_that_would_make_all_alike_is_refused(axes, words, kept):
     path, _ = kept
-    asked = scenario.load(path, [f"search.space={{ {', '.join(f'{k} = {v}' for k, v in axes.items())} }}"])
+    asked = config.load(path, [f"search.space={{ {', '.join(f'{k} = {v}' for k, v in axes.items())} }}"])
     with pytest.raises(InputError, match="would make all alike") as told:
-        scenario.searches.questions(asked)
+        search.questions(asked)
     assert words in str(told.value)
 
 
@@ -105,13 +106,13 @@ def test_a_search_over_knobs_takes_tables_of_its_own_deployment(kept, capsys):
 
 def test_a_file_for_each_alternative_is_taken(kept, tmp_path):
     path, _ = kept
-    two = deployment(scenario.loads(ASKED, overrides=["deployment.cost=roofline", "deployment.tp=2"]))
+    two = deployment(config.loads(ASKED, overrides=["deployment.cost=roofline", "deployment.tp=2"]))
     cost.save(two.cost, tmp_path / "two.npz", cost.MadeFor.of_deployment(two))
     text = path.read_text("utf-8").replace("[search.space]\ntp = [1]\n", "")
     for tp, name in ((1, "c"), (2, "two")):
         text += f'[[search.either]]\ntp = {tp}\ncost = "tables:{name}.npz"\n'
     path.write_text(text, "utf-8")
-    (asked,) = scenario.searches.questions(scenario.load(path))
+    (asked,) = search.questions(config.load(path))
     for tp, name in ((1, "c"), (2, "two")):
         settings = {"deployment.tp": tp, "deployment.cost": f"tables:{name}.npz"}
         assert asked.bench.build(settings).parallel.tp == tp

@@ -8,11 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from lengthwise import engine, predict, scenario
+from lengthwise import config, engine, predict
 from lengthwise import workload as w
-from lengthwise.scenario.traces import read_trace
+from lengthwise.config.workload import read_trace
 from lengthwise.schema.errors import InputError, TraceError
-from lengthwise.schema.tokens import estimated_tokens
+from lengthwise.schema.workload import estimated_tokens
+from lengthwise.usecases import lab
 
 ASKS = {"Name": 5, "Explain": 80, "Compose": 400}
 DEPLOYMENT = {"model": "opt-125m", "gpu": "A100-80GB", "num_blocks": 4096}
@@ -43,11 +44,11 @@ def write_log(path, rows):
 def asked(folder, rest="", **workload):
     table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in workload.items())
     on = "".join(f"{key} = {json.dumps(value)}\n" for key, value in DEPLOYMENT.items())
-    return scenario.loads(f"[workload]\n{table}[deployment]\n{on}{rest}", folder=folder)
+    return config.loads(f"[workload]\n{table}[deployment]\n{on}{rest}", folder=folder)
 
 
 def first(whole, seed=0):
-    return scenario.build(whole)[0].workload(seed)
+    return config.build(whole)[0].workload(seed)
 
 
 def test_a_log_is_read_with_its_texts_and_counts(tmp_path):
@@ -125,7 +126,7 @@ def test_limits_cut_the_text_of_an_output_and_drawing_again_takes_another_text(t
 
 
 def test_a_search_draws_texts_too(tmp_path):
-    from lengthwise.scenario._loads import load_of
+    from lengthwise.config.workload import load_of
 
     rows = log_rows(50)
     write_log(tmp_path / "log.jsonl", rows)
@@ -181,7 +182,7 @@ seeds = 3
 """
     head = 'workload = { trace = "later.jsonl", request_rate = 1.0, num_requests = 120 }\n'
     on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
-    table = scenario.lab(scenario.loads(head + on + rest.lstrip(), folder=tmp_path), jobs=1)
+    table = lab.lab(config.loads(head + on + rest.lstrip(), folder=tmp_path), jobs=1)
     closed = {cell.predictor: cell["gap_closed"].value for cell in table.cells if cell.policy == "sjf"}
     assert closed["mine"] > 0.7
     assert abs(closed["same tokens=100"]) < 0.05
@@ -199,7 +200,7 @@ def mean_jct_s(folder, policy, predictor):
     rest = f'engine = {{ max_num_seqs = 2, max_model_len = 2048 }}\n[scheduler]\npolicy = "{policy}"\n{predictor}'
     head = 'workload = { trace = "later.jsonl", arrivals = "all_at_once", num_requests = 60 }\n'
     on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
-    variant = scenario.build(scenario.loads(head + on + rest, folder=folder))[0]
+    variant = config.build(config.loads(head + on + rest, folder=folder))[0]
     records = engine.simulate(variant.workload(0), variant.deployment, engine="reference").requests
     return float(np.mean(records.finished_s - records.arrival_s))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.engine._cost_reading import CostReader
+from lengthwise.engine.step_time import CostReader
 
 
 def encodings_begin_s(requests, cost):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.schedule.variables import Perf, Variable
+from lengthwise.schedule.optimizer import Perf, Variable
 
 SHAPES = [
     (1,),

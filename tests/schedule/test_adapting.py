@@ -22,10 +22,8 @@ from lengthwise.schedule import (
     redeployment,
     replan,
 )
-from lengthwise.schedule._margins import further
-from lengthwise.schedule._seen_lengths import ENOUGH, lengths_since
-from lengthwise.schedule.drift import left_alone, moments, moved
-from lengthwise.schedule.replan import late_share
+from lengthwise.schedule.adaptation import ENOUGH, further, late_share, lengths_since
+from lengthwise.schedule.length_drift import left_alone, moments, moved
 from lengthwise.schedule.sides import row_of
 from lengthwise.schedule.watch import Alarm
 from lengthwise.schema.errors import InputError, ScheduleError

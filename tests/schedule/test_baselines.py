@@ -10,10 +10,9 @@ import pytest
 from lengthwise import policy
 from lengthwise.engine import simulate
 from lengthwise.schedule import SYSTEMS, Cluster, Estimator, TaskLengths, curve, static_batches
-from lengthwise.schedule._replica import deployed, replicas_of
-from lengthwise.schedule._saturated import Question, latency_at, play
-from lengthwise.schedule._systems import KNOWN, scheduler_of
-from lengthwise.schedule.stage_seconds import decode_visit_s, encode_visit_s
+from lengthwise.schedule.baselines import KNOWN, scheduler_of
+from lengthwise.schedule.simulation import Question, deployed, latency_at, play, replicas_of
+from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import Workload

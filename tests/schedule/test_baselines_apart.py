@@ -11,12 +11,10 @@ import pytest
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Estimator, TaskLengths, curve
-from lengthwise.schedule._apart import Apart
-from lengthwise.schedule._configurations import Configuration
-from lengthwise.schedule._saturated import Question
-from lengthwise.schedule._systems import KNOWN
-from lengthwise.schedule.memory import shares_of
-from lengthwise.schedule.stage_seconds import decode_visit_s, encode_visit_s
+from lengthwise.schedule.baselines import KNOWN, Apart
+from lengthwise.schedule.configurations import Configuration
+from lengthwise.schedule.simulation import Question
+from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, shares_of
 from lengthwise.schema.workload import Workload
 
 SYSTEM = "vllm-v1-disaggregated"

@@ -8,9 +8,9 @@ from encodings_of import encodings_begin_s
 
 from lengthwise.engine import simulate
 from lengthwise.schedule import Assumptions, Estimator, Strategy, TaskLengths
-from lengthwise.schedule._resizing import SIZES, resized
 from lengthwise.schedule.choose import Planner
-from lengthwise.schedule.deployments import deployment_of, in_system
+from lengthwise.schedule.lengths import SIZES, resized
+from lengthwise.schedule.simulation import deployment_of, in_system
 from lengthwise.schema.workload import Workload
 
 COUNT = 30_000

@@ -11,10 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_grids import SHAPES, Grid, monotone, shaken, smooth
 
-from lengthwise.schedule.branch_and_bound import Tolerances, branch_and_bound
-from lengthwise.schedule.exhaustive import exhaustive
-from lengthwise.schedule.monotone import least_tolerances
-from lengthwise.schedule.variables import Perf, Variable
+from lengthwise.schedule.optimizer import (
+    Perf,
+    Tolerances,
+    Variable,
+    branch_and_bound,
+    exhaustive,
+    least_tolerances,
+)
 from lengthwise.schema.errors import InputError
 
 EXACT = Tolerances(0, 0)

@@ -22,7 +22,7 @@ from lengthwise.schedule import (
     cluster_tables,
     tensor_degrees,
 )
-from lengthwise.schedule.searched import improved
+from lengthwise.schedule.choose import improved
 from lengthwise.schedule.sides import Side
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.workload import TruncatedNormal

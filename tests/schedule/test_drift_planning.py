@@ -20,8 +20,8 @@ from lengthwise.schedule import (
     drift,
     redeployment,
 )
-from lengthwise.schedule.drift import moments, moved
-from lengthwise.schedule.redeploy import DRAM_BYTES_PER_S, SSD_BYTES_PER_S
+from lengthwise.schedule.adaptation import DRAM_BYTES_PER_S, SSD_BYTES_PER_S
+from lengthwise.schedule.length_drift import moments, moved
 from lengthwise.schema.errors import InputError
 
 FEW = (("mean", 0.15), ("mean", 0.30), ("sd", -0.3), ("skewness", 0.4))

@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.engine import simulate
 from lengthwise.schedule import Controls, Estimator, Strategy, TaskLengths
-from lengthwise.schedule.layout import rra_layout
+from lengthwise.schedule.controls import rra_layout
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.workload import Workload
 

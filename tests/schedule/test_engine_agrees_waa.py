@@ -9,8 +9,8 @@ from encodings_of import encodings_begin_s
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Controls, Estimator, Strategy, TaskLengths, cluster_tables
-from lengthwise.schedule.deployments import deployment_of, in_system
-from lengthwise.schedule.waa import batches_held
+from lengthwise.schedule.estimation import batches_held
+from lengthwise.schedule.simulation import deployment_of, in_system
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 

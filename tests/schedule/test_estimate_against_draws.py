@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from lengthwise.schedule import Controls, Strategy, TaskLengths
-from lengthwise.schedule.layout import rra_layout, waa_layout
-from lengthwise.schedule.memory import handover_s, shares_of
-from lengthwise.schedule.stage_seconds import decode_visit_s, encode_visit_s
+from lengthwise.schedule.controls import rra_layout, waa_layout
+from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, handover_s, shares_of
 
 ENDS = {"first": True, "last": True}
 ITERATIONS = 62

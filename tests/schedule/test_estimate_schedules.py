@@ -21,7 +21,7 @@ from lengthwise.schedule import (
     estimate,
     explain,
 )
-from lengthwise.schedule.stage_seconds import decode_visit_s, encode_visit_s
+from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
 from lengthwise.schema.errors import InputError
 
 R, C, M = Strategy

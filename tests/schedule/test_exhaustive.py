@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from schedule_grids import Grid
 
-from lengthwise.schedule.exhaustive import exhaustive, whole_box
-from lengthwise.schedule.variables import Perf, Variable
+from lengthwise.schedule.optimizer import Perf, Variable, exhaustive, whole_box
 from lengthwise.schema.errors import InputError
 
 

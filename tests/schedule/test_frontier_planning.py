@@ -22,7 +22,7 @@ from lengthwise.schedule import (
     static_batches,
 )
 from lengthwise.schedule.frontier import MOST_POINTS, non_dominated
-from lengthwise.schedule.stage_seconds import decode_visit_s, encode_visit_s
+from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
 
 
 @pytest.fixture(scope="module")

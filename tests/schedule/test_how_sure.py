@@ -20,7 +20,7 @@ from lengthwise.schedule import (
     over_costs,
     over_resamples,
 )
-from lengthwise.schedule.drift import left_alone
+from lengthwise.schedule.length_drift import left_alone
 from lengthwise.schedule.sides import row_of
 from lengthwise.schema.errors import InputError
 

@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.schedule import Cluster, Controls, Estimator, Planner, Strategy, TaskLengths, cluster_tables
-from lengthwise.schedule._in_place import InPlace
+from lengthwise.schedule.adaptation import InPlace
 from lengthwise.schedule.controls import columns
 from lengthwise.schedule.sides import row_of
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.schedule.layout import compute_split, memory_split, rra_layout, splits, waa_layout
+from lengthwise.schedule.controls import compute_split, memory_split, rra_layout, splits, waa_layout
 from lengthwise.schema.errors import InputError
 
 

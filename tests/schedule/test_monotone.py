@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from schedule_grids import Grid, monotone
 
-from lengthwise.schedule.monotone import least_tolerances, non_monotone
+from lengthwise.schedule.optimizer import least_tolerances, non_monotone
 
 
 def row(rows, variable, tolerance):

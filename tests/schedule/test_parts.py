@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.schedule import Estimator, Planner, Strategy, answer, best_schedule
-from lengthwise.schedule._parts import LEAST_GAIN, _sizes, parts
+from lengthwise.schedule.full_answer import LEAST_GAIN, _sizes, parts
 from lengthwise.schema.errors import ScheduleError
 
 

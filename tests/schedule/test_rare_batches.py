@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.schedule import Controls, Estimator, Strategy, TaskLengths
-from lengthwise.schedule._rare import beyond, pace, rare
+from lengthwise.schedule._kernel import beyond, pace, rare
 
 
 @pytest.mark.parametrize("alone", [False, True])

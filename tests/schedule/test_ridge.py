@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths
-from lengthwise.schedule._ridge import ladder, largest_batches
+from lengthwise.schedule.choose import ladder, largest_batches
 from lengthwise.schedule.sides import Side
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.schedule import TaskLengths
-from lengthwise.schedule.rra import finish, paper_completions, phase_shares, renewal_completions
+from lengthwise.schedule.lengths import finish, paper_completions, phase_shares, renewal_completions
 from lengthwise.schema.errors import InputError
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.cost import roofline
-from lengthwise.engine._cost_reading import CostReader
+from lengthwise.engine.step_time import CostReader
 from lengthwise.schedule import Cluster, TaskLengths, cluster_tables
-from lengthwise.schedule.stage_seconds import decode_visit_s, degree_tables, encode_visit_s, projected_share
+from lengthwise.schedule.stage_costs import decode_visit_s, degree_tables, encode_visit_s, projected_share
 from lengthwise.schema.cost_tables import MERGED, AttentionRule
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError

@@ -19,9 +19,8 @@ from lengthwise.schedule import (
     cluster_tables,
     estimate,
 )
-from lengthwise.schedule.layout import rra_layout, waa_layout
-from lengthwise.schedule.memory import shares_of, usable_bytes
-from lengthwise.schedule.stage_seconds import decode_visit_s, encode_visit_s
+from lengthwise.schedule.controls import rra_layout, waa_layout
+from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, shares_of, usable_bytes
 from lengthwise.schema.errors import InputError
 
 C, M = Strategy.WAA_C, Strategy.WAA_M

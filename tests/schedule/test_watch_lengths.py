@@ -9,10 +9,9 @@ import pytest
 from scipy.stats import binom, kstest
 
 from lengthwise.schedule import TaskLengths, Watch, Watcher
-from lengthwise.schedule._evidence import BETS, Evidence, _factors
-from lengthwise.schedule._ranks import WIDTH, KnownRanks, SeenRanks
-from lengthwise.schedule._seen_lengths import lengths_since
-from lengthwise.schedule.drift import moved
+from lengthwise.schedule.adaptation import lengths_since
+from lengthwise.schedule.length_drift import moved
+from lengthwise.schedule.watch import BETS, WIDTH, Evidence, KnownRanks, SeenRanks, _factors
 from lengthwise.schema.errors import InputError
 
 PLANNED = TaskLengths.from_preset("exegpt-t")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.scenario.traces import read_trace
+from lengthwise.config.workload import read_trace
 from lengthwise.schedule import TaskLengths, Watch, Watcher
 
 

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from lengthwise.schema.errors import InputError, MissingExtraError
-from lengthwise.search._bayesian import Bayesian
+from lengthwise.search.strategy import Bayesian
 
 pytest.importorskip("optuna")
 

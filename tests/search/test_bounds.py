@@ -21,7 +21,7 @@ from lengthwise.schema.plan import Limit
 from lengthwise.schema.workload import Workload
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.limits import Promises
-from lengthwise.search.window import Window
+from lengthwise.search.measurement import Window
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of tokens take long without the compiler"

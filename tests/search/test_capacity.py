@@ -15,11 +15,9 @@ from scipy.optimize import brentq
 from servers import deployment, one_step_requests, poisson, pollaczek_khinchine, step_costs
 
 from lengthwise.schema.plan import Limit
-from lengthwise.search.capacity import SCOUT_TOLERANCE, Capacity, capacity
-from lengthwise.search.crossing import largest
+from lengthwise.search.capacity_search import SCOUT_TOLERANCE, Capacity, Effort, Trials, capacity, largest
 from lengthwise.search.limits import Promises
 from lengthwise.search.load import Load
-from lengthwise.search.trials import Effort, Trials
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of requests take hours without the compiler"

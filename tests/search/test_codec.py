@@ -14,10 +14,9 @@ from market import TTFT, question
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Point, Standing
-from lengthwise.search.codec import from_dict, to_dict
-from lengthwise.search.frontiers import frontier, usd_per_thousand
-from lengthwise.search.search import _tied
+from lengthwise.search.configuration_search import _tied, frontier, usd_per_thousand
 from lengthwise.search.space import Space, checked, names_of, settings_key
+from lengthwise.search.store import from_dict, to_dict
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 ESTIMATES = st.builds(Estimate, NUMBERS, NUMBERS)

@@ -12,14 +12,12 @@ from lengthwise import engine
 from lengthwise.metrics import Slo
 from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.plan import Limit, Standing
-from lengthwise.search._at_rate import LENGTHS
 from lengthwise.search.bounds import ceiling
-from lengthwise.search.capacity import capacity, run_length
-from lengthwise.search.limits import Promises
+from lengthwise.search.capacity_search import Effort, Trials, capacity, run_length
+from lengthwise.search.limits import Promises, objective
 from lengthwise.search.load import Load
-from lengthwise.search.objectives import objective
+from lengthwise.search.objective_at_rate import LENGTHS
 from lengthwise.search.space import Space
-from lengthwise.search.trials import Effort, Trials
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of requests take hours without the compiler"

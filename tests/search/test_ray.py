@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lengthwise.schema.errors import InputError, LengthwiseError, MissingExtraError, UnknownNameError
-from lengthwise.search import _ray, workers
+from lengthwise.search import workers
+from lengthwise.search import workers as _ray
 
 ray = pytest.importorskip("ray")
 

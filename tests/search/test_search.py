@@ -12,8 +12,8 @@ from market import SMALL, THREE, TTFT, Build, Chat, ask, bench, question
 
 from lengthwise.schema.plan import Limit, Standing
 from lengthwise.search import workers
-from lengthwise.search.objectives import OBJECTIVES, Question
-from lengthwise.search.search import Options
+from lengthwise.search.configuration_search import Options
+from lengthwise.search.limits import OBJECTIVES, Question
 from lengthwise.search.space import Space
 from lengthwise.search.store import Store
 
@@ -194,7 +194,7 @@ def test_another_bound_of_a_limit_is_told_and_the_asked_one_gives_the_best():
 
 def test_a_strategy_that_tries_everything_finds_the_best():
     pytest.importorskip("optuna")
-    from lengthwise.search._bayesian import Bayesian
+    from lengthwise.search.strategy import Bayesian
 
     asked, plans = bench(question()), []
     for jobs in (1, 2):

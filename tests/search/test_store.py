@@ -268,10 +268,10 @@ def versions_of(package):
 def test_the_code_version_changes_with_what_decides_and_with_nothing_else(tmp_path):
     package = tmp_path / "lengthwise"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "report" / "table.py").write_text("# another table")
+    (package / "report" / "summary_table.py").write_text("# another table")
     (package / "engine" / "__pycache__").mkdir()
     assert versions_of(package) == code_version()
-    for changed in ("catalog/data/gpus.toml", "engine/_coast.py"):
+    for changed in ("catalog/data/gpus.toml", "engine/_kernel_groups.py"):
         before = versions_of(package)
         with (package / changed).open("a") as file:
             file.write("\n# changed\n")

@@ -19,7 +19,7 @@ from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search.limits import WAITS, Promises, good_share
-from lengthwise.search.window import WARMUP_SHARE, Window, observe
+from lengthwise.search.measurement import WARMUP_SHARE, Window, observe
 
 ONE = deployment(step_costs(0.0, 0.01), max_num_seqs=1)
 

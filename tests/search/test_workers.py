@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lengthwise.schema.errors import InputError, LengthwiseError, UnknownNameError
 from lengthwise.search import workers
-from lengthwise.search._chunks import chunks
+from lengthwise.search.workers import chunks
 
 SLEEPERS = """
 import sys

@@ -9,7 +9,8 @@ import pytest
 
 from lengthwise import _jit, policy
 from lengthwise.engine import simulate
-from lengthwise.testing import POLICY_CHECKS, _worlds, check_policy, policies
+from lengthwise.testing import POLICY_CHECKS, check_policy, policies
+from lengthwise.testing import policies as _worlds
 
 AXES = ("rank", "batching", "memory", "router", "takeover", "binning")
 FAMILIES = (

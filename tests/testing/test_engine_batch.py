@@ -12,8 +12,7 @@ from lengthwise.policy import rank
 from lengthwise.schema.deployment import EngineLimits, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
-from lengthwise.testing.engine_server.batch import Batch, Sequence
-from lengthwise.testing.engine_server.spec import emulated
+from lengthwise.testing.engine_server.engine import Batch, BatchSequence, emulated
 
 
 @rank
@@ -43,7 +42,7 @@ def run(workload, spec):
     done = []
     for i in range(len(workload)):
         want = int(workload.output_tokens[i])
-        q = Sequence(i, float(workload.arrival_s[i]), int(workload.prompt_tokens[i]), None)
+        q = BatchSequence(i, float(workload.arrival_s[i]), int(workload.prompt_tokens[i]), None)
         q.on_token = lambda _, q=q, want=want: q.generated == want
         q.priority = int(workload.priority[i])
         done.append(q)
@@ -84,7 +83,7 @@ def test_by_priority_as_the_engine_room():
 def test_an_abort_frees_what_was_held_in_any_state():
     spec = emulated(deployment(40))
     batch = Batch(spec.limits, spec.steps)
-    qs = [Sequence(i, 0.0, 50, lambda _: False) for i in range(20)]
+    qs = [BatchSequence(i, 0.0, 50, lambda _: False) for i in range(20)]
     for q in qs:
         batch.enter(q)
     assert batch.abort(qs[19])

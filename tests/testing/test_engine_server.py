@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from lengthwise import deploy, simulate
-from lengthwise.backend.openai import Client, Server
+from lengthwise.backend.openai import Client
+from lengthwise.backend.openai_protocol import Server
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
@@ -26,7 +27,7 @@ from lengthwise.testing.engine_server import (
     emulated,
     encode,
 )
-from lengthwise.testing.engine_server.toy_model import BEGIN, END, Mind
+from lengthwise.testing.engine_server.completions import BEGIN, END, Mind
 
 QUICK = LinearSteps(0.0005, 0.0, 0.0)
 SAMPLE = "Write a poem: é, 中文 🙂!\r\n\t<out:5> and <out:007>\x00 ~\x7f"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
-from lengthwise.schema.tokens import estimated_tokens
+from lengthwise.schema.workload import estimated_tokens
 from lengthwise.workload import Samples, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.schema.errors import OutputError, TraceError, UnknownNameError
-from lengthwise.schema.prediction import Predictions
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Predictions, Workload
 from lengthwise.workload import ClosedLoop, preset, read, write
 
 rows = st.lists(

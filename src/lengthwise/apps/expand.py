@@ -2,21 +2,237 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lengthwise.apps._blocks import Block, Edges, along, to_all, to_last
-from lengthwise.apps._graph import INDEX, ITEM, References, ordered, references, until_calls
-from lengthwise.apps._row_fields import Rows, blank, items_of, require_fields
-from lengthwise.apps.app import App, Call, From, Loop
-from lengthwise.apps.rendering import said
-from lengthwise.apps.templates import PREVIOUS, expression
-from lengthwise.schema.app_tasks import Flags, Floats, Ints, Tasks
+from lengthwise.apps.app import (
+    CHAT,
+    INDEX,
+    ITEM,
+    App,
+    Call,
+    From,
+    Loop,
+    Model,
+    References,
+    ordered,
+    references,
+    until_calls,
+)
+from lengthwise.apps.launch.engine import CHAT as CHAT_API
+from lengthwise.apps.launch.engine import COMPLETIONS, Ask
+from lengthwise.apps.ledger.contracts import Output
+from lengthwise.apps.run.job import Asked, Outputs
+from lengthwise.apps.templates import PREVIOUS, expression, template
+from lengthwise.schema.app import Flags, Floats, Ints, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.tokens import estimated_tokens
+from lengthwise.schema.workload import estimated_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Tasks of one call in one round, row by row.
+
+    Attributes:
+        call: Number of the call.
+        round: Round of its loop.
+        first: Number of the first task.
+        start: [rows+1] where each row's tasks begin, from ``first``.
+        model: [tasks] who is asked.
+        index: [tasks] place within the row.
+        prompt_tokens: [tasks] without what other calls put in.
+        known_tokens: [tasks] of the output, 0 where not known.
+        coin: [tasks] or -1.
+        is_chain: Whether each task of a row waits for the one before it.
+    """
+
+    call: int
+    round: int
+    first: int
+    start: Ints
+    model: Ints
+    index: Ints
+    prompt_tokens: Ints
+    known_tokens: Ints
+    coin: Ints
+    is_chain: bool
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    @property
+    def rows(self) -> Ints:
+        """[tasks] the row of each."""
+        return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
+
+    def of_row(self, row: int) -> range:
+        """Numbers of a row's tasks."""
+        return range(self.first + int(self.start[row]), self.first + int(self.start[row + 1]))
+
+    def last_of_row(self, row: int) -> range:
+        """The number of a row's last task; none where there is none."""
+        return self.of_row(row)[-1:]
+
+
+Edges = tuple[Ints, Ints]
+"""(child, parent), by number."""
+
+
+def to_all(child: Block, parent: Block) -> Edges:
+    """From each task to all of its row in another block."""
+    lengths = np.diff(parent.start)[child.rows]
+    begins = parent.first + parent.start[child.rows]
+    return _children(child, lengths), _ranges(begins, lengths)
+
+
+def to_last(child: Block, parent: Block) -> Edges:
+    """From each task to the last of its row in another block."""
+    rows = child.rows
+    there = np.flatnonzero(np.diff(parent.start)[rows] > 0)
+    return child.first + there, parent.first + parent.start[rows[there] + 1] - 1
+
+
+def along(block: Block) -> Edges:
+    """From each task of a chain to the one before it."""
+    later = np.flatnonzero(block.index > 0)
+    return block.first + later, block.first + later - 1
+
+
+def _children(child: Block, lengths: Ints) -> Ints:
+    return np.repeat(child.first + np.arange(len(child)), lengths)
+
+
+def _ranges(begins: Ints, lengths: Ints) -> Ints:
+    """begins[0], begins[0]+1, ..., one run of so many for each."""
+    total = int(lengths.sum())
+    offset = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.repeat(begins, lengths) + np.arange(total) - offset
+
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+
+
+def blank(call: Call) -> Any:
+    """What another call's output is where only the rest of a prompt is counted."""
+    if isinstance(call.model, tuple):
+        return dict.fromkeys(call.model, "")
+    return [""] * max(1, call.fan.times) if call.fan.is_list else ""
+
+
+def items_of(source: str, row: Row, which: str, call: Call, most: int | None) -> list[Any]:
+    try:
+        found = expression(source).render(row)
+    except InputError as error:
+        raise InputError(f"call {call.name!r}, row {which}: {error}") from error
+    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__iter__"):
+        raise InputError(
+            f"{source} of call {call.name!r} must be a list; in row {which} it is {type(found).__name__}"
+        )
+    items = list(found)
+    if most is not None and len(items) > most:
+        raise InputError(
+            f"{source} of call {call.name!r} may have {most} elements (most); row {which} has {len(items)}"
+        )
+    return items
+
+
+def require_fields(app: App, rows: Rows) -> None:
+    """Nothing, if every name is either a call or a field of some row; raises InputError."""
+    known: set[str] = set()
+    for row in rows:
+        known.update(row)
+    calls = {call.name for call in app.calls}
+    _require_one_meaning(app, known & calls)
+    for call in app.calls:
+        told = {call.told.prompt_tokens, call.told.output_tokens, call.told.max_tokens} - {""}
+        if isinstance(call.model, From):
+            told.add(call.model.field)
+        for name in sorted((references(app, call).fields | told) - known):
+            raise UnknownNameError(f"call or field of the inputs for call {call.name!r}", name, known | calls)
+    for loop in app.loops:
+        for name in sorted(expression(loop.until).names.plain - known - calls if loop.until else ()):
+            raise UnknownNameError(
+                f"call or field of the inputs for until of loop {loop.name!r}", name, known | calls
+            )
+
+
+def _require_one_meaning(app: App, both: set[str]) -> None:
+    """Nothing, if no text names what is a call and a field; raises InputError."""
+    texts = [(f"call {call.name!r}", references(app, call).calls) for call in app.calls]
+    texts += [(f"until of loop {loop.name!r}", until_calls(app, loop)) for loop in app.loops]
+    for where, named in texts:
+        for name in sorted(named & both):
+            raise InputError(
+                f"{where} names {name!r}, which is the call {name!r} and a field {name!r} of the inputs; one name must "
+                "mean one thing. Give the call or the field another name"
+            )
+
+
+MOST_SEED = 2**31
+
+
+def said(call: Call, context: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Its messages; raises InputError where a name is missing."""
+    return [{"role": role, "content": template(text).render(context)} for role, text in call.messages]
+
+
+def asked(call: Call, model: Model, task: int, which: str, messages: list[dict[str, str]]) -> Asked:
+    """The request of a task and the key of its answer.
+
+    Args:
+        call: Whose task it is.
+        model: Who is asked.
+        task: Its number.
+        which: Tells the task from others; what is left to chance follows from it.
+        messages: What is said.
+    """
+    sampling = call.sampling
+    body: dict[str, Any] = sampling.fields()
+    if not sampling.is_greedy:
+        body["seed"] = _seed(sampling.seed, which)
+    elif sampling.seed is not None:
+        body["seed"] = sampling.seed
+    api = _api(call)
+    body |= {"messages": messages} if api == CHAT_API else {"prompt": messages[-1]["content"]}
+    return Asked(key_of(model, api, body), Ask(task, api, body))
+
+
+def passed(call: Call, model: Model, task: int, which: str, body: Any) -> Asked:
+    """The request of a task that is sent as it was given, and the key of its answer.
+
+    Only a seed is added, where it has none and leaves something to chance: the task is then answered the same again.
+
+    Raises:
+        InputError: The body is no table of fields.
+    """
+    if not isinstance(body, Mapping):
+        raise InputError(f"body must be a mapping of a request's fields; it is {type(body).__name__}")
+    fields = {name: value for name, value in body.items() if name != "model"}
+    if fields.get("temperature") != 0 and fields.get("seed") is None:
+        fields["seed"] = _seed(None, which)
+    api = _api(call)
+    return Asked(key_of(model, api, fields), Ask(task, api, fields))
+
+
+def _api(call: Call) -> str:
+    return CHAT_API if call.api == CHAT else COMPLETIONS
+
+
+def key_of(model: Model, api: str, body: Mapping[str, Any]) -> str:
+    """SHA-256 of all that an answer follows from, in hex."""
+    whole = json.dumps([model.identity(), api, body], sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _seed(given: int | None, which: str) -> int:
+    digest = hashlib.sha256(f"{given}/{which}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") % MOST_SEED
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,3 +494,131 @@ def _rows_of(edges: list[tuple[Edges, int]], n: int) -> tuple[Ints, Ints, Ints]:
     counts = np.add.reduceat(shown, which) if len(which) else shown
     start = np.searchsorted(child[which], np.arange(n + 1))
     return start.astype(np.int64), parent[which].astype(np.int64), counts.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Rendered:
+    """Decides for the tasks of an unrolled application (``run.contracts.Decider``)."""
+
+    unrolled: Unrolled
+
+    def decide(self, task: int, outputs: Outputs) -> Asked | None:
+        """The request of a task; None: it is skipped.
+
+        Raises:
+            InputError: A field is missing in its row, a list is too long, or a template fails; with call and row.
+        """
+        of, tasks = self.unrolled, self.unrolled.tasks
+        call = of.app.calls[int(tasks.call[task])]
+        row, place = int(tasks.row[task]), int(tasks.round[task])
+        k = 0 if call.fan.over else place
+        which = f"{of.ids[row]}/{call.name}/{place}/{int(tasks.index[task])}"
+        try:
+            view = _View(of, row, k, outputs)
+            if (
+                view.is_over(call)
+                or (context := view.context(call, task, place, int(tasks.index[task]))) is None
+            ):
+                return None
+            model = of.app.models[int(tasks.model[task])]
+            if call.body:
+                return passed(call, model, task, which, expression(call.body).render(context))
+            return asked(call, model, task, which, said(call, context))
+        except InputError as error:
+            raise InputError(f"call {call.name!r}, row {of.ids[row]}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _View:
+    """What a row looks like from a round."""
+
+    of: Unrolled
+    row: int
+    round: int
+    outputs: Outputs
+
+    @property
+    def app(self) -> App:
+        return self.of.app
+
+    def is_over(self, call: Call) -> bool:
+        """Whether the loop of a call ended before its round."""
+        loop = self.app.loop_of(call.name)
+        if loop is None or not loop.until or self.round == 0:
+            return False
+        return any(self._ended(loop, j) for j in range(self.round))
+
+    def _ended(self, loop: Loop, j: int) -> bool:
+        then = _View(self.of, self.row, j, self.outputs)
+        names = {name: then.value(name, loop) for name in until_calls(self.app, loop)}
+        return bool(expression(loop.until).render({**self.of.rows[self.row], **names}))
+
+    def context(self, call: Call, task: int, place: int, index: int) -> Mapping[str, Any] | None:
+        """All that its templates may name; None: it is skipped."""
+        loop, names = self.app.loop_of(call.name), references(self.app, call)
+        values = {name: self.value(name, loop) for name in names.calls}
+        if values and all(_is_nothing(value) for value in values.values()):
+            return None
+        context: dict[str, Any] = {**self.of.rows[self.row], **values}
+        if call.fan.over:
+            context[PREVIOUS] = None if place == 0 else _text(self.outputs(task - 1))
+        elif loop:
+            context[PREVIOUS] = self._before(loop)
+        if not self._fans(call, context, place if call.fan.over else index):
+            return None
+        return context if not call.when or expression(call.when).render(context) else None
+
+    def _fans(self, call: Call, context: dict[str, Any], index: int) -> bool:
+        """Puts in what its fan gives; False: there is no such item."""
+        fan = call.fan
+        if fan.times > 1 or fan.each or fan.over:
+            context[INDEX] = index
+        if fan.each or fan.over:
+            items = _items(fan.each or fan.over, context, fan.most)
+            if index >= len(items):
+                return False
+            context[ITEM] = items[index]
+        return True
+
+    def _before(self, loop: Loop) -> dict[str, Any]:
+        if self.round == 0:
+            return dict.fromkeys(loop.calls)
+        return {name: self._of_block(self.of.blocks[name, self.round - 1]) for name in loop.calls}
+
+    def value(self, name: str, loop: Loop | None) -> Any:
+        """What a call's name stands for: its output, a list of them, a mapping by model; None: skipped."""
+        other = self.app.loop_of(name)
+        if other is None:
+            return self._of_block(self.of.blocks[name, 0])
+        if other is loop:
+            return self._of_block(self.of.blocks[name, self.round])
+        rounds = (self._of_block(self.of.blocks[name, j]) for j in reversed(range(other.most)))
+        return next((one for one in rounds if not _is_nothing(one)), None)
+
+    def _of_block(self, block: Block) -> Any:
+        call = self.app.calls[block.call]
+        if call.fan.over:
+            last = block.last_of_row(self.row)
+            return _text(self.outputs(last[0])) if last else None
+        texts = [_text(self.outputs(task)) for task in block.of_row(self.row)]
+        if isinstance(call.model, tuple):
+            return {name: text for name, text in zip(call.model, texts, strict=True) if text is not None}
+        return [text for text in texts if text is not None] if call.fan.is_list else texts[0]
+
+
+def _text(output: Output | None) -> str | None:
+    return None if output is None else output.text
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or value in ([], {})
+
+
+def _items(source: str, context: Mapping[str, Any], most: int | None) -> list[Any]:
+    found = expression(source).render(context)
+    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__iter__"):
+        raise InputError(f"{source} must be a list; it is {type(found).__name__}")
+    items = list(found)
+    if most is not None and len(items) > most:
+        raise InputError(f"{source} may have {most} elements (most); it has {len(items)}. Raise most")
+    return items

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lengthwise.backend._shell import comment
-from lengthwise.backend.launch import PLACEHOLDER, Launch, fits_node, replica_gpus
+from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus
 from lengthwise.backend.vllm import vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError

@@ -10,37 +10,303 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
 from typing import Any, Self
 
-from lengthwise.backend._openai_faults import library, named, retry_after_s
-from lengthwise.backend._openai_pieces import PieceReader, told, usage_of
-from lengthwise.backend._openai_probe import identify, probe
-from lengthwise.backend._openai_server import (
+from lengthwise.backend.openai_protocol import (
     CHAT,
     COMPLETIONS,
     Abilities,
     Piece,
+    PieceReader,
     RequestError,
     Server,
+    SseReader,
     Usage,
+    told,
+    usage_of,
 )
-from lengthwise.backend._openai_tokens import tokenize
-from lengthwise.backend.sse import SseReader
+from lengthwise.schema.errors import InputError, MissingExtraError
 
-__all__ = [
-    "CHAT",
-    "COMPLETIONS",
-    "Abilities",
-    "Client",
-    "Piece",
-    "Prompt",
-    "RequestError",
-    "Server",
-    "Usage",
-]
+
+def library() -> Any:
+    """aiohttp; raises MissingExtraError where it is not installed."""
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise MissingExtraError("asking a server", "bench") from error
+    return aiohttp
+
+
+def _unconnected(error: Any) -> RequestError:
+    """Nobody listens there, or the name or the way is not known; of the address only what was asked for."""
+    where = f"{error.host}:{error.port}"
+    if isinstance(error.os_error, ConnectionRefusedError):
+        return RequestError("refused", f"nobody listens at {where}")
+    return RequestError("no connection", f"{where}: {error.os_error.strerror or error.os_error}")
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Turns what the network raises into a RequestError."""
+    aiohttp = library()
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise RequestError("no connection", "not within the time for it") from error
+    except aiohttp.SocketTimeoutError as error:
+        raise RequestError("stalled", "no byte for the longest time allowed") from error
+    except TimeoutError as error:
+        raise RequestError("timed out", "the request took longer than allowed") from error
+    except aiohttp.ClientConnectorError as error:
+        raise _unconnected(error) from error
+    except aiohttp.ClientPayloadError as error:
+        raise RequestError("closed early", str(error)) from error
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError) as error:
+        raise RequestError("reset", str(error)) from error
+    except aiohttp.ClientResponseError as error:
+        raise RequestError("malformed", f"no HTTP: {error}"[:200]) from error
+    except aiohttp.ClientError as error:
+        raise RequestError("no connection", repr(error)) from error
+    except ValueError as error:
+        raise RequestError("malformed", str(error)) from error
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server wants to be left alone: the header Retry-After, a number or a date after its own Date."""
+    told = headers.get("Retry-After", "").strip()
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = _between(headers.get("Date", ""), told)
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _between(first: str, last: str) -> float:
+    """Seconds between two dates of HTTP; NaN where one is none."""
+    try:
+        return (parsedate_to_datetime(last) - parsedate_to_datetime(first)).total_seconds()
+    except (TypeError, ValueError):
+        return math.nan
+
+
+_SAMPLE = "one two three"
+
+
+async def tokenizer_of(client: Client, model: str) -> str:
+    """Whose form of ``/tokenize`` the server has: "vllm", "llama.cpp", "tgi"; "" where it has none."""
+    for form in ("vllm", "llama.cpp", "tgi"):
+        if await _ids(client, form, model, _SAMPLE):
+            return form
+    return ""
+
+
+async def tokenize(client: Client, text: str) -> list[int] | None:
+    """Token ids of a text, without those that begin a prompt; None where the server does not tell."""
+    able = client.abilities
+    return await _ids(client, able.tokenizer, able.model, text) if able.tokenizer else None
+
+
+async def _ids(client: Client, form: str, model: str, text: str) -> list[int] | None:
+    fields = {
+        "vllm": {"model": model, "prompt": text, "add_special_tokens": False},
+        "llama.cpp": {"content": text, "add_special": False},
+        "tgi": {"inputs": text, "add_special_tokens": False},
+    }[form]
+    try:
+        status, body = await client.fetch("POST", f"{client.server.root}/tokenize", fields)
+    except RequestError:
+        return None
+    return _read(body) if status == 200 else None
+
+
+def _read(body: Any) -> list[int] | None:
+    rows = body.get("tokens") if isinstance(body, dict) else body
+    if not isinstance(rows, list):
+        return None
+    ids = [row.get("id") if isinstance(row, dict) else row for row in rows]
+    known = [i for i in ids if isinstance(i, int)]
+    return known if known and len(known) == len(ids) else None
+
+
+_HELLO = "one two three four"
+_IDS = (301, 302, 303, 304, 305, 306, 307)
+_FEW = 3
+_METRICS = {"vllm:": "vllm", "sglang:": "sglang", "llamacpp:": "llama.cpp", "tgi_": "tgi"}
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+_WRONG = "neither"
+"""A value that a server which knows the field must refuse."""
+
+
+async def probe(client: Client) -> Abilities:
+    """See ``Client.probe``."""
+    able = await identify(client)
+    able = replace(able, api=await _api(client, able.model))
+    client.abilities = able
+    usage = await _tells(client, {"stream_options": {"include_usage": True}})
+    each = {"include_usage": True, "continuous_usage_stats": True}
+    usage_each = await _tells_each(client, {"stream_options": each}) if usage else False
+    completes = able.api == COMPLETIONS
+    return replace(
+        able,
+        usage=usage,
+        usage_each=usage_each,
+        ids_each=completes and await _tells_each(client, {"return_token_ids": True}),
+        token_ids=completes and await _takes_ids(client, able),
+        ignore_eos=await _knows(client, {"ignore_eos": True}, {"ignore_eos": _WRONG}),
+        min_tokens=await _knows(client, {"min_tokens": _FEW}, {"min_tokens": _WRONG}),
+        tokenizer=await tokenizer_of(client, able.model),
+    )
+
+
+async def identify(client: Client) -> Abilities:
+    """See ``Client.identify``."""
+    listed, came = await _models(client)
+    names = tuple(str(row["id"]) for row in listed if isinstance(row, dict) and "id" in row)
+    model = client.server.model or (names[0] if names else "")
+    if not model:
+        raise InputError(
+            f"{client.server.shown} lists no models ({came}); check that it is an OpenAI-compatible server, "
+            "or name the model to ask for"
+        )
+    if names and model not in names:
+        names_there = ", ".join(names[:8])
+        raise InputError(f"{client.server.shown} has no model {model!r}; it lists {names_there}")
+    mine = next((row for row in listed if isinstance(row, dict) and row.get("id") == model), {})
+    longest = mine.get("max_model_len")
+    metrics = await _get(client, "/metrics")
+    engine, version = await _engine(client, mine, metrics)
+    return Abilities(
+        engine=engine,
+        version=version,
+        models=names,
+        model=model,
+        max_model_len=longest if isinstance(longest, int) else None,
+        metrics=isinstance(metrics, str) and "# TYPE" in metrics,
+    )
+
+
+async def _models(client: Client) -> tuple[list[Any], str]:
+    """What it lists, and what came in a few words."""
+    shown = client.server.shown
+    try:
+        status, kind, body = await client.answer("GET", f"{client.server.root}/v1/models")
+    except RequestError as error:
+        if error.reason == "refused":
+            raise InputError(f"nobody listens at {shown}; is the server up?") from error
+        raise InputError(f"no server answers at {shown}: {error}; start it, or check the address") from error
+    if status in {401, 403}:
+        raise InputError(f"{shown} refuses the API key (http {status}); give the right one")
+    rows = body.get("data") if status == 200 and isinstance(body, dict) else None
+    return rows if isinstance(rows, list) else [], f"/v1/models: http {status}, {told(body, kind)}"
+
+
+async def _engine(client: Client, model: dict[str, Any], metrics: Any) -> tuple[str, str]:
+    """Kind and version, from what each kind tells of itself."""
+    kind = _OWNERS.get(str(model.get("owned_by", "")).lower(), "")
+    if not kind and isinstance(metrics, str):
+        kind = next((name for prefix, name in _METRICS.items() if f"\n{prefix}" in f"\n{metrics}"), "")
+    tells = await _get(client, "/version")
+    version = str(tells["version"]) if isinstance(tells, dict) and "version" in tells else ""
+    if version and not kind:
+        kind = "vllm"
+    for path, name, key in (
+        ("/server_info", "sglang", "version"),
+        ("/get_server_info", "sglang", "version"),
+        ("/props", "llama.cpp", "build_info"),
+        ("/info", "tgi", "version"),
+    ):
+        if version or kind not in {"", name}:
+            continue
+        facts = await _get(client, path)
+        if isinstance(facts, dict) and isinstance(facts.get(key), str):
+            kind, version = name, facts[key]
+    return kind, version
+
+
+async def _get(client: Client, path: str) -> Any:
+    try:
+        status, body = await client.fetch("GET", f"{client.server.root}{path}")
+    except RequestError:
+        return None
+    return body if status == 200 else None
+
+
+async def _api(client: Client, model: str) -> str:
+    """Which of the two ways to ask works."""
+    reasons = []
+    for api in (COMPLETIONS, CHAT):
+        client.abilities = Abilities(model=model, api=api)
+        try:
+            await _stream(client, {})
+        except RequestError as error:
+            reasons.append(f"{api}: {error}")
+        else:
+            return api
+    raise InputError(f"{client.server.shown} completes no prompt of {model!r}: {'; '.join(reasons)}")
+
+
+async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
+    """The pieces of a few tokens, asked for with further fields."""
+    able = client.abilities
+    body = {"model": able.model, "max_tokens": _FEW, "stream": True, **prompted(_HELLO, able.api)}
+    sent = body | dict(client.server.body) | fields
+    return [piece async for piece in client.stream(sent, usage_each="stream_options" in fields)]
+
+
+async def _tells(client: Client, fields: dict[str, Any]) -> bool:
+    """Whether a stream ends in numbers of tokens."""
+    try:
+        pieces = await _stream(client, fields)
+    except RequestError:
+        return False
+    last = next((p.usage for p in reversed(pieces) if p.usage is not None), None)
+    return last is not None and 0 < last.output_tokens <= _FEW and last.prompt_tokens > 0
+
+
+async def _tells_each(client: Client, fields: dict[str, Any]) -> bool:
+    """Whether every piece of output tells how many tokens it has."""
+    try:
+        pieces = await _stream(client, fields)
+    except RequestError:
+        return False
+    counts = [piece.tokens for piece in pieces if piece.is_output or piece.text]
+    return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _FEW
+
+
+async def _takes_ids(client: Client, able: Abilities) -> bool:
+    fields = {"model": able.model, "max_tokens": 1, "prompt": list(_IDS)}
+    try:
+        _, usage = await client.ask(fields)
+    except RequestError:
+        return False
+    return usage is not None and usage.prompt_tokens == len(_IDS)
+
+
+async def _knows(client: Client, right: dict[str, Any], wrong: dict[str, Any]) -> bool | None:
+    """Whether a field is known: the right value is taken, a wrong one refused. None: both are taken."""
+    if not await _taken(client, right):
+        return False
+    return None if await _taken(client, wrong) else True
+
+
+async def _taken(client: Client, fields: dict[str, Any]) -> bool:
+    try:
+        await _stream(client, fields)
+    except RequestError as error:
+        if error.reason.startswith("http 4") or error.reason == "malformed":
+            return False
+        raise InputError(
+            f"{client.server.shown} failed while it was asked what it can do: {error}"
+        ) from error
+    return True
+
 
 _DRAIN_S = 0.5
 Prompt = str | Sequence[int]

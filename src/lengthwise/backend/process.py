@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +16,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lengthwise.backend import _process_keeper
-from lengthwise.backend._process_ready import is_ready, is_taken
 from lengthwise.schema.errors import EngineError, InputError, OutputError
+
+HEALTH = ("/health", "/v1/models")
+PROBE_S = 5.0
+
+
+def is_taken(host: str, port: int) -> bool:
+    """Whether something listens at the port already."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            door.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+def is_ready(host: str, port: int) -> bool:
+    """Whether one of the addresses that tell of health answers with 200."""
+    return any(_status(host, port, path) == http.HTTPStatus.OK for path in HEALTH)
+
+
+def _status(host: str, port: int, path: str) -> int:
+    """The HTTP status of a GET; 0 where nobody answers."""
+    door = http.client.HTTPConnection(host, port, timeout=PROBE_S)
+    try:
+        door.request("GET", path)
+        return door.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        door.close()
+
 
 READY_S = 300.0
 GRACE_S = 20.0

@@ -5,12 +5,25 @@ Sources: ``sglang/srt/arg_groups`` of https://github.com/sgl-project/sglang.
 
 from __future__ import annotations
 
-from lengthwise.backend._checkpoint import PLAIN, checkpoint
-from lengthwise.backend._differences import ARRIVAL, ORDERED_BY_PRIORITY, shared_notes
-from lengthwise.backend._plan import cuts_prompts, is_overridden, kv_tokens, resident_bound, step_tokens
-from lengthwise.backend.launch import Launch, environment_of, fits_node, flags, policy_name
+from lengthwise.backend.launch import (
+    ARRIVAL,
+    ORDERED_BY_PRIORITY,
+    PLAIN,
+    Launch,
+    checkpoint,
+    cuts_prompts,
+    environment_of,
+    fits_node,
+    flags,
+    is_overridden,
+    kv_tokens,
+    policy_name,
+    resident_bound,
+    shared_notes,
+    step_tokens,
+)
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.units import dtype_name
+from lengthwise.schema.specs import dtype_name
 
 ONLINE = {"fp8": "fp8"}
 _KV_DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8_e4m3", "fp4": "nvfp4"}

@@ -5,14 +5,32 @@ Sources: ``vllm/engine/arg_utils.py`` and ``vllm/config`` of https://github.com/
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from lengthwise.backend._checkpoint import PLAIN, Checkpoint, checkpoint
-from lengthwise.backend._differences import ARRIVAL, ORDERED_BY_PRIORITY, shared_notes
-from lengthwise.backend._plan import cuts_prompts, is_overridden, kv_tokens, resident_bound, step_tokens
-from lengthwise.backend.launch import Launch, environment_of, fits_node, flags, policy_name
+from lengthwise.backend.launch import (
+    ARRIVAL,
+    ORDERED_BY_PRIORITY,
+    PLAIN,
+    Checkpoint,
+    Launch,
+    checkpoint,
+    cuts_prompts,
+    environment_of,
+    fits_node,
+    flags,
+    is_overridden,
+    kv_tokens,
+    policy_name,
+    resident_bound,
+    shared_notes,
+    step_tokens,
+)
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.units import GIB, dtype_name
+from lengthwise.schema.specs import GIB, dtype_name
 
 ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
 BLOCK_MULTIPLE = {"cuda": 16, "cpu": 32}
@@ -207,3 +225,48 @@ def _cpu(device: str) -> str | None:
     if device == "cuda":
         return None
     return "On a CPU the command shows that the engine takes it, not how fast it serves: float32, no graphs."
+
+
+SCHEDULER_CLASS = "lengthwise.gateway.plugin.RraScheduler"
+CONNECTOR = "NixlConnector"
+PHASES_NOTE = (
+    "The schedule is kept inside vLLM by a class of lengthwise, which must be importable there: `pip install --no-deps "
+    "lengthwise` in vLLM's environment. Its log says at the start that it holds this engine to the schedule, or why "
+    "not; phases.jsonl gets a line for every phase."
+)
+SPLIT_NOTES = (
+    (
+        "vLLM's disaggregation needs NIXL (pip install nixl) and GPUs that reach each other by NVLink, PCIe or RDMA. "
+        "The cache goes from GPU to GPU; through host memory, as planned, takes kv_buffer_device cpu and is slower."
+    ),
+    (
+        "It forms its own batches: the encoding engine takes at most B_E prompts at a time and starts with what is "
+        "there, the decoding engine lets requests in as their caches come."
+    ),
+)
+
+
+def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device: str = "cuda") -> Launch:
+    """The command of a vLLM whose own scheduler keeps phases.
+
+    Args:
+        deployment: One stage: with several, vLLM has several batches under way and keeps its own order.
+        settings: The table of ``--additional-config``: encode_batch, decode_steps and the rest.
+        device: "cuda" or "cpu".
+    """
+    plain = vllm_launch(deployment, device=device)
+    told = json.dumps({"lengthwise": dict(settings)})
+    more = ("--scheduler-cls", SCHEDULER_CLASS, "--additional-config", told)
+    return replace(plain, command=(*plain.command, *more), notes=(PHASES_NOTE, *plain.notes))
+
+
+def split_launches(encode: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
+    """The commands of an engine that encodes and of one that decodes what the first hands over."""
+    return _side(encode, "kv_producer", device), _side(decode, "kv_consumer", device)
+
+
+def _side(deployment: Deployment, role: str, device: str) -> Launch:
+    plain = vllm_launch(deployment, device=device)
+    told = json.dumps({"kv_connector": CONNECTOR, "kv_role": role})
+    command = (*plain.command, "--kv-transfer-config", told)
+    return replace(plain, command=command, notes=(*SPLIT_NOTES, *plain.notes))

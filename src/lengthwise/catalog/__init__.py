@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lengthwise.catalog import _huggingface, _store
-from lengthwise.catalog.served import served_model, told_gpu
+from lengthwise.catalog import huggingface as _huggingface
+from lengthwise.catalog import store as _store
 from lengthwise.catalog.shapes import (
     active_parameters,
     cross_kv_bytes_per_token,
@@ -22,9 +22,9 @@ from lengthwise.catalog.shapes import (
     stage_layers,
     weight_bytes,
 )
+from lengthwise.catalog.store import served_model, told_gpu
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.hardware import GpuSpec, NodeSpec
-from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 __all__ = [
     "active_parameters",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.model import FfnSpec, ModelSpec
-from lengthwise.schema.units import dtype_bytes, dtype_name
+from lengthwise.schema.specs import FfnSpec, ModelSpec, dtype_bytes, dtype_name
 
 _SCALE_BYTES = {"int4": 2.5 / 128, "fp4": 1 / 16}
 """Scales a weight: GPTQ and AWQ keep an fp16 scale and a 4-bit zero for 128, NVFP4 an fp8 scale for 16."""

@@ -1,5 +1,5 @@
 """The command line: one file a command; each parses, calls and prints."""
 
-from lengthwise.cli._main import main
+from lengthwise.cli.program import main
 
 __all__ = ["main"]

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import HtmlReport, JsonFile, Quiet
+from lengthwise.cli.options import HtmlReport, JsonFile, Quiet
+from lengthwise.cli.tables import console, print_table
+from lengthwise.report import percent
+from lengthwise.report.apps_text import (
+    WHY,
+    difference,
+    gpus_had,
+    idle_shares,
+    shape,
+    supposed,
+    switched,
+    took,
+    took_about,
+)
+from lengthwise.schema.app import AppPlan, AppStage
 
 EXAMPLES = """\b
 Examples:
@@ -57,22 +72,91 @@ def run(
     ways of planning stand beside it, and what one island of GPUs more or less or a disk twice as fast would bring.
     """
     from lengthwise.apps.plan import write_plan
-    from lengthwise.cli import _app_plan_page, _app_report, _outputs
+    from lengthwise.cli import app_report, outputs
     from lengthwise.report.apps import write_app_html
-    from lengthwise.scenario.app_files import asked_app
-    from lengthwise.scenario.app_plans import Planning
+    from lengthwise.usecases.app_plan import Planning
+    from lengthwise.usecases.app_setup import asked_app
 
     asked = asked_app(app, set_ or (), node or (), profile)
-    _outputs.require_answers(json, report, inputs=asked.file.files)
+    outputs.require_answers(json, report, inputs=asked.file.files)
     how = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     made = asked.planned(how)
     plan = made.plan
     assert plan is not None
-    facts = _app_report.facts_of(asked, made, app.stem)
-    if not quiet and json != _outputs.STDOUT:
-        _app_plan_page.show(plan, facts.name, len(facts.gpus), is_mixed=facts.is_mixed)
-    written = _outputs.write_answers(
+    facts = app_report.facts_of(asked, made, app.stem)
+    if not quiet and json != outputs.STDOUT:
+        show(plan, facts.name, len(facts.gpus), is_mixed=facts.is_mixed)
+    written = outputs.write_answers(
         json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, facts)
     )
     if not quiet:
-        _outputs.tell(written)
+        outputs.tell(written)
+
+
+_MOST_STAGES = 24
+_STAGES = ("stage", "from", "to", "model", "replicas", "GPUs", "made ready", "")
+_METHODS = ("method", "makespan", "search", "stages", "times as long")
+_WHAT_IFS = ("with", "makespan", "difference")
+
+
+def show(plan: AppPlan, title: str, gpus: int, *, is_mixed: bool = False) -> None:
+    """Prints stages, makespan, idle GPUs, other methods, what something else would bring, and notes.
+
+    Where GPUs are of several kinds (mixed), stages tell which each model has.
+    """
+    out = console()
+    many = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
+    out.print(f"{title}: {took_about(plan.makespan)} on {gpus} GPU{'s' if gpus != 1 else ''}, {many}")
+    low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
+    if low is not None and high is not None:
+        out.print(f"90 % of the draws lie within {took(low)} to {took(high)}")
+    out.print()
+    _stages(plan, is_mixed=is_mixed)
+    out.print(_idle(plan, gpus))
+    if plan.methods:
+        out.print()
+        rows = [
+            (one.name, took_about(one.makespan), took(one.search_s), str(one.stages), f"{one.gain:.2f}")
+            for one in plan.methods
+        ]
+        print_table(_METHODS, rows, wraps=(), drops=("stages", "search"))
+        out.print("times as long: end to end, the search too", style="dim")
+    if plan.what_ifs:
+        out.print()
+        of_s = plan.makespan.value
+        changes = [
+            (supposed(w), took_about(w.makespan), difference(w.difference, of_s)) for w in plan.what_ifs
+        ]
+        print_table(_WHAT_IFS, changes, wraps=("with",))
+    for note in plan.notes:
+        out.print(f"note: {note}", style="dim")
+
+
+def _stages(plan: AppPlan, *, is_mixed: bool) -> None:
+    """A row for each model of each stage; the stage's own columns are filled in its first row."""
+    shown = plan.stages[:_MOST_STAGES]
+    rows = [
+        row for number, stage in enumerate(shown, 1) for row in _rows(number, stage, plan, is_mixed=is_mixed)
+    ]
+    drops = [name for name in ("made ready", "GPUs", "from") if not (is_mixed and name == "GPUs")]
+    print_table(_STAGES, rows, wraps=(), drops=drops)
+    if len(plan.stages) > len(shown):
+        console().print(
+            f"... and {len(plan.stages) - len(shown)} more: --json or --report has all", style="dim"
+        )
+
+
+def _rows(number: int, stage: AppStage, plan: AppPlan, *, is_mixed: bool) -> Iterator[tuple[str, ...]]:
+    made = switched(stage)
+    for k, one in enumerate(stage.plans):
+        own = (str(number), took(stage.start_s), took(stage.end_s)) if k == 0 else ("", "", "")
+        ready = took(made[one.model][1]) if one.model in made else ""
+        ends = "finishes" if stage.ends_by == one.model else ""
+        yield (*own, plan.models[one.model], shape(one), gpus_had(one, is_mixed=is_mixed), ready, ends)
+
+
+def _idle(plan: AppPlan, gpus: int) -> str:
+    shares = [(why, share) for why, share in idle_shares(plan, gpus) if share >= 0.005]
+    if not shares:
+        return "GPUs work all the time"
+    return f"GPU time without work: {', '.join(f'{percent(share)} {WHY.get(why, why)}' for why, share in shares)}"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli._options import HtmlReport, Quiet
+from lengthwise.apps.ledger import ENDED, State
+from lengthwise.apps.run import RESUME, ModelProgress, Progress, Reused
+from lengthwise.cli.options import HtmlReport, Quiet
+from lengthwise.report.apps_text import took
+from lengthwise.usecases.app_run import RanApp
 
 EXAMPLES = """\b
 Examples:
@@ -64,14 +71,14 @@ def run(
     """
     from lengthwise.apps.plan import read_plan
     from lengthwise.apps.run import RunFolder
-    from lengthwise.cli import _app_report, _app_run_page, _outputs
+    from lengthwise.cli import app_report, outputs
     from lengthwise.report.apps import write_app_html
-    from lengthwise.scenario.app_files import asked_app
-    from lengthwise.scenario.app_plans import Planning
-    from lengthwise.scenario.app_runs import Watching, run_app
+    from lengthwise.usecases.app_plan import Planning
+    from lengthwise.usecases.app_run import Watching, run_app
+    from lengthwise.usecases.app_setup import asked_app
 
     asked = asked_app(app, set_ or (), node or (), profile)
-    _outputs.require_answers(None, report, inputs=asked.file.files)
+    outputs.require_answers(None, report, inputs=asked.file.files)
     run_of = asked.file.run
     store = store or run_of.store
     RunFolder(out, store).require_free(resume=resume)
@@ -86,15 +93,192 @@ def run(
     notes = made.plan.notes if made.plan is not None else ()
     if resume and not RunFolder(out, store).is_begun:
         notes = (f"{out} holds no run to go on with: a new one begins", *notes)
-    with _app_run_page.shown(notes, quiet=quiet) as watch:
-        watching = Watching(
-            watch, stopping=_app_run_page.stopping(quiet=quiet), begun=_app_run_page.begun(quiet=quiet)
-        )
+    with shown(notes, quiet=quiet) as watch:
+        watching = Watching(watch, stopping=stopping(quiet=quiet), begun=begun(quiet=quiet))
         ran = run_app(
             made, asked.file.rows, engines, out, settings=run_of.settings, store=store, resume=resume,
             watching=watching,
         )  # fmt: skip
     if report is not None:
-        facts = _app_report.facts_of_run(asked, made, app.stem, ran)
+        facts = app_report.facts_of_run(asked, made, app.stem, ran)
         write_app_html(report, ran.plan, facts, [model.name for model in asked.app.models])
-    _app_run_page.end(ran, report, quiet=quiet)
+    end(ran, report, quiet=quiet)
+
+
+_LINE_S, _MOST_LINE_S, _LINE_SHARE = 10.0, 600.0, 0.02
+_HEADS = ("model", "", "done", "of", "under way", "tokens/s", "GPUs", "stage", "left", "dead")
+_ALWAYS, _WIDE, _LESS = 4, 100, ("under way", "stage")
+
+
+@contextmanager
+def shown(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """What is told how far a run is: a table on a terminal, else a line now and then; on standard error.
+
+    Notes stand before it once the run is under way: what cannot be run is told without them.
+    """
+    if quiet:
+        yield None
+        return
+    notes = [f"note: {note}" for note in notes]
+    if not sys.stderr.isatty():
+        yield _Lines(notes)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+
+        def tell(progress: Progress) -> None:
+            while notes:
+                console.print(notes.pop(0))
+            live.update(table(progress, console.width))
+
+        yield tell
+
+
+class _Lines:
+    """A line each 10 s of the run's clock at first, later one for each fiftieth of the time that has passed."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes, self._next_s = notes, 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        while self._notes:
+            typer.echo(self._notes.pop(0), err=True)
+        if progress.at_s >= self._next_s:
+            self._next_s = progress.at_s + min(_MOST_LINE_S, max(_LINE_S, progress.at_s * _LINE_SHARE))
+            typer.echo(line(progress), err=True)
+
+
+def line(progress: Progress) -> str:
+    """Where a run is, in a line: as a whole, then who runs and who starts."""
+    busy = [_busy(one) for one in progress.models if one.state in ("runs", "starts")]
+    told = [f"{whole(progress)}; {', '.join(busy) or 'no engine is there yet'}", *unheard(progress)]
+    return "; ".join(told)
+
+
+def unheard(progress: Progress) -> list[str]:
+    """Engines that should answer and do not, in words."""
+    return [one.words(progress.models[one.model].name) for one in progress.silent]
+
+
+def _busy(one: ModelProgress) -> str:
+    if one.state == "starts":
+        return f"{one.name} starts{_for(one)}"
+    more = f", another starts{_for(one)}" if one.starts_s is not None else ""
+    return f"{one.name} {one.ended:,}/{one.total:,} at {one.tokens_per_s:,.0f} tokens/s{more}"
+
+
+def _for(one: ModelProgress) -> str:
+    return "" if one.starts_s is None else f" ({_whole(one.starts_s)} so far)"
+
+
+def _whole(seconds: float) -> str:
+    """With few decimals, as it is told anew each time."""
+    return took(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
+
+
+def whole(progress: Progress) -> str:
+    """The run as a whole: since when, tasks, stage, time left."""
+    ended, total = sum(one.ended for one in progress.models), sum(one.total for one in progress.models)
+    stage = f"stage {max(0, progress.stage) + 1} of {progress.stages}, " if progress.stages > 1 else ""
+    return f"{_whole(progress.at_s)}: {ended:,} of {total:,} tasks, {stage}{left(progress)}"
+
+
+def left(progress: Progress) -> str:
+    """The time that is left, in words."""
+    if progress.left_s is None:
+        return "time left not known yet"
+    value, low, high = map(_whole, progress.left_s)
+    return f"{value} left ({low} to {high})"
+
+
+def table(progress: Progress, width: int = _WIDE) -> Any:
+    """Model by model; columns without anything are left out, on a narrow terminal two more."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+
+    rows = [_cells(one) for one in progress.models]
+    kept = [k for k in range(len(_HEADS)) if k < _ALWAYS or any(row[k] for row in rows)]
+    kept = [k for k in kept if width >= _WIDE or _HEADS[k] not in _LESS]
+    padding = (0, 1 if width >= _WIDE else 0)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=padding)
+    for k in kept:
+        made.add_column(_HEADS[k], justify="left" if _HEADS[k] in ("model", "", "GPUs") else "right")
+    for row in rows:
+        made.add_row(*(row[k] for k in kept))
+    return Group(whole(progress), made, *unheard(progress))
+
+
+def _cells(one: ModelProgress) -> tuple[str, ...]:
+    state = (
+        f"starts {_whole(one.starts_s)}" if one.state == "starts" and one.starts_s is not None else one.state
+    )
+    dead = one.states.get(State.DEAD, 0) + one.states.get(State.BLOCKED, 0)
+    return (
+        one.name,
+        state,
+        f"{one.ended:,}",
+        f"{one.total:,}",
+        str(one.going or ""),
+        f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
+        " ".join(",".join(map(str, replica)) for replica in one.gpus),
+        "" if one.stage is None else str(one.stage + 1),
+        "" if one.left_s is None else _whole(one.left_s),
+        str(dead or ""),
+    )
+
+
+def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
+    """Says how a run ended, and ends the command with its exit code."""
+    ended = ran.ended
+    if not quiet:
+        if ended.reused is not None:
+            typer.echo(ended.reused.words())
+        counts = {state: ended.of(state) for state in ENDED}
+        told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
+        typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
+        typer.echo(f"outputs, manifest and logs are in {ran.folder}")
+        for one in ran.facts["silent"]:
+            typer.echo(f"note: at its end {one['words']}", err=True)
+        for event in ended.events:
+            if event.what == "replan":
+                typer.echo(f"note: after {took(event.at_s)}: {event.about}", err=True)
+        if report is not None:
+            typer.echo(f"wrote {report}", err=True)
+        if ran.exported.dead:
+            typer.echo(
+                f"{ran.exported.dead} tasks are dead or behind dead ones: {ran.folder / 'dead.jsonl'}",
+                err=True,
+            )
+        if ended.how == "stopped":
+            typer.echo(RESUME, err=True)
+    if ended.exit_code:
+        raise typer.Exit(ended.exit_code)
+
+
+def begun(*, quiet: bool) -> Callable[[Reused], None]:
+    """Says what is kept of a run before."""
+
+    def told(kept: Reused) -> None:
+        if not quiet:
+            typer.echo(f"note: it goes on with what is there: {kept.words()}", err=True)
+
+    return told
+
+
+def stopping(*, quiet: bool) -> Callable[[int], None]:
+    """Says what Ctrl-C does."""
+
+    def told(times: int) -> None:
+        if not quiet:
+            words = (
+                "ending: what is under way is kept; Ctrl-C again kills the engines"
+                if times == 1
+                else "killing engines"
+            )
+            typer.echo(words, err=True)
+
+    return told

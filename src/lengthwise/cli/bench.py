@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import HtmlReport, JsonFile, Quiet
+from lengthwise.cli.options import HtmlReport, JsonFile, Quiet
 
 EXAMPLES = """\b
 Examples:
@@ -115,25 +115,26 @@ def run(
     scenario's deployment, so that compare and calibrate know what was measured whatever name it is served under.
     """
     from lengthwise import measure
-    from lengthwise import scenario as scenarios
-    from lengthwise.backend.openai import Server
-    from lengthwise.cli import _bench_page, _outputs, _records, _results, _settings
+    from lengthwise.backend.openai_protocol import Server
+    from lengthwise.cli import bench_results, options, outputs, results
+    from lengthwise.cli import results as _results
     from lengthwise.schema.errors import InputError
+    from lengthwise.usecases import bench
 
     if time_limit is not None and not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds; it is {time_limit:g}: leave it out for none")
-    given = _bench_page.settings(isl, osl, request_rate, concurrency, num_requests, slo)
+    given = bench_results.settings(isl, osl, request_rate, concurrency, num_requests, slo)
     overrides = [*(set_ or ()), *given]
-    _bench_page.require_arrivals(scenario, workload, overrides)
-    asked = scenarios.asked_of_server(scenario, workload, variant, overrides)
-    _outputs.require_answers(json, report, asked.files, [] if records is None else [records])
-    _records.require_new(records, force=force)
-    deployment = _bench_page.deployment_of(scenario, workload, variant, overrides)
-    _settings.tell(asked.notes, quiet=quiet)
+    bench_results.require_arrivals(scenario, workload, overrides)
+    asked = bench.asked_of_server(scenario, workload, variant, overrides)
+    outputs.require_answers(json, report, asked.files, [] if records is None else [records])
+    results.require_new(records, force=force)
+    deployment = bench_results.deployment_of(scenario, workload, variant, overrides)
+    options.tell(asked.notes, quiet=quiet)
     chosen = asked.run.seed if seed is None else seed
-    requests = scenarios.requests(asked, chosen)
+    requests = bench.requests(asked, chosen)
     server = Server(url, model, api_key, stall_s=stall, timeout_s=timeout)
-    with _bench_page.progress(quiet=quiet) as told:
+    with bench_results.progress(quiet=quiet) as told:
         measured = measure.bench(
             server,
             requests,
@@ -150,10 +151,10 @@ def run(
         )
     if records is not None:
         measure.write_records(measured, records)
-    result = _bench_page.result_of(measured, asked)
-    if not quiet and json != _outputs.STDOUT:
-        _bench_page.show(result, measured)
+    result = bench_results.result_of(measured, asked)
+    if not quiet and json != outputs.STDOUT:
+        bench_results.show(result, measured)
     written = _results.write([result], json, report, {}) + ([records] if records is not None else [])
     if not quiet:
-        _outputs.tell(written)
-    _bench_page.end(measured, records)
+        outputs.tell(written)
+    bench_results.end(measured, records)

@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise import report
+from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise.cli.outputs import write_answers
+from lengthwise.cli.tables import console
+from lengthwise.config import Scenario
+from lengthwise.schema.lab import LabTable
 
 EXAMPLES = """\b
 Examples:
@@ -36,17 +41,37 @@ def run(
 
     Every policy of [lab] meets the same requests with every predictor, at every load and batch size.
     """
-    from lengthwise import scenario as scenarios
-    from lengthwise.cli import _lab_page, _outputs, _progress, _settings
+    from lengthwise import config
+    from lengthwise.cli import options, outputs
+    from lengthwise.cli import progress as _progress
+    from lengthwise.usecases import lab
 
     repeated = [] if seeds is None else [f"lab.seeds={seeds}"]
-    asked = scenarios.load(scenario, [*_settings.overrides(set_, cost), *repeated])
-    _outputs.require_answers(json, report, inputs=asked.files)
-    _settings.tell(asked.notes, quiet=quiet)
+    asked = config.load(scenario, [*options.overrides(set_, cost), *repeated])
+    outputs.require_answers(json, report, inputs=asked.files)
+    options.tell(asked.notes, quiet=quiet)
     with _progress.shown(quiet=quiet) as progress:
-        table = scenarios.lab(asked, jobs=jobs, progress=progress)
-    if not quiet and json != _outputs.STDOUT:
-        _lab_page.show(table, asked)
-    written = _lab_page.write(table, json, report)
+        table = lab.lab(asked, jobs=jobs, progress=progress)
+    if not quiet and json != outputs.STDOUT:
+        show(table, asked)
+    written = write(table, json, report)
     if not quiet:
-        _outputs.tell(written)
+        outputs.tell(written)
+
+
+def show(table: LabTable, asked: Scenario) -> None:
+    """Prints a table a load and batch size, and the verdicts."""
+    out = console()
+    if asked.description:
+        out.print(asked.description, style="dim")
+    out.print(report.lab_table(table))
+
+
+def write(table: LabTable, json: Path | None, html: Path | None) -> list[Path]:
+    """Writes the files that were asked for, each whole or not at all, and returns them."""
+    return write_answers(
+        json,
+        html,
+        lambda path: report.write_lab_json(path, table),
+        lambda path: report.write_lab_html(path, table),
+    )

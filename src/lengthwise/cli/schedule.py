@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet
 
 EXAMPLES = """\b
 Examples:
@@ -70,27 +70,28 @@ def run(
 
     After ExeGPT: who encodes, how many at a time, and how often, from the lengths of prompts and outputs.
     """
-    from lengthwise import backend
-    from lengthwise import scenario as scenarios
-    from lengthwise.cli import _outputs, _progress, _schedule_page, _settings
+    from lengthwise import backend, config
+    from lengthwise.cli import options, outputs, schedule_results
+    from lengthwise.cli import progress as _progress
+    from lengthwise.usecases import schedule, schedule_launch
 
-    given = _schedule_page.given(
+    given = schedule_results.given(
         latency_bound, bound_for, gpus, strategy, baselines, expected=expected, threshold=threshold
     )
-    asked = scenarios.load(scenario, [*_settings.overrides(set_, cost), *given])
-    _outputs.require_answers(json, report, inputs=asked.files)
+    asked = config.load(scenario, [*options.overrides(set_, cost), *given])
+    outputs.require_answers(json, report, inputs=asked.files)
     if deploy is not None:
-        scenarios.require_served(asked)
-        _outputs.require_folder(deploy)
+        schedule_launch.require_served(asked)
+        outputs.require_folder(deploy)
         backend.require_new(deploy, force=force)
-    _settings.tell(asked.notes, quiet=quiet)
+    options.tell(asked.notes, quiet=quiet)
     plays = asked.schedule is not None and bool(asked.schedule.baselines)
     with _progress.shown(quiet=quiet or not plays) as progress:
-        plan = scenarios.plan_schedule(asked, exhaustive=exhaustive, progress=progress)
-    if not quiet and json != _outputs.STDOUT:
-        _schedule_page.show(plan, asked)
-    written = _schedule_page.write(plan, json, report)
+        plan = schedule.plan_schedule(asked, exhaustive=exhaustive, progress=progress)
+    if not quiet and json != outputs.STDOUT:
+        schedule_results.show_schedule(plan, asked)
+    written = schedule_results.write_schedule(plan, json, report)
     if deploy is not None:
-        written += _schedule_page.deploy(asked, plan, deploy, silent=quiet or json == _outputs.STDOUT)
+        written += schedule_results.deploy(asked, plan, deploy, silent=quiet or json == outputs.STDOUT)
     if not quiet:
-        _outputs.tell(written)
+        outputs.tell(written)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import CostSource, JsonFile, Quiet
+from lengthwise.cli.options import CostSource, JsonFile, Quiet
 
 EXAMPLES = """\b
 Examples:
@@ -60,19 +60,19 @@ def run(
 
     Says what would have happened without: by how much the bound would have been broken, and for how many.
     """
-    from lengthwise import scenario as scenarios
-    from lengthwise import schedule
-    from lengthwise.cli import _outputs, _schedule_watch_page, _settings
+    from lengthwise import config, schedule
+    from lengthwise.cli import options, outputs, schedule_results
+    from lengthwise.usecases import schedule_adaptation
 
-    asked = scenarios.load(scenario, _settings.overrides(set_, cost))
-    _outputs.require_answers(json, None, inputs=asked.files)
+    asked = config.load(scenario, options.overrides(set_, cost))
+    outputs.require_answers(json, None, inputs=asked.files)
     watch = schedule.Watch(false_alarms, least_requests, every, seed)
-    terms = _schedule_watch_page.terms(storage, horizon, margin)
-    live = _schedule_watch_page.live_of(records, workload, format_, seed)
-    _settings.tell(asked.notes, quiet=quiet)
-    told = scenarios.replay(scenarios.adapter_of(asked, watch, terms), live, asked.name)
-    if not quiet and json != _outputs.STDOUT:
-        _schedule_watch_page.show(told)
-    written = _schedule_watch_page.write(told, json)
+    terms = schedule_results.terms(storage, horizon, margin)
+    live = schedule_results.live_of(records, workload, format_, seed)
+    options.tell(asked.notes, quiet=quiet)
+    told = schedule_adaptation.replay(schedule_adaptation.adapter_of(asked, watch, terms), live, asked.name)
+    if not quiet and json != outputs.STDOUT:
+        schedule_results.show_adaptation(told)
+    written = schedule_results.write_adaptation(told, json)
     if not quiet:
-        _outputs.tell(written)
+        outputs.tell(written)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise import engine, report, search
+from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise.cli.outputs import write_answers
+from lengthwise.cli.progress import COMPILE_S
+from lengthwise.cli.tables import console
+from lengthwise.config import Scenario
+from lengthwise.schema.plan import Study
+from lengthwise.search import Store
+from lengthwise.search.workers import Workers
 
 EXAMPLES = """\b
 Examples:
@@ -53,21 +64,97 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Find the deployment that is best under limits, with the evidence."""
-    from lengthwise import scenario as scenarios
-    from lengthwise.cli import _outputs, _search_page, _settings
+    from lengthwise import config
+    from lengthwise.cli import options, outputs
+    from lengthwise.usecases import search
 
-    asked = scenarios.load(scenario, [*_settings.overrides(set_, cost), *_settings.ranking(top)])
-    _outputs.require_answers(json, report, inputs=asked.files)
+    asked = config.load(scenario, [*options.overrides(set_, cost), *options.ranking(top)])
+    outputs.require_answers(json, report, inputs=asked.files)
     if deploy is not None:
-        _outputs.require_folder(deploy)
-    _settings.tell(asked.notes, quiet=quiet)
-    workers = _search_page.workers(jobs, processes=processes, ray=ray)
-    with workers as crew, _search_page.store(resume) as kept, _search_page.progress(quiet=quiet) as progress:
-        study = scenarios.plan(asked, crew, store=kept, progress=progress)
-    if not quiet and json != _outputs.STDOUT:
-        _search_page.show(study, asked)
-    written = _search_page.write(study, json, report)
+        outputs.require_folder(deploy)
+    options.tell(asked.notes, quiet=quiet)
+    workers = search_workers(jobs, processes=processes, ray=ray)
+    with workers as crew, store(resume) as kept, search_progress(quiet=quiet) as progress:
+        study = search.plan(asked, crew, store=kept, progress=progress)
+    if not quiet and json != outputs.STDOUT:
+        show(study, asked)
+    written = write(study, json, report)
     if deploy is not None:
-        written += scenarios.write_launches(asked, study, deploy, deploy_top)
+        written += search.write_launches(asked, study, deploy, deploy_top)
     if not quiet:
-        _outputs.tell(written)
+        outputs.tell(written)
+
+
+Progress = Callable[[str, int, int], None]
+WORDS = {"bound": "bounds", "scout": "a quick look", "rank": "exact answers", "shift": "other limits"}
+
+
+def search_workers(jobs: int | None, *, processes: bool, ray: str | None) -> AbstractContextManager[Workers]:
+    """Threads, processes or a Ray cluster."""
+    if ray is not None:
+        return search.ray(ray, jobs=jobs)
+    return search.processes(jobs) if processes else search.threads(jobs)
+
+
+def store(folder: Path | None) -> AbstractContextManager[Store | None]:
+    """The store of a folder, or none."""
+    return nullcontext(None) if folder is None else Store.open(folder)
+
+
+@contextmanager
+def search_progress(*, quiet: bool) -> Iterator[Progress]:
+    """A callable for a step's name, evaluations done and to do: a bar a step, on a terminal only."""
+    if not engine.ready():
+        if not quiet:
+            typer.echo(f"compiling the engine (first run only, about {COMPILE_S} s)", err=True)
+        engine.warm_up()
+    if quiet or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    with _bars() as advance:
+        yield advance
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    from lengthwise.cli.progress import RateColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        RateColumn(),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def advance(step: str, done: int, of: int) -> None:
+            if step not in tasks:
+                head, _, word = step.rpartition(" ")
+                tasks[step] = bars.add_task(f"{head} {WORDS.get(word, word)}".strip(), total=of)
+            bars.update(tasks[step], completed=done, total=of)
+
+        yield advance
+
+
+def show(study: Study, asked: Scenario) -> None:
+    """Prints the question and the ranked answers."""
+    out = console()
+    if asked.description:
+        out.print(asked.description, style="dim")
+    out.print(report.search_table(study, top=asked.search.top if asked.search else 10))
+
+
+def write(study: Study, json: Path | None, html: Path | None) -> list[Path]:
+    """Writes the files that were asked for, each whole or not at all, and returns them."""
+    return write_answers(
+        json,
+        html,
+        lambda path: report.write_search_json(path, study),
+        lambda path: report.write_search_html(path, study),
+    )

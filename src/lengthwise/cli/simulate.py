@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli._options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet
 
 EXAMPLES = """\b
 Examples:
@@ -45,29 +45,33 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Simulate a scenario: what users will see, and why."""
-    from lengthwise import scenario as scenarios
-    from lengthwise.cli import _outputs, _progress, _records, _results, _settings
+    from lengthwise import config
+    from lengthwise.cli import options, outputs
+    from lengthwise.cli import progress as _progress
+    from lengthwise.cli import results as _records
+    from lengthwise.cli import results as _results
+    from lengthwise.usecases import simulate
 
-    asked = scenarios.load(scenario, _settings.overrides(set_, cost))
+    asked = config.load(scenario, options.overrides(set_, cost))
     if variant is not None:
         asked = asked.only(variant)
     if seeds is not None:
         asked = asked.with_run(seeds=seeds)
     names = [whole.name for whole in asked.effective()]
     traces, kept = _results.timelines(timeline, names), _records.places(records, names)
-    _outputs.require_answers(json, report, asked.files, [*traces.values(), *kept.values()])
-    variants = scenarios.build(asked)
-    _settings.tell(asked.notes, quiet=quiet)
+    outputs.require_answers(json, report, asked.files, [*traces.values(), *kept.values()])
+    variants = config.build(asked)
+    options.tell(asked.notes, quiet=quiet)
     with _progress.shown(quiet=quiet) as progress:
-        outcomes = scenarios.run(
+        outcomes = simulate.run(
             asked, variants=variants, jobs=jobs, progress=progress, every_step=timeline is not None
         )
     results = _results.results_of(outcomes)
     if not quiet:
         _results.tell_of_replays(variants, asked.run.seeds)
         _results.hint(variants)
-    if not quiet and json != _outputs.STDOUT:
+    if not quiet and json != outputs.STDOUT:
         _results.show(asked, results)
     written = _results.write(results, json, report, traces) + _records.write_simulated(outcomes, kept)
     if not quiet:
-        _outputs.tell(written)
+        outputs.tell(written)

@@ -35,6 +35,6 @@ def show(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draw from a preset.")] = 0,
 ) -> None:
     """Show counts, rates, quantiles and a sketch of the lengths of a trace or a preset."""
-    from lengthwise.cli import _workload_page as page
+    from lengthwise.cli import workload_summary as page
 
     page.show(page.opened(source, format_, num_requests, seed))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import astuple, dataclass, fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lengthwise.cost._made_for import KEY, MadeFor, refuse, told_in
-from lengthwise.cost._npz import read_npz, write_npz
-from lengthwise.cost._vidur_rule import ONCE_A_LAYER, vidur_tables
+from lengthwise.cost.provenance import KEY, MadeFor, read_npz, refuse, told_in, write_npz
+from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
 from lengthwise.schema.cost_tables import (
     MERGED,
     PER_REQUEST,
@@ -23,8 +26,8 @@ from lengthwise.schema.cost_tables import (
     PartError,
     Reach,
 )
-from lengthwise.schema.errors import ProfileError
-from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.errors import OutputError, ProfileError
+from lengthwise.schema.specs import ModelSpec
 
 FORMAT = "lengthwise-cost-tables"
 VERSION = 1
@@ -253,3 +256,119 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
     )
     check(tables, path)
     return tables
+
+
+@dataclass(frozen=True)
+class OperatorFit:
+    """How well an operator's unseen rows are predicted: relative errors over ``rows`` rows."""
+
+    name: str
+    rows: int
+    median_error: float
+    p95_error: float
+
+
+@dataclass(frozen=True)
+class RegionFit:
+    """One estimator's relative errors on an operator's unseen rows in one region.
+
+    ``region`` is "small", "medium", "large" (thirds, between the measured points), "inside" (all three) or
+    "beyond" (the largest third, told by the rest: what extrapolation costs).
+    """
+
+    operator: str
+    estimator: str
+    region: str
+    rows: int
+    median_error: float
+    p95_error: float
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Cross-validated errors by operator; ``method`` says on which rows ("5-fold", "out of bag").
+
+    Attributes:
+        estimator: What was asked for.
+        method: How the rows that were not seen were chosen.
+        operators: The errors of the estimator that the tables use.
+        compared: Every estimator that was tried, by operator and region.
+        picked: (operator, estimator) of the tables.
+        filled: What the profile lacks and where it was taken from.
+        notes: What a reader must know: extrapolation, rows left out, how far sums are off.
+    """
+
+    estimator: str
+    method: str
+    operators: tuple[OperatorFit, ...]
+    compared: tuple[RegionFit, ...] = ()
+    picked: tuple[tuple[str, str], ...] = ()
+    filled: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+CACHE_VERSION = 7
+
+
+def cache_path(
+    cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur"
+) -> Path:
+    """Where the result for these files and arguments is kept; ``cache`` "user" is platformdirs' folder."""
+    digest = hashlib.sha256(repr((CACHE_VERSION, _versions(), arguments)).encode())
+    for path in files:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return _cache_folder(cache) / f"{kind}-{digest.hexdigest()[:32]}.npz"
+
+
+def _cache_folder(cache: Path | str) -> Path:
+    if cache != "user":
+        return Path(cache)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("lengthwise") / "profiles"
+
+
+def _versions() -> list[str]:
+    found = []
+    for package in ("lengthwise", "numpy", "scipy", "scikit-learn"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return found
+
+
+def read_cache(path: Path) -> tuple[CostTables, FitReport] | None:
+    """What was stored, or None: a file that is missing or damaged is built again."""
+    with suppress(ProfileError, KeyError):
+        arrays = read_npz(path)
+        rows = zip(
+            *(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True
+        )
+        told = json.loads(str(arrays["report"]))
+        report = FitReport(
+            str(arrays["report_estimator"]),
+            str(arrays["report_method"]),
+            tuple(OperatorFit(*row) for row in rows),
+            compared=tuple(RegionFit(*row) for row in told["compared"]),
+            picked=tuple((operator, estimator) for operator, estimator in told["picked"]),
+            filled=tuple(told["filled"]),
+            notes=tuple(told["notes"]),
+        )
+        return from_arrays(arrays, str(path)), report
+    return None
+
+
+def write_cache(path: Path, tables: CostTables, report: FitReport) -> None:
+    """Stores a result; a cache that cannot be written is no reason to fail."""
+    names, rows, medians, p95s = ([row[i] for row in map(astuple, report.operators)] for i in range(4))
+    told = {
+        "compared": [astuple(fit) for fit in report.compared],
+        "picked": report.picked,
+        "filled": report.filled,
+        "notes": report.notes,
+    }
+    arrays = to_arrays(tables) | {"report_estimator": report.estimator, "report_method": report.method}
+    arrays |= {"report_name": names, "report_rows": rows, "report_median": medians, "report_p95": p95s}
+    arrays["report"] = json.dumps(told)
+    with suppress(OutputError, OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_npz(path, arrays)

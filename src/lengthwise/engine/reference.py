@@ -12,12 +12,10 @@ from collections import Counter
 
 import numpy as np
 
-from lengthwise.engine._cost_reading import CostReader
-from lengthwise.engine._meter import Meter, outcome_of
-from lengthwise.engine._objects import Queue, Replica, Request, Step
-from lengthwise.engine._outcome import Outcome
-from lengthwise.engine._setup import Setup
-from lengthwise.engine._told import stuck
+from lengthwise.engine._reference_state import Meter, Queue, Replica, Request, Step, outcome_of
+from lengthwise.engine.outcome import Outcome
+from lengthwise.engine.setup import Setup, stuck
+from lengthwise.engine.step_time import CostReader
 from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
@@ -831,6 +829,3 @@ class Reference:
 def simulate_reference(setup: Setup) -> Outcome:
     """The outcome of a run, computed the obvious way."""
     return Reference(setup).run()
-
-
-__all__ = ["simulate_reference"]

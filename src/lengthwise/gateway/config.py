@@ -3,33 +3,169 @@
 from __future__ import annotations
 
 import math
+import socket
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-from lengthwise.gateway._checks import from_zero, known, whole
-from lengthwise.gateway.engines import KINDS, Discovery, Engine, Tls
-from lengthwise.gateway.phasing import Phases, refuse_split
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, UnknownNameError
 
-__all__ = [
-    "FAIRNESS",
-    "KINDS",
-    "MODES",
-    "PREFIXES",
-    "STATISTICS",
-    "Admission",
-    "Care",
-    "Discovery",
-    "Dispatch",
-    "Engine",
-    "Forecasting",
-    "GatewayConfig",
-    "Key",
-    "Limits",
-    "Listen",
-    "Order",
-    "Phases",
-    "Tls",
-]
+
+def known(kind: str, name: str, names: tuple[str, ...]) -> None:
+    """Raises UnknownNameError unless it is one of the names."""
+    if name not in names:
+        raise UnknownNameError(kind, name, names)
+
+
+def whole(name: str, value: object, least: int) -> None:
+    """Raises InputError unless it is a whole number, not below the least."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}; it is {value!r}")
+
+
+def from_zero(name: str, value: float) -> None:
+    """Raises InputError unless it is 0 or more."""
+    if not value >= 0:
+        raise InputError(f"{name} must be at least 0; it is {value!r}")
+
+
+KINDS = ("auto", "vllm", "sglang", "llama.cpp", "tgi", "transformers", "openai")
+
+GENERATION_DEFAULTS = ("unknown", "none")
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates: of a server (``cert``, ``key``), of a client to it, and who is believed (``ca``)."""
+
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine behind the gateway.
+
+    Attributes:
+        url: Its address, with or without ``/v1``.
+        name: How metrics and the admin page call it; "" takes host and port.
+        kind: One of KINDS; "auto" asks it.
+        api_key: What the gateway shows it (never a client's own key).
+        in_flight: A fixed cap on requests sent to it, in every mode; None lets the gateway find it (none where the
+            engine orders).
+        tls: For https with an own authority or a client certificate.
+        probe: Whether it is sent one tiny prompt to see whether it tells token ids (without them no resuming).
+        generation_defaults: "none": it fills in no penalties and no longest output that a request leaves out (vLLM
+            with ``--generation-config vllm``); "unknown": only requests that leave none open are cut there.
+    """
+
+    url: str
+    name: str = ""
+    kind: str = "auto"
+    api_key: str | None = field(default=None, repr=False)
+    in_flight: int | None = None
+    tls: Tls | None = None
+    probe: bool = True
+    generation_defaults: str = "unknown"
+
+    def __post_init__(self) -> None:
+        known("kind of engine", self.kind, KINDS)
+        known("generation_defaults", self.generation_defaults, GENERATION_DEFAULTS)
+        if self.in_flight is not None:
+            whole("in_flight", self.in_flight, 1)
+
+    @property
+    def shown(self) -> str:
+        """Its address as errors and logs tell it: without a name and password."""
+        place = urlsplit(self.url)
+        return place._replace(netloc=place.netloc.rpartition("@")[2]).geturl()
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """Where engines come from besides the listed ones.
+
+    Attributes:
+        dns: ``host:port``: every address of the name (a headless Service) is an engine.
+        endpoint_slices: ``namespace/service:port``: ready addresses of a Service's EndpointSlices.
+        every_s: Between two look-ups of DNS.
+        api_url: Address of the Kubernetes API; None: as a pod finds it.
+        engine: What holds of every engine that is found (its url is not used).
+    """
+
+    dns: str | None = None
+    endpoint_slices: str | None = None
+    every_s: float = 5.0
+    api_url: str | None = None
+    engine: Engine = Engine("http://found")
+
+
+SPLIT = ("waa", "waa-c", "waa-m")
+"""Schedules that admission alone cannot keep: some engines only encode, the others only decode."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """A schedule of phases (ExeGPT's RRA), as ``lengthwise schedule`` chooses it; every engine keeps its own.
+
+    Attributes:
+        encode_batch: New requests of one encoding, B_E.
+        decode_steps: Decode iterations from one encoding to the next, N_D.
+        decode_batch: Requests at an engine after an encoding in the mean, B_D; None: unknown.
+        mean_prompt_tokens: Of a prompt; None: unknown.
+        threshold: Encodings have more or fewer requests, so that their prompts' tokens stay within this share of their
+            mean, and the decode batch within it of its own; None: they are never resized.
+        most_in_flight: Requests at an engine at most; None: with a threshold what that lets the decode batch be and an
+            encoding more (of whose seats some are about to be left), else the engine's own seats.
+    """
+
+    encode_batch: int
+    decode_steps: int
+    decode_batch: float | None = None
+    mean_prompt_tokens: float | None = None
+    threshold: float | None = None
+    most_in_flight: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("encode_batch", self.encode_batch, 1)
+        whole("decode_steps", self.decode_steps, 1)
+        for name in ("decode_batch", "mean_prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < math.inf:
+                raise InputError(f"{name} must be at least 1; it is {value!r}")
+        if self.threshold is not None:
+            self._check_threshold(self.threshold)
+        if self.most_in_flight is not None:
+            whole("most_in_flight", self.most_in_flight, self.encode_batch)
+
+    def _check_threshold(self, threshold: float) -> None:
+        if not 0 <= threshold < 1:
+            raise InputError(f"threshold must be from 0 to below 1; it is {threshold!r}")
+        if self.decode_batch is None or self.mean_prompt_tokens is None:
+            raise InputError(
+                "threshold must have decode_batch and mean_prompt_tokens beside it: batches are kept near these means"
+            )
+
+    @property
+    def high(self) -> int | None:
+        """The most requests that an engine may have at once by the schedule; None: it sets no bound."""
+        if self.most_in_flight is not None or self.threshold is None or self.decode_batch is None:
+            return self.most_in_flight
+        return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.encode_batch
+
+
+def refuse_split(mode: str) -> None:
+    """Nothing, unless a mode is one of those that need engines of two kinds.
+
+    Raises:
+        InputError: It is; the message says what does it.
+    """
+    if mode.lower() in SPLIT:
+        raise InputError(
+            f"mode {mode!r} must run on engines that split prefill and decode, which admission before them cannot do: "
+            "`lengthwise schedule SCENARIO --deploy DIR` writes their commands. Mode 'rra' keeps phases on any engine"
+        )
+
 
 MODES = ("observe", "fcfs", "srtf", "isrtf", "windowed", "bins", "rra", "engine-priority", "engine-plugin")
 """How requests are ordered; ``observe`` orders nothing and tells what order would have gained."""
@@ -297,3 +433,58 @@ class GatewayConfig:
             raise InputError(
                 "mode rra must have [dispatch.phases], encode_batch and decode_steps, as `lengthwise schedule` tells"
             )
+
+
+_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - likewise
+_USUAL = {"https": 443}
+
+
+def check_ports(config: GatewayConfig) -> None:
+    """Raises InputError where the gateway would ask itself, or would take an engine's port."""
+    for engine in config.engines:
+        address = urlsplit(engine.url)
+        port = address.port or _USUAL.get(address.scheme, 80)
+        for name, host, mine in _doors(config.listen):
+            if port == mine and _same(address.hostname or "", host):
+                raise InputError(
+                    f"the gateway's {name} must be another than its engines'; {engine.shown} is where it "
+                    f"would listen itself. Give the gateway another one: --{name.replace(' ', '-')} {_other(config)}"
+                )
+
+
+def listening(host: str, port: int, name: str) -> socket.socket:
+    """A socket that has the port; raises InputError where another one has it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.socket(family)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((host, port))
+        door.listen(2048)
+    except OSError as error:
+        door.close()
+        raise InputError(
+            f"the {name} must be free; {host}:{port}: {error.strerror}. Choose another one"
+        ) from error
+    door.setblocking(False)
+    return door
+
+
+def _doors(listen: Listen) -> list[tuple[str, str, int]]:
+    """Name, host and number of the ports; not those that the system picks."""
+    doors = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
+    return [door for door in doors if door[2]]
+
+
+def _same(engine: str, host: str) -> bool:
+    """Whether an engine's host is the one that the gateway listens at."""
+    if engine == host or (engine in _HERE and host in _HERE):
+        return True
+    return host in _EVERYWHERE and engine == socket.gethostname()
+
+
+def _other(config: GatewayConfig) -> int:
+    """A port that nobody in the configuration has."""
+    taken = {urlsplit(engine.url).port for engine in config.engines}
+    taken |= {config.listen.port, config.listen.admin_port}
+    return next(port for port in range(8080, 65_536) if port not in taken)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lengthwise.gateway.clock import monotonic
 from lengthwise.gateway.config import GatewayConfig, Listen
-from lengthwise.gateway.decisions import UNHELD
+from lengthwise.gateway.protocols import monotonic
+from lengthwise.gateway.scheduling import UNHELD
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Worker

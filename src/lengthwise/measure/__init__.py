@@ -1,8 +1,5 @@
 """Measures real hardware and engines, and calibrates the cost model from what it measured."""
 
-from lengthwise.measure.calibrate import calibrate
-from lengthwise.measure.foreign import read_foreign
-from lengthwise.measure.load import INTERRUPTED, bench
-from lengthwise.measure.records_file import read_records, write_records
+import lazy_loader
 
-__all__ = ["INTERRUPTED", "bench", "calibrate", "read_foreign", "read_records", "write_records"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

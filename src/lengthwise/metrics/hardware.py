@@ -17,9 +17,8 @@ from lengthwise.catalog import (
 )
 from lengthwise.schema.deployment import DecodeSide, Deployment
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.hardware import GpuSpec
-from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.records import Records, ReplicaTotals, Status
+from lengthwise.schema.specs import GpuSpec, ModelSpec
 
 SHARES = {
     "prefill_attention": "prefill_attention_s",

@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from lengthwise.metrics.estimate import Distribution
-from lengthwise.metrics.hardware import Hardware
-from lengthwise.metrics.slo import Slo
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.metrics import statistics
+from lengthwise.metrics.columns import request_column
+from lengthwise.metrics.hardware import Hardware, hardware_of
+from lengthwise.metrics.statistics import BATCHES, MIN_VALUES, Distribution, over_batches
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.records import Records, Refusal, RequestRecords, Status
+
+Bools = npt.NDArray[np.bool_]
+
+_LIMITS = ("ttft_s", "tpot_s", "jct_s")
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Limits that one request must meet to count as good; None sets no limit.
+
+    A request without a second token has no TPOT and meets that limit. Times between single
+    tokens (TBT) are pooled over requests, so that a limit on them cannot judge one request:
+    compare ``Summary.tbt_s`` with it instead.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    jct_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in self.limits.items():
+            if not limit > 0:
+                raise InputError(f"an SLO must be a positive number of seconds; {name} is {limit}")
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        return {name: getattr(self, name) for name in _LIMITS if getattr(self, name) is not None}
+
+    def met(self, requests: RequestRecords) -> dict[str, Bools]:
+        """[n] which requests finished and kept each limit; under "all", every limit."""
+        finished = requests.status == Status.FINISHED
+        good = {"all": finished.copy()}
+        for name, limit in self.limits.items():
+            value = request_column(requests, name)
+            with np.errstate(invalid="ignore"):
+                kept = value <= limit
+            if name == "tpot_s":
+                kept |= requests.output_tokens == 1
+            good[name] = kept & finished
+            good["all"] &= kept
+        return good
 
 
 @dataclass(frozen=True)
@@ -96,3 +147,187 @@ class Summary:
     goodput: Goodput | None
     hardware: Hardware | None
     model_level: float = math.nan
+
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+Window = slice | Ints
+"""Requests that count: a run of rows, or their numbers."""
+
+
+def summarize(
+    records: Records,
+    deployment: Deployment | None = None,
+    *,
+    slo: Slo | None = None,
+    warmup_s: float = 0.0,
+    warmup_requests: int = 0,
+    level: float = 0.95,
+) -> Summary:
+    """The numbers of one run, each with a confidence interval where one run can tell it.
+
+    Intervals come from 10 batches of consecutive requests (in order of arrival; of equal
+    spans of time for rates). They assume that the run is stationary after the warm-up and
+    that a batch outlives the queue's memory; what correlation is left between neighbours
+    widens them. Measured on an M/M/1 queue at load 0.8, 95 % intervals hold the truth in
+    93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and 82 % (p90)
+    of runs of 2,000; at higher loads in fewer. They are NaN below 400 values, for minima and
+    maxima, for quantiles beyond which a batch expects fewer than 5 values, for quantiles of
+    TBT, and for the hardware. Several seeds and :func:`combine` have none of these limits.
+
+    Args:
+        records: What the run left behind.
+        deployment: What ran; without it nothing is said of the hardware.
+        slo: Limits for goodput.
+        warmup_s: Requests that arrived before are left out.
+        warmup_requests: So many of the first requests are left out; the later of both counts.
+        level: Confidence level.
+
+    Raises:
+        InputError: The warm-up leaves no request, or ``level`` is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
+    window = window_of(records, warmup_s, warmup_requests)
+    r = rows_of(records.requests, window)
+    start_s = max(warmup_s, float(r.arrival_s[0]))
+    span_s = float(records.end_s) - start_s
+    counts = counts_of(r)
+    return Summary(
+        name=records.name,
+        seeds=(records.seed,),
+        intervals="batch means",
+        level=level,
+        window_s=Estimate(span_s),
+        counts=counts,
+        rates=_rates(records, start_s, level),
+        tbt_s=statistics.of_gaps(records.gaps, _mean_gap_half_width(r, level)),
+        **{f"{name}_s": _latency(r, f"{name}_s", level) for name in _LATENCIES},
+        goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
+        hardware=None if deployment is None else hardware_of(records, deployment),
+        model_level=math.nan,
+    )
+
+
+_LATENCIES = ("ttft", "tpot", "jct", "queueing_delay", "normalized_latency")
+
+
+def _latency(r: RequestRecords, name: str, level: float) -> Distribution:
+    return statistics.of_column(request_column(r, name), level)
+
+
+def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window:
+    """The requests that count, by arrival: a run of rows, so that nothing is copied, or their numbers.
+
+    Rows stand in order of arrival but where requests come after others; of those that never came the arrival is NaN.
+    """
+    arrival_s = records.requests.arrival_s
+    order = None if _in_order(arrival_s) else np.argsort(arrival_s, kind="stable")
+    came_s = arrival_s if order is None else arrival_s[order]
+    stop = int(np.searchsorted(came_s, records.end_s, side="right"))
+    start = max(int(np.searchsorted(came_s[:stop], warmup_s)), warmup_requests)
+    if start >= stop:
+        raise InputError(
+            f"the warm-up must leave requests to count; of {stop} that arrived it takes all "
+            f"(warmup_s {warmup_s:g}, warmup_requests {warmup_requests}): shorten it or run longer"
+        )
+    return slice(start, stop) if order is None else order[start:stop]
+
+
+def _in_order(arrival_s: Floats) -> bool:
+    came = ~np.isnan(arrival_s)
+    first = arrival_s[: int(came.sum())]
+    return bool(came[: len(first)].all() and not (first[1:] < first[:-1]).any())
+
+
+def common(a: Window, b: Window) -> Window:
+    """Requests that count in both, by number."""
+    if isinstance(a, slice) and isinstance(b, slice):
+        return slice(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
+    return np.intersect1d(_numbers(a), _numbers(b))
+
+
+def _numbers(window: Window) -> Ints:
+    return np.arange(window.start, window.stop) if isinstance(window, slice) else window
+
+
+def rows_of(r: RequestRecords, rows: Window) -> RequestRecords:
+    """The rows of a window; as views where they are a run."""
+    views = {f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)}
+    return RequestRecords(**views)
+
+
+def counts_of(r: RequestRecords) -> Counts:
+    """Requests by bucket."""
+    by_status = np.bincount(r.status, minlength=len(Status))
+    why = np.bincount(r.refusal, minlength=len(Refusal))
+    counts = Counts(
+        arrived=len(r.status),
+        finished=int(by_status[Status.FINISHED]),
+        rejected=int(by_status[Status.REJECTED]),
+        timed_out=int(by_status[Status.TIMED_OUT]),
+        unfinished=int(by_status[Status.UNFINISHED]),
+        preemptions=int(r.preemptions.sum(dtype=np.int64)),
+        rejected_too_long=int(why[Refusal.PROMPT_REACHES_MAX_MODEL_LEN]),
+        rejected_over_token_budget=int(why[Refusal.PROMPT_ABOVE_TOKEN_BUDGET]),
+        rejected_over_kv_memory=int(why[Refusal.PROMPT_ABOVE_KV_MEMORY]),
+    )
+    buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
+    assert buckets == counts.arrived, f"the buckets hold {buckets} requests, {counts.arrived} arrived"
+    return counts
+
+
+def _rates(records: Records, start_s: float, level: float) -> Rates:
+    """Completions in the window over its length, whenever those requests arrived."""
+    r, window = records.requests, (start_s, records.end_s)
+    inside = r.finished_s >= start_s
+    finished_s = r.finished_s[inside]
+    return Rates(
+        requests_per_s=_rate(finished_s, None, window, level),
+        prompt_tokens_per_s=_rate(finished_s, r.prompt_tokens[inside], window, level),
+        output_tokens_per_s=_rate(finished_s, r.output_tokens[inside], window, level),
+    )
+
+
+def _rate(at_s: Floats, weights: Array | None, window: tuple[float, float], level: float) -> Estimate:
+    """Events (or their weights) a second, with an interval from equal spans of the window."""
+    span_s = window[1] - window[0]
+    if span_s <= 0:
+        return Estimate(math.nan)
+    edges = np.linspace(*window, BATCHES + 1)
+    batches = np.histogram(at_s, edges, weights=weights)[0][:, None] * BATCHES / span_s
+    mean = batches.mean(axis=0)
+    half = over_batches(batches, mean, level) if len(at_s) >= MIN_VALUES else [math.nan]
+    return Estimate(float(mean[0]), float(half[0]))
+
+
+def _goodput(r: RequestRecords, slo: Slo, window: tuple[float, float], level: float) -> Goodput:
+    met = slo.met(r)
+    good = met.pop("all")
+    shares = {name: _share(kept, level) for name, kept in met.items()}
+    return Goodput(slo, _share(good, level), _rate(r.finished_s[good], None, window, level), shares)
+
+
+def _share(good: npt.NDArray[np.bool_], level: float) -> Estimate:
+    """A share of requests; all or none of them tell no interval."""
+    value = float(good.mean())
+    if len(good) < MIN_VALUES or value in {0.0, 1.0}:
+        return Estimate(value)
+    batches = np.array([[b.mean()] for b in np.array_split(good, BATCHES)])
+    return Estimate(value, float(over_batches(batches, np.array([value]), level)[0]))
+
+
+def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
+    """Half-width of the mean time between tokens: a ratio of sums over requests, by batches."""
+    several = (r.status == Status.FINISHED) & (r.output_tokens > 1)
+    if int(several.sum()) < MIN_VALUES:
+        return math.nan
+    spent_s = (r.finished_s - r.first_token_s)[several]
+    gaps = r.output_tokens[several] - 1
+    sums = [
+        (s.sum(), g.sum())
+        for s, g in zip(*(np.array_split(x, BATCHES) for x in (spent_s, gaps)), strict=True)
+    ]
+    batches = np.array([[s / g] for s, g in sums])
+    return float(over_batches(batches, np.array([spent_s.sum() / gaps.sum()]), level)[0])

@@ -4,15 +4,117 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress, islice, pairwise, repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict._lexicon import CATEGORIES, CATEGORY, NUMBERS, TOKENS_EACH
-from lengthwise.predict._prior import OPENINGS, PHRASES, WORDS
+_WORDS = {
+    "compose": "write compose draft create generate produce author pen craft make",
+    "long_form": "essay story article blog post speech letter report chapter novel script screenplay dialogue "
+    "conversation review paper proposal plot monologue narrative biography email lyrics song scene "
+    "tutorial guide lesson curriculum memo newsletter manual letters stories documentation",
+    "short_form": "tweet haiku headline title slogan tagline caption name joke pun sentence phrase word limerick "
+    "definition synonym antonym acronym subject emoji quote riddle",
+    "explain": "explain describe discuss elaborate analyze analyse compare contrast evaluate illustrate outline "
+    "interpret critique teach difference differences relationship explore examine overview introduce argue debate",
+    "list": "list ideas tips ways examples suggestions steps reasons benefits advantages disadvantages pros cons "
+    "recommend recommendations suggest brainstorm questions methods strategies features types options things "
+    "activities books movies places causes symptoms uses items key",
+    "plan": "plan recipe itinerary schedule routine design develop build prepare instructions program workout strategy "
+    "cook budget roadmap implement menu syllabus recipes",
+    "transform": "rewrite paraphrase rephrase correct fix edit translate convert improve transform reword simplify "
+    "shorten modify change replace remove add reformat restate proofread combine fill complete turn reverse",
+    "decide": "classify identify determine categorize choose select extract detect find label predict rate decide "
+    "guess match check verify true false yes no sentiment spam category positive negative correctly option",
+    "summarise": "summarize summarise summary tldr condense abstract gist recap highlights main",
+    "compute": "calculate compute solve count sum average total probability equation percent percentage how_many "
+    "evaluate integral derivative root multiply divide convert",
+    "code": "code python javascript java function sql html css script program algorithm class regex bash api query "
+    "json csv database c react rust sort array string excel formula docker linux pandas latex method golang php",
+    "brief": "brief briefly short concise concisely shortly single only just quick quickly simple simply exactly "
+    "without succinct maximum max limit less fewer shortest tiny",
+    "detail": "detailed detail details comprehensive thorough thoroughly depth long longer extensive complete full "
+    "elaborate specific step steps every thousand extended complex whole entire",
+    "ask_open": "how why",
+    "ask_what": "what whats which",
+    "ask_fact": "who whom when where whose",
+    "ask_yes": "is are was were does do did will would should has have am can could may might",
+    "please": "please thanks thank kindly help want need",
+    "you": "you your yourself i me my we our",
+    "persona": "act imagine pretend role character roleplay assume suppose persona scenario interviewer",
+    "greeting": "hi hello hey yo bye morning thanks lol",
+}
+CATEGORIES: tuple[str, ...] = tuple(_WORDS)
+CATEGORY: dict[str, int] = {
+    word: index for index, (_, words) in reversed(list(enumerate(_WORDS.items()))) for word in words.split()
+}
+"""The category of a word; of several the one told first."""
+
+NUMBERS = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "twelve": 12, "fifteen": 15, "twenty": 20, "fifty": 50, "hundred": 100, "a": 1, "an": 1, "single": 1,
+    "couple": 2, "few": 3, "several": 4,
+}  # fmt: skip
+
+TOKENS_EACH = {
+    "word": 1.35, "character": 0.25, "letter": 0.3, "token": 1.0, "sentence": 24.0, "line": 12.0, "paragraph": 95.0,
+    "page": 500.0, "verse": 40.0, "stanza": 40.0, "essay": 600.0, "bullet": 25.0, "step": 30.0, "tip": 40.0,
+    "way": 40.0, "idea": 35.0, "example": 30.0, "reason": 40.0, "question": 18.0, "item": 15.0, "point": 30.0,
+    "name": 8.0, "title": 10.0, "fact": 30.0, "thing": 30.0, "day": 60.0, "book": 25.0, "movie": 20.0, "song": 15.0,
+}  # fmt: skip
+"""About how many tokens one of what is asked for has."""
+
+
+WORDS: dict[str, float] = {
+    word: weight
+    for weight, words in {
+        1.3: "essay story article blog screenplay script chapter tutorial curriculum itinerary roadmap documentation "
+        "thesis dissertation whitepaper",
+        0.9: "plan guide report speech dialogue conversation letter proposal lesson analysis analyze analyse compare "
+        "contrast comprehensive detailed thorough extensive implement design strategy strategies recipe cook bake "
+        "elaborate business website game app application monologue review",
+        0.6: "write explain describe discuss steps ways tips ideas develop build outline poem song lyrics email "
+        "prepare pros cons advantages disadvantages benefits evaluate program code python javascript java html "
+        "create compose depth workout routine schedule examples long why causes history overview research paper "
+        "process differences difference suggestions improve instructions activities explore impact effects",
+        0.3: "how list give suggest recommend generate make function script sql help best things important factors "
+        "types features questions reasons compare characters scenario work common should could different each "
+        "describe affect develop learn teach role better good",
+        -0.3: "who when where which correct grammar rewrite paraphrase edit rephrase summarize summary convert "
+        "sentence title name find calculate many much old called",
+        -0.6: "translate classify identify choose extract headline category sentiment synonym antonym acronym pun "
+        "joke capital tweet label fix spelling slogan solve missing brief short concise simple shorten did was year "
+        "born won detect determine true false emoji rhymes rate",
+        -1.0: "yes no only word single quick briefly exactly just answer option tiny",
+    }.items()
+    for word in words.split()
+}
+OPENINGS: dict[str, float] = {
+    word: weight
+    for weight, words in {
+        0.5: "write explain describe create develop how design compose tell discuss outline plan imagine build make",
+        0.2: "give list provide why suggest generate can could act help show compare",
+        -0.3: "what which convert rewrite summarize is are do does will find edit paraphrase i",
+        -0.7: "who when where did was were translate classify identify choose extract calculate hi hello determine",
+    }.items()
+    for word in words.split()
+}
+PHRASES: dict[str, float] = {
+    "step by step": 0.5, "in detail": 0.6, "pros and cons": 0.5, "one word": -2.0, "sentence": -0.6,
+    "in one line": -1.2, "true or false": -1.2, "yes or no": -1.5, "how many": -0.8, "how much": -0.5, "how to": 0.3,
+    "how do i": 0.4, "how can": 0.5, "how does": 0.4, "what are some": 0.6, "what are": 0.4, "difference": 0.5,
+    "what is": -0.1, "who is": -0.3, "what would happen": 0.4, "tell me about": 0.4, "act as": 0.2,
+    "following": -0.2, "given": -0.2, "list of": 0.3, "short story": -0.1, "in the world": -0.3,
+    "from scratch": 0.4, "no more than": -0.3, "explain": 0.3, "n't explain": -1.0, "output:": -0.3,
+    "step-by-step": 0.5,
+}  # fmt: skip
+"""Weights of phrases, found anywhere in lower-case text."""
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -21,7 +123,7 @@ HEAD, TAIL = 1200, 500
 TERM_WORDS = 60
 """Words that have learnt weights are looked for among so many at the beginning."""
 
-_WORD = re.compile(r"[^\W_]+")
+_PROMPT_WORD = re.compile(r"[^\W_]+")
 _SPACED = bytes(byte if chr(byte).isalnum() and byte < 128 else 32 for byte in range(256))
 _MARKS = ("?", "!", ",", ".", ":", ";", '"', "(", "\n", "```", "{", "=", "\\", "|", "#", "*")
 _LONE_MARKS = tuple(mark for mark in _MARKS if len(mark) == 1)
@@ -49,7 +151,7 @@ def prompt_features(texts: Sequence[str]) -> tuple[Floats, list[list[str]]]:
     """[n, len(NAMES)] float64, what each prompt's words and marks say; and the words that were read."""
     rows, words = [], []
     for text in texts:
-        row, read = _row(text)
+        row, read = _prompt_row(text)
         rows.append(row)
         words.append(read)
     seen = np.array(rows, float) if rows else np.empty((0, len(NAMES) - 2))
@@ -62,7 +164,7 @@ def prompt_features(texts: Sequence[str]) -> tuple[Floats, list[list[str]]]:
     return table, words
 
 
-def _row(text: str) -> tuple[list[float], list[str]]:
+def _prompt_row(text: str) -> tuple[list[float], list[str]]:
     seen = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]} {text[-TAIL:]}"
     lower = seen.lower()
     words = _words(lower)
@@ -97,7 +199,7 @@ def _words(lower: str) -> list[str]:
     """The words of a lower-case text; of ASCII by a table, which takes a fifth of the time."""
     if lower.isascii():
         return lower.encode("ascii").translate(_SPACED).decode("ascii").split()
-    return _WORD.findall(lower)
+    return _PROMPT_WORD.findall(lower)
 
 
 def _marks(seen: str) -> list[int]:
@@ -191,3 +293,137 @@ def score(words: list[str], weights: dict[str, float]) -> float:
     total = sum(map(known, dict.fromkeys(read), repeat(0.0)))
     total += sum(map(known, dict.fromkeys(map(" ".join, pairwise(read))), repeat(0.0)))
     return total + (known(f"^{read[0]}", 0.0) if read else 0.0)
+
+
+FloatArray = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_ITEM = re.compile(r"^\s*(?:[*-]|(\d{1,3})[.):])\s", re.MULTILINE)
+_PROGRESS_WORD = re.compile(r"\w+")
+_CLOSINGS = (
+    "in conclusion", "overall", "in summary", "to summarize", "i hope", "let me know", "finally", "lastly", "remember",
+    "sincerely", "regards", "the end", "answer is", "therefore", "feel free", '"answer"', "in the end", "ultimately",
+    "good luck", "enjoy", "output:", "note that", "conclusion",
+)  # fmt: skip
+_OPENINGS = (
+    "sorry",
+    "as an ai",
+    "here are",
+    "here is",
+    "here's",
+    "sure",
+    "certainly",
+    "step",
+    "title",
+    "dear",
+    "i ",
+)
+_CLOSING_CHARS, _OPENING_CHARS = 250, 120
+_LATEST_WORDS = 60
+
+PROGRESS: tuple[str, ...] = (
+    "log_so_far", "has_text", "chars_a_token", "log_lines", "paragraphs", "items", "last_number", "items_to_come",
+    "in_code", "code_blocks", "ends_sentence", "ends_line", "chars_since_break", "fresh_words", "closings",
+    "log_first_line", "mean_line_chars", "braces", "bold",
+    *(f"opens {word!r}" for word in _OPENINGS),
+    *(f"closes {word!r}" for word in _CLOSINGS),
+)  # fmt: skip
+"""The columns of ``progress_features``."""
+
+
+def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, asked: Sequence[int]) -> FloatArray:
+    """[n, len(PROGRESS)] float64; where there is no text all but the first column are 0.
+
+    Args:
+        tokens_so_far: [n] tokens that have come, at least 1.
+        texts: [n] their text; "" where nobody kept it.
+        asked: [n] items that the prompt asked for, 0 where it named no number.
+    """
+    made = np.zeros((len(tokens_so_far), len(PROGRESS)))
+    made[:, 0] = np.log(np.maximum(tokens_so_far, 1))
+    for row, text in enumerate(texts or ()):
+        if text:
+            made[row, 1:] = _progress_row(text, int(tokens_so_far[row]), asked[row])
+    return made
+
+
+def text_so_far(output: str, output_tokens: int, tokens_so_far: int) -> str:
+    """The text of the first tokens of an output whose tokens are taken to be of one length."""
+    if tokens_so_far >= output_tokens:
+        return output
+    return output[: math.ceil(len(output) * tokens_so_far / output_tokens)]
+
+
+def _progress_row(text: str, so_far: int, asked: int) -> list[float]:
+    numbers = _ITEM.findall(text)
+    last = next((int(n) for n in reversed(numbers) if n), 0)
+    words = _PROGRESS_WORD.findall(text[-12 * _LATEST_WORDS :])[-_LATEST_WORDS:]
+    opening = text[:_OPENING_CHARS].lower()
+    closing = text[-_CLOSING_CHARS:].lower()
+    closed = [word in closing for word in _CLOSINGS]
+    end = text.rstrip()
+    fences, lines = text.count("```"), text.count("\n")
+    return [
+        1.0,
+        min(len(text) / so_far, 20.0),
+        math.log1p(lines),
+        min(text.count("\n\n"), 40),
+        min(len(numbers), 60),
+        min(last, 60),
+        min(max(asked - max(last, len(numbers)), -1), 40) if asked and numbers else -2.0,
+        fences % 2,
+        min(fences // 2, 10),
+        bool(end) and end[-1] in ".!?\u3002}\"'`)",
+        text.endswith("\n"),
+        min(len(text) - text.rfind("\n"), 1500),
+        len(set(words)) / max(1, len(words)),
+        sum(closed),
+        math.log1p(text.find("\n") if lines else len(text)),
+        len(text) / (lines + 1),
+        text.count("{") - text.count("}"),
+        min(text.count("**") // 2, 30),
+        *[word in opening for word in _OPENINGS],
+        *closed,
+    ]
+
+
+Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
+Endings = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
+"""From texts so far to vectors [n, v]; None where nobody reads them."""
+
+_AXES = 16
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Directions in which vectors differ most.
+
+    Attributes:
+        middle: [v] the mean vector.
+        turn: [v, k] the directions.
+    """
+
+    middle: Float64Array
+    turn: Float64Array
+
+    @classmethod
+    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
+        """Of vectors [n, v]."""
+        known = vectors.astype(float)
+        _, directions = np.linalg.eigh(np.cov(known.T))
+        return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
+
+    def beside(self, x: Float64Array, read: tuple[Int64Array, npt.NDArray[Any]] | None) -> Float64Array:
+        """[n, m + k] columns ``x`` and the places of the vectors of some rows; 0 for the others."""
+        places = np.zeros((len(x), self.turn.shape[1]))
+        if read is not None:
+            places[read[0]] = np.einsum("ij,jk->ik", read[1] - self.middle, self.turn)
+        return np.hstack([x, places])
+
+
+def read_endings(texts: Sequence[str], endings: Endings) -> tuple[Int64Array, npt.NDArray[Any]] | None:
+    """Rows that have a text so far, and the vectors of these; None where there is none, or nobody reads them."""
+    told = np.flatnonzero([bool(text) for text in texts])
+    vectors = endings([texts[int(i)] for i in told]) if len(told) else None
+    return None if vectors is None else (told, vectors)

@@ -3,37 +3,193 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict import _lexical_state
-from lengthwise.predict._lexical_fit import (
+from lengthwise.predict.contract import Ints, Prompts, Samples
+from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
+from lengthwise.predict.features import NAMES, PROGRESS, Axes, prompt_features
+from lengthwise.predict.lexical_model import (
+    COLUMNS,
     Design,
     Location,
     Vectors,
+    Windows,
     imputed,
+    learn_windows,
     residual_quantiles,
 )
-from lengthwise.predict._lexical_weights import (
-    SHRINK,
-    group_means,
-    repeat_shares,
-    root_shares,
-    shrunk_means,
-    template_of,
-    template_shares,
-    templates,
-)
-from lengthwise.predict._state import State, fitted
-from lengthwise.predict.contract import Ints, Prompts, Samples
-from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
-from lengthwise.predict.features import prompt_features
-from lengthwise.predict.lexical_trees import grow
-from lengthwise.predict.lexical_windows import learn_windows
+from lengthwise.predict.regressors import Head, Trees, grow
+from lengthwise.predict.serialization import Arrays, State, array, fitted
 from lengthwise.schema.errors import InputError
+
+LAYOUT = 1
+"""Changes whenever a feature does: trees mean nothing on other columns."""
+
+
+def packed(model: Lexical) -> State:
+    """JSON and arrays of a trained predictor; words without a weight are left out."""
+    location: Location = model.location_
+    kept = {term: weight for term, weight in location.weights.items() if weight and location.share}
+    meta = {
+        "layout": [LAYOUT, len(NAMES), len(PROGRESS)],
+        "seed": model.seed,
+        "window_tokens": model.window_tokens,
+        "most_windows": model.most_windows,
+        "share": location.share,
+        "offsets": model.offsets_,
+        "other": model.other_,
+        "templates": model.templates_,
+        "habits": model.habits_,
+        "most_tokens": model.most_tokens_,
+        "horizon": model.windows_.horizon,
+    }
+    arrays: Arrays = {
+        "terms": np.frombuffer("\n".join(kept).encode(), np.uint8),
+        "weights": np.array(list(kept.values()), np.float64),
+        "linear": location.linear,
+        "middle": location.middle,
+        "spread": location.spread,
+        "seen": model.seen_,
+        "z": model.z_,
+        "windows.z": model.windows_.z,
+        "windows.base_z": model.windows_.base_z,
+    }
+    trees = (location.trees, model.scale_, model.windows_.middle, model.windows_.scale)
+    for name, tree in zip(_TREES, trees, strict=True):
+        arrays |= tree.arrays(name)
+    if location.sense is not None:
+        arrays |= location.sense.arrays("sense") | {"sense.share": np.array(location.sense_share)}
+    if model.windows_.axes is not None:
+        arrays |= {"axes.middle": model.windows_.axes.middle, "axes.turn": model.windows_.axes.turn}
+    return meta, arrays
+
+
+def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Puts the state into a predictor.
+
+    Raises:
+        InputError: It is of other features, or an array does not have its shape.
+    """
+    if list(meta["layout"]) != [LAYOUT, len(NAMES), len(PROGRESS)]:
+        raise InputError(
+            f"the model was trained on other features ({meta['layout']}) than this version reads "
+            f"({[LAYOUT, len(NAMES), len(PROGRESS)]}); train it again"
+        )
+    terms = arrays["terms"].astype(np.uint8).tobytes().decode().split("\n")
+    weights = array(arrays, "weights", 1)
+    if len(weights) != len([t for t in terms if t]):
+        raise InputError(f"there must be a weight a term ({len(terms)}); there are {len(weights)}")
+    shapes = {"linear": (len(NAMES) + 1,), "middle": (len(NAMES),), "spread": (len(NAMES),)}
+    linear, middle, spread = (_shaped(arrays, name, shape) for name, shape in shapes.items())
+    axes = _axes(arrays)
+    window = COLUMNS + (0 if axes is None else axes.turn.shape[1])
+    columns = (len(NAMES), len(NAMES) + 1, window, window)
+    trees = [Trees.of_arrays(dict(arrays), n, c) for n, c in zip(_TREES, columns, strict=True)]
+    words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
+    model.location_ = Location(
+        words, linear, middle, spread, float(meta["share"]), trees[0], **_sense(arrays)
+    )
+    model.seen_ = array(arrays, "seen", 1).astype(np.uint32)
+    model.scale_ = trees[1]
+    model.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
+    bands = _shaped(arrays, "windows.z", (10, len(LEVELS)))
+    base = _shaped(arrays, "windows.base_z", (len(LEVELS),))
+    model.windows_ = Windows(trees[2], trees[3], bands, base, max(1, int(meta["horizon"])), axes)
+    model.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
+    model.templates_ = {str(end): int(place) for end, place in meta["templates"].items()}
+    model.habits_ = {str(key): float(habit) for key, habit in meta["habits"].items()}
+    model.other_, model.most_tokens_ = float(meta["other"]), float(meta["most_tokens"])
+
+
+def _sense(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """The networks of a location, if it has some; how long vectors are, they themselves say."""
+    if "sense.share" not in arrays:
+        return {}
+    columns = array(arrays, "sense.middle", 1).shape[0]
+    share = float(array(arrays, "sense.share", 0))
+    return {"sense": Head.of_arrays(arrays, "sense", columns), "sense_share": share}
+
+
+def _axes(arrays: Mapping[str, npt.NDArray[Any]]) -> Axes | None:
+    if "axes.turn" not in arrays:
+        return None
+    turn = array(arrays, "axes.turn", 2)
+    return Axes(_shaped(arrays, "axes.middle", (len(turn),)), turn)
+
+
+_TREES = ("location", "scale", "windows.middle", "windows.scale")
+
+
+def _shaped(
+    arrays: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int, ...]
+) -> npt.NDArray[np.float64]:
+    found = array(arrays, name, len(shape))
+    if found.shape != shape:
+        raise InputError(f"{name} must have the shape {shape}; it has {found.shape}")
+    return found
+
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+SHRINK = 5.0
+"""Samples that a group must have to be trusted by half."""
+_REPEATS = 4.0
+_TEMPLATE_WORDS, _LEAST_TEMPLATE = 4, 40
+
+
+def root_shares(groups: IntArray) -> FloatArray:
+    """[n] weights that let a group of n samples count as the root of n."""
+    return np.asarray(1 / np.sqrt(np.bincount(groups)[groups]))
+
+
+def repeat_shares(groups: IntArray) -> FloatArray:
+    """[n] weights that let n samples of a prompt count as at most ``_REPEATS``: what more they tell is little."""
+    return np.asarray(1 / (1 + (np.bincount(groups)[groups] - 1) / _REPEATS))
+
+
+def template_shares(words: Sequence[list[str]]) -> FloatArray:
+    """[n] weights that let n prompts which begin or end with the same words count as the root of n."""
+    both = [_ends(read) for read in words]
+    counted = Counter(end for pair in both for end in pair)
+    return np.asarray([1 / np.sqrt(max(counted[end] for end in pair)) for pair in both])
+
+
+def templates(words: Sequence[list[str]]) -> dict[str, int]:
+    """Beginnings and ends that many of the prompts share, numbered."""
+    counted = Counter(end for read in words for end in _ends(read))
+    return {
+        end: place for place, end in enumerate(sorted(e for e, n in counted.items() if n >= _LEAST_TEMPLATE))
+    }
+
+
+def template_of(read: list[str], known: Mapping[str, int]) -> int:
+    """Which of the known ends, else beginnings, a prompt has; -1 for none."""
+    if not known:
+        return -1
+    begin, end = _ends(read)
+    return known.get(end, known.get(begin, -1))
+
+
+def _ends(read: list[str]) -> tuple[str, str]:
+    return "^" + " ".join(read[:_TEMPLATE_WORDS]), " ".join(read[-_TEMPLATE_WORDS:]) + "$"
+
+
+def group_means(y: FloatArray, group: IntArray, weight: FloatArray) -> FloatArray:
+    """[groups] weighted means."""
+    return np.asarray(np.bincount(group, weight * y) / np.bincount(group, weight))
+
+
+def shrunk_means(residual: FloatArray, group: IntArray, weight: FloatArray) -> FloatArray:
+    """[groups] mean residuals, drawn to that of all groups where samples are few."""
+    means, count = group_means(residual, group, weight), np.bincount(group)
+    return np.asarray((count * means + SHRINK * means.mean()) / (count + SHRINK))
+
 
 OTHER = ""
 """Stands for every model that was not seen."""
@@ -235,7 +391,7 @@ class Lexical:
     def state(self) -> State:
         """What is saved."""
         fitted(self, "location_")
-        return _lexical_state.packed(self)
+        return packed(self)
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
@@ -245,7 +401,7 @@ class Lexical:
         return made
 
     def _unpack(self, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        _lexical_state.unpack(self, meta, arrays)
+        unpack(self, meta, arrays)
 
 
 def model_key(name: str) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lengthwise.metrics import Counts, Hardware, Summary
-from lengthwise.report._asked import asked
-from lengthwise.report._numbers import percent, seconds
-from lengthwise.report.result import Result
+from lengthwise.report.formatting import percent, seconds
+from lengthwise.report.result import Result, asked
 from lengthwise.schema.records import Records
 
 IDLE_SHARE = 0.4

@@ -7,11 +7,288 @@ Stages come in groups of ``count`` neighbours that take the same time. Nothing i
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.schedule._rare import beyond, pace, part, rare
-from lengthwise.schedule._reading import decode_layer_s, encode_deviation_s, encode_layer_s, ends_s
-from lengthwise.schedule._steady import steady_round
+
+Floats = npt.NDArray[np.float64]
+
+
+class DegreeTables(NamedTuple):
+    """One degree's tables.
+
+    ``by_tokens`` columns: layer with its collectives, first, send. ``by_seqs``: head, host. ``prompt``: of one
+    prompt the mean tokens, mean square, variance of tokens, mean attention seconds of a layer, their
+    covariance with tokens and variance; attention is 0 there where the tables merge prompts.
+    """
+
+    by_tokens: Floats
+    tokens_slope: Floats
+    by_seqs: Floats
+    seqs_slope: Floats
+    prefill: Floats
+    decode: Floats
+    prompt: Floats
+    merged: bool
+    step_tokens: int
+    merge_factor: float
+    masked_s: float
+
+
+@jit
+def at(table, slope, amount, column):
+    """The table between its entries, and beyond the last one with its last slope."""
+    last = table.shape[0] - 1
+    if amount >= last:
+        return table[last, column] + (amount - last) * slope[column]
+    index = int(amount)
+    low = table[index, column]
+    return low + (amount - index) * (table[index + 1, column] - low)
+
+
+@jit
+def _cell(value, points):
+    """(index, fraction) of a value on the axis of ``schema.cost_tables.grid_value``."""
+    if value < 32.0:
+        index = int(value)
+        fraction = value - index
+    else:
+        shift = math.frexp(value)[1] - 5
+        scaled = value / (1 << shift)
+        whole = int(scaled)
+        index = (shift + 1) * 16 + whole - 16
+        fraction = scaled - whole
+    if index < points - 1:
+        return index, fraction
+    low, high = _grid(points - 2), _grid(points - 1)
+    return points - 2, (value - low) / (high - low)
+
+
+@jit
+def _grid(index):
+    if index < 32:
+        return index
+    return (16 + index % 16) << (index // 16 - 1)
+
+
+@jit
+def _between(table, x, y):
+    i, u = _cell(x, table.shape[0])
+    j, v = _cell(y, table.shape[1])
+    low = table[i, j] + v * (table[i, j + 1] - table[i, j])
+    high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
+    return low + u * (high - low)
+
+
+@jit
+def _stepped(table, i, j):
+    return table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)]
+
+
+@jit
+def decode_attention_s(t, seqs, kv_tokens):
+    """One layer's decode attention."""
+    masked = t.masked_s * max(seqs - 1.0, 0.0) * kv_tokens
+    if not t.merged:
+        return _between(t.decode, seqs, kv_tokens) + masked
+    factor = t.merge_factor if seqs > 1.0 else 1.0
+    column = math.ceil(kv_tokens / seqs / t.step_tokens)
+    whole = int(seqs)
+    low, high = _stepped(t.decode, whole, column), _stepped(t.decode, whole + 1, column)
+    return factor * (low + (seqs - whole) * (high - low)) + masked
+
+
+@jit
+def encode_attention_s(t, seqs):
+    """One layer's attention of so many prompts, expected over their lengths."""
+    mean = t.prompt[0]
+    masked = t.masked_s * max(seqs * (seqs - 1.0), 0.0) * mean * mean
+    if not t.merged:
+        return seqs * t.prompt[3] + masked
+    factor = t.merge_factor if seqs > 1.0 else 1.0
+    return factor * _stepped(t.prefill, int(math.sqrt(seqs * t.prompt[1]) + 0.5), 0) + masked
+
+
+@jit_cold
+def encode_layer_s(t, seqs, share):
+    """One layer's seconds for ``seqs`` prompts; ``share`` of its matrix products is done here."""
+    tokens = seqs * t.prompt[0]
+    return share * at(t.by_tokens, t.tokens_slope, tokens, 0) + encode_attention_s(t, seqs)
+
+
+@jit_cold
+def decode_layer_s(t, seqs, kv_tokens, more_tokens, share):
+    """One layer's seconds for one token of ``seqs`` sequences; 0 without.
+
+    ``share`` of its matrix products over ``more_tokens`` newly encoded ones comes on top.
+    """
+    if seqs <= 0.0:
+        return 0.0
+    layer = at(t.by_tokens, t.tokens_slope, seqs, 0) + decode_attention_s(t, seqs, kv_tokens)
+    if share > 0.0 and more_tokens > 0.0:
+        layer += share * at(t.by_tokens, t.tokens_slope, more_tokens, 0)
+    return layer
+
+
+@jit_cold
+def ends_s(t, seqs, tokens, first, last):
+    """What only the first stage, only the last, and all but the last have; 0 without sequences."""
+    if seqs <= 0.0:
+        return 0.0
+    seconds = 0.0
+    if first > 0.0:
+        seconds += at(t.by_tokens, t.tokens_slope, tokens, 1) + at(t.by_seqs, t.seqs_slope, seqs, 1)
+    if last > 0.0:
+        return seconds + at(t.by_seqs, t.seqs_slope, seqs, 0)
+    return seconds + at(t.by_tokens, t.tokens_slope, tokens, 2)
+
+
+@jit_cold
+def encode_deviation_s(t, seqs, share, layers):
+    """Standard deviation of a stage's seconds for ``seqs`` prompts: independent ones, linear near the mean."""
+    tokens = seqs * t.prompt[0]
+    step = 0.01 * tokens + 1.0
+    ahead = at(t.by_tokens, t.tokens_slope, tokens + step, 0) - at(t.by_tokens, t.tokens_slope, tokens, 0)
+    slope = share * ahead / step
+    variance = slope * slope * t.prompt[2] + 2.0 * slope * t.prompt[4] + t.prompt[5]
+    return layers * math.sqrt(max(variance, 0.0) * seqs)
+
+
+MOST_ROUNDS = 64
+_EVEN = 1e-10
+
+
+@jit
+def _pass(jobs, count, visit_s, column, scale, ready_s, first_s, last_s, started_s):
+    """Moves micro-batches 0 .. jobs - 1 through all stages, each stage in their order.
+
+    ``ready_s`` is when each can enter, then when it has left; ``first_s`` and ``last_s`` are when the first and
+    the last stage of each group are free. Between these two nobody waits: the stages take the same time.
+    """
+    for job in range(jobs):
+        now = ready_s[job]
+        for group in range(len(count)):
+            seconds = visit_s[group, column]
+            if column == 0:
+                seconds *= scale[job]
+            begin = max(now, first_s[group])
+            if group == 0:
+                started_s[job] = begin
+            now = begin + seconds
+            first_s[group] = now
+            if count[group] > 1:
+                now = max(now + (count[group] - 1) * seconds, last_s[group] + seconds)
+            last_s[group] = now
+        ready_s[job] = now
+
+
+@jit
+def _spread(values, before, size, least, most):
+    for index in range(size):
+        moved = values[index] - before[index]
+        least, most = min(least, moved), max(most, moved)
+        before[index] = values[index]
+    return least, most
+
+
+def steady_round(
+    jobs, encodes, steps, finish, count, visit_s, scale, ready_s, first_s, last_s, started_s, before
+):  # fmt: skip
+    """(seconds of a round, seconds from a micro-batch's encoding to the end of iteration ``finish``), steady.
+
+    Column 0 of ``visit_s`` [groups, steps + 1] is the encoding, which ``encodes`` of the micro-batches have,
+    ``scale`` times as long each.
+    A round is steady once everything in it comes later by the same time than in the round before; where that
+    does not come to pass within ``MOST_ROUNDS``, the mean of their second half is taken.
+    """
+    groups = len(count)
+    ready_s[:jobs] = 0.0
+    first_s[:groups] = 0.0
+    last_s[:groups] = 0.0
+    before[:, :] = 0.0
+    half_s, latency_s = 0.0, 0.0
+    for turn in range(MOST_ROUNDS):
+        _pass(encodes, count, visit_s, 0, scale, ready_s, first_s, last_s, started_s)
+        for job in range(encodes):
+            before[3, job] = started_s[job]
+        latency_s = 0.0
+        for column in range(steps + 1):
+            if column > 0:
+                _pass(jobs, count, visit_s, column, scale, ready_s, first_s, last_s, started_s)
+            if column == finish:
+                for job in range(encodes):
+                    latency_s = max(latency_s, ready_s[job] - before[3, job])
+        least, most = _spread(ready_s, before[0], jobs, math.inf, 0.0)
+        least, most = _spread(first_s, before[1], groups, least, most)
+        least, most = _spread(last_s, before[2], groups, least, most)
+        if most - least <= _EVEN * most:
+            return most, latency_s
+        if turn == MOST_ROUNDS // 2 - 1:
+            half_s = ready_s[0]
+    return (ready_s[0] - half_s) / (MOST_ROUNDS // 2), latency_s
+
+
+_FEW = 4.0
+"""Sequences of a micro-batch up to which it is asked how often there is none; from twice as many on it is not."""
+
+
+def rare(seqs: float, each: float, alone: bool) -> tuple[float, float]:
+    """(how often there is one, how many times the mean sequences there then are), of ``seqs`` in the mean.
+
+    An empty micro-batch takes no time: what is expected is that of one that is not, as often as there is one. Its
+    ``each`` requests end one apart from the other, so with p of them still there it is empty in (1 - p)^each.
+    ``alone``: as one of them sees it that is there for certain. Between ``_FEW`` and twice as many the correction
+    fades, so that nothing jumps where it ends.
+    """
+    if not 0.0 < seqs < min(each, 2.0 * _FEW):
+        return 1.0, 1.0
+    gone, counts = 1.0 - seqs / each, min(1.0, 2.0 - seqs / _FEW)
+    if alone:
+        return 1.0, 1.0 + counts * gone / seqs
+    there = 1.0 - counts * gone**each
+    return there, 1.0 / there
+
+
+def beyond(seqs: float, dispersion: float, score: float) -> float:
+    """Sequences that the largest micro-batch has more than one that is not empty, which has ``seqs`` in the mean.
+
+    ``dispersion`` is a micro-batch's variance over its mean, ``score`` the deviations by which the largest is expected
+    beyond the mean. Of those that are not empty one at least is no part of what varies.
+    """
+    return score * math.sqrt(max(seqs - 1.0, 0.0) * min(dispersion, 1.0))
+
+
+def part(new: float, parts: int, place: int) -> float:
+    """How many times the mean the ``place``-th smallest part has, as even as whole requests allow."""
+    whole = math.floor(new + 0.5)
+    if whole <= parts:
+        return 1.0
+    least = whole // parts
+    larger = whole - least * parts
+    return (least + (1 if place >= parts - larger else 0)) * parts / whole
+
+
+def pace(there: float, parts: int, longest: float, largest_s: float, whole_s: float) -> float:
+    """How many times its own seconds a visit takes, in the mean, at the pace of its iteration.
+
+    An iteration is as long as the slowest stage is busy, with as many of the micro-batches as are ``there``, or as the
+    way of the longest of them through all stages, if there is one at all: nobody begins anew before.
+
+    Args:
+        there: How often a micro-batch is not empty.
+        parts: Micro-batches.
+        longest: How many times the mean visit that of the longest takes.
+        largest_s: Seconds of the slowest stage's visit.
+        whole_s: Seconds of the visits of all stages.
+    """
+    alike_s = max(parts * largest_s, whole_s)
+    if alike_s <= 0.0:
+        return there
+    return max(there * parts * largest_s, (1.0 - (1.0 - there) ** parts) * longest * whole_s) / alike_s
+
 
 _HALVINGS = 32
 _MOST_BEHIND = 1000.0

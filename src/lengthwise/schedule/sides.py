@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schedule.controls import CODES, ControlColumns, Controls, Strategy
-from lengthwise.schedule.estimate import Estimator
-from lengthwise.schedule.estimates import Estimates, Reason
-from lengthwise.schedule.layout import rra_layout, splits
-from lengthwise.schedule.variables import Perf, Place, Variable
-from lengthwise.schedule.waa import encode_gpus
+from lengthwise.schedule.controls import CODES, ControlColumns, Controls, Strategy, rra_layout, splits
+from lengthwise.schedule.estimation import Estimates, Estimator, Reason, encode_gpus
+from lengthwise.schedule.optimizer import Perf, Place, Variable
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule_row import ScheduleRow
+from lengthwise.schema.schedule import ScheduleRow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -279,6 +276,3 @@ def _has_layers(layers: int, gpus: int, tp: int, groups: int) -> bool:
     except InputError:
         return False
     return True
-
-
-__all__ = ["LARGEST_BATCH", "Side", "row_of", "runs_of"]

@@ -13,6 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise import _jit
+from lengthwise.schedule import _kernel
+from lengthwise.schedule._kernel import DegreeTables
 from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -78,7 +81,9 @@ def steady_round(
             f"scale must be one for each of the {encodes} that encode; its shape is {scales.shape}"
         )
     scratch = workspace(micro_batches, len(visit_s))
-    return Round(*_kernel()(micro_batches, encodes, steps, at, counts, visit_s, scales, *scratch))
+    return Round(
+        *_steady_round_kernel()(micro_batches, encodes, steps, at, counts, visit_s, scales, *scratch)
+    )
 
 
 def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -162,19 +167,31 @@ def _checked(encode_s: npt.ArrayLike, decode_s: npt.ArrayLike) -> Floats:
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Any:
-    from lengthwise.schedule._compiled import compiled
+def _steady_round_kernel() -> Any:
 
     return compiled("steady_round")
 
 
-__all__ = [
-    "Kind",
-    "Round",
-    "Visit",
-    "decode_iteration_s",
-    "pipelined_visits",
-    "round_visits",
-    "steady_round",
-    "workspace",
-]
+_LINE, _GRID = np.zeros(1), np.zeros((1, 1))
+_EXAMPLE = DegreeTables(_GRID, _LINE, _GRID, _LINE, _GRID, _GRID, _LINE, False, 64, 1.0, 0.0)
+"""What the type of tables follows from."""
+
+
+@lru_cache(maxsize=8)
+def compiled(name: str) -> Any:
+    """A function of ``_kernel``: "rra_rows", "waa_rows", "steady_round" or "visits"."""
+    return _jit.compile_now(getattr(_kernel, name), _signature(name), cached=True)
+
+
+def _signature(name: str) -> Any:
+    t, f, i = _jit.type_of(_EXAMPLE), _jit.f8_1d, _jit.i8_1d
+    grid, number, whole, flag = _jit.type_of(_GRID), _jit.f8, _jit.i8, _jit.type_of(False)
+    scratch = (grid, f, f, f, f, f, grid)
+    if name == "rra_rows":
+        return whole(t, t, grid, f, f, i, i, i, i, i, grid, number, f, grid, *scratch, grid)
+    if name == "waa_rows":
+        sides = (grid, f, grid, f)
+        return whole(t, t, *sides, f, i, f, whole, number, number, number, flag, number, f, f, grid, grid)
+    if name == "steady_round":
+        return _jit.type_of((0.0, 0.0))(whole, whole, whole, whole, f, *scratch)
+    return whole(t, f, f, f, f, f, f, flag, number, f)

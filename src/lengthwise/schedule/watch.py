@@ -12,18 +12,168 @@ After an alarm the watch begins anew among what comes from then on, with a false
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schedule._evidence import Evidence
-from lengthwise.schedule._ranks import KnownRanks, Ranks, SeenRanks
 from lengthwise.schedule.lengths import MOST_TOKENS, TaskLengths
 from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
+
+BLOCK = 16
+"""Requests from one start to the next."""
+CELLS = 256
+"""A bet is a constant on each so large a part of [0, 1], its mean there: it adds up to 1 exactly."""
+SHIFTS = (-0.8, -0.4, -0.2, 0.2, 0.4, 0.8)
+"""Standard deviations by which normal scores are moved."""
+SPREADS = (0.75, 0.87, 1.15, 1.35)
+"""Factors on their standard deviation."""
+BENDS = (-0.5, -0.25, 0.25, 0.5)
+"""Weights of the polynomial."""
+SLACK = 2.0
+"""Logarithm of how many times likelier another start may be than the one that is taken: late ones mix nothing in."""
+BETS = len(SHIFTS) + len(SPREADS) + len(BENDS)
+
+_MOST = 1e290
+
+
+class Evidence:
+    """What one unit has become, for each of some streams of ranks.
+
+    Args:
+        streams: Shape of the streams that are watched side by side.
+        kept: Last ranks of which what each bet paid is kept, to tell where a change began.
+
+    Attributes:
+        seen: Ranks of each stream so far.
+    """
+
+    def __init__(self, streams: tuple[int, ...] = (), kept: int = 0) -> None:
+        self.seen = 0
+        self._stakes = np.zeros((*streams, BETS))
+        self._paid: deque[Floats] = deque(maxlen=kept)
+
+    def add(self, ranks: npt.ArrayLike) -> None:
+        """One more rank of each stream, 0 to 1."""
+        factor = _factors()[np.minimum((np.asarray(ranks) * CELLS).astype(np.int64), CELLS - 1)]
+        if self.seen % BLOCK == 0:
+            self._stakes += _left(self.seen // BLOCK) - _left(self.seen // BLOCK + 1)
+        self._stakes = np.minimum(self._stakes * factor, _MOST)
+        self._paid.append(factor)
+        self.seen += 1
+
+    @property
+    def amount(self) -> Floats:
+        """[streams] what became of one unit; its mean stays 1 while nothing changes."""
+        return np.asarray(self._stakes.mean(axis=-1) + _left(-(-self.seen // BLOCK)))
+
+    def length(self, stream: int) -> int:
+        """How many of the last ranks of a stream are of the change: the fewest that are about as likely as any."""
+        paid = np.log(np.array([factors[stream] for factors in reversed(self._paid)]))
+        best = np.cumsum(paid, axis=0).max(axis=1)
+        return int(np.argmax(best >= best.max() - SLACK)) + 1
+
+
+def _left(blocks: int) -> float:
+    """What is not staked yet after so many blocks: it falls as slowly as a logarithm grows."""
+    return 1.0 / math.log(blocks + math.e)
+
+
+@lru_cache(maxsize=1)
+def _factors() -> Floats:
+    """[cells, bets] what each bet pays there."""
+    edges = np.arange(CELLS + 1) / CELLS
+    columns = [
+        *(_scores(edges, shift, 1.0) for shift in SHIFTS),
+        *(_scores(edges, 0.0, spread) for spread in SPREADS),
+        *(_bent(edges, bend) for bend in BENDS),
+    ]
+    made = np.column_stack([CELLS * np.diff(column) for column in columns])
+    made.setflags(write=False)
+    return made
+
+
+def _scores(edges: Floats, shift: float, spread: float) -> Floats:
+    """[edges] share of ranks below each where normal scores are ``shift + spread z``."""
+    normal = NormalDist()
+    inner = [normal.cdf((normal.inv_cdf(float(edge)) - shift) / spread) for edge in edges[1:-1]]
+    return np.array([0.0, *inner, 1.0])
+
+
+def _bent(edges: Floats, bend: float) -> Floats:
+    """[edges] the same of the density ``1 + bend P3(2 u - 1)``."""
+    x = 2 * edges - 1
+    return np.asarray(edges + bend * (5 * x**4 - 6 * x**2 + 1) / 16)
+
+
+WIDTH = 256
+"""Lengths that are counted together, so that a rank need not count them all."""
+
+
+class Ranks(Protocol):
+    """What tells ranks."""
+
+    def of(self, tokens: int, draw: float) -> float:
+        """The rank of a length; ``draw``, uniform from 0 to 1, decides among equal ones."""
+        ...
+
+
+class KnownRanks:
+    """Ranks in a distribution that is known: its probability integral transform."""
+
+    def __init__(self, pmf: Floats) -> None:
+        self._pmf = pmf
+        self._below = np.concatenate([[0.0], np.cumsum(pmf)])
+
+    def of(self, tokens: int, draw: float) -> float:
+        """As ``Ranks``; what is longer than anything ranks 1."""
+        if tokens >= len(self._pmf):
+            return 1.0
+        return float(min(self._below[tokens] + draw * self._pmf[tokens], 1.0))
+
+
+class SeenRanks:
+    """Ranks among all that were seen, each new length included and then counted.
+
+    Of lengths that come in no particular order these ranks are exactly uniform and independent, whatever their
+    distribution is (Vovk, Gammerman and Shafer, 2005): that the first of them are few costs power, and no truth.
+
+    Args:
+        counts: [longest + 1] how often each length was seen before, in whole requests.
+    """
+
+    def __init__(self, counts: Floats | None = None) -> None:
+        known = np.zeros(0) if counts is None else counts
+        rows = max(1, -(-len(known) // WIDTH))
+        self._counts = np.zeros((rows, WIDTH))
+        self._counts.reshape(-1)[: len(known)] = known
+        self._rows = self._counts.sum(axis=1)
+        self._seen = float(self._rows.sum())
+
+    def of(self, tokens: int, draw: float) -> float:
+        """As ``Ranks``; the length is counted from then on."""
+        row, column = divmod(tokens, WIDTH)
+        if row >= len(self._rows):
+            self._grow(row + 1)
+        below = float(self._rows[:row].sum()) + float(self._counts[row, :column].sum())
+        self._counts[row, column] += 1
+        self._rows[row] += 1
+        self._seen += 1
+        return (below + draw * float(self._counts[row, column])) / self._seen
+
+    def _grow(self, rows: int) -> None:
+        more = rows - len(self._rows)
+        self._counts = np.concatenate([self._counts, np.zeros((more, WIDTH))])
+        self._rows = np.concatenate([self._rows, np.zeros(more)])
+
+
 Ints = npt.NDArray[np.int64]
 
 SIDES = ("prompts", "outputs")
@@ -196,6 +346,3 @@ def _checked(side: str, tokens: int) -> int:
     if not (1 <= tokens <= MOST_TOKENS and tokens == int(tokens)):
         raise InputError(f"{side} must be whole numbers of tokens from 1 to {MOST_TOKENS}; one is {tokens}")
     return int(tokens)
-
-
-__all__ = ["SIDES", "Alarm", "Watch", "Watcher"]

@@ -9,8 +9,7 @@ import numpy as np
 
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.hardware import GpuSpec, NodeSpec
-from lengthwise.schema.model import ModelSpec
+from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,22 @@ from typing import Any
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.plan import Choice, Standing
-from lengthwise.search import _at_capacity, _at_rate, _offline
+from lengthwise.search import makespan, objective_at_capacity, objective_at_rate
 from lengthwise.search.bounds import fits_any
+from lengthwise.search.limits import AT_RATE, Question
 from lengthwise.search.load import Load
-from lengthwise.search.objectives import AT_RATE, Question
 from lengthwise.search.space import Settings, settings_key
 
 Build = Callable[[Mapping[str, Any]], Deployment]
 REPLICAS = "deployment.replicas"
 
 _KINDS: dict[str, Any] = {
-    "requests_per_dollar": _at_capacity,
-    "cost_at_rate": _at_rate,
-    "fewest_gpus": _at_rate,
-    "goodput": _at_rate,
-    "energy": _at_capacity,
-    "makespan": _offline,
+    "requests_per_dollar": objective_at_capacity,
+    "cost_at_rate": objective_at_rate,
+    "fewest_gpus": objective_at_rate,
+    "goodput": objective_at_rate,
+    "energy": objective_at_capacity,
+    "makespan": makespan,
 }
 
 
@@ -100,7 +100,7 @@ class Bench:
     @property
     def _kind(self) -> Any:
         name = self.question.objective.name
-        return _at_rate if self.question.rate_rps is not None and name == "energy" else _KINDS[name]
+        return objective_at_rate if self.question.rate_rps is not None and name == "energy" else _KINDS[name]
 
     def _deployment(self, settings: Settings) -> Deployment:
         """With as many replicas as the settings say; of one where the search itself finds their number."""

@@ -3,17 +3,6 @@
 Nothing of lengthwise itself imports this room.
 """
 
-from lengthwise.testing._toys import toy_samples
-from lengthwise.testing.ledgers import LEDGER_CHECKS, check_ledger
-from lengthwise.testing.policies import POLICY_CHECKS, check_policy
-from lengthwise.testing.predictors import PREDICTOR_CHECKS, check_predictor
+import lazy_loader
 
-__all__ = [
-    "LEDGER_CHECKS",
-    "POLICY_CHECKS",
-    "PREDICTOR_CHECKS",
-    "check_ledger",
-    "check_policy",
-    "check_predictor",
-    "toy_samples",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

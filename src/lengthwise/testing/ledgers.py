@@ -2,17 +2,313 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from lengthwise.apps.ledger import Ending, Lease, Ledger, Output, Partial, State, TaskRow
-from lengthwise.schema.app_tasks import Tasks
+from lengthwise.schema.app import Tasks
 from lengthwise.schema.errors import InputError
-from lengthwise.testing._ledger_model import ModelLedger, parents_of, some_tasks
-from lengthwise.testing._ledger_walk import walk
+
+
+@dataclass
+class _Task:
+    """A task as it stands."""
+
+    call: int
+    model: int
+    parents: set[int]
+    fence: int
+    state: State = State.WAITING
+    attempts: int = 0
+    owner: str = ""
+    until_s: float = 0.0
+    not_before_s: float = 0.0
+    key: str | None = None
+    error: str | None = None
+
+
+class ModelLedger:
+    """A ``Ledger`` in memory: what a store must answer, whatever is asked of it."""
+
+    def __init__(self) -> None:
+        self._identity, self._fence = "", 0
+        self._tasks: list[_Task] = []
+        self._results: dict[str, Output] = {}
+        self._partials: dict[str, Partial] = {}
+        self._facts: dict[str, str] = {}
+
+    def open(self, identity: str, tasks: Tasks) -> bool:
+        """Lays out, unless that was done."""
+        if identity == self._identity:
+            return True
+        self._identity = identity
+        self._fence = max([self._fence, *(task.fence for task in self._tasks)])
+        self._tasks = [
+            _Task(int(tasks.call[i]), int(tasks.model[i]), set(parents_of(tasks, i)), self._fence)
+            for i in range(len(tasks))
+        ]
+        self._follow()
+        return False
+
+    def _follow(self) -> None:
+        """What waits becomes ready or blocked by its parents, which stand before it."""
+        for task in self._tasks:
+            states = {self._tasks[parent].state for parent in task.parents}
+            if task.state == State.WAITING and states & {State.DEAD, State.BLOCKED}:
+                task.state = State.BLOCKED
+            elif task.state == State.WAITING and states <= {State.DONE, State.SKIPPED}:
+                task.state = State.READY
+
+    def lease(self, model: int, most: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
+        """The first that are ready."""
+        found: list[Lease] = []
+        for number, task in enumerate(self._tasks):
+            fits = task.state == State.READY and task.model == model and task.not_before_s <= now_s
+            if fits and len(found) < most:
+                task.state, task.owner, task.until_s = State.LEASED, owner, now_s + lease_s
+                task.fence += 1
+                found.append(Lease(number, task.fence, task.attempts + 1))
+        return found
+
+    def beat(self, owner: str, *, now_s: float, lease_s: float) -> int:
+        """Prolongs."""
+        held = [task for task in self._tasks if task.state == State.LEASED and task.owner == owner]
+        for task in held:
+            task.until_s = now_s + lease_s
+        return len(held)
+
+    def expire(self, *, now_s: float) -> int:
+        """Takes back."""
+        over = [task for task in self._tasks if task.state == State.LEASED and task.until_s <= now_s]
+        for task in over:
+            task.state = State.READY
+        return len(over)
+
+    def settle(self, endings: Sequence[Ending]) -> list[bool]:
+        """Ends leases, one after the other."""
+        accepted = [self._end(ending) for ending in endings]
+        self._follow()
+        return accepted
+
+    def _end(self, ending: Ending) -> bool:
+        if ending.key and ending.output is not None:
+            self._results.setdefault(ending.key, ending.output)
+            self._partials.pop(ending.key, None)
+        task = self._tasks[ending.task] if ending.task < len(self._tasks) else None
+        if task is None or task.state != State.LEASED or task.fence != ending.fence:
+            return False
+        again = ending.state == State.READY
+        counts = ending.counts if again else ending.state != State.SKIPPED
+        task.attempts += int(counts)
+        task.state, task.key, task.not_before_s = ending.state, ending.key, ending.not_before_s
+        task.error = (ending.error or task.error) if again else ending.error
+        return True
+
+    def results(self, keys: Sequence[str]) -> dict[str, Output]:
+        """Answers."""
+        return {key: self._results[key] for key in keys if key in self._results}
+
+    def outputs(self, tasks: Sequence[int]) -> dict[int, Output | None]:
+        """Answers of tasks."""
+        rows = {number: self._row(number) for number in tasks if number < len(self._tasks)}
+        return {n: row.output for n, row in rows.items() if row.state in {State.DONE, State.SKIPPED}}
+
+    def save(self, partials: Sequence[tuple[str, Partial]]) -> None:
+        """Keeps what has no result."""
+        self._partials.update((key, partial) for key, partial in partials if key not in self._results)
+
+    def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
+        """Answers so far."""
+        return {key: self._partials[key] for key in keys if key in self._partials}
+
+    def counts(self) -> dict[tuple[int, State], int]:
+        """By call and state."""
+        return dict(Counter((task.call, task.state) for task in self._tasks))
+
+    def rows(self, first: int, most: int) -> list[TaskRow]:
+        """In order."""
+        return [self._row(number) for number in range(first, min(first + most, len(self._tasks)))]
+
+    def _row(self, number: int) -> TaskRow:
+        task = self._tasks[number]
+        done = task.state == State.DONE and task.key is not None
+        output = self._results[str(task.key)] if done else None
+        return TaskRow(number, task.state, task.attempts, task.key, output, task.error)
+
+    def facts(self) -> dict[str, str]:
+        """By name."""
+        return dict(self._facts)
+
+    def note(self, facts: dict[str, str]) -> None:
+        """Notes or forgets."""
+        self._facts = {name: value for name, value in {**self._facts, **facts}.items() if value}
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def parents_of(tasks: Tasks, number: int) -> list[int]:
+    """The tasks that one waits for."""
+    return [int(p) for p in tasks.parent[tasks.parent_start[number] : tasks.parent_start[number + 1]]]
+
+
+def some_tasks(
+    rng: np.random.Generator, count: int, *, models: int = 2, calls: int = 3, most_parents: int = 3
+) -> Tasks:
+    """A random graph: chains, fans, a parent named twice, tasks that wait for nobody."""
+    wide = most_parents + 1
+    parents = [rng.integers(0, max(1, i), size=int(rng.integers(0, wide)) if i else 0) for i in range(count)]
+    start = np.concatenate([[0], np.cumsum([len(some) for some in parents])]).astype(np.int64)
+    parent = np.concatenate([np.zeros(0), *parents]).astype(np.int64)
+    zeros, ones = np.zeros(count, np.int64), np.ones(count, np.int64)
+    call, model = (rng.integers(0, most, size=count) for most in (calls, models))
+    return Tasks(
+        tuple(f"call{i}" for i in range(calls)), tuple(f"model{i}" for i in range(models)), call, model,
+        zeros, zeros, zeros, ones, ones, zeros, start, parent, np.ones_like(parent), zeros - 1,
+    )  # fmt: skip
+
+
+STEPS = 120
+_TASKS = 24
+_KEYS = tuple(f"k{i}" for i in range(12))
+_OWNERS = ("ann", "bob")
+_ENDS = (State.DONE, State.DONE, State.DONE, State.READY, State.SKIPPED, State.DEAD)
+Law = Callable[[Tasks, Sequence[TaskRow]], str]
+
+
+def walk(opened: Callable[[], Ledger], model: ModelLedger, rng: np.random.Generator, law: Law) -> None:
+    """Raises AssertionError at the first step after which a ledger differs from the rule, or breaks a law.
+
+    Args:
+        opened: A handle on one store, which is empty at first.
+        model: The naive rule.
+        rng: What draws the steps.
+        law: What is wrong with tasks as they stand, or "".
+    """
+    walker = _Walker(opened, model, rng)
+    for step in range(STEPS):
+        kind = str(rng.choice(walker.KINDS))
+        one, other = getattr(walker, kind)()
+        if one != other:
+            raise AssertionError(f"step {step}, {kind}: the rule says {other}; the ledger said {one}")
+        walker.compare(f"step {step}, {kind}", law)
+    walker.close()
+
+
+class _Walker:
+    """Two handles on one store, and what was leased so far."""
+
+    KINDS = (
+        "lease",
+        "lease",
+        "lease",
+        "settle",
+        "settle",
+        "settle",
+        "save",
+        "beat",
+        "expire",
+        "note",
+        "reopen",
+        "lay_out",
+    )
+
+    def __init__(self, opened: Callable[[], Ledger], model: ModelLedger, rng: np.random.Generator) -> None:
+        self._opened, self._model, self._rng = opened, model, rng
+        self._handles = [opened(), opened()]
+        self._now_s, self._layouts, self._said = 0.0, 0, 0
+        self._leases: list[Lease] = []
+        self._tasks = some_tasks(rng, _TASKS)
+        self.lay_out()
+
+    def compare(self, when: str, law: Law) -> None:
+        ledger, model, every = self._handle(), self._model, range(_TASKS + 1)
+        for name, values in (("rows", (0, 99)), ("counts", ()), ("results", (_KEYS,)), ("partials", (_KEYS,)),
+                             ("facts", ()), ("outputs", (every,))):  # fmt: skip
+            came, told = getattr(ledger, name)(*values), getattr(model, name)(*values)
+            if came != told:
+                raise AssertionError(f"{when}: {name} must be {told}; {came} came")
+        if wrong := law(self._tasks, ledger.rows(0, 99)):
+            raise AssertionError(f"{when}: {wrong}")
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.close()
+
+    def lay_out(self) -> tuple[Any, Any]:
+        """Mostly the same run again."""
+        if self._layouts == 0 or self._rng.random() < 0.1:
+            self._layouts += 1
+            self._tasks = some_tasks(self._rng, _TASKS)
+        return self._both("open", f"run {self._layouts}", self._tasks)
+
+    def lease(self) -> tuple[Any, Any]:
+        self._now_s += float(self._rng.integers(0, 3))
+        owner, most = str(self._rng.choice(_OWNERS)), int(self._rng.integers(0, 5))
+        came, told = self._both(
+            "lease", int(self._rng.integers(0, 2)), most, owner=owner, now_s=self._now_s, lease_s=5.0
+        )
+        self._leases += told
+        return came, told
+
+    def settle(self) -> tuple[Any, Any]:
+        """Leases of any age, some of them twice."""
+        if not self._leases:
+            return None, None
+        recent = self._leases[-8:]
+        some = [
+            recent[int(i)] for i in self._rng.integers(0, len(recent), size=int(self._rng.integers(1, 5)))
+        ]
+        return self._both("settle", [self._ending(lease) for lease in some])
+
+    def _ending(self, lease: Lease) -> Ending:
+        state, self._said = _ENDS[int(self._rng.integers(0, len(_ENDS)))], self._said + 1
+        if state == State.DONE:
+            output = Output(f"said {self._said}", "stop", 3, self._said)
+            return Ending(lease.task, lease.fence, state, str(self._rng.choice(_KEYS)), output)
+        if state == State.READY:
+            later_s, counts = self._now_s + float(self._rng.integers(0, 3)), bool(self._rng.integers(0, 2))
+            error = f"error {self._said}" if counts else None
+            return Ending(lease.task, lease.fence, state, error=error, not_before_s=later_s, counts=counts)
+        return Ending(
+            lease.task, lease.fence, state, error=f"error {self._said}" if state == State.DEAD else None
+        )
+
+    def save(self) -> tuple[Any, Any]:
+        self._said += 1
+        keys = [str(key) for key in self._rng.choice(_KEYS, size=3)]
+        return self._both(
+            "save", [(key, Partial(f"so far {i} {self._said}", (1,), (2, 3))) for i, key in enumerate(keys)]
+        )
+
+    def beat(self) -> tuple[Any, Any]:
+        return self._both("beat", str(self._rng.choice(_OWNERS)), now_s=self._now_s, lease_s=5.0)
+
+    def expire(self) -> tuple[Any, Any]:
+        self._now_s += float(self._rng.integers(0, 4))
+        return self._both("expire", now_s=self._now_s)
+
+    def note(self) -> tuple[Any, Any]:
+        values = ("", "a", "b")
+        return self._both("note", {name: str(self._rng.choice(values)) for name in ("one", "two")})
+
+    def reopen(self) -> tuple[Any, Any]:
+        which = int(self._rng.integers(0, 2))
+        self._handles[which].close()
+        self._handles[which] = self._opened()
+        return None, None
+
+    def _both(self, name: str, *values: Any, **named: Any) -> tuple[Any, Any]:
+        return getattr(self._handle(), name)(*values, **named), getattr(self._model, name)(*values, **named)
+
+    def _handle(self) -> Ledger:
+        return self._handles[int(self._rng.integers(0, 2))]
+
 
 Opened = Callable[[str], Ledger]
 Check = Callable[[Opened, int], None]

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory.boundaries import checked_count, checked_counts
-from lengthwise.theory.service import Floats
+from lengthwise.theory.service import Floats, checked_count, checked_counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,12 +173,12 @@ def _compiled_run(
 @lru_cache(maxsize=1)
 def _kernel() -> Any:
     from lengthwise import _jit
-    from lengthwise.theory import _batch_kernel
+    from lengthwise.theory import batch_kernel
 
     f, i = _jit.f8_1d, _jit.i8_1d
     grid = _jit.i8_2d
     signature = _jit.i8(f, f, i, _jit.i8, _jit.f8, _jit.i8, grid, i, f, f, f, f)
-    return _jit.compile_now(_batch_kernel.serve, signature, cached=True)
+    return _jit.compile_now(batch_kernel.serve, signature, cached=True)
 
 
 def _checked(

@@ -14,16 +14,16 @@ what is preempted must be computed again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory.boundaries import checked_count
-from lengthwise.theory.sampled import SampledTimes
-from lengthwise.theory.service import Floats, ServiceTimes
+from lengthwise.theory import service
+from lengthwise.theory.service import Floats, SampledTimes, ServiceTimes, checked_count
 
 CELLS = 4096
 """A distribution is told by so many cells at most."""
@@ -250,3 +250,95 @@ def _pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[Floats, 
 
 def _load_of_sizes(sizes: Floats, rate_rps: float, slots: int) -> float:
     return load_of(SampledTimes(sizes), rate_rps, slots)
+
+
+SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Errors of a predictor: standard deviations of ln(predicted / true)."""
+
+
+@dataclass(frozen=True, eq=False)
+class QueueStudy:
+    """Mean sojourn times by load and by what is known.
+
+    Attributes:
+        slots: Requests that a replica serves at a time.
+        mean_s: Mean service time.
+        loads: [m] shares of the time that a slot is busy.
+        orders: For each order of service its sojourn at each load.
+        sigmas: [s] errors of the predictor (standard deviation of ln(predicted / true)).
+        kept: For each load [s] the share of the gap from FCFS to SRPT that SPRPT keeps at that error.
+        kept_unpreempted: The same for SPJF.
+        facts: What was asked, for people.
+    """
+
+    slots: int
+    mean_s: float
+    loads: Floats
+    orders: Mapping[str, Sequence[Sojourn]]
+    sigmas: Floats
+    kept: Mapping[float, Floats]
+    kept_unpreempted: Mapping[float, Floats]
+    facts: Sequence[str] = field(default_factory=tuple)
+
+
+ORDERS: dict[str, str] = {
+    "fcfs": "FCFS",
+    "sjf": "SJF, known sizes",
+    "srpt": "SRPT, known sizes",
+    "spjf": "SJF, predicted",
+    "sprpt": "SRPT, predicted",
+}
+
+
+def queue_study(
+    times: ServiceTimes,
+    loads: Sequence[float],
+    *,
+    sigma: float = 0.5,
+    slots: int = 1,
+    sigmas: Sequence[float] = SIGMAS,
+    pairs: tuple[Floats, Floats] | None = None,
+    seed: int = 0,
+    facts: Sequence[str] = (),
+) -> QueueStudy:
+    """What knowing sizes, or guessing them with an error, is worth at each load.
+
+    Args:
+        times: Service times in a slot.
+        loads: Shares of the time that a slot is busy, each between 0 and 1.
+        sigma: Error of the predictor; see ``queues.with_error``.
+        slots: Requests served at a time; see ``queues`` for what is left out.
+        sigmas: Errors of the curve of what is kept.
+        pairs: (true, predicted) sizes of a real predictor, instead of ``sigma``.
+        seed: Of the errors' order.
+        facts: Passed on.
+    """
+    service.checked_count("slots", slots)
+    own = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
+    noisy = {float(s): with_error(times, float(s), np.random.default_rng(seed)) for s in sigmas}
+    kept, unpreempted = dict[float, Floats](), dict[float, Floats]()
+    rates = {float(load): load * slots / times.mean_s for load in loads}
+    ways: dict[str, Callable[[float], Sojourn]] = {
+        "fcfs": lambda rate: fcfs(times, rate, slots),
+        "sjf": lambda rate: sjf(times, rate, slots),
+        "srpt": lambda rate: srpt(times, rate, slots),
+        "spjf": lambda rate: spjf(*own, rate, slots),
+        "sprpt": lambda rate: sprpt(*own, rate, slots),
+    }
+    orders = {name: [way(rate) for rate in rates.values()] for name, way in ways.items()}
+    for i, (load, rate) in enumerate(rates.items()):
+        blind, best = orders["fcfs"][i], orders["srpt"][i]
+        preempted = [sprpt(*pair, rate, slots) for pair in noisy.values()]
+        kept[load] = np.array([share_kept(blind, one, best) for one in preempted])
+        waiting = [spjf(*pair, rate, slots) for pair in noisy.values()]
+        unpreempted[load] = np.array([share_kept(blind, one, best) for one in waiting])
+    return QueueStudy(
+        slots,
+        times.mean_s,
+        np.array(list(rates)),
+        orders,
+        np.array(sigmas, float),
+        kept,
+        unpreempted,
+        tuple(facts),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -210,3 +211,187 @@ def _mean_power(below: Floats, above: Floats, batch: int) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = (above ** (batch + 1) - below ** (batch + 1)) / ((batch + 1) * width)
     return np.where(width > 1e-12, mean, above**batch)
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTimes:
+    """Service times that were seen (or cells of any distribution), each as likely as the others.
+
+    Attributes:
+        values_s: [n] positive seconds, in any order.
+    """
+
+    values_s: npt.ArrayLike
+
+    def __post_init__(self) -> None:
+        values = np.sort(np.asarray(self.values_s, float).ravel())
+        if len(values) == 0 or not (np.isfinite(values).all() and values[0] > 0):
+            shown = "none" if len(values) == 0 else f"{values[0]:g} to {values[-1]:g}"
+            raise InputError(f"sampled service times must be finite and above 0, at least one; got {shown}")
+        object.__setattr__(self, "values_s", values)
+
+    @classmethod
+    def from_quantiles(
+        cls, levels: npt.ArrayLike, values_s: npt.ArrayLike, count: int = 2000
+    ) -> SampledTimes:
+        """``count`` cells of a distribution that is linear between its quantiles."""
+        at = (np.arange(count) + 0.5) / count
+        return cls(np.interp(at, np.asarray(levels, float), np.asarray(values_s, float)))
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the sample."""
+        return float(self._sorted.mean())
+
+    @property
+    def second_moment(self) -> float:
+        """Mean square of the sample."""
+        return float(np.mean(self._sorted**2))
+
+    def quantile(self, level: npt.ArrayLike) -> Floats:
+        """The least values that at least the shares ``level`` of the sample stay at or below."""
+        place = np.ceil(np.asarray(level, float) * len(self._sorted) - 1e-9).astype(int) - 1
+        return np.asarray(self._sorted[np.clip(place, 0, len(self._sorted) - 1)])
+
+    def masses(self, cuts_s: npt.ArrayLike) -> Floats:
+        """[k] the share of the sample in each bin."""
+        return np.diff(self._counts(cuts_s)) / len(self._sorted)
+
+    def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
+        """Sum of value x (F^batch - F before^batch), drawn with replacement."""
+        counts = np.diff(self._counts(cuts_s))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = np.where(counts > 0, np.asarray(shares, float) / counts, 0.0)
+        reached = np.minimum(np.cumsum(np.repeat(each, counts)), 1.0)
+        reached[-1] = 1.0
+        return float(self._sorted @ np.diff(reached**batch, prepend=0.0))
+
+    def cells(self, count: int) -> tuple[Floats, Floats]:
+        """The distinct values, or, where they are more, ``count`` runs of the sample at their means."""
+        values, counts = self._distinct
+        if len(values) <= count:
+            return values, counts / counts.sum()
+        runs = np.array_split(self._sorted, count)
+        return np.array([run.mean() for run in runs]), np.array([len(run) for run in runs]) / len(
+            self._sorted
+        )
+
+    @cached_property
+    def _distinct(self) -> tuple[Floats, npt.NDArray[np.int64]]:
+        values, counts = np.unique(self._sorted, return_counts=True)
+        return values, counts
+
+    @property
+    def _sorted(self) -> Floats:
+        values: Floats = self.values_s  # type: ignore[assignment]  # made so by __post_init__
+        return values
+
+    def _counts(self, cuts_s: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        inner = np.searchsorted(self._sorted, checked_cuts(cuts_s), side="right")
+        return np.concatenate(([0], inner, [len(self._sorted)])).astype(np.int64)
+
+
+MOST_CELLS = 1500
+"""Cuts are learned among so many cells of a distribution at most: the work grows with their square."""
+
+
+def checked_counts(batch: int, bins: int = 1) -> None:
+    """Raises InputError where a batch or a number of bins makes no sense."""
+    checked_count("batch", batch)
+    checked_count("bins", bins)
+
+
+def checked_count(name: str, value: int) -> None:
+    """Raises InputError where a number of things, by this name, makes no sense."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1; it is {value}")
+
+
+def equal_mass(times: ServiceTimes, bins: int) -> Floats:
+    """[k - 1] cuts that leave the same share of requests in every bin (of a sample, as nearly as ties allow)."""
+    checked_counts(1, bins)
+    return times.quantile(np.arange(1, bins) / bins)
+
+
+def uniform_optimal(times: UniformTimes, bins: int) -> Floats:
+    """[k - 1] cuts l_i = low + (i / k)(high - low), the best of uniform times (Lemma 4.1)."""
+    checked_counts(1, bins)
+    return times.low_s + (times.high_s - times.low_s) * np.arange(1, bins) / bins
+
+
+def exponential_steps(batch: int, bins: int) -> Floats:
+    """[k - 1] x_1 .. x_{k-1}: x_{k-1} = ln H_B, and downwards x_i = ln(1 + x_{i+1}) (Lemma A.1)."""
+    checked_counts(batch, bins)
+    steps = np.zeros(bins - 1)
+    following = np.sum(1 / np.arange(1, batch + 1)) - 1
+    for i in range(bins - 2, -1, -1):
+        steps[i] = following = np.log1p(following)
+    return steps
+
+
+def exponential_recursion(times: ExponentialTimes, batch: int, bins: int) -> Floats:
+    """[k - 1] cuts (x_1 + .. + x_i) / rate, which minimise the bound of Appendix A.4 (Lemma A.1)."""
+    return np.cumsum(exponential_steps(batch, bins)) / times.rate_per_s
+
+
+def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
+    """[k - 1] cuts with the least expected batch time, for any distribution.
+
+    Minimises the sum over bins of P(bin) E[max of a batch in the bin] by dynamic programming over the
+    distribution's cells (at most ``MOST_CELLS``); never worse than equal masses. Fewer distinct values
+    than bins leave bins empty: their cuts repeat.
+    """
+    checked_counts(batch, bins)
+    values, weights = times.cells(MOST_CELLS)
+    picked = _best_ends(_segment_costs(values, weights, batch), bins)
+    cuts = _between(values, picked, times)
+    cuts = np.pad(cuts, (0, bins - 1 - len(cuts)), constant_values=float(values[-1]))
+    even = equal_mass(times, bins)
+    return min((cuts, even), key=lambda c: _batch_s(times, c, batch))
+
+
+def _segment_costs(values: Floats, weights: Floats, batch: int) -> Floats:
+    """[m + 1, m + 1] mass x E[max] of one bin of the cells a .. b - 1; infinite where a >= b.
+
+    With F the distribution within the bin, E[max] = v_b - sum F_j^B (v_{j+1} - v_j). The sum follows
+    the bin's growing end: R(b + 1) = (R(b) + gap) (mass(b) / mass(b + 1))^B, which never underflows.
+    """
+    m = len(values)
+    costs = np.full((m + 1, m + 1), np.inf)
+    mass, held = np.zeros(m), np.zeros(m)  # by first cell of the bin
+    for b in range(1, m + 1):
+        grown = mass[:b] + weights[b - 1]
+        gap = values[b - 1] - values[b - 2] if b > 1 else 0.0
+        held[:b] = (held[:b] + gap) * (mass[:b] / grown) ** batch
+        mass[:b] = grown
+        costs[:b, b] = grown * (values[b - 1] - held[:b])
+    return costs
+
+
+def _best_ends(costs: Floats, bins: int) -> list[int]:
+    """Ends (exclusive cells) of the bins but the last, along the cheapest way of at most ``bins`` steps."""
+    least = costs[0].copy()
+    ways = []
+    for _ in range(min(bins, len(costs) - 1) - 1):
+        through = least[:, None] + costs
+        back = np.argmin(through, axis=0)
+        least = through[back, np.arange(len(costs))]
+        ways.append(back)
+    ends, at = [], len(costs) - 1
+    for back in reversed(ways):
+        at = int(back[at])
+        ends.append(at)
+    return ends[::-1]
+
+
+def _between(values: Floats, ends: list[int], times: ServiceTimes) -> Floats:
+    """Cuts after those cells: at the last value of a sample's cell, else between two cells."""
+    if isinstance(times, SampledTimes) and len(values) < MOST_CELLS:
+        return np.array([values[end - 1] for end in ends])
+    return np.array([(values[end - 1] + values[end]) / 2 for end in ends])
+
+
+def _batch_s(times: ServiceTimes, cuts_s: Floats, batch: int) -> float:
+    masses = times.masses(cuts_s)
+    one = np.eye(len(masses))
+    return float(sum(p * times.expected_max_s(cuts_s, one[i], batch) for i, p in enumerate(masses) if p > 0))

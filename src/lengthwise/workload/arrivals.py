@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.workload._checks import require_positive
-from lengthwise.workload._root import root
+from lengthwise.workload.distributions import require_positive, root
 
 Floats = npt.NDArray[np.float64]
 

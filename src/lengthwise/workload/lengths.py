@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
-from lengthwise.workload.marginals import Floats, Marginal
+from lengthwise.workload.distributions import Floats, Marginal
 
 Ints = npt.NDArray[np.int64]
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.apps.ledger import Ending, Output, Partial, State, open_ledger
-from lengthwise.apps.ledger._postgres import PostgresSession
-from lengthwise.apps.ledger._sqlite import SqliteStore
+from lengthwise.apps.ledger.postgres_store import PostgresSession
+from lengthwise.apps.ledger.sql_store import SqliteStore
 from lengthwise.schema.errors import OutputError
-from lengthwise.testing._ledger_model import some_tasks
-from lengthwise.testing.ledgers import broken_law
+from lengthwise.testing.ledgers import broken_law, some_tasks
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["numpy", "psycopg", "pytest", "lengthwise.testing.ledgers"])

@@ -21,8 +21,7 @@ from hypothesis.stateful import (
 
 from lengthwise.apps.ledger import Ending, Output, Partial, State, TableLedger, open_ledger
 from lengthwise.testing import LEDGER_CHECKS, check_ledger
-from lengthwise.testing._ledger_model import ModelLedger, some_tasks
-from lengthwise.testing.ledgers import broken_law
+from lengthwise.testing.ledgers import ModelLedger, broken_law, some_tasks
 
 KEYS = [f"k{i}" for i in range(6)]
 OWNERS = ("ann", "bob")

@@ -9,7 +9,7 @@ CODE = """
 import resource, sys
 import numpy as np
 from lengthwise.apps.ledger import open_ledger
-from lengthwise.schema.app_tasks import Tasks
+from lengthwise.schema.app import Tasks
 
 def mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -6,14 +6,14 @@ import asyncio
 import os
 import sys
 
-from lengthwise.testing.engine_server import EngineServer, EngineSpec, asked
-from lengthwise.testing.engine_server import answering as doors
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, completions
+from lengthwise.testing.engine_server import request_handler as doors
 
 
 def deadly(raw, *rest, **more):
     if b"poison" in raw or sys.argv[4:] == ["always"]:
         os._exit(137)
-    return asked.read_asked(raw, *rest, **more)
+    return completions.read_asked(raw, *rest, **more)
 
 
 async def serve():

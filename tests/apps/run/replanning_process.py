@@ -18,8 +18,8 @@ def parts():
     """The job, which is late from the start on, and its engines."""
     from test_replanning import LONGEST, Geometric, planned
 
-    from lengthwise.apps.draws import draw
     from lengthwise.apps.launch import Lengths, SimulatedLauncher
+    from lengthwise.apps.plan.draws import draw
     from lengthwise.apps.run import (
         ClusterRooms,
         Drawn,

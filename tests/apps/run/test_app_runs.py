@@ -11,11 +11,10 @@ from app_world import chain, critique, ensemble, split
 from engines_world import QUICK, local, plan, play
 from plan_world import cluster_of, served
 
-from lengthwise.apps.deciding import Rendered
-from lengthwise.apps.draws import draw
-from lengthwise.apps.expand import expand
+from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
+from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.run import (
     ClusterRooms,
@@ -27,8 +26,7 @@ from lengthwise.apps.run import (
     job_of,
     run_simulated,
 )
-from lengthwise.testing.engine_server.asked import chat_ids
-from lengthwise.testing.engine_server.toy_model import END, Mind, spelled
+from lengthwise.testing.engine_server.completions import END, Mind, chat_ids, spelled
 
 TOPICS = [
     {"topic": f"the sea, part {n}", "question": f"why {n}?", "chunks": ["one", "two", "three"][: 1 + n % 3]}

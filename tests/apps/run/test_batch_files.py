@@ -9,9 +9,8 @@ import pytest
 from engines_world import QUICK, job_of, local, plan, play
 
 from lengthwise.apps.app import Model
-from lengthwise.apps.batch_files import read_batch, write_batch
-from lengthwise.apps.deciding import Rendered
-from lengthwise.apps.expand import expand
+from lengthwise.apps.expand import Rendered, expand
+from lengthwise.apps.inputs import read_batch, write_batch
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import export
 from lengthwise.schema.errors import InputError

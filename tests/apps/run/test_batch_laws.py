@@ -12,7 +12,7 @@ from plan_world import cluster_of, ensemble, served
 
 from lengthwise import engine
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
-from lengthwise.apps.launch._batch import Batch, Limits, Sequence
+from lengthwise.apps.launch.simulated import Batch, Limits, SimulatedSequence
 from lengthwise.apps.plan import Space
 from lengthwise.schema.workload import Workload
 
@@ -33,7 +33,7 @@ def jumped(arrivals, limits=LIMITS, cost=linear):
     """[n] when each of (at_s, prompt, need) has ended."""
     batch, ends, over = Batch(limits, cost), {}, []
     left = sorted((at_s, n) for n, (at_s, _, _) in enumerate(arrivals))
-    sequences = [Sequence(prompt, need, lambda: None) for _, prompt, need in arrivals]
+    sequences = [SimulatedSequence(prompt, need, lambda: None) for _, prompt, need in arrivals]
     now_s = 0.0
     while len(ends) < len(arrivals):
         now_s = min(left[0][0] if left else math.inf, batch.next_s)
@@ -113,7 +113,7 @@ def test_arrivals_in_between_join_at_the_next_step(arrivals):
 @given(arrivals=spread, data=st.data())
 def test_who_is_called_off_leaves_and_the_rest_end(limits, arrivals, data):
     batch, over = Batch(limits, linear), []
-    sequences = [Sequence(prompt, need, lambda: None) for _, prompt, need in arrivals]
+    sequences = [SimulatedSequence(prompt, need, lambda: None) for _, prompt, need in arrivals]
     for one in sequences:
         batch.add(one, 0.0)
     over += batch.turn(0.0)

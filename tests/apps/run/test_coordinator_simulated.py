@@ -6,7 +6,7 @@ import numpy as np
 from simulated_world import World, fresh, plan, tasks_of
 
 from lengthwise.apps.ledger import State
-from lengthwise.schema.app_tasks import TaskDraw
+from lengthwise.schema.app import TaskDraw
 
 
 def rows(ledger, layout):

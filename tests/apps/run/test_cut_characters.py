@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.apps.launch import http
-from lengthwise.apps.launch.contracts import Draft
+from lengthwise.apps.launch import engine
+from lengthwise.apps.launch.engine import Draft
 from lengthwise.apps.ledger.contracts import Partial
-from lengthwise.backend.openai import Piece
+from lengthwise.backend.openai_protocol import Piece
 
 
 def drafted(*pieces, before=None):
     draft = Draft.of(before)
     draft.sure = (len(draft.text), len(draft.output_ids))
     for text, *ids in pieces:
-        http._take(draft, Piece(0.0, text, len(ids), True, None, None, tuple(ids), (7,)))
+        engine._take(draft, Piece(0.0, text, len(ids), True, None, None, tuple(ids), (7,)))
     return draft.partial()
 
 

@@ -12,7 +12,7 @@ from plan_world import tasks_of
 from simulated_world import World, fresh, plan
 
 from lengthwise.apps.ledger import State, open_ledger
-from lengthwise.schema.app_tasks import TaskDraw
+from lengthwise.schema.app import TaskDraw
 
 
 def late(stages, *, seconds=lambda plan, how: float(how == "start")):

@@ -14,9 +14,8 @@ from simulated_world import World, fresh, plan
 
 from lengthwise.apps.ledger import State
 from lengthwise.apps.run import Drawn
-from lengthwise.apps.run.exporting import export, write_manifest
-from lengthwise.apps.run.manifest import manifest
-from lengthwise.schema.app_tasks import TaskDraw
+from lengthwise.apps.run.results import export, manifest, write_manifest
+from lengthwise.schema.app import TaskDraw
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 
 

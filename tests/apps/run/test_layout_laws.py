@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plan_world import tasks_of
 
 from lengthwise.apps.run import identity_of, lay
-from lengthwise.apps.run.layout import chains
+from lengthwise.apps.run.job import chains
 from lengthwise.schema.errors import InputError
 
 

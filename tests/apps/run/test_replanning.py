@@ -11,10 +11,10 @@ from plan_world import cluster_of, served, tasks_of
 from simulated_world import World, fresh
 from simulated_world import plan as run_plan
 
-from lengthwise.apps.draws import draw
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
 from lengthwise.apps.plan import Asked, Space, plan
+from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
     ClusterRooms,
     Drawn,
@@ -26,9 +26,7 @@ from lengthwise.apps.run import (
     job_of,
     run_simulated,
 )
-from lengthwise.apps.run._rest import rest_of, seen_of
-from lengthwise.apps.run._spread import Seen, Spread, has_moved, updated
-from lengthwise.apps.run.replanning import Replanner
+from lengthwise.apps.run.replanning import Replanner, Seen, Spread, has_moved, rest_of, seen_of, updated
 from lengthwise.schema.errors import DoesNotFitError
 
 LONGEST = 2048

@@ -9,12 +9,11 @@ import pytest
 from engines_world import engines, job_of, local, plan, post, tasks_of
 
 from lengthwise.apps.launch import Ask, Draft
-from lengthwise.apps.launch.contracts import FailedError, Fault
+from lengthwise.apps.launch.engine import FailedError, Fault
 from lengthwise.apps.ledger import Lease, State
 from lengthwise.apps.run import Settings
-from lengthwise.apps.run._work import Work
-from lengthwise.apps.run.shared import Shared, Verdicts
-from lengthwise.backend._openai_faults import retry_after_s
+from lengthwise.apps.run.task_state import Shared, Verdicts, Work
+from lengthwise.backend.openai import retry_after_s
 
 NOW_S = 1000.0
 SETTINGS = Settings(backoff_s=1.0, most_backoff_s=60.0)

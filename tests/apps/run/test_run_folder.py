@@ -10,7 +10,7 @@ from simulated_world import World, fresh, plan, tasks_of
 
 from lengthwise.apps.ledger import State
 from lengthwise.apps.run import RunFolder, alive, new_owner
-from lengthwise.apps.run.owners import is_dead
+from lengthwise.apps.run.job import is_dead
 from lengthwise.schema.errors import InputError, OutputError
 
 
@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 def dead_owner():
     """Of a process that has ended."""
-    words = "from lengthwise.apps.run.owners import new_owner; print(new_owner())"
+    words = "from lengthwise.apps.run.job import new_owner; print(new_owner())"
     return subprocess.run(
         [sys.executable, "-c", words], capture_output=True, text=True, check=True
     ).stdout.strip()

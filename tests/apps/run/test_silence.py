@@ -9,7 +9,7 @@ import pytest
 from simulated_world import World, fresh, plan, tasks_of
 
 from lengthwise.apps.run import Exported, manifest
-from lengthwise.cli._app_run_page import line, table, unheard
+from lengthwise.cli.app_run import line, table, unheard
 
 
 class Mute:

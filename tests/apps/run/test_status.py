@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from lengthwise.apps.ledger import Ending, Output, State, open_ledger
 from lengthwise.apps.run import new_owner, status_of
-from lengthwise.apps.run.owners import ENGINES, OWNER
-from lengthwise.apps.run.status import SHAPE, engines_of, shape_of
-from lengthwise.cli import app_status
+from lengthwise.apps.run.job import ENGINES, OWNER
+from lengthwise.apps.run.progress import SHAPE, engines_of, shape_of
+from lengthwise.cli import apps
 
 
 def two_calls(rows=4):
@@ -71,7 +71,7 @@ def test_the_command_tells_models(tmp_path, as_json):
         assert world.run(ledger).exit_code == 0
     (tmp_path / "run.lock").touch()
     program = typer.Typer()
-    program.command()(app_status.status)
+    program.command()(apps.status)
     said = CliRunner().invoke(program, [str(tmp_path), *(["--json"] if as_json else [])])
     assert said.exit_code == 0, said.output
     if not as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.apps.run._suspects import Suspects
+from lengthwise.apps.run.task_state import Suspects
 
 
 def deaths_until_found(seats, poison, requests):

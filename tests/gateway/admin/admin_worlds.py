@@ -14,8 +14,8 @@ import numpy as np
 from lengthwise.gateway.admin import AdminApp
 from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.decisions import Signals, WorkerState
 from lengthwise.gateway.request import Forecast, Outcome, Refusal, Request
+from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.gateway.telemetry import Telemetry
 from lengthwise.predict import LEVELS, LengthDistribution
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from admin_worlds import World
 
-from lengthwise.gateway.admin.policies import LEAST, Policies, lived, simulated
+from lengthwise.gateway.admin.state import MIN_INTERVAL_REQUESTS, Policies, lived, simulated
 from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, as_json
 from lengthwise.gateway.telemetry import Pair
 
@@ -47,7 +47,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 
 
 def test_few_requests_have_numbers_and_no_interval() -> None:
-    had, _ = lived("srtf", pairs(2, LEAST - 1))
+    had, _ = lived("srtf", pairs(2, MIN_INTERVAL_REQUESTS - 1))
     assert np.isfinite(had["jct"][0][0])
     assert np.isnan(had["jct"][0][1:]).all()
     assert np.isnan(had["mean_change"][1:]).all()

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from admin_worlds import EVIL, NAMES, World
 
-from lengthwise.gateway.admin.hosts import allowed
-from lengthwise.gateway.admin.page import page
+from lengthwise.gateway.admin.app import allowed, page
 
 pytest.importorskip("prometheus_client")
 

@@ -10,7 +10,7 @@ from admin_worlds import Served, World
 from browser import screen, until
 
 from lengthwise.gateway.config import Dispatch, Order, Phases
-from lengthwise.gateway.follow import Followed
+from lengthwise.gateway.replanning import Followed
 
 PHASES = Phases(6, 5, decode_batch=34.0, mean_prompt_tokens=300.0, threshold=0.1, most_in_flight=44)
 NOW = Followed(

@@ -11,9 +11,9 @@ import numpy as np
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.decisions import WorkerState
-from lengthwise.gateway.forecast._belief import given
+from lengthwise.gateway.forecast.prediction import given
 from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.predict.distribution import LEVELS
 
 

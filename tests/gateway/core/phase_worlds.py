@@ -12,9 +12,8 @@ from scheduler_worlds import request
 
 from lengthwise.gateway.config import Admission, Dispatch, Order, Phases
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.decisions import WorkerState
-from lengthwise.testing.engine_server.batch import Batch, Limits, Sequence
-from lengthwise.testing.engine_server.spec import LinearSteps
+from lengthwise.gateway.scheduling import WorkerState
+from lengthwise.testing.engine_server.engine import Batch, BatchSequence, Limits, LinearSteps
 
 
 class Logged(Batch):
@@ -50,7 +49,7 @@ class Job:
     got: int = 0
     told: int = 0
     worker: str = ""
-    q: Sequence | None = None
+    q: BatchSequence | None = None
     sent_s: list[float] = field(default_factory=list)
     ended_s: float = math.nan
     gone: bool = False
@@ -147,7 +146,7 @@ class PhaseWorld:
                 self.at(at_s + late_s, self.hears, job, name, epoch, job.got)
             return over
 
-        job.q = Sequence(self.count, arrives_s, job.prompt_tokens + job.told, token)
+        job.q = BatchSequence(self.count, arrives_s, job.prompt_tokens + job.told, token)
         self.batches[name].enter(job.q)
 
     def hears(self, job, name, epoch, tokens):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.decisions import WorkerState
 from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.scheduling import WorkerState
 
 
 def request(number, arrival_s=0.0, *, predicted=100.0, **facts):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.backlog import drained_s
-from lengthwise.gateway.decisions import WorkerState
+from lengthwise.gateway.core.worker_pool import drained_s
+from lengthwise.gateway.scheduling import WorkerState
 
 
 def full(admission, **facts):

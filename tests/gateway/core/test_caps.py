@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.cap import Cap
-from lengthwise.gateway.decisions import Signals, WorkerState
+from lengthwise.gateway.core.worker import Cap
+from lengthwise.gateway.scheduling import Signals, WorkerState
 
 
 def found_cap(*, batch=40, looks=200, start=8):

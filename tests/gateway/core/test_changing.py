@@ -9,7 +9,7 @@ import pytest
 from scheduler_worlds import World, request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.decisions import Signals, WorkerState
+from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.schema.errors import InputError
 
 

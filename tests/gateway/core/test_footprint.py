@@ -11,7 +11,7 @@ import pytest
 from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.core.alarms import Alarms
+from lengthwise.gateway.core.queue import Alarms
 
 
 def kept(thing, seen=None):

@@ -11,8 +11,8 @@ from scheduler_worlds import World, request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.decisions import Signals, WorkerState
 from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.scheduling import Signals, WorkerState
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])

@@ -16,8 +16,8 @@ from scheduler_worlds import World, request, scheduler, sent, worker
 from test_waiting_bound import MAX_WAIT_S, Watched, floods
 
 from lengthwise.gateway.config import Dispatch, Phases
-from lengthwise.gateway.core.adjust import Sizing
-from lengthwise.testing.engine_server.batch import Limits
+from lengthwise.gateway.core.phases import Sizing
+from lengthwise.testing.engine_server.engine import Limits
 
 
 @pytest.mark.parametrize(("encode_batch", "decode_steps"), [(4, 7), (1, 3), (8, 2), (6, 11)])

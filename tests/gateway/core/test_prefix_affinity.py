@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.cached import MOST_BLOCKS, Cached
-from lengthwise.gateway.core.entry import PREFILL_WEIGHT, Entry
-from lengthwise.gateway.core.placing import Placing, Sessions
-from lengthwise.gateway.core.price import Price
-from lengthwise.gateway.core.worker import Worker
-from lengthwise.gateway.decisions import WorkerState
-from lengthwise.gateway.leading import NOTHING, SIZES, Leading, Prints
+from lengthwise.gateway.core.dispatch import Placing, Sessions
+from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
+from lengthwise.gateway.core.worker import MOST_BLOCKS, Cached, Price, Worker
+from lengthwise.gateway.request import NOTHING, SIZES, Leading, Prints
+from lengthwise.gateway.scheduling import WorkerState
 
 PRINTS = Prints(b"a secret of tests")
 SYSTEM = "You are a clerk of the archive. Answer in the words of the files. " * 80  # 5,280 letters

@@ -8,8 +8,8 @@ import pytest
 from engine_worlds import Costs, mean_s
 from scheduler_worlds import request, scheduler, sent, worker
 
-from lengthwise.gateway.core.entry import PREFILL_WEIGHT
-from lengthwise.gateway.core.price import Price
+from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
+from lengthwise.gateway.core.worker import Price
 from lengthwise.gateway.request import Forecast
 
 STEP_S = 0.01

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.entry import State
+from lengthwise.gateway.core.ranking import State
 from lengthwise.gateway.request import Forecast
 
 MAX_WAIT_S = 5.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from scheduler_worlds import request, scheduler, worker
 
-from lengthwise.gateway.core.entry import PREFILL_WEIGHT
-from lengthwise.gateway.core.price import Price
-from lengthwise.gateway.decisions import Signals
+from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
+from lengthwise.gateway.core.worker import Price
+from lengthwise.gateway.scheduling import Signals
 
 STEP_S = 0.02
 

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent
 
-from lengthwise.gateway.core.cutting import LOOK_S
-from lengthwise.gateway.core.entry import Entry
-from lengthwise.gateway.core.ranker import Ranker, rows_of
-from lengthwise.gateway.core.service import Service
+from lengthwise.gateway.core.preemption import LOOK_S
+from lengthwise.gateway.core.ranking import Entry, Ranker, Service, rows_of
 from lengthwise.gateway.request import Forecast
-from lengthwise.policy.named import resolve
+from lengthwise.policy.named_schedulers import resolve
 
 
 def looked_at():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 from test_price_of_cuts import NEAR
 
-from lengthwise.gateway.core.entry import PREFILL_WEIGHT
-from lengthwise.gateway.core.prospect import places, saved
+from lengthwise.gateway.core.preemption import places, saved
+from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
 from lengthwise.gateway.request import Forecast
 from lengthwise.predict import LEVELS
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rendered_manifests import DEPLOY, ROOT, container, gateway
 
-from lengthwise.gateway.edge._routes import route
+from lengthwise.gateway.edge.app import route
 
 TEXT = (DEPLOY / "Containerfile").read_text()
 REPLICAS = runpy.run_path(str(DEPLOY / "replicas.py"))

@@ -29,11 +29,11 @@ from rendered_manifests import (
 from lengthwise import EngineLimits, deploy
 from lengthwise.backend import kubernetes as plan
 from lengthwise.cli import main
+from lengthwise.config import loads_gateway
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.edge._asking import asked
-from lengthwise.gateway.edge._routes import route
-from lengthwise.gateway.edge.keys import Caller
-from lengthwise.scenario import loads_gateway
+from lengthwise.gateway.edge.app import route
+from lengthwise.gateway.edge.auth import Caller
+from lengthwise.gateway.edge.client_request import asked
 
 CLIENTS = "/etc/lengthwise/keys/clients"
 LEAST_FREE_BYTES = 512 << 20

@@ -12,8 +12,8 @@ import pytest
 from rendered_manifests import DEPLOY, GATEWAY, of_kind, the
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.decisions import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.request import Refusal
+from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry import Telemetry
 
 pytest.importorskip("prometheus_client")

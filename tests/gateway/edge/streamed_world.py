@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, Tls
-from lengthwise.gateway.edge._wire import Wire
-from lengthwise.gateway.running import Gateway
+from lengthwise.gateway.edge.http_protocol import Wire
+from lengthwise.gateway.serve import Gateway
 
 LETTERS, ROOM_BYTES, HELD_BYTES = 8192, 1 << 16, 2 << 20
 END = b'data: {"id":"c","choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'

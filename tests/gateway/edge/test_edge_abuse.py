@@ -19,10 +19,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Key, Limits
-from lengthwise.gateway.edge._asking import asked
-from lengthwise.gateway.edge._depth import Shape, beyond
-from lengthwise.gateway.edge.faults import Fault
-from lengthwise.gateway.edge.keys import Caller
+from lengthwise.gateway.edge.auth import Caller
+from lengthwise.gateway.edge.client_request import Shape, asked, beyond
+from lengthwise.gateway.edge.errors import Fault
 from lengthwise.schema.errors import InputError
 
 OPEN = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]'

@@ -10,13 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Limits
-from lengthwise.gateway.edge._asking import asked
-from lengthwise.gateway.edge._depth import Shape, beyond
-from lengthwise.gateway.edge._prompts import ascii_tokens, tokens_of
-from lengthwise.gateway.edge.faults import Fault
-from lengthwise.gateway.edge.keys import Caller
-from lengthwise.predict.read import read
-from lengthwise.predict.tokens import estimated_tokens
+from lengthwise.gateway.edge.auth import Caller
+from lengthwise.gateway.edge.client_request import Shape, ascii_tokens, asked, beyond, tokens_of
+from lengthwise.gateway.edge.errors import Fault
+from lengthwise.predict.sample_files import read
+from lengthwise.schema.workload import estimated_tokens
 
 LIMITS = Limits(messages=6, n=4, max_tokens=1000, depth=8)
 NESTED = st.recursive(

@@ -13,8 +13,8 @@ import time
 import pytest
 from edge_serving import SECRET, Script, Served, Told, a_key, chat, config, everything, parsed
 
-from lengthwise.gateway.edge._wire import PIPELINED
-from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.edge.http_protocol import PIPELINED
+from lengthwise.gateway.protocols import Listener
 
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n".encode()
 PAGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -8,9 +8,8 @@ import pytest
 from edge_serving import SECRET, a_key, config, sha
 
 from lengthwise.gateway.edge import Tenants
-from lengthwise.gateway.edge._guesses import MOST
-from lengthwise.gateway.edge.faults import Fault
-from lengthwise.gateway.edge.keys import Keys
+from lengthwise.gateway.edge.auth import MOST, Keys
+from lengthwise.gateway.edge.errors import Fault
 
 RIGHT = f"Bearer {SECRET}".encode()
 OTHER = a_key(tenant="beta", sha256=sha("sk-other"))
@@ -90,9 +89,9 @@ def test_an_address_of_ipv6_is_its_network(clock):
 
 
 def test_addresses_that_are_remembered_are_limited(clock, monkeypatch):
-    from lengthwise.gateway.edge import _guesses
+    from lengthwise.gateway.edge import auth
 
-    monkeypatch.setattr(_guesses, "_ADDRESSES", 5)
+    monkeypatch.setattr(auth, "_ADDRESSES", 5)
     keys = Keys(config(a_key()), clock)
     for i in range(50):
         status(keys, b"Bearer guess", f"10.0.1.{i}")

@@ -11,8 +11,8 @@ from hypothesis import settings
 from jsonschema import Draft202012Validator
 
 from lengthwise.gateway import edge
-from lengthwise.gateway.edge import _guesses
-from lengthwise.gateway.edge._bodies import Chat, Completion
+from lengthwise.gateway.edge import auth
+from lengthwise.gateway.edge.client_request import Chat, Completion
 
 CONFIG = config(a_key(), messages=8, n=4, max_tokens=4096)
 SCRIPT = Script()
@@ -40,7 +40,7 @@ def test_without_keys_none_is_asked_for():
 def free_edge():
     """With no end to guessing: generated requests show wrong keys by the dozen."""
     with pytest.MonkeyPatch.context() as patch, Served(CONFIG, SCRIPT, models=()) as served:
-        patch.setattr(_guesses, "MOST", 10**9)
+        patch.setattr(auth, "MOST", 10**9)
         yield served
 
 

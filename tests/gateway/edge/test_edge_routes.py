@@ -8,7 +8,7 @@ import pytest
 from edge_serving import SECRET, Script, Served, a_key, chat, config, sha
 
 from lengthwise.gateway.edge import Fault
-from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.request import Refusal
 
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 from edge_serving import SECRET, Script, Served, a_key, chat, config
 
-from lengthwise.gateway.edge.faults import Fault
+from lengthwise.gateway.edge.errors import Fault
 
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "Say hi"}]}
 

@@ -261,7 +261,7 @@ def test_who_asks_whether_to_go_on_is_told_so(served):
 def test_garbage_does_not_fill_the_log():
     import logging
 
-    from lengthwise.gateway.edge.server import Seldom
+    from lengthwise.gateway.edge.http_server import Seldom
 
     def told(text, at_s, level=logging.WARNING):
         record = logging.LogRecord("uvicorn.error", level, "", 0, text, (), None)

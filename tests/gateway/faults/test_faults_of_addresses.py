@@ -13,7 +13,7 @@ from fault_world import CARE, Told, ask, body
 from relay_world import run, until
 
 from lengthwise.gateway.config import Discovery, Engine, Forecasting, GatewayConfig, Listen, Order
-from lengthwise.gateway.fleet.dns import Dns
+from lengthwise.gateway.fleet.discovery import Dns
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
 from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice

@@ -13,7 +13,7 @@ from relay_world import Ledger, run, until
 
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.forecast import Forecaster
-from lengthwise.gateway.forecast.oracle import Oracle
+from lengthwise.gateway.forecast.forecaster import Oracle
 from lengthwise.gateway.request import Request
 from lengthwise.gateway.serve import Gateway
 

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from lengthwise.gateway.clock import monotonic
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.edge.asked import Asked
+from lengthwise.gateway.edge.client_request import Asked
 from lengthwise.gateway.fleet import Fleet
-from lengthwise.gateway.hub import Hub
+from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.relay import Relay
 from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.scheduler_driver import Hub
 from lengthwise.testing.engine_server import EngineSpec
 
 SPEC = EngineSpec(model="m")

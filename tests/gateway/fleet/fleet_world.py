@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.gateway.config import Care, Discovery, Dispatch, Engine, GatewayConfig, Order
-from lengthwise.gateway.decisions import WorkerState
 from lengthwise.gateway.fleet import Fleet
+from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
 
 CARE = Care(health_every_s=0.15, connect_s=1.0, failures=3, open_s=0.2, drain_s=0.3)

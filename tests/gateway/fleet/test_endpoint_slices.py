@@ -10,7 +10,7 @@ import trustme
 from fleet_world import run, until
 
 from lengthwise.gateway.config import Engine
-from lengthwise.gateway.fleet.endpoint_slices import EndpointSlices
+from lengthwise.gateway.fleet.discovery import EndpointSlices
 from lengthwise.schema.errors import InputError
 from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 

@@ -11,9 +11,9 @@ from aiohttp import ClientSession, web
 from fleet_world import config_of, engines, fleet_of, run, until
 
 from lengthwise.gateway.config import Engine
-from lengthwise.gateway.fleet import kube
-from lengthwise.gateway.fleet.endpoint_slices import EndpointSlices
-from lengthwise.gateway.fleet.facts import Facts, greeted
+from lengthwise.gateway.fleet import kubernetes_api
+from lengthwise.gateway.fleet.discovery import EndpointSlices
+from lengthwise.gateway.fleet.engine_probe import Facts, greeted
 from lengthwise.testing.engine_server import EngineSpec
 from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
@@ -75,10 +75,13 @@ def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
             async def elsewhere(_):
                 raise web.HTTPTemporaryRedirect(api.url + PATH)
 
-            async with answering(elsewhere) as (url, asked), kube.Kube(url, account=tmp_path) as client:
-                with pytest.raises(kube.NoAnswerError, match="http 307"):
+            async with (
+                answering(elsewhere) as (url, asked),
+                kubernetes_api.Kube(url, account=tmp_path) as client,
+            ):
+                with pytest.raises(kubernetes_api.NoAnswerError, match="http 307"):
                     await client.list(PATH, "")
-                with pytest.raises(kube.NoAnswerError, match="http 307"):
+                with pytest.raises(kubernetes_api.NoAnswerError, match="http 307"):
                     await anext(client.watch(PATH, "", "1", lasts_s=5.0, silent_s=5.0))
                 assert len(asked) == 2
                 assert not api.paths
@@ -87,7 +90,7 @@ def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
 
 
 def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(kube, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(kubernetes_api, "MOST_BYTES", 200_000)
     row = json.dumps({"metadata": {"name": "x" * 1000}})
 
     async def endless(request):
@@ -101,14 +104,14 @@ def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypat
             await answer.write(b" " * 65_536)
 
     async def work():
-        async with answering(endless) as (url, asked), kube.Kube(url, account=tmp_path) as client:
-            with pytest.raises(kube.NoAnswerError, match="a list of more than 200000 bytes"):
+        async with answering(endless) as (url, asked), kubernetes_api.Kube(url, account=tmp_path) as client:
+            with pytest.raises(kubernetes_api.NoAnswerError, match="a list of more than 200000 bytes"):
                 await client.list(PATH, "")
             assert len(asked) == 10
-        async with answering(flood) as (url, asked), kube.Kube(url, account=tmp_path) as client:
-            with pytest.raises(kube.NoAnswerError, match="a list of more than 200000 bytes"):
+        async with answering(flood) as (url, asked), kubernetes_api.Kube(url, account=tmp_path) as client:
+            with pytest.raises(kubernetes_api.NoAnswerError, match="a list of more than 200000 bytes"):
                 await client.list(PATH, "")
-            with pytest.raises(kube.NoAnswerError, match="an event without an end"):
+            with pytest.raises(kubernetes_api.NoAnswerError, match="an event without an end"):
                 async for _ in client.watch(PATH, "", "1", lasts_s=5.0, silent_s=5.0):
                     pass
             assert len(asked) == 2
@@ -128,7 +131,7 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             )
             task = asyncio.create_task(source.run(lambda found: told.append({one.name for one in found})))
             await until(lambda: told == [{"a", "b", "c"}] and api.open == 1)
-            monkeypatch.setattr(kube, "MOST_BYTES", 700)
+            monkeypatch.setattr(kubernetes_api, "MOST_BYTES", 700)
             lists = api.lists
             api.delete("a")
             await until(lambda: told[-1] == {"b", "c"})
@@ -136,7 +139,7 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             api.tell_all(b'{"type":"ERROR","object":{"code":410}}\n')
             await until(lambda: api.lists > lists + 3)
             assert told[-1] == {"b", "c"}
-            monkeypatch.setattr(kube, "MOST_BYTES", 70_000)
+            monkeypatch.setattr(kubernetes_api, "MOST_BYTES", 70_000)
             await until(lambda: len(told) == 3)
             assert told[-1] == {"b", "c"}
             task.cancel()

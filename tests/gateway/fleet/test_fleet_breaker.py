@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.fleet.breaker import CALLER_S, CLOSED, HALF_OPEN, OPEN, Breaker
+from lengthwise.gateway.fleet.health import CALLER_S, CLOSED, HALF_OPEN, OPEN, Breaker
 
 STEPS = st.lists(st.tuples(st.sampled_from("fab"), st.floats(0.0, 20.0)), max_size=120)
 

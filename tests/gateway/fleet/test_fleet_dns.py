@@ -6,7 +6,7 @@ import pytest
 from fleet_world import run, until
 
 from lengthwise.gateway.config import Engine
-from lengthwise.gateway.fleet.dns import Dns, addresses
+from lengthwise.gateway.fleet.discovery import Dns, addresses
 from lengthwise.schema.errors import InputError
 
 LIKE = Engine("http://found")

@@ -6,7 +6,7 @@ from aiohttp.test_utils import TestServer
 from fleet_world import CARE, config_of, engines, fleet_of, run, until
 
 from lengthwise.gateway.config import Engine, Order
-from lengthwise.gateway.fleet.facts import LARGER, SMALLER, find_facts
+from lengthwise.gateway.fleet.engine_probe import LARGER, SMALLER, find_facts
 from lengthwise.gateway.notices import asked_notices
 from lengthwise.testing.engine_server import EngineSpec, Fault, Limits
 
@@ -133,8 +133,8 @@ def test_a_mode_that_cuts_before_an_engine_that_cannot_be_cut_is_told(kind):
 
 @pytest.mark.parametrize("fault", [Fault("hang"), Fault("full"), Fault("stall", 1)])
 def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monkeypatch, fault):
-    monkeypatch.setattr("lengthwise.gateway.fleet.facts.HELLO_S", 0.2)
-    monkeypatch.setattr("lengthwise.gateway.fleet.watch.HELLO_FIRST_S", 0.01)
+    monkeypatch.setattr("lengthwise.gateway.fleet.engine_probe.HELLO_S", 0.2)
+    monkeypatch.setattr("lengthwise.gateway.fleet.worker.HELLO_FIRST_S", 0.01)
 
     async def work():
         async with engines(by_priority("vllm")) as (server,):

@@ -199,7 +199,7 @@ def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does()
 
 
 def test_models_that_come_later_are_seen(monkeypatch):
-    monkeypatch.setattr("lengthwise.gateway.fleet.watch.MODELS_EVERY_S", 0.2)
+    monkeypatch.setattr("lengthwise.gateway.fleet.worker.MODELS_EVERY_S", 0.2)
 
     async def work():
         async with Told() as server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):

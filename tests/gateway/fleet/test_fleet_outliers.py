@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.fleet.outliers import LEAST, PROOFS, Outliers
+from lengthwise.gateway.fleet.health import LEAST, PROOFS, Outliers
 
 
 def fed(

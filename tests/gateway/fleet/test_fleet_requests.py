@@ -8,8 +8,8 @@ from dataclasses import replace
 from fleet_requests import ORDER, SPEC, entries, world
 from fleet_world import CARE, DISPATCH, config_of, engines, run, until
 
-from lengthwise.gateway.clock import monotonic
 from lengthwise.gateway.config import Discovery, Engine, GatewayConfig
+from lengthwise.gateway.protocols import monotonic
 from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 

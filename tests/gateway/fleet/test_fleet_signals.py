@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.fleet.signals import MOST_LINES, read
+from lengthwise.gateway.fleet.engine_probe import MOST_LINES, read
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Engine, Tls
-from lengthwise.gateway.fleet.slices import Slices
+from lengthwise.gateway.fleet.discovery import Slices
 from lengthwise.testing.kube_api import endpoint, endpoint_slice
 
 LIKE = Engine("http://found", api_key="k", in_flight=3)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from phase_worlds import PhaseWorld
 
-from lengthwise import scenario
-from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.follow import News
-from lengthwise.gateway.follow._in_order import InOrder
-from lengthwise.gateway.phasing import Phases
+from lengthwise import config
+from lengthwise.gateway.config import Dispatch, Phases
+from lengthwise.gateway.replanning import InOrder, News
 from lengthwise.schedule import Terms, Watch
+from lengthwise.usecases import schedule_adaptation, schedule_plan
 
 SMALL = """
 [workload]
@@ -66,14 +65,16 @@ def refused():
 
 def planned_small(*given):
     """(scenario, schedule) of the small scenario."""
-    asked = scenario.loads(SMALL, overrides=given)
-    return asked, scenario.planned_run(asked)
+    asked = config.loads(SMALL, overrides=given)
+    return asked, schedule_plan.planned_run(asked)
 
 
 def follow_small(asked, planned, *, seats=200, seed=0, **terms):
     """Who follows it, here and not in another process."""
     watch = Watch(least_requests=100, seed=seed)
-    return scenario.follower_of(asked, planned, scenario.Follow(watch, Terms(**terms), seats))
+    return schedule_adaptation.follower_of(
+        asked, planned, schedule_adaptation.Follow(watch, Terms(**terms), seats)
+    )
 
 
 class FollowWorld(PhaseWorld):

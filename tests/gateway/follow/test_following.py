@@ -11,12 +11,10 @@ import follow_worlds
 import pytest
 from scheduler_worlds import request
 
-from lengthwise.gateway.config import Engine, GatewayConfig, Order
-from lengthwise.gateway.follow import Care, Following
-from lengthwise.gateway.follow._in_order import InOrder
-from lengthwise.gateway.phasing import Phases
+from lengthwise.gateway.config import Engine, GatewayConfig, Order, Phases
+from lengthwise.gateway.replanning import Care, Following, InOrder
 from lengthwise.gateway.request import Outcome
-from lengthwise.gateway.running import Gateway
+from lengthwise.gateway.serve import Gateway
 from lengthwise.schema.errors import InputError
 
 FIRST, OTHER = Phases(2, 5), Phases(3, 7)

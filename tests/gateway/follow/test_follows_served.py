@@ -12,10 +12,10 @@ import pytest
 from follow_worlds import planned_small
 from test_phases_served import Heard, config_of, engine, loop_of, settled, text_of
 
-from lengthwise import scenario
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.serve import Gateway
 from lengthwise.schedule import Watch
+from lengthwise.usecases import schedule_adaptation
 
 
 def lengths(gateway, after=150, before=250):
@@ -45,7 +45,7 @@ async def page(port):
 def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     asked, planned = planned_small()
     watch = Watch(sides=("outputs",))  # prompts are texts here, of which a gateway only estimates tokens
-    make = scenario.follower_maker(asked, planned, scenario.Follow(watch, seats=100))
+    make = schedule_adaptation.follower_maker(asked, planned, schedule_adaptation.Follow(watch, seats=100))
     heard, asked_for = Heard(), []
 
     async def work():

@@ -10,11 +10,11 @@ import pytest
 from follow_worlds import FollowWorld, follow_small, planned_small
 from phase_worlds import Job
 
-from lengthwise import scenario
-from lengthwise.scenario.schedules import question_of
 from lengthwise.schedule import Planner, Strategy
 from lengthwise.schema.errors import InputError
-from lengthwise.testing.engine_server.batch import Limits
+from lengthwise.testing.engine_server.engine import Limits
+from lengthwise.usecases import schedule, schedule_plan
+from lengthwise.usecases.schedule import question_of
 
 BEFORE = 300
 
@@ -132,7 +132,7 @@ def test_what_would_take_loading_is_told_and_not_done(small):
     asked, best = small
     planner = Planner(question_of(asked).planner.estimator, [1], [Strategy.RRA])
     row = planner.best(best.bound_s).row
-    planned = replace(best, row=row, phases=scenario.phases_of(row, scenario.task_of(asked)))
+    planned = replace(best, row=row, phases=schedule_plan.phases_of(row, schedule.task_of(asked)))
     world = world_of(follow_small(asked, planned), planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
     told = world.news[0][1]
     change, after = told.more.adaptation.change, world.schedules[-1][1]

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Forecasting
 from lengthwise.gateway.forecast import Belief, Forecaster, Oracle, told_tokens
-from lengthwise.gateway.forecast._asking import MOST_CHARS
-from lengthwise.gateway.forecast._belief import STATISTICS
-from lengthwise.gateway.forecast._belief import given as given_row
+from lengthwise.gateway.forecast.prediction import MOST_CHARS, STATISTICS
+from lengthwise.gateway.forecast.prediction import given as given_row
 from lengthwise.gateway.request import Outcome
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, default
 from lengthwise.schema.errors import InputError

@@ -12,13 +12,22 @@ from scipy import stats
 
 from lengthwise.gateway.config import Forecasting
 from lengthwise.gateway.forecast import Forecaster
-from lengthwise.gateway.forecast._drift import Drift, differ, kolmogorov_smirnov, log_rank
-from lengthwise.gateway.forecast._learned import WINDOW, Learned, Ring
-from lengthwise.gateway.forecast._learner import MOST_MODELS, Learner
-from lengthwise.gateway.forecast._survive import quantiles, reached
+from lengthwise.gateway.forecast.learning import (
+    MOST_MODELS,
+    WINDOW,
+    Drift,
+    Learned,
+    Learner,
+    Ring,
+    differ,
+    kolmogorov_smirnov,
+    log_rank,
+    quantiles,
+    reached,
+)
 from lengthwise.gateway.request import Outcome
 from lengthwise.predict import LEVELS, LengthDistribution
-from lengthwise.predict._survival import kaplan_meier
+from lengthwise.predict.distribution import kaplan_meier
 
 NORMAL = np.array([stats.norm.ppf(min(max(p, 0.001), 0.999)) for p in LEVELS])
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from lengthwise.engine import simulate
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.replay import _deployment, scheduler
-from lengthwise.gateway.observe.service import Service
+from lengthwise.gateway.observe.replay import Service, _deployment, scheduler
 from lengthwise.gateway.telemetry import Row
 from lengthwise.schema.workload import Workload
 

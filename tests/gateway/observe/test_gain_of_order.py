@@ -26,9 +26,8 @@ from lengthwise.gateway.observe import (
     report,
     text_report,
 )
-from lengthwise.gateway.observe.replay import workload_of
-from lengthwise.gateway.observe.service import Service
-from lengthwise.gateway.observe.verdict import judged
+from lengthwise.gateway.observe.ordering_gain import judged
+from lengthwise.gateway.observe.replay import Service, workload_of
 from lengthwise.gateway.telemetry import Journal
 
 ENGINES = Service(0.02, 0.001, 0.0002, 0.0, seats=8, engines=2, waited_share=0.0, error=0.0)

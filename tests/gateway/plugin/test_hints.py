@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Admission, Dispatch, Engine, Forecasting, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.hints import MOST_PRIORITY, Hints, hinted_for, with_fields
-from lengthwise.gateway.plugin.hint import hint_of
+from lengthwise.gateway.plugin.settings import hint_of
+from lengthwise.gateway.relay.engine_request import MOST_PRIORITY, Hints, hinted_for, with_fields
 from lengthwise.gateway.request import Forecast, Request
 from lengthwise.predict.distribution import LEVELS, LengthDistribution
 

@@ -11,7 +11,7 @@ from relay_world import IDS, FixedFleet, FixedWorker, Told, run
 from scripted_engine import Fault, Scripted
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
-from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.serve import Gateway
 

@@ -11,8 +11,8 @@ from plugin_world import request
 from vllm_modules import in_place, schedulers
 
 from lengthwise.gateway.plugin import LengthScheduler
-from lengthwise.gateway.plugin.check import TESTED, doubts_of_classes
-from lengthwise.gateway.plugin.ordering import Ordering
+from lengthwise.gateway.plugin.length_scheduler import Ordering
+from lengthwise.gateway.plugin.vllm_adapter import TESTED, doubts_of_classes
 
 LENGTHS = (90, 50, 10, 70, 5)
 ARRIVAL = [f"r{k}" for k in range(5)]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plugin_world import Clock, Queue, Scheduler, request
 
-from lengthwise.gateway.plugin.book import Book
-from lengthwise.gateway.plugin.ordering import Order, Ordering
+from lengthwise.gateway.plugin.length_scheduler import Book, Order, Ordering
 from lengthwise.gateway.plugin.settings import Settings, settings_of
 from lengthwise.policy import ranks
 from lengthwise.schema.errors import InputError
@@ -54,9 +53,9 @@ def test_the_order_is_that_of_the_policy_within_classes_and_equal_keys_stay_in_o
 def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank):
     from lengthwise.gateway.config import Admission, Dispatch, Order
     from lengthwise.gateway.core import Scheduler as Core
-    from lengthwise.gateway.decisions import WorkerState
     from lengthwise.gateway.request import Forecast
     from lengthwise.gateway.request import Request as Live
+    from lengthwise.gateway.scheduling import WorkerState
 
     clock = Clock()
     book, requests = Book(Settings(rank=rank, takeover="never"), clock), []

@@ -11,7 +11,7 @@ from rra_world import Request
 from vllm_modules import in_place, schedulers
 
 from lengthwise.gateway.plugin import RraScheduler
-from lengthwise.gateway.plugin.phased import Held, Phased
+from lengthwise.gateway.plugin.rra_scheduler import Held, Phased
 
 Stock, Asynchronous = schedulers(rra_world.Engine)
 

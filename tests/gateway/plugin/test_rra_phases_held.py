@@ -13,7 +13,7 @@ from rra_world import Clock, Engine, Request
 
 from lengthwise import EngineLimits, Workload, deploy, simulate
 from lengthwise.gateway.plugin import RraSettings
-from lengthwise.gateway.plugin.phased import Phased, Rra
+from lengthwise.gateway.plugin.rra_scheduler import Phased, Rra
 from lengthwise.schema.deployment import Scheduler
 
 

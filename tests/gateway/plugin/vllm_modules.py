@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lengthwise.gateway.plugin.check import TESTED
+from lengthwise.gateway.plugin.vllm_adapter import TESTED
 
 
 def schedulers(world: type) -> tuple[type, type]:

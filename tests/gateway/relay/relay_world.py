@@ -13,15 +13,15 @@ from typing import Any
 
 from scripted_engine import Scripted
 
-from lengthwise.backend.openai import Abilities
+from lengthwise.backend.openai_protocol import Abilities
 from lengthwise.gateway.config import Admission, Care, Dispatch, Engine, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.decisions import WorkerState
-from lengthwise.gateway.edge.asked import Asked
-from lengthwise.gateway.hub import Hub
-from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.edge.client_request import Asked
+from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
 from lengthwise.gateway.request import Forecast, Outcome, Request
+from lengthwise.gateway.scheduler_driver import Hub
+from lengthwise.gateway.scheduling import WorkerState
 
 IDS = Abilities(models=("m",), max_model_len=100_000, token_ids=True, ids_each=True, own_defaults=False)
 BARE = Abilities(models=("m",))

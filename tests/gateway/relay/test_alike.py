@@ -8,12 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from lengthwise.backend.openai import CHAT
-from lengthwise.gateway.relay import _scan as scan
-from lengthwise.gateway.relay._alike import Alike
-from lengthwise.gateway.relay._dress import Wants
-from lengthwise.gateway.relay._plain import Plain
-from lengthwise.gateway.relay._tracked import Tracked
+from lengthwise.backend.openai_protocol import CHAT
+from lengthwise.gateway.relay import sse
+from lengthwise.gateway.relay.responses import Plain, Tracked
+from lengthwise.gateway.relay.sse import Alike, Wants
 
 FRAME = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 TEXTS = [
@@ -112,7 +110,7 @@ def test_what_goes_on_and_what_is_counted_is_the_same_as_without_it(kind, sep):
 def test_an_event_cut_short_or_with_another_line_in_it_does_not_fit():
     whole = b'data: {"choices":[{"delta":{"content":" word"},"token_ids":[12]}]}\n\n'
     alike = Alike()
-    alike.learn(whole, scan.CONTENT)
+    alike.learn(whole, sse.CONTENT)
     assert alike.fits(whole.replace(b" word", b'a\\"b\\\\').replace(b"[12]", b"[1, 2,3]"))
     assert alike.ids == b"1, 2,3"
     assert not any(alike.fits(whole[:end]) for end in range(len(whole)))
@@ -127,7 +125,7 @@ def test_a_stream_whose_layout_changes_with_every_event_is_soon_only_scanned():
     events = [b'data: {"n":%d,"choices":[{"text":"x"}]}\n\n' % n for n in range(40)]
     for one in events:
         assert not alike.fits(one)
-        alike.learn(one, scan.TEXT)
+        alike.learn(one, sse.TEXT)
     assert not alike.fits(events[-1])
 
 
@@ -135,6 +133,6 @@ def test_a_stream_whose_layout_changes_with_every_event_is_soon_only_scanned():
 def test_ids_are_taken_out_as_a_scan_takes_them_out(ids):
     one = b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[%b],"x":[1]}]}\n\n' % ids
     alike = Alike()
-    alike.learn(one, scan.CONTENT, ids=True)
+    alike.learn(one, sse.CONTENT, ids=True)
     assert alike.fits(one)
-    assert alike.without_ids(one) == scan.without_ids(one)
+    assert alike.without_ids(one) == sse.without_ids(one)

@@ -6,8 +6,8 @@ import pytest
 from relay_world import BARE, IDS, run, world
 from scripted_engine import Scripted
 
-from lengthwise.gateway.core.entry import PREFILL_WEIGHT
-from lengthwise.gateway.fleet.latency import FirstTokens
+from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
+from lengthwise.gateway.fleet.fleet import FirstTokens
 
 BODY = {"model": "m", "prompt": "one two", "max_tokens": 60}
 WHOLE, STREAM = BODY | {"presence_penalty": 0.5}, BODY | {"stream": True}

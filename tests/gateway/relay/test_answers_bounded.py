@@ -14,11 +14,10 @@ from scripted_engine import Scripted
 from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.relay import open_session
-from lengthwise.gateway.relay._assembled import Assembled
-from lengthwise.gateway.relay._dress import Wants
-from lengthwise.gateway.relay._level import kept_tokens
-from lengthwise.gateway.relay._tracked import Tracked
-from lengthwise.gateway.running import Gateway
+from lengthwise.gateway.relay.request_session import kept_tokens
+from lengthwise.gateway.relay.responses import Assembled, Tracked
+from lengthwise.gateway.relay.sse import Wants
+from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
 CARE = Care(health_every_s=0.3, answer_bytes=200_000)

@@ -13,7 +13,7 @@ from scripted_engine import Fault, Scripted, Words, answer, decode, encode
 from test_relay_cut import EAGER
 
 from lengthwise.gateway.config import Care, Order
-from lengthwise.gateway.hub import CUT, GONE
+from lengthwise.gateway.scheduler_driver import CUT, GONE
 
 REQUESTS, LENGTHS = 25, (3, 20, 60)
 KINDS = ("die", "stall", "error", "garbage", "no_done", "busy", "503", "500")

@@ -9,8 +9,8 @@ from relay_world import run, world
 from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
-from lengthwise.gateway.relay._plain import Plain
-from lengthwise.gateway.running import Gateway
+from lengthwise.gateway.relay.responses import Plain
+from lengthwise.gateway.serve import Gateway
 
 
 @pytest.mark.parametrize("size", [500_000, 1_300_000, 4_000_000])

@@ -4,9 +4,9 @@ import asyncio
 
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.clock import monotonic
 from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
-from lengthwise.gateway.running import Gateway
+from lengthwise.gateway.protocols import monotonic
+from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan
 
 AT_ONCE, MOST_ROUNDS = 2, 50

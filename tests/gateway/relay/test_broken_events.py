@@ -11,9 +11,8 @@ from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_failover import BODY
 
 from lengthwise.gateway.config import Care
-from lengthwise.gateway.relay._assembled import Assembled
-from lengthwise.gateway.relay._dress import Wants
-from lengthwise.gateway.relay._tracked import Tracked
+from lengthwise.gateway.relay.responses import Assembled, Tracked
+from lengthwise.gateway.relay.sse import Wants
 from lengthwise.gateway.request import Outcome
 
 WANTS = Wants("completions", stream=True, usage=True, usage_each=False, ids=True)

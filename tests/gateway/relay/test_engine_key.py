@@ -7,7 +7,7 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout
 
 from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
-from lengthwise.gateway.running import Gateway
+from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
 AT_ONCE, MOST_ROUNDS = 8, 50

@@ -11,10 +11,9 @@ from relay_world import idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import Care
-from lengthwise.gateway.decisions import WorkerState
-from lengthwise.gateway.relay._budget import CALLERS, OF_ONE, Budget
-from lengthwise.gateway.relay._trouble import STALLED, Trouble
+from lengthwise.gateway.relay.failures import CALLERS, OF_ONE, STALLED, Budget, Trouble
 from lengthwise.gateway.request import Outcome
+from lengthwise.gateway.scheduling import WorkerState
 
 BODY = {"model": "m", "prompt": "p 40", "max_tokens": 40, "stream": True, "temperature": 0}
 STREAMS = 64

@@ -9,9 +9,9 @@ from relay_world import run, world
 from scripted_engine import Fault, Scripted, Words, answer, decode, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
-from lengthwise.backend.openai import COMPLETIONS
-from lengthwise.gateway.relay._dress import Wants
-from lengthwise.gateway.relay._tracked import Tracked
+from lengthwise.backend.openai_protocol import COMPLETIONS
+from lengthwise.gateway.relay.responses import Tracked
+from lengthwise.gateway.relay.sse import Wants
 
 
 def event(

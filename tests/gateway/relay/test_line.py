@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from relay_world import run
 
-from lengthwise.gateway.relay._line import BrokenError, Line
+from lengthwise.gateway.relay.upstream import BrokenError, Line
 
 HEAD = b"POST / HTTP/1.1\r\nHost: e\r\nContent-Length: 0\r\n\r\n"
 TRAILED = (

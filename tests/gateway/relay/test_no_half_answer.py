@@ -10,8 +10,8 @@ from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, short
 
 from lengthwise.gateway.config import Admission, Care
-from lengthwise.gateway.decisions import WorkerState
 from lengthwise.gateway.request import Outcome
+from lengthwise.gateway.scheduling import WorkerState
 
 BODY = {"model": "m", "prompt": "p 60", "max_tokens": 60, "stream": True, "temperature": 0}
 TAKES = [None, lambda: True]

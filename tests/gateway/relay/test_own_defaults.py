@@ -11,11 +11,10 @@ from relay_world import IDS, FixedWorker, asked, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
-from lengthwise.gateway.engines import Engine
-from lengthwise.gateway.fleet.facts import Facts
+from lengthwise.gateway.config import Engine
+from lengthwise.gateway.fleet.engine_probe import Facts
 from lengthwise.gateway.notices import engine_notices
-from lengthwise.gateway.relay._plan import plan
-from lengthwise.gateway.relay._resumable import left_open
+from lengthwise.gateway.relay.engine_request import left_open, plan
 
 UNKNOWN = replace(IDS, own_defaults=None)
 STATED = {"presence_penalty": 0, "frequency_penalty": 0}

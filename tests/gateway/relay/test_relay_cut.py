@@ -10,8 +10,8 @@ from relay_world import World, idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.hub import CUT
 from lengthwise.gateway.request import Outcome
+from lengthwise.gateway.scheduler_driver import CUT
 
 LONG = {"model": "m", "prompt": "long 300", "max_tokens": 300, "stream": True, "temperature": 0}
 EAGER = Order(

@@ -7,8 +7,8 @@ import json
 from relay_world import BARE, idle, run, until, world
 from scripted_engine import Scripted, answer, encode
 
-from lengthwise.gateway.relay._assembled import Assembled
-from lengthwise.gateway.relay._dress import Wants
+from lengthwise.gateway.relay.responses import Assembled
+from lengthwise.gateway.relay.sse import Wants
 from lengthwise.gateway.request import Outcome
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello 20"}], "max_tokens": 20, "stream": True}

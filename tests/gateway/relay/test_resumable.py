@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.gateway.relay import obstacle
-from lengthwise.gateway.relay._body import continuation, spliced
-from lengthwise.gateway.relay._resumable import RULES
+from lengthwise.gateway.relay.engine_request import RULES, continuation, spliced
 
 PLAIN = {"model": "m", "prompt": "p", "max_tokens": 5}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "p"}]}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.backend.sse import Event, SseReader
-from lengthwise.gateway.relay._split import Splitter, TooLong, data_of, split
+from lengthwise.backend.openai_protocol import Event, SseReader
+from lengthwise.gateway.relay.sse import Splitter, TooLong, data_of, split
 
 EOL = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINE = st.one_of(

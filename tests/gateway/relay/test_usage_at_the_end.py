@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lengthwise.gateway.relay._dress import Wants
-from lengthwise.gateway.relay._tracked import Tracked
+from lengthwise.gateway.relay.responses import Tracked
+from lengthwise.gateway.relay.sse import Wants
 
 DONE = b"data: [DONE]\n\n"
 

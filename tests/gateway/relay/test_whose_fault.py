@@ -5,8 +5,7 @@ from __future__ import annotations
 from relay_world import BARE, FixedFleet, FixedWorker, asked, run, world
 from scripted_engine import Fault, Scripted
 
-from lengthwise.gateway.relay._blame import Blame
-from lengthwise.gateway.relay._trouble import Trouble
+from lengthwise.gateway.relay.failures import Blame, Trouble
 
 BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 

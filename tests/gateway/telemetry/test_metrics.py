@@ -10,8 +10,8 @@ import pytest
 from told_requests import request, serve
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.decisions import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.request import Outcome, Refusal
+from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry import Telemetry
 
 pytest.importorskip("prometheus_client")

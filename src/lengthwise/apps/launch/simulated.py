@@ -4,22 +4,224 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import json
 import math
-from collections.abc import Callable, Sequence
+import selectors
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.apps.launch import _batch
-from lengthwise.apps.launch.commands import Deployed
-from lengthwise.apps.launch.contracts import Ask, Draft, Engine, FailedError, Fault
+from lengthwise.apps.launch.engine import Ask, Draft, Engine, FailedError, Fault
+from lengthwise.apps.launch.local import Deployed
 from lengthwise.apps.ledger.contracts import Output
 from lengthwise.engine.step_time import StepTime, step_time
-from lengthwise.schema.app import ModelPlan, Replica
-from lengthwise.schema.app_tasks import TaskDraw, Tasks
-from lengthwise.schema.errors import EngineError
+from lengthwise.schema.app import ModelPlan, Replica, TaskDraw, Tasks
+from lengthwise.schema.errors import EngineError, InternalError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a batch may hold.
+
+    Attributes:
+        seqs: Sequences at once.
+        step_tokens: Tokens of a step.
+        kv_tokens: In memory.
+        block_tokens: Of a block of it; half a block a sequence is lost on average.
+        spare: Share of the memory that is left free when a sequence is let in.
+    """
+
+    seqs: int
+    step_tokens: int
+    kv_tokens: int
+    block_tokens: int = 1
+    spare: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedSequence:
+    """One answer.
+
+    Attributes:
+        prompt: Tokens that are read first, those of an answer that goes on included.
+        need: Tokens that are still to be written.
+        done: Called at the end.
+        joined: The step in which it was read; -1 while it waits.
+        left: Whether it was called off.
+        had: Tokens that were written before it had to make room; it reads them again.
+    """
+
+    prompt: int
+    need: int
+    done: Callable[[], None]
+    joined: int = -1
+    left: bool = False
+    had: int = 0
+
+
+class Batch:
+    """Steps of prompts and decodes, as an engine forms them that does all prompts of a step whole.
+
+    A sequence is let in where its prompt has room. When memory is full, who was let in last makes room and is the next
+    to be let in. Decode steps between two changes are taken together, at the mean of their costs.
+
+    Args:
+        limits: Of the batch.
+        cost: Seconds of a step.
+    """
+
+    def __init__(self, limits: Limits, cost: StepTime) -> None:
+        self._limits, self._cost = limits, cost
+        self._waiting: deque[SimulatedSequence] = deque()
+        self._ends: list[tuple[int, int, SimulatedSequence]] = []
+        self._steps = self._kv = self._running = self._order = 0
+        self._from_s = self._until_s = 0.0
+        self._jump = 0
+        self._joining: list[SimulatedSequence] = []
+
+    @property
+    def next_s(self) -> float:
+        """When something changes; infinity: nothing is to be done."""
+        return self._until_s if self._jump else math.inf
+
+    @property
+    def idle(self) -> bool:
+        """Whether no step is under way."""
+        return not self._jump
+
+    def written(self, one: SimulatedSequence, now_s: float) -> int:
+        """Tokens that a sequence has by now."""
+        if one.joined < 0:
+            return one.had
+        return min(one.need, one.had + self._steps + self._passed(now_s) - one.joined)
+
+    def add(self, one: SimulatedSequence, now_s: float) -> None:
+        """Lets a sequence wait; a jump ends at the next step, so that it may join."""
+        self._waiting.append(one)
+        if self._jump > 1:
+            self._cut(now_s)
+
+    def remove(self, one: SimulatedSequence, now_s: float) -> None:
+        """Takes out a sequence that was called off; it leaves with the step that is under way."""
+        one.left = True
+        if one.joined < 0 and one in self._waiting:
+            self._waiting.remove(one)
+        elif self._jump > 1:
+            self._cut(now_s)
+
+    def turn(self, now_s: float) -> list[SimulatedSequence]:
+        """Ends what is due, forms the next step or jump; sequences that are done."""
+        if self._jump and now_s < self._until_s:
+            return []
+        over = self._arrive() if self._jump else []
+        self._clear()
+        self._depart(now_s)
+        return over
+
+    def _passed(self, now_s: float) -> int:
+        """Whole steps of the jump that is under way."""
+        if not self._jump or self._until_s <= self._from_s:
+            return 0
+        share = (now_s - self._from_s) / (self._until_s - self._from_s)
+        return min(self._jump, max(0, math.floor(share * self._jump + 1e-9)))
+
+    def _cut(self, now_s: float) -> None:
+        """Ends a jump with the step that is under way."""
+        steps = min(self._jump, self._passed(now_s) + 1)
+        self._until_s = self._from_s + (self._until_s - self._from_s) * steps / self._jump
+        self._jump = steps
+
+    def _arrive(self) -> list[SimulatedSequence]:
+        decoding = self._running - len(self._joining)
+        self._steps += self._jump
+        self._kv += decoding * self._jump
+        for one in self._joining:
+            one.joined = self._steps - 1
+            self._kv += one.prompt + one.had + 1
+            self._order += 1
+            heapq.heappush(self._ends, (one.joined + one.need - one.had, self._order, one))
+        self._joining, self._jump = [], 0
+        over = []
+        while self._ends and self._ends[0][0] <= self._steps:
+            one = heapq.heappop(self._ends)[2]
+            self._leave(one)
+            if not one.left:
+                over.append(one)
+        return over
+
+    def _leave(self, one: SimulatedSequence) -> None:
+        self._running -= 1
+        self._kv -= one.prompt + self._now(one)
+
+    def _now(self, one: SimulatedSequence) -> int:
+        """Tokens that it has, prompt left aside."""
+        return min(one.need, one.had + self._steps - one.joined)
+
+    def _clear(self) -> None:
+        """Those that were called off go."""
+        gone = [entry for entry in self._ends if entry[2].left]
+        if gone:
+            self._ends = [entry for entry in self._ends if not entry[2].left]
+            heapq.heapify(self._ends)
+            for _, _, one in gone:
+                self._leave(one)
+
+    def _depart(self, now_s: float) -> None:
+        made_room = self._made_room()
+        self._joining = [] if made_room else self._admitted()
+        decoding, kv = self._running - len(self._joining), self._kv
+        if not self._joining and not decoding:
+            return
+        self._jump = 1
+        if not self._joining and not made_room:
+            self._jump = max(1, min(self._ends[0][0] - self._steps, self._room() // decoding))
+        prompts = [(one.prompt + one.had, 0) for one in self._joining]
+        if self._jump == 1:
+            seconds = self._cost(decoding, kv, prompts)
+        else:
+            seconds = self._jump * self._cost(decoding, kv + decoding * (self._jump - 1) // 2, ())
+        self._from_s, self._until_s = now_s, now_s + seconds
+
+    def _room(self) -> int:
+        """Tokens that memory has room for."""
+        return self._limits.kv_tokens - self._kv - self._running * (self._limits.block_tokens // 2)
+
+    def _made_room(self) -> bool:
+        """Whether somebody had to go, so that all others can go on by a step."""
+        gone = False
+        while self._running > 1 and self._room() < self._running:
+            last = max(self._ends, key=lambda entry: entry[1])
+            self._ends.remove(last)
+            one = last[2]
+            self._leave(one)
+            one.had, one.joined = self._now(one), -1
+            self._waiting.appendleft(one)
+            gone = True
+        if gone:
+            heapq.heapify(self._ends)
+        return gone
+
+    def _admitted(self) -> list[SimulatedSequence]:
+        found: list[SimulatedSequence] = []
+        limits, tokens = self._limits, self._running
+        room = self._room() - self._running - int(limits.spare * limits.kv_tokens)
+        while self._waiting and self._running < limits.seqs:
+            one = self._waiting[0]
+            read = one.prompt + one.had
+            room -= read + 1 + limits.block_tokens // 2
+            if (room < 0 and self._running) or (found and tokens + read > limits.step_tokens):
+                break
+            self._waiting.popleft()
+            self._running += 1
+            tokens += read
+            found.append(one)
+        return found
+
 
 Ints = npt.NDArray[np.int64]
 Seconds = Callable[[ModelPlan, str], float]
@@ -47,9 +249,9 @@ class SimulatedEngine:
         about: The plan's model and shape.
     """
 
-    def __init__(self, about: str, limits: _batch.Limits, cost: StepTime, lengths: Lengths) -> None:
+    def __init__(self, about: str, limits: Limits, cost: StepTime, lengths: Lengths) -> None:
         self.about, self.seats = about, limits.seqs
-        self._batch, self._lengths = _batch.Batch(limits, cost), lengths
+        self._batch, self._lengths = Batch(limits, cost), lengths
         self._limit_tokens = limits.kv_tokens
         self._timer: asyncio.TimerHandle | None = None
         self._alive = True
@@ -82,7 +284,7 @@ class SimulatedEngine:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         had = len(draft.output_ids)
-        one = _batch.Sequence(
+        one = SimulatedSequence(
             prompt + had, tokens - had, lambda: None if over.done() else over.set_result(None)
         )
         self._open.add(over)
@@ -153,7 +355,7 @@ class SimulatedLauncher:
     starts: int = field(default=0, init=False)
     _hurries: bool = field(default=False, init=False)
     _plans: dict[int, ModelPlan] = field(default_factory=dict, init=False)
-    _costs: dict[ModelPlan, tuple[_batch.Limits, StepTime]] = field(default_factory=dict, init=False)
+    _costs: dict[ModelPlan, tuple[Limits, StepTime]] = field(default_factory=dict, init=False)
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
         """A replica after its seconds."""
@@ -164,11 +366,11 @@ class SimulatedLauncher:
         self._plans[id(engine)] = plan
         return engine
 
-    def _cost(self, plan: ModelPlan) -> tuple[_batch.Limits, StepTime]:
+    def _cost(self, plan: ModelPlan) -> tuple[Limits, StepTime]:
         if plan not in self._costs:
             deployment = self.deployed(plan)
             limits, kv = deployment.limits, deployment.kv
-            held = _batch.Limits(
+            held = Limits(
                 limits.max_num_seqs,
                 limits.max_num_batched_tokens,
                 kv.num_blocks * kv.block_size,
@@ -208,3 +410,64 @@ class SimulatedLauncher:
     async def close(self) -> None:
         """Nothing is left."""
         self._plans.clear()
+
+
+Result = TypeVar("Result")
+_RESOLUTION_S = 1e-9
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Runs what an ordinary loop runs, but waits for no clock; same input, same order.
+
+    Whatever blocks must do so in the loop itself: of threads it does not know when they end.
+    """
+
+    def __init__(self) -> None:
+        self._virtual_s = 0.0
+        super().__init__(_Jumping(self))
+        self._clock_resolution = _RESOLUTION_S
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._virtual_s
+
+    def jump(self, seconds: float) -> None:
+        """Lets time pass."""
+        self._virtual_s += seconds
+
+
+class _Jumping(selectors.BaseSelector):
+    """Never waits: a wait becomes a jump."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._real, self._loop = selectors.DefaultSelector(), loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = self._real.select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            raise InternalError("nothing can go on, and no time is waited for")
+        self._loop.jump(max(timeout, 0.0))
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def run_virtually(work: Coroutine[Any, Any, Result]) -> Result:
+    """What the work returns, run in virtual time from 0."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)

@@ -1,28 +1,5 @@
 """Where tasks and their answers are kept: one contract, several stores."""
 
-from lengthwise.apps.ledger.contracts import (
-    ENDED,
-    Ending,
-    Lease,
-    Ledger,
-    Output,
-    Partial,
-    State,
-    TaskRow,
-)
-from lengthwise.apps.ledger.opening import FILE, open_ledger
-from lengthwise.apps.ledger.tables import TableLedger
+import lazy_loader
 
-__all__ = [
-    "ENDED",
-    "FILE",
-    "Ending",
-    "Lease",
-    "Ledger",
-    "Output",
-    "Partial",
-    "State",
-    "TableLedger",
-    "TaskRow",
-    "open_ledger",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from lengthwise.schema.app_tasks import Tasks
+from lengthwise.schema.app import Tasks
 
 
 class State(IntEnum):

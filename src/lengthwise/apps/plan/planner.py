@@ -2,31 +2,344 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.plan.beam import METHODS
 from lengthwise.apps.plan.evaluate import (
     idle_seconds,
+    judged,
     makespans_s,
     mean_of,
+    play,
     quantiles_of,
     spans_of,
+    spare_plans,
     stages_of,
 )
-from lengthwise.apps.plan.play import play, spare_plans
-from lengthwise.apps.plan.runs import REPRESENTED_TASKS
-from lengthwise.apps.plan.searched import DEFAULT, Asked, Found, searched
-from lengthwise.apps.plan.space import Served, Space
-from lengthwise.apps.plan.stages import Stages
-from lengthwise.apps.plan.switching import SwitchTimes
+from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
+from lengthwise.apps.plan.space import Served, Space, SwitchTimes
+from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
 from lengthwise.engine import simulate
-from lengthwise.schema.app import AppMethod, AppPlan, Cluster, ModelPlan
-from lengthwise.schema.app_tasks import TaskDraw, Tasks
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.app import (
+    AppMethod,
+    AppPlan,
+    AppSpan,
+    AppStage,
+    AppWhatIf,
+    Cluster,
+    Machine,
+    ModelPlan,
+    Switch,
+    TaskDraw,
+    Tasks,
+)
+from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
+
+LOOK_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
+"""Seconds of a stage that is looked at, of a run that is simulated and of a request in it, about: fitted (least squares
+of relative errors) to what the methods, lists and beam took on eight applications, on one core of a server. Most are
+within a half; chains, whose requests wait for one another, take up to four times as long."""
+AGAIN, LOOKS = 3.0, 6
+"""So many times what Algorithm 1 simulates from the start it simulates in all, models that were cut, too; and so many
+stages it looks at for each of these runs."""
+
+
+class Purse:
+    """What was spent on looking, in counted seconds.
+
+    Args:
+        counted: Whose work is counted, from now on.
+        spent_s: Before that.
+    """
+
+    def __init__(self, counted: Sequence[Stages], spent_s: float = 0.0) -> None:
+        self._counted = counted
+        self._before_s = self._all_s() - spent_s
+
+    @property
+    def spent_s(self) -> float:
+        """By now."""
+        return self._all_s() - self._before_s
+
+    def holds(self, cost_s: float, limit_s: float) -> bool:
+        """Whether something is left of so much, and this too could be spent."""
+        spent_s = self.spent_s
+        return spent_s < limit_s and spent_s + cost_s <= limit_s
+
+    def _all_s(self) -> float:
+        return sum(
+            LOOK_S * stages.looks
+            + RUN_S * stages.runs.simulated_runs
+            + REQUEST_S * stages.runs.simulated_requests
+            for stages in self._counted
+        )
+
+
+def expected_cost_s(stages: Stages, name: str) -> float:
+    """What a method will cost, about.
+
+    Algorithm 1 simulates each model under each of its plans, and most of them again; "max" looks at those plans alone
+    that have the most GPUs, each once.
+    """
+    seconds, alone = 0.0, name.startswith("max")
+    for model, load in enumerate(stages.load.models):
+        plans = stages.space.plans(model)
+        most = max(plan.gpus for plan in plans) if alone else 0
+        for plan in plans:
+            if plan.gpus >= most:
+                stands_for_all = len(load) >= REPRESENTED_TASKS * plan.dp
+                requests = -(-len(load) // plan.dp) if stands_for_all else len(load)
+                seconds += RUN_S + REQUEST_S * requests + (0.0 if alone else LOOK_S * LOOKS)
+    return seconds * (1.0 if alone else AGAIN)
+
+
+DEFAULT = "lengthwise"
+BEST_TRIED = 3
+"""Plans of the lists, and of the beam, that are simulated whole, on all draws planned with."""
+_CHEAP = ("min", "min_no_preemption")
+"""Ways that are quick beside what they save; they come first, and pay for what they have simulated."""
+CHANGE_SHARE = 0.01
+"""Engines that start already are given up only for a plan that is sooner by more than this: its gain is told by a few
+draws, and is by chance a part of it."""
+WORTH_SHARE = 0.003
+"""What is not sooner by so much than a quick way on the draws planned with is not sooner on others."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to plan.
+
+    Attributes:
+        method: "lengthwise", or a name of ``METHODS``.
+        beside: Methods to compare with.
+        quantile: Plan against this quantile over the draws; None: their mean.
+        effort: How long to look.
+        clock: Seconds, for ``search_s`` alone.
+        known: Plans that "lengthwise" looks at too, where they fit.
+    """
+
+    method: str = DEFAULT
+    beside: tuple[str, ...] = tuple(METHODS)
+    quantile: float | None = None
+    effort: Effort = field(default_factory=Effort)
+    clock: Callable[[], float] = time.perf_counter
+    known: tuple[Planned, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that was found.
+
+    Attributes:
+        name: Of the way.
+        planned: The plan.
+        planned_s: Its makespan on the draws planned with.
+        search_s: Seconds of finding it, had nothing been looked at before it.
+        cost_s: Seconds of finding it after what was looked at before it, counted.
+        spent_s: The same, by the clock.
+        ahead_s: Of ``search_s``, those before engines of its first stage can start.
+    """
+
+    name: str
+    planned: Planned
+    planned_s: float
+    search_s: float
+    cost_s: float
+    spent_s: float
+    ahead_s: float
+
+
+def searched(
+    worlds: Sequence[Stages], space: Space, asked: Asked, begin: Callable[[Found], None] | None = None
+) -> list[Found]:
+    """What each method finds, "lengthwise" first.
+
+    "lengthwise" pays for all that it takes the best of. Even splits and lists, which cost little, are looked at in any
+    case; one model after another, Algorithm 1 and the beam as far as ``Effort.share`` of the best makespan goes: it
+    shall not spend what it saves. What was run beside it for comparison alone it takes where that ends sooner by more
+    than it cost, and pays for then.
+
+    Args:
+        worlds: The draws planned with.
+        space: Of plans.
+        asked: How to plan.
+        begin: Told what "lengthwise" has at first sight: engines of its first stage can start while it looks on, which
+            then costs no time where they stay.
+    """
+    search = _Search(worlds, space, asked)
+    names = [name for name in dict.fromkeys((*asked.beside, asked.method)) if name != DEFAULT]
+    first, found = None, dict[str, Found]()
+    if begin is not None and DEFAULT in (asked.method, *asked.beside):
+        first = search.by(search.at_first_sight)
+        found[first.name] = first
+        begin(replace(first, name=DEFAULT))
+    found |= {name: search.by(name) for name in _CHEAP if name in names and name not in found}
+    if DEFAULT in (asked.method, *asked.beside):
+        best = search.looked_ahead(found)
+        found |= {name: search.by(name) for name in names if name not in found}
+        best = _best_end_to_end(best, [found[name] for name in names if name not in _CHEAP])
+        found[DEFAULT] = best if first is None else search.overlapped(first, best)
+    else:
+        found |= {name: search.by(name) for name in names if name not in found}
+    return [found[name] for name in (DEFAULT, *METHODS) if name in (asked.method, *asked.beside)]
+
+
+def _best_end_to_end(best: Found, others: Iterable[Found]) -> Found:
+    for other in others:
+        if _is_worth(other.planned_s + other.cost_s, best.planned_s):
+            best = replace(
+                best,
+                planned=other.planned,
+                planned_s=other.planned_s,
+                search_s=best.search_s + other.spent_s,
+                ahead_s=best.ahead_s + other.spent_s,
+                cost_s=best.cost_s + other.cost_s,
+                spent_s=best.spent_s + other.spent_s,
+            )
+    return best
+
+
+def loaded_gpus(plan: Planned) -> int:
+    """GPUs that a plan has something loaded on, as often as it does: of two that end alike, fewer is better."""
+    found = 0
+    for before, plans in pairwise(((), *plan)):
+        there = {(p.model, p.shape): p.gpus for p in before}
+        found += sum(max(0, p.gpus - there.get((p.model, p.shape), 0)) for p in plans)
+    return found
+
+
+def _is_worth(seconds: float, than_s: float) -> bool:
+    return seconds < than_s * (1.0 - WORTH_SHARE)
+
+
+class _Search:
+    """Of one application: worlds are the draws planned with, the first one is searched on."""
+
+    def __init__(self, worlds: Sequence[Stages], space: Space, asked: Asked) -> None:
+        self._worlds, self._space, self._asked = worlds, space, asked
+        self._now = asked.clock
+        for world in worlds:
+            world.runs.clock = asked.clock
+        self._scores: dict[Planned, float] = {}
+
+    def by(self, name: str) -> Found:
+        """By SamuLLM's way or a heuristic."""
+        saved = _Saved([world.runs for world in self._worlds])
+        started_s, purse = self._now(), Purse(self._worlds)
+        made = rolled_out(self._worlds[0], METHODS[name])
+        score = self.score(made)
+        spent_s = self._now() - started_s
+        search_s = spent_s + saved.seconds()
+        return Found(name, made, score, search_s, purse.spent_s, spent_s, search_s)
+
+    def score(self, made: Planned) -> float:
+        """Its makespan on the draws planned with."""
+        spare = spare_plans(self._space, len(self._space.models), made)
+        return judged(makespans_s(self._worlds, made, spare), self._asked.quantile)
+
+    @property
+    def at_first_sight(self) -> str:
+        """The quickest way that is seldom far off: GPUs shared out evenly, or one after another where models wait."""
+        return "max" if self._waits else "min"
+
+    @property
+    def _waits(self) -> bool:
+        return any(self._worlds[0].load.parents)
+
+    def overlapped(self, first: Found, best: Found) -> Found:
+        """What to run, where engines start as the plan at first sight has them while all else is looked for.
+
+        Plans that begin alike lose nothing by that. Another one has to start its engines when it is found, in place of
+        those, and must be worth it.
+        """
+        if not _is_worth(best.planned_s, first.planned_s):
+            best = replace(best, planned=first.planned, planned_s=first.planned_s)
+        if best.planned[:1] != first.planned[:1]:
+            alike = {one: s for one, s in self._scores.items() if one[:1] == first.planned[:1]}
+            stay = min(alike, key=lambda one: (alike[one], one != first.planned, one))
+            if alike[stay] + first.cost_s > (best.planned_s + best.cost_s) * (1.0 + CHANGE_SHARE):
+                return best
+            best = replace(best, planned=stay, planned_s=alike[stay])
+        return replace(best, ahead_s=first.ahead_s)
+
+    def looked_ahead(self, found: dict[str, Found]) -> Found:
+        """The best of the heuristics, lists, a beam's plans, and the best of these bettered.
+
+        Args:
+            found: What was found so far; methods that can be afforded are added, asked for or not.
+        """
+        effort, first, paid = self._asked.effort, self._worlds[0], list(found.values())
+        quick = Stages(Runs(first.load, self._space, quick=True, known=first.runs))
+        scores = self._scores
+        started_s, purse = self._now(), Purse((*self._worlds, quick), sum(one.cost_s for one in paid))
+        scores |= {one.planned: one.planned_s for one in paid}
+        fits = self._space.fits
+        self._try(scores, (one for one in self._asked.known if all(fits(plans) for plans in one)))
+        self._try(scores, self._soonest(quick, [rolled_out(quick, choose) for choose in STEPS]))
+        limit_s = effort.share * min(scores.values())
+
+        def has_left() -> bool:
+            return purse.holds(0.0, limit_s)
+
+        self._try(scores, beam(quick, effort, has_left)[:BEST_TRIED])
+        self._better(scores, quick, has_left)
+        for name in METHODS:
+            # Of models that wait for nobody, none of these was ever better than the beam.
+            if self._waits and name not in found and purse.holds(expected_cost_s(first, name), limit_s):
+                found[name] = self.by(name)
+                scores[found[name].planned] = found[name].planned_s
+        best = self._better(scores, quick, has_left)
+        quick_ways = [found[name] for name in _CHEAP if name in found]
+        if quick_ways:
+            usual = min(quick_ways, key=lambda one: one.planned_s)
+            if not _is_worth(scores[best], usual.planned_s):
+                best = min((usual.planned, best), key=loaded_gpus)
+        spent_s = self._now() - started_s + sum(one.spent_s for one in paid)
+        return Found(DEFAULT, best, scores[best], spent_s, purse.spent_s, spent_s, spent_s)
+
+    def _soonest(self, quick: Stages, plans: Iterable[Planned]) -> list[Planned]:
+        """Those that may be the best on all draws, told by what is quickly simulated on one."""
+        ends = {one: self._quick_s(quick, one) for one in plans}
+        return sorted(ends, key=lambda one: (ends[one], one))[:BEST_TRIED]
+
+    def _quick_s(self, quick: Stages, made: Planned) -> float:
+        spare = spare_plans(self._space, len(self._space.models), made)
+        return play(quick, made, spare, places=False).end_s
+
+    def _better(self, scores: dict[Planned, float], quick: Stages, has_left: Callable[[], bool]) -> Planned:
+        """The best, after the best one so far was bettered; of equals the one that was there."""
+        ranked = sorted(scores, key=lambda one: (scores[one], one))
+        self._try(scores, [bettered(quick, ranked[0], self._asked.effort, has_left)])
+        return min(scores, key=lambda one: (scores[one], one != ranked[0], one))
+
+    def _try(self, scores: dict[Planned, float], plans: Iterable[Planned]) -> None:
+        for one in plans:
+            if one not in scores:
+                scores[one] = self.score(one)
+
+
+class _Saved:
+    """What others had simulated before, from now on: whoever asks for it would have had to simulate it himself."""
+
+    def __init__(self, runs: Sequence[Runs]) -> None:
+        self._before = [(one, dict(one.took_s)) for one in runs]
+        for one in runs:
+            one.asked.clear()
+
+    def seconds(self) -> float:
+        """Of all that was asked for and was there."""
+        return sum(took_s.get(key, 0.0) for one, took_s in self._before for key in one.asked)
 
 
 def plan(
@@ -160,4 +473,153 @@ def _notes(space: Space, first: Stages) -> tuple[str, ...]:
     return tuple(notes)
 
 
-__all__ = ["DEFAULT", "Asked", "plan"]
+def what_if(
+    tasks: Tasks,
+    draws: Sequence[TaskDraw],
+    models: Sequence[Served],
+    cluster: Cluster,
+    told: AppPlan,
+    *,
+    true_draws: Sequence[TaskDraw] = (),
+    times: SwitchTimes | None = None,
+    asked: Asked | None = None,
+) -> tuple[AppWhatIf, ...]:
+    """The makespan with an island of GPUs more, one fewer, a GPU more, and a disk twice as fast, each planned anew.
+
+    The plan as it is stays among what is looked at, where it fits: more GPUs do not make it later. A variant under
+    which a model does not fit any more is left out. Arguments are those of ``plan``, and ``told`` is what it said.
+    """
+    times = times or SwitchTimes()
+    asked = replace(asked or Asked(), method=told.method, beside=(), known=(told.planned,))
+    variants = [(name, other, times) for name, other in _clusters(cluster)]
+    variants.append(("disk_twice_as_fast", cluster, faster_disk(times, 2.0)))
+    found = []
+    for name, gpus, switching in variants:
+        try:
+            then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, asked=asked)
+        except DoesNotFitError:
+            continue
+        apart = [b - a for a, b in zip(told.makespans_s, then.makespans_s, strict=True)]
+        found.append(AppWhatIf(name, then.makespan, mean_of(apart)))
+    return tuple(found)
+
+
+def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
+    """The last machine with an island of GPUs more and one fewer; one GPU more, there or in a machine of its own."""
+    *others, last = cluster.machines
+    step = min(last.node.link_group, last.gpus)
+    found = [(_name("plus", step, last), _sized((*others, _with(last, last.gpus + step))))]
+    if step > 1:
+        found.append(("gpus_plus_1", _one_more(cluster)))
+    if cluster.gpus > step:
+        found.append((_name("minus", step, last), _sized((*others, _with(last, last.gpus - step)))))
+    return found
+
+
+def _name(way: str, step: int, machine: Machine) -> str:
+    """GPUs that are an island are called so."""
+    is_island = 1 < step == machine.node.link_group
+    return f"{'island' if is_island else 'gpus'}_{way}_{step}"
+
+
+def _one_more(cluster: Cluster) -> Cluster:
+    *others, last = cluster.machines
+    if last.gpus < last.node.gpus:
+        return Cluster((*others, _with(last, last.gpus + 1)))
+    return Cluster((*cluster.machines, Machine(last.gpu, last.node, 1)))
+
+
+def _sized(machines: Sequence[Machine]) -> Cluster:
+    return Cluster(tuple(machine for machine in machines if machine.gpus))
+
+
+def _with(machine: Machine, gpus: int) -> Machine:
+    return replace(machine, gpus=gpus, node=replace(machine.node, gpus=max(gpus, machine.node.gpus)))
+
+
+def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
+    """Switch times with a disk so many times as fast; measured starts keep what an engine itself is assumed to take."""
+    own_s = times.rates.engine_start_s
+    measured = {
+        key: min(own_s, s) + max(0.0, s - own_s) / factor if key[-1] == "start" else s
+        for key, s in times.measured.items()
+    }
+    rates = replace(times.rates, disk_bytes_per_s=times.rates.disk_bytes_per_s * factor)
+    return replace(times, measured=measured, rates=rates)
+
+
+FORMAT = "lengthwise application plan 1"
+
+
+def write_plan(path: Path | str, plan: AppPlan) -> None:
+    """Writes a plan; NaN is written as null."""
+    told = {"format": FORMAT, **_plain(asdict(plan))}
+    write_whole(path, (json.dumps(told, allow_nan=False) + "\n").encode())
+
+
+def read_plan(path: Path | str) -> AppPlan:
+    """The plan of a file.
+
+    Raises:
+        InputError: It cannot be read, or is no plan.
+    """
+    try:
+        told = json.loads(Path(path).read_text(encoding="utf-8"))
+        if told.get("format") != FORMAT:
+            raise InputError(
+                f"{path} must be an application's plan as `lengthwise app plan --json` writes it"
+            )
+        return _plan(told)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _plan(told: Mapping[str, Any]) -> AppPlan:
+    return AppPlan(
+        models=tuple(told["models"]),
+        method=told["method"],
+        stages=tuple(map(_stage, told["stages"])),
+        planned=tuple(_plans(plans) for plans in told["planned"]),
+        spare=_plans(told["spare"]),
+        makespan=_estimate(told["makespan"]),
+        makespans_s=tuple(told["makespans_s"]),
+        quantiles_s={float(level): value for level, value in told["quantiles_s"].items()},
+        spans=tuple(AppSpan(**{**s, "plan": s["plan"] and ModelPlan(**s["plan"])}) for s in told["spans"]),
+        idle_s=told["idle_s"],
+        flops=tuple(told["flops"]),
+        tokens=tuple(told["tokens"]),
+        methods=tuple(map(_method_from_json, told["methods"])),
+        what_ifs=tuple(
+            AppWhatIf(w["name"], _estimate(w["makespan"]), _estimate(w["difference"]))
+            for w in told["what_ifs"]
+        ),
+        search_s=told["search_s"],
+        notes=tuple(told["notes"]),
+    )
+
+
+def _method_from_json(told: Mapping[str, Any]) -> AppMethod:
+    ends = tuple(told.get("makespans_s", ()))
+    return AppMethod(**{**told, "makespan": _estimate(told["makespan"]), "makespans_s": ends})
+
+
+def _stage(told: Mapping[str, Any]) -> AppStage:
+    placement = {int(m): tuple(map(tuple, replicas)) for m, replicas in told["placement"].items()}
+    switches = tuple(Switch(**{**s, "replica": tuple(s["replica"])}) for s in told["switches"])
+    return AppStage(**{**told, "plans": _plans(told["plans"]), "placement": placement, "switches": switches})
+
+
+def _plans(told: list[dict[str, Any]]) -> tuple[ModelPlan, ...]:
+    return tuple(ModelPlan(**one) for one in told)
+
+
+def _estimate(told: Mapping[str, Any]) -> Estimate:
+    return Estimate(**{name: math.nan if value is None else value for name, value in told.items()})

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from collections.abc import Callable, Sequence
 
-from lengthwise.apps.launch.contracts import Launcher
+from lengthwise.apps.launch.engine import Launcher
+from lengthwise.apps.launch.simulated import run_virtually
 from lengthwise.apps.ledger.contracts import Ledger, State
-from lengthwise.apps.run import owners
-from lengthwise.apps.run._work import Berth
-from lengthwise.apps.run.books import Books
-from lengthwise.apps.run.contracts import Job, Plans
-from lengthwise.apps.run.ending import Ended, EnginesFailedError
-from lengthwise.apps.run.fleet import Fleet
-from lengthwise.apps.run.following import Following
-from lengthwise.apps.run.line import Line, cut, written
-from lengthwise.apps.run.looking import Looking
-from lengthwise.apps.run.progress import Clock, Event, Progress, snapshot, worked
-from lengthwise.apps.run.reuse import Reused, sweep, there
-from lengthwise.apps.run.shared import Shared
-from lengthwise.apps.run.silence import silent
-from lengthwise.apps.run.standing import Standing, standing
-from lengthwise.apps.run.status import SHAPE, engines_of, shape_of
+from lengthwise.apps.run import job as owners
+from lengthwise.apps.run.dispatch import Line, Reused, cut, sweep, there, written
+from lengthwise.apps.run.fleet import Fleet, silent
+from lengthwise.apps.run.job import Job, Plans
+from lengthwise.apps.run.plan_tracking import Following, Looking, Standing, standing
+from lengthwise.apps.run.progress import (
+    SHAPE,
+    Clock,
+    Ended,
+    EnginesFailedError,
+    Event,
+    Progress,
+    engines_of,
+    shape_of,
+    snapshot,
+    worked,
+)
+from lengthwise.apps.run.task_state import Berth, Books, Shared
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -264,3 +270,91 @@ class Coordinator:
         finally:
             await self._fleet.close()
             self._books.close()
+
+
+def run_simulated(
+    job: Job,
+    ledger: Ledger,
+    launcher: Launcher,
+    *,
+    from_s: float = 0.0,
+    watch: Callable[[Progress], None] | None = None,
+    watch_s: float = 60.0,
+    begun: Callable[[Reused], None] | None = None,
+) -> Ended:
+    """How a run ends whose engines are simulated; its seconds are virtual.
+
+    Args:
+        job: What to run.
+        ledger: Where answers are kept; its times are virtual too.
+        launcher: Of simulated engines.
+        from_s: The clock at the start: later than that of a run that is gone on with.
+        watch: Shown how far it is.
+        watch_s: How often, in virtual seconds.
+        begun: Told what is kept of a run before, before engines start.
+    """
+
+    async def whole() -> Ended:
+        loop = asyncio.get_running_loop()
+        return await Coordinator(
+            job,
+            ledger,
+            launcher,
+            now_s=lambda: from_s + loop.time(),
+            watch=watch,
+            watch_s=watch_s,
+            begun=begun,
+        ).run()
+
+    return run_virtually(whole())
+
+
+RESUME = "What was answered is kept; go on with the same command and --resume"
+
+
+def run_here(
+    job: Job,
+    ledger: Ledger,
+    launcher: Launcher,
+    *,
+    watch: Callable[[Progress], None] | None = None,
+    watch_s: float = 0.5,
+    stopping: Callable[[int], None] | None = None,
+    begun: Callable[[Reused], None] | None = None,
+) -> Ended:
+    """How a run ends on engines of the real world.
+
+    Ctrl-C or SIGTERM once: nothing more is leased, what is under way is cut and kept, engines are ended. Twice:
+    engines are killed; the ledger is whole either way.
+
+    Args:
+        job: What to run.
+        ledger: Where answers are kept.
+        launcher: Of engines.
+        watch: Shown how far it is.
+        watch_s: How often.
+        stopping: Told how often it was asked to stop.
+        begun: Told what is kept of a run before, before engines start.
+    """
+
+    async def whole() -> Ended:
+        one = Coordinator(job, ledger, launcher, now_s=time.time, watch=watch, watch_s=watch_s, begun=begun)
+        asked = 0
+
+        def stop() -> None:
+            nonlocal asked
+            asked += 1
+            one.stop()
+            if stopping is not None:
+                stopping(asked)
+
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, stop)
+        try:
+            return await one.run()
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    return asyncio.run(whole())

@@ -2,21 +2,115 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lengthwise.apps.ledger.contracts import ENDED, State
-from lengthwise.apps.run.silence import Silent, silent
+from lengthwise.apps.ledger.contracts import ENDED, Ledger, State
+from lengthwise.apps.run.dispatch import Reused
+from lengthwise.apps.run.fleet import Silent, silent
+from lengthwise.apps.run.job import ENGINES, Layout, alive
 from lengthwise.schema.app import ModelPlan, Replica
+from lengthwise.schema.errors import EngineError
+
+SHAPE = "shape"
+"""The fact that tells what calls and models the ledger's numbers are."""
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """One model.
+
+    Attributes:
+        name: As the application calls it.
+        tasks: By state, in small letters, those of all its calls.
+        calls: The same, call by call.
+        tokens: Output tokens of the answers that are recorded.
+        tries: Attempts that ended, in answers or not.
+        engines: What answers for it now: engine, version, address.
+    """
+
+    name: str
+    tasks: Mapping[str, int]
+    calls: Mapping[str, Mapping[str, int]]
+    tokens: int
+    tries: int
+    engines: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """All tasks."""
+        return sum(self.tasks.values())
+
+    @property
+    def ended(self) -> int:
+        """Those that have ended."""
+        return sum(self.tasks.get(state.name.lower(), 0) for state in ENDED)
+
+
+@dataclass
+class _Sum:
+    calls: dict[str, dict[str, int]] = field(default_factory=dict)
+    tasks: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    tries: int = 0
+
+    def add(self, call: str, state: State, tasks: int) -> None:
+        name = state.name.lower()
+        for counts in (self.tasks, self.calls.setdefault(call, {})):
+            counts[name] = counts.get(name, 0) + tasks
+
+
+def shape_of(layout: Layout) -> str:
+    """What a ledger notes of its calls and models."""
+    tasks = layout.tasks
+    return json.dumps({"calls": tasks.calls, "models": tasks.models, "pairs": layout.pairs})
+
+
+def engines_of(names: tuple[str, ...], abouts: Mapping[int, set[str]]) -> str:
+    """What a coordinator notes of its engines; nothing where it has none."""
+    told = {names[model]: sorted(some) for model, some in sorted(abouts.items())}
+    return json.dumps(told) if told else ""
+
+
+def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
+    """Each model in the application's order; () of a run that an older lengthwise laid out."""
+    facts = ledger.facts()
+    if SHAPE not in facts:
+        return ()
+    shape = json.loads(facts[SHAPE])
+    sums = [_Sum() for _ in shape["models"]]
+    for (pair, state), tasks in ledger.counts().items():
+        call, model = shape["pairs"][pair]
+        sums[model].add(shape["calls"][call], state, tasks)
+    for pair, tries, tokens in ledger.sums():
+        one = sums[shape["pairs"][pair][1]]
+        one.tries, one.tokens = one.tries + tries, one.tokens + tokens
+    engines = _engines(facts, alive(ledger))
+    return tuple(
+        ModelStatus(name, one.tasks, one.calls, one.tokens, one.tries, tuple(engines.get(name, ())))
+        for name, one in zip(shape["models"], sums, strict=True)
+    )
+
+
+def _engines(facts: Mapping[str, str], owners: list[str]) -> dict[str, list[str]]:
+    """By model's name, of coordinators that are alive."""
+    found: dict[str, list[str]] = {}
+    for owner in owners:
+        told: Any = json.loads(facts.get(ENGINES + owner) or "{}")
+        for name, abouts in told.items():
+            found.setdefault(name, []).extend(abouts)
+    return found
+
 
 if TYPE_CHECKING:
-    from lengthwise.apps.run._work import Berth
-    from lengthwise.apps.run.contracts import Job
-    from lengthwise.apps.run.following import Following
-    from lengthwise.apps.run.line import Line
+    from lengthwise.apps.run.dispatch import Line
+    from lengthwise.apps.run.job import Job
+    from lengthwise.apps.run.plan_tracking import Following
+    from lengthwise.apps.run.task_state import Berth
 
 
 @dataclass(frozen=True)
@@ -295,3 +389,54 @@ def time_left(
     if left_s is None or left_s <= 0.0:
         return None
     return left_s, left_s * slack[0], left_s * slack[1]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        how: "done", "stopped" (asked to by a signal or its caller), "cancelled" (by another process) or "failed" (its
+            engines did).
+        counts: Tasks by (call, model) and state.
+        seconds: Until nothing was left to do, or it was stopped, on its clock; engines are ended behind that.
+        resumed: Whether it went on with what stood in the ledger.
+        reused: What was taken from before the application changed; None: it had not, or there was nothing.
+        engines: What answered, by model.
+        events: Switches and what went wrong with engines, with seconds from the start.
+        silent: Engines that should have answered when it ended, and did not.
+        error: What its engines failed of, in words.
+    """
+
+    how: str
+    counts: dict[tuple[int, int, State], int]
+    seconds: float
+    resumed: bool
+    reused: Reused | None = None
+    engines: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    silent: tuple[Silent, ...] = ()
+    error: str = ""
+
+    def of(self, state: State) -> int:
+        """Tasks in a state."""
+        return sum(tasks for (_, _, one), tasks in self.counts.items() if one == state)
+
+    @property
+    def exit_code(self) -> int:
+        """0: all answered or skipped; 1: some are dead or blocked; 130: it was stopped."""
+        if self.how != "done":
+            return 130
+        return 1 if self.of(State.DEAD) + self.of(State.BLOCKED) else 0
+
+
+class EnginesFailedError(EngineError):
+    """Engines of a run did not start, or died again and again.
+
+    Attributes:
+        ended: How the run ended by that; what was answered before is kept.
+    """
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(ended.error)
+        self.ended = ended

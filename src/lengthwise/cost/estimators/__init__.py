@@ -1,6 +1,5 @@
 """From measured points to cost tables: several estimators, judged by points they have not seen."""
 
-from lengthwise.cost.estimators.fit import ESTIMATORS, fit_profile
-from lengthwise.cost.estimators.source import profile_tables
+import lazy_loader
 
-__all__ = ["ESTIMATORS", "fit_profile", "profile_tables"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from lengthwise.cost._efficiency import kernels_of
-from lengthwise.cost._profile_report import FitReport
-from lengthwise.cost.estimators._assemble import Assembly
-from lengthwise.cost.estimators._beside import factors, fit_beside, skewed
-from lengthwise.cost.estimators._fitted import FittedOperators
-from lengthwise.cost.estimators._judge import SEVERAL, Judged, judge, made_up
-from lengthwise.cost.estimators._kernel_points import kernel_points
-from lengthwise.cost.estimators._learners import LEARNERS
-from lengthwise.cost.estimators._model_points import rows_points
-from lengthwise.cost.estimators._points import Points
-from lengthwise.cost.estimators._reach import reach_of
-from lengthwise.cost.estimators._rows import Source, rows_for
-from lengthwise.cost.estimators._single import apart, joined
-from lengthwise.cost.estimators._target import Target
-from lengthwise.cost.roofline import LARGEST_KV_TOKENS, HostOverhead
-from lengthwise.cost.tables import check
+from lengthwise.cost.estimators.assembly import Assembly, FittedOperators, factors, fit_beside, skewed
+from lengthwise.cost.estimators.cross_validation import SEVERAL, Judged, judge, made_up
+from lengthwise.cost.estimators.learners import LEARNERS, apart, joined
+from lengthwise.cost.estimators.points import Points, Target, kernel_points, rows_points
+from lengthwise.cost.estimators.profile_rows import Source, reach_of, rows_for
+from lengthwise.cost.operator_work import kernels_of
+from lengthwise.cost.profiles import read_profile
+from lengthwise.cost.roofline_tables import LARGEST_KV_TOKENS, HostOverhead
+from lengthwise.cost.tables import FitReport, cache_path, check, read_cache, write_cache
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, FitError, Floats, Reach, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
-from lengthwise.schema.hardware import GpuSpec, NodeSpec
-from lengthwise.schema.model import ModelSpec
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
+from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 METHOD = (
     "points held out between the outermost of every axis (edges never count), told by the estimator that the other "
@@ -284,3 +277,63 @@ def _source(profile: Profile, target: Target, report: FitReport) -> str:
     if report.notes:
         told += f"; {'; '.join(report.notes)}"
     return f"{told}; from the roofline: {'; '.join(report.filled)}" if report.filled else told
+
+
+def profile_tables(
+    place: str,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    node: NodeSpec,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    max_model_len: int,
+    *,
+    cache: Path | str | None = "user",
+) -> tuple[CostTables, FitReport]:
+    """``fit_profile`` of "FILE.parquet", "FILE.parquet#ESTIMATOR", "FILE.parquet#@BACKEND" or with both.
+
+    The result is kept in the user's cache folder by the content of the file, the arguments and the versions.
+
+    Args:
+        place: The file, and perhaps an estimator and a backend.
+        model: What is served.
+        gpu: On what.
+        node: What joins the GPUs.
+        parallel: How the model is cut.
+        limits: Largest step and batch, dtypes of weights and cache.
+        max_model_len: Tokens of the longest request.
+        cache: Folder for tables that were built; "user": platformdirs' one; None: none.
+
+    Raises:
+        ProfileError: There is no such file, or it may not speak of this deployment.
+        UnknownNameError: There is no such estimator.
+    """
+    path, estimator, backend = split_place(place)
+    if not path.is_file():
+        raise ProfileError(f"there is no file {path}")
+    asked = (model, gpu, node, parallel, limits, max_model_len)
+    if cache is None:
+        return fit_profile(read_profile(path), *asked, estimator=estimator, backend=backend)
+    sizes = (limits.max_num_batched_tokens, limits.max_num_seqs, max_model_len)
+    dtypes = (limits.weight_dtype, limits.kv_dtype)
+    arguments = (estimator, backend.lower(), model, gpu, node, parallel.tp, parallel.pp, *sizes, *dtypes)
+    stored = cache_path(cache, [path], arguments, "profile")
+    found = read_cache(stored)
+    if found is None:
+        found = fit_profile(read_profile(path), *asked, estimator=estimator, backend=backend)
+        write_cache(stored, *found)
+    return found
+
+
+def split_place(place: str) -> tuple[Path, str, str]:
+    """(file, estimator, backend) of "FILE", "FILE#ESTIMATOR", "FILE#@BACKEND" or "FILE#ESTIMATOR@BACKEND".
+
+    Where none is given, the estimator is "auto" and the backend "".
+    """
+    file, mark, asked = place.rpartition("#")
+    if not mark:
+        return Path(place), "auto", ""
+    estimator, _, backend = asked.partition("@")
+    if (estimator or "auto") not in ESTIMATORS:
+        raise UnknownNameError("estimator", estimator, ESTIMATORS)
+    return Path(file), estimator or "auto", backend

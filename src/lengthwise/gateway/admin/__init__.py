@@ -1,6 +1,5 @@
 """The admin port of a gateway: a page that shows it live, its data, and its metrics."""
 
-from lengthwise.gateway.admin.app import AdminApp
-from lengthwise.gateway.admin.state import State
+import lazy_loader
 
-__all__ = ["AdminApp", "State"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,19 +3,67 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from importlib.resources import files
 from types import TracebackType
 from typing import Any, Self
 
-from lengthwise.gateway.admin.hosts import allowed
-from lengthwise.gateway.admin.page import page
-from lengthwise.gateway.admin.recent import SAMPLE_S, Recent
-from lengthwise.gateway.admin.state import Fleet, Forecaster, Hub, State
-from lengthwise.gateway.clock import Clock, monotonic
+from lengthwise.gateway.admin.state import SAMPLE_S, Fleet, Forecaster, Hub, Recent, State
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.observe import Record, Watch
+from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.gateway.telemetry import Telemetry
+
+
+@lru_cache(maxsize=1)
+def page() -> tuple[bytes, str]:
+    """The document, and the content security policy that lets exactly its own style and script run."""
+    style = _asset("admin.css")
+    script = "\n".join(_asset(name) for name in ("charts.js", "sections.js", "admin.js"))
+    text = _asset("admin.html").replace("/*style*/", style).replace("/*script*/", script)
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _asset(name: str) -> str:
+    return files("lengthwise.gateway.admin").joinpath("_assets", name).read_text(encoding="utf-8")
+
+
+_NOT_PUBLIC = (".localhost", ".local", ".internal", ".svc", ".cluster.local")
+"""Nobody can have such a name point anywhere he likes."""
+
+
+def allowed(host: str, own: str = "") -> bool:
+    """Whether a Host header is an address, a name that is not public, or the one that was configured."""
+    name = _without_port(host).lower().rstrip(".")
+    if not name:
+        return False
+    if name in ("localhost", own.lower()) or name.endswith(_NOT_PUBLIC):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return "." not in name and name.replace("-", "").isalnum()
+    return True
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
 
 Scope = dict[str, Any]
 Message = dict[str, Any]

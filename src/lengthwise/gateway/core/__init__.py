@@ -1,7 +1,5 @@
 """Who goes first, and where: the gateway's scheduler, without network, clock or tasks."""
 
-from lengthwise.gateway.core.changing import check_change
-from lengthwise.gateway.core.queue import Queue
-from lengthwise.gateway.core.scheduler import Scheduler
+import lazy_loader
 
-__all__ = ["Queue", "Scheduler", "check_change"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,25 +3,157 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core import admission as letting_in
-from lengthwise.gateway.core.backlog import tokens_by_model
-from lengthwise.gateway.core.bins import Bins
-from lengthwise.gateway.core.changing import check_change
-from lengthwise.gateway.core.crew import Crew
-from lengthwise.gateway.core.cutting import Cutting
-from lengthwise.gateway.core.entry import Entry, State
-from lengthwise.gateway.core.expiry import Expiry
-from lengthwise.gateway.core.queue import Queue
-from lengthwise.gateway.core.ranker import Ranker
-from lengthwise.gateway.core.sending import Sending
-from lengthwise.gateway.core.service import Service
-from lengthwise.gateway.core.telling import statistics
-from lengthwise.gateway.decisions import UNHELD, Decisions, Statistics, WorkerState
+from lengthwise.gateway.core.dispatch import Sending
+from lengthwise.gateway.core.preemption import Cutting
+from lengthwise.gateway.core.queue import Alarms, Bins, Queue
+from lengthwise.gateway.core.ranking import Entry, Ranker, Service, State
+from lengthwise.gateway.core.worker_pool import Crew, tokens_by_model
 from lengthwise.gateway.request import Forecast, Refusal, Request
-from lengthwise.policy.named import resolve
+from lengthwise.gateway.scheduling import UNHELD, Decisions, Statistics, WorkerState
+from lengthwise.policy.named_schedulers import resolve
+from lengthwise.schema.errors import InputError
+
+DEADLINE = Refusal(504, "deadline", "The request waited until its own deadline had passed.")
+
+
+def draining_refusal(drain_s: float) -> Refusal:
+    """The gateway is about to end."""
+    return Refusal(503, "draining", "The gateway is shutting down; ask again.", drain_s)
+
+
+def unknown_model_refusal(model: str) -> Refusal:
+    """No engine serves the model."""
+    return Refusal(404, "model_not_found", f"No engine here serves the model {model!r}.")
+
+
+def no_engine_refusal(model: str, waited_s: float) -> Refusal:
+    """There was no engine for too long."""
+    message = f"No engine for the model {model!r} was there for {waited_s:g} s."
+    return Refusal(503, "no_engine", message, max(1.0, math.ceil(waited_s)))
+
+
+def admission_refusal(
+    admission: Admission, request: Request, queued: int, queued_bytes: int, wait_s: float
+) -> Refusal | None:
+    """Why the request may not wait, where so many wait and so long a wait is predicted; None it may."""
+    again_s = float(max(1, math.ceil(min(wait_s, 3600.0))))
+    if queued >= admission.max_queued:
+        return Refusal(429, "queue_full", f"{queued} requests are waiting already.", again_s)
+    if queued_bytes + request.body_bytes > admission.max_queued_bytes:
+        return Refusal(429, "queue_bytes", f"{queued_bytes} bytes of requests are waiting already.", again_s)
+    if wait_s > admission.max_predicted_wait_s:
+        message = (
+            f"The predicted wait is {wait_s:.1f} s; at most {admission.max_predicted_wait_s:g} s are let in."
+        )
+        return Refusal(429, "predicted_wait", message, again_s)
+    return None
+
+
+_LOOK_S = 0.1
+"""Those who wait for an engine are looked through at most so often."""
+_WAITS = (State.WAITING, State.GATHERING)
+
+
+class Expiry:
+    """Deadlines of clients, and patience with models that no worker serves."""
+
+    def __init__(self, no_engine_s: float, crew: Crew) -> None:
+        self._no_engine_s, self._crew = no_engine_s, crew
+        self._deadlines = Alarms()
+        self._look_s = math.inf
+
+    def configure(self, no_engine_s: float) -> None:
+        """Another patience, of those who wait already, too."""
+        self._no_engine_s, self._look_s = no_engine_s, -math.inf
+
+    def watch(self, entry: Entry) -> None:
+        """It is about to wait; who has the beginning of its answer has no deadline any more."""
+        q = entry.request
+        self._deadlines.set(q.id, math.inf if q.generated_tokens and not q.whole else q.deadline_s)
+        if not self._crew.serves(entry.request.model):
+            self._look_s = -math.inf
+
+    def forget(self, entry: Entry) -> None:
+        """It is over."""
+        self._deadlines.clear(entry.request.id)
+
+    def workers_changed(self, now_s: float, queue: Queue, bins: Bins) -> None:
+        """Models may have lost their last worker, or got one."""
+        del now_s
+        waits = len(queue) + len(bins) > 0
+        self._look_s = -math.inf if waits else math.inf
+
+    def next_s(self) -> float:
+        """When the next may expire."""
+        return min(self._deadlines.next_s(), self._look_s)
+
+    def decide(
+        self, now_s: float, entries: dict[int, Entry], queue: Queue, bins: Bins
+    ) -> list[tuple[int, Refusal]]:
+        """Those who expire now, and why; who is at a worker by its deadline is not among them."""
+        late = [entries[one] for one in self._deadlines.rung(now_s)]
+        expired = {entry.request.id: DEADLINE for entry in late if entry.state in _WAITS}
+        if now_s >= self._look_s:
+            self._look_s = math.inf
+            served = all(self._crew.serves(model) for model in queue.waiting)
+            for entry in (*(() if served else self._unserved(queue)), *self._unserved(bins)):
+                at_s = self._patience_s(entry)
+                if at_s <= now_s:
+                    expired.setdefault(
+                        entry.request.id, no_engine_refusal(entry.request.model, self._no_engine_s)
+                    )
+                else:
+                    self._look_s = min(self._look_s, max(at_s, now_s + _LOOK_S))
+        return list(expired.items())
+
+    def _unserved(self, waiting: Iterable[Entry]) -> list[Entry]:
+        """Those whose model no worker serves."""
+        return [entry for entry in waiting if not self._crew.serves(entry.request.model)]
+
+    def _patience_s(self, entry: Entry) -> float:
+        """Until when it waits for an engine."""
+        return max(entry.request.queued_s, self._crew.gone_s(entry.request.model)) + self._no_engine_s
+
+
+def check_change(before: Order, after: Order) -> None:
+    """Raises InputError where a running scheduler cannot take the order.
+
+    Mode and rank decide what is kept of every request and what engines were told of it. Engines with the plug-in
+    were told how many tokens their windows have.
+    """
+    fixed = ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else [])
+    for name in fixed:
+        if getattr(before, name) != getattr(after, name):
+            raise InputError(
+                f"order.{name} cannot change while the gateway runs; start it anew with the new file"
+            )
+    resolve("takeover", after.takeover)
+
+
+def statistics(now_s: float, queue: Queue, bins: Bins, crew: Crew, cuts: int) -> Statistics:
+    """Who waits and runs now, and what is still to come of them."""
+    queued = len(queue) + len(bins)
+    queued_tokens = queue.total_tokens() + bins.tokens
+    tokens = queued_tokens + sum(worker.tokens for worker in crew)
+    usual = crew.usual_speed()
+    rate = sum(worker.speed.tokens_per_s or usual for worker in crew.up)
+    numbers = (worker.numbers(worker.speed.tokens_per_s or usual or 1.0) for worker in crew)
+    return Statistics(
+        waiting=queued,
+        waiting_bytes=queue.bytes + bins.bytes,
+        running=sum(len(worker.there) for worker in crew),
+        oldest_wait_s=max(queue.oldest_wait_s(now_s), bins.oldest_wait_s(now_s)),
+        backlog_tokens=tokens,
+        backlog_s=tokens / rate if rate else 0.0,
+        predicted_wait_s=crew.wait_s(now_s, "", tokens_by_model(queue, bins)),
+        ordering=queued > 0,
+        cuts=cuts,
+        workers=tuple(numbers),
+    )
+
 
 RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
 _NOTHING = Decisions()
@@ -264,16 +396,16 @@ class Scheduler:
 
     def _refusal(self, now_s: float, request: Request) -> Refusal | None:
         if self._draining:
-            return letting_in.draining(1.0)
+            return draining_refusal(1.0)
         model, admission = request.model, self._admission
         if not self._crew.may_serve(model):
-            return letting_in.unknown_model(model)
+            return unknown_model_refusal(model)
         queued, held = len(self._queue) + len(self._bins), self._queue.bytes + self._bins.bytes
         full = queued >= admission.max_queued or held + request.body_bytes > admission.max_queued_bytes
         if not full and admission.max_predicted_wait_s == math.inf:
             return None
         wait_s = self._crew.wait_s(now_s, model, tokens_by_model(self._queue, self._bins))
-        return letting_in.refusal(admission, request, queued, held, wait_s)
+        return admission_refusal(admission, request, queued, held, wait_s)
 
     def _wait(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
         self._queue.add(now_s, entry, since_s=since_s)

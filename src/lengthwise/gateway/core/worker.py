@@ -4,18 +4,291 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.cached import Cached
-from lengthwise.gateway.core.cap import Cap
-from lengthwise.gateway.core.entry import PREFILL_WEIGHT, Entry, State
 from lengthwise.gateway.core.phases import Phasing
-from lengthwise.gateway.core.price import Price
-from lengthwise.gateway.core.speed import Speed
-from lengthwise.gateway.decisions import Phase, WorkerNumbers, WorkerState
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
+from lengthwise.gateway.request import SIZES, Forecast, Leading
+from lengthwise.gateway.scheduling import Phase, Signals, WorkerNumbers, WorkerState
+
+_SHRINK = 0.75
+_HOLD_S = 0.1
+_LONGEST_HOLD_S = 2.0
+
+
+class Cap:
+    """A cap that finds itself: doubled while nothing is in the way, then up by a sixteenth and down by what waits.
+
+    Signs of too many: requests in the engine's own queue, a cache fuller than ``kv_high``, preemptions, a
+    refusal because its queue is full. It grows only after a look at a fully used worker that shows none of
+    them: an engine that tells nothing keeps the cap it starts with.
+    """
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.dispatch = dispatch
+        self.held_until_s = -math.inf
+        self._cap = float(dispatch.start)
+        self._doubling = True
+        self._most_used = 0
+        self._looked_s = -math.inf
+        self._signals = Signals()
+        self._hold_s = _HOLD_S
+        self._refused_s = -math.inf
+
+    def configure(self, dispatch: Dispatch) -> None:
+        """Other bounds; what it has found is kept within them."""
+        new = self._doubling and self._cap == self.dispatch.start
+        cap = float(dispatch.start) if new else self._cap
+        self.dispatch = dispatch
+        self._cap = min(max(cap, float(dispatch.least)), float(dispatch.most))
+
+    def limit(self, slots: int | None) -> int:
+        """The cap, never above the worker's slots."""
+        cap = int(self._cap)
+        return cap if slots is None else max(1, min(cap, slots))
+
+    def used(self, in_flight: int) -> None:
+        """So many are there now."""
+        self._most_used = max(self._most_used, in_flight)
+
+    def look(self, now_s: float, signals: Signals, in_flight: int) -> None:
+        """Adapts to fresh signals, not more often than ``adapt_every_s``."""
+        if signals.at_s <= self._signals.at_s or now_s - self._looked_s < self.dispatch.adapt_every_s:
+            return
+        before, self._signals, self._looked_s = self._signals, signals, now_s
+        self._hold_s = _HOLD_S
+        waiting = signals.waiting or 0.0
+        if _evicted(before, signals) or (signals.kv_used or 0.0) > self.dispatch.kv_high:
+            self._shrink(max(in_flight, 1) * _SHRINK)
+        elif waiting > 0:
+            self._shrink(max(in_flight - waiting, self._cap * _SHRINK))
+        elif signals.waiting is not None and self._most_used >= int(self._cap):
+            self._grow()
+        self._most_used = in_flight
+
+    def refused(self, now_s: float, in_flight: int, hold_s: float = 0.0) -> None:
+        """The worker said that its queue is full: it gets no more for a moment, longer each time in a row.
+
+        Args:
+            now_s: Now.
+            in_flight: Requests that are there.
+            hold_s: How long it wants nothing; obeyed up to 2 s.
+        """
+        self._shrink(float(in_flight))
+        if now_s - self.held_until_s > 2 * _LONGEST_HOLD_S:
+            self._hold_s = _HOLD_S
+        held_s = max(self._hold_s, min(hold_s, _LONGEST_HOLD_S))
+        self.held_until_s, self._refused_s = now_s + held_s, now_s
+        self._hold_s = min(2 * self._hold_s, _LONGEST_HOLD_S)
+
+    def accepted(self, sent_s: float) -> None:
+        """It makes tokens for a request that was sent at this time: after a refusal it takes some again."""
+        if sent_s > self._refused_s:
+            self._hold_s = _HOLD_S
+
+    def _shrink(self, to: float) -> None:
+        self._doubling = False
+        self._cap = max(float(self.dispatch.least), min(self._cap, to))
+
+    def _grow(self) -> None:
+        more = self._cap if self._doubling else max(1.0, self._cap / 16)
+        self._cap = min(float(self.dispatch.most), self._cap + more)
+
+
+def _evicted(before: Signals, now: Signals) -> bool:
+    return before.preemptions is not None and (now.preemptions or 0.0) > before.preemptions
+
+
+MOST_BLOCKS = 1 << 17
+"""Of all workers together: about 25 MB."""
+_GROWTH = tuple(size - before for before, size in zip((0, *SIZES), SIZES, strict=False))
+
+
+class Cached:
+    """Hashes of the leading blocks of the prompts that it was sent; the longest unused are forgotten.
+
+    Attributes:
+        most: So many hashes at most.
+    """
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self.most = most
+        self._tokens_of: OrderedDict[int, float] = OrderedDict()
+        self._tokens = 0.0
+
+    def __len__(self) -> int:
+        return len(self._tokens_of)
+
+    def tokens(self, leading: Leading) -> float:
+        """Leading tokens of a prompt that are probably there."""
+        depth = self._depth(leading)
+        return SIZES[depth - 1] * leading.block_tokens if depth else 0.0
+
+    def sent(self, leading: Leading, most_tokens: float | None = None) -> float:
+        """It is computed there; returns the tokens of it that were there before.
+
+        Args:
+            leading: How the prompt begins.
+            most_tokens: What the engine's cache holds; None unknown.
+        """
+        before, known = self.tokens(leading), self._tokens_of
+        for depth in range(len(leading.keys) - 1, -1, -1):  # what is shared most is forgotten last
+            key = leading.keys[depth]
+            if key in known:
+                known.move_to_end(key)
+            else:
+                known[key] = tokens = _GROWTH[depth] * leading.block_tokens
+                self._tokens += tokens
+        while known and (len(known) > self.most or (most_tokens is not None and self._tokens > most_tokens)):
+            self._tokens -= known.popitem(last=False)[1]
+        if not known:
+            self._tokens = 0.0
+        return before
+
+    def _depth(self, leading: Leading) -> int:
+        known, depth = self._tokens_of, 0
+        for key in leading.keys:
+            if key not in known:
+                break
+            depth += 1
+        return depth
+
+
+_LEAST_STARTS, _LEAST_COLD, _LEAST_TOKENS = 8.0, 16.0, 64.0
+"""Seen before anything is believed of it."""
+_START_FADES, _TOKEN_FADES = 0.98, 0.998
+"""What one more says of those before it: the last 50 starts and 500 pieces count most."""
+_LEAST_SPREAD = 0.01
+"""Of the lengths whose cost is to be told apart: their variance over their mean square."""
+_LONGEST_TIMES = 4.0
+"""A silence counts as so many usual ones at most: who takes a stream slowly says nothing of its engine."""
+
+
+class Price:
+    """Seconds of a worker, as the gateway sees them.
+
+    A start takes ``a + b x`` (prompt and tokens so far) until the first token; a stream takes some time a token; from
+    the decision of a cut until the request is back its seat is lost as well. Bringing a request back later thus takes
+    from its seat the way there and back (without the step that makes the first token), and from the whole batch
+    what is computed again. Until enough was seen a prompt token counts a tenth of an output token.
+    """
+
+    def __init__(self) -> None:
+        self._starts, self._cold = _Line(_START_FADES), _Line(_START_FADES)
+        self._tokens = self._token_s = 0.0
+        self._backs = self._back_s = 0.0
+
+    def began(self, context_tokens: int, seconds: float, *, cold: bool = False) -> None:
+        """A request with so many tokens spoke so long after it had been sent; cold: hardly any were in the cache."""
+        self._starts.add(float(context_tokens), seconds)
+        if cold:
+            self._cold.add(float(context_tokens), seconds)
+
+    def streamed(self, tokens: int, seconds: float) -> None:
+        """So many further tokens of a stream came after so long."""
+        if not self._token_s:  # all before came at once: that says nothing of how long a token takes
+            self._tokens = 0.0
+        if self._tokens >= _LEAST_TOKENS:
+            seconds = min(seconds, _LONGEST_TIMES * tokens * self._token_s / self._tokens)
+        self._tokens = self._tokens * _TOKEN_FADES + tokens
+        self._token_s = self._token_s * _TOKEN_FADES + seconds
+
+    def came_back(self, seconds: float) -> None:
+        """A cut took so long."""
+        self._backs = self._backs * _START_FADES + 1.0
+        self._back_s = self._back_s * _START_FADES + seconds
+
+    def prefill_s(self) -> float | None:
+        """Seconds of a prompt token that is in no cache; None until enough prompts of several lengths were seen."""
+        if self._cold.count < _LEAST_COLD or not self._cold.varied:
+            return None
+        return self._cold.fitted()[1]
+
+    def recompute_steps(self, context_tokens: int, resident: int) -> float:
+        """What bringing a request back costs, in steps of a batch of so many that are there."""
+        if self._starts.count < _LEAST_STARTS or self._tokens < _LEAST_TOKENS or not self._token_s:
+            return context_tokens * PREFILL_WEIGHT / resident
+        step_s = self._token_s / self._tokens
+        way_s, each_s = self._starts.fitted()
+        back_s = self._back_s / self._backs if self._backs else 0.0
+        idle_s = max(0.0, way_s - step_s) + back_s
+        return (idle_s / resident + each_s * context_tokens) / step_s
+
+
+class _Line:
+    """A straight line through what was seen, none of its coefficients below 0; what is older counts less."""
+
+    __slots__ = ("_fades", "_x", "_xx", "_xy", "_y", "count")
+
+    def __init__(self, fades: float) -> None:
+        self._fades = fades
+        self.count = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """One more point."""
+        fades = self._fades
+        self.count = self.count * fades + 1.0
+        self._x, self._y = self._x * fades + x, self._y * fades + y
+        self._xx, self._xy = self._xx * fades + x * x, self._xy * fades + x * y
+
+    @property
+    def varied(self) -> bool:
+        """Whether a slope can be told."""
+        return self._xx - self._x * self._x / self.count > _LEAST_SPREAD * self._xx
+
+    def fitted(self) -> tuple[float, float]:
+        """(at 0, slope); there must be points."""
+        n = self.count
+        spread = self._xx - self._x * self._x / n
+        slope = (self._xy - self._x * self._y / n) / spread if spread > 1e-9 * self._xx else 0.0
+        if slope <= 0:
+            return self._y / n, 0.0
+        at_0 = (self._y - slope * self._x) / n
+        return (at_0, slope) if at_0 >= 0 else (0.0, self._xy / self._xx)
+
+
+_EVERY_S = 1.0
+_HALF_LIFE_S = 60.0
+
+
+class Speed:
+    """The best rate seen, fading by half in a minute of use: a worker with little to do is not a slow one.
+
+    Attributes:
+        tokens_per_s: None while nothing was seen.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
+        self._since_s = math.nan
+        self._made = 0
+        self._told_s = -math.inf
+
+    def made(self, now_s: float, tokens: int) -> None:
+        """So many tokens came."""
+        if not now_s - self._since_s < 4 * _EVERY_S:  # it begins, or it had nothing to do
+            self._since_s, self._made = now_s, 0
+            return
+        self._made += tokens
+        passed_s = now_s - self._since_s
+        if passed_s >= _EVERY_S:
+            self._take(self._made / passed_s, passed_s)
+            self._since_s, self._made = now_s, 0
+
+    def told(self, now_s: float, tokens_per_s: float) -> None:
+        """It was seen by others to be so fast."""
+        if tokens_per_s > 0:
+            self._take(tokens_per_s, min(now_s - self._told_s, 4 * _EVERY_S))
+        self._told_s = now_s
+
+    def _take(self, rate: float, passed_s: float) -> None:
+        if rate > 0 and math.isfinite(rate):
+            faded = (self.tokens_per_s or 0.0) * 0.5 ** (passed_s / _HALF_LIFE_S)
+            self.tokens_per_s = max(rate, faded)
+
 
 UNBOUND = sys.maxsize
 """The cap of a worker that is given all that come."""

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from lengthwise.gateway.demo import engines as _engines
-from lengthwise.gateway.demo.race import Gain, gain, race
-from lengthwise.gateway.demo.show import shown, verdict, waiting
+from lengthwise.gateway.demo.comparison import Gain, gain, race, shown, verdict, waiting
 from lengthwise.schema.errors import InputError
 
 __all__ = ["Gain", "run"]
@@ -49,7 +48,7 @@ def run(
         EngineError: The engines do not start.
         MissingExtraError: The extra ``gateway`` is not installed.
     """
-    from lengthwise.gateway._extra import require_extra
+    from lengthwise.gateway.serve import require_extra
 
     require_extra()
     python = _python(engine_python)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from lengthwise.gateway.edge.app import App
+from lengthwise.gateway.edge.auth import Tenants
+from lengthwise.gateway.edge.client_request import Answer, Asked, Exchange
+from lengthwise.gateway.edge.errors import Fault
+from lengthwise.gateway.edge.http_server import check_certificate, renew_certificate, server
 from lengthwise.schema.errors import MissingExtraError
 
 try:
@@ -9,11 +14,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("lengthwise serve", "gateway") from error
 
-from lengthwise.gateway.edge.app import App
-from lengthwise.gateway.edge.asked import Answer, Asked, Exchange
-from lengthwise.gateway.edge.faults import Fault
-from lengthwise.gateway.edge.keys import Tenants
-from lengthwise.gateway.edge.server import check_certificate, renew_certificate, server
 
 __all__ = [
     "Answer",

@@ -6,24 +6,91 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
-from lengthwise.gateway.clock import Clock, monotonic
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.edge import _headers
-from lengthwise.gateway.edge._asking import asked
-from lengthwise.gateway.edge._guesses import network
-from lengthwise.gateway.edge._openapi import document
-from lengthwise.gateway.edge._room import Part, Room
-from lengthwise.gateway.edge._routes import Route, route
-from lengthwise.gateway.edge._talk import SLOW, STUCK, ClientGoneError, Message, Receive, Scope, Send, Talk
-from lengthwise.gateway.edge.asked import Asked, Exchange
-from lengthwise.gateway.edge.faults import Fault, draining, internal, no_model, refused
-from lengthwise.gateway.edge.keys import Caller, Keys, Tenants
-from lengthwise.gateway.leading import Prints
-from lengthwise.gateway.listener import Listener
-from lengthwise.gateway.request import Refusal
+from lengthwise.gateway.edge import client_request
+from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
+from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Asked, Exchange, asked
+from lengthwise.gateway.edge.errors import Fault, draining, internal, no_model, refused, shown
+from lengthwise.gateway.edge.exchange import (
+    SLOW,
+    STUCK,
+    ClientGoneError,
+    Message,
+    Part,
+    Receive,
+    Room,
+    Scope,
+    Send,
+    Talk,
+)
+from lengthwise.gateway.edge.openapi import document
+from lengthwise.gateway.protocols import Clock, Listener, monotonic
+from lengthwise.gateway.request import Prints, Refusal
+
+_MODELS = b"/v1/models/"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes.
+
+    Attributes:
+        name: Of what is served.
+        methods: That it takes.
+        api: CHAT or COMPLETIONS, or "".
+        is_open: Whether it takes no key.
+        model: The one that is asked after.
+    """
+
+    name: str
+    methods: tuple[str, ...] = ("GET", "HEAD")
+    api: str = ""
+    is_open: bool = False
+    model: str = ""
+
+
+_ROUTES = {
+    b"/v1/chat/completions": Route("chat", ("POST",), CHAT),
+    b"/v1/completions": Route("completions", ("POST",), COMPLETIONS),
+    b"/v1/models": Route("models"),
+    b"/health": Route("health", is_open=True),
+    b"/ready": Route("ready", is_open=True),
+    b"/openapi.json": Route("openapi", is_open=True),
+}
+
+
+def route(scope: dict[str, Any]) -> Route:
+    """The route of a request.
+
+    Raises:
+        Fault: 404, there is none; 405, not by this method.
+    """
+    raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+    found = _ROUTES.get(raw) or _of_model(raw)
+    if found is None:
+        path = raw.decode("ascii", "replace")
+        raise Fault(404, "route", f"Unknown request URL: {shown(path)}.", code="unknown_url")
+    if scope["method"] not in found.methods:
+        allowed = ", ".join(found.methods)
+        raise Fault(
+            405, "method", f"This URL takes {allowed}.", code="method_not_allowed",
+            headers=[(b"allow", allowed.encode())],
+        )  # fmt: skip
+    return found
+
+
+def _of_model(raw: bytes) -> Route | None:
+    """The route to one model; its name may hold slashes, coded or not. It is looked up, never sent on."""
+    if not raw.startswith(_MODELS) or len(raw) == len(_MODELS):
+        return None
+    return Route("model", model=unquote(raw[len(_MODELS) :].decode("ascii", "replace"), errors="replace"))
+
 
 _JSON = [(b"content-type", b"application/json")]
 _log = logging.getLogger("lengthwise.gateway")
@@ -111,9 +178,9 @@ class App:
         try:
             headers = {}
             try:
-                headers = _headers.read(scope["headers"], self._limits)
+                headers = client_request.parse_headers(scope["headers"], self._limits)
             finally:
-                name = _headers.request_id(headers)
+                name = client_request.resolve_request_id(headers)
                 talk.headers.append((b"x-request-id", name.encode()))
             await self._routed(scope, talk, headers, name)
         except Fault as fault:
@@ -173,7 +240,7 @@ class App:
             address = network(_address(scope))
             with caller, Part(self.room, caller if caller.key else address) as part:
                 talk.headers += caller.take(self._clock())
-                _headers.check_json(headers)
+                client_request.check_json(headers)
                 body = await talk.body(self._limits.body_bytes, headers.get(b"content-length"), part)
                 talk.watch()
                 request = await self._asked(api, body, caller, headers, name)

@@ -1,8 +1,5 @@
 """The engines: who is there, what each can do, how it fares, and whether it may be given requests."""
 
-from __future__ import annotations
+import lazy_loader
 
-from lengthwise.gateway.fleet.fleet import Fleet
-from lengthwise.gateway.fleet.worker import Worker
-
-__all__ = ["Fleet", "Worker"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

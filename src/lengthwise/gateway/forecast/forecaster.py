@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from lengthwise.gateway.clock import Clock, monotonic
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.forecast._asking import Question, measured_s, shown
-from lengthwise.gateway.forecast._belief import STATISTICS, Belief, given, within
-from lengthwise.gateway.forecast._inline import InLine
-from lengthwise.gateway.forecast._learner import Learner
-from lengthwise.gateway.forecast._process import Care, InProcess
-from lengthwise.gateway.forecast._source import Answer, Source, Tally
-from lengthwise.gateway.listener import Listener
+from lengthwise.gateway.forecast.learning import Learner
+from lengthwise.gateway.forecast.prediction import (
+    STATISTICS,
+    Answer,
+    Belief,
+    InLine,
+    Question,
+    Source,
+    Tally,
+    given,
+    measured_s,
+    shown,
+    within,
+)
+from lengthwise.gateway.forecast.predictor_process import Care, InProcess
+from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import Floats, Forecast, Outcome, Request
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.schema.errors import InputError
@@ -262,3 +270,62 @@ def _is_ours(predictor: Any) -> bool:
         return False
     parts = [getattr(predictor, name, None) for name in ("inner", "prior")]
     return all(part is None or _is_ours(part) for part in parts)
+
+
+class Oracle(Forecaster):
+    """Says of each request the length that it will have.
+
+    Args:
+        config: Its statistic does not matter.
+        clock: The gateway's.
+        late: Told of an answer that came after its deadline.
+        length: Of a request and its prompt; None where it is not known (what stands in is then said).
+    """
+
+    def __init__(
+        self,
+        config: Forecasting,
+        clock: Clock = monotonic,
+        late: Late | None = None,
+        *,
+        length: Callable[[Request, str | None], float | None],
+        **rest: Any,
+    ) -> None:
+        super().__init__(config, clock, late, **rest)
+        self._length = length
+
+    async def first(self, request: Request, text: str | None) -> Forecast:
+        """The truth."""
+        tokens = self._length(request, text)
+        if tokens is None:
+            return await super().first(request, text)
+        return self._counted(self._fixed(request, float(tokens), "oracle"))
+
+    async def again(self, request: Request, text: str | None, generated_text: str | None) -> Forecast:
+        """Still the truth."""
+        if request.forecast.source == "oracle":
+            return request.forecast
+        return await super().again(request, text, generated_text)
+
+
+def told_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
+    """How long the output must become, by what was asked for; 0: that is for the model to say.
+
+    It is fixed where only one token may come, and where the end of a text does not end it (``ignore_eos``)
+    before ``min_tokens`` = ``max_tokens``, and no stop string may either.
+
+    Args:
+        body: The request as it came.
+        fields: Its fields; asked for only where the body may hold what matters.
+        max_tokens: The most that was asked for; None: nothing was.
+    """
+    if max_tokens is None:
+        return 0
+    if max_tokens == 1:
+        return 1
+    if b'"ignore_eos"' not in body:
+        return 0
+    found = fields()
+    fixed = found.get("ignore_eos") is True and found.get("min_tokens") == max_tokens
+    ends = found.get("stop") or found.get("stop_token_ids")
+    return max_tokens if fixed and not ends else 0

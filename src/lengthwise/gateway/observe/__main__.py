@@ -7,8 +7,7 @@ import os
 import sys
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.finding import as_json
-from lengthwise.gateway.observe.gain import gain
+from lengthwise.gateway.observe.ordering_gain import as_json, gain
 from lengthwise.gateway.observe.trace import of_rows
 from lengthwise.gateway.telemetry import from_dict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -171,3 +171,83 @@ def _floats(values: npt.NDArray[np.generic]) -> Floats:
 
 def _numbers(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
+
+
+LEAST = 50
+"""Smaller pools say nothing and are left out."""
+
+
+def pools_of(trace: Trace) -> list[Trace]:
+    """The parts of a trace, joined where an engine serves several models or a model runs on several engines.
+
+    All of it where no part is large enough.
+    """
+    lead = list(range(len(trace.workers)))
+
+    def leader(worker: int) -> int:
+        while lead[worker] != worker:
+            worker = lead[worker]
+        return worker
+
+    for model in np.unique(trace.model):
+        workers = np.unique(trace.worker[trace.model == model]).tolist()
+        for other in workers[1:]:
+            lead[leader(other)] = leader(workers[0])
+    pool = np.array([leader(worker) for worker in trace.worker.tolist()])
+    parts = [trace.take(np.flatnonzero(pool == one)) for one in np.unique(pool)]
+    return [part for part in parts if len(part) >= LEAST] or [trace]
+
+
+LEAST_MORE = 4
+"""So many tokens after the first tell a pace."""
+LEAST_SEEN = 50
+"""Answers whose pace was seen, before that of others is taken from them."""
+RARE = 0.01
+"""Of first tokens: of those that an engine began out of order."""
+
+
+def tells(trace: Trace) -> bool:
+    """Whether enough answers were streamed to know what engines did, or all of them were."""
+    unseen = np.isnan(trace.first_token_s)
+    return not unseen.any() or int(_paced(trace).sum()) >= LEAST_SEEN
+
+
+def completed(trace: Trace) -> tuple[Trace, Bools]:
+    """The trace with first tokens where none was seen, estimated; and [n] where one was.
+
+    From the end back, as many tokens at a pace that the engines had, but not before the request was sent.
+    """
+    seen = np.isfinite(trace.first_token_s)
+    if seen.all():
+        return trace, seen
+    paced = _paced(trace)
+    pace_s = float(np.median(_seconds(trace)[paced] / _more(trace)[paced])) if paced.any() else 0.0
+    estimated = np.maximum(trace.ended_s - pace_s * _more(trace), trace.dispatched_s)
+    return replace(trace, first_token_s=np.where(seen, trace.first_token_s, estimated)), seen
+
+
+def joined(trace: Trace) -> int:
+    """The most requests that ran at an engine when a first token was seen, but for one first token in a hundred.
+
+    Engines begin in order: who was sent there before, and has not ended by then, runs as well.
+    """
+    at = [1]
+    for worker in np.unique(trace.worker):
+        mine = np.flatnonzero((trace.worker == worker) & trace.whole)
+        mine = mine[np.argsort(trace.dispatched_s[mine], kind="stable")]
+        ended_s, first_s = trace.ended_s[mine], trace.first_token_s[mine]
+        at += [1 + int((ended_s[:i] > first_s[i]).sum()) for i in np.flatnonzero(np.isfinite(first_s))]
+    return int(np.quantile(at, 1 - RARE, method="lower"))
+
+
+def _paced(trace: Trace) -> Bools:
+    return np.asarray(trace.whole & (_more(trace) >= LEAST_MORE) & (_seconds(trace) > 0))
+
+
+def _more(trace: Trace) -> Floats:
+    return np.asarray(trace.output_tokens - 1.0)
+
+
+def _seconds(trace: Trace) -> Floats:
+    """NaN where no first token was seen."""
+    return trace.ended_s - trace.first_token_s

@@ -7,16 +7,40 @@ import contextlib
 import json
 import logging
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.finding import TOO_LITTLE, Gain, as_json
-from lengthwise.gateway.observe.gain import LEAST_REQUESTS
-from lengthwise.gateway.observe.record import Record
-from lengthwise.gateway.telemetry import Row, as_dict
+from lengthwise.gateway.observe.ordering_gain import LEAST_REQUESTS, TOO_LITTLE, Gain, as_json
+from lengthwise.gateway.observe.trace import Trace, of_rows
+from lengthwise.gateway.telemetry import Row, Trips, as_dict
+
+KEPT = 5000
+
+
+class Record(Trips):
+    """A listener of its own; or, where ``telemetry.trips`` follows requests already, subscribe ``over`` to those.
+
+    Args:
+        kept: So many requests, the last ones.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        super().__init__()
+        self.rows: deque[Row] = deque(maxlen=kept)
+        self.subscribe(self.over)
+
+    def over(self, row: Row) -> None:
+        """A request is over."""
+        self.rows.append(row)
+
+    def trace(self) -> Trace:
+        """Its columns now."""
+        return of_rows(self.rows)
+
 
 EVERY_S = 300.0
 LIMIT_S = 240.0

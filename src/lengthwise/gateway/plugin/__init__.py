@@ -5,12 +5,9 @@ which needs nothing beside this package (installed without its dependencies, or 
 them imports no vLLM.
 """
 
-from lengthwise.gateway.plugin.hint import Hint, hint_of
-from lengthwise.gateway.plugin.rounds import Phase, Rounds, Seen
-from lengthwise.gateway.plugin.rra_scheduler import RraScheduler
-from lengthwise.gateway.plugin.rra_settings import RraSettings
-from lengthwise.gateway.plugin.scheduler import LengthScheduler
-from lengthwise.gateway.plugin.settings import Settings
+from lengthwise.gateway.plugin.length_scheduler import LengthScheduler
+from lengthwise.gateway.plugin.rra_scheduler import Phase, Rounds, RraScheduler, Seen
+from lengthwise.gateway.plugin.settings import Hint, RraSettings, Settings, hint_of
 
 __all__ = [
     "Hint",

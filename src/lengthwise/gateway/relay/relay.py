@@ -9,15 +9,88 @@ from dataclasses import replace
 from typing import Any
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.hub import Hub
-from lengthwise.gateway.relay._answer import Answer
-from lengthwise.gateway.relay._around import Surroundings
-from lengthwise.gateway.relay._budget import Budget, caller_of
-from lengthwise.gateway.relay._journey import Journey
-from lengthwise.gateway.relay._plan import plan
-from lengthwise.gateway.relay._reply import Reply
-from lengthwise.gateway.relay._seams import Asked, Fleet, Forecaster, Worker
-from lengthwise.gateway.request import Request
+from lengthwise.gateway.protocols import Asked, Fleet, Forecaster, Worker
+from lengthwise.gateway.relay.engine_request import Rejected, plan
+from lengthwise.gateway.relay.failures import Budget, Final, caller_of
+from lengthwise.gateway.relay.request_session import (
+    EVENTS,
+    Answer,
+    Journey,
+    Outlet,
+    Surroundings,
+    error_event,
+    failed,
+    whole,
+)
+from lengthwise.gateway.relay.responses import Assembled, Whole
+from lengthwise.gateway.request import Outcome, Request
+from lengthwise.gateway.scheduler_driver import Hub, Over
+
+
+class Reply:
+    """Makes an answer of a journey's pieces, and an error of what ends it.
+
+    Args:
+        journey: Whose pieces.
+    """
+
+    def __init__(self, journey: Journey) -> None:
+        self._journey, self._gone = journey, False
+
+    async def answer(self) -> Answer:
+        """The answer, as soon as there is something to tell."""
+        journey = self._journey
+        try:
+            first = await journey.piece()
+        except Rejected as no:
+            journey.blame.rejected()
+            return self._rejected(no)
+        except Final as final:
+            if journey.no is not None:  # nobody else could be asked
+                return self._rejected(journey.no)
+            journey.end(Outcome.FAILED, str(final))
+            return failed(final)
+        except Over:
+            journey.end(Outcome.FAILED, "it was ended")
+            return failed(_stopped())
+        except BaseException as error:
+            gone = isinstance(error, asyncio.CancelledError)
+            journey.end(Outcome.CLIENT_GONE if gone else Outcome.FAILED, "before its answer began")
+            raise
+        if not isinstance(journey.state, Whole | Assembled):
+            return Answer(200, EVENTS, first or b"", self._following, self._close, self._pass_to)
+        kind = journey.kind if isinstance(journey.state, Whole) else "application/json"
+        return whole(200, first or b"", kind or "application/json")
+
+    async def _following(self) -> bytes | None:
+        """The next piece, an error in place of one that does not come; None at the end."""
+        try:
+            return await self._journey.piece()
+        except Over:
+            final = _stopped()
+        except Rejected as no:
+            final = Final(502, "engine_failed", f"the engine refused to go on: {no}")
+        except Final as told:
+            final = told
+        self._journey.end(Outcome.FAILED, str(final))
+        return None if self._gone else error_event(final)
+
+    def _pass_to(self, outlet: Outlet) -> None:
+        self._journey.outlet = outlet
+
+    def _rejected(self, no: Rejected) -> Answer:
+        self._journey.end(Outcome.REJECTED, str(no))
+        return whole(no.status, no.body, no.kind)
+
+    def _close(self) -> None:
+        """The client takes no more."""
+        self._gone = True
+        self._journey.end(Outcome.CLIENT_GONE, "while its answer came")
+
+
+def _stopped() -> Final:
+    return Final(503, "stopped", "The gateway stopped this request.", 1.0)
+
 
 CUTTING = ("isrtf", "windowed")
 _LOOK_S = 1.0

@@ -1,28 +1,5 @@
 """What a gateway tells of its requests: metrics, log lines, a journal, traces, and what its order gains."""
 
-from lengthwise.gateway.telemetry.journal import Journal, read, read_all
-from lengthwise.gateway.telemetry.logs import EventLog, json_lines
-from lengthwise.gateway.telemetry.metrics import Metrics
-from lengthwise.gateway.telemetry.regret import Pair, Regret
-from lengthwise.gateway.telemetry.row import Row, as_dict, from_dict
-from lengthwise.gateway.telemetry.telemetry import Telemetry
-from lengthwise.gateway.telemetry.tracing import Tracing
-from lengthwise.gateway.telemetry.trips import Trip, Trips
+import lazy_loader
 
-__all__ = [
-    "EventLog",
-    "Journal",
-    "Metrics",
-    "Pair",
-    "Regret",
-    "Row",
-    "Telemetry",
-    "Tracing",
-    "Trip",
-    "Trips",
-    "as_dict",
-    "from_dict",
-    "json_lines",
-    "read",
-    "read_all",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

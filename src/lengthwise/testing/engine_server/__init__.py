@@ -4,13 +4,10 @@ For gateways and clients to be tested against. ``python -m lengthwise.testing.en
 a process of its own.
 """
 
-from lengthwise.testing.engine_server.batch import Limits
-from lengthwise.testing.engine_server.faults import LAST, Fault, FaultPlan
-from lengthwise.testing.engine_server.log import Entry, Log
-from lengthwise.testing.engine_server.server import EngineServer
-from lengthwise.testing.engine_server.spec import EngineSpec, LinearSteps, emulated
-from lengthwise.testing.engine_server.threaded import in_thread
-from lengthwise.testing.engine_server.toy_model import decode, encode
+from lengthwise.testing.engine_server.completions import decode, encode
+from lengthwise.testing.engine_server.engine import EngineSpec, Limits, LinearSteps, emulated
+from lengthwise.testing.engine_server.request_handler import LAST, Entry, Fault, FaultPlan, Log
+from lengthwise.testing.engine_server.server import EngineServer, in_thread
 
 __all__ = [
     "LAST",

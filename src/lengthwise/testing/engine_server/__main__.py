@@ -12,10 +12,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from lengthwise.schema.errors import LengthwiseError
-from lengthwise.testing.engine_server.batch import Limits
-from lengthwise.testing.engine_server.faults import FaultPlan, read_plan
+from lengthwise.testing.engine_server.engine import KINDS, EngineSpec, Limits, LinearSteps
+from lengthwise.testing.engine_server.request_handler import FaultPlan, read_plan
 from lengthwise.testing.engine_server.server import EngineServer
-from lengthwise.testing.engine_server.spec import KINDS, EngineSpec, LinearSteps
 
 
 def main() -> None:

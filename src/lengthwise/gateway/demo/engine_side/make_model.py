@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """A Llama of random weights with a tokenizer of its own: python make_model.py FOLDER [SIZE].
 
 Runs in the engine's environment. What it says is noise; how it is served is not.
@@ -10,6 +9,9 @@ import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
+
+# mypy: ignore-errors
+
 
 VOCAB, POSITIONS = 8192, 2048
 SPECIAL = ("<pad>", "<s>", "</s>")

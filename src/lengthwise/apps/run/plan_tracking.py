@@ -1,0 +1,281 @@
+"""The plan followed: which plans run now, and whether it is as planned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lengthwise.apps.ledger.contracts import ENDED, State
+from lengthwise.apps.placement import Now, next_plans
+from lengthwise.apps.run.job import Drifted, Guide, Job, Layout, Plans, Revised
+from lengthwise.apps.run.task_state import Books
+from lengthwise.schema.app import Placement
+from lengthwise.schema.errors import InternalError, LengthwiseError
+
+Counts = Mapping[tuple[int, State], int]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Tasks by model.
+
+    Attributes:
+        total: [models] all tasks.
+        ended: [models] that have ended.
+        able: [models] that are ready or leased: something can be done for them now.
+        finished: Models that have nothing left to do.
+    """
+
+    total: tuple[int, ...]
+    ended: tuple[int, ...]
+    able: tuple[int, ...]
+    finished: frozenset[int]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended."""
+        return self.total == self.ended
+
+
+def standing(layout: Layout, counts: Counts) -> Standing:
+    """Of counts by pair of call and model."""
+    models = len(layout.tasks.models)
+    total, ended, able = [0] * models, [0] * models, [0] * models
+    for (pair, state), tasks in counts.items():
+        model = layout.pairs[pair][1]
+        total[model] += tasks
+        ended[model] += tasks if state in ENDED else 0
+        able[model] += tasks if state in (State.READY, State.LEASED) else 0
+    finished = frozenset(model for model in range(models) if total[model] == ended[model])
+    return Standing(tuple(total), tuple(ended), tuple(able), finished)
+
+
+class Waits:
+    """Which models wait for which."""
+
+    def __init__(self, layout: Layout) -> None:
+        tasks = layout.tasks
+        child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
+        pairs = np.unique(tasks.model[tasks.parent] * len(tasks.models) + tasks.model[child])
+        self._children: dict[int, set[int]] = {}
+        for pair in pairs.tolist():
+            parent, model = divmod(pair, len(tasks.models))
+            self._children.setdefault(parent, set()).add(model)
+
+    def starved(self, now: Standing, running: Collection[int]) -> frozenset[int]:
+        """Running models that have nothing to do before one is done that does not run."""
+        reached = {model for model in running if now.able[model]}
+        open_ = sorted(reached)
+        while open_:
+            for model in self._children.get(open_.pop(), ()):
+                if model in running and model not in reached:
+                    reached.add(model)
+                    open_.append(model)
+        return frozenset(m for m in running if m not in reached and m not in now.finished)
+
+
+class Following:
+    """Where in the plan a run is.
+
+    Attributes:
+        now: The stage, and what runs.
+        starved: Models that run and can do nothing before one that does not.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._waits = job, Waits(job.layout)
+        self.guide: Guide = job.guide
+        self.now = Now(-1, ())
+        self.starved: frozenset[int] = frozenset()
+        self._seen: tuple[frozenset[int], frozenset[int]] | None = None
+        self._late = -1
+        self._from_s = 0.0
+
+    def step(self, standing: Standing) -> Plans | None:
+        """What is to run from now on; None: as before.
+
+        Raises:
+            InternalError: What runs can do nothing, and nothing else is planned.
+        """
+        running = {plan.model for plan in self.now.plans}
+        self.starved = self._waits.starved(standing, running)
+        seen = (standing.finished, self.starved)
+        if seen == self._seen:
+            return None
+        before, self._seen = self.now, seen
+        self.now = next_plans(
+            self.guide.stages,
+            self.now.stage,
+            self.now.plans,
+            standing.finished,
+            self._job.rooms.fits,
+            spare=self.guide.spare,
+            starved=self.starved,
+        )
+        if before == self.now and running and running == self.starved | (running & standing.finished):
+            raise InternalError(f"models {sorted(running)} wait for others, and the plan starts none of them")
+        if not self.now.plans and not standing.is_over:
+            left = sorted(set(range(len(standing.total))) - standing.finished)
+            raise InternalError(f"models {left} are left, and the plan has none for them")
+        return self.now.plans
+
+    def drifted(self, standing: Standing, at_s: float) -> Drifted | None:
+        """That the stage before ended too soon, or this one is too late; once a stage."""
+        ends_s, stage = self.guide.ends_s, self.now.stage
+        if not 0 <= stage < len(ends_s) or self._late >= stage:
+            return None
+        at_s -= self._from_s
+        sooner, later = self.guide.slack
+        started_early = stage > 0 and at_s < ends_s[stage - 1] * sooner
+        if not started_early and at_s <= ends_s[stage] * later:
+            return None
+        self._late = stage
+        planned_s = ends_s[stage - 1] if started_early else ends_s[stage]
+        return Drifted(at_s, stage, planned_s, sorted(standing.finished), standing.ended, self.now.plans)
+
+    def looked_at(self, standing: Standing, at_s: float) -> Drifted:
+        """Where it is, whether or not that is as planned."""
+        stage = max(0, self.now.stage)
+        ends_s = self.guide.ends_s
+        planned_s = ends_s[min(stage, len(ends_s) - 1)] if ends_s else 0.0
+        finished, ended = sorted(standing.finished), standing.ended
+        return Drifted(at_s - self._from_s, stage, planned_s, finished, ended, self.now.plans, is_late=False)
+
+    @property
+    def end_s(self) -> float | None:
+        """When the plan is to end, from the start of the run; None: nobody knows."""
+        ends_s = self.guide.ends_s
+        return self._from_s + ends_s[-1] if ends_s else None
+
+    @property
+    def from_s(self) -> float:
+        """Since when the plan is followed; 0: from the start of the run."""
+        return self._from_s
+
+    @property
+    def planned_s(self) -> float:
+        """How long what is followed is to take."""
+        return self.guide.ends_s[-1] if self.guide.ends_s else 0.0
+
+    def stage_of(self, model: int) -> int | None:
+        """The stage in which a model is planned to run, this one or the next; None: in none that is to come."""
+        stages = enumerate(self.guide.stages[max(0, self.now.stage) :], max(0, self.now.stage))
+        return next((k for k, plans in stages if any(plan.model == model for plan in plans)), None)
+
+    def follow(self, guide: Guide, at_s: float) -> None:
+        """Goes on by another plan, from its beginning; what runs and is in its first stage stays."""
+        self.guide, self._seen, self._late, self._from_s = guide, None, -1, at_s
+        self.now = Now(-1, self.now.plans)
+
+
+LOOKS = 24
+"""How often lengths are looked at, each time after a twelfth of the time that was planned."""
+SEARCHES = 3
+"""For each plan made anew so often another is sought at most."""
+_LOOK_SHARE = 1 / 12
+_EARLIEST_S = 1.0
+
+
+class Looking:
+    """Looks at a run without holding it up.
+
+    Args:
+        job: The run.
+        books: Its ledger.
+        written: Tells tokens of answers so far, by place.
+        placement: Tells where engines are.
+        told: Hears what came of it ("replan" or "keep", and why), and that there is another guide to follow.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        books: Books,
+        written: Callable[[], Mapping[int, int]],
+        placement: Callable[[], Placement],
+        told: Callable[[str, str], None],
+    ) -> None:
+        self._job, self._books, self._told = job, books, told
+        self._written, self._placement = written, placement
+        self._under_way: asyncio.Task[None] | None = None
+        self._looks = self._replans = self._searches = 0
+        self._next_s: float | None = None
+
+    def seek(self, following: Following, at_s: Callable[[], float]) -> asyncio.Task[None] | None:
+        """Begins to wait for the plan that is still looked for; None: none is.
+
+        Args:
+            following: What follows it then.
+            at_s: Tells seconds since the start of the run.
+        """
+        if self._job.seek is None:
+            return None
+        self._under_way = asyncio.get_running_loop().create_task(
+            self._sought(following, self._job.seek, at_s)
+        )
+        return self._under_way
+
+    async def _sought(
+        self, following: Following, seek: Callable[[], Guide], at_s: Callable[[], float]
+    ) -> None:
+        try:
+            guide = await self._books.beside(seek)
+        except LengthwiseError as error:
+            self._told("keep", f"no other plan was found: {error}")
+        else:
+            goes_on = guide.stages[:1] == following.guide.stages[:1]
+            following.follow(guide, 0.0 if goes_on else at_s())
+            if not goes_on:
+                self._told("replan", "a better plan was found, which begins with other engines")
+        self._under_way = None
+
+    def look(self, following: Following, standing: Standing, at_s: float) -> asyncio.Task[None] | None:
+        """Begins to look where there is reason to; what has begun, to be watched for errors."""
+        if self._job.replan is None or self._under_way is not None:
+            return None
+        most = self._job.settings.replans
+        if self._replans >= most or self._searches >= SEARCHES * most:
+            return None
+        drifted = following.drifted(standing, at_s)
+        if drifted is None and self._is_time(following, at_s):
+            drifted = following.looked_at(standing, at_s)
+        if drifted is None:
+            return None
+        self._under_way = asyncio.get_running_loop().create_task(self._looked(following, drifted, at_s))
+        return self._under_way
+
+    def _is_time(self, following: Following, at_s: float) -> bool:
+        if following.end_s is None or self._looks >= LOOKS:
+            return False
+        apart_s = max(_EARLIEST_S, following.planned_s * _LOOK_SHARE)
+        if self._next_s is None:
+            self._next_s = at_s + apart_s
+        if at_s < self._next_s:
+            return False
+        self._looks, self._next_s = self._looks + 1, at_s + apart_s
+        return True
+
+    async def _looked(self, following: Following, drifted: Drifted, at_s: float) -> None:
+        replan = self._job.replan
+        assert replan is not None
+        try:
+            ended = await self._books.call(self._books.ledger.lengths)
+            whole = replace(drifted, ended=ended, written=self._written(), placement=dict(self._placement()))
+            found = await self._books.beside(lambda: replan(whole))
+        except LengthwiseError as error:
+            # A run goes on by the plan that it has, whatever comes of looking for another.
+            self._told("keep", f"no other plan was found: {error}")
+            found = None
+        if isinstance(found, Guide):
+            found = Revised(found, True, f"stage {drifted.stage + 1}")
+        elif found is None and drifted.is_late:
+            self._told("keep", f"stage {drifted.stage + 1}")
+        if found is not None:
+            self._searches += 1
+            self._replans += found.is_new
+            following.follow(found.guide, at_s)
+            self._told("replan" if found.is_new else "keep", found.about)
+        self._under_way = None

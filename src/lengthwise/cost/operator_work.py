@@ -1,0 +1,477 @@
+"""The operators of a step: what each multiplies, reads and sends on one GPU of one stage.
+
+Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and gives Work of that
+shape; the tables and the breakdown are sums of the very same Work.
+
+An encoder-decoder's prompt passes the encoder and is projected to cross-attention keys and values: per
+token as many multiplications as a decoder token's self-attention, cross-attention and MLP, when both
+stacks are equally deep. So one ``layer`` stands for both, what an encoder is deeper is added to the
+prefill, and the KV tokens of a decode are cross keys plus own keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lengthwise.cost.memory import Shard
+from lengthwise.schema.cost_tables import Floats
+from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, NodeSpec, dtype_name
+
+RIDGE = 4
+SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}
+"""Bytes of scales read with a weight: NVFP4 has one of 8 bits for 16, AWQ 16 bits and a 4-bit zero for 128."""
+
+
+@dataclass(frozen=True)
+class GemmCurve:
+    """Share of peak FLOP/s of a large GEMM, padding of m, n, k, and seconds of a launch."""
+
+    efficiency: float
+    pad_m: float
+    pad_n: float
+    pad_k: float
+    latency_s: float
+    memory_efficiency: float = 0.8
+
+
+@dataclass(frozen=True)
+class StreamCurve:
+    """Element-wise kernels: 0.4-0.9 of the bandwidth and 1.2-2.8 us on Vidur's A100, H100 and A40."""
+
+    memory_efficiency: float = 0.6
+    latency_s: float = 2.4e-6
+
+
+@dataclass(frozen=True)
+class PrefillCurve:
+    """FlashAttention.
+
+    One block of threads walks all keys of its queries: ``serial_s`` a key, however short the chunk.
+    """
+
+    efficiency: float = 0.54
+    pad_tokens: float = 190
+    latency_s: float = 12e-6
+    serial_s: float = 2e-8
+    memory_efficiency: float = 0.8
+
+
+@dataclass(frozen=True)
+class DecodeCurve:
+    """A tile holds 64 query rows; a group of g query heads fills g of them, and 64 of g + 64 in general.
+
+    0.7 of the peak is what FlashMLA reports for groups of 128 (660 of 989 TFLOP/s,
+    github.com/deepseek-ai/FlashMLA).
+    """
+
+    efficiency: float = 0.7
+    tile_rows: float = 64
+    latency_s: float = 11.7e-6
+    sequence_s: float = 3e-8
+    memory_efficiency: float = 0.8
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The constants of every kind of kernel; the defaults are those that the roofline ships.
+
+    ``routing_power``: experts are not chosen evenly, so that T tokens hit as many as T**0.96 drawn evenly would:
+    what 218 points of DeepSeek-V3 and Kimi K2 say (benchmarks/_silicon_fit.py).
+    """
+
+    wide: GemmCurve = GemmCurve(0.82, 80, 80, 96, 4e-6)
+    narrow: GemmCurve = GemmCurve(0.72, 120, 2400, 400, 6e-6)
+    grouped: GemmCurve = GemmCurve(0.6, 40, 80, 96, 10e-6, 0.7)
+    stream: StreamCurve = StreamCurve()
+    prefill: PrefillCurve = PrefillCurve()
+    decode: DecodeCurve = DecodeCurve()
+    routing_power: float = 0.96
+
+
+CURVES = Curves()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one operator does; every field but the name is a number or an array of one shape."""
+
+    name: str
+    flops: Any = 0.0
+    bytes: Any = 0.0
+    compute_s: Any = 0.0
+    memory_s: Any = 0.0
+    network_s: Any = 0.0
+    latency_s: Any = 0.0
+
+    @property
+    def seconds(self) -> Floats:
+        """Compute and memory overlap, network and launch do not."""
+        ridge = (np.asarray(self.compute_s) ** RIDGE + np.asarray(self.memory_s) ** RIDGE) ** (1 / RIDGE)
+        return np.asarray(ridge + self.network_s + self.latency_s, dtype=np.float64)
+
+    def times(self, factor: Any) -> Work:
+        """The same operator ``factor`` times; also a share of a layer."""
+        names = ("flops", "bytes", "compute_s", "memory_s", "network_s", "latency_s")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A GPU as the time of its kernels, for one dtype of weights.
+
+    Weights in a format that the GPU has no units for are read in that format and multiplied at
+    16 bits, as are int4 weights everywhere (W4A16). Activations have ``wide_bytes``.
+    """
+
+    gpu: GpuSpec
+    weight_dtype: str
+    wide_bytes: float = 2.0
+    curves: Curves = CURVES
+
+    def gemm(self, name: str, m: Any, n: float, k: float, *, wide: bool = False) -> Work:
+        """An [m, k] by [k, n] product; ``wide`` keeps 16-bit weights (embedding, head)."""
+        return self._gemm(name, (m, 1.0), n, k, self._curve(wide), wide=wide)
+
+    def grouped_gemm(self, name: str, m: Any, groups: Any, n: float, k: float) -> Work:
+        """``groups`` products over m rows in all, each with its own [k, n] weights (fused MoE)."""
+        return self._gemm(name, (m, groups), n, k, self.curves.grouped, wide=False)
+
+    def _gemm(
+        self, name: str, rows: tuple[Any, Any], n: float, k: float, curve: GemmCurve, *, wide: bool
+    ) -> Work:
+        m, groups = rows
+        moved = groups * n * k * self._weight_bytes(wide) + self.wide_bytes * m * (n + k)
+        padded = 2.0 * (m + curve.pad_m * groups) * (n + curve.pad_n) * (k + curve.pad_k)
+        return Work(
+            name,
+            flops=2.0 * m * n * k,
+            bytes=moved,
+            compute_s=padded / (self._peak(wide) * curve.efficiency),
+            memory_s=moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
+            latency_s=curve.latency_s,
+        )
+
+    def stream(self, name: str, moved_bytes: Any, *, kernels: int = 1, latency_s: Any = None) -> Work:
+        """``kernels`` element-wise kernels that read and write so many bytes in all."""
+        curve = self.curves.stream
+        bandwidth = self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency
+        each_s = curve.latency_s if latency_s is None else latency_s
+        return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * each_s)
+
+    def prefill(
+        self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: float, moved: Any
+    ) -> Work:
+        """FlashAttention over ``pairs`` of (query, key), each of ``head_flops`` FLOPs over all heads.
+
+        Padding the queries adds ``mean_keys`` pairs each: the keys that a query sees on average.
+        """
+        curve = self.curves.prefill
+        padded = pairs + curve.pad_tokens * (mean_keys + curve.pad_tokens / 2)
+        memory_s = moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency)
+        return Work(
+            name,
+            flops=head_flops * pairs,
+            bytes=moved,
+            compute_s=head_flops * padded / (self._peak(wide=True) * curve.efficiency),
+            memory_s=(memory_s**RIDGE + (curve.serial_s * keys) ** RIDGE) ** (1 / RIDGE),
+            latency_s=curve.latency_s,
+        )
+
+    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, moved: Any, group: float) -> Work:
+        """One query a sequence over ``keys`` cached tokens in all; ``group`` heads share a KV head."""
+        curve = self.curves.decode
+        tile = group / (group + curve.tile_rows)
+        return Work(
+            name,
+            flops=head_flops * keys,
+            bytes=moved,
+            compute_s=head_flops * keys / (self._peak(wide=True) * curve.efficiency * tile),
+            memory_s=moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
+            latency_s=curve.latency_s + curve.sequence_s * seqs,
+        )
+
+    def _curve(self, wide: bool) -> GemmCurve:
+        return self.curves.narrow if self._peak(wide) > self._peak(wide=True) else self.curves.wide
+
+    def _peak(self, wide: bool) -> float:
+        if wide or self.weight_dtype == "int4":
+            return self.gpu.flops("float32" if self.wide_bytes > DTYPE_BYTES["bfloat16"] else "bfloat16")
+        return self.gpu.flops(self.weight_dtype)
+
+    def _weight_bytes(self, wide: bool) -> float:
+        return (
+            self.wide_bytes
+            if wide
+            else DTYPE_BYTES[self.weight_dtype] + SCALE_BYTES.get(self.weight_dtype, 0.0)
+        )
+
+
+def kernels_of(gpu: GpuSpec, weight_dtype: str) -> Kernels:
+    """The kernels of a GPU for weights of a dtype, in any of its spellings."""
+    name = dtype_name(weight_dtype)
+    return Kernels(gpu, name, max(2.0, DTYPE_BYTES[name]))
+
+
+SAMPLER_PASSES = 4
+"""fp32 passes over the logits; with 12 us of launches 0.8-1.5 times what vLLM 0.19 takes on an
+RTX PRO 6000 and a 4090 (25 us for 1 sequence, 160-310 us for 256; LLMServingSim, MIT)."""
+
+SAMPLER_LATENCY_S = 12e-6
+DIRECT_HOP_S = 0.7e-6
+"""vLLM's custom all-reduce in a CUDA graph: 4.9, 5.2, 5.7 us over 2, 4, 8 A100s, 4.3, 4.6, 4.7 us over
+H100s for the smallest messages (AIConfigurator, Apache-2.0); NCCL takes 10, 14, 23 us."""
+
+P2P_LATENCY_S = 8e-6
+"""Vidur's send_recv between NVLink pairs and inside a DGX: 8 to 14 us for the smallest messages."""
+
+
+class Operators:
+    """The operators of one deployment.
+
+    Args:
+        shard: The model's share of a GPU.
+        kernels: The GPU.
+        node: What joins the GPUs.
+    """
+
+    def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
+        self.shard, self.kernels, self.node = shard, kernels, node
+        self.model, self.tp = shard.model, shard.parallel.tp
+        self.wide = kernels.wide_bytes
+
+    def layer(self, tokens: Any) -> list[Work]:
+        """One layer's work that grows with tokens: GEMMs, norms, rotary embedding, cache write."""
+        hidden = self.model.hidden
+        norms = 3 if self.model.encoder_layers else 2
+        works = [
+            self.kernels.stream("norms", norms * 4 * hidden * self.wide * tokens, kernels=norms),
+            *(self._latent_projections(tokens) if self._is_mla else self._projections(tokens)),
+            self.kernels.stream("kv write", tokens * self.shard.kv_bytes * 2),
+        ]
+        ffn = self.model.ffn
+        dense = ffn.dense_layers / self.model.layers if ffn.experts else 1.0
+        works += [work.times(dense) for work in self._mlp(tokens, ffn.intermediate)] if dense else []
+        works += [work.times(1 - dense) for work in self._moe(tokens)] if ffn.experts else []
+        return works
+
+    def all_reduces(self, tokens: Any) -> list[Work]:
+        """One layer's tensor-parallel sums: after attention, after the MLP, after cross-attention."""
+        if self.tp == 1:
+            return []
+        times = 3 if self.model.encoder_layers else 2
+        return [self._all_reduce("all-reduce", self.model.hidden * tokens).times(times)]
+
+    def first(self, tokens: Any) -> list[Work]:
+        """Token embedding."""
+        works = [self.kernels.stream("embedding", 2 * self.model.hidden * self.wide * tokens)]
+        if self.tp > 1:
+            works.append(self._all_reduce("embedding all-reduce", self.model.hidden * tokens))
+        return works
+
+    def send(self, tokens: Any) -> list[Work]:
+        """Activations to the next stage: hidden state and residual, a 1/tp slice from each GPU."""
+        sent = 2 * self.model.hidden * self.wide * tokens / self.tp
+        link = self.node.link_for(self.tp * self.shard.parallel.pp)
+        moved_s = sent / link.bandwidth_bytes_per_s
+        return [Work("send", bytes=sent, network_s=moved_s + link.latency_s, latency_s=P2P_LATENCY_S)]
+
+    def head(self, seqs: Any) -> list[Work]:
+        """Final norm, LM head and sampler for one token of each sequence."""
+        vocab, hidden = self.model.vocab, self.model.hidden
+        works = [
+            self.kernels.stream("final norm", 4 * hidden * self.wide * seqs),
+            self.kernels.gemm("lm head", seqs, vocab / self.tp, hidden, wide=True),
+            self.kernels.stream("sampler", SAMPLER_PASSES * 4 * vocab * seqs, latency_s=SAMPLER_LATENCY_S),
+        ]
+        if self.tp > 1:
+            gathered = self.wide * vocab * seqs * (self.tp - 1) / self.tp
+            works.append(self._network("logits gather", gathered))
+        return works
+
+    def prefill(self, chunk: Any, context: Any) -> list[Work]:
+        """One layer's attention of ``chunk`` new tokens of a prompt after ``context`` cached ones."""
+        full, windowed = self._layer_shares
+        works = [self._prefill("prefill attention", chunk, context, None).times(full)] if full else []
+        if windowed:
+            window = self.model.attention.window_tokens
+            works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
+        if self._is_mla:
+            works.append(self._expand_context(context))
+        deeper = self.model.encoder_layers / self.model.layers - 1
+        if deeper > 0:
+            works += [work.times(deeper) for work in self.layer(chunk)]
+        return works
+
+    def decode(self, seqs: Any, kv_tokens: Any) -> list[Work]:
+        """One layer's attention of one new token of each sequence over all their cached tokens.
+
+        A window is costed at the mean context, since only the sum is known.
+        """
+        full, windowed = self._layer_shares
+        works = [self._decode("decode attention", seqs, kv_tokens).times(full)] if full else []
+        if windowed:
+            seen = np.minimum(kv_tokens, seqs * (self.model.attention.window_tokens or 0))
+            works.append(self._decode("decode window attention", seqs, seen).times(windowed))
+        return works
+
+    @property
+    def _is_mla(self) -> bool:
+        return self.model.attention.is_mla
+
+    @property
+    def _layer_shares(self) -> tuple[float, float]:
+        attention = self.model.attention
+        windowed = attention.windowed_layers / self.model.layers if attention.window_tokens else 0.0
+        return 1.0 - windowed, windowed
+
+    def _projections(self, tokens: Any) -> list[Work]:
+        attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
+        query, key = shard.heads * attention.head_dim, shard.kv_heads * attention.head_dim
+        value, out = shard.kv_heads * shard.v_dim, shard.heads * shard.v_dim
+        works = [
+            self.kernels.gemm("qkv projection", tokens, query + key + value, hidden),
+            self.kernels.gemm("output projection", tokens, hidden, out),
+        ]
+        if self.model.encoder_layers:
+            works += [
+                self.kernels.gemm("cross projection in", tokens, query, hidden),
+                self.kernels.gemm("cross projection out", tokens, hidden, out),
+            ]
+        if not self.model.facts.learned_positions:
+            works.insert(1, self.kernels.stream("rope", 2 * (query + key) * self.wide * tokens))
+        return works
+
+    def _latent_projections(self, tokens: Any) -> list[Work]:
+        """MLA (arXiv:2405.04434): absorbed into query and output, the up-projection costs the same."""
+        attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
+        width = attention.head_dim + attention.rope_head_dim
+        latent = attention.kv_lora_rank + attention.rope_head_dim
+        rank = attention.q_lora_rank
+        down = self.kernels.gemm("latent projection", tokens, rank + latent, hidden)
+        query = self.kernels.gemm("query projection", tokens, shard.heads * width, rank or hidden)
+        return [
+            down,
+            query,
+            self.kernels.stream("rope", 2 * (shard.heads + 1) * attention.rope_head_dim * self.wide * tokens),
+            self._up_projection("kv up-projection", tokens),
+            self.kernels.gemm("output projection", tokens, hidden, shard.heads * shard.v_dim),
+        ]
+
+    def _up_projection(self, name: str, tokens: Any) -> Work:
+        attention, shard = self.model.attention, self.shard
+        width = shard.heads * (attention.head_dim + shard.v_dim)
+        return self.kernels.gemm(name, tokens, width, attention.kv_lora_rank)
+
+    def _expand_context(self, context: Any) -> Work:
+        """A later chunk expands the latents of its context again; a first one has none."""
+        return self._up_projection("context up-projection", context).times(np.asarray(context) > 0)
+
+    def _mlp(self, tokens: Any, intermediate: int) -> list[Work]:
+        hidden, width = self.model.hidden, intermediate / self.tp
+        into = 2 if self.model.ffn.gated else 1
+        return [
+            self.kernels.gemm("mlp up", tokens, into * width, hidden),
+            self.kernels.stream("activation", (into + 1) * width * self.wide * tokens),
+            self.kernels.gemm("mlp down", tokens, hidden, width),
+        ]
+
+    def experts_hit(self, tokens: Any) -> Any:
+        """Experts that any of so many tokens chooses: E (1 - (1 - k/E)^T) were they drawn evenly.
+
+        They are not: T tokens choose as many as T**a drawn evenly (a: ``routing_power``).
+        """
+        ffn = self.model.ffn
+        share = ffn.experts_per_token / ffn.experts
+        if share >= 1:
+            return ffn.experts
+        drawn = np.asarray(tokens) ** self.kernels.curves.routing_power
+        return ffn.experts * -np.expm1(drawn * math.log1p(-share))
+
+    def _moe(self, tokens: Any) -> list[Work]:
+        """Routed experts, a router before them, and the shared one."""
+        ffn, hidden = self.model.ffn, self.model.hidden
+        into = 2 if ffn.gated else 1
+        width = ffn.expert_intermediate / self.tp
+        hit = self.experts_hit(tokens)
+        rows = tokens * ffn.experts_per_token
+        works = [
+            self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
+            self.kernels.grouped_gemm("experts up", rows, hit, into * width, hidden),
+            self.kernels.stream("expert activation", (into + 1) * width * self.wide * rows),
+            self.kernels.grouped_gemm("experts down", rows, hit, hidden, width),
+        ]
+        if ffn.shared_intermediate:
+            works += [self._rename(work, "shared ") for work in self._mlp(tokens, ffn.shared_intermediate)]
+        return works
+
+    def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
+        if self.model.encoder_layers:
+            pairs = chunk * (context + chunk)
+            keys = context + chunk
+        else:
+            pairs, keys = _causal_pairs(chunk, context, window)
+        attention, shard = self.model.attention, self.shard
+        width = attention.head_dim + attention.rope_head_dim
+        read = keys * (shard.heads * (width + shard.v_dim) * self.wide if self._is_mla else shard.kv_bytes)
+        return self.kernels.prefill(
+            name,
+            pairs=pairs,
+            mean_keys=pairs / np.maximum(chunk, 1),
+            keys=keys,
+            head_flops=2.0 * shard.heads * (width + shard.v_dim),
+            moved=read + shard.heads * (width + shard.v_dim) * self.wide * chunk,
+        )
+
+    def _decode(self, name: str, seqs: Any, keys: Any) -> Work:
+        attention, shard = self.model.attention, self.shard
+        if self._is_mla:
+            width = 2 * attention.kv_lora_rank + attention.rope_head_dim
+            group = shard.heads
+        else:
+            width = attention.head_dim + shard.v_dim
+            group = shard.heads / shard.kv_heads
+        return self.kernels.decode(
+            name,
+            seqs=seqs,
+            keys=keys,
+            head_flops=2.0 * shard.heads * width,
+            moved=keys * shard.kv_bytes + shard.heads * width * self.wide * seqs,
+            group=group,
+        )
+
+    def _all_reduce(self, name: str, elements: Any) -> Work:
+        """A sum over the GPUs of a stage: each sends ``2 (n - 1) / n`` of the data."""
+        return self._network(name, 2 * (self.tp - 1) / self.tp * elements * self.wide)
+
+    def _network(self, name: str, sent_bytes: Any) -> Work:
+        """A ring's bytes at the link's bus bandwidth after the latency of a small message.
+
+        Where one link joins all GPUs, engines write straight into each other's memory (vLLM's custom
+        all-reduce): one message and a little more a GPU. Elsewhere NCCL's tree goes up and down.
+        """
+        link, hops = self.node.link_for(self.tp), math.log2(self.tp)
+        direct = self.tp <= self.node.link_group
+        latency_s = link.latency_s + DIRECT_HOP_S * hops if direct else 2 * hops * link.latency_s
+        return Work(
+            name, bytes=sent_bytes, network_s=sent_bytes / link.bandwidth_bytes_per_s, latency_s=latency_s
+        )
+
+    @staticmethod
+    def _rename(work: Work, prefix: str) -> Work:
+        return Work(**{**vars(work), "name": prefix + work.name})
+
+
+def _causal_pairs(chunk: Any, context: Any, window: int | None) -> tuple[Any, Any]:
+    """(query, key) pairs of a causal chunk, and keys that any of its queries sees.
+
+    A query at position p sees ``min(p + 1, window)`` keys.
+    """
+    if window is None:
+        return chunk * (context + (chunk + 1) / 2), context + chunk
+    growing = np.clip(window - context, 0, chunk)
+    pairs = growing * (context + (growing + 1) / 2) + (chunk - growing) * float(window)
+    return pairs, chunk + np.minimum(context, window)

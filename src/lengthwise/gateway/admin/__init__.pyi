@@ -1,0 +1,7 @@
+from .app import AdminApp
+from .state import State
+
+__all__ = [
+    "AdminApp",
+    "State",
+]

@@ -1,0 +1,184 @@
+"""What is served, as an OpenAPI 3.1 document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lengthwise.gateway.config import Limits
+from lengthwise.gateway.edge.client_request import HINTS, INNER, MOST_LOGPROBS, MOST_NAME, MOST_STOPS
+
+Json = dict[str, Any]
+_TEXT: Json = {"type": ["string", "null"]}
+_ERRORS = {
+    "400": "A field or the body cannot be used",
+    "401": "No key, or a wrong one",
+    "404": "No such model, or not for this key",
+    "408": "The body did not come in time",
+    "413": "The body is too large",
+    "415": "The body is not plain JSON",
+    "429": "Rate, queue or predicted wait; come again after Retry-After",
+    "431": "Header fields too many or too long",
+    "500": "A fault of the gateway",
+    "502": "A fault of an engine",
+    "503": "No engine; come again after Retry-After",
+    "504": "An engine did not answer in time",
+}
+_ABOUT = "Completions by OpenAI's API in length-aware order. Fields that are not listed go on to the engine."
+_FREE = ("400", "431")
+
+
+def document(limits: Limits, *, keys: bool) -> bytes:
+    """The document as JSON, with these limits; ``keys`` where a key must be shown."""
+    components: Json = {"schemas": _schemas(limits)}
+    if keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return msgspec.json.encode({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "lengthwise gateway",
+            "version": "1",
+            "description": _ABOUT,
+        },
+        "paths": _paths([{"key": []}] if keys else []),
+        "components": components,
+    })  # fmt: skip
+
+
+def _paths(security: list[Json]) -> Json:
+    return {
+        "/v1/chat/completions": {"post": _completing("createChatCompletion", "Chat", security)},
+        "/v1/completions": {"post": _completing("createCompletion", "Completion", security)},
+        "/v1/models": {"get": _get("listModels", "Models", ("400", "401", "429", "431"), security)},
+        "/v1/models/{model}": {
+            "get": _get("retrieveModel", "Model", ("400", "401", "404", "429", "431"), security)
+            | {
+                "parameters": [
+                    {
+                        "name": "model",
+                        "in": "path",
+                        "required": True,
+                        "schema": {"type": "string", "minLength": 1},
+                    }
+                ]
+            }
+        },
+        "/health": {"get": _get("health", "Status", _FREE, [])},
+        "/ready": {"get": _get("ready", "Status", (*_FREE, "503"), [])},
+        "/openapi.json": {"get": _get("openapi", "Object", _FREE, [])},
+    }
+
+
+def _completing(name: str, schema: str, security: list[Json]) -> Json:
+    answer = {
+        "description": "The answer, or its events",
+        "headers": _NAMED,
+        "content": {
+            "application/json": {"schema": _ref("Object")},
+            "text/event-stream": {},
+        },
+    }
+    return {
+        "operationId": name,
+        "security": security,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(schema)}}},
+        "responses": {"200": answer} | {status: _error(status) for status in _ERRORS},
+    }
+
+
+def _get(name: str, schema: str, errors: tuple[str, ...], security: list[Json]) -> Json:
+    answer = {
+        "description": "As asked",
+        "headers": _NAMED,
+        "content": {"application/json": {"schema": _ref(schema)}},
+    }
+    return {
+        "operationId": name,
+        "security": security,
+        "responses": {"200": answer} | {status: _error(status) for status in errors},
+    }
+
+
+def _error(status: str) -> Json:
+    headers = dict(_NAMED)
+    if status in {"429", "503"}:
+        headers["retry-after"] = {"schema": {"type": "integer", "minimum": 1}, "required": True}
+    content = {"application/json": {"schema": _ref("Error")}}
+    return {"description": _ERRORS[status], "headers": headers, "content": content}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_NAMED: Json = {"x-request-id": {"schema": {"type": "string"}, "required": True}}
+
+
+def _schemas(limits: Limits) -> Json:
+    return {
+        "Chat": _chat(limits),
+        "Completion": _completion(limits),
+        "Models": _object({"object": {"const": "list"}, "data": {"type": "array", "items": _ref("Model")}}),
+        "Model": _object({
+            "id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"},
+            "owned_by": {"type": "string"},
+        }),
+        "Status": _object({"status": {"type": "string"}}),
+        "Object": {"type": "object"},
+        "Error": _object({"error": _object({
+            "message": {"type": "string"}, "type": {"type": "string"}, "param": _TEXT, "code": _TEXT,
+        })}),
+    }  # fmt: skip
+
+
+def _object(properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _both(limits: Limits) -> Json:
+    texts = {"type": "array", "items": {"type": "string"}, "maxItems": MOST_STOPS}
+    return {
+        "model": {"type": "string", "minLength": 1, "maxLength": MOST_NAME},
+        "stream": {"type": ["boolean", "null"]},
+        "n": _whole(1, limits.n),
+        "max_tokens": _whole(1, limits.max_tokens),
+        "stop": {"anyOf": [_TEXT, texts]},
+        "prompt_logprobs": _whole(0, MOST_LOGPROBS),
+        "user": _TEXT,
+        "prompt_cache_key": _TEXT,
+        "vllm_xargs": {"type": ["object", "null"], "propertyNames": {"not": {"pattern": f"^{HINTS}"}}},
+    } | {name: {"enum": [None, 0]} if name == "priority" else {"type": "null"} for name in INNER}
+
+
+def _chat(limits: Limits) -> Json:
+    part = {"type": "object", "properties": {"type": {"type": "string"}, "text": _TEXT}}
+    parts = {"type": "array", "items": {"anyOf": [{"type": "string"}, part]}}
+    message = {
+        "type": "object",
+        "properties": {"role": {"type": "string"}, "content": {"anyOf": [_TEXT, parts]}},
+        "required": ["role"],
+    }
+    fields = _both(limits) | {
+        "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": limits.messages},
+        "max_completion_tokens": _whole(1, limits.max_tokens),
+        "logprobs": {"type": ["boolean", "null"]},
+        "top_logprobs": _whole(0, MOST_LOGPROBS),
+    }
+    return {"type": "object", "properties": fields, "required": ["model", "messages"]}
+
+
+def _completion(limits: Limits) -> Json:
+    ids = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+    many = {"type": "array", "minItems": 1, "maxItems": limits.messages}
+    prompt = [{"type": "string"}, many | {"items": {"type": "string"}}, ids, many | {"items": ids}]
+    fields = _both(limits) | {
+        "prompt": {"anyOf": prompt},
+        "best_of": _whole(1, limits.n),
+        "logprobs": _whole(0, MOST_LOGPROBS),
+    }
+    return {"type": "object", "properties": fields, "required": ["model", "prompt"]}
+
+
+def _whole(least: int, most: int) -> Json:
+    return {"type": ["integer", "null"], "minimum": least, "maximum": most}

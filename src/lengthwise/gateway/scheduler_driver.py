@@ -1,0 +1,361 @@
+"""The one place where the scheduler meets the event loop: requests wait here for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
+from lengthwise.gateway.request import Forecast, Outcome, Refusal, Request
+from lengthwise.gateway.scheduling import Decisions, Scheduler, Statistics, WorkerState
+
+CUT, GONE = "cut", "worker gone"
+
+
+class Refused(Exception):  # noqa: N818 - what happened, not an error of ours
+    """A request is not served.
+
+    Attributes:
+        refusal: Status, reason, what to tell.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class Over(Exception):  # noqa: N818
+    """The request ended while somebody waited for its turn."""
+
+
+class Turn:
+    """A request that is in: it waits, or is at ``worker``, or is over.
+
+    Attributes:
+        request: Whose.
+        worker: Where it may run; "" while it waits.
+        cut: Set when the scheduler wants the worker's place back: abort, then ``again``.
+        on_interrupt: Called with CUT or GONE when the worker's place is to be given back at once.
+        kept: Whether it was said that it cannot be cut where it is.
+    """
+
+    __slots__ = ("_future", "_hub", "_over", "cut", "kept", "on_interrupt", "request", "worker")
+
+    def __init__(self, hub: Hub, request: Request) -> None:
+        self._hub, self.request, self.worker = hub, request, ""
+        self.cut = asyncio.Event()
+        self.on_interrupt: Callable[[str], None] | None = None
+        self._future: asyncio.Future[str] | None = None
+        self._over = self.kept = False
+
+    async def placed(self) -> None:
+        """Returns once a worker is assigned; raises Refused or Over."""
+        self.worker = ""
+        self.cut.clear()
+        self.kept = False
+        self._future = asyncio.get_running_loop().create_future()
+        self._hub.wake()
+        try:
+            await self._future
+        except asyncio.CancelledError:
+            self.end(Outcome.CLIENT_GONE, "while it waited")
+            raise
+        finally:
+            if self._future.done() and not self._future.cancelled():
+                self._future.exception()  # seen, should the task have been cancelled meanwhile
+            self._future = None
+
+    def first_token(self) -> None:
+        """The first token's bytes came; nobody knows when of an answer that comes at once."""
+        self._hub.listeners.first_token(self.request, self._hub.clock())
+
+    def tokens(self, total_generated: int) -> None:
+        """So many tokens have come in all; fewer than before say nothing (a run that began again)."""
+        if not self._over and total_generated > self.request.generated_tokens:
+            self._hub.progressed(self.request, total_generated)
+
+    def uncuttable(self) -> None:
+        """It cannot be cut where it is now; at another worker it may be."""
+        if self.kept or self._over:
+            return
+        self.kept = True
+        if self.request.resumable:
+            self.cut.clear()
+            self._hub.uncuttable(self.request)
+
+    async def again(self, why: str, *, avoid: str = "", generated: int | None = None) -> Turn:
+        """This turn at another worker (or the same), once it has come again.
+
+        Args:
+            why: "cut", "window", "failed_over" or "retried".
+            avoid: A worker that failed it.
+            generated: Tokens that it keeps; None: all that were told.
+
+        Raises:
+            Refused: It waited in vain.
+            Over: It was ended meanwhile.
+        """
+        if self._over:
+            raise Over
+        kept = self.request.generated_tokens if generated is None else generated
+        self._hub.returned(self.request, why, kept, avoid)
+        await self.placed()
+        return self
+
+    async def full(self, hold_s: float = 0.0) -> Turn:
+        """This turn again, after the engine said that its queue is full, for so long: no failure, nothing was lost."""
+        if self._over:
+            raise Over
+        self._hub.full(self.request, self.place, hold_s)
+        await self.placed()
+        return self
+
+    def end(self, outcome: Outcome, detail: str = "") -> None:
+        """It is over, in whatever state; the first call counts."""
+        if self._over:
+            return
+        self._over = True
+        self._hub.left(self.request, outcome, detail)
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(Over())
+
+    @property
+    def place(self) -> str:
+        """Where it may run, by the name that the worker has now; "" while it waits."""
+        return self.worker and (self.request.worker or self.worker)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._over
+
+    # What the hub tells:
+
+    def assigned(self, worker: str) -> None:
+        """It may go there."""
+        if self._future is not None and not self._future.done():
+            self.worker = worker
+            self._future.set_result(worker)
+
+    def expired(self, refusal: Refusal) -> None:
+        """It waited in vain."""
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(Refused(refusal))
+        self.end(Outcome.EXPIRED, refusal.reason)
+
+    def stopped(self, refusal: Refusal) -> None:
+        """The gateway ends: who waits is told so."""
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(Refused(refusal))
+        self.end(Outcome.FAILED, "the gateway stopped")
+
+    def interrupt(self, why: str) -> None:
+        """Its place is wanted back, or its worker is gone."""
+        if self.worker:
+            self.cut.set()
+            if self.on_interrupt is not None:
+                self.on_interrupt(why)
+
+
+_DRAINING = Refusal(503, "draining", "The gateway is shutting down; send the request again.", 1.0)
+_LEAST_REST_S = 0.001
+"""Between two timed looks: a scheduler that asks for "now" again and again does not spin the loop."""
+
+
+class Hub:
+    """Owns the scheduler and is the only one to tell it anything; all on one event loop.
+
+    Decisions are asked for once a tick of the loop in which something happened, and when the scheduler
+    itself said so.
+
+    Args:
+        scheduler: Who goes first and where.
+        clock: The gateway's.
+        listeners: Told of what happens.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Clock = monotonic,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.clock = clock
+        self.listeners = Listeners(listeners)
+        self._scheduler = scheduler
+        self._turns: dict[int, Turn] = {}
+        self._awake = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+        self._empty: asyncio.Event | None = None
+        self._closed = False
+
+    @property
+    def held(self) -> int:
+        """Requests that are in: waiting or at a worker."""
+        return len(self._turns)
+
+    async def enter(self, request: Request) -> Turn:
+        """The request's turn, once it has come.
+
+        Raises:
+            Refused: Not let in, or it waited in vain.
+        """
+        refusal = _DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
+        if refusal is not None:
+            self.listeners.refused(refusal.reason, refusal, request.tenant, request.model)
+            raise Refused(refusal)
+        self.listeners.arrived(request)
+        turn = self._turns[request.id] = Turn(self, request)
+        await turn.placed()
+        return turn
+
+    def configure(self, config: GatewayConfig) -> None:
+        """Another order, admission and dispatch; raises InputError where they cannot be taken, and all stays."""
+        self._scheduler.configure(self.clock(), config.order, config.admission, config.dispatch)
+        self.wake()
+
+    def fleet_changed(self, states: Sequence[WorkerState]) -> None:
+        """Tells the scheduler of all workers as they are now; who was at one that is gone comes back."""
+        for one in self._scheduler.workers(self.clock(), states):
+            turn = self._turns.get(one)
+            if turn is not None:
+                turn.interrupt(GONE)
+        self.wake()
+
+    def reforecast(self, request: Request, forecast: Forecast) -> None:
+        """A new forecast of a request that is in."""
+        if request.id in self._turns:
+            now_s = self.clock()
+            self._scheduler.reforecast(now_s, request.id, forecast)
+            self._wake_when_due(now_s)
+
+    def late(self, request_id: int, forecast: Forecast) -> None:
+        """A forecast that came after its deadline."""
+        if request_id in self._turns:
+            now_s = self.clock()
+            self._scheduler.reforecast(now_s, request_id, forecast)
+            self._wake_when_due(now_s)
+
+    def statistics(self) -> Statistics:
+        """The scheduler now."""
+        return self._scheduler.statistics(self.clock())
+
+    def position(self, request_id: int) -> int | None:
+        """A request's place in the queue."""
+        return self._scheduler.position(request_id)
+
+    async def emptied(self) -> None:
+        """Returns when no request is in."""
+        while self._turns:
+            if self._empty is None or self._empty.is_set():
+                self._empty = asyncio.Event()
+            await self._empty.wait()
+
+    def close(self) -> None:
+        """No more decisions; who still waits is refused (503: the gateway ends), and so is who comes."""
+        self._closed = True
+        for turn in list(self._turns.values()):
+            turn.stopped(_DRAINING)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._due_s = None, math.inf
+
+    def wake(self) -> None:
+        """Decisions are made in the next tick of the loop."""
+        if not self._awake:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self._decide)
+
+    def _wake_when_due(self, now_s: float) -> None:
+        if self._awake:
+            return
+        when_s = self._scheduler.next_s(now_s)
+        if when_s <= now_s:
+            self.wake()
+        elif when_s < self._due_s:
+            self._sleep_until(when_s, now_s)
+
+    def _decide(self) -> None:
+        self._awake = False
+        now_s = self.clock()
+        decisions = self._scheduler.decide(now_s)
+        if decisions:
+            self._apply(decisions, now_s)
+        self._sleep_until(self._scheduler.next_s(now_s), now_s)
+
+    def _apply(self, decisions: Decisions, now_s: float) -> None:
+        for phase in decisions.phases:
+            self.listeners.phase(phase)
+        for one, refusal in decisions.expire:
+            turn = self._turns.get(one)
+            if turn is not None:
+                turn.expired(refusal)
+        for one in decisions.cut:
+            turn = self._turns.get(one)
+            if turn is not None:
+                turn.interrupt(CUT)
+        for one, worker in decisions.assign:
+            turn = self._turns.get(one)
+            if turn is None:
+                self._scheduler.left(now_s, one)
+                continue
+            self.listeners.dispatched(turn.request, worker, now_s)
+            turn.assigned(worker)
+
+    def _sleep_until(self, when_s: float, now_s: float) -> None:
+        """A timer that rings before stays: it costs one look more, once, and not two timers a request."""
+        if self._timer is not None:
+            if self._due_s <= when_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._due_s = when_s
+        if when_s < math.inf:
+            rest_s = max(when_s - now_s, _LEAST_REST_S)
+            self._timer = asyncio.get_running_loop().call_later(rest_s, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self._decide()
+
+    # What turns tell:
+
+    def progressed(self, request: Request, total: int) -> None:
+        """So many tokens have come in all."""
+        before = request.generated_tokens
+        now_s = self.clock()
+        self._scheduler.progressed(now_s, request.id, total)
+        self.listeners.tokens(request, total - before, now_s)
+        self._wake_when_due(now_s)
+
+    def uncuttable(self, request: Request) -> None:
+        """It cannot be cut where it is; what was to have its place looks for another one."""
+        now_s = self.clock()
+        self._scheduler.uncuttable(now_s, request.id)
+        self._wake_when_due(now_s)
+
+    def returned(self, request: Request, why: str, total: int, avoid: str) -> None:
+        """It is back in the queue with the tokens that it keeps."""
+        now_s = self.clock()
+        self._scheduler.returned(now_s, request.id, total, avoid=avoid)
+        self.listeners.returned(request, why, now_s)
+
+    def full(self, request: Request, worker: str, hold_s: float = 0.0) -> None:
+        """Its worker's own queue was full: it is back, and the worker gets fewer, and none for so long."""
+        now_s = self.clock()
+        self._scheduler.queue_full(now_s, worker, request.id, hold_s)
+        self.listeners.returned(request, "retried", now_s)
+
+    def left(self, request: Request, outcome: Outcome, detail: str) -> None:
+        """It is over."""
+        if self._turns.pop(request.id, None) is None:
+            return
+        now_s = self.clock()
+        self._scheduler.left(now_s, request.id)
+        self.listeners.ended(request, outcome, now_s, detail)
+        if not self._turns and self._empty is not None:
+            self._empty.set()
+        self.wake()

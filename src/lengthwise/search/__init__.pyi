@@ -1,0 +1,40 @@
+from .bench import REPLICAS, Bench, sized
+from .capacity_search import Capacity, capacity, point_at_capacity
+from .configuration_search import Options, Run, search, study
+from .limits import OBJECTIVES, UNLIMITED_GPUS, Promises, Question, check_limit, objective, with_stability
+from .load import Load
+from .space import Space, checked
+from .store import Store, code_version, content_key
+from .strategy import Bayesian
+from .workers import available_cpus, processes, ray, threads
+
+__all__ = [
+    "OBJECTIVES",
+    "REPLICAS",
+    "UNLIMITED_GPUS",
+    "Bayesian",
+    "Bench",
+    "Capacity",
+    "Load",
+    "Options",
+    "Promises",
+    "Question",
+    "Run",
+    "Space",
+    "Store",
+    "available_cpus",
+    "capacity",
+    "check_limit",
+    "checked",
+    "code_version",
+    "content_key",
+    "objective",
+    "point_at_capacity",
+    "processes",
+    "ray",
+    "search",
+    "sized",
+    "study",
+    "threads",
+    "with_stability",
+]

@@ -1,0 +1,221 @@
+"""An application run: on engines of this machine, of a Ray cluster, at given addresses, or in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lengthwise.apps.expand import Rendered
+from lengthwise.apps.inputs import Rows, is_batch, write_batch
+from lengthwise.apps.launch import Launcher, SimulatedLauncher, StaticLauncher
+from lengthwise.apps.ledger import Ledger
+from lengthwise.apps.run import (
+    ClusterRooms,
+    Ended,
+    EnginesFailedError,
+    GivenRooms,
+    Guide,
+    Job,
+    Planned,
+    Progress,
+    Reused,
+    Settings,
+    Work,
+    expected_tokens,
+    export,
+    given_guide,
+    guide_of,
+    job_of,
+    manifest,
+    run_here,
+    run_simulated,
+    write_manifest,
+)
+from lengthwise.apps.run.replanning import Replanner
+from lengthwise.apps.run.results import DEAD, OUTPUTS, Exported, RunFolder, sha256
+from lengthwise.schema.app import AppPlan
+from lengthwise.schema.errors import EngineError
+from lengthwise.usecases.app_plan import PlannedApp, longest_of
+from lengthwise.usecases.app_setup import Engines, launcher_of
+
+FORMS = ("jsonl", "parquet")
+BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
+"""What a run of an OpenAI batch file writes beside its outputs, in the form that such batches are answered in."""
+
+
+@dataclass(frozen=True)
+class RanApp:
+    """A run that is over, for now.
+
+    Attributes:
+        ended: How.
+        exported: What was written.
+        facts: Of its manifest.
+        folder: Where all that is.
+        plan: That it began with, or that was found while its engines started; None: engines were given.
+    """
+
+    ended: Ended
+    exported: Exported
+    facts: dict[str, Any]
+    folder: Path
+    plan: AppPlan | None = None
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Who is told how far it is.
+
+    Attributes:
+        progress: Shown how far it is; None: nobody.
+        every_s: How often, in seconds of the run's clock.
+        stopping: Told how often it was asked to stop.
+        begun: Told what is kept of a run before, before engines start; of a first run nothing.
+    """
+
+    progress: Callable[[Progress], None] | None = None
+    every_s: float = 0.5
+    stopping: Callable[[int], None] | None = None
+    begun: Callable[[Reused], None] | None = None
+
+
+def run_app(
+    planned: PlannedApp,
+    rows: Rows,
+    engines: Engines,
+    folder: Path,
+    *,
+    settings: Settings | None = None,
+    store: str | None = None,
+    resume: bool = False,
+    forms: Sequence[str] = FORMS,
+    watching: Watching | None = None,
+) -> RanApp:
+    """Runs an application by its plan, or goes on with it, and writes what was answered.
+
+    Args:
+        planned: The plan.
+        rows: What it is run on.
+        engines: Who answers.
+        folder: Of the run.
+        settings: How patient it is.
+        store: Where the ledger is; None: in the folder.
+        resume: Whether a run that was here is gone on with.
+        forms: Of the outputs.
+        watching: Who is told how far it is.
+
+    Raises:
+        InputError: The folder holds a run already, or engines cannot be had.
+        OutputError: What was answered cannot be written.
+        EngineError: A model's engines do not start, or end again and again; what was answered is written all the same.
+    """
+    watching = watching or Watching()
+    planned = _asked_with(planned, engines)
+    launcher = launcher_of(planned, engines, folder)
+    found = _Found(planned.plan)
+    job = _job(planned, rows, launcher, settings or Settings(seed=0), found)
+    failed: EnginesFailedError | None = None
+    with RunFolder(folder, store).taken(resume=resume) as ledger:
+        try:
+            ended = _ended(job, ledger, launcher, watching)
+        except EnginesFailedError as error:
+            ended, failed = error.ended, error
+        exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
+    if "jsonl" in forms and is_batch(planned.unrolled.app):
+        exported = _as_batch(exported, folder)
+    facts = manifest(
+        replace(job, guide=guide_of(found.plan)) if found.plan is not None else job,
+        ended,
+        exported,
+        app=identity(planned),
+        inputs=rows.sha256,
+        models={one.name: one.identity() for one in planned.unrolled.app.models},
+    )
+    write_manifest(folder, facts)
+    if failed is not None:
+        raise EngineError(f"{failed}. What was answered until then is in {folder}") from failed
+    return RanApp(ended, exported, facts, folder, found.plan)
+
+
+@dataclass
+class _Found:
+    """The plan, as far as it is known."""
+
+    plan: AppPlan | None
+
+
+def _ended(job: Job, ledger: Ledger, launcher: Launcher, watching: Watching) -> Ended:
+    watch, every_s, begun = watching.progress, watching.every_s, watching.begun
+    if isinstance(launcher, SimulatedLauncher):
+        return run_simulated(job, ledger, launcher, watch=watch, watch_s=every_s, begun=begun)
+    return run_here(
+        job, ledger, launcher, watch=watch, watch_s=every_s, stopping=watching.stopping, begun=begun
+    )
+
+
+def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:
+    """Its models know what their engines put into every request: answers to another request are not theirs."""
+    told = [
+        json.dumps([loaded.served, dict(loaded.body)], sort_keys=True, default=str)
+        if loaded.served or loaded.body
+        else ""
+        for loaded in engines.loaded
+    ]
+    if engines.launcher == "simulated" or not any(told):
+        return planned
+    app = planned.unrolled.app
+    models = [replace(model, asked_with=words) for model, words in zip(app.models, told, strict=True)]
+    return replace(planned, unrolled=replace(planned.unrolled, app=replace(app, models=models)))
+
+
+def _as_batch(exported: Exported, folder: Path) -> Exported:
+    """What was exported, and the same as OpenAI's batch files."""
+    write_batch(folder / OUTPUTS, folder / DEAD, folder / BATCH_ANSWERS, folder / BATCH_ERRORS)
+    digests = {name: sha256(folder / name) for name in (BATCH_ANSWERS, BATCH_ERRORS)}
+    return replace(exported, files={**exported.files, **digests})
+
+
+def identity(planned: PlannedApp) -> str:
+    """SHA-256 of what the application asks and of whom, in hex."""
+    app = planned.unrolled.app
+    whole = repr((app.calls, app.loops, [model.identity() for model in app.models]))
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings, found: _Found) -> Job:
+    unrolled = planned.unrolled
+    words = f"{identity(planned)} {rows.sha256}"
+    work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(planned.draws), words)
+    if isinstance(launcher, StaticLauncher):
+        return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()), settings)
+    assert planned.space is not None
+    assert planned.plan is not None
+    rooms = ClusterRooms(planned.space.cluster, planned.space.seconds)
+    job = job_of(work, Planned(guide_of(planned.plan), rooms), settings)
+    replanner = _replanner(planned, job)
+
+    def seek(sought: Callable[[], AppPlan]) -> Guide:
+        found.plan = sought()
+        guide = guide_of(found.plan)
+        replanner.stages, replanner.spare = guide.stages, guide.spare
+        return guide
+
+    return replace(
+        job,
+        replan=replanner if settings.replans else None,
+        seek=None if planned.sought is None else partial(seek, planned.sought),
+    )
+
+
+def _replanner(planned: PlannedApp, job: Job) -> Replanner:
+    """Plans what is left anew, should lengths or the clock leave what was planned with."""
+    assert planned.space is not None
+    models = planned.unrolled.app.models
+    lengths, longest = [one.lengths for one in models], longest_of(models)
+    guide = job.guide
+    return Replanner(job.layout.tasks, lengths, longest, planned.space, guide.stages, guide.spare)
