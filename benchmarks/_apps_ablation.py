@@ -13,7 +13,7 @@ from lengthwise.apps.plan import Space
 from lengthwise.apps.plan.evaluate import makespans_s, stages_of
 from lengthwise.schema.app import AppPlan
 
-KEPT = (GREEDY, f"{GREEDY}_no_preemption", "min", "min_no_preemption")
+RETAINED = (GREEDY, f"{GREEDY}_no_preemption", "min", "min_no_preemption")
 OTHER_SETS = (0.7, 0.85, 1.15, 1.3)
 """Means of the outputs of another set, over those of the set planned with."""
 
@@ -25,20 +25,20 @@ def other_sets(case: Case, made: AppPlan) -> dict[str, float]:
     errors = {}
     for factor in OTHER_SETS:
         truth = stages_of(case.world.tasks, case.world.draws(5, 1, factor=factor), space)
-        (end_s,) = makespans_s(truth, made.planned, made.spare)
+        (end_s,) = makespans_s(truth, made.planned, made.reserve)
         errors[f"{factor:g}"] = planned_s / end_s - 1
     return errors
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """At limits 256 and 512, as Figure 14 has it."""
     engine.warm_up()
     rows: dict[str, Any] = {}
-    for limit in (256,) if quick else (256, 512):
-        world = mixed(100, 500, limit) if quick else mixed(500, 5000, limit)
+    for limit in (256,) if fast else (256, 512):
+        world = mixed(100, 500, limit) if fast else mixed(500, 5000, limit)
         unknown = Case(f"limit {limit}, unknown lengths", world)
         known = Case(f"limit {limit}, known lengths", world, knows=True)
-        made = found(unknown, KEPT)
+        made = found(unknown, RETAINED)
         rows |= _preemption(limit, told(unknown, made))
         rows[f"apps.known_over_unknown_{limit}"] = _known(unknown, known, made)
         errors = other_sets(unknown, made)
@@ -55,7 +55,7 @@ def _preemption(limit: int, case: dict[str, Any]) -> dict[str, Any]:
     methods = case["methods"]
 
     def whole_s(name: str) -> float:
-        return float(methods[name]["makespan_s"] + methods[name]["ahead_s"])
+        return float(methods[name]["makespan_s"] + methods[name]["lead_s"])
 
     greedy, least = f"{GREEDY}_no_preemption", "min_no_preemption"
     pairs = {
@@ -75,9 +75,9 @@ def _preemption(limit: int, case: dict[str, Any]) -> dict[str, Any]:
 
 def _known(unknown: Case, known: Case, made: AppPlan) -> dict[str, Any]:
     """Seconds planned with unknown lengths over those planned with the true ones, on the same true lengths."""
-    best = found(known, KEPT)
+    best = found(known, RETAINED)
     space = Space(unknown.world.models, cluster())
-    (blind_s,) = makespans_s(stages_of(unknown.world.tasks, known.true, space), made.planned, made.spare)
+    (blind_s,) = makespans_s(stages_of(unknown.world.tasks, known.true, space), made.planned, made.reserve)
     return {
         "value": blind_s / best.makespan.value,
         "unit": "times",

@@ -9,10 +9,10 @@ from _apps_study import Case, studied
 from _apps_worlds import chain
 
 PAPER = {"max": (1.0, 1.3), "min": (1.0, 1.4)}
-USUAL = (100, 900, 1)
+DEFAULT = (100, 900, 1)
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """Gains over documents, limits and evaluations, one of them changed at a time."""
     settings = [
         *((documents, 900, 1) for documents in (100, 200, 300, 400, 500)),
@@ -22,6 +22,6 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
     ]
     cases = [
         Case(f"{documents} documents, limit {limit}, {times} evaluations", chain(documents, limit, times))
-        for documents, limit, times in (settings[:1] if quick else settings)
+        for documents, limit, times in (settings[:1] if fast else settings)
     ]
     return studied("chain", cases, PAPER)

@@ -11,7 +11,7 @@ from _apps_study import GREEDY
 from _apps_worlds import World, cluster, ensembling, nine, routing, tasks_of
 
 from lengthwise import engine
-from lengthwise.apps.plan import DEFAULT, Asked, Space, best_staged, best_unpreempted, plan
+from lengthwise.apps.plan import DEFAULT, RequestSpec, Space, best_staged, best_unpreempted, plan
 from lengthwise.apps.plan.evaluate import stages_of
 from lengthwise.schema.errors import InternalError
 
@@ -36,7 +36,7 @@ def staged(seed: int) -> dict[str, float]:
     world = small(seed)
     draws, where = world.draws(seed, 1), cluster(GPUS)
     best = best_staged(stages_of(world.tasks, draws, Space(world.models, where))[0])
-    made = plan(world.tasks, draws, world.models, where, asked=Asked(beside=(GREEDY, "max", "min")))
+    made = plan(world.tasks, draws, world.models, where, requested=RequestSpec(additional=(GREEDY, "max", "min")))
     gaps = {one.name: one.planned_s / best.makespan_s - 1 for one in made.methods}
     if min(gaps.values()) < -0.02:
         raise InternalError(f"a plan is {-min(gaps.values()):.1%} shorter than the best of all")
@@ -47,15 +47,15 @@ def unpreempted(world: World) -> dict[str, Any]:
     """Gaps to the best schedule without preemption, GPUs counted and not placed: a bound of that class alone."""
     draws, where = world.draws(1, 1), cluster()
     best = best_unpreempted(stages_of(world.tasks, draws, Space(world.models, where))[0])
-    made = plan(world.tasks, draws, world.models, where, asked=Asked(beside=(GREEDY, "max", "min")))
+    made = plan(world.tasks, draws, world.models, where, requested=RequestSpec(additional=(GREEDY, "max", "min")))
     gaps = {one.name: one.planned_s / best.makespan_s - 1 for one in made.methods}
     return {"gaps": gaps, "optimum_s": best.makespan_s, "bound_s": best.bound_s, "proved": best.proved}
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """Mean gaps of ours and of the greedy."""
     engine.warm_up()
-    gaps = [staged(seed) for seed in range(3 if quick else INSTANCES)]
+    gaps = [staged(seed) for seed in range(3 if fast else INSTANCES)]
     rows: dict[str, Any] = {}
     about = f"best of all staged plans, 3 models on {GPUS} GPUs, {len(gaps)} instances"
     for name, row in ((DEFAULT, "apps.gap_to_exact"), (GREEDY, "apps.gap_to_exact_greedy")):

@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "results" / "apps.json"
 GREEDY = "samullm"
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:  # noqa: ARG001 - there is nothing to shorten
+def figures(_: Path, fast: bool) -> dict[str, Any]:  # noqa: ARG001 - there is nothing to shorten
     """The geometric mean of gains end to end, its interval over cases, and the lowest of them."""
     rows = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
     gains = {

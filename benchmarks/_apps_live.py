@@ -23,7 +23,7 @@ import numpy as np
 from _vllm import require
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
-KEPT = os.environ.get("LENGTHWISE_APPS_LIVE", "")
+RETAINED = os.environ.get("LENGTHWISE_APPS_LIVE", "")
 ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24
 """Questions that are run, and others whose answers tell how long answers are."""
 MODELS = ("alder", "birch", "cedar")
@@ -103,7 +103,8 @@ class Place:
         """The application's file over these rows."""
         words = {"examples": EXAMPLES, "place": self.folder}
         models = "".join(
-            MODEL.format(name=name, seats=seats, python=require(), **words) for name, seats in SEATS.items()
+            MODEL.format(name=name, max_num_seqs=max_num_seqs, python=require(), **words)
+            for name, max_num_seqs in SEATS.items()
         )
         path = self.folder / f"{rows}-{cores}{'-known' if known else ''}.toml"
         path.write_text(
@@ -142,9 +143,7 @@ def prepared(place: Place) -> None:
     place.write("sample", questions[-sample:], ())
     app, out = place.app("sample", 1), place.folder / "profile"
     for _ in range(TRIES):
-        place.command(
-            "profile", app, "--out", out, "--rows", str(sample), "--times", str(STARTS), "--calibrate"
-        )
+        place.command("profile", app, "--out", out, "--rows", str(sample), "--times", str(STARTS), "--calibrate")
         if len(json.loads((out / "profile.json").read_text())["costs"]) == len(MODELS):
             return
 
@@ -219,35 +218,29 @@ def measured(place: Place, cores: Sequence[int], repeats: int) -> dict[str, list
     return {"unknown": unknown, "known": known}
 
 
-def row(cases: Sequence[dict[str, Any]], paper: str, about: str) -> dict[str, Any]:
+def row(cases: Sequence[dict[str, Any]], paper: str, description: str) -> dict[str, Any]:
     """Mean absolute error of the estimate over all runs; the interval is Student's, over runs."""
     from scipy.special import stdtrit
 
     each = [abs(error) for one in cases for error in one["errors"]]
-    half = (
-        float(stdtrit(len(each) - 1, 0.975) * np.std(each, ddof=1) / math.sqrt(len(each)))
-        if len(each) > 1
-        else 0.0
-    )
+    half = float(stdtrit(len(each) - 1, 0.975) * np.std(each, ddof=1) / math.sqrt(len(each))) if len(each) > 1 else 0.0
     value = mean(each)
     return {
         "value": value,
         "ci": (max(value - half, 0.0), value + half) if half else None,
-        "details": {"lengths": about, "paper": paper, "cases": list(cases)},
+        "details": {"lengths": description, "paper": paper, "cases": list(cases)},
     }  # fmt: skip
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """Errors of makespans with unknown and with known lengths."""
     require()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(KEPT or scratch).resolve()
+        folder = Path(RETAINED or scratch).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        place = Place(folder, QUICK_ROWS if quick else ROWS)
-        found = measured(place, CORES[:1] if quick else CORES, 1 if quick else REPEATS)
+        place = Place(folder, QUICK_ROWS if fast else ROWS)
+        found = measured(place, CORES[:1] if fast else CORES, 1 if fast else REPEATS)
     return {
         "apps.estimate_error_live": row(found["unknown"], "6.5 % to 38.7 %, mean 25.6 %", "of a sample"),
-        "apps.estimate_error_live_known": row(
-            found["known"], "9.2 % to 20.5 %, mean 17 %", "known beforehand"
-        ),
+        "apps.estimate_error_live_known": row(found["known"], "9.2 % to 20.5 %, mean 17 %", "known beforehand"),
     }

@@ -11,11 +11,11 @@ from _apps_worlds import mixed
 PAPER = {"max": (1.2, 1.4), "min": (1.2, 1.4)}
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """Gains over documents."""
-    requests = 500 if quick else 5000
+    requests = 500 if fast else 5000
     cases = [
         Case(f"{documents} documents, {requests} requests", mixed(documents, requests, 256))
-        for documents in ((100,) if quick else (100, 200, 300, 400, 500))
+        for documents in ((100,) if fast else (100, 200, 300, 400, 500))
     ]
     return studied("mixed", cases, PAPER)

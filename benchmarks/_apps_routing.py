@@ -11,9 +11,9 @@ from _apps_worlds import routing
 PAPER = {"max": (1.4, 1.8), "min": (1.0, 1.1)}
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """Gains over the heuristics; three sets of requests each."""
-    seeds = range(1 if quick else 3)
+    seeds = range(1 if fast else 3)
     cases = [
         Case(f"{'known' if known else 'unknown'} lengths, set {seed}", routing(known=known, seed=seed), known)
         for known in (False, True)

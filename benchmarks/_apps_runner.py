@@ -13,17 +13,8 @@ from _harness import fresh_process
 
 from lengthwise.apps.launch import Ask, Draft, Engine, Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
-from lengthwise.apps.plan import Asked, Space, plan
-from lengthwise.apps.run import (
-    ClusterRooms,
-    Drawn,
-    Planned,
-    Work,
-    expected_tokens,
-    guide_of,
-    job_of,
-    run_simulated,
-)
+from lengthwise.apps.plan import RequestSpec, Space, plan
+from lengthwise.apps.run import ClusterRooms, Drawn, Planned, Work, expected_tokens, guide_of, job_of, run_simulated
 from lengthwise.schema.app import AppPlan, ModelPlan, Replica, TaskDraw
 from lengthwise.schema.errors import InternalError
 
@@ -34,18 +25,18 @@ MODELS = 9
 class Instant:
     """An engine that answers at once."""
 
-    seats = 256
-    about = "answers at once"
+    max_num_seqs = 256
+    description = "answers at once"
     is_alive = True
 
-    async def gone(self, within_s: float) -> bool:  # noqa: ARG002 - it never is
+    async def stopped(self, within_s: float) -> bool:  # noqa: ARG002 - it never is
         """Never."""
         return False
 
-    async def generate(self, ask: Ask, draft: Draft) -> Output:
+    async def generate(self, request: Ask, draft: Draft) -> Output:
         """One token."""
         draft.finish_reason = "stop"
-        return Output(f"answer {ask.task}", "stop", 20, 1)
+        return Output(f"answer {request.task}", "stop", 20, 1)
 
 
 class InstantLauncher(SimulatedLauncher):
@@ -64,19 +55,19 @@ def drain(tasks: int, *, instant: bool, clock: Callable[[], float]) -> dict[str,
     """Seconds of planning and of running so many tasks, and that each of them ended with an answer."""
     world = ensembling(-(-tasks // MODELS), 256)
     (draw,) = world.draws(1, 1)
-    began_s = clock()
-    made = plan(world.tasks, [draw], world.models, cluster(), asked=Asked(method="min", beside=()))
-    planned_s = clock() - began_s
+    started_s = clock()
+    made = plan(world.tasks, [draw], world.models, cluster(), requested=RequestSpec(method="min", additional=()))
+    planned_s = clock() - started_s
     with tempfile.TemporaryDirectory() as folder:
-        began_s = clock()
-        ended_s = _run(world, draw, made, Path(folder), instant=instant)
-        run_s = clock() - began_s
+        started_s = clock()
+        finished_s = _run(world, draw, made, Path(folder), instant=instant)
+        run_s = clock() - started_s
         ledger_mib = sum(one.stat().st_size for one in Path(folder).rglob("*") if one.is_file()) / 2**20
     return {
         "tasks": len(world.tasks),
         "planned_s": planned_s,
         "run_s": run_s,
-        "virtual_s": ended_s,
+        "virtual_s": finished_s,
         "virtual_planned_s": made.makespan.value,
         "ledger_mib": ledger_mib,
     }
@@ -110,14 +101,14 @@ print(json.dumps(found))
 
 
 def measured(tasks: int, *, instant: bool) -> dict[str, Any]:
-    code = _FRESH.format(here=str(Path(__file__).parent), tasks=tasks, instant=instant)
+    code = _FRESH.format(current=str(Path(__file__).parent), tasks=tasks, instant=instant)
     done = fresh_process(code)
     return dict(done["out"]) | {"cpu_s": done["cpu_s"]}
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """Milliseconds of our own code a task."""
-    all_ = [measured(10_000, instant=True) for _ in range(1 if quick else 3)]
+    all_ = [measured(10_000, instant=True) for _ in range(1 if fast else 3)]
     each = [1000 * one["run_s"] / one["tasks"] for one in all_]
     value = {"value": float(np.median(each)), "ci": (min(each), max(each)), "details": {"runs": all_}}
     return {"apps.runner_overhead_ms": value}

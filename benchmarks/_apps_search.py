@@ -12,7 +12,7 @@ from _apps_study import BESIDE
 from _apps_worlds import World, cluster, ensembling, mixed
 
 from lengthwise import engine
-from lengthwise.apps.plan import Asked, Served, plan
+from lengthwise.apps.plan import RequestSpec, Served, plan
 from lengthwise.schema.app import AppPlan
 from lengthwise.schema.errors import InternalError
 
@@ -39,21 +39,9 @@ def ten(requests: int) -> World:
 def _first(tasks: Any, count: int) -> Any:
     from dataclasses import replace
 
-    columns = (
-        "call",
-        "model",
-        "row",
-        "round",
-        "index",
-        "prompt_tokens",
-        "max_tokens",
-        "known_tokens",
-        "coin",
-    )
+    columns = ("call", "model", "row", "round", "index", "prompt_tokens", "max_tokens", "known_tokens", "random_draw")
     return replace(
-        tasks,
-        **{name: getattr(tasks, name)[:count] for name in columns},
-        parent_start=tasks.parent_start[: count + 1],
+        tasks, **{name: getattr(tasks, name)[:count] for name in columns}, parent_start=tasks.parent_start[: count + 1]
     )
 
 
@@ -64,11 +52,11 @@ def seconds(world: World, repeats: int, clock: Callable[[], float] = time.proces
     plans: list[AppPlan] = []
     spent: list[float] = []
     for _ in range(repeats):
-        began_s = clock()
+        started_s = clock()
         plans.append(
-            plan(world.tasks, [draw], world.models, cluster(), asked=Asked(beside=BESIDE, clock=clock))
+            plan(world.tasks, [draw], world.models, cluster(), requested=RequestSpec(additional=BESIDE, clock=clock))
         )
-        spent.append(clock() - began_s)
+        spent.append(clock() - started_s)
     if len({one.planned for one in plans}) != 1:
         raise InternalError("the same application was planned in two ways")
     methods = {one.name: one.search_s for one in plans[0].methods}
@@ -79,13 +67,13 @@ def seconds(world: World, repeats: int, clock: Callable[[], float] = time.proces
     }
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """CPU seconds of one core. In both the search is of all that "lengthwise" takes the best of."""
-    repeats = 1 if quick else 3
+    repeats = 1 if fast else 3
     found = {"apps.search_s": seconds(ten(REQUESTS), repeats) | {"unit": "s"}}
     found["apps.search_s"]["details"]["paper_s"] = (22, 69)
     found["apps.search_nine_times_10k_s"] = seconds(ensembling(REQUESTS, 256), 1) | {"unit": "s"}
-    if not quick:
+    if not fast:
         found["apps.search_mixed_s"] = seconds(mixed(500, 5000, 256), 1) | {"unit": "s"}
         found["apps.search_mixed_s"]["details"]["paper_s"] = 68
     return found

@@ -11,7 +11,7 @@ import numpy as np
 from _apps_worlds import World, cluster
 
 from lengthwise import engine
-from lengthwise.apps.plan import DEFAULT, Asked, plan
+from lengthwise.apps.plan import DEFAULT, RequestSpec, plan
 from lengthwise.apps.plan.evaluate import mean_of
 from lengthwise.apps.plan.planner import CHANGE_SHARE
 from lengthwise.schema.app import AppMethod, AppPlan, TaskDraw
@@ -49,12 +49,12 @@ class Case:
         return self.true if self.knows else self.world.draws(SEED_PLANNED, 1)
 
 
-def found(case: Case, beside: Sequence[str] = BESIDE) -> AppPlan:
+def found(case: Case, additional: Sequence[str] = BESIDE) -> AppPlan:
     """The plan; seconds of search are of one core."""
     engine.warm_up()
-    asked = Asked(beside=tuple(beside), clock=time.process_time)
+    asked = RequestSpec(additional=tuple(additional), clock=time.process_time)
     made = plan(
-        case.world.tasks, case.planned, case.world.models, cluster(), true_draws=case.true, asked=asked,
+        case.world.tasks, case.planned, case.world.models, cluster(), true_draws=case.true, requested=asked,
         begin=lambda _: None,  # as a run does, which starts these engines
     )  # fmt: skip
     check(case, made)
@@ -71,15 +71,15 @@ def check(case: Case, made: AppPlan) -> None:
         if len(used) != len(set(used)):
             raise InternalError(f"{case.name}: a GPU runs two models at once")
     mine = next(one for one in made.methods if one.name == DEFAULT)
-    mine_s = (mine.planned_s + mine.ahead_s) / (1.0 + CHANGE_SHARE)
-    if any(one.planned_s + one.ahead_s < mine_s for one in made.methods):
+    mine_s = (mine.planned_s + mine.lead_s) / (1.0 + CHANGE_SHARE)
+    if any(one.planned_s + one.lead_s < mine_s for one in made.methods):
         raise InternalError(f"{case.name}: another method plans a shorter makespan")
 
 
 def paired(one: AppMethod, made: AppPlan) -> tuple[float, float] | None:
     """95 % interval of a method's gain over the same draws of lengths; None: one draw does not tell."""
     mine = next(each for each in made.methods if each.name == made.method)
-    theirs_s, ours_s = (np.array(each.makespans_s) + each.ahead_s for each in (one, mine))
+    theirs_s, ours_s = (np.array(each.makespans_s) + each.lead_s for each in (one, mine))
     if len(ours_s) < LEAST_DRAWS or one is mine:
         return None
     gain = float(theirs_s.mean() / ours_s.mean())
@@ -95,7 +95,7 @@ def told(case: Case, made: AppPlan) -> dict[str, Any]:
             "half_width_s": one.makespan.half_width if one.makespan.has_interval else None,
             "planned_s": one.planned_s,
             "search_s": one.search_s,
-            "ahead_s": one.ahead_s,
+            "lead_s": one.lead_s,
             "stages": one.stages,
             "gain": one.gain,
             "gain_ci": paired(one, made),

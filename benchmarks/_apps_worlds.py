@@ -95,14 +95,7 @@ def cluster(gpus: int = 8) -> Cluster:
 
 
 def _shapes(
-    name: str,
-    layers: int,
-    heads: int,
-    ffn: FfnSpec,
-    *,
-    kv_heads: int = 0,
-    vocab: int = 50432,
-    width: int = 128,
+    name: str, layers: int, heads: int, ffn: FfnSpec, *, kv_heads: int = 0, vocab: int = 50432, width: int = 128
 ) -> ModelSpec:
     attention = AttentionSpec(heads, kv_heads or heads, width)
     return ModelSpec(name, layers, heads * width, vocab, attention, ffn, max_model_len=2048)
@@ -204,9 +197,7 @@ def mixed(documents: int, requests: int, limit: int, *, seed: int = 0) -> World:
     return World(tasks, served, one.lengths + other.lengths)
 
 
-def tasks_of(
-    served: Sequence[Served], model: Ints, prompt: Ints, most: Ints, parents: Sequence[int] = ()
-) -> Tasks:
+def tasks_of(served: Sequence[Served], model: Ints, prompt: Ints, most: Ints, parents: Sequence[int] = ()) -> Tasks:
     """A row a task; each has at most one parent."""
     n, names = len(model), tuple(one.name for one in served)
     parent = np.array(parents, np.int64) if len(parents) else np.full(n, -1, np.int64)
@@ -225,5 +216,5 @@ def tasks_of(
         parent_start=np.concatenate([[0], np.cumsum(parent >= 0)]).astype(np.int64),
         parent=parent[parent >= 0],
         shown=np.ones(int((parent >= 0).sum()), np.int64),
-        coin=np.full(n, -1, np.int64),
+        random_draw=np.full(n, -1, np.int64),
     )

@@ -113,9 +113,7 @@ def trained(text: Path) -> Blend:
     known = list(_texts.alpaca_eval(text).prompts.text)
     lexical = [predict.default(), Lexical().fit(_texts.wide(text))]
     sets = (
-        [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
-        if has_encoder()
-        else []
+        [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")] if has_encoder() else []
     )
     sentences = [Sentences().fit(_texts.without(samples, known)) for samples in sets]
     return Blend(lexical, sentences).fit(_texts.without(_texts.arena_hard(text), known))
@@ -133,9 +131,7 @@ def has_encoder() -> bool:
 def about() -> str:
     """What it is and has learnt from, for the details of results."""
     sentences = (
-        "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)"
-        if has_encoder()
-        else "no sentence encoder"
+        "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)" if has_encoder() else "no sentence encoder"
     )
     return (
         "blend of: the shipped predictor (outputs of Open-Assistant's openly licensed models); Lexical on OASST, "

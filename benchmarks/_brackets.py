@@ -61,11 +61,11 @@ class Bracket:
     """
 
     truth: str
-    told: str
+    report: str
     metric: str
     of: dict[str, str]
     measured: float
-    said: float
+    message: float
     low: float
     high: float
     front: float = 0.0
@@ -76,14 +76,14 @@ class Bracket:
         return self.of["model"], self.of["gpu"]
 
     @property
-    def holds(self) -> bool:
+    def is_satisfied(self) -> bool:
         """Whether the measured value lies within."""
         return self.low <= self.measured <= self.high
 
     @property
     def miss(self) -> float:
         """log(measured / said)."""
-        return math.log(self.measured / self.said)
+        return math.log(self.measured / self.message)
 
     @property
     def log_sd(self) -> float:
@@ -91,35 +91,33 @@ class Bracket:
         return math.log(self.high / self.low) / (2 * _Z90)
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """The rows ``fidelity.brackets``: coverage of TTFT and TPOT, all held-out ground truths in the details."""
     points = _silicon_rows.read(shared)[0]
     unseen = _unseen(points)
-    able = [
-        point for point in points if is_expressible(point) and point.inferencemax and point.pair in unseen
-    ]
+    able = [point for point in points if is_expressible(point) and point.inferencemax and point.pair in unseen]
     fitted = _front_spread.fitted_pairs(able)
-    found = [*silicon(able, unseen, fitted, quick=quick), *recorded(shared)]
+    found = [*silicon(able, unseen, fitted, fast=fast), *recorded(shared)]
     rows = {f"fidelity.brackets.{metric}_coverage": _row(found, metric) for metric in METRICS}
-    half = [point for point in able if point.pair in fitted][:: EVERY if quick else 1]
+    half = [point for point in able if point.pair in fitted][:: EVERY if fast else 1]
     again = _front_spread.spread(half, lambda point: unseen[point.pair](point))
-    about = {"shipped": FRONT_SLOW_LOG_SD, "fitted": again, "points": len(half)}
+    about = {"shipped": FRONT_SLOW_LOG_SD, "fit_result": again, "points": len(half)}
     rows["fidelity.brackets.ttft_coverage"]["details"]["front_slow_log_sd"] = about
     return rows
 
 
 def silicon(
-    able: Sequence[Point],
+    capabilities: Sequence[Point],
     unseen: dict[tuple[str, str], Callable[[Point], HostOverhead]],
-    fitted: Collection[tuple[str, str]],
+    fit_result: Collection[tuple[str, str]],
     *,
-    quick: bool,
+    fast: bool,
 ) -> list[Bracket]:
     """Intervals of the points, each host by turns; a quick look takes a seeded few."""
-    chosen = np.random.default_rng(SEED).permutation(len(able))[: QUICK if quick else None]
-    found = [bracket for i in sorted(chosen) for host in HOSTS for bracket in of_point(able[i], host, unseen)]
+    chosen = np.random.default_rng(SEED).permutation(len(capabilities))[: QUICK if fast else None]
+    found = [bracket for i in sorted(chosen) for host in HOSTS for bracket in of_point(capabilities[i], host, unseen)]
     for one in found:
-        one.of["half"] = FITTED if (one.of["model"], one.of["gpu"]) in fitted else HELD_OUT
+        one.of["half"] = FITTED if (one.of["model"], one.of["gpu"]) in fit_result else HELD_OUT
     return found
 
 
@@ -138,10 +136,10 @@ def _unseen(points: list[Point]) -> dict[tuple[str, str], Callable[[Point], Host
 
 
 def of_point(
-    point: Point, told: str, unseen: dict[tuple[str, str], Callable[[Point], HostOverhead]]
+    point: Point, report: str, unseen: dict[tuple[str, str], Callable[[Point], HostOverhead]]
 ) -> list[Bracket]:
     """TTFT and TPOT of a point with one host; nothing where it does not fit."""
-    host: Any = {"engine": point.backend, "default": "default"}.get(told) or unseen[point.pair](point)
+    host: Any = {"engine": point.backend, "default": "default"}.get(report) or unseen[point.pair](point)
     try:
         deployment = deployed(point, "roofline", host)
     except InputError:
@@ -156,7 +154,7 @@ def of_point(
     of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id)}
     of["waits"] = WAITS if loop_of(point).wait_steps else NO_WAITS
     return [
-        Bracket("silicon", told, metric, of, getattr(point, f"{metric}_s"), said[i], low[i], high[i], front)
+        Bracket("silicon", report, metric, of, getattr(point, f"{metric}_s"), said[i], low[i], high[i], front)
         for i, metric in enumerate(METRICS)
         for front in [max(0.0, 1 - bare[i] / said[i])]
     ]
@@ -165,17 +163,14 @@ def of_point(
 def recorded(shared: Path) -> list[Bracket]:
     """Means, medians and P95 of the recorded runs, told by profiles of the GPU and by the roofline."""
     return [
-        bracket
-        for run in _recorded.RUNS
-        for told in ("profile", "roofline")
-        for bracket in _of_run(shared, run, told)
+        bracket for run in _recorded.RUNS for told in ("profile", "roofline") for bracket in _of_run(shared, run, told)
     ]
 
 
-def _of_run(shared: Path, run: _recorded.Run, told: str) -> Iterable[Bracket]:
+def _of_run(shared: Path, run: _recorded.Run, report: str) -> Iterable[Bracket]:
     asked = _recorded.read_requests(shared / _recorded.ROOT / "measured_runs" / run.folder)
     deployment = _recorded.deployment(shared, run)
-    if told == "roofline":
+    if report == "roofline":
         parallel = {"node": deployment.node, "tp": run.tp, "limits": deployment.limits}
         blocks = deployment.kv.num_blocks
         deployment = deploy(run.model, run.gpu, **parallel, cost="roofline", num_blocks=blocks)
@@ -190,7 +185,7 @@ def _of_run(shared: Path, run: _recorded.Run, told: str) -> Iterable[Bracket]:
     said, low, high = interval(run_of, deployment)
     for i, (metric, statistic) in enumerate((m, s) for m in _recorded.LATENCIES for s in _STATISTICS):
         of = {"model": run.model, "gpu": run.gpu, "statistic": statistic, "id": run.name}
-        yield Bracket("recorded", told, metric, of, measured[i], said[i], low[i], high[i])
+        yield Bracket("recorded", report, metric, of, measured[i], said[i], low[i], high[i])
 
 
 _STATISTICS = ("Mean", "Median", "P95")
@@ -215,9 +210,9 @@ def told_of(found: Sequence[Bracket]) -> dict[str, Any]:
     """Coverage with its interval over pairs, on which side values fell out, and which log_sd would have been right."""
     pairs: dict[tuple[str, str], list[bool]] = {}
     for one in found:
-        pairs.setdefault(one.pair, []).append(one.holds)
+        pairs.setdefault(one.pair, []).append(one.is_satisfied)
     ci = share_interval(pairs, SEED) if len(pairs) >= LEAST_GROUPS else None
-    hits, n = sum(one.holds for one in found), len(found)
+    hits, n = sum(one.is_satisfied for one in found), len(found)
     misses, own = np.array([one.miss for one in found]), np.array([one.log_sd for one in found])
     return {
         "n": n,
@@ -233,11 +228,11 @@ def told_of(found: Sequence[Bracket]) -> dict[str, Any]:
 
 
 def _row(found: Sequence[Bracket], metric: str) -> dict[str, Any]:
-    head = [b for b in found if b.truth == "silicon" and b.told == "unseen" and b.metric == metric]
+    head = [b for b in found if b.truth == "silicon" and b.report == "unseen" and b.metric == metric]
     of_all = [b for b in found if b.metric == metric]
     tested = [b for b in head if metric != "ttft" or b.of["half"] == HELD_OUT]
-    details: dict[str, Any] = {"expected": LEVEL, "told": told_of(tested), "of_all": told_of(head)}
-    details["by_truth"] = _by(of_all, lambda b: f"{b.truth}, {b.told}")
+    details: dict[str, Any] = {"expected": LEVEL, "report": told_of(tested), "of_all": told_of(head)}
+    details["by_truth"] = _by(of_all, lambda b: f"{b.truth}, {b.report}")
     details["by_pair"] = _by(head, lambda b: f"{b.of['model']} on {b.of['gpu']}")
     for key in ("half", "gpu", "model", "backend", "waits"):
         details[f"by_{key}"] = _by(head, lambda b, key=key: b.of[key])
@@ -246,12 +241,12 @@ def _row(found: Sequence[Bracket], metric: str) -> dict[str, Any]:
     details["by_front"] = _by(head, _front)
     details["columns"] = ["told by", "point", "measured_s", "said_s", "low_s", "high_s"]
     details["rows"] = [
-        [b.told, b.of["id"], *(float(f"{x:.4g}") for x in (b.measured, b.said, b.low, b.high))]
+        [b.report, b.of["id"], *(float(f"{x:.4g}") for x in (b.measured, b.message, b.low, b.high))]
         for b in of_all
-        if b.told in ("unseen", "profile", "roofline")
+        if b.report in ("unseen", "profile", "roofline")
     ]
-    about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": details["told"]["ci"]}
-    return {"value": details["told"]["coverage"], "details": details} | about
+    about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": details["report"]["ci"]}
+    return {"value": details["report"]["coverage"], "details": details} | about
 
 
 def _front(bracket: Bracket) -> str:

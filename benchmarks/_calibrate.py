@@ -19,9 +19,9 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 """Those of the runs' own summaries, over which a MAPE is taken."""
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """Errors on held-out requests over all runs; quick: the first run alone."""
-    found = {run.name: of_run(shared, run) for run in (RUNS[:1] if quick else RUNS)}
+    found = {run.name: of_run(shared, run) for run in (RUNS[:1] if fast else RUNS)}
     told: dict[str, Any] = {
         f"fidelity.calibrated.{name}_mape": over_runs(metric, found) for name, metric in METRICS.items()
     }
@@ -35,7 +35,7 @@ def of_run(shared: Path, run: Run) -> Calibration:
     """A run's calibration to its first half."""
     folder = shared / ROOT / "measured_runs" / run.folder
     measured, deployment = read_foreign(folder / "vllm" / "requests.jsonl.gz"), deployment_of(run)
-    return calibrate([measured], deployment, holdout=0.5, allow=("doubts",))
+    return calibrate([measured], deployment, holdout=0.5, allow=("warnings",))
 
 
 def deployment_of(run: Run) -> Deployment:
@@ -56,11 +56,10 @@ def over_runs(metric: str, found: dict[str, Calibration]) -> dict[str, Any]:
         for run, c in found.items()
     }
     before, after = (
-        float(np.mean([abs(of[s][at]) for of in runs.values() for s in STATISTICS if s in of]))
-        for at in (0, 1)
+        float(np.mean([abs(of[s][at]) for of in runs.values() for s in STATISTICS if s in of])) for at in (0, 1)
     )
     parameters = {
-        run: {p.name: [float(f"{x:.4g}") for x in (p.value, p.low, p.high)] for p in c.told}
+        run: {p.name: [float(f"{x:.4g}") for x in (p.value, p.low, p.high)] for p in c.report}
         for run, c in found.items()
     }
     return {

@@ -22,7 +22,7 @@ from lengthwise.schema.records import Measured
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "measure"))
 
-KEPT = Path(__file__).parent / "results" / "live"
+RETAINED = Path(__file__).parent / "results" / "live"
 REQUESTS = 300
 RATES_RPS, HELD_RPS, EACH, PERIOD_S = (2.0, 4.0, 6.0), 5.0, 100, 0.5
 
@@ -32,14 +32,14 @@ class Case:
     """What is calibrated: runs to fit to, one that is held out, and the engine's log of steps where it keeps one."""
 
     runs: Sequence[Measured]
-    held: Measured
+    satisfied: Measured
     deployment: Deployment
     iterations: Iterations | None = None
 
 
-def figures(_shared: Path, quick: bool) -> dict[str, Any]:
+def figures(_shared: Path, fast: bool) -> dict[str, Any]:
     """The slowest case's seconds by the clock, and all of them; quick: the planted runs alone."""
-    names = list(CASES)[:1] if quick else list(CASES)
+    names = list(CASES)[:1] if fast else list(CASES)
     return {"calibrate_300_s": row({name: timed(name, CASES[name]()) for name in names})}
 
 
@@ -54,11 +54,11 @@ def timed(name: str, case: Case) -> dict[str, Any]:
     """What a calibration took, of how many requests, and what it looked at and for."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     found = calibrate(
-        case.runs, case.deployment, holdout=[case.held], iterations=case.iterations, allow=("doubts",)
+        case.runs, case.deployment, holdout=[case.satisfied], iterations=case.iterations, allow=("warnings",)
     )
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     told = {
-        "requests": found.fitted,
+        "requests": found.fit_result,
         "runs": len(case.runs),
         "beside_them": beside(found, case.iterations),
         "masks": masks(found),
@@ -99,8 +99,8 @@ def planted() -> Case:
 
 def kept(engine: str, setting: Setting) -> Case:
     """Runs of a real engine that are kept, one round of loads after the other until there are enough requests."""
-    folder = KEPT / engine
-    circle = _live.Circle(folder, folder, _live.FULL, again=folder)
+    folder = RETAINED / engine
+    circle = _live.Circle(folder, folder, _live.FULL, retry=folder)
     runs, held = enough(circle.kept_runs(setting))
     log = _vllm.iterations_of(folder, next(run.name for run in runs if run.load == "half"))
     base = circle.deployment(setting)

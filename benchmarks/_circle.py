@@ -132,7 +132,7 @@ def measure_loads(
     static_n: int,
     seconds: float,
     repeats: int,
-    kept: Callable[[Run], None],
+    retained: Callable[[Run], None],
     say: Callable[[str], None],
     least: int = 80,
     left_s: Callable[[], float] = lambda: math.inf,
@@ -143,32 +143,28 @@ def measure_loads(
     left: first runs share it, and a run that would not end in time is left out, which is said.
     """
     runs: list[Run] = []
-    took_s: dict[str, float] = {}
+    duration_s: dict[str, float] = {}
     workloads = {"static": lengths.workload(static_n, 1, None, "static")}
     for repeat in range(repeats):
         for k, (load, share) in enumerate(LOADS.items()):
             if share is not None and load not in workloads:
                 window_s = min(seconds, _SPAN * left_s() / (len(LOADS) - k))
                 workloads[load] = _arriving(runs[0], lengths, share, window_s, 10 + k, load, least)
-            need_s = took_s.get(load, float(workloads[load].arrival_s[-1]))
+            need_s = duration_s.get(load, float(workloads[load].arrival_s[-1]))
             if need_s > left_s():
-                say(
-                    f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left"
-                )
+                say(f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left")
                 continue
             started = time.monotonic()
             run = Run(setting.name, load, repeat, bench(workloads[load]))
-            took_s[load] = time.monotonic() - started
+            duration_s[load] = time.monotonic() - started
             runs.append(run)
-            kept(run)
+            retained(run)
             told = ", ".join(f"{m} {1000 * s:.1f} ms" for m, s in quantiles(run.measured.records).items())
             say(f"{run.name}: {len(run.measured.workload)} requests, {told}")
     return runs
 
 
-def _arriving(
-    full: Run, lengths: Lengths, share: float, window_s: float, seed: int, load: str, least: int
-) -> Workload:
+def _arriving(full: Run, lengths: Lengths, share: float, window_s: float, seed: int, load: str, least: int) -> Workload:
     """Requests of about ``window_s`` at a share of the capacity that a full run showed."""
     tokens_s = share * capacity_tokens_s(full.measured)
     return lengths.arriving(tokens_s, window_s, seed, load, least=least)
@@ -181,9 +177,7 @@ def quantiles(records: Records) -> dict[str, float]:
     for name, (column, q, _) in METRICS.items():
         values = request_column(records.requests, column)[done]
         told = float(np.nanquantile(values, q))
-        out[name] = max(
-            told, 1e-6
-        )  # a starved client reads a whole answer at once: no time between its tokens
+        out[name] = max(told, 1e-6)  # a starved client reads a whole answer at once: no time between its tokens
     return out
 
 
@@ -193,10 +187,7 @@ def simulated(deployment: Deployment, run: Run) -> Records:
     arrival_s = np.zeros(len(asked)) if asked.concurrency else r.arrival_s - np.nanmin(r.arrival_s)
     return simulate(
         replace(
-            asked,
-            arrival_s=arrival_s,
-            prompt_tokens=r.prompt_tokens,
-            output_tokens=np.maximum(1, r.output_tokens),
+            asked, arrival_s=arrival_s, prompt_tokens=r.prompt_tokens, output_tokens=np.maximum(1, r.output_tokens)
         ),
         deployment,
     )
@@ -219,7 +210,7 @@ def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> d
 
 def calibrated(
     learnt: Sequence[Run],
-    held: Sequence[Run],
+    satisfied: Sequence[Run],
     deployment: Deployment,
     iterations: Iterations | None = None,
     masks: str = "auto",
@@ -228,9 +219,9 @@ def calibrated(
     return calibrate(
         [_named(run) for run in learnt],
         deployment,
-        holdout=[_named(run) for run in held] or SHARE,
+        holdout=[_named(run) for run in satisfied] or SHARE,
         iterations=iterations,
-        allow=("doubts",),
+        allow=("warnings",),
         masks=masks,
     )
 
@@ -257,7 +248,7 @@ def passed(runs: Sequence[Run]) -> list[str]:
     return [
         run.name
         for run in runs
-        if run.measured.doubts and set(run.measured.doubts) <= set(harmless_lateness(run.measured))
+        if run.measured.warnings and set(run.measured.warnings) <= set(harmless_lateness(run.measured))
     ]
 
 

@@ -44,7 +44,7 @@ class Interval:
     high_s: float
 
     @property
-    def holds(self) -> bool:
+    def is_satisfied(self) -> bool:
         """Whether the measured number lies within."""
         return self.low_s <= self.measured_s <= self.high_s
 
@@ -53,7 +53,7 @@ Intervals = Mapping[str, Mapping[str, Interval]]
 """By run or load, then by metric."""
 
 
-def row(priced: Mapping[str, Deployment], blind: Sequence[PartError], held: Sequence[Run]) -> dict[str, Any]:
+def row(priced: Mapping[str, Deployment], blind: Sequence[PartError], satisfied: Sequence[Run]) -> dict[str, Any]:
     """The share of held-out numbers within their 95 % intervals, with its own exact interval, and all that made it.
 
     Args:
@@ -62,12 +62,12 @@ def row(priced: Mapping[str, Deployment], blind: Sequence[PartError], held: Sequ
         held: These runs, all repeats of their loads.
     """
     unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
-    told = _told(unseen, held, DRAWS, LEVEL, sampling=True)
+    told = _report(unseen, satisfied, DRAWS, LEVEL, sampling=True)
     loads = by_load(told)
     every = list(_flat(loads))
     each = _each(loads)
-    shown = _told(priced, held, SHOWN_DRAWS, SHOWN_LEVEL, sampling=False)
-    hits, n = sum(one.holds for _, _, one in every), len(every)
+    shown = _report(priced, satisfied, SHOWN_DRAWS, SHOWN_LEVEL, sampling=False)
+    hits, n = sum(one.is_satisfied for _, _, one in every), len(every)
     return {
         "value": round(hits / n, 4),
         "unit": "share",
@@ -82,17 +82,15 @@ def row(priced: Mapping[str, Deployment], blind: Sequence[PartError], held: Sequ
             "by_load": _by(every, lambda load, _: load),
             "by_metric": _by(every, lambda _, metric: metric),
             "single_runs": counted(told),
-            "model_alone": counted(by_load(_told(unseen, held, DRAWS, LEVEL, sampling=False))),
-            "errors_as_stored": counted(by_load(_told(priced, held, DRAWS, LEVEL, sampling=True))),
+            "model_alone": counted(by_load(_report(unseen, satisfied, DRAWS, LEVEL, sampling=False))),
+            "errors_as_stored": counted(by_load(_report(priced, satisfied, DRAWS, LEVEL, sampling=True))),
             "as_simulate_shows": counted(by_load(shown))
             | {"level": SHOWN_LEVEL, "draws": SHOWN_DRAWS}
             | {"widths": _widths.of_each(_each(by_load(shown)), SHOWN_LEVEL)},
-            "ends_apart": {load: round(_apart(of), 2) for load, of in loads.items()},
+            "ends_apart": {load: round(_disaggregated(of), 2) for load, of in loads.items()},
             "errors": {
                 "blind": {error.part: round(error.log_sd, 4) for error in blind},
-                "stored": {
-                    error.part: round(error.log_sd, 4) for error in next(iter(priced.values())).cost.errors
-                },
+                "stored": {error.part: round(error.log_sd, 4) for error in next(iter(priced.values())).cost.errors},
             },
             "each": each,
             "widths": _widths.of_each(each, LEVEL),
@@ -100,31 +98,28 @@ def row(priced: Mapping[str, Deployment], blind: Sequence[PartError], held: Sequ
     }
 
 
-def by_load(told: Intervals) -> dict[str, dict[str, Interval]]:
+def by_load(report: Intervals) -> dict[str, dict[str, Interval]]:
     """Of each load the medians over its repeats: of what was measured, of what was said, and of both ends."""
     repeats: dict[str, list[Mapping[str, Interval]]] = {}
-    for name, of in told.items():
+    for name, of in report.items():
         repeats.setdefault(name.rpartition("-")[0], []).append(of)
     return {
-        load: {metric: _middle([one[metric] for one in each]) for metric in METRICS}
-        for load, each in repeats.items()
+        load: {metric: _middle([one[metric] for one in each]) for metric in METRICS} for load, each in repeats.items()
     }
 
 
-def counted(told: Intervals) -> dict[str, int]:
+def counted(report: Intervals) -> dict[str, int]:
     """How many intervals there are, how many hold, and on which side the others missed."""
-    every = [one for _, _, one in _flat(told)]
+    every = [one for _, _, one in _flat(report)]
     return {
         "n": len(every),
-        "held": sum(one.holds for one in every),
+        "satisfied": sum(one.is_satisfied for one in every),
         "below": sum(one.measured_s < one.low_s for one in every),
         "above": sum(one.measured_s > one.high_s for one in every),
     }
 
 
-def of_run(
-    deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool
-) -> dict[str, Interval]:
+def of_run(deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool) -> dict[str, Interval]:
     """By metric what is said of a run's requests, by tables that are off as their errors say and by other requests."""
     records = simulated(deployment, run)
     said, measured = quantiles(records), quantiles(run.measured.records)
@@ -141,16 +136,16 @@ def of_run(
     return found
 
 
-def _told(
-    deployments: Mapping[str, Deployment], held: Sequence[Run], draws: int, level: float, *, sampling: bool
+def _report(
+    deployments: Mapping[str, Deployment], satisfied: Sequence[Run], draws: int, level: float, *, sampling: bool
 ) -> dict[str, dict[str, Interval]]:
-    return {run.name: of_run(deployments[run.setting], run, draws, level, sampling=sampling) for run in held}
+    return {run.name: of_run(deployments[run.setting], run, draws, level, sampling=sampling) for run in satisfied}
 
 
-def _ends(values: Sequence[float], said: float, level: float) -> tuple[float, float]:
+def _ends(values: Sequence[float], message: float, level: float) -> tuple[float, float]:
     """How far below and above what was said the middle ``level`` of the values reaches, in logs."""
     low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")
-    return max(0.0, math.log(said / low)), max(0.0, math.log(high / said))
+    return max(0.0, math.log(message / low)), max(0.0, math.log(high / message))
 
 
 def _resampled(records: Records, metric: str) -> list[float]:
@@ -167,21 +162,19 @@ def _middle(repeats: Sequence[Interval]) -> Interval:
     return Interval(*map(statistics.median, columns))
 
 
-def _flat(told: Intervals) -> Iterator[tuple[str, str, Interval]]:
-    return ((name, metric, one) for name, of in told.items() for metric, one in of.items())
+def _flat(report: Intervals) -> Iterator[tuple[str, str, Interval]]:
+    return ((name, metric, one) for name, of in report.items() for metric, one in of.items())
 
 
-def _apart(of: Mapping[str, Interval]) -> float:
+def _disaggregated(of: Mapping[str, Interval]) -> float:
     """How many times the lower end the upper one is, the median over metrics."""
     return statistics.median(one.high_s / one.low_s for one in of.values())
 
 
-def _by(
-    every: Sequence[tuple[str, str, Interval]], key: Callable[[str, str], str]
-) -> dict[str, dict[str, int]]:
+def _by(every: Sequence[tuple[str, str, Interval]], key: Callable[[str, str], str]) -> dict[str, dict[str, int]]:
     names = dict.fromkeys(key(load, metric) for load, metric, _ in every)
     groups = {name: [one for load, metric, one in every if key(load, metric) == name] for name in names}
-    return {name: {"n": len(of), "held": sum(one.holds for one in of)} for name, of in groups.items()}
+    return {name: {"n": len(of), "satisfied": sum(one.is_satisfied for one in of)} for name, of in groups.items()}
 
 
 def _each(loads: Intervals) -> dict[str, dict[str, list[float]]]:

@@ -21,7 +21,7 @@ def rows(
     prefix: str,
     of_tables: dict[str, dict[str, dict[str, float]]],
     runs: Sequence[Run],
-    held: Sequence[Run],
+    satisfied: Sequence[Run],
     answers: Mapping[str, Records],
 ) -> dict[str, dict[str, Any]]:
     """A row a metric: the median over held-out loads of the absolute error, and all that made it.
@@ -34,20 +34,18 @@ def rows(
     out = {}
     for metric, (_, _, target) in METRICS.items():
         each = {kind: {run: told[run][metric] for run in told} for kind, told in of_tables.items()}
-        loads = {kind: by_load(of, held, metric) for kind, of in each.items()}
+        loads = {kind: by_load(of, satisfied, metric) for kind, of in each.items()}
         ours = [abs(error) for error in loads["calibrated"].values()]
         out[f"{prefix}.{metric}_error"] = {
             "value": round(statistics.median(ours), 4),
             "unit": "relative",
             "target": target,
             "better": "lower",
-            "ci": _ends(held, answers, metric, statistics.median(ours)),
+            "ci": _ends(satisfied, answers, metric, statistics.median(ours)),
             "details": {
                 "range": [round(min(ours), 4), round(max(ours), 4)],  # over loads, no interval
-                "median_of": {
-                    kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()
-                },
-                "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held), 4),
+                "median_of": {kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()},
+                "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in satisfied), 4),
                 "signed_by_load": {
                     load: {kind: round(loads[kind][load], 4) for kind in loads}
                     | {"repeats_spread": round(floor[load][metric], 4)}
@@ -64,11 +62,11 @@ def rows(
 
 
 def of_calibration(
-    found: Calibration, took_s: float, learnt: Sequence[Run], runs: Sequence[Run], more: Mapping[str, Any]
+    found: Calibration, duration_s: float, learnt: Sequence[Run], runs: Sequence[Run], more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The row of the calibration itself: what it took, what it found, and which runs were doubted."""
     return {
-        "value": round(took_s, 2),
+        "value": round(duration_s, 2),
         "unit": "s",
         "details": {
             "learnt_of": [run.name for run in learnt],
@@ -77,20 +75,18 @@ def of_calibration(
             "parameters": [asdict(p) for p in found.parameters],
             "scores": [asdict(s) for s in found.scores],
             "notes": list(found.notes),
-            "doubts": {run.name: list(run.measured.doubts) for run in runs if run.measured.doubts},
+            "warnings": {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings},
             "passed": passed(runs),
             **more,
         },
     }
 
 
-def _ends(
-    held: Sequence[Run], answers: Mapping[str, Records], metric: str, value: float
-) -> list[float] | None:
+def _ends(satisfied: Sequence[Run], answers: Mapping[str, Records], metric: str, value: float) -> list[float] | None:
     """The 95 % interval of a figure: repeats and blocks of requests drawn anew; None of loads measured once."""
     column, q, _ = METRICS[metric]
     loads: dict[str, list[_intervals.Repeat]] = {}
-    for seed, run in enumerate(held):
+    for seed, run in enumerate(satisfied):
         both = (_known(of, column) for of in (run.measured.records, answers[run.name]))
         loads.setdefault(f"{run.setting}-{run.load}", []).append(_intervals.of_run(*both, q, seed))
     ends = _intervals.of_repeats(loads, value)
@@ -103,15 +99,12 @@ def _known(records: Records, column: str) -> Any:
     return np.where(records.requests.status == Status.FINISHED, np.maximum(seconds, 1e-6), np.nan)
 
 
-def by_load(told: dict[str, float], held: Sequence[Run], metric: str) -> dict[str, float]:
+def by_load(report: dict[str, float], satisfied: Sequence[Run], metric: str) -> dict[str, float]:
     """The error of each load against the median of its repeats."""
     simulated_s: dict[str, list[float]] = {}
     measured_s: dict[str, list[float]] = {}
-    for run in held:
+    for run in satisfied:
         load, real = f"{run.setting}-{run.load}", quantiles(run.measured.records)[metric]
         measured_s.setdefault(load, []).append(real)
-        simulated_s.setdefault(load, []).append((1 + told[run.name]) * real)
-    return {
-        load: statistics.median(simulated_s[load]) / statistics.median(measured_s[load]) - 1
-        for load in measured_s
-    }
+        simulated_s.setdefault(load, []).append((1 + report[run.name]) * real)
+    return {load: statistics.median(simulated_s[load]) / statistics.median(measured_s[load]) - 1 for load in measured_s}

@@ -48,7 +48,7 @@ class Engine:
     process: subprocess.Popen[str]
     folder: Path
     lines: queue.Queue[str | None]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
     def run(self, workload: Workload, limit_s: float = math.inf) -> Measured:
         """What happened to the workload's requests, sent at their times.
@@ -69,7 +69,7 @@ class Engine:
             self.process.stdin.write(json.dumps(wanted) + "\n")
             self.process.stdin.flush()
         _expect(self, "done", limit_s)
-        return measured(json.loads(out.read_text()), workload, self.facts)
+        return measured(json.loads(out.read_text()), workload, self.metadata)
 
 
 def _expect(engine: Engine, word: str, limit_s: float) -> str:
@@ -81,11 +81,9 @@ def _expect(engine: Engine, word: str, limit_s: float) -> str:
             line = engine.lines.get(timeout=max(0.0, left_s))
         except queue.Empty:
             engine.process.kill()
-            raise EngineError(
-                f"the engine did not say {word.strip()!r} within {limit_s:.0f} s{_log(engine)}"
-            ) from None
+            raise EngineError(f"the engine did not say {word.strip()!r} within {limit_s:.0f} s{_log(engine)}") from None
         if line is None:
-            raise EngineError(f"the engine ended with status {_ended(engine.process)}{_log(engine)}")
+            raise EngineError(f"the engine ended with status {_finished(engine.process)}{_log(engine)}")
         if line.startswith(word):
             return line[len(word) :]
 
@@ -95,7 +93,7 @@ def _log(engine: Engine) -> str:
     return f":\n{told}" if told else ""
 
 
-def _ended(process: subprocess.Popen[str]) -> int | None:
+def _finished(process: subprocess.Popen[str]) -> int | None:
     """Its status; None if even a kill does not end it, as when a driver hangs."""
     process.kill()
     try:
@@ -110,10 +108,7 @@ def started(
 ) -> Iterator[Engine]:
     """The engine in an environment of its own, gone at the end; ready within ``limit_s``."""
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        (Path(folder) / "engine.log").open("w") as log,
-    ):
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "engine.log").open("w") as log:
         process = subprocess.Popen(
             [python, "-u", str(script), str(config), *words],
             stdin=subprocess.PIPE,
@@ -126,9 +121,9 @@ def started(
         reader.start()
         try:
             engine = Engine(process, Path(folder), lines, {})
-            yield replace(engine, facts=json.loads(_expect(engine, "ready ", limit_s)))
+            yield replace(engine, metadata=json.loads(_expect(engine, "ready ", limit_s)))
         finally:
-            if _ended(process) is not None:
+            if _finished(process) is not None:
                 reader.join()
                 _close(process)
 
@@ -146,24 +141,24 @@ def _close(process: subprocess.Popen[str]) -> None:
                 pipe.close()
 
 
-def measured(told: Mapping[str, Any], workload: Workload, facts: Mapping[str, Any]) -> Measured:
+def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[str, Any]) -> Measured:
     """Records of what the engine told; a request is due when it should have been sent."""
-    failed = [row["error"] for row in told["requests"] if row["error"]]
+    failed = [row["error"] for row in report["requests"] if row["error"]]
     closed = workload.concurrency is not None
-    late_s = 0.0 if closed else float(np.max(np.array(told["sent_s"]) - workload.arrival_s))
+    late_s = 0.0 if closed else float(np.max(np.array(report["sent_s"]) - workload.arrival_s))
     return Measured(
-        records=_records(told, workload),
+        records=_records(report, workload),
         workload=workload,
         source=BENCH,
-        facts={**facts, "latest_send_s": late_s},
+        metadata={**metadata, "latest_send_s": late_s},
         errors={reason: failed.count(reason) for reason in set(failed)},
-        tokens=_pieces(told["requests"]),
+        tokens=_pieces(report["requests"]),
     )
 
 
-def _records(told: Mapping[str, Any], workload: Workload) -> Records:
-    rows = told["requests"]
-    arrival_s = np.array(told["sent_s"]) if workload.concurrency else workload.arrival_s
+def _records(report: Mapping[str, Any], workload: Workload) -> Records:
+    rows = report["requests"]
+    arrival_s = np.array(report["sent_s"]) if workload.concurrency else workload.arrival_s
     good = np.array([row["error"] is None and len(row["token_s"]) > 0 for row in rows])
     n = len(rows)
     requests = RequestRecords(
@@ -176,17 +171,17 @@ def _records(told: Mapping[str, Any], workload: Workload) -> Records:
         first_token_s=_times(rows, 0),
         finished_s=_times(rows, -1),
         preemptions=np.zeros(n, dtype=np.int32),
-        waited_s=np.full(n, np.nan),
-        refusal=np.zeros(n, dtype=np.int8),
+        queued_for_s=np.full(n, np.nan),
+        rejection=np.zeros(n, dtype=np.int8),
     )
     gap_s = np.sort(np.concatenate([np.diff(row["token_s"]) for row in rows]))
     return Records(
         requests=requests,
-        steps=_steps(told),
+        steps=_steps(report),
         gaps=_gaps(gap_s),
-        totals=_totals(told),
+        totals=_totals(report),
         series=TimeSeries(1.0, *(np.zeros(1) for _ in range(6))),
-        end_s=float(told["end_s"]),
+        end_s=float(report["end_s"]),
         seed=0,
         name=workload.name,
     )
@@ -196,17 +191,17 @@ def _times(rows: Sequence[Mapping[str, Any]], which: int) -> np.ndarray:
     return np.array([row["token_s"][which] if row["token_s"] else np.nan for row in rows])
 
 
-def _column(told: Mapping[str, Any], name: str) -> np.ndarray:
-    k = list(told["step_columns"]).index(name)
-    return np.array([row[k] for row in told["steps"]], dtype=np.float64)
+def _column(report: Mapping[str, Any], name: str) -> np.ndarray:
+    k = list(report["step_columns"]).index(name)
+    return np.array([row[k] for row in report["steps"]], dtype=np.float64)
 
 
-def _steps(told: Mapping[str, Any]) -> StepRecords:
-    count = len(told["steps"])
-    whole = {name: _column(told, name).astype(np.int64) for name in told["step_columns"][3:]}
+def _steps(report: Mapping[str, Any]) -> StepRecords:
+    count = len(report["steps"])
+    whole = {name: _column(report, name).astype(np.int64) for name in report["step_columns"][3:]}
     return StepRecords(
-        start_s=_column(told, "start_s"),
-        end_s=_column(told, "end_s"),
+        start_s=_column(report, "start_s"),
+        end_s=_column(report, "end_s"),
         replica=np.zeros(count, dtype=np.int64),
         decode_seqs=whole["decode_seqs"],
         prefill_seqs=whole["prefill_seqs"],
@@ -216,15 +211,15 @@ def _steps(told: Mapping[str, Any]) -> StepRecords:
     )
 
 
-def _totals(told: Mapping[str, Any]) -> ReplicaTotals:
+def _totals(report: Mapping[str, Any]) -> ReplicaTotals:
     import dataclasses
 
-    tokens = float((_column(told, "prefill_tokens") + _column(told, "decode_seqs")).sum())
+    tokens = float((_column(report, "prefill_tokens") + _column(report, "decode_seqs")).sum())
     known = {
-        "steps": len(told["steps"]),
+        "steps": len(report["steps"]),
         "tokens": tokens,
-        "attention_pairs": _column(told, "pairs").sum(),
-        "busy_s": (_column(told, "end_s") - _column(told, "start_s")).sum(),
+        "attention_pairs": _column(report, "pairs").sum(),
+        "busy_s": (_column(report, "end_s") - _column(report, "start_s")).sum(),
     }
     return ReplicaTotals(
         **{

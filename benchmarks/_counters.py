@@ -27,7 +27,7 @@ KINDS = ("requests", "counters", "log")
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     """What a calibration says of a planted value, in logs of it."""
 
     off: float
@@ -35,43 +35,41 @@ class Told:
     high: float
 
     @property
-    def holds(self) -> bool:
+    def is_satisfied(self) -> bool:
         """Whether its interval holds the truth."""
         return self.low <= 0 <= self.high
 
 
-Runs = Sequence[Mapping[str, Mapping[str, Told]]]
+Runs = Sequence[Mapping[str, Mapping[str, Report]]]
 """Of each run, by kind, then by parameter."""
 
 
-def figures(_shared: Path, quick: bool) -> dict[str, Any]:
+def figures(_shared: Path, fast: bool) -> dict[str, Any]:
     """By parameter the mean error in log of what was planted, with counters; the other kinds beside it."""
     from planted_runs import LIMITS, TRUTH
 
     deployment = deploy("llama-3-8b", "H100", limits=LIMITS)
-    runs = [of_run(deployment, seed) for seed in range(QUICK_RUNS if quick else RUNS)]
+    runs = [of_run(deployment, seed) for seed in range(QUICK_RUNS if fast else RUNS)]
     return {f"fidelity.counters.{name}_error": row(name, runs, TRUTH[name]) for name in TRUTH}
 
 
-def of_run(deployment: Deployment, seed: int) -> dict[str, dict[str, Told]]:
+def of_run(deployment: Deployment, seed: int) -> dict[str, dict[str, Report]]:
     """One run of 120 requests with 2 % of noise, calibrated three times; a log does not see half of the host."""
     from planted_counters import logged, scraped
-    from planted_runs import FEW, NOISE, TRUTH, requests
+    from planted_runs import MIN_COUNT, NOISE, TRUTH, requests
 
     workload, period_s = requests(seed=seed), PERIODS_S[seed % len(PERIODS_S)]
     run = scraped(workload, deployment, TRUTH, period_s, noise=NOISE, seed=seed, answer_s=ANSWER_S)
     log = logged(workload, deployment, TRUTH, TRUTH["host_step"] / 2)
-    fitted = partial(calibrate, [run], deployment, fit=FEW, seed=seed)
+    fitted = partial(calibrate, [run], deployment, fit=MIN_COUNT, seed=seed)
     found = {"requests": fitted(scrape="no"), "counters": fitted(), "log": fitted(iterations=log)}
     return {kind: told(one, TRUTH) for kind, one in found.items()}
 
 
-def told(found: Calibration, truth: Mapping[str, float]) -> dict[str, Told]:
+def told(found: Calibration, truth: Mapping[str, float]) -> dict[str, Report]:
     """Of each planted parameter what was found, against it."""
     return {
-        name: Told(
-            *(math.log(ends / planted) for ends in (found[name].value, found[name].low, found[name].high))
-        )
+        name: Report(*(math.log(ends / planted) for ends in (found[name].value, found[name].low, found[name].high)))
         for name, planted in truth.items()
     }
 
@@ -103,22 +101,17 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
     return mean, mean - half, mean + half
 
 
-def _of_kind(found: Sequence[Told], off: np.ndarray) -> dict[str, Any]:
+def _of_kind(found: Sequence[Report], off: np.ndarray) -> dict[str, Any]:
     mean, low, high = mean_interval(off)
     return {
         "error": round(mean, 4),
         "low": round(max(0.0, low), 4),
         "high": round(high, 4),
         "width": round(float(np.mean([one.high - one.low for one in found])), 3),
-        "held": sum(one.holds for one in found),
+        "satisfied": sum(one.is_satisfied for one in found),
     }
 
 
 def _difference(off: np.ndarray) -> dict[str, Any]:
     mean, low, high = mean_interval(off)
-    return {
-        "mean": round(mean, 4),
-        "low": round(low, 4),
-        "high": round(high, 4),
-        "ranks": not low <= 0 <= high,
-    }
+    return {"mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4), "ranks": not low <= 0 <= high}

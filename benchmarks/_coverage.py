@@ -24,13 +24,13 @@ NOISE, REQUESTS, RATE_RPS = 0.02, 240, 6.0
 RUNS, QUICK_RUNS = 20, 2
 
 
-def figures(_shared: Path, quick: bool) -> dict[str, Any]:
+def figures(_shared: Path, fast: bool) -> dict[str, Any]:
     """Share of told parameters whose interval holds what was planted, each run calibrated once, with its own seed."""
     deployment = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
-    runs = range(1, 1 + (QUICK_RUNS if quick else RUNS))
+    runs = range(1, 1 + (QUICK_RUNS if fast else RUNS))
     found = {run: _calibrated(deployment, run) for run in runs}
     row = counted({run: held(one) for run, one in found.items()})
-    row["details"]["widths"] = widths([p for one in found.values() for p in one.parameters if p.told])
+    row["details"]["widths"] = widths([p for one in found.values() for p in one.parameters if p.report])
     return {"calibrate_coverage": row}
 
 
@@ -53,12 +53,10 @@ def counted(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[str, An
         "details": {
             "n": len(told),
             "of_runs": len(runs),
-            "held": sum(told),
+            "satisfied": sum(told),
             "by_parameter": {name: _share(of) for name, of in by_name.items() if of},
-            "untold": {"n": len(untold), "held": sum(untold)},
-            "runs": {
-                run: {name: of[1] for name, of in found.items() if of[0]} for run, found in runs.items()
-            },
+            "missing": {"n": len(untold), "satisfied": sum(untold)},
+            "runs": {run: {name: of[1] for name, of in found.items() if of[0]} for run, found in runs.items()},
             "planted": PLANTED,
             "noise": NOISE,
             "requests": REQUESTS,
@@ -66,18 +64,18 @@ def counted(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[str, An
     }
 
 
-def widths(told: Sequence[Parameter]) -> dict[str, Any]:
+def widths(report: Sequence[Parameter]) -> dict[str, Any]:
     """By parameter how wide the intervals of those that were told are, and how far off their values, in the middle."""
-    names = dict.fromkeys(p.name for p in told)
-    return {name: _width([p for p in told if p.name == name]) for name in names}
+    names = dict.fromkeys(p.name for p in report)
+    return {name: _width([p for p in report if p.name == name]) for name in names}
 
 
-def _width(told: Sequence[Parameter]) -> dict[str, Any]:
-    ends = [_ends(p) for p in told]
+def _width(report: Sequence[Parameter]) -> dict[str, Any]:
+    ends = [_ends(p) for p in report]
     apart = [high / low for low, high in ends]
-    off = [abs(p.value / _truth(p) - 1) for p in told if _truth(p) > 0]
+    off = [abs(p.value / _truth(p) - 1) for p in report if _truth(p) > 0]
     return {
-        "n": len(told),
+        "n": len(report),
         "times": round(float(np.median(apart)), 3),
         "widest": round(max(apart), 3),
         "off": round(float(np.median(off)), 4) if off else None,
@@ -86,7 +84,7 @@ def _width(told: Sequence[Parameter]) -> dict[str, Any]:
 
 def _share(hits: Sequence[bool]) -> dict[str, Any]:
     low, high = exact_interval(sum(hits), len(hits))
-    return {"n": len(hits), "held": sum(hits), "low": round(low, 3), "high": round(high, 3)}
+    return {"n": len(hits), "satisfied": sum(hits), "low": round(low, 3), "high": round(high, 3)}
 
 
 def planted(deployment: Deployment, run: int) -> Measured:
@@ -99,9 +97,7 @@ def planted(deployment: Deployment, run: int) -> Measured:
     r = records.requests
     first_s = r.arrival_s + (r.first_token_s - r.arrival_s) * np.exp(NOISE * rng.standard_normal(REQUESTS))
     rest_s = (r.finished_s - r.first_token_s) * np.exp(NOISE * rng.standard_normal(REQUESTS))
-    clients = replace(
-        r, scheduled_s=np.full(REQUESTS, np.nan), first_token_s=first_s, finished_s=first_s + rest_s
-    )
+    clients = replace(r, scheduled_s=np.full(REQUESTS, np.nan), first_token_s=first_s, finished_s=first_s + rest_s)
     return Measured(replace(records, requests=clients, steps=None), workload, "bench")
 
 
@@ -110,7 +106,7 @@ def held(found: Calibration) -> dict[str, tuple[bool, bool]]:
 
     Intervals are those that the runs tell, not as widened to hold a value that was left where it was.
     """
-    return {p.name: (p.told, _holds(p)) for p in found.parameters}
+    return {p.name: (p.report, _holds(p)) for p in found.parameters}
 
 
 def _holds(p: Parameter) -> bool:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from _harness import fresh_process
-from _harness import machine as facts
+from _harness import machine as metadata
 
 from lengthwise import catalog
 from lengthwise.schema.errors import UnknownNameError
@@ -42,12 +42,12 @@ def this_thread() -> GpuSpec:
 
 def processor() -> str:
     """What a profile of this machine calls its device."""
-    return str(facts()["cpu"])
+    return str(metadata()["cpu"])
 
 
 def machine(gpu: GpuSpec) -> dict[str, Any]:
     return {
-        **facts(),
+        **metadata(),
         "float32_gflops_one_thread": round(gpu.peak_flops["float32"] / 1e9, 1),
         "copy_gb_per_s_one_thread": round(gpu.bandwidth_bytes_per_s / 1e9, 1),
     }

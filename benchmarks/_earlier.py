@@ -9,7 +9,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 """By name."""
 
 
-def replaced(kept: Rows, new: Rows, prefixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
+def replaced(retained: Rows, new: Rows, prefixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
     """The kept rows of campaigns whose measured runs the new rows do not hold.
 
     A campaign is what a figure's name says before its last dot, where it begins with one of ``prefixes``. Rows that
@@ -18,9 +18,9 @@ def replaced(kept: Rows, new: Rows, prefixes: tuple[str, ...]) -> list[Mapping[s
     gone = {
         _campaign(name)
         for name, row in new.items()
-        if name.startswith(prefixes) and name in kept and _measured_s(kept[name]) != _measured_s(row)
+        if name.startswith(prefixes) and name in retained and _measured_s(retained[name]) != _measured_s(row)
     }
-    return [row for name, row in kept.items() if _campaign(name) in gone]
+    return [row for name, row in retained.items() if _campaign(name) in gone]
 
 
 def _campaign(name: str) -> str:

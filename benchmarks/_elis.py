@@ -39,9 +39,9 @@ MODELS = {  # name in the paper: (catalog, whose outputs)
 LOADS, BATCHES = (1.0, 3.0, 5.0), (1, 2, 4)
 PROMPTS, SHUFFLES, SHAPE = 200, 3, 0.73
 GPU = "A100-80GB"
-OURS = "ours"
-KEPT, SEATS = "ours (seats kept)", "ours (seats change hands)"
-WORTH = "worth(factor=1)"
+OURS = "own"
+RETAINED, SEATS = "ours (seats kept)", "ours (seats change hands)"
+IMPROVEMENT = "worth(factor=1)"
 OTHERS = {"ELIS ISRTF": "elis", "SRTF": "srtf", "Gittins": "gittins", "HRRN": "hrrn"}
 HEADLINE = "blend"
 R2S = (0.4, 0.85)
@@ -70,29 +70,24 @@ class Text:
 @lru_cache(maxsize=16)
 def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
     """The sampled prompts of one model, the same for every shuffle; for tuning others, on which nobody is judged."""
-    asked, told = _asked(shared), _told_by(shared, outputs)
-    rows = _judged(told)
+    asked, told = _requested(shared), _told_by(shared, outputs)
+    rows = _evaluated(told)
     if tuning:
-        judged = {r["idx"] for _, name in MODELS.values() for r in _judged(_told_by(shared, name))}
+        judged = {r["idx"] for _, name in MODELS.values() for r in _evaluated(_told_by(shared, name))}
         left = [r for r in told if r["idx"] not in judged]
         rows = [left[i] for i in np.random.default_rng(1).choice(len(left), PROMPTS, replace=False)]
     return [
-        Text(
-            asked[r["idx"]]["instruction"],
-            asked[r["idx"]]["n_tok_tekken131k"],
-            r["output"],
-            r["n_tok_tekken131k"],
-        )
+        Text(asked[r["idx"]]["instruction"], asked[r["idx"]]["n_tok_tekken131k"], r["output"], r["n_tok_tekken131k"])
         for r in rows
     ]
 
 
-def _judged(told: list[dict]) -> list[dict]:
-    return [told[i] for i in np.random.default_rng(0).choice(len(told), PROMPTS, replace=False)]
+def _evaluated(report: list[dict]) -> list[dict]:
+    return [report[i] for i in np.random.default_rng(0).choice(len(report), PROMPTS, replace=False)]
 
 
 @lru_cache(maxsize=1)
-def _asked(shared: Path) -> dict[Any, dict]:
+def _requested(shared: Path) -> dict[Any, dict]:
     return {row["idx"]: row for row in _lines(shared / FOLDER / "instructions.jsonl.gz")}
 
 
@@ -107,7 +102,7 @@ def _lines(path: Path) -> list[dict]:
         return [json.loads(line) for line in file]
 
 
-def shuffled(of: list[Text], model: str, seed: int, most_tokens: int) -> Workload:
+def shuffled(of: list[Text], model: str, seed: int, max_tokens: int) -> Workload:
     """The prompts in a random order, with Gamma arrivals; the rate is for the laboratory to set."""
     rng = np.random.default_rng([seed, 0xE115])
     order = [of[i] for i in rng.permutation(len(of))]
@@ -121,7 +116,7 @@ def shuffled(of: list[Text], model: str, seed: int, most_tokens: int) -> Workloa
     return Workload(
         workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng),
         prompt,
-        np.minimum(output, most_tokens - prompt),
+        np.minimum(output, max_tokens - prompt),
         extra={name: np.array(column, object) for name, column in columns.items()},
         name=model,
     )
@@ -180,7 +175,7 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
     }
     for r2 in R2S:  # of the logarithm; the oracle's words times a log-normal factor, said once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
-        made[f"oracle, R2 {r2:g}"] = (error, {"statistic": "median", "repredict": False})
+        made[f"oracle, R2 {r2:g}"] = (error, {"statistic": "median", "update_predictions": False})
     if path := os.environ.get("LENGTHWISE_ENCODER_PREDICTOR"):
         made["encoder"] = (predict.load(Path(path)), {"statistic": "median"})
     return made
@@ -195,25 +190,23 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
     """Ours, with seats kept or changing hands, without a bound on waiting and with bounds; and others."""
     made = [Contestant(name, _unbounded(named)) for name, named in OTHERS.items() if others]
     for name, scheduler in {
-        KEPT: _unbounded("sjf"),
-        SEATS: replace(_unbounded("isrtf"), takeover=WORTH),
+        RETAINED: _unbounded("sjf"),
+        SEATS: replace(_unbounded("isrtf"), takeover=IMPROVEMENT),
     }.items():
         made.append(Contestant(name, scheduler))
         made += [Contestant(f"{name}, wait {w:g}", scheduler, longest_wait=w) for w in waits]
         ages = AGES if others else ()
-        made += [
-            Contestant(f"{name}, aged {w:g}", replace(scheduler, rank=f"aged(weight={w:g})")) for w in ages
-        ]
+        made += [Contestant(f"{name}, aged {w:g}", replace(scheduler, rank=f"aged(weight={w:g})")) for w in ages]
     return tuple(made)
 
 
-def tables(shared: Path, shuffles: int, *, tuning: bool, quick: bool) -> dict[str, LabTable]:
+def tables(shared: Path, shuffles: int, *, tuning: bool, fast: bool) -> dict[str, LabTable]:
     """A laboratory a model: every policy with every predictor; for tuning ours alone, on other prompts."""
     engine.warm_up()
     made = {}
-    for model in list(MODELS)[: 2 if quick else None]:
+    for model in list(MODELS)[: 2 if fast else None]:
         known = predictors(shared, model)
-        asked = contestants(others=not tuning, waits=WAITS[::2] if quick else WAITS)
+        asked = contestants(others=not tuning, waits=WAITS[::2] if fast else WAITS)
         question = Question(asked, tuple(known), LOADS, BATCHES, shuffles, LoadUnit.ALONE, name=model)
         with search.threads() as workers:
             made[model] = lab(question, Bench(shared, model, known, tuning), each=workers.run)
@@ -233,18 +226,13 @@ def over_cells(of: dict[str, LabTable], policy_name: str, predictor: str) -> dic
         "p99_over_fcfs": mean("jct.p99/fcfs", cells),
         "p99_over_oracle": mean("jct.p99/oracle", cells),
         "preemptions": mean("preemptions_per_request", cells),
-        **{
-            f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load])
-            for load in LOADS
-        },
+        **{f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load]) for load in LOADS},
     }
 
 
 def by_model(of: dict[str, LabTable], policy_name: str, predictor: str) -> dict[str, float]:
     """The share of the gap closed for each model, and half of the 95 % interval of its mean over models."""
-    made = {
-        model: over_cells({model: table}, policy_name, predictor)["gap_closed"] for model, table in of.items()
-    }
+    made = {model: over_cells({model: table}, policy_name, predictor)["gap_closed"] for model, table in of.items()}
     return made | {"half_width": float(f"{mean_half_width(list(made.values())):.2g}")}
 
 
@@ -267,12 +255,12 @@ def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
     return str(max(within, key=lambda point: point["gap_closed"])["policy"])
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """Rows of benchmarks/lengths.py by name."""
     if not (shared / FOLDER).is_dir():
         return {"elis.skipped": f"no folder {shared / FOLDER}"}
-    tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
-    judged = tables(shared, SHUFFLES, tuning=False, quick=quick)
+    tuning = tables(shared, SHUFFLES - 1, tuning=True, fast=fast)
+    judged = tables(shared, SHUFFLES, tuning=False, fast=fast)
     names = list(dict.fromkeys(c.predictor for t in judged.values() for c in t.cells if c.predictor))
     best = HEADLINE
     tuned = frontier(tuning, best)
@@ -297,48 +285,48 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def by_predictor(tuning: dict, judged: dict, names: list[str]) -> dict[str, Any]:
+def by_predictor(tuning: dict, evaluated: dict, names: list[str]) -> dict[str, Any]:
     """For each predictor: the most of the gap within 5 % of the oracle's P99, within 15 % of FCFS', without a bound."""
     made = {}
     for name in names:
         tuned = frontier(tuning, name)
         made[name] = {
-            "within 5 % of the oracle's P99": _told(judged, chosen(tuned, "p99_over_oracle", 1.05), name),
-            "within 15 % of FCFS' P99": _told(judged, chosen(tuned, "p99_over_fcfs", 1.15), name),
-            "seats kept, no bound": _told(judged, KEPT, name),
-            "seats change hands, no bound": _told(judged, SEATS, name),
-            "ELIS ISRTF": _told(judged, "ELIS ISRTF", name),
+            "within 5 % of the oracle's P99": _report(evaluated, chosen(tuned, "p99_over_oracle", 1.05), name),
+            "within 15 % of FCFS' P99": _report(evaluated, chosen(tuned, "p99_over_fcfs", 1.15), name),
+            "seats kept, no bound": _report(evaluated, RETAINED, name),
+            "seats change hands, no bound": _report(evaluated, SEATS, name),
+            "ELIS ISRTF": _report(evaluated, "ELIS ISRTF", name),
         }
     return made
 
 
-def _told(judged: dict, name: str, predictor: str) -> dict[str, Any]:
-    return {"policy": name, **over_cells(judged, name, predictor)}
+def _report(evaluated: dict, name: str, predictor: str) -> dict[str, Any]:
+    return {"policy": name, **over_cells(evaluated, name, predictor)}
 
 
-def statistics(judged: dict, names: list[str]) -> dict[str, Any]:
+def statistics(evaluated: dict, names: list[str]) -> dict[str, Any]:
     """Which policy with which statistic of the same predictor closes most."""
-    policies = (KEPT, SEATS, *OTHERS)
+    policies = (RETAINED, SEATS, *OTHERS)
     own = [name for name in names if name.startswith(("default", HEADLINE))]
-    return {f"{one}, {name}": over_cells(judged, one, name) for one in policies for name in own}
+    return {f"{one}, {name}": over_cells(evaluated, one, name) for one in policies for name in own}
 
 
-def table5(judged: dict[str, LabTable], ours: str, predictor: str) -> dict[str, Any]:
+def table5(evaluated: dict[str, LabTable], own: str, predictor: str) -> dict[str, Any]:
     """Mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
     made: dict[str, Any] = {}
-    for model, table in judged.items():
+    for model, table in evaluated.items():
         for load in LOADS:
             cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
             made[f"{model} {load:g}x"] = {
                 "FCFS": cells["fcfs", ""],
                 "ISRTF": cells["ELIS ISRTF", predictor],
-                "ours": cells[ours, predictor],
+                "own": cells[own, predictor],
                 "SJF": cells["oracle", "oracle"],
             }
     return made
 
 
-def figure6(judged: dict[str, LabTable]) -> dict[str, float]:
+def figure6(evaluated: dict[str, LabTable]) -> dict[str, float]:
     """How much shorter ELIS' ISRTF makes mean JCT than FCFS, over models: percent by batch size and load."""
     return {
         f"batch {batch}, {load:g}x": float(f"{100 * (1 - np.mean(ratios)):.3g}")
@@ -347,7 +335,7 @@ def figure6(judged: dict[str, LabTable]) -> dict[str, float]:
         for ratios in (
             [
                 c["jct.mean/fcfs"].value
-                for t in judged.values()
+                for t in evaluated.values()
                 for c in t.at(batch, load)
                 if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)
             ],

@@ -26,7 +26,7 @@ WINDOW_REQUESTS = 1500
 """Requests that are followed window by window: every text so far costs the encoder milliseconds."""
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """Rows of benchmarks/lengths.py by name.
 
     Raises:
@@ -37,31 +37,28 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     except InputError as error:
         raise FileNotFoundError(str(error)) from error
     text = shared / "data/text"
-    parts, lexical = _predict.learnt(text, quick)
+    parts, lexical = _predict.learnt(text, fast)
     started = time.process_time()
-    encoder = Encoder(folder, most_windows=1500 if quick else 6000).fit(parts.train)
+    encoder = Encoder(folder, most_windows=1500 if fast else 6000).fit(parts.train)
     learnt_s = time.process_time() - started
     inside, outside = parts.test, _texts.alpaca_eval(text)
     members = {"encoder": encoder, "lexical": lexical, "both": Ensemble([encoder, lexical], [0.5, 0.5])}
-    held = {name: whole(member, inside, 0 if quick else 60) for name, member in members.items()}
+    held = {name: whole(member, inside, 0 if fast else 60) for name, member in members.items()}
     apart = {name: whole(member, outside, 0) for name, member in members.items()}
     followed = {
-        name: by_window(members[name], some(inside, 400 if quick else WINDOW_REQUESTS))
+        name: by_window(members[name], some(inside, 400 if fast else WINDOW_REQUESTS))
         for name in ("encoder", "lexical")
     }
-    facts = {"prompts": encoder.facts_["prompts"], "samples": len(parts.train), "cpu_s": round(learnt_s, 1)}
+    metadata = {"prompts": encoder.facts_["prompts"], "samples": len(parts.train), "cpu_s": round(learnt_s, 1)}
     best = max(("encoder", "both"), key=lambda name: held[name].scores["tau"].value)
     return {
-        "predict.tau": {**_predict.number(held[best].scores["tau"]), "by": best, "learnt": facts},
+        "predict.tau": {**_predict.number(held[best].scores["tau"]), "by": best, "learnt": metadata},
         "predict.coverage90": {**_predict.number(held[best].scores["coverage90"]), "by": best},
         "predict.in_distribution": {name: scores(found) for name, found in held.items()},
         "predict.apart": {name: scores(found) for name, found in apart.items()},
         "predict.r2_by_window": {"value": followed["encoder"][-1]["r2_all"], "windows": followed},
         "predict.encoder_ms": latency(encoder, outside.prompts),
-        "predict.encoder_share": {
-            "value": encoder.location_.sense_share,
-            "of": "the location, by cross-validation",
-        },
+        "predict.encoder_share": {"value": encoder.location_.sense_share, "of": "the location, by cross-validation"},
     }
 
 
@@ -100,10 +97,10 @@ def latency(predictor: Any, prompts: Prompts) -> dict[str, float]:
     return {"value": max(out["batch_1_median"], out["batch_32_median"]), **out}
 
 
-def timed(predictor: Any, asked: Prompts) -> float:
-    predictor.encoder.forget()
+def timed(predictor: Any, requested: Prompts) -> float:
+    predictor.encoder.discard()
     started = time.process_time()
-    predictor.predict(asked)
+    predictor.predict(requested)
     return time.process_time() - started
 
 
@@ -116,4 +113,4 @@ if __name__ == "__main__":
     parser.add_argument("--encoder", help="folder of the encoder")
     given = parser.parse_args()
     ENCODER_FOLDER = given.encoder
-    print(json.dumps(figures(given.shared, given.quick), indent=1))
+    print(json.dumps(figures(given.shared, given.fast), indent=1))

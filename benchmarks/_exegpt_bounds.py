@@ -22,9 +22,9 @@ NEAR = 0.005
 """Outputs of the quantile's length, or so much shorter, are what the bound is for."""
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """The share of outputs of the quantile that took longer than the bound, over all choices."""
-    some = [(OPT, "s")] if quick else list(everything())
+    some = [(OPT, "s")] if fast else list(everything())
     found = [one for served, task in some for one in of_task(served, task)]
     return {"exegpt.bound_broken_share": row(found)}
 
@@ -67,17 +67,17 @@ def played(of, choice, bound_s: float, threshold: float | None) -> dict[str, Any
     """How often outputs of the quantile took longer than the bound, and than the plan's worst case."""
     deployment = deployment_of(of, choice.controls, threshold=threshold)
     output, records = run(of, deployment, REQUESTS, 3, in_system(of, choice.controls))
-    begun_s, quantile = encodings_begin_s(records.requests, deployment), of.setting.bound_tokens
-    inside = (begun_s >= begun_s[REQUESTS // LATER]) & (begun_s < begun_s[-REQUESTS // (2 * LATER)])
+    started_s, quantile = encodings_begin_s(records.requests, deployment), of.setting.bound_tokens
+    inside = (started_s >= started_s[REQUESTS // LATER]) & (started_s < started_s[-REQUESTS // (2 * LATER)])
     long = inside & (output <= quantile) & (output >= quantile * (1 - NEAR))
-    took_s = (records.requests.finished_s - begun_s)[long]
+    duration_s = (records.requests.finished_s - started_s)[long]
     return {
         "schedule": choice.row.words,
         "bound_s": bound_s,
         "worst_case_s": choice.row.latency_high_s,
         "expected_s": choice.row.latency_s,
-        "mean_s": float(took_s.mean()),
+        "mean_s": float(duration_s.mean()),
         "requests": int(long.sum()),
-        "late": int((took_s > bound_s).sum()),
-        "above_worst_case": int((took_s > choice.row.latency_high_s).sum()),
+        "late": int((duration_s > bound_s).sum()),
+        "above_worst_case": int((duration_s > choice.row.latency_high_s).sum()),
     }

@@ -20,14 +20,14 @@ PAPER = (  # bound, strategy, B_E, N_D, degree, latency, requests a second; how 
 )
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """A row a bound; ``quick`` asks only for the first two."""
     of = estimator(OPT, "s")
     plan = planner(of)
     literal = estimator(OPT, "s", assumptions=Assumptions(paper_completions=True, from_encode=0))
     rows = {}
-    for bound_s, strategy, batch, steps, tp, latency_s, rps in PAPER[: 2 if quick else None]:
-        choice = chosen(plan, bound_s, apart=True)
+    for bound_s, strategy, batch, steps, tp, latency_s, rps in PAPER[: 2 if fast else None]:
+        choice = chosen(plan, bound_s, disaggregated=True)
         groups = range(1, OPT.gpus // tp + 1)
         theirs = [controls(name, batch, steps, tp, many) for name in strategies(strategy) for many in groups]
         rows[f"exegpt.table6.{'none' if math.isinf(bound_s) else f'{bound_s:g}s'}"] = {
@@ -36,11 +36,7 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
             "bound_s": bound_s,
             "choice": seen(choice.row),
             "strategies": {name: seen(row) for name, row in best_of_each(choice).items()},
-            "paper": {
-                "words": words(strategy, batch, steps, tp),
-                "latency_s": latency_s,
-                "rps": rps,
-            },
+            "paper": {"words": words(strategy, batch, steps, tp), "latency_s": latency_s, "rps": rps},
             "their_schedule": best(of, theirs),
             "their_schedule_as_they_count": best(literal, theirs),
         }

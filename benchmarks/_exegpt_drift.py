@@ -27,14 +27,13 @@ PAPER = {  # what section 7.6 states in words
 }
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """A row a strategy: every move, what stays and what would be chosen anew, the margins under both SLAs."""
     of = estimator(OPT, TASK)
     bounds = list(zip(BOUNDS, faster_transformer(of).bounds_s(), strict=True))[1:]
-    moves = MOVES[:2] if quick else MOVES
+    moves = MOVES[:2] if fast else MOVES
     return {
-        f"exegpt.drift.{name}": of_strategy(of, strategies, bounds, moves)
-        for name, strategies in STRATEGIES.items()
+        f"exegpt.drift.{name}": of_strategy(of, strategies, bounds, moves) for name, strategies in STRATEGIES.items()
     }
 
 
@@ -44,10 +43,9 @@ def of_strategy(of, strategies, bounds, moves) -> dict[str, Any]:
     name, bound_s, choice = next((*one, found) for one in bounds if (found := chosen(plan, one[1])))
     tighter = lru_cache(maxsize=len(MARGINS))(lambda margin: chosen(plan, bound_s * (1 - margin)))
     rows = [
-        told(row, choice.row, fixed_length(of, choice.row, row, bound_s, tighter))
-        for row in drift(plan, choice, moves)
+        told(row, choice.row, fixed_length(of, choice.row, row, bound_s, tighter)) for row in drift(plan, choice, moves)
     ]
-    fifteen = [row for row in rows if (row["moved"], row["change"]) == ("mean", 0.15)]
+    fifteen = [row for row in rows if (row["changed"], row["change"]) == ("mean", 0.15)]
     return {
         "value": fifteen[0]["latency"] - 1 if fifteen else math.nan,
         "unit": "relative",
@@ -57,7 +55,7 @@ def of_strategy(of, strategies, bounds, moves) -> dict[str, Any]:
         "bound_s": bound_s,
         "schedule": choice.row.words,
         "rps": choice.row.throughput_rps,
-        "held_s": choice.row.latency_high_s,
+        "constrained_latency_s": choice.row.latency_high_s,
         "moves": rows,
         "paper": PAPER,
     }
@@ -65,13 +63,13 @@ def of_strategy(of, strategies, bounds, moves) -> dict[str, Any]:
 
 def told(row: DriftRow, before: ScheduleRow, fixed: dict[str, float]) -> dict[str, Any]:
     """A move in numbers; latencies over what they were, throughputs too."""
-    kept = row.kept.throughput_rps / before.throughput_rps if row.kept else math.nan
+    kept = row.retained.throughput_rps / before.throughput_rps if row.retained else math.nan
     anew = row.replanned.throughput_rps / before.throughput_rps if row.replanned else math.nan
     return {
-        "moved": row.moved,
+        "changed": row.changed,
         "change": row.change,
         "latency": row.kept_held_s / before.latency_high_s,
-        "holds": row.holds,
+        "is_satisfied": row.is_satisfied,
         "kept_rps": kept,
         "anew_rps": anew,
         "anew": row.replanned.words if row.replanned else None,
@@ -84,7 +82,7 @@ def fixed_length(of, row: ScheduleRow, move: DriftRow, bound_s: float, tighter) 
     """The paper's second SLA, for an output of the length that was the quantile: its latency, and the margin."""
     setting = of.setting
     most = setting.model.max_model_len - setting.task.max_prompt_tokens
-    pmf = moved(setting.task.output_pmf, move.moved, move.change, most)
+    pmf = moved(setting.task.output_pmf, move.changed, move.change, most)
     task = TaskLengths(setting.task.prompt_pmf, pmf)
     other = estimator(OPT, task)
     length = setting.task.output_quantile(setting.assumptions.level)

@@ -8,17 +8,7 @@ from typing import Any
 
 import numpy as np
 from _exegpt_play import played
-from _exegpt_scenarios import (
-    GPT39,
-    GPT101,
-    OPT,
-    T5,
-    chosen,
-    estimator,
-    everything,
-    faster_transformer,
-    planner,
-)
+from _exegpt_scenarios import GPT39, GPT101, OPT, T5, chosen, estimator, everything, faster_transformer, planner
 
 from lengthwise.schedule import Controls, Estimates, Strategy
 
@@ -38,17 +28,15 @@ WAA = (Strategy.WAA_C, Strategy.WAA_M)
 RESAMPLES = 2000
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """P95 of the relative errors of throughput and of latency, of random schedules and of those that are chosen."""
-    some, count = (AT_RANDOM[:1], 2) if quick else (AT_RANDOM, EACH)
+    some, count = (AT_RANDOM[:1], 2) if fast else (AT_RANDOM, EACH)
     drawn = []
     for seed, strategies in ((7, (Strategy.RRA,)), (8, WAA)):
         rng = np.random.default_rng(seed)
-        drawn += [
-            one for pair in played_apart(some, strategies) for one in at_random(*pair, strategies, rng, count)
-        ]
+        drawn += [one for pair in played_apart(some, strategies) for one in at_random(*pair, strategies, rng, count)]
     rows = {"exegpt.estimator_error_p95": error(drawn)}
-    taken = [] if quick else [one for pair in everything() for one in of_choices(*pair)]
+    taken = [] if fast else [one for pair in everything() for one in of_choices(*pair)]
     return rows | ({"exegpt.estimator_error_p95_of_choices": error(taken)} if taken else {})
 
 
@@ -64,14 +52,9 @@ def at_random(served, task: str, strategies, rng: np.random.Generator, count: in
     while sides and len(found) < count:
         side = sides[rng.integers(len(sides))]
         values = [np.array(one.values) for one in side.variables]
-        point = [
-            _log_draw(rng, one) if at < len(values) - 1 else int(rng.choice(one))
-            for at, one in enumerate(values)
-        ]
+        point = [_log_draw(rng, one) if at < len(values) - 1 else int(rng.choice(one)) for at, one in enumerate(values)]
         if np.isfinite(side.perf_anew(np.array([point], dtype=np.int64)).latency_s[0]):
-            found.append(
-                compared(of, side.controls(tuple(point)), len(found)) | {"of": f"{served.name}, {task}"}
-            )
+            found.append(compared(of, side.controls(tuple(point)), len(found)) | {"of": f"{served.name}, {task}"})
     return found
 
 
@@ -81,9 +64,7 @@ def of_choices(served, task: str) -> list[dict[str, Any]]:
     bounds_s = faster_transformer(of).bounds_s()
     for strategy in (Strategy.RRA, *(WAA if served != T5 else ())):
         plan = planner(of, [strategy])
-        choices = [
-            chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)
-        ]
+        choices = [chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)]
         each = dict.fromkeys(choice.controls for choice in choices if choice)
         found += [compared(of, controls, 1) | {"of": f"{served.name}, {task}"} for controls in each]
     return found
@@ -113,9 +94,7 @@ def words(controls: Controls, expected: Estimates) -> str:
     if controls.strategy is Strategy.RRA:
         return f"B_E {controls.encode_batch}, N_D {controls.decode_steps}, {groups}"
     parts, gpus = int(expected.micro_batches[0]), int(expected.encode_gpus[0])
-    return (
-        f"{controls.strategy.value}, B_E {controls.encode_batch}, B_m {parts}, {gpus} GPUs encode, {groups}"
-    )
+    return f"{controls.strategy.value}, B_E {controls.encode_batch}, B_m {parts}, {gpus} GPUs encode, {groups}"
 
 
 def kind(of, controls: Controls, expected: Estimates) -> str:

@@ -25,9 +25,9 @@ from _exegpt_scenarios import (
 Cells = Sequence[Mapping[str, Any]]
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """A row a model and task, and the mean gains over the paper's sets of them."""
-    wanted = [(OPT, "s"), (OPT, "t")] if quick else list(everything())
+    wanted = [(OPT, "s"), (OPT, "t")] if fast else list(everything())
     found = {(served, task): scenario(served, task) for served, task in wanted}
     rows = {
         f"exegpt.figure.{served.name}.{task}": {
@@ -37,7 +37,7 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
         }
         for (served, task), cells in found.items()
     }
-    if quick:
+    if fast:
         return rows
     sets = {"small_mid": SMALL_MID, "large": LARGE, "all": tuple(dict.fromkeys((*SMALL_MID, *LARGE)))}
     return rows | {f"exegpt.gain_{name}": gain([found[one] for one in some]) for name, some in sets.items()}
@@ -52,14 +52,14 @@ def scenario(served, task: str) -> list[dict[str, Any]]:
 
 def cell(name: str, bound_s: float, ft, plan) -> dict[str, Any]:
     """One bound: FasterTransformer's best, each strategy's best, and the gain of the best of them."""
-    choice, theirs = chosen(plan, bound_s, apart=True), ft.best(bound_s)
+    choice, theirs = chosen(plan, bound_s, disaggregated=True), ft.best(bound_s)
     assert theirs is not None  # bounds are quantiles of its latencies
     longest = ft.static.best(bound_s)
     best = choice.row.throughput_rps if choice else 0.0
     return {
         "bound": name,
         "bound_s": None if math.isinf(bound_s) else bound_s,
-        "ft": {"rps": theirs[0], "batch": theirs[1].encode_batch, "held_s": theirs[1].latency_s},
+        "ft": {"rps": theirs[0], "batch": theirs[1].encode_batch, "constrained_latency_s": theirs[1].latency_s},
         "ft_task_longest_rps": longest.throughput_rps,
         "ft_padded_rps": ft.padded_rps(bound_s),
         "strategies": {name: seen(row) for name, row in best_of_each(choice).items()},

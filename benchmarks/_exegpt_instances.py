@@ -19,11 +19,11 @@ SEEDS = 4
 INSTANCES = 8000
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """What Bayesian search misses, and the largest regret on random instances."""
     return {
-        "exegpt.bayesian_regret": against_bayesian(2 if quick else SEEDS),
-        "exegpt.random_regret_over_gap": random_instances(INSTANCES // 20 if quick else INSTANCES),
+        "exegpt.bayesian_regret": against_bayesian(2 if fast else SEEDS),
+        "exegpt.random_regret_over_gap": random_instances(INSTANCES // 20 if fast else INSTANCES),
     }
 
 
@@ -36,10 +36,7 @@ def against_bayesian(seeds: int) -> dict[str, Any]:
     ours = branch_and_bound(side.perf_anew, side.variables, bound_s)
     lost = {
         times: [
-            _lost(
-                bayesian(side.perf_anew, side.variables, bound_s, times * ours.evaluated, seed),
-                best,
-            )
+            _lost(bayesian(side.perf_anew, side.variables, bound_s, times * ours.evaluated, seed), best)
             for seed in range(seeds)
         ]
         for times in (1, 2)

@@ -68,19 +68,17 @@ QUICK = Plan(
 )
 
 
-def figures(shared: Path, quick: bool, out: Path | None = None) -> dict[str, Any]:
+def figures(shared: Path, fast: bool, out: Path | None = None) -> dict[str, Any]:
     """Rows by name; raises FileNotFoundError where no engine is installed. ``shared`` is not needed."""
     del shared
     _vllm.require()
-    plan = QUICK if quick else FULL
+    plan = QUICK if fast else FULL
     with tempfile.TemporaryDirectory() as folder:
         place = Path(out) if out else Path(folder) / "out"
         place.mkdir(parents=True, exist_ok=True)
         circle = _live.Circle(place.resolve(), Path(folder), plan.live)
         told = _measured(circle, plan)
-        (place / "rows.json").write_text(
-            "".join(strict_json({"name": n} | row) + "\n" for n, row in told.items())
-        )
+        (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in told.items()))
         return told
 
 
@@ -104,17 +102,17 @@ def _measured(circle: _live.Circle, plan: Plan) -> dict[str, Any]:
 
 
 def _once(
-    circle: _live.Circle, plan: Plan, one: Expected, held: str, stock: str, repeat: int
+    circle: _live.Circle, plan: Plan, one: Expected, satisfied: str, stock: str, repeat: int
 ) -> dict[str, dict[str, Any]]:
     """One schedule: inside the engine, kept by a gateway, and the stock scheduler with as many requests under way."""
     made, name = load.workload(_requests(plan, one), 100 + repeat), circle.model.name
     record = circle.work / f"{one.name}.phases.jsonl"
     before = len(record.read_text().splitlines()) if record.exists() else 0
-    served = asyncio.run(load.sent(held, name, made, f"r{repeat}x", one.asked))
+    served = asyncio.run(load.sent(satisfied, name, made, f"r{repeat}x", one.requested))
     phases = [json.loads(line) for line in record.read_text().splitlines()[before:]]
     found = {RRA: load.seen(phases, served, made, one.controls)}
     found[GATEWAY] = asyncio.run(
-        gateway.run(stock, name, made, f"g{repeat}x", one.controls, one.asked, SETTING.seqs)
+        gateway.run(stock, name, made, f"g{repeat}x", one.controls, one.requested, SETTING.seqs)
     )
     plain = asyncio.run(load.sent(stock, name, made, f"s{repeat}x", one.under_way))
     found[STOCK] = load.seen_plain(plain, made)
@@ -133,20 +131,20 @@ def _requests(plan: Plan, one: Expected) -> int:
 def choose(task: TaskLengths, d: Deployment, tables: CostTables) -> list[Expected]:
     """For each bound the schedule of the highest throughput whose decode batch the seats hold; each once."""
     estimator = Estimator(task, Cluster(d.gpu, d.node, 1), d.model, {1: tables})
-    most_tokens = SETTING.step_tokens / task.max_prompt_tokens
+    max_tokens = SETTING.step_tokens / task.max_prompt_tokens
     grid = [
         Controls(Strategy.RRA, batch, steps)
         for batch in range(1, 33)
         for steps in range(1, task.max_output_tokens, 2)
-        if batch <= 2 * most_tokens
+        if batch <= 2 * max_tokens
     ]
     told = estimator.estimate(grid)
     fits = told.feasible & (told.decode_batch * _ROOM <= SETTING.seqs)
     fits &= told.decode_batch >= 2
-    least_s = float(told.latency_s[fits].min())
+    min_s = float(told.latency_s[fits].min())
     found: dict[Controls, Expected] = {}
     for name, times in BOUNDS.items():
-        good = np.flatnonzero(fits & (told.latency_s <= times * least_s))
+        good = np.flatnonzero(fits & (told.latency_s <= times * min_s))
         row = int(good[np.argmax(told.throughput_rps[good])])
         numbers = {
             column: float(getattr(told, column)[row])
@@ -158,9 +156,7 @@ def choose(task: TaskLengths, d: Deployment, tables: CostTables) -> list[Expecte
 
 
 @contextlib.contextmanager
-def _engine(
-    circle: _live.Circle, d: Deployment, name: str, controls: Controls | None = None
-) -> Iterator[str]:
+def _engine(circle: _live.Circle, d: Deployment, name: str, controls: Controls | None = None) -> Iterator[str]:
     """The URL of a vLLM under a schedule, or with its own scheduler."""
     words: tuple[str, ...] = ("--distributed-executor-backend", load.ONE_PROCESS)
     if controls is not None:
@@ -223,7 +219,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
     given = parser.parse_args()
     started = time.monotonic()
-    for name, row in figures(given.out, given.quick, given.out).items():
+    for name, row in figures(given.out, given.fast, given.out).items():
         print(f"{name:34} {row['value']:10.4g} {row['unit']}")
     print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
 

@@ -17,7 +17,7 @@ from lengthwise.gateway.serve import Gateway
 from lengthwise.schedule import Controls
 
 
-class Watch(Listener):
+class Monitor(Listener):
     """What a gateway tells: its phases, and of requests how long they were at the engine."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Watch(Listener):
         del worker
         self._sent[id(request)] = now_s
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         del outcome, detail
         self.at_engine.append((self._sent.pop(id(request)), now_s, request.generated_tokens))
 
@@ -38,49 +38,47 @@ class Watch(Listener):
 
 
 async def run(
-    url: str, model: str, made: Workload, tag: str, controls: Controls, concurrency: int, seats: int
+    url: str, model: str, made: Workload, tag: str, controls: Controls, concurrency: int, max_num_seqs: int
 ) -> dict[str, Any]:
     """What a gateway of its own made of them; some requests always wait there."""
     config = GatewayConfig(
-        engines=(Engine(url, in_flight=seats, generation_defaults="none"),),
+        engines=(Engine(url, in_flight=max_num_seqs, generation_defaults="none"),),
         order=Order("rra", max_wait_s=math.inf),
         dispatch=Dispatch(phases=Phases(controls.encode_batch, controls.decode_steps)),
-        forecasting=Forecasting(predictor="none"),
+        prediction=Forecasting(predictor="none"),
         listen=Listen(port=0, admin_port=None),
     )
-    watch = Watch()
+    watch = Monitor()
     async with Gateway(config) as gateway:
-        assert await gateway.fleet.settled(60.0)
+        assert await gateway.fleet.stable(60.0)
         gateway.hub.listeners.add(watch)
         await load.sent(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()
     return seen(watch, controls)
 
 
-def seen(watch: Watch, controls: Controls) -> dict[str, Any]:
+def seen(monitor: Monitor, controls: Controls) -> dict[str, Any]:
     """As ``_exegpt_live_load.seen``, by what the gateway tells."""
-    full = [k for k, one in enumerate(watch.phases) if one.encode_batch == controls.encode_batch]
-    window = watch.phases[full[0] + load.ramp(controls) : full[-1]]
-    assert len(window) > 5 + load.ramp(controls), (
-        f"{len(window)} phases of {len(watch.phases)} are in the window"
-    )
-    begun_s, ended_s = window[0].begun_s, window[-1].begun_s
-    last_s = window[-load.ramp(controls)].begun_s  # later ones end when nobody is encoded any more
+    full = [k for k, one in enumerate(monitor.phases) if one.encode_batch == controls.encode_batch]
+    window = monitor.phases[full[0] + load.ramp(controls) : full[-1]]
+    assert len(window) > 5 + load.ramp(controls), f"{len(window)} phases of {len(monitor.phases)} are in the window"
+    started_s, finished_s = window[0].started_s, window[-1].started_s
+    last_s = window[-load.ramp(controls)].started_s  # later ones end when nobody is encoded any more
     long = [
         to_s - from_s
-        for from_s, to_s, tokens in watch.at_engine
-        if begun_s <= from_s < last_s and tokens == load.longest()
+        for from_s, to_s, tokens in monitor.at_engine
+        if started_s <= from_s < last_s and tokens == load.longest()
     ]
     assert long, "no request of the longest output is in the window"
     steps = [one.decode_steps for one in window]
     return {
-        "throughput_rps": sum(one.encode_batch for one in window[:-1]) / (ended_s - begun_s),
+        "throughput_rps": sum(one.encode_batch for one in window[:-1]) / (finished_s - started_s),
         "latency_s": float(np.mean(long)),
         "decode_batch": float(np.mean([one.decode_batch for one in window])),
-        "cycle_s": float(np.diff([one.begun_s for one in window]).mean()),
+        "cycle_s": float(np.diff([one.started_s for one in window]).mean()),
         "decode_steps": float(np.mean(steps)),
         "encode_batch": float(np.mean([one.encode_batch for one in window])),
-        "ended_by_steps": float(np.mean([one.why == "steps" for one in window])),
+        "ended_by_steps": float(np.mean([one.cause == "steps" for one in window])),
         "phases": len(window),
         "longest": len(long),
     }

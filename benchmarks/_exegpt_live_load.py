@@ -60,13 +60,11 @@ class Served:
     """[n] when requests were sent and ended, on the machine's monotonic clock; their names at the engine."""
 
     sent_s: Floats
-    ended_s: Floats
+    finished_s: Floats
     names: tuple[str, ...]
 
 
-async def sent(
-    url: str, model: str, made: Workload, tag: str, concurrency: int, *, stream: bool = False
-) -> Served:
+async def sent(url: str, model: str, made: Workload, tag: str, concurrency: int, *, stream: bool = False) -> Served:
     """So many requests are under way at a time; AssertionError where an answer has not its length."""
     import aiohttp
 
@@ -85,10 +83,10 @@ async def sent(
                 sent_s = time.monotonic()
                 async with session.post(f"{url}/v1/completions", json=body) as answer:
                     told = await answer.read()
-                ended_s = time.monotonic()
+                finished_s = time.monotonic()
             assert answer.status == 200, told[:500]
             assert f'"completion_tokens":{tokens}' in told.decode(), (tokens, told[-500:])
-            return sent_s, ended_s
+            return sent_s, finished_s
 
         prompts = [rng.integers(10, 8000, n).tolist() for n in made.prompt_tokens.tolist()]
         rows = zip(names, prompts, made.output_tokens.tolist(), strict=True)
@@ -96,9 +94,7 @@ async def sent(
     return Served(times[:, 0], times[:, 1], names)
 
 
-def seen(
-    phases: Sequence[dict[str, Any]], served: Served, made: Workload, controls: Controls
-) -> dict[str, Any]:
+def seen(phases: Sequence[dict[str, Any]], served: Served, made: Workload, controls: Controls) -> dict[str, Any]:
     """What an engine that is held to a schedule did while the decode batch was full and somebody waited.
 
     The first phases may be smaller: requests come in one by one.
@@ -106,7 +102,7 @@ def seen(
     full = [k for k, one in enumerate(phases) if one["admitted"] == controls.encode_batch]
     window = phases[full[0] + ramp(controls) : full[-1]]
     assert len(window) > 5 + ramp(controls), f"{len(window)} phases of {len(phases)} are in the window"
-    began_s = np.array([one["began_s"] for one in window])
+    started_s = np.array([one["started_s"] for one in window])
     exact = [_exact(one, then, controls) for one, then in itertools.pairwise(window)]
     number = {name: k for k, name in enumerate(served.names)}
     waits = []
@@ -114,13 +110,13 @@ def seen(
         for name in phase["requests"]:
             k = number[name.removeprefix("cmpl-").split("-")[0]]
             if made.output_tokens[k] == longest():
-                waits.append(served.ended_s[k] - phase["began_s"])
+                waits.append(served.finished_s[k] - phase["started_s"])
     assert waits, "no request of the longest output is in the window"
     return {
-        "throughput_rps": sum(one["admitted"] for one in window[:-1]) / float(began_s[-1] - began_s[0]),
+        "throughput_rps": sum(one["admitted"] for one in window[:-1]) / float(started_s[-1] - started_s[0]),
         "latency_s": float(np.mean(waits)),
         "decode_batch": float(np.mean([one["decode_batch"] for one in window])),
-        "cycle_s": float(np.diff(began_s).mean()),
+        "cycle_s": float(np.diff(started_s).mean()),
         "encode_s": float(np.mean([one["encode_s"] for one in window])),
         "decode_s": float(np.mean([one["decode_s"] / one["decode_steps"] for one in window])),
         "exact_phases": float(np.mean(exact)),
@@ -138,14 +134,14 @@ def _exact(one: dict[str, Any], then: dict[str, Any], controls: Controls) -> boo
 
 def seen_plain(served: Served, made: Workload) -> dict[str, Any]:
     """The same of an engine with its own scheduler, all of whose requests run as soon as they are sent."""
-    ended_s = np.sort(served.ended_s)
-    low, high = len(ended_s) // 5, (4 * len(ended_s)) // 5
-    middle = (served.ended_s > ended_s[low]) & (served.ended_s <= ended_s[high])
+    finished_s = np.sort(served.finished_s)
+    low, high = len(finished_s) // 5, (4 * len(finished_s)) // 5
+    middle = (served.finished_s > finished_s[low]) & (served.finished_s <= finished_s[high])
     long = middle & (made.output_tokens == longest())
     assert long.any(), "no request of the longest output is in the window"
     return {
-        "throughput_rps": float((high - low) / (ended_s[high] - ended_s[low])),
-        "latency_s": float((served.ended_s - served.sent_s)[long].mean()),
+        "throughput_rps": float((high - low) / (finished_s[high] - finished_s[low])),
+        "latency_s": float((served.finished_s - served.sent_s)[long].mean()),
     }
 
 
@@ -155,8 +151,8 @@ def simulated(d: Deployment, tables: CostTables, controls: Controls, n: int) -> 
     priced = replace(d, cost=tables, scheduler=Scheduler(batching=batching))
     made = workload(n, 100)
     r = simulate(made, priced).requests
-    begun_s = np.unique(r.scheduled_s)
-    window = begun_s[ramp(controls) : -1]
+    started_s = np.unique(r.scheduled_s)
+    window = started_s[ramp(controls) : -1]
     inside = (r.scheduled_s >= window[0]) & (r.scheduled_s < window[-1])
     long = inside & (made.output_tokens == longest()) & (r.scheduled_s < window[-ramp(controls)])
     return {

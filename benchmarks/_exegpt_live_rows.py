@@ -33,7 +33,7 @@ class Expected:
         return max(1, round(self.decode_batch))
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Requests of clients at a time: an encoding's worth always waits."""
         return 2 * self.under_way + 4 * self.controls.encode_batch
 

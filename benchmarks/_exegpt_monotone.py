@@ -29,9 +29,9 @@ PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and
 }
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """The share over Table 5's variables and tasks at 5 %, the larger of latency's and throughput's, and the table."""
-    served = OPT if quick else GPT39
+    served = OPT if fast else GPT39
     rows = [one for task in ("s", "t") for one in of_task(served, task)]
     headline = [one for one in rows if one["tolerance"] == HEADLINE]
     in_paper = shares([one for one in headline if column(one) in PAPER_COLUMNS])
@@ -52,9 +52,7 @@ def column(row: dict[str, Any]) -> str:
 def shares(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Of all points of some rows, which break monotony."""
     points = sum(one["points"] for one in rows)
-    return {
-        kind: sum(one[kind] * one["points"] for one in rows) / points for kind in ("latency", "throughput")
-    }
+    return {kind: sum(one[kind] * one["points"] for one in rows) / points for kind in ("latency", "throughput")}
 
 
 def of_task(served, task: str) -> list[dict[str, Any]]:
@@ -66,9 +64,7 @@ def of_task(served, task: str) -> list[dict[str, Any]]:
     rows = []
     for side in (side for side in plan.sides if side.size):
         for variables, perf in (box(of, side), *within_runs(side)):
-            found = non_monotone(
-                perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps
-            )
+            found = non_monotone(perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps)
             name = {"task": task, "strategy": side.strategy.value, "tp": side.tp}
             rows.extend(name | vars(one) for one in found)
     return rows
@@ -111,7 +107,7 @@ def box(of, side):
                 group,
             )
         )
-        return Perf(side.held_s(got), got.throughput_rps)
+        return Perf(side.constrained_latency_s(got), got.throughput_rps)
 
     return variables, perf
 

@@ -23,22 +23,16 @@ def played(of: Estimator, controls: Controls, count: int, seed: int) -> tuple[fl
     """(requests a second, mean latency of an output of the quantile) of the schedule in the engine."""
     deployment = deployment_of(of, controls)
     output, records = run(of, deployment, count, seed, in_system(of, controls))
-    begun_s = encodings_begin_s(records.requests, deployment)
-    from_s, to_s = begun_s[count // LATER], begun_s[-count // (2 * LATER)]
-    inside = (begun_s >= from_s) & (begun_s < to_s)
+    started_s = encodings_begin_s(records.requests, deployment)
+    from_s, to_s = started_s[count // LATER], started_s[-count // (2 * LATER)]
+    inside = (started_s >= from_s) & (started_s < to_s)
     long = inside & _as_long(of, controls, output)
     assert long.sum() > 5
-    return float(inside.sum() / (to_s - from_s)), float((records.requests.finished_s - begun_s)[long].mean())
+    return float(inside.sum() / (to_s - from_s)), float((records.requests.finished_s - started_s)[long].mean())
 
 
 def run(
-    of: Estimator,
-    deployment: Deployment,
-    count: int,
-    seed: int,
-    concurrency: int | None = None,
-    *,
-    keep_steps: int = 0,
+    of: Estimator, deployment: Deployment, count: int, seed: int, concurrency: int | None = None, *, keep_steps: int = 0
 ) -> tuple[np.ndarray, Records]:
     """([n] output tokens, what became of the requests)."""
     rng, task = np.random.default_rng(seed), of.setting.task

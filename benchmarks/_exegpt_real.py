@@ -15,17 +15,7 @@ from typing import Any
 
 import numpy as np
 from _exegpt_figures import gains
-from _exegpt_scenarios import (
-    BOUNDS,
-    GPT39,
-    OPT,
-    as_deployed,
-    chosen,
-    estimator,
-    faster_transformer,
-    planner,
-    seen,
-)
+from _exegpt_scenarios import BOUNDS, GPT39, OPT, as_deployed, chosen, estimator, faster_transformer, planner, seen
 
 from lengthwise.schedule import TaskLengths
 from lengthwise.schedule.length_drift import moments
@@ -37,14 +27,11 @@ LONGEST_TOKENS = 2048
 Lengths = tuple[np.ndarray, np.ndarray]
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """A row a model and list; the mean gain over FasterTransformer."""
     lists = {name: fitting(load(shared / "data" / path), most) for name, (path, load, most) in LISTS.items()}
-    asked = [(served, name) for served in ([OPT] if quick else [OPT, GPT39]) for name in lists]
-    splits = [
-        {pair: scenario(*pair, lists[pair[1]], seed) for pair in asked}
-        for seed in range(1 if quick else SPLITS)
-    ]
+    asked = [(served, name) for served in ([OPT] if fast else [OPT, GPT39]) for name in lists]
+    splits = [{pair: scenario(*pair, lists[pair[1]], seed) for pair in asked} for seed in range(1 if fast else SPLITS)]
     rows = {
         f"exegpt.real.{served.name}.{name}": {
             "value": fmean(gains(cells)) if gains(cells) else math.nan,
@@ -70,10 +57,10 @@ def total(splits: list[list[dict[str, Any]]]) -> dict[str, Any]:
         "most": max(gains(every)),
         "cells": len(every),
         "nothing_met": len(every) - len(met),
-        "broke_its_bound": sum(not cell["holds"] for cell in met),
-        "ft_broke_its_bound": sum(not cell["ft"]["holds"] for cell in every),
+        "broke_its_bound": sum(not cell["is_satisfied"] for cell in met),
+        "ft_broke_its_bound": sum(not cell["ft"]["is_satisfied"] for cell in every),
         "with_margin": fmean(gains([cell["with_margin"] for cell in every])),
-        "with_margin_broke": sum(not cell["with_margin"]["holds"] for cell in every),
+        "with_margin_broke": sum(not cell["with_margin"]["is_satisfied"] for cell in every),
         "margin": MARGIN,
         "splits": len(splits),
     }
@@ -85,8 +72,7 @@ def scenario(served, name: str, lengths: Lengths, seed: int) -> list[dict[str, A
     order = np.random.default_rng(seed).permutation(len(prompt))
     first, rest = np.split(order, [max(int(PLANNED_SHARE * len(order)), 1)])
     known, unseen = (
-        estimator(served, TaskLengths.from_samples(prompt[part], output[part], name))
-        for part in (first, rest)
+        estimator(served, TaskLengths.from_samples(prompt[part], output[part], name)) for part in (first, rest)
     )
     plan, ft_known, ft = planner(known), faster_transformer(known), faster_transformer(unseen)
     bounds = zip(BOUNDS, ft_known.bounds_s(), strict=False)
@@ -115,9 +101,9 @@ def cell(bound: str, bound_s: float, plan, unseen, ft_known, ft) -> dict[str, An
     at = min(int(np.searchsorted(ft.static.batch, theirs[1].encode_batch)), len(ft.rps) - 1)
     told = {"bound": bound, "bound_s": bound_s if math.isfinite(bound_s) else None}
     told |= {"ft": {"rps": float(ft.rps[at]), "batch": theirs[1].encode_batch}}
-    told["ft"]["holds"] = bool(ft.static.latency_s[at] <= bound_s)
+    told["ft"]["is_satisfied"] = bool(ft.static.latency_s[at] <= bound_s)
     with_margin = on_unseen(chosen(plan, bound_s * (1 - MARGIN)), unseen, bound_s)
-    told["with_margin"] = {"gain": with_margin["rps"] / told["ft"]["rps"], "holds": with_margin["holds"]}
+    told["with_margin"] = {"gain": with_margin["rps"] / told["ft"]["rps"], "is_satisfied": with_margin["is_satisfied"]}
     mine = on_unseen(chosen(plan, bound_s), unseen, bound_s)
     return told | mine | {"gain": mine["rps"] / told["ft"]["rps"]}
 
@@ -128,11 +114,11 @@ def on_unseen(choice, unseen, bound_s: float) -> dict[str, Any]:
     while row and row.encode_batch and not as_deployed(unseen, row).feasible[0]:
         row = replace(row, encode_batch=row.encode_batch - 1) if row.encode_batch > 1 else None
     if row is None:
-        return {"won": None, "choice": seen(choice.row) if choice else None, "rps": 0.0, "holds": True}
+        return {"won": None, "choice": seen(choice.row) if choice else None, "rps": 0.0, "is_satisfied": True}
     got = as_deployed(unseen, row)
     held_s = float(got.latency_high_s[0])
     told = {"won": row.strategy, "choice": seen(choice.row), "rps": float(got.throughput_rps[0])}
-    return told | {"lowered_to": row.encode_batch, "held_s": held_s, "holds": held_s <= bound_s}
+    return told | {"lowered_to": row.encode_batch, "constrained_latency_s": held_s, "is_satisfied": held_s <= bound_s}
 
 
 def fitting(lengths: Lengths, most_output: int) -> Lengths:

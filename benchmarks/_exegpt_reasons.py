@@ -27,11 +27,11 @@ BATCHES = (4, 8, 16, 32)
 WAA = ("waa-c", "waa-m")
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """Gains of large models under the latency of FasterTransformer's small batches; who is ahead in lockstep."""
-    large = LARGE[:1] if quick else LARGE
+    large = LARGE[:1] if fast else LARGE
     rows = {f"exegpt.tight.batch_{batch}": tight(large, batch) for batch in BATCHES}
-    some = [(OPT, "s")] if quick else list(dict.fromkeys((*SMALL_MID, *LARGE)))
+    some = [(OPT, "s")] if fast else list(dict.fromkeys((*SMALL_MID, *LARGE)))
     return rows | {"exegpt.lockstep.waa_ahead": lockstep(some)}
 
 
@@ -84,7 +84,7 @@ def of_cells(served, task: str) -> list[dict[str, Any]]:
     of = estimator(served, task, assumptions=Assumptions(lockstep=True))
     ft, plan, cells = faster_transformer(of), planner(of), []
     for name, bound_s in zip(BOUNDS, ft.bounds_s(), strict=True):
-        best = best_of_each(chosen(plan, bound_s, apart=True))
+        best = best_of_each(chosen(plan, bound_s, disaggregated=True))
         waa_rps = max((best[one].throughput_rps for one in WAA if best[one]), default=0.0)
         rra_rps = best["rra"].throughput_rps if best["rra"] else 0.0
         gain = max(waa_rps, rra_rps) / ft.best(bound_s)[0]

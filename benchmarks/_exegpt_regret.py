@@ -32,25 +32,25 @@ BETWEEN = 12
 """Bounds from the least latency to that of the highest throughput, beside FasterTransformer's and none."""
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """The largest regret over questions and bounds, and that of one large question with what looking at all took."""
-    questions = QUESTIONS[:1] if quick else QUESTIONS
+    questions = QUESTIONS[:1] if fast else QUESTIONS
     rows = {"exegpt.regret_max": told([one for question in questions for one in regrets(*question)])}
-    return rows if quick else rows | {"exegpt.regret_16_gpus": told(regrets(*LARGE))}
+    return rows if fast else rows | {"exegpt.regret_16_gpus": told(regrets(*LARGE))}
 
 
-def told(asked: list[dict[str, Any]]) -> dict[str, Any]:
+def told(requested: list[dict[str, Any]]) -> dict[str, Any]:
     """The largest regret, whose it is, and each question's."""
-    worst = max(asked, key=lambda one: one["regret"])
+    worst = max(requested, key=lambda one: one["regret"])
     return {
         "value": worst["regret"],
         "unit": "share",
         "better": "lower",
         "of": worst["of"],
-        "bounds": len(asked),
-        "equal": sum(one["regret"] <= 1e-9 for one in asked),
-        "mean": fmean(one["regret"] for one in asked),
-        "questions": questions_of(asked),
+        "bounds": len(requested),
+        "equal": sum(one["regret"] <= 1e-9 for one in requested),
+        "mean": fmean(one["regret"] for one in requested),
+        "questions": questions_of(requested),
     }
 
 
@@ -80,24 +80,22 @@ def regrets(served, task: str, strategies: tuple[Strategy, ...]) -> list[dict[st
             best = float(rps[good].max())
             mine = choice.row.throughput_rps if choice else 0.0
             assert mine <= best * (1 + 1e-9), "no schedule is better than the best of all"
-            found.append(
-                about | {"regret": max(1 - mine / best, 0.0), "strategy": choice and choice.row.strategy}
-            )
+            found.append(about | {"regret": max(1 - mine / best, 0.0), "strategy": choice and choice.row.strategy})
             found[-1]["bound_s"] = bound_s if math.isfinite(bound_s) else None
     return found
 
 
-def questions_of(asked: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def questions_of(requested: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """By question: strategies, bounds, points, largest regret, how often each strategy was chosen."""
-    names = dict.fromkeys(one["of"] for one in asked)
-    return {name: _question([one for one in asked if one["of"] == name]) for name in names}
+    names = dict.fromkeys(one["of"] for one in requested)
+    return {name: _question([one for one in requested if one["of"] == name]) for name in names}
 
 
-def _question(mine: list[dict[str, Any]]) -> dict[str, Any]:
-    kept = {key: mine[0][key] for key in ("strategies", "points", "exhaustive_minutes")}
-    won = [one["strategy"] for one in mine]
+def _question(own: list[dict[str, Any]]) -> dict[str, Any]:
+    kept = {key: own[0][key] for key in ("strategies", "points", "exhaustive_minutes")}
+    won = [one["strategy"] for one in own]
     return kept | {
-        "bounds": len(mine),
-        "regret_max": max(one["regret"] for one in mine),
-        "chosen": {name: won.count(name) for name in mine[0]["strategies"]},
+        "bounds": len(own),
+        "regret_max": max(one["regret"] for one in own),
+        "chosen": {name: won.count(name) for name in own[0]["strategies"]},
     }

@@ -52,9 +52,7 @@ GPT175, GPT175_A100 = Served("gpt-3-175b", "A40", 32), Served("gpt-3-175b", "A10
 GPT341 = Served("gpt-3-341b", "A40", 48)
 SERVED = (T5, OPT, GPT39, GPT101, GPT175, GPT175_A100, GPT341)
 SMALL_MID = tuple((served, task) for served in (T5, OPT, GPT39, GPT101) for task in ("s", "t", "c1"))
-LARGE = tuple(
-    (served, task) for served in (GPT101, GPT175, GPT175_A100, GPT341) for task in ("g", "c1", "c2")
-)
+LARGE = tuple((served, task) for served in (GPT101, GPT175, GPT175_A100, GPT341) for task in ("g", "c1", "c2"))
 """Tasks and models as sections 7.3 and 7.4 have them; of its clusters the second does not say which it took."""
 
 
@@ -170,5 +168,5 @@ def seen(row: ScheduleRow | None) -> dict[str, object] | None:
     """A schedule as results keep it."""
     if row is None:
         return None
-    numbers = {"rps": row.throughput_rps, "latency_s": row.latency_s, "held_s": row.latency_high_s}
+    numbers = {"rps": row.throughput_rps, "latency_s": row.latency_s, "constrained_latency_s": row.latency_high_s}
     return {"words": row.words} | {name: float(f"{value:.5g}") for name, value in numbers.items()}

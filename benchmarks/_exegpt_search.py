@@ -12,16 +12,13 @@ from _harness import machine
 OVERALL = ("search_s", "points_share")
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """The slowest choice, the largest share, and every choice by its model and task."""
-    some = [(OPT, "s"), (OPT, "t")] if quick else list(everything())
+    some = [(OPT, "s"), (OPT, "t")] if fast else list(everything())
     first = estimator(OPT, "s")
     chosen(planner(first), faster_transformer(first).bounds_s()[0])  # compiled code is loaded once
     choices = [one for served, task in some for one in asked(served, task)]
-    told = {
-        "search_s": {"choices": choices, "machine": machine()},
-        "points_share": {"by_strategy": shares_of(choices)},
-    }
+    told = {"search_s": {"choices": choices, "machine": machine()}, "points_share": {"by_strategy": shares_of(choices)}}
     return {f"exegpt.{name}_max": worst(choices, name) | told[name] for name in OVERALL}
 
 
@@ -36,7 +33,7 @@ def choice(served, task: str, name: str, bound_s: float) -> dict[str, Any]:
     plan = planner(estimator(served, task))
     ranged_s = time.process_time() - start
     found = chosen(plan, bound_s)
-    took_s = time.process_time() - start
+    duration_s = time.process_time() - start
     assert found is None or found.evaluated <= found.points
     evaluated = sum(side.evaluated for side in plan.sides)
     apart = by_strategy(plan.sides)
@@ -44,7 +41,7 @@ def choice(served, task: str, name: str, bound_s: float) -> dict[str, Any]:
         "model": served.name,
         "task": task,
         "bound": name,
-        "search_s": took_s,
+        "search_s": duration_s,
         "ranges_s": ranged_s,
         "points": sum(side.size for side in plan.sides),
         "points_share": evaluated / sum(side.size for side in plan.sides),
@@ -71,11 +68,7 @@ def shares_of(choices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _of_strategy(choices: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     parts = [(one, one["by_strategy"][name]) for one in choices]
-    return [
-        one | part | {"points_share": part["evaluated"] / part["points"]}
-        for one, part in parts
-        if part["points"]
-    ]
+    return [one | part | {"points_share": part["evaluated"] / part["points"]} for one, part in parts if part["points"]]
 
 
 def worst(choices: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -48,27 +48,27 @@ MEASURED: dict[str, list[dict[str, Any]]] = {}
 """Cells of this run."""
 
 
-def sections(quick: bool) -> Mapping[str, Callable[[], dict[str, Any]]]:
+def sections(fast: bool) -> Mapping[str, Callable[[], dict[str, Any]]]:
     """By model its rows, and the gains over each system."""
-    some = {OPT: ("s",)} if quick else ASKED
-    by_model = {f"systems.{one.name}": (lambda one=one: of_model(one, some[one], quick)) for one in some}
-    return by_model | {"gain_over": lambda: gains_over(quick)}
+    some = {OPT: ("s",)} if fast else ASKED
+    by_model = {f"systems.{one.name}": (lambda one=one: of_model(one, some[one], fast)) for one in some}
+    return by_model | {"gain_over": lambda: gains_over(fast)}
 
 
-def of_model(served, tasks: tuple[str, ...], quick: bool) -> dict[str, Any]:
+def of_model(served, tasks: tuple[str, ...], fast: bool) -> dict[str, Any]:
     """A row a task."""
-    rows = {f"exegpt.systems.{served.name}.{task}": of_task(served, task, quick) for task in tasks}
+    rows = {f"exegpt.systems.{served.name}.{task}": of_task(served, task, fast) for task in tasks}
     MEASURED.update((name, row["cells"]) for name, row in rows.items())
     return rows
 
 
-def of_task(served, task: str, quick: bool) -> dict[str, Any]:
+def of_task(served, task: str, fast: bool) -> dict[str, Any]:
     """Each system's best under each bound, and how many times vLLM v1's the best schedule has."""
     of = estimator(served, task)
     bounds_s, ft = faster_transformer(of).bounds_s(), faster_transformer(of).static
     cut = ft.tp, ft.gpus // ft.tp
     plans = {1: planner(of)} | {many: planner(part) for many, part in parts_of(of)}
-    curves = {one: curve(of, one, requests=QUICK if quick else REQUESTS, seed=SEED) for one in SYSTEMS}
+    curves = {one: curve(of, one, requests=QUICK if fast else REQUESTS, seed=SEED) for one in SYSTEMS}
     cells = []
     for name, bound_s in zip(BOUNDS, bounds_s, strict=True):
         choice = chosen(plans[1], bound_s)
@@ -94,7 +94,7 @@ def parts_of(of) -> Iterator[tuple[int, Any]]:
     setting = of.setting
     for many in range(2, setting.cluster.gpus + 1):
         cluster = replace(setting.cluster, gpus=setting.cluster.gpus // many)
-        if setting.cluster.gpus % many or weight_bytes(setting.model) > cluster.gpus * setting.usable_bytes:
+        if setting.cluster.gpus % many or weight_bytes(setting.model) > cluster.gpus * setting.available_bytes:
             continue
         tables = {tp: one for tp, one in setting.tables.items() if tp <= cluster.gpus}
         yield many, Estimator(setting.task, cluster, setting.model, tables, setting.assumptions)
@@ -122,15 +122,15 @@ def best_of(found, bound_s: float, cut: tuple[int, int] | None = None) -> dict[s
     return seen(found.row(at)) | {"rps_ci": ends}
 
 
-def over(cell: Mapping[str, Any], system: str, ours: str = "exegpt", theirs: str = "systems") -> float | None:
+def over(cell: Mapping[str, Any], system: str, own: str = "exegpt", other: str = "systems") -> float | None:
     """How many times a system's throughput the best schedule has; None where either meets no bound."""
-    mine, other = cell[ours], cell[theirs].get(system)
+    mine, other = cell[own], cell[other].get(system)
     return mine["rps"] / other["rps"] if mine and other else None
 
 
-def gains_over(quick: bool) -> dict[str, Any]:
+def gains_over(fast: bool) -> dict[str, Any]:
     """The mean over all cells of this run and, of models left out of it, of saved ones; interval over scenarios."""
-    saved = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() and not quick else []
+    saved = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() and not fast else []
     rows = [row for row in map(json.loads, saved) if row["name"].startswith("exegpt.systems.")]
     found = {row["name"]: row["details"]["cells"] for row in rows} | MEASURED
     played = [name for name in SYSTEMS if any(name in cell["systems"] for cell in chain(*found.values()))]
@@ -157,8 +157,8 @@ def mean_over(found: Mapping[str, list[dict[str, Any]]], system: str) -> dict[st
         "only_exegpt": sum(bool(cell["exegpt"]) and not cell["systems"].get(system) for cell in cells),
         "only_other": sum(not cell["exegpt"] and bool(cell["systems"].get(system)) for cell in cells),
         "by_bound": {name: mean(some) for name, some in by_bound.items()},
-        "in_replicas": mean(ratios(cells, system, ours="exegpt_in_replicas")),
-        "as_cut_for_ft": mean(ratios(cells, system, theirs="as_cut_for_ft")),
+        "in_replicas": mean(ratios(cells, system, own="exegpt_in_replicas")),
+        "as_cut_for_ft": mean(ratios(cells, system, other="as_cut_for_ft")),
         "by_scenario": {name: mean(ratios(some, system)) for name, some in found.items()},
     }
 

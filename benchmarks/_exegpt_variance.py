@@ -37,11 +37,11 @@ REQUESTS = 40_000
 RESAMPLES, BLOCKS = 400, 40
 
 
-def figures(_: Path, quick: bool) -> dict[str, Any]:
+def figures(_: Path, fast: bool) -> dict[str, Any]:
     """A row a schedule and threshold."""
     of = estimator(OPT, "s")
-    schedules = SCHEDULES | ({} if quick else {"ours_none": ours(of), "ours_10": ours_apart(of)})
-    count = REQUESTS // 8 if quick else REQUESTS
+    schedules = SCHEDULES | ({} if fast else {"ours_none": ours(of), "ours_10": ours_apart(of)})
+    count = REQUESTS // 8 if fast else REQUESTS
     return {
         f"exegpt.variance.{name}.{label(threshold)}": spread(of, name, schedule, threshold, count)
         for name, schedule in schedules.items()
@@ -52,7 +52,7 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
 def ours(of) -> Controls:
     """RRA's choice without a bound at TP 4."""
     plan = planner(of, [Strategy.RRA])
-    choice = chosen(plan, float("inf"), apart=True)
+    choice = chosen(plan, float("inf"), disaggregated=True)
     row = next(side.best for side in choice.sides if side.tp == OPT.gpus)
     return controls(Strategy.RRA, row.encode_batch, row.decode_steps, row.tp, row.tp_groups)
 
@@ -72,8 +72,8 @@ def spread(of, name: str, schedule: Controls, threshold: float | None, count: in
     expected = estimator(OPT, "s", assumptions=Assumptions(threshold=threshold)).estimate([schedule])
     deployment = deployment_of(of, schedule, threshold=threshold)
     _, records = run(of, deployment, count, 3, in_system(of, schedule), keep_steps=10**7)
-    requests, begun_s = records.requests, np.sort(records.requests.scheduled_s)
-    from_s, to_s = begun_s[count // LATER], begun_s[-count // (2 * LATER)]
+    requests, started_s = records.requests, np.sort(records.requests.scheduled_s)
+    from_s, to_s = started_s[count // LATER], started_s[-count // (2 * LATER)]
     served = (requests.scheduled_s >= from_s) & (requests.scheduled_s < to_s)
     latency_s = (requests.finished_s - requests.scheduled_s)[served]
     phases = schedule.strategy is Strategy.RRA
@@ -98,9 +98,7 @@ def spread(of, name: str, schedule: Controls, threshold: float | None, count: in
         "latency_p99_s": float(np.quantile(latency_s, LEVEL)),
         "paper": dict(
             zip(
-                ("encode_s", "encode_range", "decode_s", "decode_range"),
-                PAPER["rra" if phases else "waa"],
-                strict=True,
+                ("encode_s", "encode_range", "decode_s", "decode_range"), PAPER["rra" if phases else "waa"], strict=True
             )
         ),
     }
@@ -113,15 +111,13 @@ def words(schedule: Controls) -> str:
     return f"{name}, B_E = {schedule.encode_batch}{steps}, {schedule.tp_groups} x TP {schedule.tp}"
 
 
-def of_phases(
-    records: Records, _: Deployment, from_s: float, to_s: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def of_phases(records: Records, _: Deployment, from_s: float, to_s: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seconds of encodings and of decode iterations on one stage, and these over the mean at their place in a phase."""
     steps = records.steps
     inside = (steps.start_s >= from_s) & (steps.start_s < to_s)
-    took_s, encodes = (steps.end_s - steps.start_s)[inside], steps.prefill_seqs[inside] > 0
+    duration_s, encodes = (steps.end_s - steps.start_s)[inside], steps.prefill_seqs[inside] > 0
     assert 0 < encodes.sum() < len(encodes)
-    return took_s[encodes], took_s[~encodes], over_its_place(took_s, encodes)
+    return duration_s[encodes], duration_s[~encodes], over_its_place(duration_s, encodes)
 
 
 def of_sides(
@@ -137,11 +133,11 @@ def of_sides(
     return slowest_s[(formed_s >= from_s) & (formed_s < to_s)], (steps.end_s - steps.start_s)[inside], None
 
 
-def over_its_place(took_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:
+def over_its_place(duration_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:
     """[decodes] each one's time over the mean of those equally long after an encoding: a batch shrinks in a phase."""
-    began = np.maximum.accumulate(np.where(encodes, np.arange(len(encodes)), -1))
-    place = (np.arange(len(encodes)) - began)[(began >= 0) & ~encodes]
-    seconds = took_s[(began >= 0) & ~encodes]
+    started = np.maximum.accumulate(np.where(encodes, np.arange(len(encodes)), -1))
+    place = (np.arange(len(encodes)) - started)[(started >= 0) & ~encodes]
+    seconds = duration_s[(started >= 0) & ~encodes]
     mean_s = np.bincount(place, weights=seconds) / np.maximum(np.bincount(place), 1)
     return seconds / mean_s[place]
 
@@ -149,10 +145,7 @@ def over_its_place(took_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:
 def ranged(seconds: np.ndarray) -> dict[str, Any]:
     """Mean, half of the width that holds 99 % as a share of it, and that share's interval over blocks drawn again."""
     rng, blocks = np.random.default_rng(0), np.array_split(seconds, BLOCKS)
-    again = [
-        _range(np.concatenate([blocks[i] for i in rng.integers(BLOCKS, size=BLOCKS)]))
-        for _ in range(RESAMPLES)
-    ]
+    again = [_range(np.concatenate([blocks[i] for i in rng.integers(BLOCKS, size=BLOCKS)])) for _ in range(RESAMPLES)]
     ci = tuple(float(end) for end in np.quantile(again, [0.025, 0.975]))
     return {"mean_s": float(seconds.mean()), "range": _range(seconds), "ci": ci, "count": len(seconds)}
 

@@ -16,27 +16,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _ROOMS = ("engine", "policy", "cost", "metrics", "workload", "measure", "catalog")
-_SCHEMA = [
-    "cost_tables",
-    "deployment",
-    "profile",
-    "records",
-    "specs",
-    "tokens",
-    "workload",
-]
+_SCHEMA = ["cost_tables", "deployment", "profile", "records", "specs", "tokens", "workload"]
 _CLIENT = ("openai", "openai_protocol", "process", "launch", "vllm")
-_CAMPAIGN = (
-    "_circle*",
-    "_live",
-    "_continuous",
-    "_vllm",
-    "_turns",
-    "_device",
-    "_clusters",
-    "_intervals",
-    "_widths",
-)
+_CAMPAIGN = ("_circle*", "_live", "_continuous", "_vllm", "_turns", "_device", "_clusters", "_intervals", "_widths")
 CODE = (
     *(f"src/lengthwise/{room}" for room in _ROOMS),
     *(f"src/lengthwise/schema/{name}.py" for name in _SCHEMA),
@@ -47,7 +29,7 @@ CODE = (
 )
 """What decides over the error of a calibrated simulation, from a profile and a client to the row: folders with
 all in them, and files of a pattern. A test holds it against what a campaign imports."""
-KEPT = {"fidelity.live": "vllm", "fidelity.live_transformers": "transformers"}
+RETAINED = {"fidelity.live": "vllm", "fidelity.live_transformers": "transformers"}
 """By circle: the folder of results/live in which its runs are kept."""
 MEASURED = ("measured_at", "measured_code_sha256")
 
@@ -83,7 +65,7 @@ def making() -> dict[str, Any]:
     return {"code_sha256": code_sha256(), "code_changed_at": _changed_at()}
 
 
-def facts(measured: Mapping[str, Any]) -> dict[str, Any]:
+def metadata(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Of a row that is made now of runs measured as told: by what code each was, and whether that was the same.
 
     Where nobody kept by what code the runs were measured, the code must be older than they are. What is not known
@@ -100,22 +82,22 @@ def restated(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     details = dict(row.get("details") or {})
     circle = row["name"].rpartition(".")[0]
-    if circle not in KEPT or not details.keys() & {"code", "code_sha256"}:
+    if circle not in RETAINED or not details.keys() & {"code", "code_sha256"}:
         return details
     details.pop("fresh", None)  # what somebody said before it was looked at
-    folder = measured_by(ROOT / "benchmarks" / "results" / "live" / KEPT[circle])
+    folder = measured_by(ROOT / "benchmarks" / "results" / "live" / RETAINED[circle])
     if details.get("measured_at") in (None, folder["measured_at"]):  # no other campaign's
         details |= {key: value for key, value in folder.items() if value is not None}
     told = {key: details.get(key) for key in (*MEASURED, "code_sha256", "code_changed_at")}
     return details | told | {"frozen": _is_frozen(told)}
 
 
-def _is_frozen(told: Mapping[str, Any]) -> bool:
+def _is_frozen(report: Mapping[str, Any]) -> bool:
     """Whether runs were measured by the code that made the row, by both hashes or, without one, by both times."""
-    hashes = told["measured_code_sha256"], told["code_sha256"]
+    hashes = report["measured_code_sha256"], report["code_sha256"]
     if all(hashes):
         return bool(hashes[0] == hashes[1])
-    times = told["code_changed_at"], told["measured_at"]
+    times = report["code_changed_at"], report["measured_at"]
     return all(times) and datetime.fromisoformat(str(times[0])) <= datetime.fromisoformat(str(times[1]))
 
 

@@ -85,9 +85,7 @@ class Cell:
     cuts: dict[str, int] = field(default_factory=dict)
 
 
-def figures(
-    shared: Path, quick: bool, *, is_emulated: bool = False, urls: Sequence[str] = ()
-) -> dict[str, Any]:
+def figures(shared: Path, fast: bool, *, is_emulated: bool = False, urls: Sequence[str] = ()) -> dict[str, Any]:
     """Rows by name; raises FileNotFoundError where data or engines are absent.
 
     Args:
@@ -96,7 +94,7 @@ def figures(
         is_emulated: Emulated engines in place of vLLM.
         urls: Engines that run already, started as ``_gateway_gain_engines`` does.
     """
-    plan = QUICK if quick else FULL
+    plan = QUICK if fast else FULL
     load.shuffle(shared, 0, 1)  # the data are there
     cells: list[Cell] = []
     services: dict[int, Service] = {}
@@ -109,7 +107,7 @@ def figures(
             done, services[batch] = _looped(_batch(shared, plan, urls, batch))
             cells += done
     told = story.told(cells, OURS, FCFS, ORACLE)
-    traffic = {"shrunk_by": load.SHRINK, "window_tokens": load.WINDOW, "most_tokens": load.MOST_TOKENS}
+    traffic = {"shrunk_by": load.SHRINK, "window_tokens": load.WINDOW, "max_tokens": load.MAX_TOKENS}
     about = {
         "engines": f"{engines.COUNT} {'emulated engines' if is_emulated else 'vLLM 0.32 on a CPU, one thread each'}",
         "plan": plan.__dict__,
@@ -163,10 +161,10 @@ async def _batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> t
 
 def capacity_rps(service: Service, made: Workload) -> float:
     """Requests a second of all engines with full batches."""
-    seats = service.seats or 1
-    token_s = (service.step_s + service.seq_s * seats) / seats
+    max_num_seqs = service.max_num_seqs or 1
+    token_s = (service.step_s + service.seq_s * max_num_seqs) / max_num_seqs
     request_s = token_s * made.output_tokens.mean() + service.prompt_s * made.prompt_tokens.mean()
-    return service.engines / (request_s + service.front_s / seats)
+    return service.engines / (request_s + service.front_s / max_num_seqs)
 
 
 def _turned(names: tuple[str, ...], by: int) -> tuple[str, ...]:
@@ -177,7 +175,7 @@ def _turned(names: tuple[str, ...], by: int) -> tuple[str, ...]:
 
 async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tuple[load.Served, Trace, int]:
     """A gateway of its own for one burst."""
-    from lengthwise.gateway.forecast import Forecaster, Oracle
+    from lengthwise.gateway.length_prediction import Forecaster, Oracle
     from lengthwise.gateway.serve import Gateway
 
     lengths = dict(zip(made.extra["prompt"], made.output_tokens.tolist(), strict=True))
@@ -192,11 +190,11 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
         config = GatewayConfig(
             engines=tuple(Engine(url, in_flight=batch, generation_defaults="none") for url in urls),
             order=POLICIES[name],
-            forecasting=Forecasting(learn=False),
+            prediction=Forecasting(learn=False),
             listen=Listen(port=0, admin_port=None, journal=journal),
         )
         async with Gateway(config, make_forecaster=forecaster) as gateway:
-            assert await gateway.fleet.settled(30.0)
+            assert await gateway.fleet.stable(30.0)
             served = await load.sent(gateway.port, made)
             cuts = gateway.hub.statistics().cuts
             await gateway.drain()
@@ -221,7 +219,7 @@ def main() -> int:
     parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
-    rows = figures(given.shared, given.quick, is_emulated=given.emulated, urls=given.engine)
+    rows = figures(given.shared, given.fast, is_emulated=given.emulated, urls=given.engine)
     lines = "".join(strict_json({"name": name} | row) + "\n" for name, row in rows.items())
     if given.out is not None:
         given.out.write_text(lines)

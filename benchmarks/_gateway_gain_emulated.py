@@ -8,6 +8,6 @@ from typing import Any
 import _gateway_gain
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """Rows by name; raises FileNotFoundError where data are absent."""
-    return _gateway_gain.figures(shared, quick, is_emulated=True)
+    return _gateway_gain.figures(shared, fast, is_emulated=True)

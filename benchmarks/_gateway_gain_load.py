@@ -35,14 +35,14 @@ SHAPE = 0.73
 SHRINK = 10
 WINDOW = 50 // SHRINK
 """ELIS' 50 tokens, shrunk as the lengths are."""
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 MODEL = "tiny"
 
 
 class Shrunk:
     """What another predictor says, ``SHRINK`` times shorter; asked once a request."""
 
-    asks_once = True
+    predicts_once = True
 
     def __init__(self, inner: Any, by: float = SHRINK) -> None:
         self.inner, self.by = inner, by
@@ -72,11 +72,8 @@ def shuffle(shared: Path, seed: int, count: int) -> Workload:
     made = Workload(
         workload.Gamma(1.0, SHAPE**-0.5).sample(count, rng),
         np.array([max(1, one.prompt_tokens) for one in order], np.int64),
-        np.minimum(tokens, MOST_TOKENS),
-        extra={
-            "prompt": np.array([one.prompt for one in order], object),
-            "model": np.array([MODEL] * count, object),
-        },
+        np.minimum(tokens, MAX_TOKENS),
+        extra={"prompt": np.array([one.prompt for one in order], object), "model": np.array([MODEL] * count, object)},
         name="gain",
     )
     return predict.attach(made, predictor(), window_tokens=WINDOW)
@@ -105,19 +102,19 @@ async def sent(port: int, made: Workload) -> Served:
     import aiohttp
 
     loop, salt = asyncio.get_running_loop(), uuid.uuid4().hex
-    begun_s = loop.time() + 0.05
+    started_s = loop.time() + 0.05
     url = f"http://127.0.0.1:{port}/v1/completions"
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def one(due_s: float, prompt: str, tokens: int) -> tuple[float, int]:
-            await asyncio.sleep(begun_s + due_s - loop.time())
+        async def one(deadline_s: float, prompt: str, tokens: int) -> tuple[float, int]:
+            await asyncio.sleep(started_s + deadline_s - loop.time())
             async with session.post(url, json=body(prompt, tokens, salt)) as answer:
                 told = await answer.read()
-            ended_s = loop.time() - begun_s
+            finished_s = loop.time() - started_s
             assert answer.status == 200, told[:500]
             usage = _usage(told)
             assert usage["completion_tokens"] == tokens, (usage, tokens)
-            return ended_s - due_s, usage["prompt_tokens"]
+            return finished_s - deadline_s, usage["prompt_tokens"]
 
         rows = zip(made.arrival_s.tolist(), made.extra["prompt"], made.output_tokens.tolist(), strict=True)
         ends = await asyncio.gather(*(one(*row) for row in rows))
@@ -129,12 +126,12 @@ def body(prompt: str, tokens: int, salt: str) -> dict[str, Any]:
     return {
         "model": MODEL,
         "prompt": prompt,
-        "max_tokens": MOST_TOKENS,
+        "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "stream": True,
         "cache_salt": salt,
         "stream_options": {"include_usage": True},
-        "vllm_xargs": {"output_tokens": tokens, "most_tokens": MOST_TOKENS},
+        "vllm_xargs": {"output_tokens": tokens, "max_tokens": MAX_TOKENS},
     }
 
 

@@ -37,7 +37,7 @@ def service_of(traces: Sequence[Trace], batch: int, engines: int) -> Service:
     from scipy.optimize import nnls
 
     rows = np.concatenate([_rows(trace) for trace in traces])
-    seconds = np.concatenate([trace.ended_s - trace.dispatched_s for trace in traces])
+    seconds = np.concatenate([trace.finished_s - trace.dispatched_s for trace in traces])
     scaled = rows / seconds[:, None]
     size = scaled.max(axis=0)
     found = nnls(scaled / size, np.ones(len(seconds)))[0] / size
@@ -50,8 +50,8 @@ def service_of(traces: Sequence[Trace], batch: int, engines: int) -> Service:
 def pace(trace: Trace, service: Service) -> float:
     """Seconds at engines of requests that were not cut over what the fitted engines take; the median."""
     said = _rows(trace) @ np.array([service.front_s, service.step_s, service.seq_s, service.prompt_s])
-    whole = trace.whole if trace.whole.any() else np.ones(len(trace), bool)
-    return float(np.median(((trace.ended_s - trace.dispatched_s) / said)[whole]))
+    whole = trace.complete if trace.complete.any() else np.ones(len(trace), bool)
+    return float(np.median(((trace.finished_s - trace.dispatched_s) / said)[whole]))
 
 
 def _rows(trace: Trace) -> Floats:
@@ -63,11 +63,9 @@ def _rows(trace: Trace) -> Floats:
 
 def _mean_running(trace: Trace, i: int) -> float:
     """Requests at its engine while it was there."""
-    there = np.minimum(trace.ended_s, trace.ended_s[i]) - np.maximum(
-        trace.dispatched_s, trace.dispatched_s[i]
-    )
+    there = np.minimum(trace.finished_s, trace.finished_s[i]) - np.maximum(trace.dispatched_s, trace.dispatched_s[i])
     there = there[trace.worker == trace.worker[i]]
-    return float(np.maximum(there, 0).sum() / (trace.ended_s[i] - trace.dispatched_s[i]))
+    return float(np.maximum(there, 0).sum() / (trace.finished_s[i] - trace.dispatched_s[i]))
 
 
 def simulated(made: Workload, service: Service, order: Order, *, knows: bool) -> Floats:
@@ -81,7 +79,7 @@ def simulated(made: Workload, service: Service, order: Order, *, knows: bool) ->
     share = 1.0
     for _ in range(_TIMES):  # dearer windows make longer queues, which make more of them
         r = _requests(made, cut_by_windows(service, made, order.window_tokens, share), order)
-        share = share_with_a_queue(r.arrival_s, r.finished_s, (service.seats or 1) * service.engines)
+        share = share_with_a_queue(r.arrival_s, r.finished_s, (service.max_num_seqs or 1) * service.engines)
     return np.asarray(r.finished_s - r.arrival_s)
 
 
@@ -103,20 +101,20 @@ def cut_by_windows(service: Service, made: Workload, window_tokens: int, share: 
     return replace(service, step_s=service.step_s + share * sending_s / window_tokens)
 
 
-def share_with_a_queue(arrival_s: Floats, finished_s: Floats, seats: int) -> float:
+def share_with_a_queue(arrival_s: Floats, finished_s: Floats, max_num_seqs: int) -> float:
     """Of the time of all seats that are taken, the share during which somebody waits: more are there than seats."""
     at_s = np.concatenate([arrival_s, finished_s])
     turn = np.argsort(at_s, kind="stable")
     there = np.cumsum(np.repeat([1, -1], [len(arrival_s), len(finished_s)])[turn])[:-1]
-    taken_s = np.diff(at_s[turn]) * np.minimum(there, seats)
-    return float(taken_s[there > seats].sum() / taken_s.sum())
+    taken_s = np.diff(at_s[turn]) * np.minimum(there, max_num_seqs)
+    return float(taken_s[there > max_num_seqs].sum() / taken_s.sum())
 
 
 def scheduler_of(order: Order) -> Scheduler:
     """A gateway's order on the simulator's axes."""
     if order.mode == "fcfs":
         return Scheduler(router="central", memory="paged_by_chunk")
-    takeover = {"isrtf": order.takeover, "windowed": "by_rank"}.get(order.mode, "never")
+    takeover = {"isrtf": order.takeover, "windowed": "by_rank"}.get(order.mode, "disabled")
     return Scheduler(
         rank=order.rank or "srtf",
         leave="longest_remaining",

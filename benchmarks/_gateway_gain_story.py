@@ -31,28 +31,28 @@ class Cell(Protocol):
     cuts: dict[str, int]
 
 
-def told(cells: Sequence[Cell], ours: str, fcfs: str, oracle: str) -> dict[str, Any]:
+def told(cells: Sequence[Cell], own: str, fcfs: str, oracle: str) -> dict[str, Any]:
     """All of it by policy: over all cells together, and each cell."""
     names = list(cells[0].live)
     kinds = {"as they ran": [c.live for c in cells], "at one pace": [c.paced for c in cells]}
     simulated = [c.simulated for c in cells]
     judged = {
-        kind: {n: _judged(runs, simulated, n, fcfs, oracle) for n in names if n not in (fcfs, oracle)}
+        kind: {n: _evaluated(runs, simulated, n, fcfs, oracle) for n in names if n not in (fcfs, oracle)}
         for kind, runs in kinds.items()
     }
     everything = judged["as they ran"]
     return {
-        "ours": everything[ours],
+        "own": everything[own],
         "paced": judged["at one pace"],
         "policies": everything,
         "cells": [_of_cell(c, fcfs, oracle) for c in cells],
     }
 
 
-def rows(found: dict[str, Any], about: dict[str, Any], prefix: str) -> dict[str, Any]:
+def rows(found: dict[str, Any], description: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Figures as the sections keep them, with their names' beginning."""
-    ours = found["ours"]
-    shown = {"policies": found["policies"], "paced": found["paced"], "cells": found["cells"], **about}
+    ours = found["own"]
+    shown = {"policies": found["policies"], "paced": found["paced"], "cells": found["cells"], **description}
     return {
         f"{prefix}.gap_closed": ours["gap_closed"] | {"ci": ours["gap_closed"].get("ci"), **shown},
         f"{prefix}.p99_over_oracle": dict(ours["p99_over_oracle"]),
@@ -63,7 +63,7 @@ def rows(found: dict[str, Any], about: dict[str, Any], prefix: str) -> dict[str,
 
 def foretold(policies: dict[str, Any]) -> dict[str, Any]:
     """The share of the results that the simulator had foretold, and how many it had, had not, or nobody can tell."""
-    counts = Counter(of[metric]["told"] for of in policies.values() for metric in TELLING)
+    counts = Counter(of[metric]["report"] for of in policies.values() for metric in TELLING)
     return {
         "value": counts[WITHIN] / counts.total(),
         "unit": "of the results",
@@ -77,15 +77,10 @@ def in_intervals(policies: dict[str, Any]) -> dict[str, Any]:
     """The share of the results in whose own interval, over shuffles, the simulator's prediction lies."""
     results = {f"{name}, {metric}": of[metric] for name, of in policies.items() for metric in TELLING}
     out = [name for name, of in results.items() if not of["ci"][0] <= of["simulated"] <= of["ci"][1]]
-    return {
-        "value": 1 - len(out) / len(results),
-        "unit": "of the results",
-        "of": len(results),
-        "outside": out,
-    }
+    return {"value": 1 - len(out) / len(results), "unit": "of the results", "of": len(results), "outside": out}
 
 
-def verdict(off_by: float, half_width: float, telling: float, same: float = 0.0) -> str:
+def decision(off_by: float, half_width: float, stats: float, same: float = 0.0) -> str:
     """Whether a result is as foretold, by the interval of the difference.
 
     Within: 0 is in it, and it is narrow enough to say so, or all of it is below what is ``same`` to anyone.
@@ -94,7 +89,7 @@ def verdict(off_by: float, half_width: float, telling: float, same: float = 0.0)
         return WITHIN
     if abs(off_by) > half_width:
         return NOT_WITHIN
-    return WITHIN if half_width <= telling else TOO_NOISY
+    return WITHIN if half_width <= stats else TOO_NOISY
 
 
 def gaps(cells: Sequence[Runs], shuffle: int, name: str, fcfs: str, oracle: str) -> tuple[float, float]:
@@ -116,9 +111,7 @@ def ratio(cells: Sequence[Runs], shuffle: int, name: str, to: str, q: float | No
     return math.exp(np.mean([math.log(of(r[name][shuffle]) / of(r[to][shuffle])) for r in cells]))
 
 
-def _judged(
-    live: Sequence[Runs], simulated: Sequence[Runs], name: str, fcfs: str, oracle: str
-) -> dict[str, Any]:
+def _evaluated(live: Sequence[Runs], simulated: Sequence[Runs], name: str, fcfs: str, oracle: str) -> dict[str, Any]:
     metrics = {
         "gap_closed": lambda cells, s: gaps(cells, s, name, fcfs, oracle),
         "p99_over_oracle": lambda cells, s: (ratio(cells, s, name, oracle, 0.99), 1.0),
@@ -136,12 +129,12 @@ def _judged(
         found[metric] |= {
             "simulated": said.value,
             "simulated_ci": (said.value - half, said.value + half),
-            **_beside(measured, same, metric),
+            **_additional(measured, same, metric),
         }
     return found
 
 
-def _beside(measured: Shares, same: Shares, metric: str) -> dict[str, Any]:
+def _additional(measured: Shares, same: Shares, metric: str) -> dict[str, Any]:
     """What the simulator said of the very shuffles that were measured, and how far it is off."""
     off_by, half_width = measured.value - same.value, measured.half_width_beside(same)
     scale = 1 if metric == "gap_closed" else same.value
@@ -149,7 +142,7 @@ def _beside(measured: Shares, same: Shares, metric: str) -> dict[str, Any]:
         "simulated_same_shuffles": same.value,
         "off_by": off_by,
         "off_by_half_width": half_width,
-        "told": verdict(off_by, half_width, TELLING[metric] * scale, SAME[metric] * scale),
+        "report": decision(off_by, half_width, TELLING[metric] * scale, SAME[metric] * scale),
     }
 
 

@@ -32,9 +32,7 @@ class Counts:
     memory: int
 
     def times(self, share: float) -> Counts:
-        return Counts(
-            *(max(BLOCKS, int(share * n)) for n in (self.single, self.many, self.streams, self.paced, 0))
-        )
+        return Counts(*(max(BLOCKS, int(share * n)) for n in (self.single, self.many, self.streams, self.paced, 0)))
 
 
 FULL, QUICK = Counts(2000, 6000, 1500, 1000, 100_000), Counts(400, 1500, 300, 256, 5_000)
@@ -43,9 +41,9 @@ FULL, QUICK = Counts(2000, 6000, 1500, 1000, 100_000), Counts(400, 1500, 300, 25
 TARGETS = (ours(), *PEERS)
 
 
-def figures(target: Target, *, quick: bool) -> dict[str, Any]:
+def figures(target: Target, *, fast: bool) -> dict[str, Any]:
     """Added latency, rate, CPU and memory of one target, with the direct line and the machine's pace beside it."""
-    counts, mine = QUICK if quick else FULL, os.sched_getaffinity(0)
+    counts, mine = QUICK if fast else FULL, os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores()[1])
     before = pace(cores()[0])
     try:
@@ -89,9 +87,7 @@ def _measured(target: Target, process: Process, backend: Process, all_counts: Co
 
 def _named(target: Target, rows: dict[str, Any]) -> dict[str, Any]:
     lower = {"better": "lower"}
-    return {
-        f"{target.name}.{name}": value if name == "rps" else value | lower for name, value in rows.items()
-    }
+    return {f"{target.name}.{name}": value if name == "rps" else value | lower for name, value in rows.items()}
 
 
 def _checks(process: Process, backend: Process) -> None:
@@ -124,14 +120,9 @@ def _added(process: Process, backend: Process, counts: Counts) -> dict[str, Any]
         bare.append(direct.p50_ms)
         body = wire.body(stream=True, tokens=4)
         first.append(_load(process, body, max(1, block // 4), 1).first_p50_ms)
-    details = {
-        "direct_p50_ms": statistics.median(bare),
-        "p99_ms": _quantile(via, 0.99) * 1e3,
-        "machine": machine(),
-    }
+    details = {"direct_p50_ms": statistics.median(bare), "p99_ms": _quantile(via, 0.99) * 1e3, "machine": machine()}
     return {
-        "added_p50_ms": {"value": statistics.median(added), "ci": (min(added), max(added)), "unit": "ms"}
-        | details,
+        "added_p50_ms": {"value": statistics.median(added), "ci": (min(added), max(added)), "unit": "ms"} | details,
         "ttft_p50_ms": {"value": statistics.median(first), "ci": (min(first), max(first)), "unit": "ms"},
     }
 
@@ -168,12 +159,7 @@ def _memory(process: Process, count: int) -> dict[str, Any]:
         _load(process, wire.body(stream=True, tokens=8), int(0.1 * count) // rounds, LINES)
         seen.append(process.rss_mib())
     return {
-        "rss_growth_mib": {
-            "value": seen[-1] - before,
-            "unit": "MiB",
-            "requests": count,
-            "seen_mib": [before, *seen],
-        }
+        "rss_growth_mib": {"value": seen[-1] - before, "unit": "MiB", "requests": count, "seen_mib": [before, *seen]}
     }
 
 

@@ -73,9 +73,7 @@ def _tree(root: int) -> list[int]:
 
 
 @contextmanager
-def running(
-    argv: Sequence[str], on: set[int], **environment: str
-) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def running(argv: Sequence[str], on: set[int], **environment: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process on some cores, its output in a file; SIGTERM, then SIGKILL, to its own group at the end."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log"
@@ -122,9 +120,7 @@ def told(process: subprocess.Popen[str], log: Path, within_s: float = 60.0) -> d
     raise RuntimeError(f"it did not get ready: {log.read_text()[-2000:]}")
 
 
-def answers(
-    process: subprocess.Popen[str], log: Path, url: str, data: bytes, key: str, within_s: float
-) -> None:
+def answers(process: subprocess.Popen[str], log: Path, url: str, data: bytes, key: str, within_s: float) -> None:
     """Waits until a chat is answered with 200; raises RuntimeError with what the process said."""
     until, last = time.monotonic() + within_s, ""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})

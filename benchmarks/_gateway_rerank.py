@@ -12,13 +12,13 @@ from _harness import machine
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.gateway.scheduling import WorkerState
 
 WAITING = 10_000
 
 
-def figures(shared: Path | None, quick: bool) -> dict[str, Any]:
+def figures(shared: Path | None, fast: bool) -> dict[str, Any]:
     """Milliseconds in which 10,000 queued requests are keyed and sorted again, and of an event among them."""
     del shared
     rng = np.random.default_rng(0)
@@ -27,11 +27,13 @@ def figures(shared: Path | None, quick: bool) -> dict[str, Any]:
     scheduler.workers(0.0, [WorkerState("w", ("toy",), in_flight=1)])
     for i in range(WAITING + 1):
         length = float(rng.integers(1, 2000))
-        request = Request(i, i * 1e-3, "toy", int(rng.integers(1, 2000)), 4096, forecast=Forecast(length))
+        request = Request(
+            i, i * 1e-3, "toy", int(rng.integers(1, 2000)), 4096, length_prediction=LengthPrediction(length)
+        )
         assert scheduler.offer(i * 1e-3, request) is None
     assert len(scheduler.decide(15.0).assign) == 1
     waiting = [i for i in range(WAITING + 1) if scheduler.position(i) is not None]
-    repeats = 20 if quick else 200
+    repeats = 20 if fast else 200
     ms = [_timed(lambda s=20.0 + k: scheduler.rerank(s)) for k in range(repeats)]
     assert len({scheduler.position(i) for i in waiting}) == len(waiting) == WAITING
     chosen = rng.choice(waiting, repeats, replace=False)
@@ -44,8 +46,8 @@ def figures(shared: Path | None, quick: bool) -> dict[str, Any]:
 
 
 def _one_forecast(scheduler: Scheduler, now_s: float, number: int) -> float:
-    forecast = Forecast(float(number % 1000) + 1.5)
-    return _timed(lambda: (scheduler.reforecast(now_s, number, forecast), scheduler.decide(now_s)))
+    length_prediction = LengthPrediction(float(number % 1000) + 1.5)
+    return _timed(lambda: (scheduler.reforecast(now_s, number, length_prediction), scheduler.decide(now_s)))
 
 
 def _timed(run: Any) -> float:

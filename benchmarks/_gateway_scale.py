@@ -26,13 +26,13 @@ MOST_DELAY_S = 0.5
 PER_PROCESS = 25
 
 
-def figures(shared: Path | None, quick: bool) -> dict[str, Any]:
+def figures(shared: Path | None, fast: bool) -> dict[str, Any]:
     """The peak rates at a mean queueing delay of at most half a second with 10 and 50 workers, and their ratio."""
     del shared
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores()[1])
     try:
-        found = {workers: _peak(workers, quick=quick) for workers in (10, 50)}
+        found = {workers: _peak(workers, fast=fast) for workers in (10, 50)}
     except LookupError as error:
         return {"gateway.scale.skipped": {"skipped": str(error)}}
     finally:
@@ -46,12 +46,12 @@ def figures(shared: Path | None, quick: bool) -> dict[str, Any]:
     }
 
 
-def _peak(workers: int, *, quick: bool) -> tuple[float, list[dict[str, float]]]:
+def _peak(workers: int, *, fast: bool) -> tuple[float, list[dict[str, float]]]:
     """The largest rate that keeps the delay, by halving between what surely does and what cannot for long."""
     low, high, probes = 0.5, 1.0, []  # nothing above 1 could go on for ever
-    span_s, halvings = (10.0, 3) if quick else (40.0, 5)
+    span_s, halvings = (10.0, 3) if fast else (40.0, 5)
     with _engines(workers) as urls, ours().up(urls, within_s=120.0) as gateway:
-        _probe(gateway, 0.5 * workers * WORKER_RPS, 3.0 if quick else 8.0, seed=0)  # caps find their height
+        _probe(gateway, 0.5 * workers * WORKER_RPS, 3.0 if fast else 8.0, seed=0)  # caps find their height
         for number in range(halvings + 1):
             share = low if number == 0 else (low + high) / 2
             probe = _probe(gateway, share * workers * WORKER_RPS, span_s, seed=1)
@@ -98,17 +98,17 @@ def _probe(gateway: Process, rate_rps: float, span_s: float, seed: int) -> dict[
     }
 
 
-async def _open_loop(gateway: Process, due_s: list[float], lengths: list[int]) -> list[float]:
+async def _open_loop(gateway: Process, deadline_s: list[float], lengths: list[int]) -> list[float]:
     import aiohttp
 
     loop = asyncio.get_running_loop()
-    begun_s = loop.time() + 0.1
+    started_s = loop.time() + 0.1
     headers = {"Authorization": f"Bearer {gateway.key}"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
 
         async def one(due: float, tokens: int) -> float:
-            await asyncio.sleep(begun_s + due - loop.time())
+            await asyncio.sleep(started_s + due - loop.time())
             sent_s = loop.time()
             body = {"model": "toy", "prompt": "as long as told", "max_tokens": tokens, "ignore_eos": True}
             async with session.post(f"{gateway.url}/v1/completions", json=body) as answer:
@@ -117,5 +117,5 @@ async def _open_loop(gateway: Process, due_s: list[float], lengths: list[int]) -
             assert told["usage"]["completion_tokens"] == tokens
             return loop.time() - sent_s - tokens * STEP_S
 
-        ends = await asyncio.gather(*map(one, due_s, lengths))
+        ends = await asyncio.gather(*map(one, deadline_s, lengths))
     return [end for end in ends if not math.isnan(end)]

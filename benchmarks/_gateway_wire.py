@@ -82,7 +82,7 @@ class _Line(asyncio.Protocol):
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        self._load.ended(self._sent, self._first, self._parser.get_status_code(), self._body)
+        self._load.finished(self._sent, self._first, self._parser.get_status_code(), self._body)
         self._parser = httptools.HttpResponseParser(self)
         self._send()
 
@@ -96,7 +96,7 @@ class _Load:
         self.times = Times()
         self.done = asyncio.get_running_loop().create_future()
 
-    def ended(self, sent: float, first: float, status: int, parts: list[bytes]) -> None:
+    def finished(self, sent: float, first: float, status: int, parts: list[bytes]) -> None:
         now, times = time.perf_counter(), self.times
         times.whole_s.append(now - sent)
         times.first_s.append(first - sent)

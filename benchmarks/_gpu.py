@@ -15,7 +15,7 @@ CAMPAIGN = Path(__file__).with_name("gpu_campaign.py")
 RESULTS = Path(__file__).parent / "results" / "gpu"
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """Rows by name. Profile and records go to results/gpu; ``quick``: of a small model, kept nowhere.
 
     Raises:
@@ -27,11 +27,9 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     except UnfitError as error:
         raise FileNotFoundError(str(error)) from error
     with tempfile.TemporaryDirectory() as scratch:
-        folder = scratch if quick else str(RESULTS)
-        asked = [sys.executable, str(CAMPAIGN), "--out", folder, *(["--tiny"] if quick else [])]
-        done = subprocess.run(
-            asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
-        )
+        folder = scratch if fast else str(RESULTS)
+        asked = [sys.executable, str(CAMPAIGN), "--out", folder, *(["--tiny"] if fast else [])]
+        done = subprocess.run(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         print(done.stderr, end="", file=sys.stderr)
         kept = Path(folder) / "rows.json"
         if not kept.exists():

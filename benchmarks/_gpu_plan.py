@@ -111,13 +111,13 @@ class Clock:
         self.end_s = min(60.0, 0.2 * budget_s)
 
     @property
-    def spent_s(self) -> float:
+    def elapsed_s(self) -> float:
         """Since the start."""
         return time.monotonic() - self.start
 
     def left_s(self) -> float:
         """Until the budget is used up; never below 0."""
-        return max(0.0, self.budget_s - self.spent_s)
+        return max(0.0, self.budget_s - self.elapsed_s)
 
     def to_measure_s(self) -> float:
         """Until it is time to calibrate and to simulate."""
@@ -154,9 +154,7 @@ def cuda() -> Any:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: its libraries are not here
-        raise UnfitError(
-            f"the campaign needs torch, which does not import in {sys.executable}: {error}"
-        ) from error
+        raise UnfitError(f"the campaign needs torch, which does not import in {sys.executable}: {error}") from error
     if not torch.cuda.is_available():
         raise UnfitError(
             "no CUDA GPU: the campaign needs one that torch can use, and torch sees none here. Run it on a machine "
@@ -184,9 +182,7 @@ def _fitting_here(torch: Any, *, tiny: bool) -> Plan:
     try:
         free = float(torch.cuda.mem_get_info()[0])
     except RuntimeError as error:
-        raise UnfitError(
-            f"the GPU lets nobody in: {str(error).splitlines()[0]}; look at nvidia-smi"
-        ) from error
+        raise UnfitError(f"the GPU lets nobody in: {str(error).splitlines()[0]}; look at nvidia-smi") from error
     plans = [replace(SMALL, dtype="bfloat16")] if tiny else [BIG, MIDDLE]
     plan = fitting(plans, free)
     if plan is None:

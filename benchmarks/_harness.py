@@ -30,9 +30,9 @@ class Row:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def arguments(about: str) -> argparse.Namespace:
+def arguments(description: str) -> argparse.Namespace:
     """--json, --quick."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
     return parser.parse_args()
@@ -75,11 +75,9 @@ def show(rows: list[Row], *, as_json: bool) -> None:
             print(strict_json(asdict(row)))
         return
     for row in rows:
-        verdict = "ok " if met(row) else "---"
+        decision = "ok " if met(row) else "---"
         spread = f" [{row.ci[0]:.4g}, {row.ci[1]:.4g}]" if row.ci else ""
-        print(
-            f"{verdict} {row.name:34} {row.value:12.5g} {row.unit:12} target {row.target:g} {row.better}{spread}"
-        )
+        print(f"{decision} {row.name:34} {row.value:12.5g} {row.unit:12} target {row.target:g} {row.better}{spread}")
 
 
 def strict_json(value: Any) -> str:
@@ -117,11 +115,7 @@ def fresh_process(code: str, **environment: str) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
     )
     wall_s = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

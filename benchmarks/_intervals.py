@@ -32,10 +32,7 @@ def of_run(measured_s: Floats, simulated_s: Floats, q: float, seed: int) -> Repe
     """
     rng = np.random.default_rng(seed)
     blocks = np.array_split(np.arange(len(measured_s)), min(BLOCKS, len(measured_s)))
-    drawn = [
-        np.concatenate([blocks[k] for k in rng.integers(len(blocks), size=len(blocks))])
-        for _ in range(OF_A_RUN)
-    ]
+    drawn = [np.concatenate([blocks[k] for k in rng.integers(len(blocks), size=len(blocks))]) for _ in range(OF_A_RUN)]
     told = np.array([[_quantile(of[rows], q) for of in (measured_s, simulated_s)] for rows in drawn])
     whole = told[np.isfinite(told).all(axis=1)]
     return whole[:, 0], whole[:, 1]

@@ -74,7 +74,7 @@ class Split:
     """Runs that a calibration learns from, runs held out, those of them that it is scored on; its costs and its log."""
 
     learnt: Sequence[Run]
-    held: Sequence[Run]
+    satisfied: Sequence[Run]
     scored: Sequence[Run]
     priced: Deployment
     steps: Iterations | None
@@ -89,32 +89,25 @@ QUICK = Plan(size="tiny", profile_s=20.0, static_s=5.0, seconds=8.0, repeats=1)
 
 
 def figures(
-    shared: Path,
-    quick: bool,
-    out: Path | None = None,
-    only: Sequence[str] = SECTIONS,
-    *,
-    again: Path | None = None,
+    shared: Path, fast: bool, out: Path | None = None, only: Sequence[str] = SECTIONS, *, retry: Path | None = None
 ) -> dict[str, Any]:
     """Rows by name; raises FileNotFoundError where no engine is installed. ``shared`` is not needed."""
     del shared
-    if again is None:
+    if retry is None:
         _vllm.require()
         if importlib.util.find_spec("torch") is None:
             raise FileNotFoundError("no torch to profile this machine with: make torch")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(out) if out else Path(folder) / "out"
         place.mkdir(parents=True, exist_ok=True)
-        circle = Circle(place.resolve(), Path(folder), QUICK if quick else FULL, again=again)
+        circle = Circle(place.resolve(), Path(folder), QUICK if fast else FULL, retry=retry)
         told: dict[str, Any] = {}
         for section in only:
             told |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
-        known = {"code": commit()} | _frozen.facts(circle.measured_by)
+        known = {"code": commit()} | _frozen.metadata(circle.measured_by)
         for row in told.values():
             row["details"] |= known
-        (place / "rows.json").write_text(
-            "".join(strict_json({"name": n} | row) + "\n" for n, row in told.items())
-        )
+        (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in told.items()))
         return told
 
 
@@ -124,16 +117,16 @@ class Circle:
     ``again``: where an earlier round lies of which profile and measured runs are taken.
     """
 
-    def __init__(self, out: Path, work: Path, plan: Plan, *, again: Path | None = None) -> None:
-        self.out, self.work, self.plan, self.again = out, work, plan, again
-        self.kept = out if again is None else again.resolve()
+    def __init__(self, out: Path, work: Path, plan: Plan, *, retry: Path | None = None) -> None:
+        self.out, self.work, self.plan, self.retry = out, work, plan, retry
+        self.retained = out if retry is None else retry.resolve()
         self.start = time.monotonic()
-        self.model, config = work / plan.size, self.kept / f"{plan.size}.json"
-        if again is None:
+        self.model, config = work / plan.size, self.retained / f"{plan.size}.json"
+        if retry is None:
             _vllm.make_model(self.model, plan.size)
             shutil.copyfile(self.model / "config.json", config)
         self.config = str(config)
-        self.measured_by = _frozen.measured_by(self.kept) if again else _frozen.of_measuring()
+        self.measured_by = _frozen.measured_by(self.retained) if retry else _frozen.of_measuring()
         self.gpu, self.machine = self._device()
         self.profile = self._profiled()
 
@@ -142,13 +135,13 @@ class Circle:
 
     def _device(self) -> tuple[GpuSpec, dict[str, Any]]:
         """The device and the machine's facts as they were when its runs were measured."""
-        path = self.kept / "device.json"
-        if self.again and path.exists():
+        path = self.retained / "device.json"
+        if self.retry and path.exists():
             kept = json.loads(path.read_text())
             gpu = GpuSpec(**kept["gpu"] | {"aliases": tuple(kept["gpu"]["aliases"])})
             return gpu, kept["machine"]
         gpu = this_thread()
-        if self.again:
+        if self.retry:
             return gpu, machine(gpu) | {"measured_again": True}
         path.write_text(strict_json({"gpu": asdict(gpu), "machine": machine(gpu)} | self.measured_by))
         return gpu, machine(gpu)
@@ -158,8 +151,8 @@ class Circle:
         return _circle.deployment_of(self.config, self.gpu, limits, BLOCKS)
 
     def _profiled(self) -> Profile:
-        if self.again:
-            return read_profile(self.kept / "profile.parquet")
+        if self.retry:
+            return read_profile(self.retained / "profile.parquet")
         d = self.deployment(WIDE)
         profile = measure_profile(
             d.model,
@@ -183,11 +176,11 @@ class Circle:
     def vllm(self) -> dict[str, Any]:
         """Both settings measured; calibrated on half the capacity of the first one."""
         notes: dict[str, Any] = {}
-        if self.again:
+        if self.retry:
             runs = [run for setting in self.plan.settings for run in self.kept_runs(setting)]
         else:
             runs = self._under_vllm(notes)
-        return self._compared("fidelity.live", runs, self.plan.settings[0], self._noted("vllm", notes))
+        return self._comparison("fidelity.live", runs, self.plan.settings[0], self._recorded("vllm", notes))
 
     def _under_vllm(self, notes: dict[str, Any]) -> list[Run]:
         """An engine for each setting, all up at once (an idle one sleeps), and their loads in turns."""
@@ -204,42 +197,40 @@ class Circle:
 
     def transformers(self) -> dict[str, Any]:
         """One setting of another engine, in a process that feeds itself."""
-        if self.again:
-            return self._compared(
-                "fidelity.live_transformers", self.kept_runs(FIFO), FIFO, self._noted("fifo", {})
+        if self.retry:
+            return self._comparison(
+                "fidelity.live_transformers", self.kept_runs(FIFO), FIFO, self._recorded("fifo", {})
             )
         flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
         with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
-            self.say(f"{engine.facts['engine']} ready")
+            self.say(f"{engine.metadata['engine']} ready")
             known = {"deployment": _circle.facts_of(self.deployment(FIFO))}
 
             def bench(workload: Workload) -> Measured:
                 measured = engine.run(workload)
-                return replace(measured, facts={**measured.facts, **known})
+                return replace(measured, metadata={**measured.metadata, **known})
 
             runs = self._measured([self._turn(FIFO, bench, lambda _: None)])
-            notes = self._noted("fifo", {"engine": dict(engine.facts)})
-        return self._compared("fidelity.live_transformers", runs, FIFO, notes)
+            notes = self._recorded("fifo", {"engine": dict(engine.metadata)})
+        return self._comparison("fidelity.live_transformers", runs, FIFO, notes)
 
     def kept_runs(self, setting: Setting) -> list[Run]:
         """The runs of a setting that the folder holds: each round of its loads, one after the other."""
         found = []
-        for path in self.kept.glob(f"{setting.name}-*.measured.parquet"):
+        for path in self.retained.glob(f"{setting.name}-*.measured.parquet"):
             name, load, repeat = path.name.split(".")[0].split("-")
             found.append(Run(name, load, int(repeat), read_records(path)))
         return sorted(found, key=lambda run: (run.repeat, list(_circle.LOADS).index(run.load)))
 
-    def _noted(self, name: str, notes: dict[str, Any]) -> dict[str, Any]:
+    def _recorded(self, name: str, notes: dict[str, Any]) -> dict[str, Any]:
         """Notes beside the runs, kept in the folder."""
-        path = self.kept / f"{name}.notes.json"
-        if not self.again:
+        path = self.retained / f"{name}.notes.json"
+        if not self.retry:
             path.write_text(strict_json(notes))
         kept: dict[str, Any] = json.loads(path.read_text())
         return kept
 
-    def _turn(
-        self, setting: Setting, bench: Callable[[Workload], Measured], named: Callable[[str], None]
-    ) -> Turn:
+    def _turn(self, setting: Setting, bench: Callable[[Workload], Measured], named: Callable[[str], None]) -> Turn:
         return Turn(setting, bench, named, self.plan.lengths, self.plan.static_s, self.plan.seconds)
 
     def _measured(self, turns: Sequence[Turn]) -> list[Run]:
@@ -258,7 +249,7 @@ class Circle:
         learnt = [run for run in runs if run.setting == first.name and run.load in _circle.LEARNT]
         held = [run for run in runs if run not in learnt]
         base = self.deployment(first)
-        log = _vllm.iterations_of(self.kept, next(run.name for run in learnt if run.load == "half"))
+        log = _vllm.iterations_of(self.retained, next(run.name for run in learnt if run.load == "half"))
         return Split(
             learnt,
             held,
@@ -267,16 +258,14 @@ class Circle:
             read_iterations(log) if log.exists() else None,
         )
 
-    def _compared(
-        self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _comparison(self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]) -> dict[str, Any]:
         by_name = {s.name: s for s in (*self.plan.settings, FIFO)}
         split = self.split(runs, first)
-        learnt, held = split.learnt, split.held
+        learnt, held = split.learnt, split.satisfied
         started = time.monotonic()
         calibration = split.calibrated()
-        took_s = time.monotonic() - started
-        self.say(f"calibrated on {len(learnt)} runs in {took_s:.1f} s")
+        duration_s = time.monotonic() - started
+        self.say(f"calibrated on {len(learnt)} runs in {duration_s:.1f} s")
         told: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
         told["without_masks"], bare = {}, calibration.tables
         if calibration.tables.masked_s > 0:
@@ -294,13 +283,11 @@ class Circle:
                 kept = _circle.as_simulated(answers[run.name], run)
                 write_records(kept, self.out / f"{run.name}.simulated.parquet")
         found = _circle_rows.rows(prefix, told, runs, held, answers)
-        priced_by = {
-            name: replace(self.deployment(s), cost=calibration.tables) for name, s in by_name.items()
-        }
+        priced_by = {name: replace(self.deployment(s), cost=calibration.tables) for name, s in by_name.items()}
         blind = replace(split, scored=[]).calibrated().tables.errors
         found[f"{prefix}.interval_coverage"] = _circle_coverage.row(priced_by, blind, held)
         found[f"{prefix}.calibration"] = _circle_rows.of_calibration(
-            calibration, took_s, learnt, runs, {"machine": self.machine, "runs": notes}
+            calibration, duration_s, learnt, runs, {"machine": self.machine, "runs": notes}
         )
         return found
 
@@ -313,7 +300,7 @@ def main() -> None:
     parser.add_argument("--again", type=Path, help="measure nothing: take what this folder holds")
     given = parser.parse_args()
     only = given.only.split(",")
-    told = figures(given.out, given.quick, given.out, only, again=given.again)
+    told = figures(given.out, given.fast, given.out, only, retry=given.retry)
     for name, row in told.items():
         print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}")
 

@@ -12,9 +12,7 @@ import numpy as np
 import polars as pl
 
 TPS = (1, 2, 4, 8)
-TOKENS = np.concatenate(
-    [[1, 2, 4], np.arange(8, 1025, 8), np.arange(1040, 2049, 16), np.arange(2080, 4097, 32)]
-)
+TOKENS = np.concatenate([[1, 2, 4], np.arange(8, 1025, 8), np.arange(1040, 2049, 16), np.arange(2080, 4097, 32)])
 OPERATORS = {  # milliseconds at 4,096 tokens on one GPU
     "emb": 0.2,
     "input_layernorm": 0.1,
@@ -79,9 +77,7 @@ def _attention(tp: int, rng: np.random.Generator) -> pl.DataFrame:
             "is_prefill": [*[False] * len(b), *[True] * len(chunk)],
         }
     )
-    return frame.with_columns(
-        n_embd=8192, n_q_head=64, n_kv_head=8, block_size=16, num_tensor_parallel_workers=tp
-    )
+    return frame.with_columns(n_embd=8192, n_q_head=64, n_kv_head=8, block_size=16, num_tensor_parallel_workers=tp)
 
 
 def _network(name: str, workers: int, devices: int, rng: np.random.Generator) -> pl.DataFrame:

@@ -37,7 +37,7 @@ ANSWERED = {  # answers to GSM8K, and the model whose speed stands for the one t
     "Meta-Llama-3.1-8B-Instruct": "llama-3.1-8b",
     "Yi-1.5-9B-Chat": "llama-3-8b",
 }
-MOST_TOKENS, BATCH = 1024, 8
+MAX_TOKENS, BATCH = 1024, 8
 PROMPT_TOKENS = 200
 STEP_S = 0.01
 ACCURACY = {2: 0.8614, 4: 0.6297, 8: 0.4229}
@@ -46,9 +46,9 @@ ACCURACY = {2: 0.8614, 4: 0.6297, 8: 0.4229}
 Requests = list[tuple[np.ndarray, np.ndarray]]
 
 
-def sections(shared: Path, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:
+def sections(shared: Path, *, fast: bool) -> dict[str, Callable[[], list[Row]]]:
     """Every section by its name."""
-    requests = REQUESTS // 10 if quick else REQUESTS
+    requests = REQUESTS // 10 if fast else REQUESTS
     return {
         "theory": lambda: theorems(requests),
         "saturation": lambda: saturation(requests),
@@ -56,7 +56,7 @@ def sections(shared: Path, *, quick: bool) -> dict[str, Callable[[], list[Row]]]
         "exponential": lambda: exponential(requests),
         "gsm8k": lambda: gsm8k(shared, requests),
         "predictor": lambda: predictor(shared),
-        "engine": lambda: engine(shared, 1000 if quick else 4000),
+        "engine": lambda: engine(shared, 1000 if fast else 4000),
     }
 
 
@@ -69,10 +69,10 @@ def drawn(requests: int, seeds: int = SEEDS) -> Requests:
     return made
 
 
-def in_threads(work: Callable, asked: Sequence) -> list:
+def in_threads(work: Callable, requested: Sequence) -> list:
     """The answers in order; the compiled server lets other threads run."""
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(work, asked))
+        return list(pool.map(work, requested))
 
 
 def theorems(requests: int) -> list[Row]:
@@ -89,9 +89,7 @@ def theorems(requests: int) -> list[Row]:
             rates, waits = [], []
             for (arrival, _), times, into in zip(requests_by_seed, service, put, strict=True):
                 given = {"batch": batch, "num_bins": bins}
-                rates.append(
-                    theory.serve(np.zeros(len(arrival)), times, into, servers=1, **given).throughput_rps
-                )
+                rates.append(theory.serve(np.zeros(len(arrival)), times, into, servers=1, **given).throughput_rps)
                 waits.append(theory.serve(arrival / RATE_RPS, times, into, servers=None, **given).latency_s)
             found.append((batch, bins, float(np.mean(rates)), float(np.mean(waits))))
         return found
@@ -104,13 +102,7 @@ def theorems(requests: int) -> list[Row]:
         key = f"B={batch} k={bins}"
         rate_errors[key] = rate / theory.uniform_throughput_rps(TIMES, batch, bins) - 1
         latency_errors[key] = wait / theory.latency_s(TIMES, cuts, batch, RATE_RPS) - 1
-    asked = {
-        "low_s": TIMES.low_s,
-        "high_s": TIMES.high_s,
-        "requests": requests,
-        "seeds": SEEDS,
-        "rate_rps": RATE_RPS,
-    }
+    asked = {"low_s": TIMES.low_s, "high_s": TIMES.high_s, "requests": requests, "seeds": SEEDS, "rate_rps": RATE_RPS}
     worst_rate, worst_wait = (max(map(abs, e.values())) for e in (rate_errors, latency_errors))
     if requests == REQUESTS:
         assert worst_rate < 0.01, rate_errors
@@ -174,9 +166,7 @@ def robustness(requests: int) -> list[Row]:
                 served = theory.serve(np.zeros(requests), times, put, batch=batch, num_bins=bins)
                 rates.append(served.throughput_rps)
             exact = theory.throughput_rps(TIMES, cuts, batch, wrong)
-            points.append(
-                {"p": p, "exact_rps": exact, "simulated_rps": float(np.mean(rates)), "gain": exact / one - 1}
-            )
+            points.append({"p": p, "exact_rps": exact, "simulated_rps": float(np.mean(rates)), "gain": exact / one - 1})
             worst = max(worst, abs(np.mean(rates) / exact - 1))
         assert all(point["gain"] >= -1e-12 for point in points), "bins must not hurt"
         curves[str(bins)] = points
@@ -242,7 +232,7 @@ def gsm8k(shared: Path, requests: int) -> list[Row]:
         told[answered] = line | {"gain": by_bins, "infinitely_many_bins": capacity}
     phi = told["Phi-3.5-mini-instruct"]["gain"]["32"]
     assert all(abs(phi[rule] - phi[f"simulated_{rule}"]) < 0.03 for rule in ("equal_mass", "learned")), phi
-    details = {"batch": BATCH, "max_tokens": MOST_TOKENS, "by_model": told}
+    details = {"batch": BATCH, "max_tokens": MAX_TOKENS, "by_model": told}
     return [
         Row("multibin.gain_32_bins", phi["simulated_learned"], "gain", 0.63, "higher", details=details),
         Row("multibin.gain_32_bins_equal_mass", phi["simulated_equal_mass"], "gain", 0.6, "higher"),
@@ -257,10 +247,10 @@ def _simulated_gain(times: theory.ServiceTimes, cuts: np.ndarray, requests: int)
 
 
 @lru_cache
-def answers(shared: Path, answered: str, speed: str) -> tuple[theory.SampledTimes, dict[str, float]]:
+def answers(shared: Path, succeeded: str, speed: str) -> tuple[theory.SampledTimes, dict[str, float]]:
     """Service times of one model's answers, linear in their tokens, and the line."""
-    with gzip.open(shared / GSM8K / f"{answered}.jsonl.gz", "rt", encoding="utf-8") as file:
-        tokens = np.array([min(MOST_TOKENS, estimated_tokens(json.loads(row)["output"])) for row in file])
+    with gzip.open(shared / GSM8K / f"{succeeded}.jsonl.gz", "rt", encoding="utf-8") as file:
+        tokens = np.array([min(MAX_TOKENS, estimated_tokens(json.loads(row)["output"])) for row in file])
     fixed_s, token_s = line_of(speed, float(tokens.mean()))
     told = {
         "answers": len(tokens),
@@ -338,8 +328,7 @@ def _vicuna(shared: Path) -> tuple[np.ndarray, np.ndarray]:
 def _by_classes(times: theory.SampledTimes, service_s: np.ndarray, classes: np.ndarray) -> dict[str, float]:
     """The gain of binning by the classes that a trained predictor gave."""
     batch_s = sum(
-        np.mean(classes == c)
-        * theory.expected_batch_s(theory.SampledTimes(service_s[classes == c]), [], BATCH)
+        np.mean(classes == c) * theory.expected_batch_s(theory.SampledTimes(service_s[classes == c]), [], BATCH)
         for c in np.unique(classes)
     )
     one_s = theory.expected_batch_s(times, [], BATCH)
@@ -363,14 +352,8 @@ def engine(shared: Path, requests: int = 4000) -> list[Row]:
     for bins in (1, 4, 8, 32):
         edges = np.rint((theory.equal_mass(times, bins) - line["fixed_s"]) / line["token_s"])
         own = _engine(edges)
-        same[bins] = (
-            _engine_rps(tokens, _with_equal_steps(own, STEP_S)),
-            _server_rps(tokens, edges, 0.0, STEP_S),
-        )
-        roofline[bins] = (
-            _engine_rps(tokens, own),
-            _server_rps(tokens, edges, line["fixed_s"], line["token_s"]),
-        )
+        same[bins] = (_engine_rps(tokens, _with_equal_steps(own, STEP_S)), _server_rps(tokens, edges, 0.0, STEP_S))
+        roofline[bins] = (_engine_rps(tokens, own), _server_rps(tokens, edges, line["fixed_s"], line["token_s"]))
     exact, close = (max(abs(e / s - 1) for e, s in one.values()) for one in (same, roofline))
     assert exact < 1e-9, same
     assert close < 0.06, roofline
@@ -430,5 +413,5 @@ def _server_rps(tokens: np.ndarray, edges: np.ndarray, fixed_s: float, token_s: 
     return served.throughput_rps
 
 
-def _skipped(name: str, why: str) -> Row:
-    return Row(name, math.nan, "", math.nan, "higher", details={"skipped": why})
+def _skipped(name: str, cause: str) -> Row:
+    return Row(name, math.nan, "", math.nan, "higher", details={"skipped": cause})

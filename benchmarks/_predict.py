@@ -19,33 +19,25 @@ from lengthwise.schema.estimate import Estimate
 FOLDS = 5
 MOST_WINDOWS = 8000
 APART = (0, 50, 100, 200, 300, 400, 600)
-ELIS_MODELS = (
-    "llama-2-7b-chat-hf",
-    "llama-2-70b-chat-hf",
-    "vicuna-7b-v1.5",
-    "vicuna-13b-v1.3",
-    "vicuna-33b-v1.3",
-)
+ELIS_MODELS = ("llama-2-7b-chat-hf", "llama-2-70b-chat-hf", "vicuna-7b-v1.5", "vicuna-13b-v1.3", "vicuna-33b-v1.3")
 """Models of the families that ELIS served, of those that AlpacaEval holds."""
 
 
 @cache
-def learnt(text: Path, quick: bool) -> tuple[Split, Lexical]:
+def learnt(text: Path, fast: bool) -> tuple[Split, Lexical]:
     """Samples in two parts by prompt, and a lexical predictor of the first; quick: Open-Assistant's alone."""
-    parts = split(_texts.oasst(text) if quick else _texts.wide(text), 0.2, 0)
-    return parts, Lexical(most_windows=1500 if quick else MOST_WINDOWS).fit(parts.train)
+    parts = split(_texts.oasst(text) if fast else _texts.wide(text), 0.2, 0)
+    return parts, Lexical(most_windows=1500 if fast else MOST_WINDOWS).fit(parts.train)
 
 
-def figures(shared: Path, quick: bool) -> dict:
+def figures(shared: Path, fast: bool) -> dict:
     """Rows of benchmarks/lengths.py by name; a quick look learns from Open-Assistant's samples alone."""
     text = shared / "data/text"
-    draws = 10 if quick else 40
-    parts, model = learnt(text, quick)
+    draws = 10 if fast else 40
+    parts, model = learnt(text, fast)
     inside = evaluate(model, parts.test, draws=draws, clock=None)
     other = _texts.alpaca_eval(text)
-    outside = {
-        "wide" if not quick else "oasst": evaluate(model, other, windows=APART, draws=draws, clock=None)
-    }
+    outside = {"wide" if not fast else "oasst": evaluate(model, other, windows=APART, draws=draws, clock=None)}
     apart = _texts.without(other, list(_texts.shipped(text).prompts.text))
     outside["shipped"] = evaluate(default(), apart, windows=APART, draws=draws, clock=None)
     told = {
@@ -55,13 +47,9 @@ def figures(shared: Path, quick: bool) -> dict:
             "prompts": len(set(parts.train.prompts.text)),
         },
         "predict.lexical_scores": {
-            name: number(inside.scores[name])
-            for name in ("tau_within", "coverage90", "pinball", "mae", "r2", "log_r2")
+            name: number(inside.scores[name]) for name in ("tau_within", "coverage90", "pinball", "mae", "r2", "log_r2")
         },
-        "predict.lexical_r2_by_window": {
-            "value": round(inside.windows[-1].r2_all, 4),
-            "windows": by_window(inside),
-        },
+        "predict.lexical_r2_by_window": {"value": round(inside.windows[-1].r2_all, 4), "windows": by_window(inside)},
         "predict.lexical_ms": {
             "value": round(fastest_ms(32, apart.prompts), 4),
             "batch_1": round(fastest_ms(1, apart.prompts), 4),
@@ -71,7 +59,7 @@ def figures(shared: Path, quick: bool) -> dict:
     }
     for name, found in outside.items():
         told[f"predict.tau_apart_{name}"] = apart_figures(found)
-    if not quick:
+    if not fast:
         told["predict.tau_from_to"] = from_to(text)
     return told
 

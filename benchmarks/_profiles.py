@@ -17,17 +17,15 @@ from lengthwise.measure.operators import measure_operators
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 
 MODEL, LONGEST_TOKENS = "qwen2.5-0.5b", 2048
-LIMITS = EngineLimits(
-    max_num_seqs=64, max_num_batched_tokens=1024, weight_dtype="float32", kv_dtype="float32"
-)
+LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=1024, weight_dtype="float32", kv_dtype="float32")
 BUDGET_S, QUICK_BUDGET_S = 300.0, 60.0
 TABLES = "data/profiles/aiconfigurator"
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """Rows of benchmarks/fidelity.py by name; needs torch for this machine, recorded tables for the import."""
     told = imported(shared / TABLES) if (shared / TABLES).exists() else {}
-    return told | measured(QUICK_BUDGET_S if quick else BUDGET_S)
+    return told | measured(QUICK_BUDGET_S if fast else BUDGET_S)
 
 
 def imported(tables: Path) -> dict[str, Any]:
@@ -51,13 +49,7 @@ def measured(budget_s: float) -> dict[str, Any]:
     sizes = {"max_tokens": LIMITS.max_num_batched_tokens, "max_seqs": LIMITS.max_num_seqs}
     start = time.perf_counter()
     found = measure_operators(
-        model,
-        device="cpu",
-        dtype="float32",
-        threads=1,
-        budget_s=budget_s,
-        max_context=LONGEST_TOKENS,
-        **sizes,
+        model, device="cpu", dtype="float32", threads=1, budget_s=budget_s, max_context=LONGEST_TOKENS, **sizes
     )
     wall_s = time.perf_counter() - start
     node = catalog.default_node(gpu, 1)

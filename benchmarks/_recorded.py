@@ -50,13 +50,7 @@ class Run:
 
 
 RUNS = (
-    Run(
-        "rtx4090.llama-8b",
-        "RTX4090/Llama-3.1-8B",
-        "RTX4090/meta-llama/Llama-3.1-8B",
-        "llama-3.1-8b",
-        "RTX-4090",
-    ),
+    Run("rtx4090.llama-8b", "RTX4090/Llama-3.1-8B", "RTX4090/meta-llama/Llama-3.1-8B", "llama-3.1-8b", "RTX-4090"),
     Run(
         "rtxpro6000.llama-8b",
         "RTXPRO6000/Llama-3.1-8B",
@@ -64,14 +58,7 @@ RUNS = (
         "llama-3.1-8b",
         "RTX-PRO-6000",
     ),
-    Run(
-        "rtxpro6000.qwen3-32b",
-        "RTXPRO6000/Qwen3-32B",
-        "RTXPRO6000/Qwen/Qwen3-32B",
-        "qwen3-32b",
-        "RTX-PRO-6000",
-        2,
-    ),
+    Run("rtxpro6000.qwen3-32b", "RTXPRO6000/Qwen3-32B", "RTXPRO6000/Qwen/Qwen3-32B", "qwen3-32b", "RTX-PRO-6000", 2),
 )
 
 
@@ -91,15 +78,15 @@ class Requests:
     output: np.ndarray
 
 
-def figures(shared: Path, quick: bool) -> dict:
+def figures(shared: Path, fast: bool) -> dict:
     """MAPE over the five statistics and the runs, of each latency; a quick look leaves out the interval."""
-    told = {run.name: of_run(shared, run, draws=0 if quick else DRAWS) for run in RUNS}
+    told = {run.name: of_run(shared, run, draws=0 if fast else DRAWS) for run in RUNS}
     return {f"fidelity.recorded.{name}_mape": over_runs(name, told) for name in LATENCIES}
 
 
-def over_runs(name: str, told: dict[str, dict]) -> dict:
+def over_runs(name: str, report: dict[str, dict]) -> dict:
     """The mean over the runs, with what each run says."""
-    runs = {run: of[name] for run, of in told.items()}
+    runs = {run: of[name] for run, of in report.items()}
     value = float(np.mean([of["mape"] for of in runs.values()]))
     draws = np.mean([of.pop("draws") for of in runs.values()], axis=0)
     ci = tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None
@@ -116,29 +103,29 @@ def of_run(shared: Path, run: Run, *, draws: int) -> dict:
     return {name: compared(measured[name], ours[name], theirs[name], draws) for name in LATENCIES}
 
 
-def compared(measured: np.ndarray, ours: np.ndarray, theirs: list[float], draws: int) -> dict:
+def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: int) -> dict:
     """One latency, requests in order of arrival: errors of the five statistics, their mean, and per request."""
-    errors = statistics(ours) / statistics(measured) - 1
-    each = np.abs(ours / measured - 1)
+    errors = statistics(own) / statistics(measured) - 1
+    each = np.abs(own / measured - 1)
     return {
         "mape": float(np.abs(errors).mean()),
         "errors": dict(zip(STATS, errors.round(4).tolist(), strict=True)),
         "measured_s": dict(zip(STATS, statistics(measured).round(4).tolist(), strict=True)),
         "per_request_mape": round(float(each.mean()), 4),
         "per_request_median": round(float(np.median(each)), 4),
-        "llmservingsim_errors": dict(zip(STATS, theirs, strict=True)),
-        "llmservingsim_mape": float(np.abs(theirs).mean()),
-        "draws": redrawn(measured, ours, draws),
+        "llmservingsim_errors": dict(zip(STATS, other, strict=True)),
+        "llmservingsim_mape": float(np.abs(other).mean()),
+        "draws": redrawn(measured, own, draws),
     }
 
 
-def redrawn(measured: np.ndarray, ours: np.ndarray, draws: int) -> list[float]:
+def redrawn(measured: np.ndarray, own: np.ndarray, draws: int) -> list[float]:
     """The mean error of the five statistics in draws of blocks of neighbours, which wait for each other."""
     if not draws:
         return []
     weights = drawn(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
     q = np.array(QUANTILES) / 100
-    told, real = (resampled(column_of(seconds), weights, q) for seconds in (ours, measured))
+    told, real = (resampled(column_of(seconds), weights, q) for seconds in (own, measured))
     mapes: list[float] = np.abs(told / real - 1).mean(axis=1).tolist()
     return mapes
 
@@ -156,9 +143,7 @@ def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[st
 
 def simulated(shared: Path, run: Run, requests: Requests) -> dict[str, np.ndarray]:
     """Latencies of vLLM v1 on the same requests."""
-    workload = Workload(
-        arrival_s=requests.arrival_s, prompt_tokens=requests.prompt, output_tokens=requests.output
-    )
+    workload = Workload(arrival_s=requests.arrival_s, prompt_tokens=requests.prompt, output_tokens=requests.output)
     done = simulate(workload, deployment(shared, run)).requests
     return latencies(done.arrival_s, done.first_token_s, done.finished_s, requests.output)
 
@@ -184,9 +169,7 @@ def tables(shared: Path, run: Run, limits: EngineLimits) -> CostTables:
     """Cost tables from the kernels of the run's GPU."""
     profile = import_llmservingsim(shared / ROOT / "v1" / run.kernels / "bf16")
     model, gpu = catalog.model(run.model), catalog.gpu(run.gpu)
-    return fit_profile(
-        profile, model, gpu, node_of(shared, run), Parallelism(run.tp), limits, LONGEST_TOKENS
-    )[0]
+    return fit_profile(profile, model, gpu, node_of(shared, run), Parallelism(run.tp), limits, LONGEST_TOKENS)[0]
 
 
 def node_of(shared: Path, run: Run) -> NodeSpec:

@@ -20,25 +20,23 @@ RATES_RPS = {"well below capacity": 2.9, "at capacity": 3.6, "overload": 4.5}
 SCHEDULERS = ("srtf", "isrtf", "gittins", "elis", "hrrn")
 
 
-def figures(shared: Path | None, quick: bool) -> dict[str, Any]:
+def figures(shared: Path | None, fast: bool) -> dict[str, Any]:
     """Simulated requests a second of each scheduler over those of first come, first served, paired.
 
     Without a bound on waiting: in overload whoever becomes overdue has the whole queue ranked anew, and
     ``hrrn`` has it at every step, so that their cost grows with the queue. Overload is a row of its own.
     """
     del shared
-    requests = _predicted(preset("chat-1m").generate(10_000 if quick else 50_000, Poisson(1.0), seed=0))
+    requests = _predicted(preset("chat-1m").generate(10_000 if fast else 50_000, Poisson(1.0), seed=0))
     found: dict[str, Any] = {}
     for load, rate_rps in RATES_RPS.items():
         workload = replace(requests, arrival_s=requests.arrival_s / rate_rps)
         for name in SCHEDULERS:
             _seconds(workload, _deployment(name))
-            found[f"{name}, {load}"] = _compared(workload, name, repeats=2 if quick else 3)
+            found[f"{name}, {load}"] = _comparison(workload, name, repeats=2 if fast else 3)
     return {
         "lengths.rerank_relative_speed": _slowest({k: v for k, v in found.items() if "overload" not in k}),
-        "lengths.rerank_overload_relative_speed": _slowest(
-            {k: v for k, v in found.items() if "overload" in k}
-        ),
+        "lengths.rerank_overload_relative_speed": _slowest({k: v for k, v in found.items() if "overload" in k}),
     }
 
 
@@ -63,7 +61,7 @@ def _deployment(scheduler: str) -> Deployment:
     return deploy("llama-2-70b", "A100-80GB", tp=4, limits=limits, scheduler=unbounded)
 
 
-def _compared(workload: Workload, name: str, repeats: int) -> dict[str, Any]:
+def _comparison(workload: Workload, name: str, repeats: int) -> dict[str, Any]:
     fcfs, other = _deployment("vllm_v1"), _deployment(name)
     pairs = [(_seconds(workload, fcfs)[0], _seconds(workload, other)) for _ in range(repeats)]
     preemptions = pairs[0][1][1]
@@ -77,8 +75,8 @@ def _compared(workload: Workload, name: str, repeats: int) -> dict[str, Any]:
 
 
 def _seconds(workload: Workload, deployment: Deployment) -> tuple[float, int]:
-    began_s = time.process_time()
+    started_s = time.process_time()
     records = simulate(workload, deployment, keep_steps=0)
-    spent_s = time.process_time() - began_s
+    elapsed_s = time.process_time() - started_s
     assert np.isfinite(records.requests.finished_s).all(), "every request must finish"
-    return spent_s, int(records.requests.preemptions.sum())
+    return elapsed_s, int(records.requests.preemptions.sum())

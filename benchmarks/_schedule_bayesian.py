@@ -11,18 +11,13 @@ from lengthwise.search import Bayesian
 
 
 def bayesian(
-    perf: Performance,
-    variables: Sequence[Variable],
-    bound_s: float,
-    evaluations: int,
-    seed: int,
-    wave: int = 8,
+    perf: Performance, variables: Sequence[Variable], bound_s: float, evaluations: int, seed: int, batch_size: int = 8
 ) -> Found:
     """The best of so many points that the tree-structured Parzen estimator proposes; it proves nothing."""
-    strategy = Bayesian([{v.name: v.values for v in variables}], evaluations, seed, wave)
+    strategy = Bayesian([{v.name: v.values for v in variables}], evaluations, seed, batch_size)
     points, calls = [np.empty((0, len(variables)), np.int64)], 0
     latency, throughput = [np.empty(0)], [np.empty(0)]
-    while asked := strategy.ask():
+    while asked := strategy.request():
         rows = np.array([[settings[v.name] for v in variables] for settings in asked], np.int64)
         got = perf(rows)
         calls += 1

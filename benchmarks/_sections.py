@@ -18,14 +18,7 @@ from typing import Any
 from _earlier import replaced
 from _harness import Row, show, strict_json
 
-ENDS = {
-    "_error": "relative",
-    "_coverage": "share",
-    "_mape": "relative",
-    "_ape": "relative",
-    "_per_s": "1/s",
-    "_s": "s",
-}
+ENDS = {"_error": "relative", "_coverage": "share", "_mape": "relative", "_ape": "relative", "_per_s": "1/s", "_s": "s"}
 """The unit of a figure by the end of its name, where nothing else says it; the first that fits."""
 LOWER = ("relative", "s")
 """Units of errors and of time: of them less is better."""
@@ -53,7 +46,7 @@ class Sections:
     """
 
     name: str
-    about: str
+    description: str
     modules: Mapping[str, str]
     targets: Mapping[str, tuple[float, str, str]]
     own: Callable[[Path, bool], Mapping[str, Callable[[], list[Row]]]] = field(default=lambda *_: {})
@@ -72,15 +65,13 @@ class Sections:
         """Where rows of campaigns lie that newer ones replaced."""
         return RESULTS / f"{self.name}-earlier.json"
 
-    def rows(self, section: str, shared: Path, *, quick: bool) -> list[Row]:
+    def rows(self, section: str, shared: Path, *, fast: bool) -> list[Row]:
         """The rows of a section that is a file; one that says why where its data are absent."""
         try:
             figures = importlib.import_module(self.modules[section]).figures
-            return [self.row(name, value) for name, value in figures(shared, quick).items()]
+            return [self.row(name, value) for name, value in figures(shared, fast).items()]
         except (ModuleNotFoundError, FileNotFoundError) as error:  # a package or recorded data not here
-            return [
-                Row(f"{section}.skipped", math.nan, "", math.nan, "higher", details={"skipped": str(error)})
-            ]
+            return [Row(f"{section}.skipped", math.nan, "", math.nan, "higher", details={"skipped": str(error)})]
 
     def row(self, name: str, value: Any) -> Row:
         """A figure as a row, with its target."""
@@ -123,7 +114,7 @@ class Sections:
         kept, now = {}, datetime.now(UTC).isoformat(timespec="minutes")
         if self.results.exists():
             kept = {row["name"]: row for row in _read(self.results)}
-        new = {row.name: asdict(row) | {"version": VERSION, "kept": now} for row in rows}
+        new = {row.name: asdict(row) | {"version": VERSION, "retained": now} for row in rows}
         if gone := replaced(kept, new, self.campaigns):
             with self.earlier.open("a", encoding="utf-8") as file:
                 file.writelines(strict_json(row) + "\n" for row in gone)
@@ -137,15 +128,13 @@ class Sections:
 
     def main(self) -> None:
         """Parses the command line, runs the chosen sections, shows and perhaps keeps their rows."""
-        parser = argparse.ArgumentParser(description=self.about)
+        parser = argparse.ArgumentParser(description=self.description)
         parser.add_argument("--json", action="store_true", help="print JSON lines")
         parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
         parser.add_argument("--only", default="", help="sections or figures' first words, with commas")
         parser.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
         parser.add_argument("--save", action="store_true", help=f"keep the rows in results/{self.name}.json")
-        parser.add_argument(
-            "--relabel", action="store_true", help="measure nothing: restate units and targets"
-        )
+        parser.add_argument("--relabel", action="store_true", help="measure nothing: restate units and targets")
         parser.add_argument("--take", type=Path, help="measure nothing: take the rows.json of a campaign")
         given = parser.parse_args()
         if given.relabel:
@@ -157,7 +146,7 @@ class Sections:
                 self.save(taken)
             show(taken, as_json=given.json)
             return
-        own = self.own(given.shared, given.quick)
+        own = self.own(given.shared, given.fast)
         known = [*own, *self.modules]
         wanted = [name for name in given.only.split(",") if name] or known
         chosen = [name for name in known if any(name == w or name.startswith(f"{w}.") for w in wanted)]
@@ -167,14 +156,12 @@ class Sections:
         made = self.made()
         for name in chosen:
             start = time.perf_counter()
-            found = own[name]() if name in own else self.rows(name, given.shared, quick=given.quick)
+            found = own[name]() if name in own else self.rows(name, given.shared, fast=given.fast)
             print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
             for row in found:
                 if "skipped" in row.details:
                     print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)
-            found = [
-                replace(row, details={**made, **row.details}) for row in found if "skipped" not in row.details
-            ]
+            found = [replace(row, details={**made, **row.details}) for row in found if "skipped" not in row.details]
             if given.save:
                 self.save(found)  # what was measured is kept, whatever the next section meets
             rows += found

@@ -48,15 +48,15 @@ SPLITS: dict[str, Callable[[Point, tuple[str, str]], bool]] = {
 }
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
+def figures(shared: Path, fast: bool) -> dict[str, Any]:
     """The rows ``fidelity.silicon`` and ``fidelity.argonne``."""
     points, left = _silicon_rows.read(shared)
-    points = points[:: EVERY if quick else 1]
+    points = points[:: EVERY if fast else 1]
     told, thetas = roofline(points, left)
     told["fidelity.silicon.roofline_unseen.tpot_median_ape"]["decode_workers"] = decoding(shared, thetas)
     told |= from_tables(shared, points, thetas)
-    told |= shipped(shared, points, thetas, quick=quick)
-    return told | argonne(shared, quick=quick)
+    told |= shipped(shared, points, thetas, fast=fast)
+    return told | argonne(shared, fast=fast)
 
 
 def roofline(points: list[Point], left: dict[str, int]) -> tuple[dict[str, Any], dict[Any, Floats]]:
@@ -101,7 +101,7 @@ def from_tables(shared: Path, points: list[Point], thetas: dict[Any, Floats]) ->
     return _figures("fidelity.silicon.tables", points_kept, said[:, 0], said[:, 1], about)
 
 
-def shipped(shared: Path, points: list[Point], thetas: dict[Any, Floats], *, quick: bool) -> dict[str, Any]:
+def shipped(shared: Path, points: list[Point], thetas: dict[Any, Floats], *, fast: bool) -> dict[str, Any]:
     """Figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
 
     def unseen(point: Point) -> HostOverhead:
@@ -110,32 +110,30 @@ def shipped(shared: Path, points: list[Point], thetas: dict[Any, Floats], *, qui
 
     kept, left = _silicon_shipped.by_roofline([p for p in points if p.pair in thetas], unseen)
     told = _by_host("fidelity.silicon.shipped", kept, {"assumes": SHIPPED, "left_out": left})
-    fitted, fits = _silicon_shipped.by_profiles(_tabled(points), unseen, shared, FEW_FITS if quick else None)
+    fitted, fits = _silicon_shipped.by_profiles(_tabled(points), unseen, shared, FEW_FITS if fast else None)
     about = {"assumes": SHIPPED, "kernels": "import_aiconfigurator of vLLM 0.24, fit_profile", "fits": fits}
     return told | _by_host("fidelity.silicon.shipped_tables", fitted, about)
 
 
 def _by_host(
-    name: str, kept: list[tuple[Point, _silicon_shipped.Said]], about: dict[str, Any]
+    name: str, retained: list[tuple[Point, _silicon_shipped.Message]], description: dict[str, Any]
 ) -> dict[str, Any]:
     """Figures with the engine's host; with the default one, and one of other models and GPUs, in the details."""
-    points = [point for point, _ in kept]
-    said = {host: np.array([s[host] for _, s in kept]).reshape(-1, 2) for host in _silicon_shipped.HOSTS}
-    out = _figures(name, points, *said["engine"].T, about)
+    points = [point for point, _ in retained]
+    said = {host: np.array([s[host] for _, s in retained]).reshape(-1, 2) for host in _silicon_shipped.HOSTS}
+    out = _figures(name, points, *said["engine"].T, description)
     known = np.array([point.inferencemax for point in points])
     for at, part in enumerate(("ttft", "tpot")):
         measured = np.array([getattr(point, f"{part}_s") for point in points])
         row = out[f"{name}.{part}_median_ape"]
         row |= {"unit": "relative", "better": "lower"}
-        row["by_host"] = {
-            host: _described((both[:, at] / measured - 1)[known]) for host, both in said.items()
-        }
+        row["by_host"] = {host: _described((both[:, at] / measured - 1)[known]) for host, both in said.items()}
     return out
 
 
-def argonne(shared: Path, *, quick: bool) -> dict[str, Any]:
+def argonne(shared: Path, *, fast: bool) -> dict[str, Any]:
     """Figures of static batches by vendor; kernels as shipped, hosts from other GPUs."""
-    batches, said_s, left = _silicon_argonne.predicted(shared, quick=quick)
+    batches, said_s, left = _silicon_argonne.predicted(shared, fast=fast)
     logs = np.log(said_s) - np.log([batch.measured_s for batch in batches])
     clusters = [(batch.model, batch.gpu) for batch in batches]
     nvidia = np.array([batch.gpu != "MI300X" for batch in batches])
@@ -169,7 +167,7 @@ def _first_tokens(shared: Path, batches: list[Any]) -> dict[str, Any]:
 
 
 def _by_vendor(
-    name: str, error: Floats, vendors: Any, clusters: list[tuple[str, str]], told: dict[str, Any]
+    name: str, error: Floats, vendors: Any, clusters: list[tuple[str, str]], report: dict[str, Any]
 ) -> dict[str, Any]:
     """A figure a vendor, since one median of both says nothing of either; all details stand by NVIDIA's."""
     out: dict[str, Any] = {}
@@ -181,7 +179,7 @@ def _by_vendor(
             out[f"fidelity.argonne.{vendor}.{name}_median_ape"] = _summary(error[mine], own) | about
     first = f"fidelity.argonne.nvidia.{name}_median_ape"
     if first in out:
-        out[first] |= {key: value for key, value in told.items() if key not in out[first]}
+        out[first] |= {key: value for key, value in report.items() if key not in out[first]}
     return out
 
 
@@ -227,14 +225,11 @@ def _first_order(base: Problem, known: Floats, split: str) -> dict[str, float]:
         ttft.append(np.abs(np.exp(first[test]) / [p.ttft_s for p in chosen] - 1))
         tpot.append(np.abs(np.exp(later[test]) / [p.tpot_s for p in chosen] - 1))
     return {
-        name: round(float(np.median(np.concatenate(errors))), 4)
-        for name, errors in (("ttft", ttft), ("tpot", tpot))
+        name: round(float(np.median(np.concatenate(errors))), 4) for name, errors in (("ttft", ttft), ("tpot", tpot))
     }
 
 
-def _figures(
-    name: str, points: list[Point], ttft: Floats, tpot: Floats, details: dict[str, Any]
-) -> dict[str, Any]:
+def _figures(name: str, points: list[Point], ttft: Floats, tpot: Floats, details: dict[str, Any]) -> dict[str, Any]:
     out = {}
     known = np.array([point.inferencemax for point in points])
     for part, said in (("ttft", ttft), ("tpot", tpot)):

@@ -134,11 +134,11 @@ def host_of(batches: list[Batch]) -> tuple[float, float]:
     return min(grid, key=lambda host: error(*host))
 
 
-def predicted(shared: Path, *, quick: bool) -> tuple[list[Batch], list[float], dict[str, int]]:
+def predicted(shared: Path, *, fast: bool) -> tuple[list[Batch], list[float], dict[str, int]]:
     """(rows, their latency in seconds with the host of other GPUs, rows left out by reason)."""
     found, left = rows(shared)
     batches = []
-    for row in found[:: 10 if quick else 1]:
+    for row in found[:: 10 if fast else 1]:
         try:
             batches.append(batch_of(row))
         except InputError:
@@ -187,11 +187,9 @@ def _first_rows(shared: Path) -> list[dict[str, Any]]:
     one, both = (f.rename({name: name.strip() for name in f.columns}).drop_nulls("Hardware") for f in frames)
     keys = ["Hardware", "Num of Hardware", "Framework", "Model", "Input Length", "Batch Size"]
     one = one.select(*keys, first="Latency").unique(keys, keep="first", maintain_order=True)
-    both = both.select(*keys, told="TTFT Latency", end="end_latency").unique(
-        keys, keep="first", maintain_order=True
-    )
+    both = both.select(*keys, report="TTFT Latency", end="end_latency").unique(keys, keep="first", maintain_order=True)
     joined = one.join(both, on=keys, how="full", coalesce=True, maintain_order="left_right")
-    return joined.with_columns(first=pl.coalesce("first", "told")).to_dicts()
+    return joined.with_columns(first=pl.coalesce("first", "report")).to_dicts()
 
 
 def _why_not_first(row: dict[str, Any]) -> str:
@@ -209,13 +207,9 @@ def _first_of(row: dict[str, Any], model: str, gpu: str, host: tuple[float, floa
     length, batch = row["Input Length"], row["Batch Size"]
     seconds = {}
     for outputs in (1, length):
-        limits = EngineLimits(
-            max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=length + outputs + 1
-        )
+        limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=length + outputs + 1)
         deployment = deploy(model, gpu, tp=row["Num of Hardware"], limits=limits)
-        bare = replace(
-            deployment, cost=replace(deployment.cost, host_s=np.zeros_like(deployment.cost.host_s))
-        )
+        bare = replace(deployment, cost=replace(deployment.cost, host_s=np.zeros_like(deployment.cost.host_s)))
         asked = Workload(np.zeros(batch), np.full(batch, length), np.full(batch, outputs))
         done = simulate(asked, bare, keep_steps=0)
         kernels_s, steps = float(np.max(done.requests.finished_s)), float(done.totals.steps.sum())

@@ -104,11 +104,7 @@ def decode_workers(shared: Path) -> list[Point]:
 
     out = []
     for row in pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts():
-        if (
-            row["mode"] != "disagg"
-            or row["system"] not in GPUS
-            or "config_id=" not in row["silicon_data_source"]
-        ):
+        if row["mode"] != "disagg" or row["system"] not in GPUS or "config_id=" not in row["silicon_data_source"]:
             continue
         names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
         point = row | {name: row[f"decode_{name}"] for name in names}

@@ -26,7 +26,7 @@ from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.profile import Profile
 
-Said = dict[str, tuple[float, float]]
+Message = dict[str, tuple[float, float]]
 """(mean TTFT, mean TPOT) in seconds by host: "engine", "default" and "unseen"."""
 HOSTS = ("engine", "default", "unseen")
 Group = tuple[object, ...]
@@ -43,7 +43,7 @@ def is_expressible(point: Point) -> bool:
 
 def by_roofline(
     points: Sequence[Point], unseen: Callable[[Point], HostOverhead]
-) -> tuple[list[tuple[Point, Said]], dict[str, int]]:
+) -> tuple[list[tuple[Point, Message]], dict[str, int]]:
     """(points with what was said of them, points left out by reason), ``cost="roofline"``.
 
     Args:
@@ -51,13 +51,13 @@ def by_roofline(
         unseen: The seconds of a host that no point of this model or GPU has shaped.
     """
     mine = [point for point in points if is_expressible(point)]
-    kept = [(point, said) for point in mine if (said := _said(point, "roofline", unseen(point)))]
+    kept = [(point, said) for point in mine if (said := _message(point, "roofline", unseen(point)))]
     return kept, {WHY_NOT: len(points) - len(mine), NO_ROOM: len(mine) - len(kept)}
 
 
 def by_profiles(
     points: Sequence[Point], unseen: Callable[[Point], HostOverhead], shared: Path, most: int | None = None
-) -> tuple[list[tuple[Point, Said]], int]:
+) -> tuple[list[tuple[Point, Message]], int]:
     """(points with what was said of them, fits) from imported kernels, fitted once a model, GPU and cut.
 
     ``most`` fits are made; None: all.
@@ -70,7 +70,7 @@ def by_profiles(
         (point, said)
         for group, tables in _fits(groups, shared)
         for point in groups[group]
-        if (said := _said(point, tables, unseen(point)))
+        if (said := _message(point, tables, unseen(point)))
     ]
     return kept, len(groups)
 
@@ -90,7 +90,7 @@ def _fits(groups: dict[Group, list[Point]], shared: Path) -> Iterator[tuple[Grou
         yield group, fit_profile(profiles[one.gpu], model, gpu, node, cut, limits, longest)[0]
 
 
-def _said(point: Point, cost: str | CostTables, unseen: HostOverhead) -> Said:
+def _message(point: Point, cost: str | CostTables, unseen: HostOverhead) -> Message:
     """What the engine says with each host; nothing where the deployment does not fit."""
     try:
         plain = deployed(point, cost, "default")

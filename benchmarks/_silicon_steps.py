@@ -115,9 +115,7 @@ def tables(ops: RankOperators, host: Host, seqs: int, budget: int, length: int) 
 
     def table(works: Any, *axes: Any) -> Any:
         shape = np.broadcast_shapes(*(axis.shape for axis in axes))
-        seconds = np.zeros(shape) + sum(
-            (work.seconds for work in works(*(axis.astype(float) for axis in axes))), 0.0
-        )
+        seconds = np.zeros(shape) + sum((work.seconds for work in works(*(axis.astype(float) for axis in axes))), 0.0)
         seconds[0] = 0.0
         return seconds
 

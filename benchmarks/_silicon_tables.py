@@ -37,8 +37,8 @@ class TabledKernels(Kernels):
             return work
         return work.times(gemm_ratio(self.place, self.gpu.name, dtype, float(n), float(k))(rows[0]))
 
-    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, moved: Any, group: float) -> Work:
-        work = super().decode(name, seqs=seqs, keys=keys, head_flops=head_flops, moved=moved, group=group)
+    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, changed: Any, group: float) -> Work:
+        work = super().decode(name, seqs=seqs, keys=keys, head_flops=head_flops, changed=changed, group=group)
         heads = head_flops / 4 / 128
         ratio = attention_ratio(self.place, self.gpu.name, "generation", heads, heads / group)
         return work.times(ratio(np.maximum(seqs, 1), keys / np.maximum(seqs, 1)))
@@ -136,11 +136,11 @@ def _attention(place: str, gpu: str, kind: str, heads: float, kv_heads: float) -
     flops = 4 * float(measured_heads[0]) * 128
     if kind == "context":
         pairs, moved = isl * (isl + 1) / 2, 256 * kv * isl + 512 * measured_heads * isl
-        work = said.prefill("", pairs=pairs, mean_keys=(isl + 1) / 2, keys=isl, head_flops=flops, moved=moved)
+        work = said.prefill("", pairs=pairs, mean_keys=(isl + 1) / 2, keys=isl, head_flops=flops, changed=moved)
         return batch, isl, np.array(work.seconds), ms
     length = isl + step
     keys = batch * length
     moved = 256 * kv * keys + 512 * measured_heads * batch
     group = float(measured_heads[0] / kv[0])
-    work = said.decode("", seqs=batch, keys=keys, head_flops=flops, moved=moved, group=group)
+    work = said.decode("", seqs=batch, keys=keys, head_flops=flops, changed=moved, group=group)
     return batch, length, np.array(work.seconds), ms

@@ -61,7 +61,7 @@ def joined(instruction: str, given: str) -> str:
 
 def name_of(path: Path) -> str:
     """A model's name from the name of its file."""
-    return path.name.removesuffix(".jsonl.gz").removesuffix("_together")
+    return path.name.removesuffix(".jsonl.gz").removesuffix("_merged")
 
 
 @cache
@@ -83,9 +83,7 @@ def oasst(text: Path) -> Samples:
     rows = Rows()
     for path in sorted((folder / "outputs").glob("*.jsonl.gz")):
         name = name_of(path)
-        model = (
-            name.split("_", 1)[1].split("_sampling")[0].removeprefix("OpenAssistant_").removesuffix("_sample")
-        )
+        model = name.split("_", 1)[1].split("_sampling")[0].removeprefix("OpenAssistant_").removesuffix("_sample")
         says_end = any(r["ended_with_eos"] for r in lines(path))
         for r in lines(path):
             most = r["max_new_tokens"] or 1e9
@@ -168,7 +166,7 @@ def together(parts: list[Samples]) -> Samples:
         np.concatenate([p.output_tokens for p in parts]),
         np.concatenate([p.censored for p in parts]),
         [o for p in parts for o in p.output],
-        {"sources": [s for p in parts for s in p.facts["sources"]]},
+        {"sources": [s for p in parts for s in p.metadata["sources"]]},
     )
 
 
@@ -199,9 +197,7 @@ OPEN_RUNS = ("pythia-12b-sft-v8-7k", "falcon-7b-sft-mix", "llama2-13b-orca-8k", 
 
 def of_models(samples: Samples, names: tuple[str, ...]) -> Samples:
     """The samples of models whose name holds one of ``names``."""
-    return samples.take(
-        np.array([i for i, m in enumerate(samples.prompts.model) if any(name in m for name in names)])
-    )
+    return samples.take(np.array([i for i, m in enumerate(samples.prompts.model) if any(name in m for name in names)]))
 
 
 def without(samples: Samples, texts: list[str]) -> Samples:

@@ -59,8 +59,8 @@ class Turn:
             tokens_s = share * self.capacity_tokens_s
             self.workloads[load] = self.lengths.arriving(tokens_s, self.seconds, seed, load)
         measured = self.bench(self.workloads[load])
-        known = {**measured.facts, "capacity_tokens_s": round(self.capacity_tokens_s, 1)}
-        run = Run(self.setting.name, load, repeat, replace(measured, facts=known))
+        known = {**measured.metadata, "capacity_tokens_s": round(self.capacity_tokens_s, 1)}
+        run = Run(self.setting.name, load, repeat, replace(measured, metadata=known))
         self.named(run.name)
         return run
 

@@ -94,7 +94,7 @@ class Watched:
         self.url, self.model, self.log, self.group, self.notes, self.out = url, model, log, group, notes, out
         self.scrape, self.deployment = scrape, deployment
         self.last: dict[str, Any] = {}
-        self.said = b""
+        self.message = b""
 
     def bench(self, workload: Workload) -> Measured:
         """The run of ``bench``, and what the engine did meanwhile."""
@@ -105,7 +105,7 @@ class Watched:
         time.sleep(0.5)  # its log is behind
         with self.log.open("rb") as file:
             file.seek(at)
-            self.said = file.read()
+            self.message = file.read()
         end_s = float(np.nanmax(measured.records.requests.finished_s))
         self.last = {"span_s": round(end_s, 3), "engine_cpu_s": round(cpu_s, 2), "load_1m": load}
         return measured
@@ -113,7 +113,7 @@ class Watched:
     def named(self, name: str) -> None:
         """Keeps what the last run left under its name."""
         path = iterations_of(self.out, name)
-        path.write_bytes(b"\n".join(line for line in self.said.splitlines() if b"Iteration(" in line))
+        path.write_bytes(b"\n".join(line for line in self.message.splitlines() if b"Iteration(" in line))
         steps = read_iterations(path)
         if not name.endswith("-half-0"):  # what is calibrated on
             path.unlink()

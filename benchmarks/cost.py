@@ -18,11 +18,7 @@ from lengthwise.schema.deployment import Parallelism
 
 LIMITS = EngineLimits(max_num_seqs=256, max_num_batched_tokens=512)
 PARALLEL = Parallelism(tp=4)
-MODEL, GPU, NODE = (
-    catalog.model("llama-2-70b"),
-    catalog.gpu("A100-80GB"),
-    catalog.node("a100_pairwise_nvlink"),
-)
+MODEL, GPU, NODE = (catalog.model("llama-2-70b"), catalog.gpu("A100-80GB"), catalog.node("a100_pairwise_nvlink"))
 
 
 def step_times(tables, decodes, kv_tokens, chunks, contexts, out):
@@ -129,10 +125,10 @@ def vidur_build(estimator: str, suffix: str, repeats: int) -> list[Row]:
 
 def main() -> None:
     args = arguments(__doc__ or "")
-    repeats = 2 if args.quick else 5
-    rows = [lookups(1_000_000 if args.quick else 5_000_000, repeats), roofline_build(repeats)]
+    repeats = 2 if args.fast else 5
+    rows = [lookups(1_000_000 if args.fast else 5_000_000, repeats), roofline_build(repeats)]
     rows += vidur_build("monotone", "", repeats)
-    rows += vidur_build("random_forest", "_forest", 1 if args.quick else 2)
+    rows += vidur_build("random_forest", "_forest", 1 if args.fast else 2)
     show(rows, as_json=args.json)
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.config.workload import read_trace
-from lengthwise.schedule import TaskLengths, Watch, Watcher
+from lengthwise.schedule import Monitor, TaskLengths, Watcher
+from lengthwise.schedule.drift_monitor import Evidence
 from lengthwise.schedule.length_drift import moved
-from lengthwise.schedule.watch import Evidence
 
 RATE = 0.01
 MOVES = (*(("mean", by) for by in (-0.3, -0.15, 0.15, 0.3)), *(("sd", by) for by in (-0.3, -0.15, 0.15, 0.3)))
@@ -47,7 +47,7 @@ def delay(task: TaskLengths, requests: int | None, what: str, by: float, seed: i
     """Requests from a move of the outputs, after 1,000 as planned, to the alarm."""
     rng = np.random.default_rng(seed)
     after = moved(task.output_pmf, what, by, 4096)
-    watcher = Watcher(task, requests, Watch(RATE, least_requests=1, seed=seed))
+    watcher = Watcher(task, requests, Monitor(RATE, min_requests=1, seed=seed))
     for at in range(21_000):
         pmf = task.output_pmf if at < 1000 else after
         pair = int(rng.choice(len(task.prompt_pmf), p=task.prompt_pmf)), int(rng.choice(len(pmf), p=pmf))
@@ -71,7 +71,7 @@ def delays(streams: int) -> Iterator[dict[str, object]]:
 def alarms(prompts: np.ndarray, outputs: np.ndarray, planned: int, every: int, seed: int = 0) -> int:
     """Of a watch over all but the first requests, which its plan was counted over."""
     task = TaskLengths.from_samples(prompts[:planned], outputs[:planned])
-    watcher = Watcher(task, planned, Watch(RATE, every=every, seed=seed))
+    watcher = Watcher(task, planned, Monitor(RATE, every=every, seed=seed))
     pairs = zip(prompts[planned:].tolist(), outputs[planned:].tolist(), strict=True)
     return sum(watcher.observe(*pair, float(at)) is not None for at, pair in enumerate(pairs))
 
@@ -89,33 +89,21 @@ def recorded(folder: Path, shuffles: int) -> Iterator[dict[str, object]]:
         prompts, outputs = trace.prompt_tokens[:most], trace.output_tokens[:most]
         for every in EVERY:
             found = alarms(prompts, outputs, planned, every)
-            yield {
-                "name": "recorded",
-                "trace": name,
-                "watched": most - planned,
-                "every": every,
-                "alarms": found,
-            }
+            yield {"name": "recorded", "trace": name, "watched": most - planned, "every": every, "alarms": found}
         for seed in range(shuffles):
             order = np.random.default_rng(seed).permutation(len(prompts))
             found = alarms(prompts[order], outputs[order], planned, 1, seed)
-            yield {
-                "name": "shuffled",
-                "trace": name,
-                "watched": most - planned,
-                "seed": seed,
-                "alarms": found,
-            }
+            yield {"name": "shuffled", "trace": name, "watched": most - planned, "seed": seed, "alarms": found}
 
 
 def cost(requests: int = 20_000) -> dict[str, object]:
     """CPU seconds of one request."""
     task, rng = TaskLengths.from_preset("exegpt-s"), np.random.default_rng(0)
     drawn = zip(rng.integers(1, 400, requests).tolist(), rng.integers(1, 60, requests).tolist(), strict=True)
-    watcher, began_s = Watcher(task), time.process_time()
+    watcher, started_s = Watcher(task), time.process_time()
     for at, pair in enumerate(drawn):
         watcher.observe(*pair, float(at))
-    return {"name": "cost", "cpu_us": 1e6 * (time.process_time() - began_s) / requests}
+    return {"name": "cost", "cpu_us": 1e6 * (time.process_time() - started_s) / requests}
 
 
 def main() -> int:
@@ -129,7 +117,7 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="one stream of each delay, one shuffle")
     options.add_argument("--json", action="store_true", help="as it always prints")
     given = options.parse_args()
-    if given.quick:
+    if given.fast:
         given.streams = given.shuffles = 1
     sections = {
         "known": lambda: iter([known()]),

@@ -50,14 +50,14 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
 }
 
 
-def systems(_: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
+def systems(_: Path, fast: bool) -> Mapping[str, Callable[[], list[Row]]]:
     """A section a model, and one that puts them together."""
     import _exegpt_systems
 
     def rows(figures: Callable[[], dict[str, Any]]) -> list[Row]:
         return [SECTIONS.row(name, value) for name, value in figures().items()]
 
-    found = _exegpt_systems.sections(quick)
+    found = _exegpt_systems.sections(fast)
     return {name: (lambda figures=figures: rows(figures)) for name, figures in found.items()}
 
 

@@ -35,12 +35,12 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
 }
 
 
-def overhead(_: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
+def overhead(_: Path, fast: bool) -> Mapping[str, Callable[[], list[Row]]]:
     """A section for the gateway and for each peer, run one after the other."""
     import _gateway_overhead
 
     def rows(target: _gateway_overhead.Target) -> list[Row]:
-        return [SECTIONS.row(*one) for one in _gateway_overhead.figures(target, quick=quick).items()]
+        return [SECTIONS.row(*one) for one in _gateway_overhead.figures(target, fast=fast).items()]
 
     return {f"overhead.{one.name}": (lambda one=one: rows(one)) for one in _gateway_overhead.TARGETS}
 

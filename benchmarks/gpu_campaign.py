@@ -82,7 +82,7 @@ class Campaign:
     def __init__(self, out: Path, device: str, plan: Plan, python: str, clock: Clock) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self.out, self.device, self.plan, self.python, self.clock = out, device, plan, python, clock
-        self.told: dict[str, Any] = {"plan": plan.name, "budget_s": clock.budget_s, "said": []}
+        self.report: dict[str, Any] = {"plan": plan.name, "budget_s": clock.budget_s, "message": []}
         self.runs: list[Any] = []
         self.known: dict[str, Any] = {}
         self.measured_by = _frozen.of_measuring()
@@ -93,10 +93,10 @@ class Campaign:
 
     def say(self, text: str) -> None:
         """To people, and to progress.json."""
-        line = f"{self.clock.spent_s:6.1f} s  {text}"
+        line = f"{self.clock.elapsed_s:6.1f} s  {text}"
         print(line, file=sys.stderr, flush=True)
-        self.told["said"].append(line.strip())
-        self._write("progress.json", [self.told])
+        self.report["message"].append(line.strip())
+        self._write("progress.json", [self.report])
 
     def _write(self, name: str, lines: list[dict[str, Any]]) -> None:
         from _harness import strict_json
@@ -114,14 +114,12 @@ class Campaign:
         self.gpu = device_of(self.device, plan.dtype)
         self.say(f"{plan.name} on {self.gpu.name}, {self.clock.budget_s:.0f} s")
         setting = _circle.Setting("fifo", plan.seqs, plan.step_tokens)
-        limits = replace(
-            setting.limits(plan.max_model_len, BLOCK), weight_dtype=plan.dtype, kv_dtype=plan.dtype
-        )
+        limits = replace(setting.limits(plan.max_model_len, BLOCK), weight_dtype=plan.dtype, kv_dtype=plan.dtype)
         base = _circle.deployment_of(str(self.config), self.gpu, limits, plan.blocks)
         self.known = {"deployment": _circle.facts_of(base)}
         tables = self._profiled(base)
-        facts = self._measured(setting, base)
-        return self._compared(base, tables, facts)
+        metadata = self._measured(setting, base)
+        return self._comparison(base, tables, metadata)
 
     def _profiled(self, d: Any) -> Any:
         """Cost tables of the profile; the roofline's where there is none."""
@@ -146,7 +144,7 @@ class Campaign:
                 **words,
             )
             write_profile(profile, self.out / "profile.parquet")
-            self.say("; ".join((f"profile of {len(profile)} points", *profile.facts.notes)))
+            self.say("; ".join((f"profile of {len(profile)} points", *profile.metadata.notes)))
             tables, _ = fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)
         except Exception as error:  # noqa: BLE001 - nobody is there to start the rest again
             told = error if isinstance(error, InputError) else traceback.format_exc()
@@ -174,19 +172,19 @@ class Campaign:
             "blocks": plan.blocks,
             "block-size": BLOCK,
         }
-        facts: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         compiling = threading.Thread(target=compiled, args=(base, lengths), daemon=True)
         compiling.start()  # while the engine starts
         try:
             with _continuous.started(self.python, self.config, flags, clock.to_measure_s()) as engine:
-                facts |= engine.facts
-                self.told["engine"] = facts
-                self.say(f"{facts['engine']} with {facts['attention']} on {facts['device']}")
+                metadata |= engine.metadata
+                self.report["engine"] = metadata
+                self.say(f"{metadata['engine']} with {metadata['attention']} on {metadata['device']}")
                 compiling.join(clock.to_measure_s())
                 self._loads(engine, setting, lengths)
         except EngineError as error:
             self.say(f"the engine ended early: {error}")
-        return facts
+        return metadata
 
     def _loads(self, engine: Any, setting: Any, lengths: Any) -> None:
         import _circle
@@ -196,13 +194,13 @@ class Campaign:
 
         def bench(workload: Any) -> Any:
             measured = engine.run(workload, clock.to_measure_s() + clock.end_s / 3)
-            return replace(measured, facts={**measured.facts, **self.known})
+            return replace(measured, metadata={**measured.metadata, **self.known})
 
         for _ in range(2):  # the first is the engine's own warm-up
             first = bench(lengths.workload(plan.seqs, 0, None, "warm-up"))
-        took_s = float(np.nanmax(first.records.requests.finished_s))
-        rate_rps = plan.seqs / took_s
-        self.say(f"{plan.seqs} requests at once in {took_s:.1f} s: about {rate_rps:.2f} a second")
+        duration_s = float(np.nanmax(first.records.requests.finished_s))
+        rate_rps = plan.seqs / duration_s
+        self.say(f"{plan.seqs} requests at once in {duration_s:.1f} s: about {rate_rps:.2f} a second")
         most = int(rate_rps * clock.to_measure_s() / 2)
         static_s = min(plan.static_s, clock.to_measure_s() / 4)
         _circle.measure_loads(
@@ -212,19 +210,19 @@ class Campaign:
             static_n=max(8, min(most, 1000, max(2 * plan.seqs, round(rate_rps * static_s)))),
             seconds=plan.seconds,
             repeats=plan.repeats,
-            kept=self._kept,
+            retained=self._retained,
             say=self.say,
             least=16,
             left_s=clock.to_measure_s,
         )
 
-    def _kept(self, run: Any) -> None:
+    def _retained(self, run: Any) -> None:
         from lengthwise.measure import write_records
 
         write_records(run.measured, self.out / f"{run.name}.measured.parquet")
         self.runs.append(run)
 
-    def _compared(self, base: Any, tables: Any, facts: dict[str, Any]) -> int:
+    def _comparison(self, base: Any, tables: Any, metadata: dict[str, Any]) -> int:
         import _circle
         import _circle_rows
 
@@ -233,23 +231,20 @@ class Campaign:
         runs, clock = self.runs, self.clock
         learnt = [run for run in runs if run.load in _circle.LEARNT]
         held = [run for run in runs if run.load not in _circle.LEARNT]
-        told = {
-            "profile": _circle.errors(base, tables, runs),
-            "roofline": _circle.errors(base, base.cost, runs),
-        }
-        self.told["errors"] = told
+        told = {"profile": _circle.errors(base, tables, runs), "roofline": _circle.errors(base, base.cost, runs)}
+        self.report["errors"] = told
         if not learnt or not held:
             self.say("there are too few runs to calibrate on some and to judge by others")
             return 1
         self.say("simulated by the profile and by the roofline")
-        before_s = clock.spent_s
+        before_s = clock.elapsed_s
         found = _circle.calibrated(learnt, held, replace(base, cost=tables))
-        took_s = clock.spent_s - before_s
+        duration_s = clock.elapsed_s - before_s
         told = {"calibrated": _circle.errors(base, found.tables, runs), **told}
         answers = {run.name: _circle.simulated(replace(base, cost=found.tables), run) for run in held}
         rows = _circle_rows.rows(f"fidelity.gpu.{self.plan.name}", told, runs, held, answers)
         rows[f"fidelity.gpu.{self.plan.name}.calibration"] = {
-            "value": round(took_s, 2),
+            "value": round(duration_s, 2),
             "unit": "s",
             "details": {
                 "learnt_of": [run.name for run in learnt],
@@ -257,15 +252,15 @@ class Campaign:
                 "parameters": [asdict(p) for p in found.parameters],
                 "scores": [asdict(s) for s in found.scores],
                 "notes": list(found.notes),
-                "engine": facts,
+                "engine": metadata,
                 "machine": {"device": self.gpu.name, "cores": os.cpu_count(), "python": platform.python_version()},
-                "seconds": round(clock.spent_s, 1),
+                "seconds": round(clock.elapsed_s, 1),
             },
         }  # fmt: skip
         for row in rows.values():
-            row["details"] |= _frozen.facts(self.measured_by)
+            row["details"] |= _frozen.metadata(self.measured_by)
         self._write("rows.json", [{"name": name} | row for name, row in rows.items()])
-        self.say(f"calibrated on {len(learnt)} runs in {took_s:.1f} s; rows.json is written")
+        self.say(f"calibrated on {len(learnt)} runs in {duration_s:.1f} s; rows.json is written")
         for name, row in rows.items():
             print(f"{name:52} {row['value']:10.4g} {row['unit']}", flush=True)
         for run in runs:

@@ -30,9 +30,9 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
 }
 
 
-def multibin(shared: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
+def multibin(shared: Path, fast: bool) -> Mapping[str, Callable[[], list[Row]]]:
     """Multi-Bin Batching's sections, which give rows of their own."""
-    return {f"multibin.{name}": section for name, section in _multibin.sections(shared, quick=quick).items()}
+    return {f"multibin.{name}": section for name, section in _multibin.sections(shared, fast=fast).items()}
 
 
 SECTIONS = Sections("lengths", __doc__.splitlines()[0], MODULES, TARGETS, multibin)

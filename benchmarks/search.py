@@ -17,7 +17,7 @@ from typing import Any
 from _harness import Row, machine, show
 
 from lengthwise import config, engine, search
-from lengthwise.schema.plan import Plan, Standing, Study
+from lengthwise.schema.plan import Plan, Status, Study
 from lengthwise.usecases import capacity
 from lengthwise.usecases import search as search_module
 
@@ -39,10 +39,10 @@ def check(study: Study) -> None:
         assert best is not None, plan.name
         assert best.objective.half_width <= 0.025 * best.objective.value, (plan.name, best.objective)
         assert best.at is not None
-        assert best.at.held, plan.name
+        assert best.at.satisfied, plan.name
         assert best.objective.value <= best.bound * (1 + 1e-9)
         for limit in plan.limits:
-            assert limit.holds(best.at.value(limit.metric) * 0.98), (plan.name, limit)
+            assert limit.is_satisfied(best.at.value(limit.metric) * 0.98), (plan.name, limit)
 
 
 def paper(jobs: int, models: tuple[str, ...]) -> list[Row]:
@@ -56,12 +56,12 @@ def paper(jobs: int, models: tuple[str, ...]) -> list[Row]:
             study = search_module.plan(asked(model), workers)
             check(study)
             for plan in study.plans:
-                wall_s[f"{model} {plan.name}"] = plan.spent.seconds
-                print(f"{model} {plan.name}: {plan.spent.seconds:.1f} s", file=sys.stderr)
+                wall_s[f"{model} {plan.name}"] = plan.effort.seconds
+                print(f"{model} {plan.name}: {plan.effort.seconds:.1f} s", file=sys.stderr)
                 plans[f"{model} {plan.name}"] = plan
             swaps[model] = [swap.ratio for swap in study.swaps if math.isfinite(swap.ratio)]
     total_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-    spent = [plan.spent for plan in plans.values()]
+    spent = [plan.effort for plan in plans.values()]
     simulations, requests = sum(s.simulations for s in spent), sum(s.requests for s in spent)
     candidates, runnable = sum(s.candidates for s in spent), sum(s.candidates - s.rejected for s in spent)
     details = {
@@ -71,7 +71,7 @@ def paper(jobs: int, models: tuple[str, ...]) -> list[Row]:
         "candidates": candidates,
         "simulations": simulations,
         "seconds_by_scenario": wall_s,
-        "winners": {name: _told(plan) for name, plan in plans.items()},
+        "winners": {name: _report(plan) for name, plan in plans.items()},
         "worst_swap_by_model": {model: max(found, default=math.nan) for model, found in swaps.items()},
     }
     pruned = sum(s.pruned for s in spent) / runnable
@@ -79,12 +79,7 @@ def paper(jobs: int, models: tuple[str, ...]) -> list[Row]:
         Row("search.paper.total_s", total_s, "s", 900, "lower", details=details),
         Row("search.paper.scenario_max_s", max(wall_s.values()), "s", 75, "lower"),
         Row(
-            "search.paper.simulated_requests",
-            requests,
-            "requests",
-            1e10,
-            "lower",
-            details={"simulations": simulations},
+            "search.paper.simulated_requests", requests, "requests", 1e10, "lower", details={"simulations": simulations}
         ),
         Row("search.pruned_share", pruned, "of runnable", 0.5, "higher"),
     ]
@@ -116,26 +111,24 @@ def scaling() -> Row:
     one = one.model_copy(update={"variants": one.variants[:1]})
     walls: dict[str, float] = {}
     answers = []
-    for name, crew in (
+    for name, worker_pool in (
         ("threads 1", search.threads(1)),
         ("threads 2", search.threads(2)),
         ("processes 1", search.processes(1)),
         ("processes 2", search.processes(2)),
     ):
-        with crew as workers:
+        with worker_pool as workers:
             start = time.perf_counter()
             study = search_module.plan(one, workers)
             walls[name] = time.perf_counter() - start
-        answers.append(
-            [(c.key, c.objective) for c in study.plans[0].choices if c.standing is Standing.RANKED]
-        )
+        answers.append([(c.key, c.objective) for c in study.plans[0].choices if c.status is Status.RANKED])
     assert all(answer == answers[0] for answer in answers)
     ratios = {kind: walls[f"{kind} 1"] / walls[f"{kind} 2"] for kind in ("threads", "processes")}
     details = {"walls": walls, "ratios": ratios, "machine": machine()}
     return Row("search.scaling_2_workers", max(ratios.values()), "times", 1.8, "higher", details=details)
 
 
-def _told(plan: Plan) -> dict[str, Any]:
+def _report(plan: Plan) -> dict[str, Any]:
     best = plan.best
     assert best is not None
     assert best.at is not None
@@ -159,8 +152,8 @@ def main() -> None:
     given = parser.parse_args()
     engine.warm_up()
     rows = [single()]
-    rows += paper(given.jobs, MODELS[2:3] if given.quick else MODELS)
-    if not given.quick:
+    rows += paper(given.jobs, MODELS[2:3] if given.fast else MODELS)
+    if not given.fast:
         rows.append(scaling())
     show(rows, as_json=given.json)
 

@@ -98,16 +98,14 @@ def growth(rate: float, sizes: list[int]) -> list[Row]:
     details = {"points": points, "machine": machine()}
     return [
         Row("simulate.growth_exponent", exponent, "", 1.1, "lower", None, details),
-        Row(
-            f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}", points[-1]["peak_gib"], "GiB", 4.0, "lower"
-        ),
+        Row(f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}", points[-1]["peak_gib"], "GiB", 4.0, "lower"),
     ]
 
 
 def main() -> None:
     args = arguments(__doc__ or "")
-    requests, repeats = (100_000, 3) if args.quick else (1_000_000, 5)
-    sizes = [10_000, 100_000, 1_000_000] if args.quick else [10_000, 100_000, 1_000_000, 10_000_000]
+    requests, repeats = (100_000, 3) if args.fast else (1_000_000, 5)
+    sizes = [10_000, 100_000, 1_000_000] if args.fast else [10_000, 100_000, 1_000_000, 10_000_000]
     one = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
     piped = deploy("llama-2-70b", "A100-80GB", tp=4, pp=2, limits=LIMITS)
     many = deploy(

@@ -42,9 +42,7 @@ assert engine.ready()
 def import_time(repeats: int) -> Row:
     seconds = [fresh_process(IMPORT)["out"] for _ in range(repeats)]
     details = {"machine": machine()}
-    return Row(
-        "import_s", statistics.median(seconds), "s", 0.15, "lower", (min(seconds), max(seconds)), details
-    )
+    return Row("import_s", statistics.median(seconds), "s", 0.15, "lower", (min(seconds), max(seconds)), details)
 
 
 def warm_simulate(repeats: int) -> Row:
@@ -75,7 +73,7 @@ def cold_compile() -> Row:
 
 def main() -> None:
     args = arguments(__doc__ or "")
-    repeats = 3 if args.quick else 7
+    repeats = 3 if args.fast else 7
     show([import_time(repeats), warm_simulate(repeats), cold_compile()], as_json=args.json)
 
 

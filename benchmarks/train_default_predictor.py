@@ -51,10 +51,10 @@ def trained(text: Path) -> tuple[Lexical, dict]:
     other = _texts.alpaca_eval(text)
     apart = _texts.without(other, list(samples.prompts.text))
     out = evaluate(whole, apart, clock=None, windows=(0,), draws=100)
-    facts = {
+    metadata = {
         "name": "default",
         "trained": TRAINED,
-        "licence": LICENCE,
+        "license": LICENCE,
         "censored": int(samples.censored.sum()),
         "versions": {name: version(name) for name in ("numpy", "scikit-learn")},
         "held_out": figures(held),
@@ -63,7 +63,7 @@ def trained(text: Path) -> tuple[Lexical, dict]:
         "extrapolated; no mathematics with long reasoning, no long code, no reasoning models; how long a model that it "
         "has not seen answers on the whole is a guess, the order of its requests is not",
     }
-    return whole, facts
+    return whole, metadata
 
 
 def figures(found: Evaluation) -> dict[str, list[float]]:
@@ -80,14 +80,14 @@ def main() -> int:
     parser.add_argument("shared", type=Path)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    predictor, facts = trained(given.shared / "data/text")
+    predictor, metadata = trained(given.shared / "data/text")
     if not given.check:
-        save(predictor, SHIPPED, facts)
+        save(predictor, SHIPPED, metadata)
         print(f"wrote {SHIPPED} ({SHIPPED.stat().st_size} bytes)")
         return 0
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder) / "default.lwp"
-        save(predictor, again, facts)
+        save(predictor, again, metadata)
         same = again.read_bytes() == SHIPPED.read_bytes()
     print("the same, byte for byte" if same else "not the same bytes")
     return 0 if same else 1

@@ -27,10 +27,10 @@ class Queues:
         self._queues: list[list[tuple[float, int]]] = [[] for _ in range(gateways)]
         self._shortest, self._random, self.waiting = shortest, random, 0
 
-    def add(self, who: int, size: float) -> None:
+    def add(self, owner: int, size: float) -> None:
         """One more, at a gateway by chance."""
         queue = self._queues[self._random.integers(len(self._queues))]
-        heapq.heappush(queue, (size if self._shortest else who, who))
+        heapq.heappush(queue, (size if self._shortest else owner, owner))
         self.waiting += 1
 
     def take(self) -> int:
@@ -58,10 +58,10 @@ def mean_and_p99_s(
     return float(steady.mean()), float(np.quantile(steady, 0.99))
 
 
-def _served(arrivals: np.ndarray, sizes: np.ndarray, seats: int, queues: Queues) -> np.ndarray:
+def _served(arrivals: np.ndarray, sizes: np.ndarray, max_num_seqs: int, queues: Queues) -> np.ndarray:
     """[n] times from arrival to end."""
     ends = np.empty(len(sizes))
-    free = [0.0] * seats  # when each seat is
+    free = [0.0] * max_num_seqs  # when each seat is
     coming = 0
     for _ in range(len(sizes)):
         now_s = heapq.heappop(free)

@@ -15,8 +15,7 @@ def table() -> str:
     for title, rows in FAULTS:
         lines = [f"### {title}\n", "| what goes wrong | what then happens | held by |", "|---|---|---|"]
         lines += [
-            f"| {what} | {then} | {', '.join(map(_linked, tests)) or '**missing**'} |"
-            for what, then, tests in rows
+            f"| {what} | {then} | {', '.join(map(_linked, tests)) or '**missing**'} |" for what, then, tests in rows
         ]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -150,11 +150,7 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "dead with call and row; what hangs on it is blocked, the rest finish",
                 (f"{_FAULTS}test_a_task_that_cannot_be_rendered_is_dead_and_blocks_what_hangs_on_it",),
             ),
-            (
-                "is the same as another",
-                "asked once",
-                (f"{_LOCAL}test_the_same_request_is_asked_once",),
-            ),
+            ("is the same as another", "asked once", (f"{_LOCAL}test_the_same_request_is_asked_once",)),
         ),
     ),
     (
@@ -172,9 +168,7 @@ OF_RUNNERS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             (
                 "planning anew fails",
                 "the run goes on by the plan that it has, and says so",
-                (
-                    "apps/run/test_replanning.py::test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has",
-                ),
+                ("apps/run/test_replanning.py::test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has",),
             ),
         ),
     ),

@@ -51,9 +51,7 @@ def live(named: Rows) -> str:
 
 def _bound(named: Rows) -> str:
     """Which runs are not counted, and since when that was fixed: rows that hold the bound were measured under it."""
-    cases = [
-        case for name, _ in LIVE for case in ((named.get(name) or {}).get("details") or {}).get("cases") or ()
-    ]
+    cases = [case for name, _ in LIVE for case in ((named.get(name) or {}).get("details") or {}).get("cases") or ()]
     before = {case["busy_above"] for case in cases if "busy_above" in case}
     bound = ", ".join(number(one) for one in sorted(before or {OLD_BOUND}))
     if len(before) == 1 and all("busy_above" in case for case in cases):

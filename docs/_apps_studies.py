@@ -56,11 +56,11 @@ def _cases(cases: Sequence[Mapping[str, Any]]) -> str:
     for case in cases:
         methods = case["methods"]
         whole = [
-            number(methods[name]["makespan_s"] + methods[name]["ahead_s"])
+            number(methods[name]["makespan_s"] + methods[name]["lead_s"])
             for name in ("lengthwise", "samullm", "max", "min")
         ]
         mine, off = methods["lengthwise"], case["estimate_error"]
-        looked = number(mine["search_s"]), number(mine["ahead_s"])
+        looked = number(mine["search_s"]), number(mine["lead_s"])
         cells = [case["case"], number(case["tasks"]), whole[0], *looked, *whole[1:], f"{off:+.1%}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -71,9 +71,7 @@ def ablation(named: Rows) -> str:
     lines = ["| what | limit 256 | limit 512 | the paper |", "|---|---|---|---|"]
     wanted = [(f"apps.no_preemption_{name}", words) for name, words in ABLATION]
     wanted.append(("apps.known_over_unknown", "planned with unknown over planned with known lengths"))
-    wanted.append(
-        ("apps.other_set_error", "worst error where outputs are 0.7 to 1.3 times as long as planned")
-    )
+    wanted.append(("apps.other_set_error", "worst error where outputs are 0.7 to 1.3 times as long as planned"))
     for name, words in wanted:
         rows = [named.get(f"{name}_{limit}") for limit in LIMITS]
         paper = next((row["details"].get("paper") for row in rows if row), "-")

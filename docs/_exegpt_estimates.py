@@ -32,9 +32,7 @@ def table7(rows: Rows) -> Iterator[str]:
         "within the threshold that is asked for. Decode iterations spread because a batch shrinks from the first iteration of a phase to "
         "the last; at one place in the phase they spread less, and the adjustment of prompts hardly changes them."
     )
-    free, held = (
-        details(rows, f"exegpt.variance.paper_5.9s.{name}") for name in ("as_it_comes", "within_5_percent")
-    )
+    free, held = (details(rows, f"exegpt.variance.paper_5.9s.{name}") for name in ("as_it_comes", "within_5_percent"))
     if free and held:
         yield (
             f"\nWAA's encodings vary more, few prompts at a time: its B_E = 10 by +-{percent(free['encode']['range'])} as they come, "
@@ -136,16 +134,16 @@ def engine(rows: Rows) -> Iterator[str]:
             ]
         )
         lines.extend(
-            [f"- {_strategy(kind)}", str(one["schedules"]), percent(one["p95"]), *_apart(one)]
+            [f"- {_strategy(kind)}", str(one["schedules"]), percent(one["p95"]), *_disaggregated(one)]
             for kind, one in [*told.get("by_strategy", {}).items(), *told.get("by_kind", {}).items()]
         )
     yield from table(["schedules", "how many", "P95", "median", "throughput's P95", "latency's P95"], lines)
     if lines:
         yield from _why_off(rows)
-    yield from _kept(rows)
+    yield from _retained(rows)
 
 
-def _kept(rows: Rows) -> Iterator[str]:
+def _retained(rows: Rows) -> Iterator[str]:
     """Whether what is chosen under a bound keeps it."""
     row, told = rows.get("exegpt.bound_broken_share"), details(rows, "exegpt.bound_broken_share")
     if row is None or not told:
@@ -163,7 +161,7 @@ def _strategy(name: str) -> str:
     return WINNERS.get(name, name)
 
 
-def _apart(one: Mapping[str, Any]) -> list[str]:
+def _disaggregated(one: Mapping[str, Any]) -> list[str]:
     if "median" not in one:
         return ["", "", ""]
     return [percent(one["median"]), percent(one["throughput_p95"]), percent(one["latency_p95"])]

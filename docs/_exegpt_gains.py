@@ -120,7 +120,7 @@ def _cell(cell: Mapping[str, Any]) -> list[str]:
         *(number(one["rps"]) if one else "-" for one in each),
         number(cell["gain"]) if cell["won"] else "-",
         chosen["words"] if chosen else "nothing",
-        number(chosen["held_s"]) if chosen else "-",
+        number(chosen["constrained_latency_s"]) if chosen else "-",
     ]
 
 
@@ -161,9 +161,7 @@ SYSTEMS = (
 def _systems_cells(rows: Rows) -> Iterator[str]:
     found, lines = under(rows, "exegpt.systems."), []
     shown = [
-        (name, title)
-        for name, title in SYSTEMS
-        if any(name in one["cells"][0]["systems"] for one in found.values())
+        (name, title) for name, title in SYSTEMS if any(name in one["cells"][0]["systems"] for one in found.values())
     ]
     for model, model_title in MODELS:
         for task, letter in TASKS.items():

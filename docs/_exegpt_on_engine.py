@@ -23,16 +23,14 @@ def live(rows: Rows) -> Iterator[str]:
         ways = (
             ("expected", _expected(told["expected"])),
             ("event engine, same tables", _pair(told["simulated"], number)),
-            ("engine held to it", _held(told["seen"])),
-            ("kept by the gateway", _kept(told["seen_of_gateway"])),
+            ("engine held to it", _reserved(told["seen"])),
+            ("kept by the gateway", _retained(told["seen_of_gateway"])),
             (
                 f"stock scheduler, {round(told['expected']['decode_batch'])} under way",
                 _pair(told["stock_as_many_under_way"], _spread),
             ),
         )
-        lines += [
-            [f"{name}: {words}" if k == 0 else "", *way] for k, way in enumerate([w, *c] for w, c in ways)
-        ]
+        lines += [[f"{name}: {words}" if k == 0 else "", *way] for k, way in enumerate([w, *c] for w, c in ways)]
     yield from table(HEAD, lines)
 
 
@@ -44,44 +42,39 @@ def _words(controls: Mapping[str, Any]) -> str:
     return f"B_E = {controls['encode_batch']}, N_D = {controls['decode_steps']}"
 
 
-def _expected(told: Mapping[str, Any]) -> list[str]:
-    steps, decode_s = told["controls"]["decode_steps"], told["decode_s"]
+def _expected(report: Mapping[str, Any]) -> list[str]:
+    steps, decode_s = report["controls"]["decode_steps"], report["decode_s"]
     names = ("throughput_rps", "latency_s", "decode_batch", "cycle_s", "encode_s")
-    return [
-        *(number(told[name]) for name in names),
-        number(steps * decode_s),
-        str(steps),
-        number(1e3 * decode_s),
-    ]
+    return [*(number(report[name]) for name in names), number(steps * decode_s), str(steps), number(1e3 * decode_s)]
 
 
-def _held(told: Seen) -> list[str]:
+def _reserved(report: Seen) -> list[str]:
     names = ("throughput_rps", "latency_s", "decode_batch", "cycle_s", "encode_s")
-    shown = [_spread(told[name]) for name in names]
-    return [*shown, number(_decoding_s(told)), number(_iterations(told)), _spread(told["decode_s"], 1e3)]
+    shown = [_spread(report[name]) for name in names]
+    return [*shown, number(_decoding_s(report)), number(_iterations(report)), _spread(report["decode_s"], 1e3)]
 
 
-def _kept(told: Seen) -> list[str]:
+def _retained(report: Seen) -> list[str]:
     names = ("throughput_rps", "latency_s", "decode_batch", "cycle_s")
-    return [*(_spread(told[name]) for name in names), "-", "-", _spread(told["decode_steps"]), "-"]
+    return [*(_spread(report[name]) for name in names), "-", "-", _spread(report["decode_steps"]), "-"]
 
 
-def _pair(told: Mapping[str, Any], shown: Callable[[Any], str]) -> list[str]:
-    return [shown(told["throughput_rps"]), shown(told["latency_s"]), *["-"] * 6]
+def _pair(report: Mapping[str, Any], shown: Callable[[Any], str]) -> list[str]:
+    return [shown(report["throughput_rps"]), shown(report["latency_s"]), *["-"] * 6]
 
 
-def _spread(told: Mapping[str, Any], times: float = 1.0) -> str:
-    mean, low, high = (number(times * of) for of in (told["mean"], *told["range"]))
+def _spread(report: Mapping[str, Any], times: float = 1.0) -> str:
+    mean, low, high = (number(times * of) for of in (report["mean"], *report["range"]))
     return mean if low == mean == high else f"{mean} ({low} to {high})"
 
 
-def _decoding_s(told: Seen) -> float:
+def _decoding_s(report: Seen) -> float:
     """What of a cycle is not encoding."""
-    return told["cycle_s"]["mean"] - told["encode_s"]["mean"]
+    return report["cycle_s"]["mean"] - report["encode_s"]["mean"]
 
 
-def _iterations(told: Seen) -> float:
-    return _decoding_s(told) / told["decode_s"]["mean"]
+def _iterations(report: Seen) -> float:
+    return _decoding_s(report) / report["decode_s"]["mean"]
 
 
 def on_engine(rows: Rows) -> Iterator[str]:
@@ -125,8 +118,7 @@ def _parts(some: Mapping[str, Mapping[str, Any]]) -> str:
     seen = [one["seen"] for one in some.values()]
     encode = [e["encode_s"] / s["encode_s"]["mean"] - 1 for e, s in zip(expected, seen, strict=True)]
     decode = [
-        e["controls"]["decode_steps"] * e["decode_s"] / _decoding_s(s) - 1
-        for e, s in zip(expected, seen, strict=True)
+        e["controls"]["decode_steps"] * e["decode_s"] / _decoding_s(s) - 1 for e, s in zip(expected, seen, strict=True)
     ]
     played = [
         one["expected"][name] / one["simulated"][name] - 1
@@ -154,18 +146,18 @@ def _parts(some: Mapping[str, Mapping[str, Any]]) -> str:
     return text
 
 
-def _tables(told: Mapping[str, Any], some: Mapping[str, Mapping[str, Any]]) -> str:
+def _tables(report: Mapping[str, Any], some: Mapping[str, Mapping[str, Any]]) -> str:
     """What is known of the tables: the calibration, runs held out of it, the machine."""
-    errors = [one["jct_p50"] for one in told["held_out_errors"].values()]
-    moved = [one for one in told["calibration"] if one["value"] != one["prior"]]
+    errors = [one["jct_p50"] for one in report["held_out_errors"].values()]
+    moved = [one for one in report["calibration"] if one["value"] != one["prior"]]
     shown = ", ".join(f"{one['label']} {number(one['value'])}" for one in moved)
     text = f"The calibration {'moved no parameter' if not moved else f'moved {shown}'}"
-    text += _of_log(told, some) + ". "
+    text += _of_log(report, some) + ". "
     text += (
         f"On the stock engine's runs at nearly full load, which it did not see, the median JCT is {_list(errors)} off, one after "
         "the other, the same requests each time"
     )
-    ratios = _cpu_ratios(told["runs"])
+    ratios = _cpu_ratios(report["runs"])
     if ratios:
         text += (
             f": the engine took {between(ratios, number)} times the processor seconds for a load in the first repeat as in the second. "
@@ -178,10 +170,10 @@ def _list(errors: Sequence[float]) -> str:
     return " and ".join(signed(error) for error in errors)
 
 
-def _of_log(told: Mapping[str, Any], some: Mapping[str, Mapping[str, Any]]) -> str:
-    if not any(one["name"] == "log_step" for one in told["calibration"]):
+def _of_log(report: Mapping[str, Any], some: Mapping[str, Mapping[str, Any]]) -> str:
+    if not any(one["name"] == "log_step" for one in report["calibration"]):
         return ""
-    logged = [1e3 * run["iterations_s"] / run["iterations"] for run in told["runs"].values()]
+    logged = [1e3 * run["iterations_s"] / run["iterations"] for run in report["runs"].values()]
     seen = [1e3 * one["seen"]["decode_s"]["mean"] for one in some.values()]
     return (
         f". It was given the engine's log of steps, which has {between(logged, number)} ms a step where decode iterations took "
@@ -194,9 +186,7 @@ def _cpu_ratios(runs: Mapping[str, Mapping[str, Any]]) -> list[float]:
     """By load, the engine's processor seconds of the first repeat over those of the second."""
     first = {name.removesuffix("-0"): run for name, run in runs.items() if name.endswith("-0")}
     return [
-        run["engine_cpu_s"] / runs[f"{name}-1"]["engine_cpu_s"]
-        for name, run in first.items()
-        if f"{name}-1" in runs
+        run["engine_cpu_s"] / runs[f"{name}-1"]["engine_cpu_s"] for name, run in first.items() if f"{name}-1" in runs
     ]
 
 
@@ -207,7 +197,7 @@ def _over_stock(rows: Rows, some: Mapping[str, Mapping[str, Any]]) -> str:
     gains = details(rows, "exegpt.live.over_stock")
     ahead = [name for name in some if gains[name] > 1]
     times = ", ".join(f"{number(gains[name])} ({name})" for name in some)
-    verdict = f"ahead with {', '.join(ahead)}" if ahead else "not ahead of the engine's own scheduler here"
+    decision = f"ahead with {', '.join(ahead)}" if ahead else "not ahead of the engine's own scheduler here"
     why = (
         "On one stage there are no bubbles to fill, chunked prefill encodes beside decodes, and a place that is free is taken at once, "
         "where RRA's waits for the phase's end. "
@@ -215,7 +205,7 @@ def _over_stock(rows: Rows, some: Mapping[str, Mapping[str, Any]]) -> str:
     longest = ratios("latency_s", "seen", "stock_as_many_under_way")
     gateway = ratios("throughput_rps", "seen_of_gateway", "seen")
     return (
-        f"**RRA is {verdict}**: with as many requests under way it has {times} times the requests a second. {'' if ahead else why}"
+        f"**RRA is {decision}**: with as many requests under way it has {times} times the requests a second. {'' if ahead else why}"
         f"Its longest outputs take {longest} times as long, waiting to be encoded left out. The gateway, which counts from outside, has "
         f"{gateway} times the requests a second of the scheduler class."
     )

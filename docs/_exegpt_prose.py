@@ -59,8 +59,7 @@ def winners(rows: Rows) -> Iterator[str]:
         return
     here = {task: _ahead(rows, task) for task in told["by_task"]}
     shares = [
-        f"{TASKS[task]} {here[task]} ({one['waa_ahead']}) of {one['cells']}"
-        for task, one in told["by_task"].items()
+        f"{TASKS[task]} {here[task]} ({one['waa_ahead']}) of {one['cells']}" for task, one in told["by_task"].items()
     ]
     short, long = (_met_by_both(rows, tasks) for tasks in (("s", "c1"), ("t", "g", "c2")))
     holds(2 * sum(waa > rra for _, rra, waa in short) > len(short), "WAA leads on short outputs")
@@ -97,9 +96,7 @@ def _large_of_waa(rows: Rows) -> list[str]:
         title
         for model, title in MODELS
         if model.startswith(("gpt-3-175b", "gpt-3-341b"))
-        and any(
-            waa_rps(cell) for task in TASKS for cell in (told.get(f"{model}.{task}") or {}).get("cells") or []
-        )
+        and any(waa_rps(cell) for task in TASKS for cell in (told.get(f"{model}.{task}") or {}).get("cells") or [])
     ]
 
 
@@ -108,9 +105,7 @@ def _ahead(rows: Rows, task: str) -> int:
     small = ("t5-11b-a40", "opt-13b-a40", "gpt-3-39b-a40", "gpt-3-101b-a100")
     large = ("gpt-3-101b-a100", "gpt-3-175b-a40", "gpt-3-175b-a100", "gpt-3-341b-a40")
     models = {"s": small, "t": small, "c1": dict.fromkeys((*small, *large))}.get(task, large)
-    cells = [
-        cell for model in models for cell in details(rows, f"exegpt.figure.{model}.{task}").get("cells") or []
-    ]
+    cells = [cell for model in models for cell in details(rows, f"exegpt.figure.{model}.{task}").get("cells") or []]
     return sum((cell["won"] or "").startswith("waa") for cell in cells)
 
 
@@ -123,9 +118,7 @@ def systems(rows: Rows) -> Iterator[str]:
 def _left_out(rows: Rows) -> Iterator[str]:
     """Which models and tasks are not in the table, and why."""
     played = set(under(rows, "exegpt.systems."))
-    every = [
-        f"{model}.{task}" for model, _ in MODELS for task in TASKS if (model, task) != ("t5-11b-a40", "c2")
-    ]
+    every = [f"{model}.{task}" for model, _ in MODELS for task in TASKS if (model, task) != ("t5-11b-a40", "c2")]
     if not played:
         return
     holds(played <= set(every), "T5 takes no prompts of task C2")
@@ -134,9 +127,7 @@ def _left_out(rows: Rows) -> Iterator[str]:
         yield f"\nAll {len(every)} scenarios, a model and a task each, were played out (T5 takes no prompts of task C2)."
         return
     tasks = {title: [t for t in TASKS if f"{model}.{t}" in without] for model, title in MODELS}
-    named = "; ".join(
-        f"{title}: {', '.join(TASKS[task] for task in some)}" for title, some in tasks.items() if some
-    )
+    named = "; ".join(f"{title}: {', '.join(TASKS[task] for task in some)}" for title, some in tasks.items() if some)
     several = [details(rows, f"exegpt.systems.{name}").get("configurations") or {} for name in sorted(played)]
     counts = [sum(one.values()) for one in several if one]
     cost = f" ({between(counts, number)} configurations of the systems each)" if counts else ""
@@ -168,13 +159,10 @@ def _over_today(rows: Rows) -> Iterator[str]:
         f"{number(told['as_cut_for_ft'])}; with schedules in replicas, too, {number(told['in_replicas'])}. Intervals are Student's over "
         f"the means of {told['scenarios']} scenarios, a model and a task each, of {told['models']} models alone.\n"
     )
-    joining = [
-        rows[name]["value"] for name in ("exegpt.gain_over_orca", "exegpt.gain_over_vllm") if name in rows
-    ]
+    joining = [rows[name]["value"] for name in ("exegpt.gain_over_orca", "exegpt.gain_over_vllm") if name in rows]
     static = (rows.get("exegpt.gain_over_fastertransformer") or {"value": math.inf})["value"]
     holds(
-        all(gain < static for gain in joining),
-        "systems that let requests come and go are ahead of FasterTransformer",
+        all(gain < static for gain in joining), "systems that let requests come and go are ahead of FasterTransformer"
     )
     yield (
         "In the paper's Figure 7 FasterTransformer is ahead of DeepSpeed-Inference, Orca and vLLM on OPT-13B; here those that "
@@ -189,11 +177,7 @@ def table6(rows: Rows) -> Iterator[str]:
     if "none" not in found or "kept_at_tightest" not in found:
         return
     rra = [found[bound] for bound in ("11.5s", "none")]
-    off = [
-        abs(one["their_schedule"][ours] / one["paper"][ours] - 1)
-        for one in rra
-        for ours in ("rps", "latency_s")
-    ]
+    off = [abs(one["their_schedule"][ours] / one["paper"][ours] - 1) for one in rra for ours in ("rps", "latency_s")]
     kept = found["3.1s"]["paper"]["rps"] / found["none"]["paper"]["rps"]
     yield (
         f"\nWhat the paper measured of its RRA schedules is estimated within {percent(max(off))}. {_of_waa([found['3.1s'], found['5.9s']])} "
@@ -205,8 +189,7 @@ def table6(rows: Rows) -> Iterator[str]:
 def _of_waa(some: Sequence[Mapping[str, Any]]) -> str:
     """How the paper's WAA schedules are estimated."""
     off = {
-        name: [one["their_schedule"][name] / one["paper"][name] - 1 for one in some]
-        for name in ("rps", "latency_s")
+        name: [one["their_schedule"][name] / one["paper"][name] - 1 for one in some] for name in ("rps", "latency_s")
     }
     low = [-error for error in off["latency_s"]]
     holds(min(low) > 0, "latencies of the paper's WAA schedules are lower here")
@@ -216,9 +199,9 @@ def _of_waa(some: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _parted(told: Mapping[str, Any]) -> str:
+def _parted(report: Mapping[str, Any]) -> str:
     """Whether without a bound the choice is the paper's strategy."""
-    best = told["strategies"]
+    best = report["strategies"]
     rps = {name: one["rps"] for name, one in best.items() if one}
     won = max(rps, key=lambda name: rps[name])
     if won == "rra":
@@ -267,16 +250,11 @@ def figure11(rows: Rows) -> Iterator[str]:
     if "moves" not in told:
         return
     paper = told["paper"]
-    margins = {(one["moved"], one["change"]): one["margin"] for one in told["moves"]}
+    margins = {(one["changed"], one["change"]): one["margin"] for one in told["moves"]}
     more = (margins["mean", 0.15], paper["margin_mean_15_a"]), (margins["sd", 0.3], paper["margin_sd_30_a"])
-    holds(
-        all(ours is None or ours > theirs for ours, theirs in more),
-        "WAA's latencies move more than the paper's",
-    )
+    holds(all(ours is None or ours > theirs for ours, theirs in more), "WAA's latencies move more than the paper's")
     bound = told["bound"]
-    other = (
-        "" if bound == "30 %" else f"WAA meets no bound as tight as its 30 % here, hence that of {bound}. "
-    )
+    other = "" if bound == "30 %" else f"WAA meets no bound as tight as its 30 % here, hence that of {bound}. "
     yield (
         f"The paper (WAA, 30 % bound) asks for {percent(paper['margin_mean_15_a'])} for a mean that is 15 % longer under (a), "
         f"{percent(paper['margin_mean_15_b'])} under (b), and {percent(paper['margin_sd_30_a'])} for a deviation 30 % larger under "

@@ -26,7 +26,7 @@ def table6(rows: Rows) -> Iterator[str]:
                 _pair(told["their_schedule"]),
                 _pair(told["their_schedule_as_they_count"]),
                 ours["words"],
-                f"{_pair(ours)} ({number(ours['held_s'])})",
+                f"{_pair(ours)} ({number(ours['constrained_latency_s'])})",
             ]
         )
     head = ["bound, s", "paper chose", "and had: s, requests/s", "that, by us", "by us as the paper counts"]
@@ -34,11 +34,7 @@ def table6(rows: Rows) -> Iterator[str]:
 
 
 def _pair(schedule: Mapping[str, Any] | None) -> str:
-    return (
-        f"{number(schedule['latency_s'])}, {number(schedule['rps'])}"
-        if schedule
-        else "memory does not hold it"
-    )
+    return f"{number(schedule['latency_s'])}, {number(schedule['rps'])}" if schedule else "memory does not hold it"
 
 
 def table5(rows: Rows) -> Iterator[str]:
@@ -71,9 +67,7 @@ def _shares(some: Sequence[Mapping[str, Any]]) -> str:
     points = sum(one["points"] for one in some)
     if not points:
         return "-"
-    shares = (
-        100 * sum(one[kind] * one["points"] for one in some) / points for kind in ("latency", "throughput")
-    )
+    shares = (100 * sum(one[kind] * one["points"] for one in some) / points for kind in ("latency", "throughput"))
     return ", ".join(f"{share:.1f}" for share in shares)
 
 
@@ -104,22 +98,24 @@ def table7(rows: Rows) -> Iterator[str]:
     yield from table(head, lines)
 
 
-def _ranged(told: Mapping[str, Any]) -> str:
-    ends = told["ci"]
-    return f"{number(told['mean_s'])}, +-{percent(told['range'])} [{number(100 * ends[0])}, {number(100 * ends[1])}]"
+def _ranged(report: Mapping[str, Any]) -> str:
+    ends = report["ci"]
+    return (
+        f"{number(report['mean_s'])}, +-{percent(report['range'])} [{number(100 * ends[0])}, {number(100 * ends[1])}]"
+    )
 
 
 def figure11(rows: Rows) -> Iterator[str]:
     """What moves of the outputs do to a schedule that stays."""
     for name, told in under(rows, "exegpt.drift.").items():
         yield (
-            f"**{name.upper()}**: {told['schedule']}, {number(told['rps'])} requests/s, {number(told['held_s'])} s held under a bound of "
+            f"**{name.upper()}**: {told['schedule']}, {number(told['rps'])} requests/s, {number(told['constrained_latency_s'])} s held under a bound of "
             f"{number(told['bound_s'])} s ({told['bound']} of FasterTransformer's latencies).\n"
         )
         lines = [
             [
-                one["moved"],
-                f"{one['change']:+g}" if one["moved"] == "skewness" else f"{100 * one['change']:+g} %",
+                one["changed"],
+                f"{one['change']:+g}" if one["changed"] == "skewness" else f"{100 * one['change']:+g} %",
                 number(one["kept_rps"]),
                 number(one["anew_rps"]),
                 number(one["latency"]),
@@ -129,7 +125,7 @@ def figure11(rows: Rows) -> Iterator[str]:
             ]
             for one in told["moves"]
         ]
-        head = ["moved", "by", "throughput kept", "chosen anew", "latency (a)", "margin (a)", "latency (b)"]
+        head = ["changed", "by", "throughput kept", "chosen anew", "latency (a)", "margin (a)", "latency (b)"]
         yield from table([*head, "margin (b)"], lines)
         yield ""
 
@@ -144,8 +140,10 @@ def real(rows: Rows) -> Iterator[str]:
     for name, told in under(rows, "exegpt.real.").items():
         model, _, of = name.rpartition(".")
         lengths = told["lengths"]
-        about = f"{number(lengths['prompt_mean'])} / {number(lengths['output_mean'])}, sd {number(lengths['output_sd'])}"
-        shown = [gain_of(cell) + ("" if cell["holds"] else " (bound broken)") for cell in told["cells"]]
+        about = (
+            f"{number(lengths['prompt_mean'])} / {number(lengths['output_mean'])}, sd {number(lengths['output_sd'])}"
+        )
+        shown = [gain_of(cell) + ("" if cell["is_satisfied"] else " (bound broken)") for cell in told["cells"]]
         lines.append([dict(MODELS)[model], of, f"{lengths['requests']:,}", about, *shown])
     head = ["model", "list", "requests", "prompt / output tokens", *(f"bound {bound}" for bound in BOUNDS)]
     yield from table(head, lines)
@@ -174,26 +172,18 @@ def regret(rows: Rows) -> Iterator[str]:
     large = details(rows, "exegpt.regret_16_gpus").get("questions") or {}
     each = [*questions.items(), *large.items()]
     yield from table(
-        [
-            "model, task",
-            "strategies",
-            "bounds",
-            "chosen",
-            "schedules",
-            "looking at all, min",
-            "missed, at most",
-        ],
+        ["model, task", "strategies", "bounds", "chosen", "schedules", "looking at all, min", "missed, at most"],
         [[name, *_question(told)] for name, told in each],
     )
 
 
-def _question(told: Mapping[str, Any]) -> list[str]:
-    chosen = ", ".join(f"{WINNERS[name]} {many}" for name, many in (told.get("chosen") or {}).items() if many)
+def _question(report: Mapping[str, Any]) -> list[str]:
+    chosen = ", ".join(f"{WINNERS[name]} {many}" for name, many in (report.get("chosen") or {}).items() if many)
     return [
-        ", ".join(WINNERS[name] for name in told.get("strategies") or ()) or "-",
-        str(told["bounds"]),
+        ", ".join(WINNERS[name] for name in report.get("strategies") or ()) or "-",
+        str(report["bounds"]),
         chosen or "-",
-        f"{told['points']:,}",
-        number(told.get("exhaustive_minutes")),
-        percent(told["regret_max"]),
+        f"{report['points']:,}",
+        number(report.get("exhaustive_minutes")),
+        percent(report["regret_max"]),
     ]

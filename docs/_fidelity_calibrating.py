@@ -21,18 +21,11 @@ def times(rows: Rows) -> Iterator[str]:
     yield "| runs | requests | beside them | dense masks | simulations | s of processor time | s by the clock |"
     yield "|---|---|---|---|---|---|---|"
     for name, of in cases.items():
-        cells = [
-            f"{of['requests']} of {of['runs']} runs",
-            of["beside_them"],
-            of["masks"],
-            f"{of['simulations']:,}",
-        ]
+        cells = [f"{of['requests']} of {of['runs']} runs", of["beside_them"], of["masks"], f"{of['simulations']:,}"]
         clock = f"{of['wall_s']:.3g}" if "wall_s" in of else "-"
         yield f"| {name} | {' | '.join(cells)} | {of['cpu_s']:.3g} | {clock} |"
     machine = details.get("machine") or {}
-    busy = (
-        f" (load average {machine['load_1m']:.2g} on {machine['cores']} cores after them)" if machine else ""
-    )
+    busy = f" (load average {machine['load_1m']:.2g} on {machine['cores']} cores after them)" if machine else ""
     counted = "by the clock" if details.get("counted") == "wall_s" else "of processor time"
     yield (
         f"\nThe figure is the slowest of these in seconds {counted}. Each was timed once, beside other work{busy}; a "
@@ -48,7 +41,7 @@ def counters(rows: Rows) -> Iterator[str]:
         details = row["details"]
         for kind, of in details["kinds"].items():
             ends = f"[{number(of['low'], 'relative').removesuffix(' %')} to {number(of['high'], 'relative')}]"
-            told = f"{number(of['error'], 'relative')} {ends} | {of['width']:.2g} | {of['held']} of {details['of_runs']}"
+            told = f"{number(of['error'], 'relative')} {ends} | {of['width']:.2g} | {of['satisfied']} of {details['of_runs']}"
             yield f"| {parameter(row)} | {FITTED[kind]} | {told} |"
     yield ""
     yield f"{_ranked(rows)}\n"

@@ -35,7 +35,7 @@ ABOUT = (
 )
 
 
-def campaigns(rows: Rows, earlier: Rows, prefix: str, *, told: str = "") -> Iterator[str]:
+def campaigns(rows: Rows, earlier: Rows, prefix: str, *, report: str = "") -> Iterator[str]:
     """A table of a circle's campaigns, a line each; nothing where none was replaced.
 
     ``told`` is the title of the section that says already what the columns are; "": none does.
@@ -43,7 +43,7 @@ def campaigns(rows: Rows, earlier: Rows, prefix: str, *, told: str = "") -> Iter
     before = by_campaign(earlier, prefix)
     if not before:
         return
-    yield f"Every campaign so far, in columns as under *{told}*.\n" if told else ABOUT
+    yield f"Every campaign so far, in columns as under *{report}*.\n" if report else ABOUT
     yield f"| {' | '.join((*COLUMNS, *map(_label, METRICS)))} |"
     yield f"|{'---|' * (len(COLUMNS) + len(METRICS))}"
     for named in (*before, *by_campaign(rows, prefix)):
@@ -73,7 +73,7 @@ def by_campaign(rows: Rows, prefix: str) -> list[dict[str, Mapping[str, Any]]]:
     for row in rows:
         circle, _, last = row["name"].rpartition(".")
         if f"{circle}." == prefix and last.endswith(TOLD):
-            found.setdefault(row.get("kept", ""), {})[last] = row
+            found.setdefault(row.get("retained", ""), {})[last] = row
     return list(found.values())
 
 
@@ -88,27 +88,27 @@ def state(named: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     measured = {run for row in errors for run in (row.get("details") or {}).get("signed_by_run") or {}}
     told = [row.get("details") or {} for row in errors]
     return (
-        _when(errors, "kept"),
+        _when(errors, "retained"),
         _when(told, "measured_at"),
         _when(told, "code_changed_at"),
         _frozen(told),
         _load(loads, machine.get("cores")),
         f"{machine['float32_gflops_one_thread']:.0f}" if "float32_gflops_one_thread" in machine else "-",
-        f"{len(details.get('doubts') or {})} of {len(measured)}" if measured else "-",
-        _apart(named.get("jct_p50_error") or {}),
+        f"{len(details.get('warnings') or {})} of {len(measured)}" if measured else "-",
+        _disaggregated(named.get("jct_p50_error") or {}),
     )
 
 
-def _when(told: Sequence[Mapping[str, Any]], key: str) -> str:
+def _when(report: Sequence[Mapping[str, Any]], key: str) -> str:
     """The latest of such times, to the minute; a dash where none is known."""
-    return max((of[key][:16].replace("T", " ") for of in told if of.get(key)), default="-")
+    return max((of[key][:16].replace("T", " ") for of in report if of.get(key)), default="-")
 
 
-def _frozen(told: Sequence[Mapping[str, Any]]) -> str:
+def _frozen(report: Sequence[Mapping[str, Any]]) -> str:
     """Whether the code is older than the runs; a dash where nobody kept when one of them was."""
-    if not told or not all(of.get("measured_at") and of.get("code_changed_at") for of in told):
+    if not report or not all(of.get("measured_at") and of.get("code_changed_at") for of in report):
         return "-"
-    return "yes" if all(of.get("frozen") is True for of in told) else "no"
+    return "yes" if all(of.get("frozen") is True for of in report) else "no"
 
 
 def _load(loads: Sequence[float], cores: int | None) -> str:
@@ -118,7 +118,7 @@ def _load(loads: Sequence[float], cores: int | None) -> str:
     return f"{ends} on {cores} cores" if cores else ends
 
 
-def _apart(row: Mapping[str, Any]) -> str:
+def _disaggregated(row: Mapping[str, Any]) -> str:
     loads = ((row.get("details") or {}).get("signed_by_load") or {}).values()
     return percent(max((of["repeats_spread"] for of in loads), default=None))
 

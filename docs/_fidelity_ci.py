@@ -11,12 +11,12 @@ from _fidelity_overview import number
 TESTS = Path(__file__).parents[1] / "tests"
 JUDGING = TESTS / "live" / "judging.py"
 TRANSFORMERS = TESTS / "live" / "test_live_transformers.py"
-KEPT = TESTS / "measure" / "test_kept_circles.py"
+RETAINED = TESTS / "measure" / "test_kept_circles.py"
 
 
 def tested() -> str:
     """What is tested where, with the bounds on errors."""
-    of, kept = constants(JUDGING), constants(KEPT)
+    of, kept = constants(JUDGING), constants(RETAINED)
     share = {name: number(value, "relative") for name, value in of.items() if isinstance(value, float)}
     return f"""\
 ## What is tested where

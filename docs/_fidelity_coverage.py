@@ -34,7 +34,7 @@ def held_within(row: Mapping[str, Any]) -> Iterator[str]:
     details = row["details"]
     loads = ", ".join(f"{load} {_hits(of)}" for load, of in details["by_load"].items())
     yield (
-        f"**{details['held']} of {details['n']} held-out medians lie within the 95 % interval of a simulation with the "
+        f"**{details['satisfied']} of {details['n']} held-out medians lie within the 95 % interval of a simulation with the "
         f"calibrated tables** ({figure(row)}; an exact interval of the share, as if metrics of a load were independent, which "
         f"they are not){_sides(details)}. By load: {loads}. Of single runs {_hits(details['single_runs'])} lie within"
         f"{_sides(details['single_runs'])}.{_seen(details)}\n"
@@ -90,7 +90,7 @@ def _sides(of: Mapping[str, Any]) -> str:
 
 
 def _hits(of: Mapping[str, Any]) -> str:
-    return f"{of['held']} of {of['n']}"
+    return f"{of['satisfied']} of {of['n']}"
 
 
 def _counted(row: Mapping[str, Any]) -> str:
@@ -98,18 +98,17 @@ def _counted(row: Mapping[str, Any]) -> str:
     details = row.get("details") or {}
     if row["name"] != "calibrate_coverage":
         return ""
-    if "untold" not in details:
+    if "missing" not in details:
         return " (an older count: seeds of one run among them, intervals widened to hold what was not moved)"
-    untold = details["untold"]
-    by_name = ", ".join(f"{name} {of['held']} of {of['n']}" for name, of in details["by_parameter"].items())
-    return f" ({by_name}; of what was not told, {untold['held']} of {untold['n']}).{_widths(details)}"
+    untold = details["missing"]
+    by_name = ", ".join(f"{name} {of['satisfied']} of {of['n']}" for name, of in details["by_parameter"].items())
+    return f" ({by_name}; of what was not told, {untold['satisfied']} of {untold['n']}).{_widths(details)}"
 
 
 def _widths(details: Mapping[str, Any]) -> str:
     """How wide the intervals of what was told are, beside how far off the values are."""
     each = "; ".join(
-        f"{name} {of['times']:.3g}"
-        + (f" ({number(of['off'], 'relative')} off)" if of.get("off") is not None else "")
+        f"{name} {of['times']:.3g}" + (f" ({number(of['off'], 'relative')} off)" if of.get("off") is not None else "")
         for name, of in (details.get("widths") or {}).items()
     )
     return f" Upper ends over lower ones, and how far off the values are, medians: {each}." if each else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from _fidelity_overview import number, verdict
+from _fidelity_overview import decision, number
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -15,7 +15,7 @@ ABOUT = (
     "10 points on), and what is known of the cause.\n"
 )
 PARTS = {"by_gpu": "GPUs", "by_dtype": "formats", "by_model": "models", "by_backend": "engines"}
-FEWEST = 10
+MIN_COUNT = 10
 CAUSES = {
     "fidelity.argonne.amd.": (
         "No constant of the roofline was fitted on AMD, and software of 2024 is recorded there: what is told is what the data "
@@ -60,7 +60,7 @@ def misses(rows: Rows) -> Iterator[str]:
 
 def _is_missed(row: Mapping[str, Any]) -> bool:
     told = row.get("value") is not None and row.get("target") is not None
-    return told and verdict(row).startswith("missed")
+    return told and decision(row).startswith("missed")
 
 
 def _of(row: Mapping[str, Any]) -> str:
@@ -72,7 +72,7 @@ def _of(row: Mapping[str, Any]) -> str:
 
 def _parts(details: Mapping[str, Any]) -> Iterator[str]:
     for key, word in PARTS.items():
-        of = {name: one for name, one in (details.get(key) or {}).items() if one["points"] >= FEWEST}
+        of = {name: one for name, one in (details.get(key) or {}).items() if one["points"] >= MIN_COUNT}
         if len(of) > 1:
             order = sorted(of, key=lambda name: of[name]["p50"])
             told = [f"{name} {_percent(of[name]['p50'])} ({of[name]['bias']:+.1%})" for name in order]

@@ -74,30 +74,15 @@ TRUTHS = (
         "fidelity.silicon.roofline_unseen.",
         MEDIAN,
     ),
-    Truth(
-        "imported kernel tables",
-        "those of them that have tables",
-        "fidelity.silicon.tables.",
-        MEDIAN,
-    ),
+    Truth("imported kernel tables", "those of them that have tables", "fidelity.silicon.tables.", MEDIAN),
     Truth(
         "`deploy` and `simulate` with a host by name, which was fitted to these points",
         "those of them that `deploy` has settings for",
         "fidelity.silicon.shipped.",
         MEDIAN,
     ),
-    Truth(
-        "roofline, hosts from other GPUs",
-        "Argonne's static batches, NVIDIA",
-        "fidelity.argonne.nvidia.",
-        MEDIAN,
-    ),
-    Truth(
-        "roofline, hosts from NVIDIA GPUs",
-        "Argonne's static batches, AMD MI300X",
-        "fidelity.argonne.amd.",
-        MEDIAN,
-    ),
+    Truth("roofline, hosts from other GPUs", "Argonne's static batches, NVIDIA", "fidelity.argonne.nvidia.", MEDIAN),
+    Truth("roofline, hosts from NVIDIA GPUs", "Argonne's static batches, AMD MI300X", "fidelity.argonne.amd.", MEDIAN),
 )
 GPU = Truth("profile and calibration on other loads", "transformers on {}", "fidelity.gpu.{}.", CIRCLE)
 
@@ -208,17 +193,13 @@ def figure(row: Mapping[str, Any]) -> str:
 
 def _counted(unit: str, details: Mapping[str, Any]) -> str:
     """Of how many values a share is, and in how many groups they hang together."""
-    of = details.get("told") if isinstance(details.get("told"), Mapping) else details
+    of = details.get("report") if isinstance(details.get("report"), Mapping) else details
     if unit != "share" or not of or "n" not in of:
         return ""
     groups = (
-        (key, word)
-        for key, word in (("pairs", "pairs"), ("of_runs", "runs"), ("of_loads", "loads"))
-        if key in of
+        (key, word) for key, word in (("pairs", "pairs"), ("of_runs", "runs"), ("of_loads", "loads")) if key in of
     )
-    return f" of {of['n']:,}" + "".join(
-        f" in {of[key]} {word if of[key] != 1 else word[:-1]}" for key, word in groups
-    )
+    return f" of {of['n']:,}" + "".join(f" in {of[key]} {word if of[key] != 1 else word[:-1]}" for key, word in groups)
 
 
 def held_singles(details: Mapping[str, Any]) -> list[float]:
@@ -228,7 +209,7 @@ def held_singles(details: Mapping[str, Any]) -> list[float]:
     return [abs(of["calibrated"]) for name, of in runs.items() if name.rpartition("-")[0] in loads]
 
 
-def verdict(row: Mapping[str, Any]) -> str:
+def decision(row: Mapping[str, Any]) -> str:
     """Whether a figure's aim is met: by every load that was held out, else by the median alone.
 
     Borderline where single runs, or an end of its interval, say otherwise; without an interval that is said alone. A share

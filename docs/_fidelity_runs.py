@@ -17,7 +17,7 @@ ENDS = ("value", "low", "high")
 LABELS = {
     ("fidelity.calibrated.", 4): ("before", "after", "low", "high"),
     ("fidelity.calibrated.", 3): ENDS,
-    ("fidelity.live", 4): ("measured", "said", "low", "high"),
+    ("fidelity.live", 4): ("measured", "message", "low", "high"),
 }
 """Names of the numbers of a list, by a figure's first words and their count."""
 
@@ -44,7 +44,7 @@ def runs_page(rows: Sequence[Mapping[str, Any]], sections: Sequence[tuple[str, t
 
 def _row(row: Mapping[str, Any]) -> Iterator[str]:
     told = "" if row.get("value") is None else f": {figure(row)}"
-    kept = f" (kept {row['kept'][:10]})" if row.get("kept") else ""
+    kept = f" (kept {row['retained'][:10]})" if row.get("retained") else ""
     yield f"**`{row['name']}`**{told}{kept}\n"
     rest = {key: one for key, one in (row.get("details") or {}).items() if key not in TOLD}
     yield from _details(_labelled(rest, row["name"]), ())
@@ -75,7 +75,7 @@ def _details(details: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
         yield ""
     nested = {key: value for key, value in details.items() if isinstance(value, Mapping) and value}
     flat = {key: value for key, value in nested.items() if all(map(_is_plain, value.values()))}
-    tables = flat if _alike(flat) else {}
+    tables = flat if _matching(flat) else {}
     if tables:
         yield from _table(tables, path)
     for key, value in nested.items():
@@ -86,7 +86,7 @@ def _details(details: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
             yield from _table({str(at + 1): one for at, one in enumerate(value)}, (*path, _words(key)))
 
 
-def _alike(rows: Mapping[str, Mapping[str, Any]]) -> bool:
+def _matching(rows: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether they share their columns, and few enough of them."""
     columns = {key for row in rows.values() for key in row}
     filled = sum(map(len, rows.values()))

@@ -42,7 +42,7 @@ def circle(rows: Rows) -> Iterator[str]:
     calibration = named.get("calibration")
     if calibration is not None:
         yield from _pairs(calibration.get("details") or {})
-        yield from _doubts(calibration.get("details") or {})
+        yield from _warnings(calibration.get("details") or {})
 
 
 def _of_metric(key: str, row: Mapping[str, Any]) -> str:
@@ -93,17 +93,17 @@ def _floor(errors: Mapping[str, Mapping[str, Any]]) -> str:
     return f"A repeat lies at most so far from the median of its load: {', '.join(told)}.\n" if told else ""
 
 
-def _doubts(details: Mapping[str, Any]) -> Iterator[str]:
+def _warnings(details: Mapping[str, Any]) -> Iterator[str]:
     """Which runs the calibration would refuse, and how busy the machine was."""
     runs = {name: of for name, of in (details.get("runs") or {}).items() if isinstance(of, Mapping)}
-    doubts = details.get("doubts") or {}
-    if doubts:
+    warnings = details.get("warnings") or {}
+    if warnings:
         learnt = set(details.get("learnt_of") or ())
-        of_learnt = len(learnt & set(doubts))
+        of_learnt = len(learnt & set(warnings))
         yield (
-            f"**{len(doubts)} of {len(runs)} runs carry doubts** ({of_learnt} of {len(learnt)} learnt from, "
-            f"{len(doubts) - of_learnt} of {len(runs) - len(learnt)} held out): {_by_load(doubts, runs)}. The client sent more than 1 % of their requests late.{_burst(doubts)} "
-            f"{_refused(doubts, details.get('passed'))} The benchmark takes them all (as `--allow-doubts` does), since on "
+            f"**{len(warnings)} of {len(runs)} runs carry doubts** ({of_learnt} of {len(learnt)} learnt from, "
+            f"{len(warnings) - of_learnt} of {len(runs) - len(learnt)} held out): {_by_load(warnings, runs)}. The client sent more than 1 % of their requests late.{_burst(warnings)} "
+            f"{_refused(warnings, details.get('passed'))} The benchmark takes them all (as `--allow-doubts` does), since on "
             "this machine there would be too few others.\n"
         )
     busy = [of["engine_cpu_s"] / of["span_s"] for of in runs.values() if of.get("engine_cpu_s")]
@@ -118,7 +118,7 @@ def _doubts(details: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _refused(doubts: Mapping[str, Any], passed: Sequence[str] | None) -> str:
+def _refused(warnings: Mapping[str, Any], passed: Sequence[str] | None) -> str:
     """What ``calibrate`` does with the doubted runs: whether it takes some is known of campaigns that say so."""
     rule = (
         "a client that had less than 40 % of a core, did not often wake late, and whose lateness moves neither the mean nor "
@@ -128,19 +128,21 @@ def _refused(doubts: Mapping[str, Any], passed: Sequence[str] | None) -> str:
         return f"`calibrate` takes of such runs only those of {rule}; which these are was not kept."
     if not passed:
         return f"`calibrate` refuses all of them: it takes only runs of {rule}."
-    return f"`calibrate` refuses {len(doubts) - len(passed)} of them and takes {len(passed)} unasked: those of {rule}."
+    return (
+        f"`calibrate` refuses {len(warnings) - len(passed)} of them and takes {len(passed)} unasked: those of {rule}."
+    )
 
 
-def _by_load(doubts: Mapping[str, Any], runs: Mapping[str, Any]) -> str:
+def _by_load(warnings: Mapping[str, Any], runs: Mapping[str, Any]) -> str:
     """How many repeats of each load are doubted."""
     repeats = Counter(name.rpartition("-")[0] for name in runs)
-    doubted = Counter(name.rpartition("-")[0] for name in doubts)
+    doubted = Counter(name.rpartition("-")[0] for name in warnings)
     return ", ".join(f"{load} ({n} of {repeats[load]})" for load, n in sorted(doubted.items()))
 
 
-def _burst(doubts: Mapping[str, Sequence[str]]) -> str:
+def _burst(warnings: Mapping[str, Sequence[str]]) -> str:
     """How late the static runs' client was, which has all requests to send at one moment; nothing of other runs."""
-    found = (_LATE.search(doubt) for name, told in doubts.items() if "-static-" in name for doubt in told)
+    found = (_LATE.search(doubt) for name, told in warnings.items() if "-static-" in name for doubt in told)
     late = [(float(one[1]), float(one[2])) for one in found if one]
     if not late:
         return ""
@@ -158,9 +160,7 @@ def recorded(rows: Rows) -> Iterator[str]:
     for row in rows:
         details = row.get("details") or {}
         runs = (details.get("runs") or {}).items()
-        each = "; ".join(
-            f"{name} {percent(of['mape'])} / {percent(of['llmservingsim_mape'])}" for name, of in runs
-        )
+        each = "; ".join(f"{name} {percent(of['mape'])} / {percent(of['llmservingsim_mape'])}" for name, of in runs)
         theirs = percent(details.get("llmservingsim_mape"))
         yield f"| {_part(row)} | {percent(row['value'])} | {_interval(row)} | {theirs} | {each} |"
     yield ""
@@ -235,9 +235,7 @@ def percent(of: float | None) -> str:
 
 def between(errors: Sequence[float]) -> str:
     """The smallest to the largest in percent."""
-    return (
-        f"{number(min(errors), 'relative').removesuffix(' %')} to {percent(max(errors))}" if errors else "-"
-    )
+    return f"{number(min(errors), 'relative').removesuffix(' %')} to {percent(max(errors))}" if errors else "-"
 
 
 def _interval(row: Mapping[str, Any]) -> str:
@@ -246,6 +244,4 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def _part(row: Mapping[str, Any]) -> str:
-    return {"ttft": "TTFT", "tpot": "TPOT"}.get(
-        part := row["name"].rsplit(".", 1)[1].removesuffix("_mape"), part
-    )
+    return {"ttft": "TTFT", "tpot": "TPOT"}.get(part := row["name"].rsplit(".", 1)[1].removesuffix("_mape"), part)

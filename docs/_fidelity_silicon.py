@@ -11,23 +11,20 @@ Rows = Sequence[Mapping[str, Any]]
 MADE = "fidelity.silicon."
 UNSEEN = f"{MADE}roofline_unseen."
 PARTS = (("TTFT", "ttft"), ("TPOT", "tpot"))
-WAYS = (
-    ("the roofline, fitted on other models and GPUs", "roofline_unseen"),
-    ("`deploy` and `simulate`", "shipped"),
-)
+WAYS = (("the roofline, fitted on other models and GPUs", "roofline_unseen"), ("`deploy` and `simulate`", "shipped"))
 """What predicted points of both kinds; tables are there for points of recorded clients alone."""
 
 
 def all_points(rows: Rows) -> Iterator[str]:
     """Lines of the first table: the same ways over all aggregated points, where these are more than the headline's."""
     for way, name in WAYS:
-        told = {
-            column: _details(rows, f"{MADE}{name}.{part}").get("all_agg_points") for column, part in PARTS
-        }
+        told = {column: _details(rows, f"{MADE}{name}.{part}").get("all_agg_points") for column, part in PARTS}
         counted = next((of["points"] for of in told.values() if of), 0)
         if counted > _details(rows, f"{MADE}{name}.ttft").get("points", counted):
-            cells = [NONE if of is None else f"median {_told(of)}" for of in told.values()]
-            where = f"all {counted:,} aggregated points of that sample (AIConfigurator's), sweeps of unknown clients too"
+            cells = [NONE if of is None else f"median {_report(of)}" for of in told.values()]
+            where = (
+                f"all {counted:,} aggregated points of that sample (AIConfigurator's), sweeps of unknown clients too"
+            )
             yield f"| **lengthwise** | the same: {way} | {where} | {' | '.join(cells)} | {NONE} |"
 
 
@@ -50,8 +47,7 @@ def limits(rows: Rows) -> Iterator[str]:
     left = first.get("left_out") or {}
     whole = first["all_agg_points"]["points"] + sum(left.values())
     every, sweeps = (
-        ", ".join(f"{column} {_told(of[key])}" for column, of in both.items())
-        for key in ("all_agg_points", "sweeps")
+        ", ".join(f"{column} {_report(of[key])}" for column, of in both.items()) for key in ("all_agg_points", "sweeps")
     )
     most = max(left.items(), key=lambda one: one[1], default=None)
     none = f", {most[1]:,} of them for {most[0]}" if most else ""
@@ -78,7 +74,7 @@ def left_out(rows: Rows) -> Iterator[str]:
     if workers.get("points"):
         yield (
             f"Where prefill and decode have workers of their own, TPOT alone was tried, of {workers['points']} decode workers "
-            f"of at most a node: median {_told(workers)}.\n"
+            f"of at most a node: median {_report(workers)}.\n"
         )
 
 
@@ -87,5 +83,5 @@ def _details(rows: Rows, name: str) -> Mapping[str, Any]:
     return row.get("details") or {}
 
 
-def _told(of: Mapping[str, Any]) -> str:
+def _report(of: Mapping[str, Any]) -> str:
     return f"{number(of['p50'], 'relative')} (P90 {number(of['p90'], 'relative')})"

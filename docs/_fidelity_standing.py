@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from _fidelity_campaigns import before
-from _fidelity_overview import LLMSERVINGSIM, NO_INTERVAL, held_singles, verdict
+from _fidelity_overview import LLMSERVINGSIM, NO_INTERVAL, decision, held_singles
 from _fidelity_sections import between, percent
 from _fidelity_silicon import limits
 
@@ -20,9 +20,7 @@ def standing(rows: Rows, earlier: Rows = ()) -> str:
         row = next((row for row in rows if row["name"] == f"fidelity.recorded.{part}_mape"), None)
         theirs = ((row or {}).get("details") or {}).get("llmservingsim_mape")
         if row is not None and row.get("value") is not None and theirs:
-            told = (
-                "reached" if row["value"] < theirs else f"missed by a factor of {row['value'] / theirs:.2g}"
-            )
+            told = "reached" if row["value"] < theirs else f"missed by a factor of {row['value'] / theirs:.2g}"
             lines.append(f"| {column} | {percent(theirs)} | {percent(row['value'])} | {told} |")
     if not lines:
         return "\n".join(_limits(rows, earlier))
@@ -41,32 +39,26 @@ def _limits(rows: Rows, earlier: Rows) -> Iterator[str]:
         {
             row["name"].rsplit(".", 1)[1]: row
             for row in rows
-            if row["name"].startswith(prefix)
-            and row["name"].endswith("_error")
-            and row.get("value") is not None
+            if row["name"].startswith(prefix) and row["name"].endswith("_error") and row.get("value") is not None
         }
         for prefix in ("fidelity.live.", "fidelity.live_transformers.")
     )
     if live:
         singles = [error for row in live.values() for error in held_singles(row.get("details") or {})]
-        verdicts = [verdict(row) for row in live.values() if row.get("target") is not None]
+        decisions = [decision(row) for row in live.values() if row.get("target") is not None]
         yield (
             f"- **Calibrated to vLLM on a CPU**{_load(rows)}, it is {between([row['value'] for row in live.values()])} off at loads "
-            f"and settings that it has not seen (medians; single runs {between(singles)}): of {len(verdicts)} aims "
-            f"{verdicts.count('met')} met by every load, {sum('median' in of for of in verdicts)} by the median alone, "
-            f"{verdicts.count('borderline')} borderline, {verdicts.count(NO_INTERVAL)} without an interval, "
-            f"{verdicts.count('missed')} missed.{_signs(live)}"
+            f"and settings that it has not seen (medians; single runs {between(singles)}): of {len(decisions)} aims "
+            f"{decisions.count('met')} met by every load, {sum('median' in of for of in decisions)} by the median alone, "
+            f"{decisions.count('borderline')} borderline, {decisions.count(NO_INTERVAL)} without an interval, "
+            f"{decisions.count('missed')} missed.{_signs(live)}"
             f"{_looked_at(live)}{before(earlier, 'fidelity.live.')}"
         )
     if other:
         singles = [error for row in other.values() for error in held_singles(row.get("details") or {})]
         middle = [(row.get("details") or {}).get("median_of", {}) for row in other.values()]
         plain_better = sum(of["roofline"] < of["calibrated"] for of in middle if of)
-        nearer = (
-            f", and in {plain_better} of {len(other)} metrics the plain roofline is nearer"
-            if plain_better
-            else ""
-        )
+        nearer = f", and in {plain_better} of {len(other)} metrics the plain roofline is nearer" if plain_better else ""
         yield (
             "- **Calibrated to another engine**, transformers' continuous batching, it is "
             f"{between([row['value'] for row in other.values()])} off at a load that it has not seen (medians; single runs {between(singles)}){nearer}.{_signs(other)}"
@@ -81,13 +73,9 @@ def _limits(rows: Rows, earlier: Rows) -> Iterator[str]:
 
 def _load(rows: Rows) -> str:
     """How busy the machine was before its runs, as it was kept with them."""
-    details = next(
-        (row.get("details") or {} for row in rows if row["name"] == "fidelity.live.calibration"), {}
-    )
+    details = next((row.get("details") or {} for row in rows if row["name"] == "fidelity.live.calibration"), {})
     loads = [
-        of["load_1m"]
-        for of in (details.get("runs") or {}).values()
-        if isinstance(of, Mapping) and "load_1m" in of
+        of["load_1m"] for of in (details.get("runs") or {}).values() if isinstance(of, Mapping) and "load_1m" in of
     ]
     cores = (details.get("machine") or {}).get("cores")
     return f" (load average {min(loads):.2g} to {max(loads):.2g} on {cores} cores)" if loads and cores else ""
@@ -109,9 +97,7 @@ def _looked_at(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """That the runs were there before the code was done, unless all rows keep that they were not."""
     details = [row.get("details") or {} for row in rows.values()]
     if all(of.get("frozen") is True for of in details):
-        return (
-            " The code that decides over these errors is the one by which these runs were measured, or older."
-        )
+        return " The code that decides over these errors is the one by which these runs were measured, or older."
     masks = any(
         of.get("without_masks", of["calibrated"]) != of["calibrated"]
         for one in details

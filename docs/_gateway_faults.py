@@ -28,9 +28,7 @@ FAULTS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             (
                 "the same, and the answer cannot be resumed",
                 "an error that the client can read",
-                (
-                    f"{_RELAY}test_relay_failover.py::test_what_cannot_go_on_ends_in_an_error_the_client_can_read",
-                ),
+                (f"{_RELAY}test_relay_failover.py::test_what_cannot_go_on_ends_in_an_error_the_client_can_read",),
             ),
             (
                 "dies after the last token, before [DONE]",
@@ -59,9 +57,7 @@ FAULTS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             (
                 "a request that kills engines",
                 "is not handed to all of them",
-                (
-                    f"{_RELAY}test_relay_failover.py::test_a_request_that_kills_engines_is_not_handed_to_all_of_them",
-                ),
+                (f"{_RELAY}test_relay_failover.py::test_a_request_that_kills_engines_is_not_handed_to_all_of_them",),
             ),
             (
                 "starts anew under load",
@@ -225,8 +221,7 @@ def table() -> str:
     for title, rows in FAULTS:
         lines = [f"### {title}\n", "| what goes wrong | what then happens | held by |", "|---|---|---|"]
         lines += [
-            f"| {what} | {then} | {', '.join(map(_linked, tests)) or '**missing**'} |"
-            for what, then, tests in rows
+            f"| {what} | {then} | {', '.join(map(_linked, tests)) or '**missing**'} |" for what, then, tests in rows
         ]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -63,11 +63,7 @@ OF_CLIENTS: tuple[str, tuple[Row, ...]] = (
                 f"{_EDGE}test_edge_abuse.py::test_a_head_that_comes_drop_by_drop_is_cut_off_on_a_connection_that_was_used_too",
             ),
         ),
-        (
-            "opens too many connections",
-            "503",
-            (f"{_EDGE}test_edge_wire.py::test_connections_are_counted",),
-        ),
+        ("opens too many connections", "503", (f"{_EDGE}test_edge_wire.py::test_connections_are_counted",)),
         (
             "smuggles: two lengths, an upgrade with a body, a header within a header",
             "one error and nothing more",

@@ -50,20 +50,14 @@ OF_ITSELF: tuple[str, tuple[Row, ...]] = (
         (
             "it and its engines start anew one after the other",
             "every request is answered",
-            (
-                f"{_PROCESSES}test_engines_and_gateway_restart_one_after_the_other_and_every_request_is_answered",
-            ),
+            (f"{_PROCESSES}test_engines_and_gateway_restart_one_after_the_other_and_every_request_is_answered",),
         ),
         (
             "has no descriptors left",
             "lives, and serves again when there are some",
             (f"{_PROCESSES}test_without_descriptors_it_lives_and_serves_again_when_there_are_some",),
         ),
-        (
-            "the clocks jump",
-            "nobody is harmed",
-            (f"{ORDER}test_a_jump_of_the_clocks_harms_nobody",),
-        ),
+        ("the clocks jump", "nobody is harmed", (f"{ORDER}test_a_jump_of_the_clocks_harms_nobody",)),
         (
             "serves 20,000 requests, clients leaving at any moment",
             "no seat, no connection is leaked",

@@ -25,9 +25,7 @@ ODD_STREAMS: tuple[Row, ...] = (
     (
         "tells text without its token ids, where it told them before",
         "the stream passes; it does not go on elsewhere any more",
-        (
-            f"{_RELAY}test_broken_events.py::test_what_adds_to_the_output_and_tells_no_token_ends_what_can_go_on",
-        ),
+        (f"{_RELAY}test_broken_events.py::test_what_adds_to_the_output_and_tells_no_token_ends_what_can_go_on",),
     ),
     (
         "split UTF-8: bytes come one by one, characters and events cut anywhere",
@@ -37,9 +35,7 @@ ODD_STREAMS: tuple[Row, ...] = (
     (
         "tells its usage twice",
         "it is counted once",
-        (
-            f"{_FAULTS}test_faults_of_streams.py::test_numbers_that_an_engine_tells_twice_are_not_counted_twice",
-        ),
+        (f"{_FAULTS}test_faults_of_streams.py::test_numbers_that_an_engine_tells_twice_are_not_counted_twice",),
     ),
     (
         "dies, stalls or errs while it tells several tokens at once, half a character among them",
@@ -52,8 +48,6 @@ ODD_STREAMS: tuple[Row, ...] = (
     (
         "any of these, with cuts and moves at any moment",
         "each answer is right, or says that it is not; nothing is left of it",
-        (
-            f"{_RELAY}test_any_trouble.py::test_each_answer_is_right_or_says_that_it_is_not_and_nothing_is_left",
-        ),
+        (f"{_RELAY}test_any_trouble.py::test_each_answer_is_right_or_says_that_it_is_not_and_nothing_is_left",),
     ),
 )

@@ -20,15 +20,15 @@ def with_ends(value: float, ends: Sequence[float] | None) -> str:
 def percents(shares: Sequence[float]) -> str:
     """Shares as percents in a row of words: 15, 23 and 31 %."""
     texts = [f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}" for share in shares]
-    return f"{listed(texts)} %"
+    return f"{entries(texts)} %"
 
 
-def listed(words: Sequence[str]) -> str:
+def entries(words: Sequence[str]) -> str:
     """Words in a row: a, b and c."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def when(row: Mapping[str, Any] | None) -> str:
     """When a row was measured; "" where it does not tell."""
-    kept = (row or {}).get("kept") or ""
+    kept = (row or {}).get("retained") or ""
     return kept.replace("T", " ").removesuffix("+00:00") + " UTC" if kept else ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from _gateway_numbers import listed, number, percents, when, with_ends
+from _gateway_numbers import entries, number, percents, when, with_ends
 
 Rows = Mapping[str, Mapping[str, Any]]
 NOT_YET = "not measured yet"
 TOLD = ("within", "not within", "too noisy to tell")
 """What may come of a result that the simulator foretold."""
 CAN_CUT = ("isrtf", "isrtf, eager")
-FEW = 0.01
+MIN_COUNT = 0.01
 """Of the requests: fewer cuts change next to nothing."""
 METRICS = {"gap_closed": "gap", "p99_over_oracle": "P99", "mean_over_fcfs": "mean"}
 
@@ -48,8 +48,8 @@ def described(named: Rows) -> str:
 
 
 def _traffic(details: Mapping[str, Any]) -> dict[str, Any]:
-    told = details.get("traffic") or {"shrunk_by": "some", "window_tokens": "some", "most_tokens": "some"}
-    return {"by": told["shrunk_by"], "window": told["window_tokens"], "most": told["most_tokens"]}
+    told = details.get("traffic") or {"shrunk_by": "some", "window_tokens": "some", "max_tokens": "some"}
+    return {"by": told["shrunk_by"], "window": told["window_tokens"], "most": told["max_tokens"]}
 
 
 def told_of_simulated(details: Mapping[str, Any]) -> str:
@@ -73,13 +73,13 @@ def gain(named: Rows) -> str:
     if not details.get("policies"):
         return f"{NOT_YET.capitalize()}.\n"
     emulated = _details(named, "gateway.emulated.gap_closed")
-    lines = [*_policies(details), "", *_said(named, "gateway.live"), *_longer(named)]
+    lines = [*_policies(details), "", *_message(named, "gateway.live"), *_longer(named)]
     lines += _why_off(named, details, emulated)
     lines += _cells(details.get("cells") or [])
     if emulated.get("policies"):
         traffic = _traffic(emulated)
         other = "" if traffic == _traffic(details) else OTHER_LENGTHS.format_map(traffic)
-        lines += ["", EMULATED + other, *_policies(emulated), "", *_said(named, "gateway.emulated")]
+        lines += ["", EMULATED + other, *_policies(emulated), "", *_message(named, "gateway.emulated")]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -105,7 +105,7 @@ def _policies(details: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} | {_cuts(details.get('cells') or [], name)} |"
 
 
-def _said(named: Rows, prefix: str) -> Iterator[str]:
+def _message(named: Rows, prefix: str) -> Iterator[str]:
     """Who was not cut, what the simulator did not foretell, and when that was measured: a paragraph."""
     row, foretold = named[f"{prefix}.gap_closed"], named.get(f"{prefix}.simulated_in_interval")
     cells, told = row["details"].get("cells") or [], []
@@ -116,10 +116,8 @@ def _said(named: Rows, prefix: str) -> Iterator[str]:
                 f"In these runs *{name}* cut nobody ({requests:,} requests): its figures are those of its order of waiting "
                 "alone, mode `srtf`."
             )
-        elif 0 < cuts < FEW * requests:
-            told.append(
-                f"*{name}* cut {cuts:,} times in {requests:,} requests: it is hardly more than that order."
-            )
+        elif 0 < cuts < MIN_COUNT * requests:
+            told.append(f"*{name}* cut {cuts:,} times in {requests:,} requests: it is hardly more than that order.")
     if foretold is not None and (outside := (foretold.get("details") or {}).get("outside")):
         told.append(f"Outside the measured interval is what was foretold of {_by_policy(outside)}.")
     if date := when(row):
@@ -151,24 +149,20 @@ def _by_policy(results: Sequence[str]) -> str:
     found: dict[str, list[str]] = {}
     for policy, _, metric in (name.rpartition(", ") for name in results):
         found.setdefault(policy, []).append(METRICS.get(metric, metric))
-    return "; ".join(f"*{policy}* ({listed(metrics)})" for policy, metrics in found.items())
+    return "; ".join(f"*{policy}* ({entries(metrics)})" for policy, metrics in found.items())
 
 
 def _why_off(named: Rows, details: Mapping[str, Any], emulated: Mapping[str, Any]) -> Iterator[str]:
     """Why the simulator misses before real engines, of what those runs kept."""
     foretold, machine = named.get("gateway.live.simulated_in_interval"), details.get("machine") or {}
     services = details.get("services") or {}
-    if (
-        foretold is None
-        or foretold["value"] >= (foretold.get("target") or 0.95)
-        or not (machine and services)
-    ):
+    if foretold is None or foretold["value"] >= (foretold.get("target") or 0.95) or not (machine and services):
         return
     yield (
         f"Why the simulator misses its aim here: the engines ({details.get('engines', 'two')}), the gateway and the client have "
         f"{machine['cores']} cores between them (load average at the end: {number(machine['load_1m'])}). Fitted to the FCFS runs, the seconds "
         f"that a request is at an engine are off by {percents(_errors(services))} in the median at batches of "
-        f"{listed(list(services))}, and what is simulated rests on that fit."
+        f"{entries(list(services))}, and what is simulated rests on that fit."
     )
     if (calm := emulated.get("services")) and (off := _means_off(emulated)):
         yield (
@@ -189,8 +183,8 @@ def _means_off(details: Mapping[str, Any]) -> list[float]:
     return [abs(one["off_by"]) / one["value"] for one in told.values() if one.get("off_by") is not None]
 
 
-def _paced(told: Mapping[str, Any] | None) -> str:
-    return "-" if told is None else with_ends(told["gap_closed"]["value"], told["gap_closed"].get("ci"))
+def _paced(report: Mapping[str, Any] | None) -> str:
+    return "-" if report is None else with_ends(report["gap_closed"]["value"], report["gap_closed"].get("ci"))
 
 
 def _cuts(cells: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -211,11 +205,11 @@ def _simulated(one: Mapping[str, Any]) -> str:
     if one.get("simulated") is None:
         return "-"
     text = with_ends(one["simulated"], one.get("simulated_ci"))
-    if one.get("told") is None:
+    if one.get("report") is None:
         return text
     off = f"{one['off_by']:+.2g}"
     half = one.get("off_by_half_width")
-    return f"{text} ({one['told']}: off by {off}{'' if half is None else f' ± {half:.2g}'})"
+    return f"{text} ({one['report']}: off by {off}{'' if half is None else f' ± {half:.2g}'})"
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lengthwise import apps
-from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, Told
+from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.launch.local import Loaded, Patience
 from lengthwise.apps.run.job import Settings
@@ -17,7 +17,7 @@ from lengthwise.config import app_sections as sections
 TABLES = {
     "inputs": (sections.InputsSection, ()),
     "models.NAME": (sections.ModelSection, (Model,)),
-    "calls.NAME": (sections.CallSection, (Call, Sampling, Fan, Told)),
+    "calls.NAME": (sections.CallSection, (Call, Sampling, Fan, Report)),
     "loops.NAME": (sections.LoopSection, (Loop,)),
     "cluster": (sections.ClusterSection, ()),
     "run": (sections.RunTable, (Settings, Patience, Loaded)),
@@ -60,7 +60,7 @@ def keys(type_of: Callable[[Any], str], default_of: Callable[[Any], str]) -> str
     """A heading and a table of keys for each table of an application's file."""
     out = []
     for name, (table, told) in TABLES.items():
-        out += [f"### `[{name}]` of an application", "", _said(table), ""]
+        out += [f"### `[{name}]` of an application", "", _message(table), ""]
         out += ["| key | takes | default | what it is |", "|---|---|---|---|"]
         meanings: dict[str, str] = {}
         for one in reversed(told):
@@ -77,23 +77,23 @@ def keys(type_of: Callable[[Any], str], default_of: Callable[[Any], str]) -> str
 def python() -> str:
     """What ``lengthwise.apps`` opens on, with the fields of each."""
     out = ["| name | what it is |", "|---|---|"]
-    for one in (App, Model, Call, Sampling, Fan, Loop, From, Told, Rows):
+    for one in (App, Model, Call, Sampling, Fan, Loop, From, Report, Rows):
         fields = ", ".join(inspect.signature(one).parameters)
-        out.append(f"| `{one.__name__}({fields})` | {_said(one).partition('. ')[0].rstrip('.')} |")
+        out.append(f"| `{one.__name__}({fields})` | {_message(one).partition('. ')[0].rstrip('.')} |")
     for name in sorted(apps.__all__):
         made = getattr(apps, name)
         if not inspect.isclass(made):
             takes = ", ".join(inspect.signature(made).parameters)
-            out.append(f"| `{name}({takes})` | {_said(made).partition('. ')[0].rstrip('.')} |")
+            out.append(f"| `{name}({takes})` | {_message(made).partition('. ')[0].rstrip('.')} |")
     return "\n".join([*out, ""])
 
 
-def _said(one: Any) -> str:
+def _message(one: Any) -> str:
     said = (inspect.getdoc(one) or "").partition("\nAttributes:")[0]
     return " ".join(said.split()).replace("``", "`").replace("|", "/")
 
 
-def _meanings(told: Any) -> dict[str, str]:
-    text = (inspect.getdoc(told) or "").partition("Attributes:\n")[2]
+def _meanings(report: Any) -> dict[str, str]:
+    text = (inspect.getdoc(report) or "").partition("Attributes:\n")[2]
     found = {name: " ".join(what.split()) for name, what in _ATTRIBUTE.findall(text + "\n")}
     return {name: what.replace("``", "`").replace("|", "/") for name, what in found.items()}

@@ -18,10 +18,10 @@ TABLES = {
     "admission": (sections.AdmissionSection, config.Admission),
     "dispatch": (sections.DispatchSection, config.Dispatch),
     "dispatch.phases": (sections.PhasesSection, config.Phases),
-    "forecasting": (sections.ForecastingSection, config.Forecasting),
+    "prediction": (sections.ForecastingSection, config.Forecasting),
     "[keys]": (sections.KeySection, config.Key),
     "limits": (sections.LimitsSection, config.Limits),
-    "care": (sections.CareSection, config.Care),
+    "resilience": (sections.CareSection, config.Care),
 }
 OTHERWISE = {
     "admin_port": "For `/metrics` and the admin page; 0 picks a free one.",
@@ -70,7 +70,7 @@ def keys(type_of: Callable[[Any], str], default_of: Callable[[Any], str]) -> str
     out = []
     for name, (table, told) in TABLES.items():
         meanings = _meanings(told)
-        out += [f"### `[{name}]` of a gateway", "", _said(table), ""]
+        out += [f"### `[{name}]` of a gateway", "", _message(table), ""]
         out += ["| key | takes | default | what it is |", "|---|---|---|---|"]
         for key, field in table.model_fields.items():
             meaning = OTHERWISE.get(key) or meanings.get(key) or ""
@@ -81,11 +81,11 @@ def keys(type_of: Callable[[Any], str], default_of: Callable[[Any], str]) -> str
     return "\n".join(out)
 
 
-def _said(table: Any) -> str:
+def _message(table: Any) -> str:
     return " ".join((inspect.getdoc(table) or "").split()).replace("``", "`")
 
 
-def _meanings(told: Any) -> dict[str, str]:
-    text = (inspect.getdoc(told) or "").partition("Attributes:\n")[2]
+def _meanings(report: Any) -> dict[str, str]:
+    text = (inspect.getdoc(report) or "").partition("Attributes:\n")[2]
     found = {name: " ".join(what.split()) for name, what in _ATTRIBUTE.findall(text + "\n")}
     return {name: what.replace("``", "`").replace("|", "/") for name, what in found.items()}

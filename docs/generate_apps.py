@@ -15,7 +15,7 @@ from typing import Any
 from _apps_faults import table as faults
 from _apps_live_words import drained, live
 from _apps_studies import NOT_YET, Rows, ablation, studies
-from _fidelity_overview import NO_INTERVAL, verdict
+from _fidelity_overview import NO_INTERVAL, decision
 from _gateway_numbers import number, with_ends
 
 HERE = Path(__file__).parent
@@ -173,7 +173,7 @@ def _figures(named: Rows) -> str:
         if row is None:
             lines.append(f"| `{name}` | {about} | {NOT_YET} | {wanted} | |")
             continue
-        stands = verdict({**row, "target": aim, "better": "higher" if more else "lower"})
+        stands = decision({**row, "target": aim, "better": "higher" if more else "lower"})
         figure = f"{_exactly(row) if aim == 1 else with_ends(row['value'], row.get('ci'))} {unit}".strip()
         lines.append(f"| `{name}` | {about} | {figure} | {wanted} | {STANDS.get(stands, stands)} |")
     return "\n".join(lines) + "\n"

@@ -24,9 +24,9 @@ HERE = Path(__file__).parent
 PAGE = HERE / "exegpt.md"
 RESULTS = HERE.parent / "benchmarks" / "results" / "exegpt.json"
 NOT_YET = "not measured yet"
-PROSE = {
-    name: getattr(module, name) for module in (_exegpt_prose, _exegpt_estimates) for name in module.__all__
-} | {"live": on_engine}
+PROSE = {name: getattr(module, name) for module in (_exegpt_prose, _exegpt_estimates) for name in module.__all__} | {
+    "live": on_engine
+}
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -62,11 +62,11 @@ def _aims(named: Rows) -> Iterator[str]:
         aim, more = row.get("target"), row["better"] == "higher"
         wanted = "none" if aim is None else f"at {'least' if more else 'most'} {shown(aim)}"
         met = aim is None or (row["value"] >= aim if more else row["value"] <= aim)
-        verdict = "" if aim is None else "met" if met else "**missed**"
+        decision = "" if aim is None else "met" if met else "**missed**"
         lines.append(
-            [f"`{name}`", about, _figure(row, shown), wanted, verdict, "" if met and aim is not None else why]
+            [f"`{name}`", about, _figure(row, shown), wanted, decision, "" if met and aim is not None else why]
         )
-    yield from table(["figure", "what it is", "measured", "aim", "", "why"], lines)
+    yield from table(["figure", "what it is", "measured", "aim", "", "cause"], lines)
 
 
 def _figure(row: Mapping[str, Any], shown: Callable[[float], str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from _fidelity_campaigns import campaigns
 from _fidelity_ci import tested
 from _fidelity_misses import misses
-from _fidelity_overview import figure, number, overview, verdict
+from _fidelity_overview import decision, figure, number, overview
 from _fidelity_runs import runs_page
 from _fidelity_sections import SHOWN, plain
 from _fidelity_silicon import all_points, beside
@@ -205,7 +205,7 @@ def page(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
     for title, prefixes, about in SECTIONS:
         mine = [row for row in rows if row["name"].startswith(prefixes)]
         shown = SHOWN.get(prefixes[0], plain)(mine) if mine else [f"Not measured yet (`{prefixes[0]}`).\n"]
-        replaced = list(campaigns(rows, earlier, prefixes[0], told=told))
+        replaced = list(campaigns(rows, earlier, prefixes[0], report=told))
         told = title if replaced and not told else told
         parts.append("\n".join([f"## {title}\n", about + "\n", *shown, *replaced]))
     return "\n".join(part for part in (*parts, tested()) if part)
@@ -216,9 +216,7 @@ def results(*paths: Path) -> Iterator[dict[str, Any]]:
     for path in filter(Path.exists, paths):
         for row in map(json.loads, path.read_text("utf-8").splitlines()):
             if row.get("version", VERSION) > VERSION:
-                sys.exit(
-                    f"{path.name} must hold rows of version {VERSION}; {row['name']} is of {row['version']}"
-                )
+                sys.exit(f"{path.name} must hold rows of version {VERSION}; {row['name']} is of {row['version']}")
             yield row
 
 
@@ -241,7 +239,7 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         if row.get("value") is not None and row.get("target") is not None:
             aim = number(row["target"], row["unit"])
-            lines.append(f"| `{row['name']}` | {figure(row)} | {aim} | {verdict(row)}{beside(row)} |")
+            lines.append(f"| `{row['name']}` | {figure(row)} | {aim} | {decision(row)}{beside(row)} |")
     return "\n".join(lines) + "\n"
 
 

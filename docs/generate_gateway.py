@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from _fidelity_overview import NO_INTERVAL, verdict
+from _fidelity_overview import NO_INTERVAL, decision
 from _gateway_faults import table as faults
 from _gateway_numbers import number, when, with_ends
 from _gateway_order import NOT_YET, described, gain, told_of_simulated
@@ -133,7 +133,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     parts = (
         (HEAD, _machine(named)),
         (FIGURES, _figures(named)),
-        (OVERHEAD, _beside(named)),
+        (OVERHEAD, _additional(named)),
         (described(named), gain(named)),
         (SCALE, _scale(named)),
         (FAULTS, faults()),
@@ -167,14 +167,14 @@ def _figures(named: Rows) -> str:
         if row is None:
             lines.append(f"| `{name}` | {about} | {NOT_YET} | {wanted} | | |")
         else:
-            stands = verdict({**row, "target": aim, "better": "higher" if more else "lower"})
+            stands = decision({**row, "target": aim, "better": "higher" if more else "lower"})
             figure = _figure(row, unit) + told_of_simulated(row.get("details") or {})
             told = f"{figure} | {wanted} | {STANDS.get(stands, stands)} | {when(row)}"
             lines.append(f"| `{name}` | {about} | {told} |")
     return "\n".join(lines) + "\n"
 
 
-def _beside(named: Rows) -> str:
+def _additional(named: Rows) -> str:
     lines = [f"| | {' | '.join(title for _, title in COLUMNS)} | on |", f"|---|{'---|' * len(COLUMNS)}---|"]
     for prefix, title in OTHERS:
         found = [named.get(f"{prefix}.{column}") for column, _ in COLUMNS]
@@ -189,15 +189,15 @@ def _beside(named: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _same_run(ours: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any] | None]) -> bool:
+def _same_run(own: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any] | None]) -> bool:
     """Whether rows were measured when ours were: peers follow within minutes; true where there is nothing to hold."""
-    kept = [row.get("kept") for row in rows if row]
-    if ours is None or not kept:
+    kept = [row.get("retained") for row in rows if row]
+    if own is None or not kept:
         return True
-    if ours.get("kept") is None or None in kept:
-        return ours.get("kept") is None and not any(kept)
-    began = datetime.fromisoformat(ours["kept"])
-    return all(abs(datetime.fromisoformat(one) - began) < SAME_RUN for one in kept if one)
+    if own.get("retained") is None or None in kept:
+        return own.get("retained") is None and not any(kept)
+    started = datetime.fromisoformat(own["retained"])
+    return all(abs(datetime.fromisoformat(one) - started) < SAME_RUN for one in kept if one)
 
 
 def _scale(named: Rows) -> str:
@@ -213,11 +213,7 @@ def _scale(named: Rows) -> str:
 
 def _resolved(ratio: Mapping[str, Any]) -> str:
     """How finely the ratio of the peak rates is known: of each, the next rate that was tried did not hold."""
-    ends = [
-        _held(ratio["details"][count])
-        for count in map(str, COUNTS)
-        if (ratio.get("details") or {}).get(count)
-    ]
+    ends = [_reserved(ratio["details"][count]) for count in map(str, COUNTS) if (ratio.get("details") or {}).get(count)]
     if len(ends) < 2 or None in ends:
         return ""
     (least, over), (most, above) = ends
@@ -229,7 +225,7 @@ def _resolved(ratio: Mapping[str, Any]) -> str:
     )
 
 
-def _held(probes: Sequence[Mapping[str, float]]) -> tuple[float, float] | None:
+def _reserved(probes: Sequence[Mapping[str, float]]) -> tuple[float, float] | None:
     """(the largest share of the engines' capacity that held, the least that did not); None where all or none held."""
     held = [one["share"] for one in probes if one["delay_s"] <= MOST_DELAY_S]
     other = [one["share"] for one in probes if one["delay_s"] > MOST_DELAY_S]

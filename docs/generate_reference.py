@@ -41,7 +41,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("lab",),
     ("schedule",),
     ("schedule", "run"),
-    ("schedule", "watch"),
+    ("schedule", "monitor"),
     ("app",),
     ("app", "plan"),
     ("app", "profile"),
@@ -137,9 +137,7 @@ def policy_arguments() -> str:
 def policies() -> str:
     """Every built-in policy and named scheduler."""
     ways = [("binning", f"{name}(k)", text) for name, text in config.BINNING_RULES.items()]
-    rows = [
-        f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways
-    ]
+    rows = [f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways]
     return "\n".join(["| axis | name | what it does |", "|---|---|---|", *rows, ""])
 
 
@@ -148,10 +146,7 @@ def command_line() -> str:
     out = []
     for command in COMMANDS:
         shown = CliRunner().invoke(
-            program.app,
-            [*command, "--help"],
-            prog_name="lengthwise",
-            env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"},
+            program.app, [*command, "--help"], prog_name="lengthwise", env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
         )
         text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
         out.append(f"```text\n{text}\n```\n")
@@ -191,10 +186,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if field.default_factory is not None:
-        made = [
-            one if isinstance(one, str) else getattr(one, "title", str(one))
-            for one in field.default_factory()
-        ]  # type: ignore[call-arg]
+        made = [one if isinstance(one, str) else getattr(one, "title", str(one)) for one in field.default_factory()]  # type: ignore[call-arg]
         return f"`{', '.join(made)}`" if made else ""
     return "" if field.default is None else f"`{str(field.default).lower()}`"
 

@@ -14,17 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from lengthwise import (
-    Deployment,
-    EngineLimits,
-    Poisson,
-    Scheduler,
-    Summary,
-    deploy,
-    preset,
-    simulate,
-    summarize,
-)
+from lengthwise import Deployment, EngineLimits, Poisson, Scheduler, Summary, deploy, preset, simulate, summarize
 from lengthwise.policy import batching
 
 WORKLOADS = ("chat-1m", "arxiv-4k", "bwb-4k")
@@ -76,13 +66,13 @@ def capacity_rps(deployment: Deployment, workload: str, requests: int, seed: int
     return low
 
 
-def rows(workload: str, asked: argparse.Namespace) -> Iterator[tuple[str, int, float, Summary]]:
+def rows(workload: str, requested: argparse.Namespace) -> Iterator[tuple[str, int, float, Summary]]:
     """(scheduler, batch, capacity, numbers at 85 % of it) of every configuration."""
     for scheduler in SCHEDULERS:
-        for batch in asked.batches:
-            deployment = deployed(scheduler, batch, asked.tp, asked.cost)
-            rate_rps = capacity_rps(deployment, workload, asked.requests, asked.seed)
-            usual = at_rate(deployment, workload, 0.85 * rate_rps, asked.requests, asked.seed)
+        for batch in requested.batches:
+            deployment = deployed(scheduler, batch, requested.tp, requested.cost)
+            rate_rps = capacity_rps(deployment, workload, requested.requests, requested.seed)
+            usual = at_rate(deployment, workload, 0.85 * rate_rps, requested.requests, requested.seed)
             yield scheduler, batch, rate_rps, usual
 
 

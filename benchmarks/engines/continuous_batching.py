@@ -56,9 +56,7 @@ def made_model(given):
                 config = AutoConfig.from_pretrained(path)
                 torch.manual_seed(0)
                 with torch.device(given.device):
-                    model = AutoModelForCausalLM.from_config(
-                        config, dtype=dtype, attn_implementation=attention
-                    )
+                    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
             model = model.to(given.device).eval()
             manager = model.init_continuous_batching(**settings(given))
         except (ValueError, ImportError, KeyError) as error:
@@ -140,16 +138,7 @@ class Steps:
         self.current = (prefill_seqs, prefill_tokens, decode_seqs, kv_tokens, pairs)
         return self._step(processor, *args, **words)
 
-    COLUMNS = (
-        "start_s",
-        "end_s",
-        "cpu_s",
-        "prefill_seqs",
-        "prefill_tokens",
-        "decode_seqs",
-        "kv_tokens",
-        "pairs",
-    )
+    COLUMNS = ("start_s", "end_s", "cpu_s", "prefill_seqs", "prefill_tokens", "decode_seqs", "kv_tokens", "pairs")
 
 
 class Engine:
@@ -163,29 +152,29 @@ class Engine:
         self.runs = 0
         self.manager.start()
 
-    def run(self, wanted):
+    def run(self, desired):
         """What happened to the requests of a run, and its steps; times count from its first moment."""
         self.runs += 1
-        n = len(wanted["prompt_tokens"])
+        n = len(desired["prompt_tokens"])
         prompts = [
             [self.random.randrange(self.vocab // 8, self.vocab) for _ in range(length)]
-            for length in wanted["prompt_tokens"]
+            for length in desired["prompt_tokens"]
         ]
         names = {f"{self.runs}:{i}": i for i in range(n)}
         self.steps.rows, self.steps.done = [], {}
         self.steps.prompts = {name: len(prompts[i]) for name, i in names.items()}
         rows = [None] * n
         start_s, sent, ended = now(), 0, 0
-        most = wanted.get("concurrency") or n
-        due_s = [start_s + s for s in wanted["arrival_s"]]
+        most = desired.get("concurrency") or n
+        deadline_s = [start_s + s for s in desired["arrival_s"]]
         sent_s = [0.0] * n
         while ended < n:
-            while sent < n and sent - ended < most and now() >= due_s[sent]:
+            while sent < n and sent - ended < most and now() >= deadline_s[sent]:
                 sent_s[sent] = now()
-                self._add(f"{self.runs}:{sent}", prompts[sent], wanted["output_tokens"][sent])
+                self._add(f"{self.runs}:{sent}", prompts[sent], desired["output_tokens"][sent])
                 sent += 1
             waits = sent < n and sent - ended < most
-            result = self.manager.get_result(timeout=max(0.0, due_s[sent] - now()) if waits else WAIT_S)
+            result = self.manager.get_result(timeout=max(0.0, deadline_s[sent] - now()) if waits else WAIT_S)
             if result is None:
                 if not self.manager.is_running():
                     sys.exit(f"the engine's loop ended: {self.manager.background_thread_status.fatal_error}")
@@ -216,7 +205,7 @@ class Engine:
         }
 
 
-def facts(given, engine):
+def metadata(given, engine):
     """What runs: versions, device, limits."""
     cuda = given.device != "cpu"
     limits = getattr(engine.manager, "continuous_batching_config", None) if cuda else None
@@ -253,7 +242,7 @@ def main():
     end_with_parent()
     torch.set_num_threads(given.threads)
     engine = Engine(given)
-    print("ready " + json.dumps(facts(given, engine)), flush=True)
+    print("ready " + json.dumps(metadata(given, engine)), flush=True)
     for line in sys.stdin:
         wanted = json.loads(line)
         Path(wanted["out"]).write_text(json.dumps(engine.run(wanted)))

@@ -39,121 +39,31 @@ FORMS = (
     ),
 )
 TOPICS = (
-    *(
-        "tides",
-        "compost",
-        "a heat pump",
-        "double-entry bookkeeping",
-        "sourdough",
-        "the printing press",
-        "tea",
-    ),
-    *(
-        "a suspension bridge",
-        "vaccines",
-        "map projections",
-        "a bicycle gear",
-        "public libraries",
-        "chess openings",
-    ),
-    *(
-        "solar panels",
-        "beekeeping",
-        "a canal lock",
-        "photosynthesis",
-        "insurance",
-        "a transistor",
-        "lighthouses",
-    ),
-    *(
-        "crop rotation",
-        "the water cycle",
-        "a violin",
-        "barcodes",
-        "sign language",
-        "dry stone walls",
-        "elevators",
-    ),
+    *("tides", "compost", "a heat pump", "double-entry bookkeeping", "sourdough", "the printing press", "tea"),
+    *("a suspension bridge", "vaccines", "map projections", "a bicycle gear", "public libraries", "chess openings"),
+    *("solar panels", "beekeeping", "a canal lock", "photosynthesis", "insurance", "a transistor", "lighthouses"),
+    *("crop rotation", "the water cycle", "a violin", "barcodes", "sign language", "dry stone walls", "elevators"),
     *("a sundial", "volunteer fire brigades", "plate tectonics", "a microscope", "night trains", "hedgerows"),
-    *(
-        "traffic lights",
-        "glass blowing",
-        "weather forecasts",
-        "a pendulum clock",
-        "school gardens",
-        "glaciers",
-    ),
-    *(
-        "fermentation",
-        "a windmill",
-        "electric ferries",
-        "paper recycling",
-        "the metric system",
-        "kites",
-        "radar",
-    ),
+    *("traffic lights", "glass blowing", "weather forecasts", "a pendulum clock", "school gardens", "glaciers"),
+    *("fermentation", "a windmill", "electric ferries", "paper recycling", "the metric system", "kites", "radar"),
     *("choirs", "a steam engine", "open-source software", "river deltas", "bread ovens", "bird migration"),
-    *(
-        "a telescope",
-        "town twinning",
-        "knitting",
-        "concrete",
-        "street markets",
-        "a thermostat",
-        "coral reefs",
-    ),
+    *("a telescope", "town twinning", "knitting", "concrete", "street markets", "a thermostat", "coral reefs"),
     *("tax returns", "origami", "a drawbridge", "wetlands", "walking meetings", "dictionaries", "allotments"),
 )
 READERS = (
-    *(
-        "a child of eight",
-        "a new colleague",
-        "the mayor",
-        "my grandmother",
-        "a sceptical engineer",
-        "a tourist",
-    ),
+    *("a child of eight", "a new colleague", "the mayor", "my grandmother", "a sceptical engineer", "a tourist"),
     *("a busy nurse", "a first-year student", "the owner of a small shop", "a retired pilot", "a journalist"),
-    *(
-        "a farmer",
-        "the school board",
-        "a visiting musician",
-        "a night watchman",
-        "my neighbour",
-        "a translator",
-    ),
+    *("a farmer", "the school board", "a visiting musician", "a night watchman", "my neighbour", "a translator"),
     *("the harbour master", "a beginner", "a committee of parents"),
 )
-ROUTED = {
-    "llama-2-70b-chat": 408,
-    "mixtral-8x7b": 1267,
-    "wizardlm-13b": 2068,
-    "codellama-34b": 456,
-    "mistral-7b": 2657,
-}
+ROUTED = {"llama-2-70b-chat": 408, "mixtral-8x7b": 1267, "wizardlm-13b": 2068, "codellama-34b": 456, "mistral-7b": 2657}
 """Requests by model: Table 1 of SamuLLM (arXiv:2503.16893)."""
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 TOKENS = (3, 20, 60, 131, 235, 430, 900, 1585)
 """Lengths of answers at these levels, as routing.toml has them: mean and ends are RouterBench's, the rest assumed."""
-TOWNS = (
-    "Arlemouth",
-    "Brackwater",
-    "Cold Harbour",
-    "Dunmere",
-    "Eastling",
-    "Fennside",
-    "Gullhaven",
-    "Hexbridge",
-)
+TOWNS = ("Arlemouth", "Brackwater", "Cold Harbour", "Dunmere", "Eastling", "Fennside", "Gullhaven", "Hexbridge")
 PEOPLE = ("Ms Adair", "Mr Bohm", "Dr Castell", "the harbour master", "Ms Ekwall", "the surveyor", "Mr Farrow")
-THINGS = (
-    "the swing bridge",
-    "the old mill",
-    "the ferry slip",
-    "the fish market",
-    "the north wall",
-    "the library roof",
-)
+THINGS = ("the swing bridge", "the old mill", "the ferry slip", "the fish market", "the north wall", "the library roof")
 ASPECTS = (
     "coherence: does one sentence follow from the other?",
     "consistency: are its facts at one?",
@@ -198,9 +108,7 @@ def routed(counts: dict[str, int]) -> list[tuple[str, str, int]]:
     total = sum(counts.values())
     asked = _some(questions(), total)
     places = sorted(((k + 0.5) / n, model) for model, n in counts.items() for k in range(n))
-    return [
-        (model, asked[k], _tokens((k * 4099 % total + 0.5) / total)) for k, (_, model) in enumerate(places)
-    ]
+    return [(model, asked[k], _tokens((k * 4099 % total + 0.5) / total)) for k, (_, model) in enumerate(places)]
 
 
 def _tokens(level: float) -> int:
@@ -225,13 +133,13 @@ def documents(sizes: list[int], sentences: int) -> list[dict[str, object]]:
     """Chronicles of so many chunks each, of so many sentences a chunk."""
     made, at = [], 0
     for number, size in enumerate(sizes):
-        chunks = [" ".join(_sentence(at + sentences * k + i) for i in range(sentences)) for k in range(size)]
+        chunks = [" ".join(_description(at + sentences * k + i) for i in range(sentences)) for k in range(size)]
         at += sentences * size
         made.append({"id": f"chronicle-{number:03}", "chunks": chunks})
     return made
 
 
-def _sentence(number: int) -> str:
+def _description(number: int) -> str:
     mixed = number * 2654435761 % 2**32  # neighbours differ in all their words
     words = {
         "town": TOWNS[mixed // 7 % len(TOWNS)],

@@ -10,10 +10,7 @@ MODELS = (Model("a", "vicuna-13b"), Model("b", "llama-2-70b"), Model("c", "mistr
 
 
 def ensemble():
-    return App(
-        MODELS,
-        [Call("answer", ("a", "b", "c"), "{{ question }}"), Call("judge", "b", "Best of {{ answer }}?")],
-    )
+    return App(MODELS, [Call("answer", ("a", "b", "c"), "{{ question }}"), Call("judge", "b", "Best of {{ answer }}?")])
 
 
 def chain():
@@ -33,12 +30,7 @@ def critique(until="'OK' in critique", share=0.5):
         [
             Call("draft", "a", "Write of {{ topic }}"),
             Call("critique", "b", "Criticise {{ previous.revise or draft }}"),
-            Call(
-                "revise",
-                "a",
-                "Mend {{ previous.revise or draft }} by {{ critique }}",
-                when="'OK' not in critique",
-            ),
+            Call("revise", "a", "Mend {{ previous.revise or draft }} by {{ critique }}", when="'OK' not in critique"),
             Call("final", "c", "Sign {{ revise or draft }}"),
         ],
         [Loop("refine", ("critique", "revise"), 3, until, share)],
@@ -59,15 +51,12 @@ def split(most=4):
 
 def played(app, rows, reply):
     """(call, row, round, index) -> the last message that was asked, or None; ``reply(call, row, round, message)``."""
-    unrolled = expand(app, rows)
-    tasks, decider, outputs, told = unrolled.tasks, Rendered(unrolled), {}, {}
+    expanded = expand(app, rows)
+    tasks, decider, outputs, told = expanded.tasks, Rendered(expanded), {}, {}
     for task in range(len(tasks)):
         asked = decider.decide(task, lambda i, outputs=outputs: outputs[i])
-        where = (
-            tasks.calls[tasks.call[task]],
-            *(int(getattr(tasks, n)[task]) for n in ("row", "round", "index")),
-        )
-        told[where] = None if asked is None else asked.ask.body["messages"][-1]["content"]
+        where = (tasks.calls[tasks.call[task]], *(int(getattr(tasks, n)[task]) for n in ("row", "round", "index")))
+        told[where] = None if asked is None else asked.request.body["messages"][-1]["content"]
         text = None if asked is None else reply(where[0], where[1], where[2], told[where])
         outputs[task] = None if text is None else Output(text, "stop", 1, 1)
     return told

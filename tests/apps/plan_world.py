@@ -42,7 +42,7 @@ def tasks_of(models, *, prompt=30, most=512, known=None, parents=()):
         parent_start=np.searchsorted(child, np.arange(n + 1)).astype(np.int64),
         parent=np.array([p for _, p in pairs], np.int64),
         shown=np.ones(len(pairs), np.int64),
-        coin=np.full(n, -1, np.int64),
+        random_draw=np.full(n, -1, np.int64),
     )
 
 

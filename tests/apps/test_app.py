@@ -14,7 +14,7 @@ def app(*calls, loops=(), models=MODELS):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "report"),
     [
         (lambda: App((), [Call("x", "a", "hi")]), "at least one model"),
         (app, "at least one call"),
@@ -30,10 +30,7 @@ def app(*calls, loops=(), models=MODELS):
         (lambda: app(Call("x", "a", "one\ntwo {{ foo")), r"call 'x': .* line 2: .*two \{\{ foo"),
         (lambda: app(Call("x", "a", "hi", when="1 +")), "call 'x': an? .*Jinja2"),
         (lambda: app(Call("x", "a", "{{ previous }}")), "it is in neither"),
-        (
-            lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=each("p.split()"))),
-            "needs most",
-        ),
+        (lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=each("p.split()"))), "needs most"),
         (
             lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=over("p.split()"))),
             "list that the row has",
@@ -43,14 +40,9 @@ def app(*calls, loops=(), models=MODELS):
         (lambda: app(Call("x", "a", "hi", when_share=1.5)), "from 0 to 1"),
         (lambda: app(Call("x", "a", "hi"), loops=[Loop("l", (), 2)]), "must have calls"),
         (lambda: app(Call("x", "a", "hi"), loops=[Loop("l", ("x",), 2), Loop("m", ("x",), 2)]), "in l and m"),
+        (lambda: app(Call("x", "a", "hi", fan=over("c")), loops=[Loop("l", ("x",), 2)]), "it can be one of them"),
         (
-            lambda: app(Call("x", "a", "hi", fan=over("c")), loops=[Loop("l", ("x",), 2)]),
-            "it can be one of them",
-        ),
-        (
-            lambda: app(
-                Call("x", "a", "{{ y }}"), Call("y", "a", "{{ x }}"), loops=[Loop("l", ("x", "y"), 2)]
-            ),
+            lambda: app(Call("x", "a", "{{ y }}"), Call("y", "a", "{{ x }}"), loops=[Loop("l", ("x", "y"), 2)]),
             "write previous.y",
         ),
         (lambda: Fan(each="a", over="b"), "each and over are given"),
@@ -58,8 +50,8 @@ def app(*calls, loops=(), models=MODELS):
         (lambda: Sampling(max_tokens=0), "at least 1"),
     ],
 )
-def test_what_is_wrong_is_told(make, told):
-    with pytest.raises(InputError, match=told):
+def test_what_is_wrong_is_told(make, report):
+    with pytest.raises(InputError, match=report):
         make()
 
 
@@ -70,9 +62,7 @@ def test_what_is_wrong_is_told(make, told):
         (lambda: app(Call("write", "a", "hi"), loops=[Loop("l", ("wrote",), 2)]), "Did you mean: write"),
         (
             lambda: app(
-                Call("draft", "a", "{{ previous.drift }}"),
-                Call("other", "a", "hi"),
-                loops=[Loop("l", ("draft",), 2)],
+                Call("draft", "a", "{{ previous.drift }}"), Call("other", "a", "hi"), loops=[Loop("l", ("draft",), 2)]
             ),
             "Did you mean: draft",
         ),
@@ -89,11 +79,7 @@ def test_calls_are_made_after_those_that_they_name():
 
 
 def test_a_loop_ends_what_would_be_a_cycle():
-    App(
-        MODELS,
-        [Call("x", "a", "{{ previous.y }}"), Call("y", "b", "{{ x }}")],
-        [Loop("l", ("x", "y"), 2)],
-    )
+    App(MODELS, [Call("x", "a", "{{ previous.y }}"), Call("y", "b", "{{ x }}")], [Loop("l", ("x", "y"), 2)])
 
 
 def test_a_loop_takes_its_calls_as_a_list_too():

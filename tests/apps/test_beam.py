@@ -18,7 +18,7 @@ def world(counts, seed=0):
     tasks, draw = ensemble(counts, np.random.default_rng(seed))
     space = Space(served(len(counts)), cluster_of(4))
     load = load_of(tasks, draw, [space.spec(m) for m in range(len(counts))])
-    return Stages(Runs(load, space, quick=True))
+    return Stages(Runs(load, space, fast=True))
 
 
 def end_s(stages, planned):

@@ -78,16 +78,16 @@ def test_outputs_are_data_and_templates_are_in_a_sandbox():
 
 def test_a_field_that_a_row_lacks_is_told_with_its_row():
     app = App(MODELS, [Call("x", "a", "hi"), Call("y", "a", "{{ x }} {{ q }}")])
-    unrolled = expand(app, [{"q": "there"}])
-    short = type(unrolled)(unrolled.app, [{}], ["r7"], unrolled.tasks, unrolled.blocks)
+    expanded = expand(app, [{"q": "present"}])
+    short = type(expanded)(expanded.app, [{}], ["r7"], expanded.tasks, expanded.blocks)
     with pytest.raises(InputError, match="call 'y', row r7: 'q' is undefined"):
         Rendered(short).decide(1, lambda _: Output("t", "stop", 1, 1))
 
 
 def keys(app, rows=({"q": "a"}, {"q": "a"})):
-    unrolled = expand(app, list(rows))
-    decider = Rendered(unrolled)
-    return [decider.decide(i, lambda _: None).key for i in range(len(unrolled.tasks))]
+    expanded = expand(app, list(rows))
+    decider = Rendered(expanded)
+    return [decider.decide(i, lambda _: None).key for i in range(len(expanded.tasks))]
 
 
 def test_the_same_request_has_the_same_key_where_decoding_is_greedy():
@@ -108,7 +108,5 @@ def test_what_is_left_to_chance_is_each_tasks_own_and_the_same_again():
     app = App(MODELS, [Call("x", "a", "{{ q }}", sampling=Sampling(temperature=1.0), fan=times(3))])
     assert len(set(keys(app))) == 6
     assert keys(app) == keys(app)
-    seeded = App(
-        MODELS, [Call("x", "a", "{{ q }}", sampling=Sampling(temperature=1.0, seed=1), fan=times(3))]
-    )
+    seeded = App(MODELS, [Call("x", "a", "{{ q }}", sampling=Sampling(temperature=1.0, seed=1), fan=times(3))])
     assert set(keys(seeded)).isdisjoint(keys(app))

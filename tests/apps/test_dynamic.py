@@ -102,9 +102,9 @@ def test_where_a_finished_one_leaves_its_gpus_the_stage_behind_is_looked_at():
 
 def test_a_model_of_no_stage_runs_behind_the_last_one_and_one_that_starves_gives_way():
     stages = [(p(0, 4),)]
-    now = next_plans(stages, 0, stages[0], {0}, fits, spare=(p(1, 4), p(2)))
+    now = next_plans(stages, 0, stages[0], {0}, fits, reserve=(p(1, 4), p(2)))
     assert (now.stage, now.plans) == (1, (p(1, 4),))
-    assert next_plans(stages, 1, now.plans, {0, 1}, fits, spare=(p(1, 4), p(2))).plans == (p(2),)
+    assert next_plans(stages, 1, now.plans, {0, 1}, fits, reserve=(p(1, 4), p(2))).plans == (p(2),)
     stages = [(p(0, 3), p(1)), (p(2, 3),)]
     assert next_plans(stages, 0, stages[0], {1}, fits).plans == (p(0, 3),)
     assert next_plans(stages, 0, stages[0], {1}, fits, starved={0}).plans == (p(2, 3),)
@@ -122,6 +122,6 @@ def test_models_that_take_turns_go_on_doing_so_behind_the_last_stage():
 
 def test_spare_models_take_turns_too():
     stages, spare = [(p(0, 4),)], (p(1, 4), p(2, 4))
-    now = next_plans(stages, 1, (p(1, 4),), {0}, fits, spare=spare, starved={1})
+    now = next_plans(stages, 1, (p(1, 4),), {0}, fits, reserve=spare, starved={1})
     assert now.plans == (p(2, 4),)
-    assert next_plans(stages, 1, now.plans, {0}, fits, spare=spare, starved={2}).plans == (p(1, 4),)
+    assert next_plans(stages, 1, now.plans, {0}, fits, reserve=spare, starved={2}).plans == (p(1, 4),)

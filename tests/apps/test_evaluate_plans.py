@@ -13,8 +13,8 @@ from plan_world import cluster_of, draw_of, ensemble, served
 
 from lengthwise.apps.plan import (
     METHODS,
-    Asked,
     Effort,
+    RequestSpec,
     SwitchTimes,
     plan,
     read_plan,
@@ -23,7 +23,7 @@ from lengthwise.apps.plan import (
     write_plan,
     write_switch_times,
 )
-from lengthwise.apps.plan.planner import WORTH_SHARE
+from lengthwise.apps.plan.planner import MIN_SHARE
 from lengthwise.apps.plan.space import SwitchRates
 from lengthwise.catalog import model, weight_bytes
 from lengthwise.schema.app import ModelPlan
@@ -37,17 +37,13 @@ def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
     rng = np.random.default_rng(seed)
     tasks, first = ensemble(counts, rng)
     more = [draw_of(tasks, rng) for _ in range(draws - 1 + true)]
-    asked = Asked(effort=SMALL, clock=lambda: 0.0, **kw)
+    asked = RequestSpec(effort=SMALL, clock=lambda: 0.0, **kw)
     args = (tasks, [first, *more[: draws - 1]], served(len(counts)), cluster_of(gpus))
-    return args, {"true_draws": more[draws - 1 :], "asked": asked}
+    return args, {"true_draws": more[draws - 1 :], "requested": asked}
 
 
 @settings(max_examples=15)
-@given(
-    st.lists(st.integers(1, 300), min_size=1, max_size=4),
-    st.integers(0, 2),
-    st.sampled_from([None, 0.5, 0.9]),
-)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.integers(0, 2), st.sampled_from([None, 0.5, 0.9]))
 def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(counts, seed, quantile):
     """Of all that it can afford; of the others it takes what saves more than it costs."""
     args, more = asked_of(counts, seed, quantile=quantile)
@@ -56,17 +52,15 @@ def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(cou
     assert set(scores) == {"lengthwise", *METHODS}
     assert scores["lengthwise"] <= min(scores["min"], scores["min_no_preemption"]) + 1e-9
     assert scores["lengthwise"] <= min(scores.values()) * 1.02
-    rich = replace(more["asked"], effort=replace(SMALL, share=1.0))
-    scores = {one.name: one.planned_s for one in plan(*args, **{**more, "asked": rich}).methods}
-    assert scores["lengthwise"] <= min(scores.values()) / (1 - WORTH_SHARE)
+    rich = replace(more["requested"], effort=replace(SMALL, share=1.0))
+    scores = {one.name: one.planned_s for one in plan(*args, **{**more, "requested": rich}).methods}
+    assert scores["lengthwise"] <= min(scores.values()) / (1 - MIN_SHARE)
 
 
 @settings(max_examples=10)
-@given(
-    st.lists(st.integers(1, 300), min_size=1, max_size=4), st.sampled_from(["samullm", "min", "lengthwise"])
-)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.sampled_from(["samullm", "min", "lengthwise"]))
 def test_spans_cover_every_gpu_and_second_once_and_idle_time_adds_up(counts, method):
-    args, more = asked_of(counts, method=method, beside=())
+    args, more = asked_of(counts, method=method, additional=())
     told = plan(*args, **more)
     end_s = told.stages[-1].end_s
     for gpu in range(4):
@@ -82,16 +76,14 @@ def test_spans_cover_every_gpu_and_second_once_and_idle_time_adds_up(counts, met
 
 
 def test_a_replica_is_shown_to_load_until_it_is_ready_over_the_ends_of_stages():
-    args, more = asked_of([50, 400, 3], gpus=4, method="min", beside=())
+    args, more = asked_of([50, 400, 3], gpus=4, method="min", additional=())
     told = plan(*args, **more)
     over = [(stage, one) for stage in told.stages for one in stage.switches
             if stage.start_s + one.seconds > stage.end_s]  # fmt: skip
     assert over
     for stage, one in over:
         until_s = stage.start_s + one.seconds
-        ran = [
-            s for s in told.spans if s.gpu in one.replica and s.what == "run" and s.start_s >= stage.start_s
-        ]
+        ran = [s for s in told.spans if s.gpu in one.replica and s.what == "run" and s.start_s >= stage.start_s]
         assert all(s.start_s >= until_s - 1e-9 for s in ran if s.model == one.model)
 
 
@@ -126,16 +118,14 @@ def test_what_cannot_be_planned_is_told():
     with pytest.raises(InputError, match="a model for each"):
         plan(*args[:2], [], args[3])
     with pytest.raises(UnknownNameError, match="samullm"):
-        plan(*args, asked=replace(more["asked"], method="samulm"))
+        plan(*args, requested=replace(more["requested"], method="samulm"))
     with pytest.raises(InputError, match="quantile"):
-        plan(*args, asked=replace(more["asked"], quantile=1.0))
+        plan(*args, requested=replace(more["requested"], quantile=1.0))
 
 
 def test_assumed_switch_times_come_to_what_the_paper_measured():
     def start_s(name, tp):
-        return SwitchTimes().seconds(
-            name, weight_bytes(model(name)), ModelPlan(0, "A100-80GB", 1, tp), "start"
-        )
+        return SwitchTimes().seconds(name, weight_bytes(model(name)), ModelPlan(0, "A100-80GB", 1, tp), "start")
 
     assert start_s("opt-6.7b", 1) == pytest.approx(11, abs=1.0)  # 11 s, of the smallest
     assert start_s("llama-2-70b", 2) == pytest.approx(47, abs=1.0)  # 47 s, of the largest
@@ -143,11 +133,7 @@ def test_assumed_switch_times_come_to_what_the_paper_measured():
 
 
 def test_measured_switch_times_come_back_from_their_file(tmp_path):
-    table = {
-        ('a "b"', "G", 2, 1, "start"): 12.25,
-        ('a "b"', "G", 2, 1, "wake"): 0.5,
-        ("c", "G", 1, 2, "start"): 3.0,
-    }
+    table = {('a "b"', "G", 2, 1, "start"): 12.25, ('a "b"', "G", 2, 1, "wake"): 0.5, ("c", "G", 1, 2, "start"): 3.0}
     write_switch_times(tmp_path / "times.toml", SwitchTimes(table))
     times = read_switch_times(tmp_path / "times.toml")
     assert times.measured == table
@@ -163,7 +149,7 @@ def test_measured_switch_times_come_back_from_their_file(tmp_path):
 
 
 def test_engines_that_sleep_are_woken_where_they_are_and_that_is_sooner():
-    args, more = asked_of([400, 300, 500], gpus=2, method="samullm", beside=())
+    args, more = asked_of([400, 300, 500], gpus=2, method="samullm", additional=())
     cold = plan(*args, **more, times=SwitchTimes())
     warm = plan(*args, **more, times=SwitchTimes(wakes=True))
     ways = [s.how for stage in warm.stages for s in stage.switches]
@@ -178,13 +164,13 @@ def test_a_model_that_had_nothing_to_do_when_it_was_planned_runs_when_it_has():
     without = [replace(one, present=one.present & (tasks.model == 0)) for one in draws]
     told = plan(tasks, without, models, cluster, **more)
     assert {p.model for plans in told.planned for p in plans} == {0}
-    assert [p.model for p in told.spare] == [1]
+    assert [p.model for p in told.reserve] == [1]
     both = plan(*args, **more)
     assert told.makespan.value >= both.makespan.value * 0.99  # it ran, though behind the plan
 
 
 def test_gpus_of_two_kinds_in_two_machines_take_plans_of_their_own():
-    args, more = asked_of([200, 150, 100], method="lengthwise", beside=("samullm", "min"))
+    args, more = asked_of([200, 150, 100], method="lengthwise", additional=("samullm", "min"))
     cluster = cluster_of(2, 2, kinds=("A100-80GB", "other"))
     told = plan(*args[:3], cluster, **more)
     kinds = [cluster.machines[int(m)].gpu.name for m in cluster.machine_of]
@@ -195,7 +181,7 @@ def test_gpus_of_two_kinds_in_two_machines_take_plans_of_their_own():
 
 
 def test_runs_that_were_forgotten_are_simulated_again_to_the_same_plan(monkeypatch):
-    args, more = asked_of([120, 60, 200], method="samullm", beside=())
+    args, more = asked_of([120, 60, 200], method="samullm", additional=())
     told = plan(*args, **more)
     monkeypatch.setattr("lengthwise.apps.plan.stages.MOST_HELD_TASKS", 300)
     assert plan(*args, **more) == told

@@ -25,10 +25,10 @@ from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.errors import InputError
 
 
-def world(counts, seed=0, gpus=2, quick=False):
+def world(counts, seed=0, gpus=2, fast=False):
     tasks, draw = ensemble(counts, np.random.default_rng(seed))
     space = Space(served(len(counts)), cluster_of(gpus))
-    return Stages(Runs(load_of(tasks, draw, [space.spec(m) for m in range(len(counts))]), space, quick=quick))
+    return Stages(Runs(load_of(tasks, draw, [space.spec(m) for m in range(len(counts))]), space, fast=fast))
 
 
 def by_lists(stages):
@@ -67,14 +67,11 @@ def test_no_plan_beats_the_best_of_all_staged_ones_and_the_look_ahead_is_close(s
     counts = [150 + 90 * seed, 60, 100]
     stages = world(counts, seed)
     best = best_staged(stages)
-    ends = {
-        name: play(stages, rolled_out(stages, choose), (), places=False).end_s
-        for name, choose in METHODS.items()
-    }
+    ends = {name: play(stages, rolled_out(stages, choose), (), places=False).end_s for name, choose in METHODS.items()}
     for name, choose in METHODS.items():
         del choose
         assert ends[name] >= best.makespan_s * 0.999, name
-    quick = world(counts, seed, quick=True)
+    quick = world(counts, seed, fast=True)
     mine = bettered(quick, beam(quick, Effort())[0], Effort())
     gap = play(stages, mine, (), places=False).end_s / best.makespan_s - 1
     assert gap < 0.05

@@ -10,7 +10,7 @@ from app_world import MODELS, chain, critique, ensemble, split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.apps.app import App, Call, From, Sampling, Told, each
+from lengthwise.apps.app import App, Call, From, Report, Sampling, each
 from lengthwise.apps.expand import expand
 from lengthwise.apps.plan.draws import draw
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -21,12 +21,7 @@ TOPIC = {"topic": "tea"}
 
 
 def where(tasks, call, row, k=0, index=0):
-    found = (
-        (tasks.call == tasks.calls.index(call))
-        & (tasks.row == row)
-        & (tasks.round == k)
-        & (tasks.index == index)
-    )
+    found = (tasks.call == tasks.calls.index(call)) & (tasks.row == row) & (tasks.round == k) & (tasks.index == index)
     (number,) = np.flatnonzero(found)
     return int(number)
 
@@ -59,9 +54,7 @@ def test_what_hangs_on_an_empty_list_alone_is_planned_as_absent():
     rows = [{"chunks": ["one"]}, {"chunks": []}]
     whole = expand(chain(), rows)
     for seed in range(5):
-        there = draw(
-            whole.tasks, LENGTHS[: len(whole.tasks.models)], [4096] * len(whole.tasks.models), seed
-        ).present
+        there = draw(whole.tasks, LENGTHS[: len(whole.tasks.models)], [4096] * len(whole.tasks.models), seed).present
         assert there[where(whole.tasks, "evaluate", 0)]
         assert not there[where(whole.tasks, "evaluate", 1)]
 
@@ -72,9 +65,9 @@ def test_a_loop_is_unrolled_round_by_round_with_coins_that_hang_on_one_another()
     assert parents(tasks, first) == {draft: 1}
     second = where(tasks, "critique", 0, 1)
     assert parents(tasks, second) == {draft: 1, first: 0, where(tasks, "revise", 0): 1}
-    third = tasks.coin[where(tasks, "critique", 0, 2)]
-    assert tasks.coin[first] == -1
-    assert tasks.coin_after[third] == tasks.coin[second]
+    third = tasks.random_draw[where(tasks, "critique", 0, 2)]
+    assert tasks.random_draw[first] == -1
+    assert tasks.coin_after[third] == tasks.random_draw[second]
     assert tasks.coin_chance[third] == 0.75
     final = parents(tasks, where(tasks, "final", 0))
     assert final == {draft: 1, **{where(tasks, "revise", 0, k): int(k == 0) for k in range(3)}}
@@ -83,7 +76,7 @@ def test_a_loop_is_unrolled_round_by_round_with_coins_that_hang_on_one_another()
 def test_a_list_that_hangs_on_an_output_has_its_most():
     tasks = expand(split(most=4), [TOPIC]).tasks
     steps = [where(tasks, "step", 0, index=i) for i in range(4)]
-    assert tasks.coin_chance[tasks.coin[steps]].tolist() == [0.5] * 4
+    assert tasks.coin_chance[tasks.random_draw[steps]].tolist() == [0.5] * 4
     assert parents(tasks, where(tasks, "join", 0)) == dict.fromkeys(steps, 1)
 
 
@@ -96,7 +89,7 @@ def test_a_row_names_its_model():
 
 
 def test_lengths_that_rows_tell_are_taken():
-    app = App(MODELS, [Call("x", "a", "{{ q }}", told=Told("p", "o"))])
+    app = App(MODELS, [Call("x", "a", "{{ q }}", report=Report("p", "o"))])
     tasks = expand(app, [{"q": "", "p": 7, "o": 3}, {"q": "", "p": 9, "o": 5}]).tasks
     assert tasks.prompt_tokens.tolist() == [7, 9]
     assert tasks.known_tokens.tolist() == [3, 5]
@@ -106,7 +99,7 @@ def test_lengths_that_rows_tell_are_taken():
 
 
 @pytest.mark.parametrize(
-    ("app", "rows", "told"),
+    ("app", "rows", "report"),
     [
         (ensemble(), [], "there are none"),
         (ensemble(), [{"questoin": "q"}], "Did you mean: questoin"),
@@ -114,8 +107,8 @@ def test_lengths_that_rows_tell_are_taken():
         (App(MODELS, [Call("x", "a", "{{ item }}", fan=each("l", most=1))]), [{"l": [1, 2]}], "row 0 has 2"),
     ],
 )
-def test_rows_that_are_no_good_are_told(app, rows, told):
-    with pytest.raises(InputError, match=told):
+def test_rows_that_are_no_good_are_told(app, rows, report):
+    with pytest.raises(InputError, match=report):
         expand(app, rows)
 
 
@@ -161,7 +154,7 @@ def test_rounds_stop_as_often_as_is_said():
 
 def test_the_same_seed_draws_the_same_and_first_tasks_whatever_comes_behind():
     app = App(MODELS, [Call("x", "a", "{{ q }}", sampling=Sampling(max_tokens=500))])
-    short, long = (expand(app, [{"q": "why"}] * n).tasks for n in (50, 90))
+    short, long = (expand(app, [{"q": "cause"}] * n).tasks for n in (50, 90))
     one, two = draw(short, LENGTHS, [4096] * 3, 7), draw(long, LENGTHS, [4096] * 3, 7)
     np.testing.assert_array_equal(one.output_tokens, two.output_tokens[:50])
     assert (draw(short, LENGTHS, [4096] * 3, 8).output_tokens != one.output_tokens).any()

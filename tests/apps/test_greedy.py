@@ -10,15 +10,7 @@ from plan_world import cluster_of, ensemble, served
 
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.evaluate import play
-from lengthwise.apps.plan.methods import (
-    METHODS,
-    Greedy,
-    MaxHeuristic,
-    MinHeuristic,
-    _shares,
-    built,
-    rolled_out,
-)
+from lengthwise.apps.plan.methods import METHODS, Greedy, MaxHeuristic, MinHeuristic, _shares, built, rolled_out
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 
@@ -49,8 +41,7 @@ def algorithm_1(stages, state):
         now = stages.stage(state, tuple(best)).throughput if best else 0.0
         gains = [stages.stage(state, g).throughput - now for g in groups]
         each = [
-            gain / (sum(q.gpus for q in g) - sum(q.gpus for q in best))
-            for gain, g in zip(gains, groups, strict=True)
+            gain / (sum(q.gpus for q in g) - sum(q.gpus for q in best)) for gain, g in zip(gains, groups, strict=True)
         ]
         if max(gains) < 0:
             break

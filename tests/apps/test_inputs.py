@@ -56,7 +56,7 @@ def test_csv_keeps_texts_as_they_stand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("a.jsonl", '{"id": 1}\n{"id": 1}\n', "line 2: every id must be there once; '1' is also in line 1"),
         ("a.jsonl", '{"id": 1}\n[1]\n', "line 2: must be a JSON object"),
@@ -71,12 +71,12 @@ def test_csv_keeps_texts_as_they_stand(tmp_path):
         ("a.txt", "x", "must be a file that ends in .jsonl, .csv, .parquet"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path, name, text, said):
+def test_what_is_wrong_is_told_with_its_line(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError) as error:
         read_rows(path, "id")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert name in str(error.value)
 
 

@@ -67,12 +67,12 @@ def brute(plans, before, cluster, running):
     shapes = {p.model: p.shape for p in running}
     best = None
 
-    def fill(i, used, spent):
+    def fill(i, used, effort):
         nonlocal best
-        if best is not None and spent >= best:
+        if best is not None and effort >= best:
             return
         if i == len(plans):
-            best = spent
+            best = effort
             return
         plan = plans[i]
         stays = before.get(plan.model, ()) if shapes.get(plan.model) == plan.shape else ()
@@ -80,7 +80,7 @@ def brute(plans, before, cluster, running):
             mine = [g for r in some for g in r]
             if len(set(mine)) == len(mine) and not used & set(mine):
                 fresh = sum(set(r) not in [set(s) for s in stays] for r in some)
-                fill(i + 1, used | set(mine), spent + fresh * seconds(plan, "start"))
+                fill(i + 1, used | set(mine), effort + fresh * seconds(plan, "start"))
 
     fill(0, set(), 0.0)
     return best
@@ -126,9 +126,9 @@ def test_a_pair_that_is_needed_is_cleared_by_moving_the_cheaper_model():
 
 def test_a_replica_wakes_where_it_sleeps():
     cluster, plan = cluster_of(4), plan_of(0)
-    asleep = {(0, plan.shape): ((3,),)}
-    after = placement.place([plan], {}, cluster, seconds, asleep=asleep)
-    made = placement.switches([plan], after, {}, seconds, asleep=asleep)
+    in_sleep = {(0, plan.shape): ((3,),)}
+    after = placement.place([plan], {}, cluster, seconds, in_sleep=in_sleep)
+    made = placement.switches([plan], after, {}, seconds, in_sleep=in_sleep)
     assert after == {0: ((3,),)}
     assert [(s.how, s.seconds) for s in made] == [("wake", seconds(plan, "wake"))]
 

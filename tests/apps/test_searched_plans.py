@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
 
-from lengthwise.apps.plan import METHODS, Asked, Effort, Space, plan
+from lengthwise.apps.plan import METHODS, Effort, RequestSpec, Space, plan
 from lengthwise.apps.plan.evaluate import stages_of
 from lengthwise.apps.plan.planner import (
     CHANGE_SHARE,
     DEFAULT,
-    LOOK_S,
+    MIN_SHARE,
+    POLL_INTERVAL_S,
     REQUEST_S,
     RUN_S,
-    WORTH_SHARE,
     Found,
     Purse,
     _Search,
     expected_cost_s,
     loaded_gpus,
-    searched,
+    search_results,
 )
 from lengthwise.schema.app import ModelPlan
 
@@ -36,10 +36,10 @@ def made(counts, seed=0, draws=2, gpus=4):
     return tasks, [first, *(draw_of(tasks, rng) for _ in range(draws - 1))], space
 
 
-def looked(counts, **asked):
+def looked(counts, **requested):
     tasks, draws, space = made(counts)
     worlds = stages_of(tasks, draws, space)
-    found = {one.name: one for one in searched(worlds, space, Asked(clock=lambda: 0.0, **asked))}
+    found = {one.name: one for one in search_results(worlds, space, RequestSpec(clock=lambda: 0.0, **requested))}
     return found, worlds
 
 
@@ -49,22 +49,22 @@ def test_a_purse_counts_looks_and_simulated_requests_from_when_it_was_opened():
     plans = (space.plans(0)[0], space.plans(1)[0])
     world.stage(world.start(), plans)
     purse = Purse([world])
-    assert purse.spent_s == 0.0
+    assert purse.elapsed_s == 0.0
     world.stage(world.start(), plans)
-    assert purse.spent_s == pytest.approx(LOOK_S)
+    assert purse.elapsed_s == pytest.approx(POLL_INTERVAL_S)
     world.stage(world.start(), (space.plans(0)[1],))
-    assert purse.spent_s > 2 * LOOK_S + RUN_S + 29 * REQUEST_S
-    assert purse.holds(0.5, 1.0)
-    assert not purse.holds(1.0, 1.0)
-    assert not purse.holds(0.0, purse.spent_s)
-    assert Purse([world], spent_s=2.0).spent_s == pytest.approx(2.0)
+    assert purse.elapsed_s > 2 * POLL_INTERVAL_S + RUN_S + 29 * REQUEST_S
+    assert purse.is_satisfied(0.5, 1.0)
+    assert not purse.is_satisfied(1.0, 1.0)
+    assert not purse.is_satisfied(0.0, purse.elapsed_s)
+    assert Purse([world], elapsed_s=2.0).elapsed_s == pytest.approx(2.0)
 
 
 def test_of_two_plans_that_end_alike_the_one_that_loads_less_is_taken():
     one, two, other = ModelPlan(0, "G", 1), ModelPlan(0, "G", 2), ModelPlan(1, "G", 1, 2)
     assert loaded_gpus(((one, other), (two,), (two,))) == 1 + 2 + 1
     assert loaded_gpus(((two,), (one, other), (two,))) == 2 + 2 + 1
-    found, _ = looked([600, 500, 550, 520, 580], beside=("min", "min_no_preemption"))
+    found, _ = looked([600, 500, 550, 520, 580], additional=("min", "min_no_preemption"))
     mine = found[DEFAULT]
     alike = [one for one in found.values() if one.planned_s <= mine.planned_s]
     assert loaded_gpus(mine.planned) <= min(loaded_gpus(one.planned) for one in alike)
@@ -75,21 +75,20 @@ def test_what_a_method_costs_is_known_about_before_it_is_run(name):
     tasks, draws, space = made([300, 200, 400])
     (world,) = stages_of(tasks, draws[:1], space)
     before_s = expected_cost_s(world, name)
-    found, _ = looked([300, 200, 400], method=name, beside=())
+    found, _ = looked([300, 200, 400], method=name, additional=())
     assert 0.4 < before_s / found[name].cost_s < 2.5
 
 
 def test_the_search_ends_where_it_would_cost_more_than_its_share_of_what_is_planned():
     counts = [400, 300, 500]
-    poor, _ = looked(counts, beside=(), effort=Effort(share=0.0))
-    rich, _ = looked(counts, beside=(), effort=Effort(share=1.0))
+    poor, _ = looked(counts, additional=(), effort=Effort(share=0.0))
+    rich, _ = looked(counts, additional=(), effort=Effort(share=1.0))
     assert poor["lengthwise"].cost_s < rich["lengthwise"].cost_s
-    assert rich["lengthwise"].planned_s <= poor["lengthwise"].planned_s / (1 - WORTH_SHARE)
-    usual, _ = looked(counts, beside=())
+    assert rich["lengthwise"].planned_s <= poor["lengthwise"].planned_s / (1 - MIN_SHARE)
+    usual, _ = looked(counts, additional=())
     # Lists are looked at in any case; what comes after them is within the share, but for the plan that is under way.
     assert (
-        usual["lengthwise"].cost_s - poor["lengthwise"].cost_s
-        <= Effort().share * poor["lengthwise"].planned_s + 0.02
+        usual["lengthwise"].cost_s - poor["lengthwise"].cost_s <= Effort().share * poor["lengthwise"].planned_s + 0.02
     )
 
 
@@ -112,7 +111,7 @@ def test_algorithm_1_is_looked_at_where_models_wait_for_one_another(monkeypatch,
     monkeypatch.setattr(_Search, "by", by)
     tasks, draws, space = chained([300, 300]) if waits else made([300, 300], draws=1)
     worlds = stages_of(tasks, draws, space)
-    searched(worlds, space, Asked(clock=lambda: 0.0, beside=(), effort=Effort(share=1.0)))
+    search_results(worlds, space, RequestSpec(clock=lambda: 0.0, additional=(), effort=Effort(share=1.0)))
     assert ("samullm" in asked_for) is waits
 
 
@@ -121,13 +120,13 @@ def test_algorithm_1_is_paid_for_where_it_is_looked_at_and_else_is_for_compariso
 
     def found(share):
         ticks = itertools.count()
-        asked = Asked(clock=lambda: float(next(ticks)), effort=Effort(share=share))
-        return {one.name: one for one in searched(stages_of(tasks, draws, space), space, asked)}
+        asked = RequestSpec(clock=lambda: float(next(ticks)), effort=Effort(share=share))
+        return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, asked)}
 
     poor, rich = found(0.0), found(1.0)
     assert list(poor) == list(rich) == ["lengthwise", *METHODS]
-    paid = {name: rich[name].spent_s + rich[name].cost_s for name in METHODS}
-    assert rich["lengthwise"].spent_s > paid["samullm"] + paid["min"]
+    paid = {name: rich[name].elapsed_s + rich[name].cost_s for name in METHODS}
+    assert rich["lengthwise"].elapsed_s > paid["samullm"] + paid["min"]
     assert poor["lengthwise"].cost_s < rich["lengthwise"].cost_s - rich["samullm"].cost_s
 
 
@@ -136,15 +135,15 @@ def test_what_others_had_simulated_before_is_no_gift():
     name = "samullm_no_preemption"
 
     def found(*others):
-        asked = Asked(method=name, beside=others, clock=_Ticks())
-        return {one.name: one for one in searched(stages_of(tasks, draws, space), space, asked)}[name]
+        asked = RequestSpec(method=name, additional=others, clock=_Ticks())
+        return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, asked)}[name]
 
     alone, after = found(), found("samullm")
     assert after.planned == alone.planned
-    assert after.spent_s < alone.spent_s, "most of it was there already"
+    assert after.elapsed_s < alone.elapsed_s, "most of it was there already"
     # A run that is simulated reads the clock twice, and takes one tick of it.
-    assert after.search_s - after.spent_s == (alone.spent_s - after.spent_s) / 2
-    assert alone.search_s == alone.spent_s
+    assert after.search_s - after.elapsed_s == (alone.elapsed_s - after.elapsed_s) / 2
+    assert alone.search_s == alone.elapsed_s
 
 
 class _Ticks:
@@ -170,8 +169,8 @@ def test_a_slow_clock_changes_no_plan():
     tasks, draws, space = made([120, 60, 200])
     args = (tasks, draws, served(3), space.cluster)
     ticks = itertools.count()
-    slow = plan(*args, asked=Asked(clock=lambda: 1000.0 * next(ticks)))
-    assert slow.planned == plan(*args, asked=Asked(clock=lambda: 0.0)).planned
+    slow = plan(*args, requested=RequestSpec(clock=lambda: 1000.0 * next(ticks)))
+    assert slow.planned == plan(*args, requested=RequestSpec(clock=lambda: 0.0)).planned
 
 
 def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
@@ -180,32 +179,30 @@ def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
         found, _ = looked(counts)
         quick = min((found[name] for name in ("min", "min_no_preemption")), key=lambda one: one.planned_s)
         best = found["lengthwise"]
-        sooner = best.planned_s < quick.planned_s * (1 - WORTH_SHARE)
+        sooner = best.planned_s < quick.planned_s * (1 - MIN_SHARE)
         less = loaded_gpus(best.planned) < loaded_gpus(quick.planned)
         assert best.planned == quick.planned or sooner or less
 
 
-def begun(tasks, draws, space, **asked):
+def begun(tasks, draws, space, **requested):
     """What was told at first sight, and what each way found."""
     told = []
     worlds = stages_of(tasks, draws, space)
-    asked = {"clock": _Ticks(), "beside": ("max", "min", "samullm"), **asked}
-    found = searched(worlds, space, Asked(**asked), told.append)
+    requested = {"clock": _Ticks(), "additional": ("max", "min", "samullm"), **requested}
+    found = search_results(worlds, space, RequestSpec(**requested), told.append)
     (first,) = told
     return first, {one.name: one for one in found}
 
 
-@pytest.mark.parametrize(
-    ("make", "counts"), [(made, [400, 300, 500]), (made, [90, 40]), (chained, [300, 300])]
-)
+@pytest.mark.parametrize(("make", "counts"), [(made, [400, 300, 500]), (made, [90, 40]), (chained, [300, 300])])
 def test_what_begins_as_at_first_sight_costs_no_more_time_than_that(make, counts):
     first, found = begun(*make(counts))
     mine = found[DEFAULT]
-    assert first.ahead_s == first.search_s
+    assert first.lead_s == first.search_s
     if mine.planned[:1] == first.planned[:1]:
-        assert mine.ahead_s == first.ahead_s < mine.search_s
+        assert mine.lead_s == first.lead_s < mine.search_s
     else:
-        assert mine.ahead_s == mine.search_s
+        assert mine.lead_s == mine.search_s
 
 
 @settings(max_examples=25, deadline=None)
@@ -219,9 +216,9 @@ def test_end_to_end_nothing_is_sooner_but_by_what_is_chance(counts, gpus, seed):
     first, found = begun(tasks, draws, space, clock=lambda: 0.0)
     mine = found[DEFAULT]
     alike = mine.planned[:1] == first.planned[:1]
-    ahead_s = first.cost_s if alike else mine.cost_s
+    lead_s = first.cost_s if alike else mine.cost_s
     for one in found.values():
-        assert (mine.planned_s + ahead_s) <= (one.planned_s + one.cost_s) * (1.0 + CHANGE_SHARE) + 0.02
+        assert (mine.planned_s + lead_s) <= (one.planned_s + one.cost_s) * (1.0 + CHANGE_SHARE) + 0.02
 
 
 def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monkeypatch):
@@ -231,25 +228,25 @@ def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monke
     beside = ((space.plans(0)[0], space.plans(1)[0]),)
 
     def chosen(gain):
-        search = _Search([world], space, Asked(clock=lambda: 0.0))
+        search = _Search([world], space, RequestSpec(clock=lambda: 0.0))
         search._scores = {alone: 100.0, beside: 100.0 * (1.0 - gain)}
         first = Found(DEFAULT, alone, 100.0, 0.1, 0.0, 0.1, 0.1)
         best = Found(DEFAULT, beside, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
         return search.overlapped(first, best)
 
     assert chosen(2 * CHANGE_SHARE).planned == beside
-    assert chosen(2 * CHANGE_SHARE).ahead_s == 0.5
+    assert chosen(2 * CHANGE_SHARE).lead_s == 0.5
     assert chosen(CHANGE_SHARE / 2).planned == alone
-    assert chosen(CHANGE_SHARE / 2).ahead_s == 0.1
+    assert chosen(CHANGE_SHARE / 2).lead_s == 0.1
 
 
 def test_planning_that_outlasts_the_first_stage_holds_the_run_up():
     tasks, draws, space = made([60, 40], draws=1, gpus=2)
     told = []
     ticks = itertools.count()
-    slow = Asked(clock=lambda: 1e6 * next(ticks), beside=())
-    whole = plan(tasks, draws, space.models, space.cluster, asked=slow, begin=told.append)
+    slow = RequestSpec(clock=lambda: 1e6 * next(ticks), additional=())
+    whole = plan(tasks, draws, space.models, space.cluster, requested=slow, begin=told.append)
     (mine,) = whole.methods
     (first,) = told
     assert first.planned[:1] == whole.planned[:1]
-    assert mine.ahead_s == mine.search_s - whole.stages[0].end_s > first.search_s
+    assert mine.lead_s == mine.search_s - whole.stages[0].end_s > first.search_s

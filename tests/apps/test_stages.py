@@ -17,11 +17,11 @@ from lengthwise.schema.errors import DoesNotFitError
 KIND = "A100-80GB"
 
 
-def world(counts, seed=0, gpus=4, quick=False, **kw):
+def world(counts, seed=0, gpus=4, fast=False, **kw):
     tasks, draw = ensemble(counts, np.random.default_rng(seed), **kw)
     space = Space(served(len(counts)), cluster_of(gpus))
     load = load_of(tasks, draw, [space.spec(m) for m in range(len(counts))])
-    return Stages(Runs(load, space, quick=quick))
+    return Stages(Runs(load, space, fast=fast))
 
 
 def some_plans(draw, stages, state):
@@ -37,9 +37,9 @@ def some_plans(draw, stages, state):
 
 @settings(max_examples=40)
 @given(st.data(), st.booleans())
-def test_whatever_stages_are_chosen_all_tasks_end_once_and_tokens_and_time_only_grow(data, quick):
+def test_whatever_stages_are_chosen_all_tasks_end_once_and_tokens_and_time_only_grow(data, fast):
     counts = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=3))
-    stages = world(counts, data.draw(st.integers(0, 3)), quick=quick)
+    stages = world(counts, data.draw(st.integers(0, 3)), fast=fast)
     state, flops = stages.start(), 0.0
     produced = [load.fresh for load in stages.load.models]
     for _ in range(3 * len(counts)):
@@ -56,8 +56,8 @@ def test_whatever_stages_are_chosen_all_tasks_end_once_and_tokens_and_time_only_
             now = then.work(m)
             assert (now.produced >= produced[m]).all()  # preempted tasks keep their tokens
             assert (now.produced <= load.output).all()
-            assert ((now.produced == load.output) == np.isfinite(now.ended_s)).all()
-            assert (now.ended_s[np.isfinite(now.ended_s)] <= then.clock_s + 1e-6).all()
+            assert ((now.produced == load.output) == np.isfinite(now.completed_s)).all()
+            assert (now.completed_s[np.isfinite(now.completed_s)] <= then.clock_s + 1e-6).all()
             produced[m] = now.produced
         state = then
     assert len(stages.finished(state)) == len(counts)
@@ -97,7 +97,7 @@ def test_replicas_of_the_same_shape_go_on_beside_those_that_are_started():
     state = stages.after(stages.stage(stages.start(), (one,)))
     load_s = stages.space.seconds(one, "start")
     assert stages.delay(stages.start(), three) == Delay(load_s)
-    assert stages.delay(state, three) == Delay(load_s, kept=1)
+    assert stages.delay(state, three) == Delay(load_s, retained=1)
     assert stages.delay(state, ModelPlan(0, KIND, 1, 2)).seconds > load_s / 2
 
 
@@ -110,9 +110,9 @@ def test_who_stands_goes_on_alone_until_others_join_and_then_all_share_what_is_l
     alone, joined = first.live[1], stages.stage(state, (three,)).live[1]
     joins_s = state.clock_s + load_s
     assert (joined.start_s, joined.joins_s, joined.run.plan) == (alone.start_s, joins_s, three)
-    before = alone.ended_s() <= joins_s
+    before = alone.completed_s() <= joins_s
     assert 0 < before.sum() < len(before)
-    assert joined.ended_s()[before].tolist() == alone.ended_s()[before].tolist()
+    assert joined.completed_s()[before].tolist() == alone.completed_s()[before].tolist()
     made = [int(live.run.produced(live.at(joins_s)).sum()) for live in (joined, alone)]
     assert made[0] == pytest.approx(made[1], rel=0.05)
     left_s = alone.end_s - joins_s
@@ -155,7 +155,7 @@ def test_one_of_many_equal_replicas_stands_for_all_within_a_few_percent(monkeypa
 def test_a_rest_read_off_the_run_from_the_start_is_close_to_its_own_simulation():
     seconds = {}
     for quick in (False, True):
-        stages = world([600, 150], quick=quick)
+        stages = world([600, 150], fast=quick)
         a, b = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 1)
         state = stages.after(stages.stage(stages.start(), (a, b)))
         seconds[quick] = stages.stage(state, (ModelPlan(0, KIND, 4),)).live[0].run.seconds
@@ -164,7 +164,7 @@ def test_a_rest_read_off_the_run_from_the_start_is_close_to_its_own_simulation()
 
 def test_what_has_nothing_behind_it_is_simulated_once_for_quick_looks_and_close_ones():
     close = world([600, 150])
-    quick = Stages(Runs(close.load, close.space, quick=True, known=close.runs))
+    quick = Stages(Runs(close.load, close.space, fast=True, known=close.runs))
     plans = (ModelPlan(0, KIND, 2), ModelPlan(1, KIND, 1))
     looked = quick.stage(quick.start(), plans)
     once = 600 // 2 + 150  # one of two equal replicas stands for both
@@ -209,6 +209,4 @@ def test_replicas_that_are_still_being_loaded_do_not_work_because_more_are_start
     assert fewer.live[1].start_s == pytest.approx(start_s)
     assert stages.stage(state, (two,)).live[1].start_s == start_s
     cut = stages.stage(state, (ModelPlan(1, KIND, 1, 2),))
-    assert cut.live[1].start_s - first.end_s == pytest.approx(
-        stages.space.seconds(ModelPlan(1, KIND, 1, 2), "start")
-    )
+    assert cut.live[1].start_s - first.end_s == pytest.approx(stages.space.seconds(ModelPlan(1, KIND, 1, 2), "start"))

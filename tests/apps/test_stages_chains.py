@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, served, tasks_of
 
-from lengthwise.apps.plan import Asked, Effort, plan
+from lengthwise.apps.plan import Effort, RequestSpec, plan
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.methods import METHODS, built
 from lengthwise.apps.plan.space import Space
@@ -31,17 +31,15 @@ def summary(chunks, evaluations=1, **kw):
     return tasks, draw_of(tasks, np.random.default_rng(kw.pop("seed", 0)), **kw)
 
 
-def world(chunks, gpus=4, quick=False, **kw):
+def world(chunks, gpus=4, fast=False, **kw):
     tasks, draw = summary(chunks, **kw)
     space = Space(served(2), cluster_of(gpus))
     load = load_of(tasks, draw, [space.spec(m) for m in range(2)])
-    return tasks, Stages(Runs(load, space, quick=quick))
+    return tasks, Stages(Runs(load, space, fast=fast))
 
 
 @settings(max_examples=20)
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from(sorted(METHODS)), st.integers(0, 2)
-)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from(sorted(METHODS)), st.integers(0, 2))
 def test_nobody_in_a_chain_starts_before_the_one_before_has_ended(chunks, name, seed):
     tasks, stages = world(chunks, seed=seed)
     end_s, first_s = np.full(len(tasks), np.inf), np.full(len(tasks), np.inf)
@@ -69,8 +67,8 @@ def test_a_single_chain_takes_what_its_links_take_one_after_another():
 
 def test_long_documents_leave_gpus_that_the_evaluator_takes():
     tasks, draw = summary([1] * 60 + [2] * 20 + [30], evaluations=4)
-    asked = Asked(effort=Effort(2, 2e5, 1e5), clock=lambda: 0.0)
-    told = plan(tasks, [draw], served(2), cluster_of(4), asked=asked)
+    asked = RequestSpec(effort=Effort(2, 2e5, 1e5), clock=lambda: 0.0)
+    told = plan(tasks, [draw], served(2), cluster_of(4), requested=asked)
     ends = {one.name: one.planned_s for one in told.methods}
     assert ends["lengthwise"] <= min(ends.values()) + 1e-9
     assert ends["lengthwise"] < ends["max"]

@@ -18,11 +18,11 @@ from lengthwise.schema.app import ModelPlan
 KIND = "A100-80GB"
 
 
-def world(tasks, seed=0, gpus=4, quick=False):
+def world(tasks, seed=0, gpus=4, fast=False):
     draw = draw_of(tasks, np.random.default_rng(seed))
     space = Space(served(len(tasks.models)), cluster_of(gpus))
     load = load_of(tasks, draw, [space.spec(m) for m in range(len(tasks.models))])
-    return tasks, Stages(Runs(load, space, quick=quick))
+    return tasks, Stages(Runs(load, space, fast=fast))
 
 
 def pairs(n, **kw):
@@ -105,7 +105,7 @@ def test_models_that_wait_for_one_another_settle_and_alone_starve():
     assert alone.ends_by == -1
     assert (alone.live[0].run.produced(alone.end_s) > 0).sum() == 30  # the first round is all it can do
     both = stages.stage(stages.start(), (a, b))
-    assert all(live.run.whole for live in both.live.values())
+    assert all(live.run.complete for live in both.live.values())
     end_s, _ = ends_and_starts(tasks, stages, built(stages, Greedy()))
     assert np.isfinite(end_s).all()
 

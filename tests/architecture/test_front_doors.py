@@ -18,9 +18,7 @@ HEAVY = ("numba", "llvmlite", "numpy", "scipy", "polars", "pydantic", "typer", "
 
 def in_a_new_process(code):
     """What a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     return done.stdout.split()
 
 

@@ -55,9 +55,7 @@ def test_only_one_file_knows_the_compiler():
 
 def test_rooms_keep_out_of_each_others_private_files():
     """`_x.py` is private to its room; the compiled kernel may read the compiled lookup of costs."""
-    assert [
-        f"{relative(p)}: {'.'.join(parts)}" for p in SOURCES for parts in imports(p) if intrudes(p, parts)
-    ] == []
+    assert [f"{relative(p)}: {'.'.join(parts)}" for p in SOURCES for parts in imports(p) if intrudes(p, parts)] == []
 
 
 def tree(path):

@@ -21,7 +21,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: Counter[str] = Counter()
+        self.requested: Counter[str] = Counter()
         self.bodies: list[dict] = []
         self.fails: dict[str, list[int]] = {}
         self.running, self.most, self.lock = 0, 0, threading.Lock()
@@ -32,16 +32,14 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt, server = body["messages"][0]["content"], self.server
         with server.lock:
-            server.asked[prompt] += 1
+            server.requested[prompt] += 1
             server.bodies.append({**body, "auth": self.headers.get("Authorization"), "path": self.path})
             server.running += 1
             server.most = max(server.most, server.running)
             code = server.fails.get(prompt, []).pop(0) if server.fails.get(prompt) else 200
         n = len(prompt.split())
         answer = {
-            "choices": [
-                {"message": {"content": "word " * n}, "finish_reason": "length" if n > 3 else "stop"}
-            ],
+            "choices": [{"message": {"content": "word " * n}, "finish_reason": "length" if n > 3 else "stop"}],
             "usage": {"completion_tokens": n, "prompt_tokens": n},
         }
         data = json.dumps(answer if code == 200 else {"error": "no"}).encode()
@@ -74,10 +72,10 @@ def endpoint(server, **options) -> Endpoint:
 def test_every_prompt_is_asked_once_and_can_be_read_back(server, tmp_path) -> None:
     prompts = [" ".join(["w"] * n) + f" {i}" for i, n in enumerate([1, 2, 3, 4] * 5)]
     ticks: list[int] = []
-    found = collect(prompts * 2, tmp_path / "o.jsonl", endpoint(server), concurrency=3, told=ticks.append)
+    found = collect(prompts * 2, tmp_path / "o.jsonl", endpoint(server), concurrency=3, report=ticks.append)
     assert (found.done, found.skipped, found.failed) == (20, 0, 0)
     assert ticks == list(range(1, 21))
-    assert set(server.asked.values()) == {1}
+    assert set(server.requested.values()) == {1}
     assert server.most <= 3
     samples = read(tmp_path / "o.jsonl")
     counted = dict(zip(samples.prompts.text, samples.output_tokens, strict=True))
@@ -92,18 +90,16 @@ def test_it_goes_on_where_it_stopped_and_drops_a_cut_line(server, tmp_path) -> N
     found = collect(["a", "b", "c"], out, endpoint(server))
     assert (found.done, found.skipped) == (1, 2)
     assert sorted(read(out).prompts.text) == ["a", "b", "c"]
-    assert server.asked["a"] == 1
+    assert server.requested["a"] == 1
 
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_told(server, tmp_path) -> None:
-    server.fails = {"busy": [503, 429], "wrong": [400], "gone": [500] * 9}
+    server.fails = {"busy": [503, 429], "wrong": [400], "stopped": [500] * 9}
     pauses: list[float] = []
-    found = collect(
-        ["busy", "wrong", "gone"], tmp_path / "o", endpoint(server, retries=2), pause=pauses.append
-    )
+    found = collect(["busy", "wrong", "stopped"], tmp_path / "o", endpoint(server, retries=2), pause=pauses.append)
     assert (found.done, found.failed) == (1, 2)
     assert "HTTP" in found.reason
-    assert dict(server.asked) == {"busy": 3, "wrong": 1, "gone": 3}
+    assert dict(server.requested) == {"busy": 3, "wrong": 1, "stopped": 3}
     assert sorted(pauses) == [1, 1, 2, 2]
 
 

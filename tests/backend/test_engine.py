@@ -65,9 +65,7 @@ def deployments():
     for axis in ("rank", "leave", "batching", "memory"):
         for name in known(axis):
             yield deploy("llama-3.1-8b", "H100", scheduler=Scheduler(**{axis: name}), limits=limits)
-    odd = EngineLimits(
-        max_num_seqs=512, max_num_batched_tokens=100, block_size=8, max_model_len=3000, watermark=0.0
-    )
+    odd = EngineLimits(max_num_seqs=512, max_num_batched_tokens=100, block_size=8, max_model_len=3000, watermark=0.0)
     yield deploy("llama-3.1-8b", "H100", num_blocks=999, limits=odd)
 
 
@@ -133,9 +131,7 @@ def served(python, tmp_path_factory):
 
 def fetch(port, path, body=None):
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as reply:
         return reply.read().decode()
 
@@ -148,9 +144,7 @@ def test_a_real_server_serves_under_the_simulated_limits(served):
     assert answer["usage"]["completion_tokens"] == 12
     (model,) = json.loads(fetch(port, "/v1/models"))["data"]
     assert model["max_model_len"] == d.max_model_len
-    (cache,) = [
-        line for line in fetch(port, "/metrics").splitlines() if line.startswith("vllm:cache_config_info{")
-    ]
+    (cache,) = [line for line in fetch(port, "/metrics").splitlines() if line.startswith("vllm:cache_config_info{")]
     assert 'enable_prefix_caching="False"' in cache
     assert 'block_size="32"' in cache  # of a CPU
     assert 'num_gpu_blocks="32"' in cache  # as many tokens as 64 blocks of 16

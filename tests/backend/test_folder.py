@@ -13,18 +13,14 @@ from lengthwise.schema.errors import InputError, OutputError
 
 LIMITS = EngineLimits(max_model_len=4096)
 WORKLOAD = preset("chat-1m").generate(1200, Poisson(4.0), seed=0)
-PRINTS_ITSELF = (
-    '#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done > "$SEEN.$CUDA_VISIBLE_DEVICES"\n'
-)
+PRINTS_ITSELF = '#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done > "$SEEN.$CUDA_VISIBLE_DEVICES"\n'
 
 
 def write(folder, name="70B, cheap", claim="It serves 4 requests a second.", **options):
     options = {"tp": 4, "replicas": 2, "limits": LIMITS} | options
     d = deploy(options.pop("model", "llama-3.1-70b"), "H100", **options)
     text = "name = 'x'\n"
-    return d, write_launch(
-        folder, d, name=name, scenario_text=text, workload=WORKLOAD, rate_rps=4.0, claim=claim
-    )
+    return d, write_launch(folder, d, name=name, scenario_text=text, workload=WORKLOAD, rate_rps=4.0, claim=claim)
 
 
 def run(script, tmp_path, *programs, **environment):
@@ -110,12 +106,12 @@ def test_an_unknown_checkpoint_must_be_given_to_the_script(tmp_path):
     assert "kubernetes.yaml" not in {p.name for p in made}
     with pytest.raises(subprocess.CalledProcessError):
         run(tmp_path / "one" / "vllm.sh", tmp_path, "vllm")
-    seen = run(tmp_path / "one" / "vllm.sh", tmp_path, "vllm", MODEL="mine")
-    assert seen["0,1,2,3"][:2] == ["serve", "mine"]
+    seen = run(tmp_path / "one" / "vllm.sh", tmp_path, "vllm", MODEL="own")
+    assert seen["0,1,2,3"][:2] == ["serve", "own"]
 
 
 def test_the_router_gets_every_worker_and_the_nearest_policy(tmp_path):
-    write(tmp_path / "one", scheduler=Scheduler(router="least_tokens"))
+    write(tmp_path / "one", scheduler=Scheduler(router="min_tokens"))
     words = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router")[""]
     assert words[words.index("--worker-urls") + 1 :] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
     assert words[words.index("--policy") + 1] == "power_of_two"

@@ -39,7 +39,7 @@ def test_of_checkpoints_of_the_same_shapes_one_that_can_chat_is_loaded(model, lo
     """A base model has no chat template: its engine refuses /v1/chat/completions."""
     launch = vllm_launch(deploy(model, "H100", tp=2))
     assert launch.command[2] == loaded
-    siblings = [one for one in catalog.model(model).facts.aliases if one.count("/") == 1 and one != loaded]
+    siblings = [one for one in catalog.model(model).metadata.aliases if one.count("/") == 1 and one != loaded]
     assert all(any(one in note for note in launch.notes) for one in siblings)
 
 
@@ -233,9 +233,7 @@ def test_ones_own_policy_says_so():
 def sglang_flags():
     """Flags to what may follow them: nothing, VALUE, or listed words."""
     lines = (Path(__file__).parent / "sglang_flags.txt").read_text().splitlines()
-    return {
-        flag: after for flag, _, after in (line.partition(" ") for line in lines if line.startswith("--"))
-    }
+    return {flag: after for flag, _, after in (line.partition(" ") for line in lines if line.startswith("--"))}
 
 
 @pytest.mark.parametrize("name", sorted(named()))
@@ -270,9 +268,7 @@ def test_swaps_timeouts_small_steps_and_routers_have_notes():
 
 
 def test_a_replica_of_several_nodes_says_what_each_must_be_told():
-    launch = vllm_launch(
-        deploy("llama-3.1-405b", "H100", tp=8, pp=2, limits=EngineLimits(max_model_len=4096))
-    )
+    launch = vllm_launch(deploy("llama-3.1-405b", "H100", tp=8, pp=2, limits=EngineLimits(max_model_len=4096)))
     assert value(launch, "--nnodes") == "2"
     assert said(launch, "--node-rank")
     assert said(launch, "spans nodes of 8")
@@ -290,7 +286,7 @@ def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
     [
         ({"rank": "srtf"}, ("predicted lengths, which no engine knows", "cannot reach")),
         ({"rank": "aged(weight=3)"}, ("Rank aged(weight=3) goes by predicted lengths",)),
-        ({"takeover": "worth_it"}, ("took a running one's place where takeover worth_it said so",)),
+        ({"takeover": "is_improvement"}, ("took a running one's place where takeover worth_it said so",)),
         ({"binning": "bins(boundaries=[100])"}, ("gathered by predicted length into batches of",)),
         ({"max_wait_s": 30.0}, ("Who had waited 30 s went before all others",)),
     ],

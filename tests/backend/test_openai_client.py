@@ -29,14 +29,14 @@ def probed(server, **options):
     return asyncio.run(run())
 
 
-def answered(server, prompt="one two", max_tokens=6, able=None, **options):
+def answered(server, prompt="one two", max_tokens=6, capabilities=None, **options):
     """The pieces of one answer after a probe, or by the abilities given."""
 
     async def run():
-        async with Client(Server(server.url, **options), able) as client:
-            if able is None:
+        async with Client(Server(server.url, **options), capabilities) as client:
+            if capabilities is None:
                 await client.probe()
-                server.forget()
+                server.discard()
             return [piece async for piece in client.stream(client.body(prompt, max_tokens))]
 
     return asyncio.run(run())
@@ -78,7 +78,7 @@ def test_a_server_of_chats_alone_is_asked_so():
     with ScriptedServer(Script(can=frozenset({"chat", "models", "usage"}), strict=True)) as server:
         able = probed(server)
         assert (able.api, able.usage, able.token_ids, able.ids_each) == (CHAT, True, False, False)
-        pieces = answered(server, able=able, max_tokens=4)
+        pieces = answered(server, capabilities=able, max_tokens=4)
     assert [p.is_output for p in pieces] == [False, True, True, True, True, False]
     assert "ignore_eos" not in server.log[-1].body
 
@@ -135,7 +135,7 @@ def test_key_and_fields_of_ones_own_are_sent_and_the_key_is_not_shown():
 def test_each_failure_has_its_name(fault, reason):
     with ScriptedServer(Script(fault=fault)) as server:
         with pytest.raises(RequestError) as caught:
-            answered(server, able=Abilities(model="toy"), stall_s=0.3)
+            answered(server, capabilities=Abilities(model="toy"), stall_s=0.3)
         assert caught.value.reason == reason, caught.value
 
 
@@ -143,7 +143,7 @@ def test_nobody_there_is_refused():
     with ScriptedServer() as server:
         pass
     with pytest.raises(RequestError) as caught:
-        answered(server, able=Abilities(model="toy"))
+        answered(server, capabilities=Abilities(model="toy"))
     assert caught.value.reason == "refused"
     assert str(caught.value) == f"refused: nobody listens at {server.url.removeprefix('http://')}"
     with pytest.raises(InputError, match=r"^nobody listens at http://127\.0\.0\.1:\d+; is the server up\?$"):
@@ -199,7 +199,7 @@ def test_a_model_that_is_not_there_is_told():
 
 def test_a_request_may_take_only_so_long():
     with ScriptedServer(Script(gap_s=0.05)) as server, pytest.raises(RequestError, match="timed out"):
-        answered(server, able=Abilities(model="toy", ignore_eos=True), max_tokens=90, timeout_s=0.3)
+        answered(server, capabilities=Abilities(model="toy", ignore_eos=True), max_tokens=90, timeout_s=0.3)
 
 
 def test_an_address_is_checked():

@@ -44,10 +44,7 @@ def test_every_pair_has_gpus_and_ports_of_its_own():
 
 def test_stages_are_not_told_phases_inside():
     assert set(scheduled_scripts(ScheduledEngines("stages", one(2)))) == {"vllm.sh"}
-    assert set(scheduled_scripts(ScheduledEngines("one", one(2), phases=PHASES))) == {
-        "vllm.sh",
-        "vllm-phases.sh",
-    }
+    assert set(scheduled_scripts(ScheduledEngines("one", one(2), phases=PHASES))) == {"vllm.sh", "vllm-phases.sh"}
 
 
 @pytest.mark.engine
@@ -58,11 +55,7 @@ def test_vllms_own_parser_takes_them():
         pytest.skip("no vLLM in .engines")
     wrong = tuple(word.replace("kv_producer", "kv_giver") for word in commands()[1])
     done = subprocess.run(
-        [str(ENGINE), str(SERVE)],
-        input=json.dumps([*commands(), wrong]),
-        capture_output=True,
-        text=True,
-        check=False,
+        [str(ENGINE), str(SERVE)], input=json.dumps([*commands(), wrong]), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     phased, encode, decode, refused = json.loads(done.stdout.partition("ANSWERS")[2])

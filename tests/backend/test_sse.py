@@ -55,12 +55,12 @@ def test_comments_ids_and_unknown_fields_are_no_data():
 
 def test_what_is_cut_off_is_no_event_but_is_told():
     reader = SseReader()
-    assert reader.feed(b"data: whole\n\ndata: cut\n") == [Event("whole")]
+    assert reader.feed(b"data: whole\n\ndata: cut\n") == [Event("complete")]
     assert reader.unfinished
 
 
 def test_a_line_without_end_is_refused():
-    reader = SseReader(most_bytes=100)
+    reader = SseReader(max_bytes=100)
     reader.feed(b"data: " + b"x" * 90)
     with pytest.raises(ValueError, match="longer than 100"):
         reader.feed(b"xxxxxx")

@@ -47,7 +47,7 @@ def test_no_two_entries_answer_to_one_name(entries):
 
 
 def test_every_entry_says_where_it_is_from():
-    sources = [spec.facts.source for spec in MODELS.values()]
+    sources = [spec.metadata.source for spec in MODELS.values()]
     sources += [entry.source for entries in (GPUS, NODES, LINKS) for entry in entries.values()]
     assert all(len(source) > 10 for source in sources)
 
@@ -205,10 +205,7 @@ def test_a_node_of_the_users_own_mixes_known_and_own_links(tmp_path):
         (("tdp_w = 300", "tdp_w = '300'"), r"tdp_w must be a number that is not negative; it is '300'"),
         (("tdp_w = 300", "tdp_w = -1"), r"tdp_w must be a number that is not negative; it is -1"),
         (("bf16 =", "bf17 ="), r"no dtype named 'bf17'"),
-        (
-            ("bf16 = 100e12, fp8", "fp8"),
-            r"peak_flops must hold bfloat16, float16 or float32; it holds \['fp8'\]",
-        ),
+        (("bf16 = 100e12, fp8", "fp8"), r"peak_flops must hold bfloat16, float16 or float32; it holds \['fp8'\]"),
         (("'measured'", "'measured'\n[Yours]"), None),
         (("[Mine]", "[Mine"), r"must be TOML"),
     ],

@@ -24,7 +24,7 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 def shapes(spec: ModelSpec) -> ModelSpec:
     """The spec without what no config says."""
-    return replace(spec, facts=replace(spec.facts, source="", aliases=(), published_params=None))
+    return replace(spec, metadata=replace(spec.metadata, source="", aliases=(), published_params=None))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gemma-2-9b"])
@@ -33,9 +33,9 @@ def test_a_published_config_gives_the_catalogs_shapes(name):
 
 
 def test_a_checkpoint_saved_as_float32_differs_in_dtype_alone():
-    read, listed = catalog.model(CONFIGS / "gemma-2-9b.json"), catalog.model("gemma-2-9b")
-    assert (read.dtype, listed.dtype) == ("float32", "bfloat16")
-    assert shapes(replace(read, facts=replace(read.facts, dtype="bfloat16"))) == shapes(listed)
+    read, as_list = catalog.model(CONFIGS / "gemma-2-9b.json"), catalog.model("gemma-2-9b")
+    assert (read.dtype, as_list.dtype) == ("float32", "bfloat16")
+    assert shapes(replace(read, metadata=replace(read.metadata, dtype="bfloat16"))) == shapes(as_list)
 
 
 def test_a_folder_gives_its_config_under_its_own_name(tmp_path):
@@ -45,7 +45,7 @@ def test_a_folder_gives_its_config_under_its_own_name(tmp_path):
     spec = catalog.model(folder)
     assert spec.name == "my-llama"
     assert spec == catalog.model(folder / "config.json")
-    assert spec.facts.source == str(folder / "config.json")
+    assert spec.metadata.source == str(folder / "config.json")
 
 
 GPT2 = {
@@ -100,7 +100,7 @@ GPT_OSS = {
     ids=["gpt2", "starcoder", "gpt-oss-20b"],
 )
 def test_families_outside_the_catalog_are_read_by_their_keys(config, published):
-    spec = catalog.model_from_config(config, "theirs")
+    spec = catalog.model_from_config(config, "other")
     assert catalog.parameters(spec) == pytest.approx(published, rel=0.002)
 
 
@@ -127,9 +127,7 @@ def test_multi_query_shares_one_head_whatever_the_listed_number():
     spec = catalog.model_from_config(falcon, "falcon-7b")
     assert spec.attention.kv_heads == 1
     assert spec.ffn.intermediate == 4 * 4544
-    grouped = catalog.model_from_config(
-        {**falcon, "new_decoder_architecture": True, "num_kv_heads": 8}, "falcon-40b"
-    )
+    grouped = catalog.model_from_config({**falcon, "new_decoder_architecture": True, "num_kv_heads": 8}, "falcon-40b")
     assert grouped.attention.kv_heads == 8
 
 
@@ -198,9 +196,9 @@ def test_an_unknown_way_of_quantising_is_refused():
         catalog.model_from_config(config, "odd")
 
 
-@pytest.mark.parametrize(("said", "dtype"), [("torch.float16", "float16"), ("auto", "bfloat16")])
-def test_a_dtype_is_spelt_our_way(said, dtype):
-    assert catalog.model_from_config(config_of("llama-3.1-8b", torch_dtype=said), "x").dtype == dtype
+@pytest.mark.parametrize(("message", "dtype"), [("torch.float16", "float16"), ("auto", "bfloat16")])
+def test_a_dtype_is_spelt_our_way(message, dtype):
+    assert catalog.model_from_config(config_of("llama-3.1-8b", torch_dtype=message), "x").dtype == dtype
 
 
 def test_an_unknown_dtype_is_refused():

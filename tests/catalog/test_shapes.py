@@ -15,14 +15,14 @@ MODELS = catalog.models()
 KIB, MIB = 2**10, 2**20
 
 
-@pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if spec.facts.published_params])
+@pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if spec.metadata.published_params])
 def test_parameters_are_within_a_percent_of_the_published_count(name):
     spec = MODELS[name]
-    assert catalog.parameters(spec) == pytest.approx(spec.facts.published_params, rel=0.01)
+    assert catalog.parameters(spec) == pytest.approx(spec.metadata.published_params, rel=0.01)
 
 
 def test_nearly_every_model_has_a_published_count():
-    assert sum(spec.facts.published_params is not None for spec in MODELS.values()) >= 0.9 * len(MODELS)
+    assert sum(spec.metadata.published_params is not None for spec in MODELS.values()) >= 0.9 * len(MODELS)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_kv_bytes_follow_the_dtype_that_is_asked_for():
 
 def test_narrow_weights_leave_the_cache_at_16_bits():
     spec = MODELS["llama-2-70b"]
-    narrow = replace(spec, facts=replace(spec.facts, dtype="int4"))
+    narrow = replace(spec, metadata=replace(spec.metadata, dtype="int4"))
     assert catalog.kv_bytes_per_token(narrow) == catalog.kv_bytes_per_token(spec)
 
 

@@ -35,10 +35,10 @@ NODES = '[cluster]\nnodes = ["2xA100-80GB@pairs"]'
 VERDICT = "Judge {{ draft }}"
 
 
-def write_app(folder, *, rows=8, verdict=VERDICT, cluster=NODES, step_s=0.002, more=""):
+def write_app(folder, *, rows=8, decision=VERDICT, cluster=NODES, step_s=0.002, more=""):
     """The file, with rows beside it."""
     path = folder / "judged.toml"
-    text = APP.format(python=sys.executable, verdict=verdict, cluster=cluster, step_s=step_s)
+    text = APP.format(python=sys.executable, decision=decision, cluster=cluster, step_s=step_s)
     path.write_text(text + more, "utf-8")
     lines = [json.dumps({"id": f"r{n}", "topic": f"the sea, part {n}"}) for n in range(rows)]
     (folder / "topics.jsonl").write_text("\n".join(lines) + "\n", "utf-8")

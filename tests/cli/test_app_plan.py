@@ -53,9 +53,7 @@ def test_what_is_assumed_is_told_once(cli, tmp_path):
 
 def test_json_and_report_are_written_and_the_same_again_but_for_the_clock(cli, tmp_path):
     path = write_app(tmp_path)
-    ended = cli(
-        "app", "plan", path, *QUICK, "--json", tmp_path / "plan.json", "--report", tmp_path / "plan.html"
-    )
+    ended = cli("app", "plan", path, *QUICK, "--json", tmp_path / "plan.json", "--report", tmp_path / "plan.html")
     assert ended.code == 0
     assert ended.err == f"wrote {tmp_path / 'plan.json'}\nwrote {tmp_path / 'plan.html'}\n"
     plan = read_plan(tmp_path / "plan.json")
@@ -75,9 +73,7 @@ def test_json_and_report_are_written_and_the_same_again_but_for_the_clock(cli, t
 
 def test_a_method_and_a_quantile_can_be_asked_for(cli, tmp_path):
     path = write_app(tmp_path)
-    ended = cli(
-        "app", "plan", path, *QUICK, "--no-what-if", "--method", "max", "--quantile", 0.9, "--json", "-"
-    )
+    ended = cli("app", "plan", path, *QUICK, "--no-what-if", "--method", "max", "--quantile", 0.9, "--json", "-")
     assert json.loads(ended.out)["method"] == "max"
 
 
@@ -96,7 +92,7 @@ def test_of_two_kinds_of_gpus_each_model_of_a_stage_is_told_which_it_has(cli, tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "report"),
     [
         (("--node", "8xA100"), "8xA100-40GB, 8xA100-80GB, 8xA100-80GB-PCIe"),
         (("--node", "8xA10"), "Did you mean: A40"),
@@ -108,11 +104,11 @@ def test_of_two_kinds_of_gpus_each_model_of_a_stage_is_told_which_it_has(cli, tm
         (("--profile", "nowhere"), "nowhere"),
     ],
 )
-def test_what_cannot_be_planned_is_one_error_alone(cli, tmp_path, arguments, told):
+def test_what_cannot_be_planned_is_one_error_alone(cli, tmp_path, arguments, report):
     ended = cli("app", "plan", write_app(tmp_path), *QUICK, *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: ")
-    assert told in ended.err
+    assert report in ended.err
     assert ended.err.count("error: ") == 1
     assert "note" not in ended.err
 

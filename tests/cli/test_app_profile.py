@@ -126,9 +126,7 @@ def test_engines_that_others_run_are_asked_for_lengths_alone(profile, applicatio
     beside.start()
     try:
         assert ready.wait(60)
-        sets = [
-            word for name, url in urls.items() for word in ("--set", f'run.engines.{name}.urls=["{url}"]')
-        ]
+        sets = [word for name, url in urls.items() for word in ("--set", f'run.engines.{name}.urls=["{url}"]')]
         out = tmp_path / "profile"
         ended = profile(application, "--out", out, "--rows", 3, "--set", "run.launcher=static", *sets)
     finally:

@@ -36,11 +36,11 @@ def test_a_run_writes_answers_in_the_order_of_the_rows_and_a_manifest(cli, tmp_p
     assert "16 done" in ended.out
     assert f"outputs, manifest and logs are in {out}" in ended.out
     assert [(one["id"], one["call"]) for one in outputs(out)] == [
-        (f"r{n}", call) for n in range(8) for call in ("draft", "verdict")
+        (f"r{n}", call) for n in range(8) for call in ("draft", "decision")
     ]
-    facts = json.loads((out / "manifest.json").read_text("utf-8"))
-    assert facts["counts"]["all"] == {"done": 16}
-    assert set(facts["sha256"]) == {"app", "inputs", "outputs.jsonl", "outputs.parquet"}
+    metadata = json.loads((out / "manifest.json").read_text("utf-8"))
+    assert metadata["counts"]["all"] == {"done": 16}
+    assert set(metadata["sha256"]) == {"app", "inputs", "outputs.jsonl", "outputs.parquet"}
     assert not (out / "dead.jsonl").exists()
 
 
@@ -80,18 +80,7 @@ def test_the_table_of_a_terminal_has_each_model_and_fits_it():
 
     wide = shown(120)
     assert wide[0] == "95 s: 1,201 of 4,009 tasks, stage 2 of 3, 6.67 min left (6.00 min to 7.33 min)"
-    assert wide[1].split() == [
-        "model",
-        "done",
-        "of",
-        "under",
-        "way",
-        "tokens/s",
-        "GPUs",
-        "stage",
-        "left",
-        "dead",
-    ]
+    assert wide[1].split() == ["model", "done", "of", "under", "way", "tokens/s", "GPUs", "stage", "left", "dead"]
     assert wide[3].split() == [
         "stablelm-tuned-alpha-7b", "runs", "1,201", "2,000", "256", "12,345", "0,1", "2,3", "2", "5.20", "min", "1"
     ]  # fmt: skip
@@ -148,7 +137,7 @@ def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
     path, out = write_app(tmp_path), tmp_path / "run"
     run(cli, path, out, *SIMULATED, "-q")
     drafts = [one["text"] for one in outputs(out) if one["call"] == "draft"]
-    path = write_app(tmp_path, verdict="Is it good? {{ draft }}")
+    path = write_app(tmp_path, decision="Is it good? {{ draft }}")
     ended = run(cli, path, out, *SIMULATED, "--resume")
     assert ended.code == 0
     told = "draft: 8 of 8 answers kept; verdict: 0 of 8 answers kept"
@@ -161,7 +150,7 @@ def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
 def test_where_the_disk_is_full_it_ends_with_2_and_what_to_do_and_goes_on_when_there_is_room(cli, tmp_path):
     """A file may not grow beyond a size: the ledger holds a part of the answers by then."""
     path, out = write_app(tmp_path, rows=300), tmp_path / "run"
-    assert run(cli, path, tmp_path / "whole", *SIMULATED, "-q").code == 0
+    assert run(cli, path, tmp_path / "complete", *SIMULATED, "-q").code == 0
     command = [sys.executable, "-m", "lengthwise.cli", "app", "run", str(path), "--out", str(out), *SIMULATED]
     ended = subprocess.run(
         command,
@@ -179,20 +168,18 @@ def test_where_the_disk_is_full_it_ends_with_2_and_what_to_do_and_goes_on_when_t
     assert sum(status["tasks"].values()) == 600
     again = run(cli, path, out, *SIMULATED, "--resume")
     assert again.code == 0, again.err
-    assert (out / "outputs.jsonl").read_bytes() == (tmp_path / "whole" / "outputs.jsonl").read_bytes()
+    assert (out / "outputs.jsonl").read_bytes() == (tmp_path / "complete" / "outputs.jsonl").read_bytes()
 
 
 def test_a_request_that_cannot_be_made_is_dead_and_the_rest_is_done(cli, tmp_path):
-    path = write_app(
-        tmp_path, verdict="Judge {{ draft if part != 3 or 'tokens' not in draft else draft.split()[9] }}"
-    )
+    path = write_app(tmp_path, decision="Judge {{ draft if part != 3 or 'tokens' not in draft else draft.split()[9] }}")
     rows = [json.dumps({"id": f"r{n}", "topic": "the sea", "part": n}) for n in range(8)]
     (tmp_path / "topics.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
     ended = run(cli, path, tmp_path / "run", *SIMULATED)
     assert ended.code == 1, ended.err
     assert "15 done, 1 dead" in ended.out
     (dead,) = [json.loads(line) for line in (tmp_path / "run" / "dead.jsonl").read_text("utf-8").splitlines()]
-    assert (dead["id"], dead["call"], dead["state"]) == ("r3", "verdict", "dead")
+    assert (dead["id"], dead["call"], dead["state"]) == ("r3", "decision", "dead")
     assert "list object has no element 9" in dead["error"]
     assert f"1 tasks are dead or behind dead ones: {tmp_path / 'run' / 'dead.jsonl'}" in ended.err
 
@@ -214,7 +201,7 @@ def test_where_no_run_is_there_is_none_to_look_at(cli, tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "report"),
     [
         (("--launcher", "locl"), "Did you mean: local"),
         (("--launcher", "static"), "address"),
@@ -223,11 +210,11 @@ def test_where_no_run_is_there_is_none_to_look_at(cli, tmp_path, command):
         (("--report", "no/such/run.html"), "does not exist"),
     ],
 )
-def test_what_cannot_be_run_is_one_error_alone(cli, tmp_path, arguments, told):
+def test_what_cannot_be_run_is_one_error_alone(cli, tmp_path, arguments, report):
     ended = run(cli, write_app(tmp_path), tmp_path / "run", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: ")
-    assert told in ended.err
+    assert report in ended.err
     assert not (tmp_path / "run" / "outputs.jsonl").exists()
 
 
@@ -252,7 +239,7 @@ class Process:
             time.sleep(0.1)
         raise AssertionError(f"it never came: {ended}")
 
-    def ended(self):
+    def completed(self):
         out, err = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, out, err
 
@@ -266,7 +253,7 @@ def some_are_done(status):
 def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli, tmp_path, how):
     """Greedy answers: byte for byte those of a run that nobody disturbed."""
     path = write_app(tmp_path, rows=30, step_s=0.02)
-    assert run(cli, path, tmp_path / "whole", "-q").code == 0
+    assert run(cli, path, tmp_path / "complete", "-q").code == 0
     out = tmp_path / "run"
     process = Process(cli, path, out)
     process.has(some_are_done)
@@ -274,7 +261,7 @@ def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli
         assert cli("app", "cancel", out).out == "it has been told to end\n"
     else:
         os.kill(process.process.pid, signal.SIGINT if how == "interrupted" else signal.SIGKILL)
-    code, printed, told = process.ended()
+    code, printed, told = process.completed()
     if how == "killed":
         assert code == -signal.SIGKILL
     else:
@@ -284,4 +271,4 @@ def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli
     assert "nobody runs it now; go on with app run --resume" in status.out
     again = run(cli, path, out, "--resume")
     assert again.code == 0, again.err
-    assert (out / "outputs.jsonl").read_bytes() == (tmp_path / "whole" / "outputs.jsonl").read_bytes()
+    assert (out / "outputs.jsonl").read_bytes() == (tmp_path / "complete" / "outputs.jsonl").read_bytes()

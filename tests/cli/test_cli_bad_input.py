@@ -201,9 +201,7 @@ def test_no_page_and_no_records_go_to_standard_output(cli, folder, monkeypatch, 
     assert not (folder / "-").exists()
 
 
-@pytest.mark.parametrize(
-    "command", ["explain", "capacity", "lab", "search", "simulate", "bench", "calibrate"]
-)
+@pytest.mark.parametrize("command", ["explain", "capacity", "lab", "search", "simulate", "bench", "calibrate"])
 def test_every_command_tells_what_an_override_displaced(cli, folder, command):
     """And then ends (but for simulate, which first looks whether it can work), as there is no such trace."""
     line = {

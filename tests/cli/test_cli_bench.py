@@ -32,14 +32,7 @@ LOAD = ("--isl", 40, "--osl", 8, "--num-requests", 30)
 def test_the_table_of_simulate_is_printed_with_the_engine_and_the_client(cli, server):
     ended = cli("bench", server.url, *LOAD, "--request-rate", 60, "--slo", "ttft=5s")
     assert ended.code == 0, ended.err
-    for words in (
-        "TTFT p50",
-        "JCT p99",
-        "Goodput",
-        "vllm 1.2.3, model toy",
-        "ignore_eos",
-        "client: requests left",
-    ):
+    for words in ("TTFT p50", "JCT p99", "Goodput", "vllm 1.2.3, model toy", "ignore_eos", "client: requests left"):
         assert words in ended.out
     assert "Nothing is known" not in ended.out
 
@@ -54,30 +47,22 @@ def test_records_report_and_json_say_the_same(cli, server, tmp_path):
     run = measure.read_records(records)
     assert not run.is_simulated
     assert run.workload.concurrency == 4
-    assert run.facts["arguments"]["seed"] == 5
-    assert "metrics" in run.facts
+    assert run.metadata["arguments"]["seed"] == 5
+    assert "metrics" in run.metadata
     result = json.loads(out.read_text("utf-8"))["results"][0]
     assert result["deployment"] is None
     assert result["engine"]["Engine"] == "vllm 1.2.3"
     assert result["summary"]["counts"]["finished"] == 30
-    assert result["notes"] == list(run.doubts)
+    assert result["notes"] == list(run.warnings)
     text = page.read_text("utf-8")
     assert "toy on vllm 1.2.3" in text
     assert "KV blocks" not in text
     assert "time-kv" not in text
 
 
-def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(
-    cli, server, scenario_file, tmp_path
-):
+def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(cli, server, scenario_file, tmp_path):
     ended = cli(
-        "bench",
-        server.url,
-        scenario_file,
-        "--set",
-        "workload.request_rate=100",
-        "--records",
-        tmp_path / "r.parquet",
+        "bench", server.url, scenario_file, "--set", "workload.request_rate=100", "--records", tmp_path / "r.parquet"
     )
     assert ended.code == 0, ended.err
     assert "Within SLO" in ended.out
@@ -92,7 +77,7 @@ def test_prompts_are_new_each_run_unless_the_salt_of_one_is_given(cli, server, t
         path = tmp_path / f"{name}.parquet"
         ended = cli("bench", server.url, *LOAD, "--concurrency", 1, *words, "--records", path)
         assert ended.code == 0, ended.err
-        salt = measure.read_records(path).facts["arguments"]["salt"]
+        salt = measure.read_records(path).metadata["arguments"]["salt"]
         return salt, [tuple(one.body["prompt"]) for one in server.log[-30:]]
 
     salt, first = sent("first")
@@ -115,10 +100,7 @@ def test_a_trace_and_a_preset_are_told_apart(cli, server, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["http://127.0.0.1:1", *LOAD, "--concurrency", 1],
-            "nobody listens at http://127.0.0.1:1; is the server up?",
-        ),
+        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1], "nobody listens at http://127.0.0.1:1; is the server up?"),
         (
             ["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--time-limit", 0],
             "--time-limit must be above 0 seconds; it is 0",
@@ -133,10 +115,7 @@ def test_a_trace_and_a_preset_are_told_apart(cli, server, tmp_path):
         (["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--request-rate", 1], "excludes --concurrency"),
         (["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--slo", "ttff=1s"], "ttft"),
         (["http://127.0.0.1:1", "none.toml"], "none.toml"),
-        (
-            ["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--records", "no/where.parquet"],
-            "does not exist",
-        ),
+        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--records", "no/where.parquet"], "does not exist"),
     ],
 )
 def test_bad_input_ends_in_two_and_one_message(cli, arguments, words):
@@ -162,9 +141,7 @@ def test_answers_without_a_token_ask_for_exact_lengths_only_where_they_were_not(
 
 def test_a_run_in_which_nothing_finished_is_an_error_with_its_reason(cli, tmp_path):
     with ScriptedServer(Script(faults=dict.fromkeys(range(7, 100), "http 503"))) as server:
-        ended = cli(
-            "bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, "--records", tmp_path / "r.parquet"
-        )
+        ended = cli("bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, "--records", tmp_path / "r.parquet")
     assert ended.code == 2
     kept = measure.read_records(tmp_path / "r.parquet")
     failed = kept.errors["http 503"]
@@ -173,7 +150,7 @@ def test_a_run_in_which_nothing_finished_is_an_error_with_its_reason(cli, tmp_pa
     assert re.search(rf"cut off, or never due, at the run's end +{30 - failed}", ended.out)
     assert f'no request finished: http 503: {failed} ("as scripted"). To do: lower the load' in ended.err
     assert f"kept in {tmp_path / 'r.parquet'}, marked as partial" in ended.err
-    assert any("a partial run" in doubt for doubt in kept.doubts)
+    assert any("a partial run" in doubt for doubt in kept.warnings)
 
 
 def test_a_server_that_dies_has_an_exit_code_of_its_own_and_leaves_what_there_is(cli, tmp_path):
@@ -184,7 +161,7 @@ def test_a_server_that_dies_has_an_exit_code_of_its_own_and_leaves_what_there_is
         )  # fmt: skip
     assert ended.code == 3, ended.err
     assert f"since the server failed; {records} is marked as partial" in ended.err
-    assert any("a partial run" in doubt for doubt in measure.read_records(records).doubts)
+    assert any("a partial run" in doubt for doubt in measure.read_records(records).warnings)
 
 
 def test_a_server_that_dies_near_the_end_ends_it_so_too(cli, tmp_path):
@@ -221,9 +198,7 @@ def test_what_the_server_says_is_shown_once_with_how_often(cli, tmp_path):
     """Messages that differ in numbers alone are one; a long one by its first 200 characters."""
     with ScriptedServer(Script(faults={19: "http 400", 22: "http 400", 24: "http 500"})) as server:
         server.says = lambda number: f"request req-{number} has too many tokens: " + "x" * 300
-        ended = cli(
-            "bench", server.url, *LOAD, "--concurrency", 1, "--warmup", 0, "--json", tmp_path / "r.json"
-        )
+        ended = cli("bench", server.url, *LOAD, "--concurrency", 1, "--warmup", 0, "--json", tmp_path / "r.json")
     assert ended.code == 0, ended.err
     (line,) = [line for line in ended.out.splitlines() if line.startswith("http 400")]
     count, _, words = line.removeprefix("http 400").strip().partition(" ")
@@ -251,7 +226,7 @@ def test_records_keep_the_deployment_that_the_scenario_describes(cli, server, sc
     fast = ("--set", "workload.request_rate=100", "--set", "deployment.tp=2", "--quiet")
     ended = cli("bench", server.url, scenario_file, *fast, "--records", tmp_path / "r.parquet")
     assert ended.code == 0, ended.err
-    kept = measure.read_records(tmp_path / "r.parquet").facts
+    kept = measure.read_records(tmp_path / "r.parquet").metadata
     assert kept["model"] == "toy"
     told = kept["deployment"]
     assert (told["model"], told["tp"], told["replicas"], told["max_num_seqs"]) == ("llama-3-8b", 2, 1, 256)
@@ -260,7 +235,7 @@ def test_records_keep_the_deployment_that_the_scenario_describes(cli, server, sc
     assert "policy" not in told  # variants differ in it
     one = ("--variant", "Two, too", "--records", tmp_path / "two.parquet")
     assert cli("bench", server.url, scenario_file, *fast, *one).code == 0
-    assert measure.read_records(tmp_path / "two.parquet").facts["deployment"]["policy"] == "orca"
+    assert measure.read_records(tmp_path / "two.parquet").metadata["deployment"]["policy"] == "orca"
 
 
 def test_a_model_that_nobody_knows_is_told_and_the_run_goes_on(cli, server, scenario_file, tmp_path):
@@ -270,7 +245,7 @@ def test_a_model_that_nobody_knows_is_told_and_the_run_goes_on(cli, server, scen
     )  # fmt: skip
     assert ended.code == 0, ended.err
     assert "records will not hold the scenario's deployment" in ended.err
-    assert "deployment" not in measure.read_records(tmp_path / "r.parquet").facts
+    assert "deployment" not in measure.read_records(tmp_path / "r.parquet").metadata
 
 
 def test_the_key_goes_to_the_server_and_into_no_file(cli, server, tmp_path, monkeypatch):
@@ -278,7 +253,7 @@ def test_the_key_goes_to_the_server_and_into_no_file(cli, server, tmp_path, monk
     records, out = tmp_path / "r.parquet", tmp_path / "r.json"
     cli("bench", server.url, *LOAD, "--concurrency", 4, "--records", records, "--json", out)
     assert server.log[-1].headers["Authorization"] == "Bearer s3cret"
-    assert "s3cret" not in out.read_text("utf-8") + repr(measure.read_records(records).facts)
+    assert "s3cret" not in out.read_text("utf-8") + repr(measure.read_records(records).metadata)
 
 
 @pytest.mark.slow
@@ -292,7 +267,7 @@ def test_ctrl_c_writes_what_there_is_and_ends_in_130(server, tmp_path):
         os.kill(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert any("an interruption" in doubt for doubt in measure.read_records(records).doubts)
+    assert any("an interruption" in doubt for doubt in measure.read_records(records).warnings)
 
 
 def test_a_measured_run_and_its_simulation_are_of_one_model_and_the_clients_seconds_are_told(
@@ -305,7 +280,7 @@ def test_a_measured_run_and_its_simulation_are_of_one_model_and_the_clients_seco
     assert cli("simulate", scenario_file, *one, "--records", simulated, "--quiet").code == 0
     ended = cli("compare", simulated, ran, "--json", "-")
     told = json.loads(ended.out)
-    assert not [doubt for doubt in told["doubts"] if "model" in doubt or "deployments" in doubt]
+    assert not [doubt for doubt in told["warnings"] if "model" in doubt or "deployments" in doubt]
     assert (told["a"]["name"], told["b"]["name"]) == ("simulated.parquet", "run.parquet")
     assert told["a"]["client"] is None
     assert 0 <= told["b"]["client"]["p50_s"] <= told["b"]["client"]["max_s"]

@@ -65,9 +65,7 @@ def test_tables_are_written_that_simulate_takes(cli, files, tmp_path):
 def test_where_runs_come_from_stands_before_all_numbers(cli, files, tmp_path):
     path, run, out = files
     for page in (tmp_path / "page.md", None):
-        ended = cli(
-            "calibrate", path, run, "--out", out, "--fit", "work", *(("--report", page) if page else ())
-        )
+        ended = cli("calibrate", path, run, "--out", out, "--fit", "work", *(("--report", page) if page else ()))
         text = page.read_text("utf-8") if page else ended.out
         said = " ".join(text.split())
         assert said.count("where these runs come from is not told") == 1
@@ -86,9 +84,7 @@ def test_counters_that_cannot_be_fitted_are_told_unless_nobody_asks(cli, files, 
     kept = measure.read_records(run)
     records = kept.records
     at_s = np.arange(0.0, records.end_s, 1.0)
-    told = replace(
-        kept, facts={"metrics": {"at_s": at_s.tolist(), "vllm:num_requests_running": [1] * len(at_s)}}
-    )
+    told = replace(kept, metadata={"metrics": {"at_s": at_s.tolist(), "vllm:num_requests_running": [1] * len(at_s)}})
     measure.write_records(told, tmp_path / "scraped.parquet")
     words = ("calibrate", path, tmp_path / "scraped.parquet", "--out", out, "--fit", "work")
     unread = "were not fitted: they lack vllm:iteration_tokens_total_count"
@@ -130,7 +126,7 @@ def test_one_variant_of_several_is_calibrated_by_name(cli, files):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "report"),
     [
         (["--fit", "wrok"], "work"),
         (["--set", "engine.max_model_len=512"], "max_model_len"),
@@ -139,11 +135,11 @@ def test_one_variant_of_several_is_calibrated_by_name(cli, files):
         (["--holdout", "none.parquet"], "none.parquet"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_sentence(cli, files, more, told):
+def test_what_cannot_be_used_is_told_in_one_sentence(cli, files, more, report):
     path, run, out = files
     ended = cli("calibrate", path, run, "--out", out, *more)
     assert ended.code == 2
-    assert told in ended.err
+    assert report in ended.err
     assert "Traceback" not in ended.err
     assert not out.exists()
 
@@ -159,17 +155,7 @@ def test_a_simulated_run_is_refused(cli, files, tmp_path):
 def test_tables_that_are_worse_than_those_given_are_not_written_unasked(cli, files, tmp_path):
     """The run that is held out was of the tables given: whatever is fitted to the other one is worse."""
     path, run, out = files
-    words = (
-        "calibrate",
-        path,
-        run,
-        "--holdout",
-        tmp_path / "as_given.parquet",
-        "--fit",
-        "work",
-        "--out",
-        out,
-    )
+    words = ("calibrate", path, run, "--holdout", tmp_path / "as_given.parquet", "--fit", "work", "--out", out)
     ended = cli(*words)
     assert ended.code == 2
     assert "--force" in ended.err
@@ -196,7 +182,7 @@ def test_doubtful_runs_are_told_all_at_once_and_by_their_files(cli, files, tmp_p
     path, run, out = files
     good = measure.read_records(run)
     late, cut = tmp_path / "late.parquet", tmp_path / "cut.parquet"
-    measure.write_records(replace(good, doubts=("the client was late",)), late)
+    measure.write_records(replace(good, warnings=("the client was late",)), late)
     other = measure.read_records(tmp_path / "as_given.parquet")
     measure.write_records(replace(other, errors={"http 503": 7}), cut)
     ended = cli("calibrate", path, run, late, "--holdout", cut, "--out", out)
@@ -206,20 +192,16 @@ def test_doubtful_runs_are_told_all_at_once_and_by_their_files(cli, files, tmp_p
     assert "\n  cut.parquet: 7 requests failed of http 503" in ended.err
 
 
-def test_runs_of_a_deployment_are_known_by_its_shape_whatever_the_server_calls_the_model(
-    cli, files, tmp_path
-):
+def test_runs_of_a_deployment_are_known_by_its_shape_whatever_the_server_calls_the_model(cli, files, tmp_path):
     path, run, out = files
     good, own = measure.read_records(run), shape_facts(catalog.model("llama-3-8b"))
     renamed, other = tmp_path / "renamed.parquet", tmp_path / "other.parquet"
     behind = {"model": "whatever", "model_shape": own, "gpu": "H100", "tp": 1}
-    measure.write_records(replace(good, facts={"model": "gpt2", "deployment": behind}), renamed)
+    measure.write_records(replace(good, metadata={"model": "gpt2", "deployment": behind}), renamed)
     changed = behind | {"model_shape": own | {"layers": 16}}
-    measure.write_records(replace(good, facts={"model": "model", "deployment": changed}), other)
+    measure.write_records(replace(good, metadata={"model": "model", "deployment": changed}), other)
     ended = cli("calibrate", path, other, "--out", out)
     assert ended.code == 2
     assert "it is of the model whatever, and the deployment's is llama-3-8b: layers 16 for 32" in ended.err
     twice = cli("calibrate", path, renamed, "--holdout", renamed, "--out", out)
-    assert (
-        "given once; renamed.parquet 1 and renamed.parquet 2 are the same" in twice.err
-    )  # and no doubt of the model
+    assert "given once; renamed.parquet 1 and renamed.parquet 2 are the same" in twice.err  # and no doubt of the model

@@ -50,11 +50,11 @@ def asked(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_masks_are_taken_where_they_are_looked_for_and_only_there(cli, asked, tmp_path):
+def test_masks_are_taken_where_they_are_looked_for_and_only_there(cli, requested, tmp_path):
     told = {}
     for masks in ("auto", "no"):
         out, numbers = tmp_path / f"{masks}.npz", tmp_path / f"{masks}.json"
-        ended = cli(*asked, "--masks", masks, "--out", out, "--json", numbers, "--force")
+        ended = cli(*requested, "--masks", masks, "--out", out, "--json", numbers, "--force")
         assert ended.code == 0, ended.err
         names = {p["name"] for p in json.loads(numbers.read_text("utf-8"))["parameters"]}
         told[masks] = ("masked" in names, "dense masks are taken" in ended.out, cost.load(out).masked_s > 0)
@@ -62,14 +62,14 @@ def test_masks_are_taken_where_they_are_looked_for_and_only_there(cli, asked, tm
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "report"),
     [
         (["--masks", "yes"], "masks must be one of auto, no; it is 'yes'"),
         (["--masks", "no", "--fit", "masked"], "never looked for (masks 'no')"),
     ],
 )
-def test_what_cannot_be_asked_of_masks_names_what_can(cli, asked, tmp_path, more, told):
-    ended = cli(*asked, *more, "--out", tmp_path / "cost.npz")
+def test_what_cannot_be_asked_of_masks_names_what_can(cli, requested, tmp_path, more, report):
+    ended = cli(*requested, *more, "--out", tmp_path / "cost.npz")
     assert ended.code == 2
-    assert told in ended.err
+    assert report in ended.err
     assert not (tmp_path / "cost.npz").exists()

@@ -21,10 +21,10 @@ def test_without_a_kind_it_counts_each(cli):
 
 @pytest.mark.parametrize("kind", ["models", "gpus", "nodes", "policies", "workloads"])
 def test_a_kind_lists_every_entry_and_each_entry_has_a_page(cli, kind):
-    listed = cli("catalog", kind)
-    assert listed.code == 0
+    entries = cli("catalog", kind)
+    assert entries.code == 0
     for name in pages.names(kind):
-        assert name in listed.out
+        assert name in entries.out
     for name in pages.names(kind)[:3]:
         shown = cli("catalog", kind, name)
         assert (shown.code, shown.err) == (0, "")
@@ -110,12 +110,7 @@ def test_workload_show_tells_what_describe_tells(cli, tmp_path):
     found = w.describe(w.read(tmp_path / "t.csv"))
     ended = cli("workload", "show", tmp_path / "t.csv")
     assert ended.code == 0
-    for fact in (
-        "500",
-        f"{found.total_tokens:,}",
-        f"{found.output.mean:,.1f}",
-        f"{found.interarrival_cv:.2f}",
-    ):
+    for fact in ("500", f"{found.total_tokens:,}", f"{found.output.mean:,.1f}", f"{found.interarrival_cv:.2f}"):
         assert fact in ended.out
     assert any(bar in ended.out for bar in "▁▂▃▄▅▆▇█")
 

@@ -61,9 +61,7 @@ def test_all_is_written_and_said(cli, records, tmp_path) -> None:
 
 
 def test_an_error_above_its_bound_ends_with_one(cli, records) -> None:
-    ended = cli(
-        "compare", *records, "--fail-above", "ttft.p95=0.05", "--fail-above", "ttft.mean=99", "--quiet"
-    )
+    ended = cli("compare", *records, "--fail-above", "ttft.p95=0.05", "--fail-above", "ttft.mean=99", "--quiet")
     assert ended.code == 1
     assert ended.out == ""
     assert ended.err.startswith("above its bound: ttft.p95 is -")
@@ -92,7 +90,7 @@ def test_an_error_without_an_interval_counts_as_it_stands(cli, records) -> None:
 def test_runs_are_called_by_their_files_and_the_time_between_tokens_has_intervals(cli, records) -> None:
     told = json.loads(cli("compare", *records, "--json", "-").out)
     assert (told["a"]["name"], told["b"]["name"]) == ("r-one.parquet", "r-two.parquet")
-    assert "Their deployments differ: max_num_seqs 256 and 2." in told["doubts"]
+    assert "Their deployments differ: max_num_seqs 256 and 2." in told["warnings"]
     for stat in ("mean", "p95"):
         tbt = told["errors"][f"tbt.{stat}"]
         assert tbt["low"] <= tbt["error"] <= tbt["high"]
@@ -102,16 +100,13 @@ def test_pairs_and_warm_up_are_options(cli, records) -> None:
     told = json.loads(cli("compare", *records, "--unpaired", "--warmup", 2, "--json", "-").out)
     assert told["paired"] is False
     assert told["warmup_s"] == 2
-    assert told["a"]["counts"]["arrived"] < 120
+    assert told["a"]["counts"]["arrivals"] < 120
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            ["--fail-above", "jct.p96=0.1"],
-            "there is no number in this comparison named 'jct.p96'. Did you mean",
-        ),
+        (["--fail-above", "jct.p96=0.1"], "there is no number in this comparison named 'jct.p96'. Did you mean"),
         (["--fail-above", "jct.p95"], "--fail-above must be like ttft.p95=0.10; it is 'jct.p95'"),
         (["--slo", "tbt=2s"], "--slo must be like ttft=2s, tpot=100ms or jct=1min; it is 'tbt=2s'"),
         (["--slo", "ttft=fast"], "--slo must be like"),
@@ -151,7 +146,7 @@ def test_results_of_other_programs_are_read_as_they_are(cli, records, tmp_path) 
     for file in (plain, packed):
         ended = cli("compare", records[0], file, "--json", "-")
         assert ended.code == 0
-        assert "when they were sent" in " ".join(json.loads(ended.out)["doubts"])
+        assert "when they were sent" in " ".join(json.loads(ended.out)["warnings"])
     plain.write_text('{"foreign": 1}')
     ended = cli("compare", records[0], plain)
     assert ended.code == 2

@@ -10,9 +10,7 @@ import pytest
 
 from lengthwise import cli
 
-MODULES = [
-    f"lengthwise.cli.{found.name}" for found in pkgutil.iter_modules(cli.__path__) if found.name != "__main__"
-]
+MODULES = [f"lengthwise.cli.{found.name}" for found in pkgutil.iter_modules(cli.__path__) if found.name != "__main__"]
 
 
 def examples(module: str) -> list[str]:

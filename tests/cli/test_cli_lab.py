@@ -44,15 +44,11 @@ def test_json_to_standard_output_alone(cli, small) -> None:
 
 def test_files_are_written_whole_and_told(cli, small, tmp_path) -> None:
     html, file = tmp_path / "lab.html", tmp_path / "lab.json"
-    out = cli(
-        "lab", small, "--report", str(html), "--json", str(file), "--jobs", "1", "--set", "lab.loads=[3.0]"
-    )
+    out = cli("lab", small, "--report", str(html), "--json", str(file), "--jobs", "1", "--set", "lab.loads=[3.0]")
     assert out.code == 0, out.err
     assert f"wrote {file}" in out.err
     assert "<!doctype html>" in html.read_text("utf-8")[:20]
-    again = cli(
-        "lab", small, "--json", str(tmp_path / "two.json"), "--jobs", "2", "--set", "lab.loads=[3.0]", "-q"
-    )
+    again = cli("lab", small, "--json", str(tmp_path / "two.json"), "--jobs", "2", "--set", "lab.loads=[3.0]", "-q")
     assert (again.out, again.err) == ("", "")
     assert (tmp_path / "two.json").read_bytes() == file.read_bytes()
 

@@ -134,7 +134,7 @@ def test_what_may_be_meant_otherwise_is_told_before_the_scores(cli, tmp_path):
 
 
 def test_a_log_is_a_workload_to_look_at(cli, tmp_path):
-    rows = [{"prompt": "why", "output_tokens": n, "model": "m"} for n in (4, 8, 9)]
+    rows = [{"prompt": "cause", "output_tokens": n, "model": "m"} for n in (4, 8, 9)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "requests" in cli("workload", "show", tmp_path / "log.jsonl").out
     out = cli("theory", "queue", "--lengths", tmp_path / "log.jsonl", "--load", "0.5")

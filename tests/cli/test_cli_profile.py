@@ -27,8 +27,8 @@ def folder(tmp_path):
 def old(tmp_path):
     tokens = np.arange(1, 65)
     columns = {"operator": ["mlp up"] * 64, "tp": [1] * 64, "tokens": tokens, "seconds": (100 + tokens) / 1e6}
-    facts = ProfileFacts("mine", "lengthwise", "H100", "llama-3.1-8b", notes=("made by hand",))
-    write_profile(Profile(facts, columns | {"dtype": ["bfloat16"] * 64}), tmp_path / "old.parquet")
+    metadata = ProfileFacts("own", "lengthwise", "H100", "llama-3.1-8b", notes=("made by hand",))
+    write_profile(Profile(metadata, columns | {"dtype": ["bfloat16"] * 64}), tmp_path / "old.parquet")
     return tmp_path / "old.parquet"
 
 
@@ -53,14 +53,10 @@ def test_import_of_what_is_not_there_ends_with_2(cli, folder, tmp_path):
     ended = cli("profile", "import", "llmservingsim", tmp_path / "none", "--out", out)
     assert (ended.code, out.exists()) == (2, False)
     assert "must be a folder with tp1/" in ended.err
-    ended = cli(
-        "profile", "import", "vidur", folder, "--model", "llama-2-7b", "--device", "a100", "--out", out
-    )
+    ended = cli("profile", "import", "vidur", folder, "--model", "llama-2-7b", "--device", "a100", "--out", out)
     assert ended.code == 2
     assert "must hold a folder for a100; it holds none" in ended.err
-    ended = cli(
-        "profile", "import", "vidur", folder, "--model", "lama-2-7b", "--device", "a100", "--out", out
-    )
+    ended = cli("profile", "import", "vidur", folder, "--model", "lama-2-7b", "--device", "a100", "--out", out)
     assert ended.code == 2
     assert "Did you mean: llama-2-7b" in ended.err
     ended = cli("profile", "import", "aiconfigurator", folder, "--system", "h200_sxm", "--out", out)
@@ -69,9 +65,7 @@ def test_import_of_what_is_not_there_ends_with_2(cli, folder, tmp_path):
 
 
 def test_import_into_a_missing_folder_ends_with_2_before_it_reads(cli, tmp_path):
-    ended = cli(
-        "profile", "import", "llmservingsim", tmp_path / "none", "--out", tmp_path / "no" / "p.parquet"
-    )
+    ended = cli("profile", "import", "llmservingsim", tmp_path / "none", "--out", tmp_path / "no" / "p.parquet")
     assert ended.code == 2
     assert "create it first" in ended.err
 
@@ -90,8 +84,8 @@ def test_show_fits_a_hundred_columns_however_much_there_is_to_say(cli, folder, t
     out = tmp_path / "long.parquet"
     cli("profile", "import", "llmservingsim", folder, "--out", out)
     profile = read_profile(out)
-    long = replace(profile.facts, notes=("a long word " * 30,), name="name " * 30)
-    write_profile(replace(profile, facts=long), out)
+    long = replace(profile.metadata, notes=("a long word " * 30,), name="name " * 30)
+    write_profile(replace(profile, metadata=long), out)
     ended = cli("profile", "show", out)
     assert ended.code == 0
     assert 60 < max(map(len, ended.out.splitlines())) <= 100
@@ -114,15 +108,13 @@ source = "a test"
 def test_show_draws_the_roofline_of_a_device_and_a_model_that_are_given(cli, old, tmp_path):
     """A profile of neither in the catalog, as one of this machine is."""
     profile, cpu, config = read_profile(old), tmp_path / "cpu.toml", tmp_path / "config.json"
-    facts = replace(profile.facts, gpu="AMD EPYC", model="small")
+    metadata = replace(profile.metadata, gpu="AMD EPYC", model="small")
     columns = profile.columns | {"dtype": np.array(["float32"] * 64), "seconds": profile["seconds"] * 1000}
-    write_profile(Profile(facts, columns), old)
+    write_profile(Profile(metadata, columns), old)
     cpu.write_text(CPU)
     keys = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
     keys["max_position_embeddings"] = 1024
-    config.write_text(
-        json.dumps({"model_type": "llama", "vocab_size": 1000, "torch_dtype": "float32"} | keys)
-    )
+    config.write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, "torch_dtype": "float32"} | keys))
     ended = cli("profile", "show", old)
     assert "no roofline: the catalog has no GPU 'AMD EPYC'; give it (--gpu" in ended.out
     ended = cli("profile", "show", old, "--gpu", cpu)
@@ -169,12 +161,12 @@ def test_check_ends_with_1_and_names_what_moved(cli, old):
 def test_check_writes_json(cli, old):
     ended = cli("profile", "check", slowed(old, 1.2), old, "--json", "-")
     assert ended.code == 1
-    assert json.loads(ended.out)["moved"] == 2
+    assert json.loads(ended.out)["changed"] == 2
 
 
 def test_check_of_another_model_ends_with_2(cli, old, tmp_path):
     profile = read_profile(old)
-    other = replace(profile, facts=replace(profile.facts, model="qwen3-8b"))
+    other = replace(profile, metadata=replace(profile.metadata, model="qwen3-8b"))
     write_profile(other, tmp_path / "other.parquet")
     ended = cli("profile", "check", tmp_path / "other.parquet", old)
     assert ended.code == 2

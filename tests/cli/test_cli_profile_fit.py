@@ -91,14 +91,7 @@ def test_few_points_simulate_without_an_error_that_is_no_number(cli, one_operato
 def test_errors_of_another_gpu_are_called_so(cli, path, scenario_file):
     done = cli("profile", "fit", path, "--model", "llama-3.1-8b", "--gpu", "A100-80GB")
     assert "of where they were measured" in done.out
-    asked = (
-        "simulate",
-        scenario_file,
-        "--set",
-        "deployment.model=llama-3.1-8b",
-        "--set",
-        "deployment.gpu=A100-80GB",
-    )
+    asked = ("simulate", scenario_file, "--set", "deployment.model=llama-3.1-8b", "--set", "deployment.gpu=A100-80GB")
     done = cli(*asked, "--cost", f"profile:{path}")
     assert done.code == 0, done.err
     assert "measured on H100, carried to A100-80GB" in done.out

@@ -37,9 +37,7 @@ def test_version(cli):
     assert (ended.code, ended.out.split()[0]) == (0, "lengthwise")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("no-such-command",), ("simulate",), ("simulate", "--seeds", "0", "x")]
-)
+@pytest.mark.parametrize("arguments", [("no-such-command",), ("simulate",), ("simulate", "--seeds", "0", "x")])
 def test_wrong_usage_is_exit_2_and_says_so_on_standard_error(cli, arguments):
     ended = cli(*arguments)
     assert (ended.code, ended.out) == (2, "")
@@ -104,14 +102,9 @@ def test_help_imports_nothing_heavy():
 
 
 def test_a_closed_pipe_ends_quietly():
-    command = (
-        f"{sys.executable} -c 'from lengthwise.cli import main; raise SystemExit(main())' catalog models"
-    )
+    command = f"{sys.executable} -c 'from lengthwise.cli import main; raise SystemExit(main())' catalog models"
     done = subprocess.run(
-        ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
     assert done.returncode in (0, 1)
@@ -120,9 +113,7 @@ def test_a_closed_pipe_ends_quietly():
 def test_an_encoding_without_our_characters_is_no_bug():
     code = "from lengthwise.cli import main; raise SystemExit(main(['workload', 'show', 'chat-1m']))"
     narrow = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=narrow
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=narrow)
     assert (done.returncode, done.stderr) == (0, "")
     assert "?" in done.stdout
 
@@ -138,9 +129,7 @@ def test_a_place_that_another_user_closed_is_no_bug(cli, monkeypatch, tmp_path):
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", closed)
-    ended = cli(
-        "app", "run", ROOT / "examples" / "apps" / "critique.toml", "--out", locked, "--launcher", "simulated"
-    )
+    ended = cli("app", "run", ROOT / "examples" / "apps" / "critique.toml", "--out", locked, "--launcher", "simulated")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith(f"error: {locked}")
     assert "must be open to this user; it is not (Permission denied)" in ended.err

@@ -85,42 +85,40 @@ def test_nothing_holds_is_an_answer(cli, question):
 
 
 def test_a_second_run_repeats_nothing(cli, question, tmp_path):
-    first = cli("search", question, "--resume", tmp_path / "kept", "--json", "-")
-    again = cli("search", question, "--resume", tmp_path / "kept", "--json", "-")
+    first = cli("search", question, "--resume", tmp_path / "retained", "--json", "-")
+    again = cli("search", question, "--resume", tmp_path / "retained", "--json", "-")
     one, two = (json.loads(e.out)["plans"][0] for e in (first, again))
-    assert one["spent"]["reused"] == 0
-    with sqlite3.connect(tmp_path / "kept" / "evaluations.sqlite") as file:
-        assert two["spent"]["reused"] == file.execute("select count(*) from evaluations").fetchone()[0]
-    assert {k: v for k, v in one.items() if k != "spent"} == {k: v for k, v in two.items() if k != "spent"}
+    assert one["effort"]["reused"] == 0
+    with sqlite3.connect(tmp_path / "retained" / "evaluations.sqlite") as file:
+        assert two["effort"]["reused"] == file.execute("select count(*) from evaluations").fetchone()[0]
+    assert {k: v for k, v in one.items() if k != "effort"} == {k: v for k, v in two.items() if k != "effort"}
 
 
 def test_another_question_is_not_answered_from_the_store(cli, question, tmp_path):
-    cli("search", question, "--resume", tmp_path / "kept")
-    other = cli("search", question, "--resume", tmp_path / "kept", "--json", "-", "--set", "workload.osl=30")
-    assert json.loads(other.out)["plans"][0]["spent"]["reused"] == 0
+    cli("search", question, "--resume", tmp_path / "retained")
+    other = cli("search", question, "--resume", tmp_path / "retained", "--json", "-", "--set", "workload.osl=30")
+    assert json.loads(other.out)["plans"][0]["effort"]["reused"] == 0
 
 
 def test_killed_and_resumed_it_loses_only_what_was_running(question, tmp_path):
     """kill -9 in the midst of a larger search; the second run answers as one that was never killed."""
-    kept = tmp_path / "kept"
+    kept = tmp_path / "retained"
     line = [sys.executable, "-m", "lengthwise.cli", "search", str(question), "--json", "-", "--set"]
     line.append("search.space.max_num_batched_tokens=[256,512,1024,2048]")
-    with subprocess.Popen(
-        [*line, "--resume", str(kept)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as run:
-        while _kept(kept) < 20 and run.poll() is None:
+    with subprocess.Popen([*line, "--resume", str(kept)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        while _retained(kept) < 20 and run.poll() is None:
             time.sleep(0.02)
         os.kill(run.pid, signal.SIGKILL)
-    done = _kept(kept)
+    done = _retained(kept)
     assert done >= 20
     resumed = subprocess.run([*line, "--resume", str(kept)], capture_output=True, check=True)
     whole = subprocess.run(line, capture_output=True, check=True)
     one, two = (json.loads(e.stdout)["plans"][0] for e in (resumed, whole))
-    assert one["spent"]["reused"] >= done
-    assert {k: v for k, v in one.items() if k != "spent"} == {k: v for k, v in two.items() if k != "spent"}
+    assert one["effort"]["reused"] >= done
+    assert {k: v for k, v in one.items() if k != "effort"} == {k: v for k, v in two.items() if k != "effort"}
 
 
-def _kept(folder):
+def _retained(folder):
     file = folder / "evaluations.sqlite"
     if not file.exists():
         return 0
@@ -157,4 +155,4 @@ def test_ray_gives_the_same_plan(cli, question):
     there = cli("search", question, "--json", "-", "--ray", "local", "--jobs", 2)
     assert there.code == 0, there.err
     one, two = (json.loads(e.out[e.out.index("{") :])["plans"][0] for e in (here, there))
-    assert {k: v for k, v in one.items() if k != "spent"} == {k: v for k, v in two.items() if k != "spent"}
+    assert {k: v for k, v in one.items() if k != "effort"} == {k: v for k, v in two.items() if k != "effort"}

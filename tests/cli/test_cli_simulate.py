@@ -57,7 +57,7 @@ def test_records_of_each_variant_hold_its_first_run(cli, scenario_file, tmp_path
         assert run.is_simulated
         assert (run.records.requests.finished_s == outcome.records.requests.finished_s).all()
         assert (run.workload.output_tokens == outcome.variant.workload(0).output_tokens).all()
-        assert config.loads(run.facts["scenario"]).deployment.model == "llama-3-8b"
+        assert config.loads(run.metadata["scenario"]).deployment.model == "llama-3-8b"
 
 
 def test_the_scenario_in_the_json_gives_the_same_numbers_again(cli, scenario_file, tmp_path):
@@ -70,17 +70,7 @@ def test_the_scenario_in_the_json_gives_the_same_numbers_again(cli, scenario_fil
 
 
 def test_seeds_from_the_command_line_win_over_the_file(cli, scenario_file, tmp_path):
-    cli(
-        "simulate",
-        scenario_file,
-        "--seeds",
-        3,
-        "--set",
-        "run.seeds=2",
-        "--json",
-        tmp_path / "a.json",
-        "--quiet",
-    )
+    cli("simulate", scenario_file, "--seeds", 3, "--set", "run.seeds=2", "--json", tmp_path / "a.json", "--quiet")
     results = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"]
     assert [result["summary"]["seeds"] for result in results] == [[0, 1, 2]] * 2
 
@@ -88,9 +78,7 @@ def test_seeds_from_the_command_line_win_over_the_file(cli, scenario_file, tmp_p
 def test_jobs_change_nothing_but_the_time(cli, scenario_file, tmp_path):
     for jobs in (1, 4):
         out = tmp_path / f"{jobs}.json"
-        assert (
-            cli("simulate", scenario_file, "--seeds", 4, "--jobs", jobs, "--json", out, "--quiet").code == 0
-        )
+        assert cli("simulate", scenario_file, "--seeds", 4, "--jobs", jobs, "--json", out, "--quiet").code == 0
     assert (tmp_path / "1.json").read_bytes() == (tmp_path / "4.json").read_bytes()
 
 
@@ -128,7 +116,7 @@ def test_a_long_prompt_is_rejected_and_said(cli, scenario_file, tmp_path):
     assert "rejected" in ended.out
     counts = json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["summary"]["counts"]
     assert counts["rejected"] > 0
-    assert counts["rejected"] + counts["finished"] == counts["arrived"] == 40
+    assert counts["rejected"] + counts["finished"] == counts["arrivals"] == 40
 
 
 def test_an_uncompiled_engine_is_announced(cli, scenario_file, monkeypatch):
@@ -178,11 +166,11 @@ def test_seeds_change_nothing_where_there_is_no_chance(cli, tmp_path, changes, s
     assert ended.err.count("a replay has no chance in it; seeds change nothing") == (seeds == 1)
 
 
-@pytest.mark.parametrize(("asked", "told"), [(300, 0), (301, 1)])
-def test_a_replay_of_more_than_there_is_says_so(cli, asked, told):
-    ended = cli("simulate", EXAMPLES / "trace.toml", "--set", f"workload.num_requests={asked}")
+@pytest.mark.parametrize(("requested", "report"), [(300, 0), (301, 1)])
+def test_a_replay_of_more_than_there_is_says_so(cli, requested, report):
+    ended = cli("simulate", EXAMPLES / "trace.toml", "--set", f"workload.num_requests={requested}")
     assert ended.code == 0
-    assert ended.err.count("num_requests is 301, and the replayed trace has 300") == told
+    assert ended.err.count("num_requests is 301, and the replayed trace has 300") == report
 
 
 def test_json_on_standard_output_is_alone_there(cli, scenario_file, tmp_path):
@@ -237,9 +225,7 @@ def test_explain_agrees_with_the_deployment(scenario_file):
     longest = found.fits[-1]
     assert longest.context_tokens == variant.deployment.max_model_len
     assert longest.by_memory * longest.context_tokens <= kv.num_blocks * kv.block_size
-    assert (longest.by_memory + 1) * longest.context_tokens > (
-        kv.num_blocks - longest.by_memory - 1
-    ) * kv.block_size
+    assert (longest.by_memory + 1) * longest.context_tokens > (kv.num_blocks - longest.by_memory - 1) * kv.block_size
     for step in found.steps:
         assert 0 < step.floor_s < step.seconds
         assert sum(step.bound_shares.values()) == pytest.approx(1)

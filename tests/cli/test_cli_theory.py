@@ -43,9 +43,7 @@ def test_lengths_of_files_and_presets(cli, tmp_path):
 
 def test_predictors_of_a_given_accuracy_gain_less(cli):
     def gained(*more):
-        ended = cli(
-            "theory", "multibin", "--uniform", 1, 20, "--bins", "4", "--requests", 0, "--json", "-", *more
-        )
+        ended = cli("theory", "multibin", "--uniform", 1, 20, "--bins", "4", "--requests", 0, "--json", "-", *more)
         assert ended.code == 0, ended.err
         return json.loads(ended.out)["rows"][0]
 

@@ -55,13 +55,11 @@ def asked(cli, *words):
 
 
 def test_options_say_the_same_as_the_file(cli, short):
-    told = asked(
-        cli, short, "--latency-bound", "2500ms", "--bound-for", "p95", "--strategy", "RRA", "--gpus", 4
-    )
+    told = asked(cli, short, "--latency-bound", "2500ms", "--bound-for", "p95", "--strategy", "RRA", "--gpus", 4)
     assert (told["bound_s"], told["level"]) == (2.5, 0.95)
     assert {side["strategy"] for side in told["sides"]} == {"rra"}
     assert {side["tp"] for side in told["sides"]} == {1, 2, 4}
-    assert told["facts"]["GPUs"] == "4 x A40"
+    assert told["metadata"]["GPUs"] == "4 x A40"
     assert told == asked(
         cli, short, "--set", "schedule.latency_bound=2.5", "--set", 'schedule.bound_for="p95"',
         "--set", 'schedule.strategies=["rra"]', "--set", "schedule.gpus=4",
@@ -71,17 +69,12 @@ def test_options_say_the_same_as_the_file(cli, short):
 def test_exhaustive_finds_nothing_better_than_the_gap(cli, short):
     found, looked = asked(cli, short), asked(cli, short, "--exhaustive")
     assert looked["gap"] == 0
-    assert found["chosen"]["throughput_rps"] * (1 + found["gap"]) >= looked["chosen"]["throughput_rps"] * (
-        1 - 1e-9
-    )
+    assert found["chosen"]["throughput_rps"] * (1 + found["gap"]) >= looked["chosen"]["throughput_rps"] * (1 - 1e-9)
     assert found["evaluated"] < looked["evaluated"]
 
 
 def test_an_expected_latency_lets_more_in(cli, short):
-    worst, mean = (
-        asked(cli, short, "--latency-bound", 1),
-        asked(cli, short, "--latency-bound", 1, "--expected"),
-    )
+    worst, mean = (asked(cli, short, "--latency-bound", 1), asked(cli, short, "--latency-bound", 1, "--expected"))
     assert (worst["worst_case"], mean["worst_case"]) == (True, False)
     assert mean["chosen"]["throughput_rps"] >= worst["chosen"]["throughput_rps"]
     assert mean["chosen"]["latency_s"] <= 1
@@ -98,7 +91,7 @@ def test_rates_of_loading_may_be_given(cli, short):
 def test_no_bound_is_infinite(cli, short):
     told = asked(cli, short, "--latency-bound", "inf")
     assert told["bound_s"] is None
-    assert told["facts"]["bound"] == "no latency bound"
+    assert told["metadata"]["bound"] == "no latency bound"
 
 
 def test_quiet_prints_nothing(cli, short):
@@ -152,4 +145,4 @@ def test_a_replayed_trace_is_counted(cli, tmp_path):
     )
     told = asked(cli, path)
     assert told["quantile_tokens"] == 12
-    assert "outputs 6 tokens" in told["facts"]["lengths"] or "outputs 7 tokens" in told["facts"]["lengths"]
+    assert "outputs 6 tokens" in told["metadata"]["lengths"] or "outputs 7 tokens" in told["metadata"]["lengths"]

@@ -73,8 +73,8 @@ def test_phases_are_told_to_the_gateway_to_vllm_and_to_the_runner(deployed):
     assert told.order.mode == "rra"
     assert (phases.encode_batch, phases.decode_steps) == (plan["encode_batch"], plan["decode_steps"])
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
-    assert run.phases.most_in_flight == phases.most_in_flight
-    assert int(after(command(folder / "vllm.sh"), "--max-num-seqs")) == phases.most_in_flight
+    assert run.phases.max_in_flight == phases.max_in_flight
+    assert int(after(command(folder / "vllm.sh"), "--max-num-seqs")) == phases.max_in_flight
     cut = "--pipeline-parallel-size" if plan["tp_groups"] == 0 else "--tensor-parallel-size"
     assert after(command(folder / "vllm.sh"), cut) == "2"
 
@@ -150,9 +150,7 @@ def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
     assert inside.decode_batch == pytest.approx(phases.decode_batch, abs=0.5)
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     assert run.phases == replace(phases, decode_batch=run.phases.decode_batch)
-    other = schedule_plan.planned_run(
-        config.load(folder / "scenario.toml"), folder / "PLAN.json", threshold=0.2
-    )
+    other = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json", threshold=0.2)
     assert other.phases.threshold == 0.2
 
 
@@ -206,13 +204,13 @@ def test_scripts_are_shell(deployed, strategy):
 
 def test_files_that_are_there_are_kept(cli, deployed, tmp_path):
     folder, _ = deployed("rra")
-    (folder / "README.md").write_text("mine")
+    (folder / "README.md").write_text("own")
     refused = cli("schedule", tmp_path / "small.toml", "--deploy", folder)
     assert refused.code == 2
     assert "--force" in refused.err
-    assert (folder / "README.md").read_text() == "mine"
+    assert (folder / "README.md").read_text() == "own"
     assert cli("schedule", tmp_path / "small.toml", "--deploy", folder, "--force").code == 0
-    assert (folder / "README.md").read_text() != "mine"
+    assert (folder / "README.md").read_text() != "own"
 
 
 def test_a_file_is_no_folder(cli, deployed, tmp_path):

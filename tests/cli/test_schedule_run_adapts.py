@@ -55,10 +55,10 @@ def trace(path, *parts):
 
 
 @pytest.mark.slow
-def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, asked, url, tmp_path):
+def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, requested, url, tmp_path):
     live = trace(tmp_path / "live.csv", (250, 2, 16), (450, 20, 34))
     ended = cli(
-        "schedule", "run", asked, "--engine", url, "--adapt", "--workload", live, "--out", tmp_path / "run",
+        "schedule", "run", requested, "--engine", url, "--adapt", "--workload", live, "--out", tmp_path / "run",
         "--admin-port", 0,
     )  # fmt: skip
     assert ended.code == 0, ended.err
@@ -84,11 +84,11 @@ def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, ask
 
 
 @pytest.mark.slow
-def test_requests_as_planned_change_nothing(cli, asked, url):
-    told = json.loads(cli("schedule", "run", asked, "--engine", url, "--adapt", "--json", "-", "-q").out)
+def test_requests_as_planned_change_nothing(cli, requested, url):
+    told = json.loads(cli("schedule", "run", requested, "--engine", url, "--adapt", "--json", "-", "-q").out)
     assert told["news"] == []
     assert (told["followed"]["observed"], told["followed"]["changed"]) == (250, 0)
-    assert told["followed"]["false_alarms"] == 0.01
+    assert told["followed"]["false_positive_rate"] == 0.01
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_requests_as_planned_change_nothing(cli, asked, url):
         (["--workload", "nothing-such"], "there is no file nothing-such"),
     ],
 )
-def test_bad_input_ends_with_2_and_says_what_must_hold(cli, asked, words, says):
-    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", *words)
+def test_bad_input_ends_with_2_and_says_what_must_hold(cli, requested, words, says):
+    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", *words)
     assert ended.code == 2, (ended.out, ended.err)
     assert says in " ".join(ended.err.split())

@@ -8,20 +8,14 @@ import statistics
 import pytest
 
 from lengthwise import config, measure
-from lengthwise.cli.schedule_run import doubts
+from lengthwise.cli.schedule_run import warnings
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 from lengthwise.usecases import schedule, schedule_plan, schedule_run
 
 
 def row_of(strategy="rra", encode_batch=3, decode_steps=5, decode_batch=9.0, **more):
-    numbers = {
-        "throughput_rps": 12.0,
-        "latency_s": 0.8,
-        "latency_high_s": 0.9,
-        "cycle_s": 0.2,
-        "encode_s": 0.05,
-    }
+    numbers = {"throughput_rps": 12.0, "latency_s": 0.8, "latency_high_s": 0.9, "cycle_s": 0.2, "encode_s": 0.05}
     return ScheduleRow(
         strategy, encode_batch, decode_steps, 1, 1, 0, 1, decode_s=0.03, decode_batch=decode_batch,
         memory_share=0.5, **(numbers | more),
@@ -58,13 +52,7 @@ def plan(tmp_path):
         import dataclasses
 
         chosen = dataclasses.asdict(row_of()) | changes
-        told = {
-            "format": "lengthwise.schedule",
-            "version": 1,
-            "chosen": chosen,
-            "bound_s": 5.0,
-            "quantile_tokens": 16,
-        }
+        told = {"format": "lengthwise.schedule", "version": 1, "chosen": chosen, "bound_s": 5.0, "quantile_tokens": 16}
         path = tmp_path / "plan.json"
         path.write_text(json.dumps(told))
         return path
@@ -80,9 +68,9 @@ def url():
 
 
 @pytest.mark.slow
-def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, asked, plan, url, tmp_path):
+def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, requested, plan, url, tmp_path):
     out = tmp_path / "run"
-    ended = cli("schedule", "run", asked, "--engine", url, "--schedule", plan(), "--out", out)
+    ended = cli("schedule", "run", requested, "--engine", url, "--schedule", plan(), "--out", out)
     assert ended.code == 0, ended.err
     assert "Keeping RRA, B_E = 3, N_D = 5" in ended.out
     assert "The bound of 5 s held" in ended.out
@@ -91,13 +79,13 @@ def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, asked, plan, url
     batch, steps = seen["encode batch, B_E"], seen["decode iterations, N_D"]
     assert (batch["planned"], steps["planned"]) == (3, 5)
     assert batch["value"] == pytest.approx(3, abs=0.2)
-    assert steps["value"] >= 5 - 1e-9 or told["outcome"]["ended"].get("idle")
-    assert told["outcome"]["held"] is True
-    assert isinstance(told["doubts"], list)
-    assert told["phases"]["most_in_flight"] <= 32
+    assert steps["value"] >= 5 - 1e-9 or told["outcome"]["completed"].get("idle")
+    assert told["outcome"]["satisfied"] is True
+    assert isinstance(told["warnings"], list)
+    assert told["phases"]["max_in_flight"] <= 32
     phases = [json.loads(line) for line in (out / "phases.jsonl").read_text().splitlines()]
     assert {one["worker"] for one in phases} == {"engine 1"}
-    whole = [one["decode_steps"] for one in phases if one["why"] == "steps"]
+    whole = [one["decode_steps"] for one in phases if one["cause"] == "steps"]
     assert statistics.median_low(whole) == 5
     assert min(whole) == 5
     requests = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
@@ -108,24 +96,24 @@ def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, asked, plan, url
 
 
 @pytest.mark.slow
-def test_a_scenario_without_a_plan_is_planned(asked):
-    loaded = config.load(asked, ['schedule.strategies=["rra"]'])
+def test_a_scenario_without_a_plan_is_planned(requested):
+    loaded = config.load(requested, ['schedule.strategies=["rra"]'])
     made = schedule_plan.planned_run(loaded)
     assert made.row == schedule.plan_schedule(loaded).chosen
-    assert (made.bound_s, made.bound_tokens, made.source) == (5.0, 16, str(asked))
+    assert (made.bound_s, made.bound_tokens, made.source) == (5.0, 16, str(requested))
     assert 0.99 <= made.share <= 1.0
 
 
-def test_a_choice_that_engines_as_they_are_cannot_keep_is_exit_2(cli, asked):
-    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", "--strategy", "waa-c")
+def test_a_choice_that_engines_as_they_are_cannot_keep_is_exit_2(cli, requested):
+    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--strategy", "waa-c")
     assert ended.code == 2
     assert "WAA-C" in ended.err
     assert "--deploy DIR" in ended.err
 
 
 @pytest.mark.slow
-def test_the_command_beside_it_goes_on_working(cli, asked):
-    ended = cli("schedule", asked, "--strategy", "rra")
+def test_the_command_beside_it_goes_on_working(cli, requested):
+    ended = cli("schedule", requested, "--strategy", "rra")
     assert ended.code == 0, ended.err
     assert "RRA" in ended.out
     assert cli("schedule", "run", "--help").out.startswith("Usage: lengthwise schedule run")
@@ -134,7 +122,7 @@ def test_the_command_beside_it_goes_on_working(cli, asked):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"strategy": "static"}, "a schedule of phases (rra), or a split one (waa) can be run"),
         ({"decode_steps": 17}, "the longest output (16 tokens)"),
@@ -143,10 +131,10 @@ def test_the_command_beside_it_goes_on_working(cli, asked):
         ({"encode_batch": 20, "decode_steps": 2, "decode_batch": 75.0}, "with B_D = 75 requests at once"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_message(cli, asked, plan, url, changes, said):
-    ended = cli("schedule", "run", asked, "--engine", url, "--schedule", plan(**changes))
+def test_what_cannot_be_run_is_said_in_one_message(cli, requested, plan, url, changes, message):
+    ended = cli("schedule", "run", requested, "--engine", url, "--schedule", plan(**changes))
     assert ended.code == 2
-    assert said in ended.err.replace("\n", " ")
+    assert message in ended.err.replace("\n", " ")
     assert "Traceback" not in ended.err
 
 
@@ -158,57 +146,52 @@ def test_what_cannot_be_run_is_said_in_one_message(cli, asked, plan, url, change
         (["--set", "schedule.bound_for=p95"], "excludes --set schedule.bound_for"),
     ],
 )
-def test_a_plan_that_was_made_takes_no_other_bound_or_strategy(cli, asked, plan, words, says):
-    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", "--schedule", plan(), *words)
+def test_a_plan_that_was_made_takes_no_other_bound_or_strategy(cli, requested, plan, words, says):
+    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", plan(), *words)
     assert ended.code == 2
     assert says in " ".join(ended.err.split())
 
 
 @pytest.mark.slow
-def test_the_same_from_python_and_too_few_phases_are_a_doubt(asked, plan, url):
-    here = config.load(asked, ["workload.num_requests=6"])
+def test_the_same_from_python_and_too_few_phases_are_a_doubt(requested, plan, url):
+    here = config.load(requested, ["workload.num_requests=6"])
     played = schedule_run.run_schedule(here, [url], schedule_plan.planned_run(here, plan()))
     assert {row.outcome for row in played.rows} == {"finished"}
     assert (len(played.rows), played.engines) == (6, 1)
-    assert any(
-        "where there is no interval, too few phases count" in one for one in doubts(played.planned, played)
-    )
+    assert any("where there is no interval, too few phases count" in one for one in warnings(played.planned, played))
 
 
 @pytest.mark.slow
-def test_a_lack_of_requests_is_told_as_a_doubt(cli, asked, plan, url):
+def test_a_lack_of_requests_is_told_as_a_doubt(cli, requested, plan, url):
     """One at a time: every phase goes on until the next request has come."""
     ended = cli(
-        "schedule", "run", asked, "--engine", url, "--schedule", plan(encode_batch=1, decode_batch=2.0, decode_steps=2),
+        "schedule", "run", requested, "--engine", url, "--schedule", plan(encode_batch=1, decode_batch=2.0, decode_steps=2),
         "--requests", 30, "--request-rate", 3,
     )  # fmt: skip
     assert ended.code == 0, ended.err
     assert "requests were lacking" in ended.out.replace("\n", " ")
 
 
-def test_an_engine_that_is_not_there_is_exit_2(cli, asked, plan):
-    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", "--schedule", plan())
+def test_an_engine_that_is_not_there_is_exit_2(cli, requested, plan):
+    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", plan())
     assert ended.code == 2
     assert "127.0.0.1:9" in ended.err
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": "other"}', '{"format": "lengthwise.schedule"}'])
-def test_a_file_that_is_no_schedule_is_exit_2(cli, asked, tmp_path, text):
+def test_a_file_that_is_no_schedule_is_exit_2(cli, requested, tmp_path, text):
     path = tmp_path / "no.json"
     path.write_text(text)
-    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", "--schedule", path)
+    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", path)
     assert ended.code == 2
     assert "no.json must" in ended.err
 
 
-def test_the_file_that_schedule_writes_is_read(cli, asked, tmp_path):
+def test_the_file_that_schedule_writes_is_read(cli, requested, tmp_path):
     path = tmp_path / "plan.json"
-    assert cli("schedule", asked, "--strategy", "rra", "--json", path, "-q").code == 0
+    assert cli("schedule", requested, "--strategy", "rra", "--json", path, "-q").code == 0
     chosen = json.loads(path.read_text())["chosen"]
-    made = schedule_plan.planned_run(config.load(asked), path)
-    assert (made.phases.encode_batch, made.phases.decode_steps) == (
-        chosen["encode_batch"],
-        chosen["decode_steps"],
-    )
+    made = schedule_plan.planned_run(config.load(requested), path)
+    assert (made.phases.encode_batch, made.phases.decode_steps) == (chosen["encode_batch"], chosen["decode_steps"])
     assert made.phases.decode_batch == pytest.approx(max(1.0, chosen["decode_batch"]), rel=1e-6)
     assert made.row.throughput_rps == chosen["throughput_rps"]

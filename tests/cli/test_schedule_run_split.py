@@ -41,16 +41,12 @@ def files(tmp_path):
 @pytest.fixture
 def router():
     """An engine that does both, as a client sees a router before two."""
-    with in_thread(
-        EngineServer(EngineSpec("m", limits=Limits(64, 4096), steps=LinearSteps(0.01, 0, 0)))
-    ) as up:
+    with in_thread(EngineServer(EngineSpec("m", limits=Limits(64, 4096), steps=LinearSteps(0.01, 0, 0)))) as up:
         yield up.servers[0].url
 
 
 @pytest.mark.slow
-def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_plan(
-    cli, files, router, tmp_path
-):
+def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_plan(cli, files, router, tmp_path):
     asked, plan = files
     out = tmp_path / "run"
     ended = cli("schedule", "run", asked, "--engine", router, "--schedule", plan, "--out", out)
@@ -66,7 +62,7 @@ def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_pla
     requests = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert [one["outcome"] for one in requests] == ["finished"] * 80
     at_once = [
-        sum(one["dispatched_s"] <= at["dispatched_s"] < one["ended_s"] for one in requests) for at in requests
+        sum(one["dispatched_s"] <= at["dispatched_s"] < one["finished_s"] for one in requests) for at in requests
     ]
     assert max(at_once) == 10, "the cap is reached, and kept"
 

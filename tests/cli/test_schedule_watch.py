@@ -51,9 +51,9 @@ def trace(path, parts, rate=20.0):
     return path
 
 
-def test_a_trace_that_moves_is_followed(cli, asked, tmp_path):
+def test_a_trace_that_moves_is_followed(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(400, SUMMARIES.output_pmf), (1200, LONGER)])
-    ended = cli("schedule", "watch", asked, "--workload", live, "--json", tmp_path / "out.json")
+    ended = cli("schedule", "monitor", requested, "--workload", live, "--json", tmp_path / "out.json")
     assert ended.code == 0, ended.err
     for words in (
         "Planned for prompts 256", "at most 1 %", "outputs moved, about from request 4", "over;",
@@ -71,9 +71,9 @@ def test_a_trace_that_moves_is_followed(cli, asked, tmp_path):
     assert 0 < told["late"] < 1200
 
 
-def test_lengths_that_stay_change_nothing(cli, asked, tmp_path):
+def test_lengths_that_stay_change_nothing(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(1000, SUMMARIES.output_pmf)])
-    ended = cli("schedule", "watch", asked, "--workload", live, "--json", tmp_path / "out.json")
+    ended = cli("schedule", "monitor", requested, "--workload", live, "--json", tmp_path / "out.json")
     assert ended.code == 0, ended.err
     assert "Lengths did not move as far as can be told" in ended.out
     told = json.loads((tmp_path / "out.json").read_text("utf-8"))
@@ -81,12 +81,12 @@ def test_lengths_that_stay_change_nothing(cli, asked, tmp_path):
     assert told["deployed"] == told["planned"]
 
 
-def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, asked, tmp_path):
+def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(600, LONGER)])
     words = ("--margin", "0.2", "--false-alarms", "0.001", "--least-requests", 250, "--storage", "ssd")
-    told = json.loads(cli("schedule", "watch", asked, "--workload", live, *words, "--json", "-").out)
+    told = json.loads(cli("schedule", "monitor", requested, "--workload", live, *words, "--json", "-").out)
     (one,) = told["adaptations"]
-    assert (told["false_alarms"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
+    assert (told["false_positive_rate"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
     assert one["change"]["new_held_s"] <= 0.8 * 6
 
 
@@ -107,9 +107,9 @@ def test_a_run_is_told_in_the_order_of_arrival_once_all_before_have_ended(ran):
     assert live.at_s.tolist() != requests.finished_s.tolist()
 
 
-def test_a_file_of_records_is_replayed(cli, asked, tmp_path, ran):
+def test_a_file_of_records_is_replayed(cli, requested, tmp_path, ran):
     measure.write_records(ran, tmp_path / "run.parquet")
-    ended = cli("schedule", "watch", asked, "--records", tmp_path / "run.parquet")
+    ended = cli("schedule", "monitor", requested, "--records", tmp_path / "run.parquet")
     assert ended.code == 0, ended.err
     assert "Watched 300 requests" in ended.out
 
@@ -129,8 +129,8 @@ def test_a_file_of_records_is_replayed(cli, asked, tmp_path, ran):
         (["--workload", "exegpt-s", "--set", "schedule.latency_bound=0.01"], "the least latency is"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_sentence(cli, asked, words, says):
-    ended = cli("schedule", "watch", asked, *words)
+def test_bad_input_ends_with_2_and_one_sentence(cli, requested, words, says):
+    ended = cli("schedule", "monitor", requested, *words)
     assert ended.code == 2, (ended.out, ended.err)
     assert says in ended.err
 
@@ -141,7 +141,6 @@ def test_an_adapter_of_a_scenario_follows_requests_from_python():
     assert (row.strategy, adapter.bound_s) == ("rra", 6.0)
     rng = np.random.default_rng(0)
     answers = [
-        adapter.observe(200, int(tokens), float(at))
-        for at, tokens in enumerate(rng.choice(len(LONGER), 200, p=LONGER))
+        adapter.observe(200, int(tokens), float(at)) for at, tokens in enumerate(rng.choice(len(LONGER), 200, p=LONGER))
     ]
     assert sum(answer is not None for answer in answers) == 1

@@ -216,26 +216,20 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--mode", "isrft"], "the command line: --mode: must be 'observe', 'fcfs', "),
         (["--mode", "isrft"], "; it is 'isrft'; did you mean 'isrtf'?"),
         (["--admin-port", "nowhere"], "the command line: --admin-port: must be"),
-        (
-            ["--journal", "no/such/folder/j"],
-            "the command line: --journal: must be a file that can be written",
-        ),
+        (["--journal", "no/such/folder/j"], "the command line: --journal: must be a file that can be written"),
         (["--set", "order.mode=isrft"], "the command line: --set order.mode: must be 'observe'"),
-        (
-            ["--mode", "srtf", "--set", "order.mode=isrft"],
-            "the command line: --set order.mode: must be 'observe'",
-        ),
+        (["--mode", "srtf", "--set", "order.mode=isrft"], "the command line: --set order.mode: must be 'observe'"),
     ],
 )
-def test_what_cannot_be_used_is_called_as_it_was_given(options, said, cli):
+def test_what_cannot_be_used_is_called_as_it_was_given(options, message, cli):
     ended = cli("serve", "--engine", "http://localhost:1", *options, "--check")
     assert ended.code == 2
-    assert said in ended.err
+    assert message in ended.err
 
 
 @pytest.mark.parametrize("given", ["trace=collector", "proxies=lb.local", "journal=no/such/folder/j"])
@@ -266,14 +260,10 @@ def test_warnings_are_of_what_is_open():
 def test_who_caps_an_engine_that_is_to_be_given_all_is_told(mode):
     order, listen = told.Order(mode=mode), told.Listen(journal="day.jsonl")
     for engine in (told.Engine("http://a:1", in_flight=4), told.Engine("http://a:1")):
-        listed = told.GatewayConfig((engine,), order=order, listen=listen)
-        found = told.GatewayConfig(
-            discovery=told.Discovery(dns="a:1", engine=engine), order=order, listen=listen
-        )
-        warned = [*notices(listed), *notices(found)]
-        assert ["in_flight is set" in text for text in warned] == [True, True] * (
-            engine.in_flight is not None
-        )
+        entries = told.GatewayConfig((engine,), order=order, listen=listen)
+        found = told.GatewayConfig(discovery=told.Discovery(dns="a:1", engine=engine), order=order, listen=listen)
+        warned = [*notices(entries), *notices(found)]
+        assert ["in_flight is set" in text for text in warned] == [True, True] * (engine.in_flight is not None)
     assert notices(told.GatewayConfig((told.Engine("http://a:1", in_flight=4),))) == []
 
 
@@ -284,7 +274,7 @@ def test_an_engine_in_development_mode_is_told():
     from aiohttp.test_utils import TestServer
 
     from lengthwise.backend.openai_protocol import Abilities
-    from lengthwise.gateway.fleet.engine_probe import Facts
+    from lengthwise.gateway.fleet.engine_probe import EngineMetadata
     from lengthwise.gateway.fleet.worker import Worker
     from lengthwise.gateway.notices import engine_notices
 
@@ -297,7 +287,7 @@ def test_an_engine_in_development_mode_is_told():
             app.router.add_get("/is_sleeping", awake)
         async with TestServer(app) as server:
             worker = Worker(told.Engine(str(server.make_url("")).rstrip("/")), told.Care(), told.Dispatch())
-            worker.asked, worker.facts = True, Facts(Abilities(engine="vllm"))
+            worker.requested, worker.metadata = True, EngineMetadata(Abilities(engine="vllm"))
             try:
                 return await engine_notices([worker], "srtf")
             finally:

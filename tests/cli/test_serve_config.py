@@ -87,7 +87,7 @@ def test_defaults_and_names_are_those_of_the_gateway():
     assert config == told.GatewayConfig(engines=(told.Engine("http://a:8000"),))
     parts = {field.name: field.type for field in dataclasses.fields(told.GatewayConfig)}
     assert set(GatewayFile.model_fields) == set(parts)
-    for name in ("order", "admission", "dispatch", "forecasting", "limits", "care", "listen", "discovery"):
+    for name in ("order", "admission", "dispatch", "prediction", "limits", "resilience", "listen", "discovery"):
         section = GatewayFile.model_fields[name].annotation
         assert set(section.model_fields) == {
             field.name for field in dataclasses.fields(getattr(told, name.capitalize()))
@@ -142,7 +142,7 @@ def test_overrides_are_the_last_word(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('engine = ["http://b:1"]\n', "engine: there is no such key; did you mean engines?"),
         ("[lsten]\nport = 1\n", "lsten: there is no such key; did you mean listen?"),
@@ -159,10 +159,7 @@ def test_overrides_are_the_last_word(tmp_path):
         ("[dispatch]\nstart = 600\n", "least <= start <= most"),
         ('[order]\nmode = "rra"\n', "mode rra must have [dispatch.phases]"),
         ('[order]\nmode = "waa-c"\n', "`lengthwise schedule SCENARIO --deploy DIR` writes their commands"),
-        (
-            "[dispatch.phases]\nencode_batch = 0\ndecode_steps = 3\n",
-            "dispatch.phases.encode_batch: must be at least 1",
-        ),
+        ("[dispatch.phases]\nencode_batch = 0\ndecode_steps = 3\n", "dispatch.phases.encode_batch: must be at least 1"),
         ("[dispatch.phases]\nencode_batch = 4\n", "dispatch.phases.decode_steps"),
         (
             "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\nthreshold = 0.1\n",
@@ -188,14 +185,11 @@ def test_overrides_are_the_last_word(tmp_path):
         ('[listen]\nproxies = "10.0.0.7, 300.1.2.3"\n', "'300.1.2.3' is none"),
         ('[listen]\nproxies = "10.0.0.7/8"\n', "did you mean 10.0.0.0/8?"),
         ('[listen]\nproxies = "*, 10.0.0.7"\n', "'*' is none"),
-        (
-            '[discovery]\napi_url = "kubernetes"\n',
-            "discovery.api_url: the address of the Kubernetes API must begin",
-        ),
+        ('[discovery]\napi_url = "kubernetes"\n', "discovery.api_url: the address of the Kubernetes API must begin"),
     ],
 )
-def test_what_cannot_be_used_is_named(text, said):
-    assert said in wrong(ENGINE + text)
+def test_what_cannot_be_used_is_named(text, message):
+    assert message in wrong(ENGINE + text)
 
 
 def test_all_problems_are_told_at_once_and_overrides_by_their_name():
@@ -252,7 +246,7 @@ rate_rps = 5
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "holds no key"),
         ("chat\n", "line 1 of keys must be tenant:sha256"),
@@ -260,29 +254,26 @@ rate_rps = 5
         (f"chat:{DIGEST}\nbatch:{DIGEST}\n", "one key is given twice, to chat and batch"),
     ],
 )
-def test_a_file_of_keys_that_is_wrong_is_refused(tmp_path, text, said):
+def test_a_file_of_keys_that_is_wrong_is_refused(tmp_path, text, message):
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ScenarioError) as caught:
         loads_gateway(ENGINE + '[[keys]]\nkey_file = "keys"\n', folder=tmp_path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "sk-plain" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ('tenant = "a"', "exactly one of sha256, sha256_env, key_file"),
         (f'sha256 = "{DIGEST}"', "keys.0.tenant: is missing"),
         ('tenant = "a"\nkey_file = "k"', "told by the lines of key_file"),
         ('key_file = "nowhere"', "cannot read nowhere"),
-        (
-            'tenant = "a"\nsha256_env = "NOT_THERE_AT_ALL"',
-            "NOT_THERE_AT_ALL must hold the key; it is not set",
-        ),
+        ('tenant = "a"\nsha256_env = "NOT_THERE_AT_ALL"', "NOT_THERE_AT_ALL must hold the key; it is not set"),
     ],
 )
-def test_a_key_that_cannot_be_had_is_named(table, said):
-    assert said in wrong(f"{ENGINE}[[keys]]\n{table}\n")
+def test_a_key_that_cannot_be_had_is_named(table, message):
+    assert message in wrong(f"{ENGINE}[[keys]]\n{table}\n")
 
 
 def test_the_file_is_read_again_keys_too(tmp_path):
@@ -305,10 +296,7 @@ def test_a_journal_starts_at_the_folder_of_the_file(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["http", "ftp"])
 def test_a_password_in_an_address_is_not_repeated(scheme):
-    for text in (
-        f'engines = ["{scheme}://me:sk-secret@:1"]',
-        f"{ENGINE}listen.trace = '{scheme}://me:sk-secret@c'",
-    ):
+    for text in (f'engines = ["{scheme}://me:sk-secret@:1"]', f"{ENGINE}listen.trace = '{scheme}://me:sk-secret@c'"):
         assert "sk-secret" not in wrong(text)
 
 

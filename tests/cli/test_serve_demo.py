@@ -6,12 +6,9 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        (
-            ["--demo", "--mode", "fcfs"],
-            "--mode: does not go with --demo, which takes only --engine-python, --port",
-        ),
+        (["--demo", "--mode", "fcfs"], "--mode: does not go with --demo, which takes only --engine-python, --port"),
         (["--demo", "--check"], "--check: does not go with --demo"),
         (["--demo", "--log-json"], "--log-json: does not go with --demo"),
         (["--demo", "--log-level", "info"], "--log-level: does not go with --demo"),
@@ -24,10 +21,10 @@ import pytest
         (["--engine-python", "python"], "goes with --demo"),
     ],
 )
-def test_what_does_not_go_with_the_demo_is_refused(given, said, cli):
+def test_what_does_not_go_with_the_demo_is_refused(given, message, cli):
     ended = cli("serve", *given)
     assert ended.code == 2
-    assert said in ended.err
+    assert message in ended.err
 
 
 def test_an_interpreter_that_is_not_there_ends_with_2(tmp_path, cli):

@@ -16,16 +16,7 @@ NODE = catalog.default_node(GPU, 8)
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=1024)
 LONGEST = 4096
 FACTORS = np.array([1.4, 0.6, 1.25, 1.0, 2.0, 1.5])
-LAYER = (
-    "norms",
-    "qkv projection",
-    "rope",
-    "output projection",
-    "mlp up",
-    "activation",
-    "mlp down",
-    "kv write",
-)
+LAYER = ("norms", "qkv projection", "rope", "output projection", "mlp up", "activation", "mlp down", "kv write")
 OPERATORS = (*LAYER, "embedding", "final norm", "lm head", "sampler", "prefill attention", "decode attention")
 TOKENS = np.unique(np.geomspace(1, 2048, 28).round()).astype(int)
 
@@ -38,9 +29,7 @@ def places(operator: str, tokens: np.ndarray = TOKENS) -> dict[str, np.ndarray]:
     """Columns of a grid of the operator's own axes."""
     part = OPERATOR_PARTS[operator]
     if part == "prefill":
-        chunk, context = (
-            x.ravel() for x in np.meshgrid([16, 64, 256, 512, 1024, 2048], [0, 256, 1024, 4096, 8192])
-        )
+        chunk, context = (x.ravel() for x in np.meshgrid([16, 64, 256, 512, 1024, 2048], [0, 256, 1024, 4096, 8192]))
         return {"chunk": chunk, "context": context, "seqs": np.ones_like(chunk)}
     if part == "decode":
         seqs, mean = (x.ravel() for x in np.meshgrid([1, 4, 16, 64, 128], [64, 256, 1024, 4096, 8192]))

@@ -45,7 +45,7 @@ def test_physics_fitted_on_small_steps_tells_large_ones():
 
 
 def test_a_part_that_no_row_shows_keeps_the_rooflines_constant():
-    told = fit_physics(planted("norms")).told()
+    told = fit_physics(planted("norms")).report()
     assert told["network"] == 1.0
     assert told["memory"] == pytest.approx(FACTORS[PARTS.index("memory")], rel=0.02)
 
@@ -82,9 +82,7 @@ def test_forest_is_near_its_points_and_constant_beyond_them():
 
 def test_tables_of_a_kernel_of_no_model_tell_shapes_between_the_measured_ones():
     kernels = kernels_of(catalog.gpu("H100"), "bfloat16")
-    m, n, k = (
-        x.ravel() for x in np.meshgrid([1, 16, 64, 256, 1024, 4096], [1024, 4096, 16384], [1024, 4096, 16384])
-    )
+    m, n, k = (x.ravel() for x in np.meshgrid([1, 16, 64, 256, 1024, 4096], [1024, 4096, 16384], [1024, 4096, 16384]))
     columns = {"tokens": m, "n": n, "k": k}
     bare = kernel_points("gemm", columns, kernels, NODE)
     seen = kernel_points("gemm", {**columns, "seconds": combined(bare.parts, FACTORS)}, kernels, NODE)
@@ -94,7 +92,5 @@ def test_tables_of_a_kernel_of_no_model_tell_shapes_between_the_measured_ones():
 
 def test_nested_interpolation_is_bilinear_on_a_grid_and_stops_at_its_edge():
     x, y = (v.ravel().astype(float) for v in np.meshgrid([0, 1, 2], [0, 10]))
-    found = nested(
-        np.stack([x, y], axis=1), 3 * x + y + x * y, np.array([[0.5, 5.0], [1.5, 2.0], [9.0, 99.0]])
-    )
+    found = nested(np.stack([x, y], axis=1), 3 * x + y + x * y, np.array([[0.5, 5.0], [1.5, 2.0], [9.0, 99.0]]))
     assert found == pytest.approx([1.5 + 5 + 2.5, 4.5 + 2 + 3, 6 + 10 + 20])

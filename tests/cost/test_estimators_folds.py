@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_profiles import planted
 
-from lengthwise.cost.estimators.cross_validation import Held, held_out, interior, judge, nested_choice
+from lengthwise.cost.estimators.cross_validation import Validation, held_out, interior, judge, nested_choice
 from lengthwise.cost.estimators.learners import LEARNERS
 from lengthwise.schema.errors import ProfileError
 
@@ -13,13 +13,13 @@ class Spy:
     """Learns nothing; notes of every question whether its point was among those shown."""
 
     def __init__(self):
-        self.asked = 0
+        self.requested = 0
 
     def __call__(self, points):
         shown = {tuple(place) for place in np.concatenate([points.shape, points.axes], axis=1)}
 
         def told(at):
-            self.asked += len(at)
+            self.requested += len(at)
             assert not shown & {tuple(place) for place in np.concatenate([at.shape, at.axes], axis=1)}
             return np.ones(len(at))
 
@@ -30,7 +30,7 @@ class Spy:
 def test_no_held_out_point_is_ever_shown(operator):
     points, spy = planted(operator), Spy()
     held = held_out("spy", spy, points)
-    assert spy.asked >= interior(points).sum()
+    assert spy.requested >= interior(points).sum()
     assert len(held.inside) == interior(points).sum()
 
 
@@ -46,16 +46,13 @@ def test_errors_beyond_the_points_are_larger_than_between_them(name):
     points = planted("mlp up", noise=0.01)
     bent = type(points)(**{**vars(points), "seconds": points.seconds * (1 + (points.axes[:, 0] / 500) ** 2)})
     held = held_out(name, LEARNERS[name], bent)
-    assert np.median(np.abs(held.beyond)) > 2 * np.median(np.abs(held.inside))
+    assert np.median(np.abs(held.out_of_range)) > 2 * np.median(np.abs(held.inside))
 
 
 def test_auto_takes_the_smallest_error_on_unseen_points():
     points = planted("mlp up", noise=0.02)
-    judged = judge(points, "auto", beyond=False)
-    sds = {
-        n: np.sqrt(np.mean(held_out(n, LEARNERS[n], points).inside ** 2))
-        for n in ("physics", "tables", "linear")
-    }
+    judged = judge(points, "auto", out_of_range=False)
+    sds = {n: np.sqrt(np.mean(held_out(n, LEARNERS[n], points).inside ** 2)) for n in ("physics", "tables", "linear")}
     assert judged.estimator == min(sds, key=sds.get) == "physics"
     assert min(sds.values()) <= judged.log_sd <= max(sds.values())
 
@@ -66,9 +63,9 @@ def test_the_best_of_many_guesses_is_not_told_as_better_than_a_guess():
     for seed in range(50):
         rng, half = np.random.default_rng(seed), np.arange(40) % 2
         inside = np.zeros(40, dtype=np.int64)
-        guesses = {str(i): Held(rng.standard_normal(40), inside, half) for i in range(40)}
+        guesses = {str(i): Validation(rng.standard_normal(40), inside, half) for i in range(40)}
         lucky.append(min(np.std(one.inside) for one in guesses.values()))
-        honest.append(np.std(nested_choice(guesses, beyond=False).inside))
+        honest.append(np.std(nested_choice(guesses, out_of_range=False).inside))
     assert np.mean(lucky) < 0.8
     assert np.mean(honest) == pytest.approx(1, abs=0.05)
 
@@ -82,7 +79,7 @@ def test_both_halves_of_a_place_agree_among_estimators():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_too_few_points_tell_no_error(n):
-    judged = judge(planted("mlp up", tokens=2 ** np.arange(n)), "auto", beyond=True)
+    judged = judge(planted("mlp up", tokens=2 ** np.arange(n)), "auto", out_of_range=True)
     assert judged.log_sd is None
     assert judged.summary() is None
 
@@ -90,9 +87,9 @@ def test_too_few_points_tell_no_error(n):
 @pytest.mark.parametrize(("carried", "factor"), [(["tp"], 1.6), (["gpu"], 2.3), (["tp", "model"], 2.4)])
 def test_only_physics_speaks_of_other_shapes_and_with_more_than_its_error(carried, factor):
     points = planted("mlp up", noise=0.02)
-    here, far = (judge(points, "physics", beyond=True, carried=what) for what in ((), carried))
+    here, far = (judge(points, "physics", out_of_range=True, carried=what) for what in ((), carried))
     assert far.log_sd == pytest.approx(factor * here.log_sd)
     assert here.summary() is not None
     assert far.summary() is None
     with pytest.raises(ProfileError, match="only the estimator physics"):
-        judge(points, "monotone", beyond=False, carried=carried)
+        judge(points, "monotone", out_of_range=False, carried=carried)

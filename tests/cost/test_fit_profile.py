@@ -4,19 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_profiles import (
-    FACTORS,
-    GPU,
-    LAYER,
-    LIMITS,
-    LONGEST,
-    MODEL,
-    NODE,
-    OPERATORS,
-    planted,
-    profile,
-    target,
-)
+from made_profiles import FACTORS, GPU, LAYER, LIMITS, LONGEST, MODEL, NODE, OPERATORS, planted, profile, target
 
 from lengthwise import catalog
 from lengthwise.cost import load, roofline, save
@@ -90,10 +78,7 @@ def test_an_error_that_cannot_be_told_is_left_out_and_the_rooflines_counts(tmp_p
     few = profile(operators=("mlp up",))
     few = few.where(np.arange(len(few)) < 2)
     tables, report = fitted(few)
-    plain = {
-        error.part: error.log_sd
-        for error in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).errors
-    }
+    plain = {error.part: error.log_sd for error in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).errors}
     assert (tables.fit, report.operators) == ((), ())
     assert all(error.log_sd == pytest.approx(plain[error.part]) for error in tables.errors)
     assert {"layer", "decode"} < {error.part for error in tables.errors}
@@ -117,7 +102,7 @@ def test_reach_is_what_was_measured(one):
 
 
 @pytest.mark.parametrize(
-    ("left", "told"),
+    ("left", "report"),
     [
         (("prefill", "decode"), {"context": 8192, "chunk": 2048, "prefix": 0}),
         (("prefill",), {"context": 2048, "chunk": 2048, "prefix": 0}),
@@ -125,12 +110,12 @@ def test_reach_is_what_was_measured(one):
         ((), {"context": None, "chunk": None, "prefix": None}),
     ],
 )
-def test_prompts_measured_whole_bound_no_request_but_what_is_before_a_chunk(left, told):
+def test_prompts_measured_whole_bound_no_request_but_what_is_before_a_chunk(left, report):
     parts = [f"{part} attention" for part in left]
     rows = profile(operators=(*LAYER, *parts))
     whole = rows.where((rows["operator"] != "prefill attention") | (rows["context"] == 0))
     reach = fitted(whole)[0].reach
-    assert {name: getattr(reach, name) for name in told} == told
+    assert {name: getattr(reach, name) for name in report} == report
 
 
 def test_another_degree_is_told_by_physics_with_more_doubt(measured, one):
@@ -138,9 +123,7 @@ def test_another_degree_is_told_by_physics_with_more_doubt(measured, one):
     assert tables.layer_s[1:] == pytest.approx(truth(4), rel=0.06)
     assert {estimator for _, estimator in report.picked} == {"physics"}
     assert "measured at TP 1, 2, carried to TP 4 by physics" in tables.source
-    assert all(
-        far.log_sd > near.log_sd for far, near in zip(tables.errors[:1], one[0].errors[:1], strict=True)
-    )
+    assert all(far.log_sd > near.log_sd for far, near in zip(tables.errors[:1], one[0].errors[:1], strict=True))
     with pytest.raises(ProfileError, match="only the estimator physics"):
         fitted(measured, tp=4, estimator="monotone")
 
@@ -170,9 +153,7 @@ def test_kernels_of_no_model_give_tables_of_any_model():
         for n in (1024, 4096, 8192, 32768):
             for k in (1024, 4096, 16384):
                 seconds = max(2 * m * n * k / peak, DTYPE_BYTES["bfloat16"] * n * k / bandwidth) + 5e-6
-                rows.append(
-                    {"operator": "gemm", "dtype": "bfloat16", "tokens": m, "n": n, "k": k, "seconds": seconds}
-                )
+                rows.append({"operator": "gemm", "dtype": "bfloat16", "tokens": m, "n": n, "k": k, "seconds": seconds})
     tables, report = fitted(profile(operators=(), more=tuple(rows), model=""))
     assert dict(report.picked) == {"gemm": "tables"}
     assert "prefill: prefill attention" in report.filled
@@ -188,12 +169,7 @@ def test_decodes_beside_prompts_take_what_they_were_measured_at():
                 prompt = _alone("prefill attention", {"chunk": [chunk], "context": [0]})
                 decode = _alone("decode attention", {"seqs": [seqs], "kv_tokens": [seqs * mean]})
                 rows.append(
-                    {
-                        "operator": "mixed attention",
-                        "tp": 1,
-                        "dtype": "bfloat16",
-                        "seconds": prompt + 1.7 * decode,
-                    }
+                    {"operator": "mixed attention", "tp": 1, "dtype": "bfloat16", "seconds": prompt + 1.7 * decode}
                     | {"chunk": chunk, "seqs": seqs, "kv_tokens": seqs * mean}
                 )
     tables, report = fitted(profile(more=tuple(rows)))
@@ -214,11 +190,7 @@ def test_both_engines_read_decodes_beside_prompts_alike():
     factor = np.full(made.cost.decode_s.shape, 1.5)
     slow = replace(made, cost=replace(made.cost, beside_prompts=factor))
     requests = Workload(np.arange(12) * 0.01, np.full(12, 100), np.full(12, 20))
-    fast, a, b = (
-        simulate(requests, made),
-        simulate(requests, slow),
-        simulate(requests, slow, engine="reference"),
-    )
+    fast, a, b = (simulate(requests, made), simulate(requests, slow), simulate(requests, slow, engine="reference"))
     assert np.array_equal(a.requests.finished_s, b.requests.finished_s)
     assert a.end_s > fast.end_s
 
@@ -293,9 +265,7 @@ def test_kernels_of_vllm_on_a_real_gpu_are_told_within_two_percent(shared):
 def test_made_up_rows_tell_no_error_and_are_named_wherever_the_tables_go(tmp_path, measured, one):
     """Errors of made-up points against each other would say that nobody can be more exact."""
     names = ["prefill attention", "decode attention"]
-    invented = replace(
-        measured, facts=replace(measured.facts, machine={MADE_UP: {name: [1] for name in names}})
-    )
+    invented = replace(measured, metadata=replace(measured.metadata, machine={MADE_UP: {name: [1] for name in names}}))
     write_profile(invented, tmp_path / "p.parquet")
     tables, report = fitted(read_profile(tmp_path / "p.parquet"))
     assert not {fit.operator for fit in tables.fit} & set(names)

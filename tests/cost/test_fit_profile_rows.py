@@ -16,8 +16,8 @@ from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import ProfileError
 
 
-def fitted(rows, **asked):
-    return fit_profile(rows, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, **asked)
+def fitted(rows, **requested):
+    return fit_profile(rows, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, **requested)
 
 
 @pytest.fixture(scope="module")
@@ -25,24 +25,22 @@ def several():
     """A profile whose MLP was measured by three libraries, the second twice as slow, the third three times."""
     rows = profile(operators=("mlp up",))
     names, slower, counts = ("cutlass", "Flash_Infer", "triton"), (1, 2, 3), (26, 25, 24)
-    columns = {
-        name: np.concatenate([rows[name][:n] for n in counts]) for name in rows.columns if name != "backend"
-    }
+    columns = {name: np.concatenate([rows[name][:n] for n in counts]) for name in rows.columns if name != "backend"}
     columns["seconds"] = columns["seconds"] * np.repeat(slower, counts)
     return replace(rows, columns={**columns, "backend": np.repeat(names, counts)})
 
 
 @pytest.mark.parametrize(
-    ("asked", "taken", "slower"),
+    ("requested", "taken", "slower"),
     [
         ("", "cutlass taken (the most rows", 1),
         ("flash_infer", "Flash_Infer taken (as asked", 2),
         ("TRI", "triton taken (as", 3),
     ],
 )
-def test_of_several_backends_one_speaks_and_the_others_are_named(several, asked, taken, slower):
+def test_of_several_backends_one_speaks_and_the_others_are_named(several, requested, taken, slower):
     tables, report = fit_profile(
-        several, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, estimator="tables", backend=asked
+        several, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, estimator="tables", backend=requested
     )
     alone = fitted(profile(operators=("mlp up",)), estimator="tables")[0]
     mlp = planted("mlp up", tokens=np.array([16])).seconds[0]
@@ -68,9 +66,7 @@ def attention(prefill, decode, mlp=""):
     """A profile whose attention was measured with these backends."""
     rows = profile(operators=("mlp up", "prefill attention", "decode attention"))
     names = {"mlp up": mlp, "prefill attention": prefill, "decode attention": decode}
-    return replace(
-        rows, columns={**rows.columns, "backend": np.array([names[o] for o in rows["operator"].tolist()])}
-    )
+    return replace(rows, columns={**rows.columns, "backend": np.array([names[o] for o in rows["operator"].tolist()])})
 
 
 def test_attention_of_another_backend_than_the_deployments_is_refused():
@@ -85,18 +81,15 @@ def test_attention_of_another_backend_than_the_deployments_is_refused():
 
 def test_windows_that_the_deployment_has_not_need_not_be_of_its_backend():
     window = {"operator": "decode window attention", "tp": 1, "backend": "FLASHINFER", "seconds": 1e-5}
-    rows = profile(
-        operators=("mlp up",), more=(window, window | {"operator": "decode attention", "backend": "FA3"})
-    )
+    rows = profile(operators=("mlp up",), more=(window, window | {"operator": "decode attention", "backend": "FA3"}))
     assert not rows_for(rows, target(), "FA3").notes
 
 
 @pytest.mark.parametrize(
-    ("asked", "end"),
-    [("", ": right if the deployment's is the same"), ("cutlass", ", not with cutlass")],
+    ("requested", "end"), [("", ": right if the deployment's is the same"), ("cutlass", ", not with cutlass")]
 )
-def test_whose_attention_was_measured_is_told_where_the_deployment_does_not_say_its_own(asked, end):
-    found = rows_for(attention("FA3", "FLASHINFER", mlp="cutlass"), target(), asked)
+def test_whose_attention_was_measured_is_told_where_the_deployment_does_not_say_its_own(requested, end):
+    found = rows_for(attention("FA3", "FLASHINFER", mlp="cutlass"), target(), requested)
     assert found.notes == (f"measured prefill attention with FA3; decode attention with FLASHINFER{end}",)
     assert rows_for(attention("", ""), target()).notes == ()
 

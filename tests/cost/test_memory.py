@@ -58,11 +58,7 @@ def test_one_gpu_holds_all_weights(name):
     assert held.sum() == pytest.approx(catalog.weight_bytes(model), rel=1e-3)
 
 
-@given(
-    name=st.sampled_from(sorted(catalog.models())),
-    tp=st.sampled_from([1, 2, 4]),
-    pp=st.sampled_from([1, 2, 3]),
-)
+@given(name=st.sampled_from(sorted(catalog.models())), tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3]))
 def test_shards_hold_at_least_the_model_between_them(name, tp, pp):
     model = catalog.model(name)
     if model.attention.heads % tp:
@@ -73,9 +69,7 @@ def test_shards_hold_at_least_the_model_between_them(name, tp, pp):
 
 def test_kv_heads_are_replicated_beyond_their_number():
     llama = catalog.model("llama-3.1-8b")  # 8 KV heads
-    per_block = [
-        plan_memory(llama, A100, Parallelism(tp), LIMITS, 4096).kv_bytes_per_block for tp in (1, 4, 8, 16)
-    ]
+    per_block = [plan_memory(llama, A100, Parallelism(tp), LIMITS, 4096).kv_bytes_per_block for tp in (1, 4, 8, 16)]
     assert per_block[0] / per_block[1] == 4
     assert per_block[1] / per_block[2] == 2
     assert per_block[2] == per_block[3]
@@ -84,7 +78,7 @@ def test_kv_heads_are_replicated_beyond_their_number():
 def test_plan_adds_up_and_blocks_fill_what_is_left():
     plan = plan_memory(LLAMA_70B, A100, Parallelism(4), LIMITS, 4096)
     held = plan.weight_bytes + plan.activation_bytes + plan.num_blocks * plan.kv_bytes_per_block
-    assert 0 <= plan.usable_bytes - held < plan.kv_bytes_per_block
+    assert 0 <= plan.available_bytes - held < plan.kv_bytes_per_block
     assert plan.swap_s_per_block == pytest.approx(plan.kv_bytes_per_block / 25e9)
 
 

@@ -6,12 +6,8 @@ from hypothesis import strategies as st
 
 from lengthwise.cost.regression import fit_curve, fit_surface
 
-POINTS = st.lists(
-    st.tuples(st.integers(1, 60), st.floats(0.001, 10, allow_nan=False)), min_size=1, max_size=40
-)
-PLACES = st.lists(
-    st.tuples(st.integers(1, 20), st.integers(0, 20), st.floats(0.001, 10)), min_size=1, max_size=30
-)
+POINTS = st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 10, allow_nan=False)), min_size=1, max_size=40)
+PLACES = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20), st.floats(0.001, 10)), min_size=1, max_size=30)
 
 
 @given(POINTS)

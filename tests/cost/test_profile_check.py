@@ -12,7 +12,7 @@ from lengthwise.cost.profiles import check_profiles, describe_profile
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.profile import Profile, ProfileFacts
 
-FACTS = ProfileFacts("p", "lengthwise", "H100", "llama-3-8b")
+METADATA = ProfileFacts("p", "lengthwise", "H100", "llama-3-8b")
 TOKENS = 2 ** np.arange(14)  # 1 to 8,192
 
 
@@ -20,21 +20,13 @@ def shard(operator="mlp up", tokens=TOKENS, *, noise=0.0, seed=0, spread=np.nan,
     """Times that grow by the square root of the tokens, each off by its noise."""
     rng = np.random.default_rng(seed)
     seconds = 1e-5 * np.sqrt(tokens) * np.exp(rng.normal(0, noise, len(tokens)))
-    given = {
-        "operator": [operator] * len(tokens),
-        "tokens": tokens,
-        "tp": [1] * len(tokens),
-        "seconds": seconds,
-    }
+    given = {"operator": [operator] * len(tokens), "tokens": tokens, "tp": [1] * len(tokens), "seconds": seconds}
     given |= {"spread_s": spread * seconds, "dtype": ["bfloat16"] * len(tokens)}
-    return Profile(FACTS, given | columns)
+    return Profile(METADATA, given | columns)
 
 
 def joined(*profiles):
-    return replace(
-        profiles[0],
-        columns={n: np.concatenate([p[n] for p in profiles]) for n in profiles[0].columns},
-    )
+    return replace(profiles[0], columns={n: np.concatenate([p[n] for p in profiles]) for n in profiles[0].columns})
 
 
 def gaps_of(profile):
@@ -58,9 +50,7 @@ def attention(kind, x, y):
     x, y = (grid.ravel() for grid in np.meshgrid(x, y))
     axes = {"chunk": x, "context": y} if kind == "prefill" else {"seqs": x, "kv_tokens": x * y}
     n = len(x)
-    return Profile(
-        FACTS, {"operator": [f"{kind} attention"] * n, "tp": [1] * n, "seconds": [1e-5] * n} | axes
-    )
+    return Profile(METADATA, {"operator": [f"{kind} attention"] * n, "tp": [1] * n, "seconds": [1e-5] * n} | axes)
 
 
 def test_attention_over_its_whole_plane_has_no_gaps():
@@ -71,9 +61,7 @@ def test_attention_over_its_whole_plane_has_no_gaps():
 
 def test_gaps_of_attention_are_cells_of_its_plane_joined():
     grid = 2 ** np.arange(14)
-    assert gaps_of(attention("decode", grid[:5], grid)) == [
-        "sequences 17 to 256 with mean context 0 to 8,192"
-    ]
+    assert gaps_of(attention("decode", grid[:5], grid)) == ["sequences 17 to 256 with mean context 0 to 8,192"]
     missing = gaps_of(attention("prefill", grid, grid[:7]))
     assert missing == ["chunk 1 to 8,192 with context 65 to 8,192"]
 
@@ -100,7 +88,7 @@ def test_the_share_of_the_data_sheet_is_that_of_flops_or_of_bytes():
 
 
 def test_of_an_unknown_device_no_share_is_said():
-    view = describe_profile(replace(shard(), facts=replace(FACTS, gpu="an abacus")))
+    view = describe_profile(replace(shard(), metadata=replace(METADATA, gpu="an abacus")))
     assert view.work is None
     assert view.operators[0].median is None
 
@@ -108,7 +96,7 @@ def test_of_an_unknown_device_no_share_is_said():
 def test_a_profile_agrees_with_itself():
     profile = shard()
     found = check_profiles(profile, profile)
-    assert found.moved == ()
+    assert found.changed == ()
     assert found.unmatched == 0
     assert {row.ratio for row in found.rows} == {1.0}
 
@@ -117,19 +105,17 @@ def test_a_profile_agrees_with_itself():
 def test_noise_moves_nothing(seed):
     tokens = np.arange(1, 300)
     old, new = shard(tokens=tokens, noise=0.05, seed=seed), shard(tokens=tokens, noise=0.05, seed=seed + 100)
-    assert check_profiles(new, old, seed=seed).moved == ()
+    assert check_profiles(new, old, seed=seed).changed == ()
 
 
 def test_a_planted_slowdown_is_found_where_it_is():
     tokens = np.arange(1, 300)
     old = joined(*(shard(name, tokens, noise=0.05, seed=i) for i, name in enumerate(("mlp up", "rope"))))
     slow = shard("rope", tokens, noise=0.05, seed=7)
-    slow = replace(
-        slow, columns=slow.columns | {"seconds": slow["seconds"] * np.where(tokens > 20, 1.2, 1.0)}
-    )
+    slow = replace(slow, columns=slow.columns | {"seconds": slow["seconds"] * np.where(tokens > 20, 1.2, 1.0)})
     found = check_profiles(joined(shard("mlp up", tokens, noise=0.05, seed=6), slow), old)
-    assert [(row.operator, row.region) for row in found.moved] == [("rope", "large")]
-    moved = found.moved[0]
+    assert [(row.operator, row.region) for row in found.changed] == [("rope", "large")]
+    moved = found.changed[0]
     assert moved.low < 1.2 < moved.high
     assert (moved.unit, moved.points, moved.sizes) == ("tokens", 282, (18, 299))
 
@@ -137,17 +123,17 @@ def test_a_planted_slowdown_is_found_where_it_is():
 def test_what_became_faster_moved_as_well():
     old = shard(tokens=np.arange(1, 300))
     new = replace(old, columns=old.columns | {"seconds": old["seconds"] / 1.2})
-    assert {row.region for row in check_profiles(new, old).moved} == {"small", "large"}
-    assert check_profiles(new, old, tolerance=0.25).moved == ()
+    assert {row.region for row in check_profiles(new, old).changed} == {"small", "large"}
+    assert check_profiles(new, old, tolerance=0.25).changed == ()
 
 
 def test_what_the_spreads_explain_did_not_move():
     tokens = TOKENS[:3]
     old = shard(tokens=tokens, spread=0.5)
     new = replace(old, columns=old.columns | {"seconds": old["seconds"] * 1.2})
-    assert check_profiles(new, old).moved == ()
+    assert check_profiles(new, old).changed == ()
     sure = replace(old, columns=old.columns | {"spread_s": old["seconds"] * 0.001})
-    assert check_profiles(replace(new, columns=new.columns | {"spread_s": sure["spread_s"]}), sure).moved
+    assert check_profiles(replace(new, columns=new.columns | {"spread_s": sure["spread_s"]}), sure).changed
 
 
 def test_points_between_two_old_ones_are_compared_with_what_lies_there():
@@ -178,13 +164,13 @@ def test_shards_are_compared_with_their_own():
     old = joined(shard(), shard(tp=[2] * len(TOKENS)))
     slow = old["seconds"] * np.where(old["tp"] == 2, 1.3, 1.0)
     found = check_profiles(replace(old, columns=old.columns | {"seconds": slow}), old)
-    assert {row.tp for row in found.moved} == {2}
+    assert {row.tp for row in found.changed} == {2}
 
 
 def test_what_cannot_be_compared_is_refused():
     old = shard()
     with pytest.raises(ProfileError, match="of one model; they are of llama-3-70b and llama-3-8b"):
-        check_profiles(replace(old, facts=replace(FACTS, model="llama-3-70b")), old)
+        check_profiles(replace(old, metadata=replace(METADATA, model="llama-3-70b")), old)
     with pytest.raises(ProfileError, match="of one dtype; they are of float16 and bfloat16"):
         check_profiles(shard(dtype=["float16"] * len(TOKENS)), old)
     with pytest.raises(ProfileError, match="share a TP degree; one has TP 2, the other TP 1"):
@@ -202,14 +188,12 @@ def test_attention_of_another_backend_is_refused_unless_a_name_is_part_of_the_ot
         rows = attention("decode", np.array([1, 2, 4]), np.array([64, 128]))
         return replace(rows, columns=rows.columns | {"backend": np.full(len(rows), backend)})
 
-    with pytest.raises(
-        ProfileError, match="decode attention is of FLASHINFER in one, of FLASH_ATTN in the other"
-    ):
+    with pytest.raises(ProfileError, match="decode attention is of FLASHINFER in one, of FLASH_ATTN in the other"):
         check_profiles(by("FLASHINFER"), by("FLASH_ATTN"))
     for now, then in (("FLASH_ATTN_FA3", "FLASH_ATTN"), ("", "FLASH_ATTN"), ("FLASH_ATTN", "FLASH_ATTN")):
         assert check_profiles(by(now), by(then)).rows
 
 
 def test_another_device_is_noted():
-    found = check_profiles(replace(shard(), facts=replace(FACTS, gpu="H200")), shard())
+    found = check_profiles(replace(shard(), metadata=replace(METADATA, gpu="H200")), shard())
     assert found.notes == ("the GPU is another: H200 now, H100 then",)

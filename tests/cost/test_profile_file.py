@@ -17,7 +17,7 @@ from lengthwise.schema.profile import COLUMNS, OPERATOR_PARTS, WHOLE_COLUMNS, Pr
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 REALS = st.floats(0, allow_nan=False, allow_infinity=False)
-FACTS = st.builds(
+METADATA = st.builds(
     ProfileFacts,
     name=TEXTS,
     source=TEXTS,
@@ -42,7 +42,7 @@ def profiles(draw):
         "spread_s": np.array(column(REALS | st.just(math.nan))),
         "skew": np.array(column(REALS)),
     }
-    return Profile(draw(FACTS), columns)
+    return Profile(draw(METADATA), columns)
 
 
 @given(profiles())
@@ -50,7 +50,7 @@ def test_a_profile_comes_back_to_the_last_bit(tmp_path_factory, profile):
     path = tmp_path_factory.mktemp("round") / "trip.parquet"
     write_profile(profile, path)
     back = read_profile(path)
-    assert back.facts == profile.facts
+    assert back.metadata == profile.metadata
     for name in COLUMNS:
         assert back[name].tobytes() == profile[name].tobytes() or back[name].dtype.kind == "U", name
         assert np.array_equal(back[name], profile[name], equal_nan=back[name].dtype.kind == "f"), name
@@ -92,7 +92,7 @@ def test_a_cut_off_file_is_refused(tmp_path):
 
 
 def rewritten(tmp_path, version=1, **columns):
-    about = {"version": version, "facts": {"name": "n", "source": "s", "gpu": "g"}}
+    about = {"version": version, "metadata": {"name": "n", "source": "s", "gpu": "g"}}
     frame = pl.DataFrame({"operator": ["host"], "seconds": [1.0]} | columns)
     frame.write_parquet(tmp_path / "a.parquet", metadata={"lengthwise.profile": json.dumps(about)})
     return tmp_path / "a.parquet"

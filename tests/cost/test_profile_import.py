@@ -60,7 +60,7 @@ def test_vidur_is_in_milliseconds_and_bytes(tmp_path):
     assert np.isnan(profile.of("residual add")["spread_s"]).all()
     assert rows(profile, "all-reduce", "tp", "gpus", "bytes", "seconds") == [(0, 4, 8192, 0.02e-3)]
     assert rows(profile, "send", "gpus", "bytes", "seconds") == [(2, 4096, 0.01e-3)]
-    assert (profile.facts.gpu, profile.facts.model) == ("A100-80GB", "llama-2-7b")
+    assert (profile.metadata.gpu, profile.metadata.model) == ("A100-80GB", "llama-2-7b")
 
 
 def test_vidur_s_attention_counts_cached_tokens_a_sequence(tmp_path):
@@ -72,7 +72,7 @@ def test_vidur_s_attention_counts_cached_tokens_a_sequence(tmp_path):
 
 
 def test_vidur_s_notes_say_what_is_made_up_and_what_is_left_out(tmp_path):
-    notes = " | ".join(import_vidur(vidur(tmp_path), LLAMA, "a100").facts.notes)
+    notes = " | ".join(import_vidur(vidur(tmp_path), LLAMA, "a100").metadata.notes)
     assert "1 attention rows (tp 2) are marked SURROGATE: made up, not measured, and left out" in notes
     assert "1 all_reduce rows between nodes are left out" in notes
     assert "1 send_recv rows between nodes are left out" in notes
@@ -86,7 +86,7 @@ def test_vidur_s_made_up_rows_are_left_out_unless_they_are_asked_for(tmp_path):
     kept = import_vidur(tmp_path, LLAMA, "a100", keep_surrogates=True)
     assert rows(kept, "prefill attention", "tp") == [(2,)]
     assert kept.made_up("prefill attention") == (2,)
-    assert "and kept" in " ".join(kept.facts.notes)
+    assert "and kept" in " ".join(kept.metadata.notes)
 
 
 def test_vidur_without_attention_or_network_is_imported_and_says_so(tmp_path):
@@ -95,8 +95,8 @@ def test_vidur_without_attention_or_network_is_imported_and_says_so(tmp_path):
     (tmp_path / "network").rename(tmp_path / "elsewhere")
     profile = import_vidur(tmp_path, LLAMA, "a100")
     assert set(profile.operators) == {"mlp up", "residual add"}
-    assert "has no attention.csv" in " ".join(profile.facts.notes)
-    assert "no all-reduce and no send" in " ".join(profile.facts.notes)
+    assert "has no attention.csv" in " ".join(profile.metadata.notes)
+    assert "no all-reduce and no send" in " ".join(profile.metadata.notes)
 
 
 def test_vidur_lists_what_is_there(tmp_path):
@@ -114,10 +114,8 @@ def test_vidur_lists_what_is_there(tmp_path):
 def test_absurd_times_are_noted(tmp_path):
     vidur(tmp_path)
     path = tmp_path / "compute/a100/meta-llama/Llama-2-7b-hf/mlp.csv"
-    path.write_text(
-        path.read_text().replace("0.5,0.01", "0.0000000001,0.01").replace("0.3,0.02", "0.001,0.02")
-    )
-    notes = " | ".join(import_vidur(tmp_path, LLAMA, "a100").facts.notes)
+    path.write_text(path.read_text().replace("0.5,0.01", "0.0000000001,0.01").replace("0.3,0.02", "0.001,0.02"))
+    notes = " | ".join(import_vidur(tmp_path, LLAMA, "a100").metadata.notes)
     assert "1 rows take less than 10 ns: is the unit right? (mlp up" in notes
     assert "1 rows are more than 10 times faster than the device's peak (mlp up" in notes
 
@@ -127,23 +125,16 @@ def test_absurd_times_are_noted(tmp_path):
 
 def test_llmservingsim_v0_adds_up_projections_and_reads_nanoseconds(tmp_path):
     root = tmp_path / "H100" / "meta-llama" / "Llama-3.1-8B"
-    names = {
-        "q_proj": 3000,
-        "k_proj": 1000,
-        "v_proj": 500,
-        "gate_proj": 7000,
-        "up_proj": 6000,
-        "expert.w1": 9,
-    }
+    names = {"q_proj": 3000, "k_proj": 1000, "v_proj": 500, "gate_proj": 7000, "up_proj": 6000, "expert.w1": 9}
     lines = "\n".join(f"{name},16,0,2,{ns}" for name, ns in names.items())
     csv(root / "tp2/layers.csv", f"layer_name,input,kv_cache,tp_size,latency(ns)\n{lines}\nattn,16,0,2,8000")
     profile = import_llmservingsim(root)
     assert rows(profile, "qkv projection", "tp", "tokens", "seconds") == [(2, 16, 4500e-9)]
     assert rows(profile, "mlp up", "tokens", "seconds") == [(16, 13000e-9)]
     assert rows(profile, "prefill attention", "chunk", "context", "seconds") == [(16, 0, 8000e-9)]
-    assert "expert.w1 (1)" in " ".join(profile.facts.notes)
-    assert (profile.facts.gpu, profile.facts.model) == ("H100", "llama-3.1-8b")
-    assert profile.facts.source == "llmservingsim v0"
+    assert "expert.w1 (1)" in " ".join(profile.metadata.notes)
+    assert (profile.metadata.gpu, profile.metadata.model) == ("H100", "llama-3.1-8b")
+    assert profile.metadata.source == "llmservingsim v0"
 
 
 def test_llmservingsim_v0_s_keys_are_of_the_whole_batch_and_hold_the_chunk(tmp_path):
@@ -160,10 +151,8 @@ def test_llmservingsim_v0_s_keys_are_of_the_whole_batch_and_hold_the_chunk(tmp_p
     profile = import_llmservingsim(root)
     prefill = rows(profile, "prefill attention", "chunk", "context", "seconds", "backend")
     assert prefill == [(512, 1024, pytest.approx(0.06e-3), "FLASH_ATTENTION")]
-    assert rows(profile, "decode attention", "seqs", "kv_tokens", "seconds") == [
-        (64, 960, pytest.approx(0.05e-3))
-    ]
-    assert "1 decode rows have fewer keys than sequences" in " ".join(profile.facts.notes)
+    assert rows(profile, "decode attention", "seqs", "kv_tokens", "seconds") == [(64, 960, pytest.approx(0.05e-3))]
+    assert "1 decode rows have fewer keys than sequences" in " ".join(profile.metadata.notes)
 
 
 def test_llmservingsim_v0_on_a_tpu_counts_keys_a_sequence(tmp_path):
@@ -216,9 +205,9 @@ def test_llmservingsim_v1_is_in_microseconds(tmp_path):
     assert rows(profile, "norms", "seconds") == [(pytest.approx(4e-6),)]
     assert rows(profile, "lm head", "tokens", "seconds") == [(8, pytest.approx(700e-6))]
     assert rows(profile, "fused moe", "tokens", "experts", "seconds") == [(4, 16, pytest.approx(50e-6))]
-    assert "conv (1)" in " ".join(profile.facts.notes)
-    assert (profile.facts.gpu, profile.facts.model) == ("RTX-PRO-6000", "llama-3.1-8b")
-    assert (profile.facts.engine, profile.facts.measured) == ("vLLM 0.19.0", "2026-04-24")
+    assert "conv (1)" in " ".join(profile.metadata.notes)
+    assert (profile.metadata.gpu, profile.metadata.model) == ("RTX-PRO-6000", "llama-3.1-8b")
+    assert (profile.metadata.engine, profile.metadata.measured) == ("vLLM 0.19.0", "2026-04-24")
 
 
 def test_llmservingsim_v1_s_attention_is_pure_or_mixed(tmp_path):

@@ -23,12 +23,7 @@ def tables(root):
         place / "gemm/vllm/0.24.0/gemm_perf.parquet",
         op_name=["gemm"], gemm_dtype=["fp8_block"], m=[16], n=[32], k=[64], latency=[0.5],
     )  # fmt: skip
-    shape = {
-        "num_heads": [8, 8],
-        "num_key_value_heads": [0, 2],
-        "head_dim": [128] * 2,
-        "window_size": [0, 128],
-    }
+    shape = {"num_heads": [8, 8], "num_key_value_heads": [0, 2], "head_dim": [128] * 2, "window_size": [0, 128]}
     shape |= {"attn_dtype": ["bfloat16"] * 2, "kv_cache_dtype": ["fp8"] * 2, "beam_width": [1] * 2}
     for kind, isl, step in (("context", 256, 64), ("generation", 1, 255)):
         table(
@@ -65,7 +60,7 @@ def test_aiconfigurator_is_in_milliseconds_and_elements(tmp_path):
     assert sums == [("vllm_graph", "bfloat16", 2, 256, 5e-6), ("nccl", "float16", 8, 2000, 0.02e-3)]
     moe = rows(profile, "fused moe", "tokens", "experts", "topk", "n", "k", "gpus", "backend")
     assert moe == [(8, 128, 8, 384, 2048, 2, "kernel (balanced)")]
-    assert profile.facts.gpu == "H200"
+    assert profile.metadata.gpu == "H200"
 
 
 def test_aiconfigurator_s_attention_is_of_prompts_or_of_one_token_each(tmp_path):
@@ -79,7 +74,7 @@ def test_aiconfigurator_s_attention_is_of_prompts_or_of_one_token_each(tmp_path)
 
 
 def test_aiconfigurator_s_notes_say_what_is_of_another_version_or_left_out(tmp_path):
-    notes = " | ".join(import_aiconfigurator(tables(tmp_path), "h200_sxm", "vllm", "0.24.0").facts.notes)
+    notes = " | ".join(import_aiconfigurator(tables(tmp_path), "h200_sxm", "vllm", "0.24.0").metadata.notes)
     assert "custom_allreduce_perf.parquet is of vllm 0.19.0" in notes
     assert "NCCL is 2.29.2" in notes
     assert "all_gather (1)" in notes

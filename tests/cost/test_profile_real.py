@@ -23,7 +23,7 @@ AIC = "data/profiles/aiconfigurator"
 
 
 def absurd(profile):
-    return [note for note in profile.facts.notes if "10 ns" in note or "peak" in note or "minute" in note]
+    return [note for note in profile.metadata.notes if "10 ns" in note or "peak" in note or "minute" in note]
 
 
 def test_vidur_s_rows(shared):
@@ -45,12 +45,10 @@ def test_vidur_s_rows(shared):
     measured = import_vidur(folder, catalog.model("llama-2-70b"), "a100")
     assert measured.of("decode attention").tensor_parallel == (2,)
     assert len(measured.of("mlp up")) == len(profile.of("mlp up"))
-    assert any("marked SURROGATE" in note and "left out" in note for note in measured.facts.notes)
+    assert any("marked SURROGATE" in note and "left out" in note for note in measured.metadata.notes)
 
 
-@pytest.mark.parametrize(
-    ("model", "device"), [("qwen-72b", "a40"), ("phi-2", "h100"), ("llama-3-8b", "a100")]
-)
+@pytest.mark.parametrize(("model", "device"), [("qwen-72b", "a40"), ("phi-2", "h100"), ("llama-3-8b", "a100")])
 def test_vidur_s_other_models(shared, model, device):
     profile = import_vidur(shared("data/profiles/vidur"), catalog.model(model), device)
     assert {"mlp up", "qkv projection", "send"} <= set(profile.operators)
@@ -99,11 +97,7 @@ def test_llmservingsim_v0_s_rows(shared):
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "A6000/microsoft/Phi-mini-MoE-instruct",
-        "TPU-v6e-1/meta-llama/Llama-3.1-8B",
-        "RTX3090/meta-llama/Llama-3.1-8B",
-    ],
+    ["A6000/microsoft/Phi-mini-MoE-instruct", "TPU-v6e-1/meta-llama/Llama-3.1-8B", "RTX3090/meta-llama/Llama-3.1-8B"],
 )
 def test_llmservingsim_v0_s_other_folders(shared, place):
     profile = import_llmservingsim(shared(f"{LLM}/v0/{place}"))
@@ -119,11 +113,11 @@ def h200(shared):
 
 
 def test_all_h200_tables_are_imported_soon(h200, tmp_path):
-    _, profile, took_s = h200
+    _, profile, duration_s = h200
     started = time.perf_counter()
     write_profile(profile, tmp_path / "h200.parquet")
     assert len(read_profile(tmp_path / "h200.parquet")) == len(profile)
-    assert took_s + time.perf_counter() - started < 20
+    assert duration_s + time.perf_counter() - started < 20
     assert absurd(profile) == []
 
 

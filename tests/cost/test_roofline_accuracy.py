@@ -84,9 +84,7 @@ def attention_rows(path, kind):
         pl.col("head_dim") == 128,
         pl.col("num_heads") >= 4,
         pl.col("op_name") == f"{kind}_attention",
-    ).with_columns(
-        kv=pl.when(pl.col("num_key_value_heads") == 0).then("num_heads").otherwise("num_key_value_heads")
-    )
+    ).with_columns(kv=pl.when(pl.col("num_key_value_heads") == 0).then("num_heads").otherwise("num_key_value_heads"))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_decode_attention_of_vllm(shared, gpu, version, median):
         seqs=seqs,
         keys=keys,
         head_flops=4 * heads * 128,
-        moved=512 * kv * keys + 512 * heads * seqs,
+        changed=512 * kv * keys + 512 * heads * seqs,
         group=heads / kv,
     )
     assert np.median(relative_errors(work.seconds * 1e3, ms)) <= median
@@ -133,7 +131,7 @@ def test_prefill_attention_of_vllm(shared, gpu, version, median):
         mean_keys=(chunk + 1) / 2,
         keys=chunk,
         head_flops=4 * heads * 128,
-        moved=512 * kv * chunk + 512 * heads * chunk,
+        changed=512 * kv * chunk + 512 * heads * chunk,
     )
     assert np.median(relative_errors(work.seconds * 1e3, ms)) <= median
 
@@ -162,10 +160,7 @@ def test_all_reduce_of_vllm(shared, gpu, node, version, median):
 
 @pytest.mark.parametrize(
     ("gpu", "version", "balance"),
-    [
-        ("A100-80GB", "a100_sxm/moe/vllm/0.14.0", "power_law_1.01"),
-        ("H100", "h100_sxm/moe/vllm/0.24.0", "balanced"),
-    ],
+    [("A100-80GB", "a100_sxm/moe/vllm/0.14.0", "power_law_1.01"), ("H100", "h100_sxm/moe/vllm/0.24.0", "balanced")],
 )
 def test_fused_experts_of_vllm(shared, gpu, version, balance):
     rows = pl.read_parquet(shared(f"{AIC}/{version}/moe_perf.parquet")).filter(
@@ -222,26 +217,19 @@ def time_per_token_ms(row):
     gpu, host = catalog.gpu(row["system"].split("_")[0].upper()), ENGINE_HOSTS[row["backend"]]
     limits = EngineLimits(weight_dtype=DTYPES[row["gemm_quant_mode"]], kv_dtype="fp8")
     model = catalog.model(SERVED[row["model_path"]])
-    clients, tp = (
-        int(row["silicon_data_source"].split("silicon_concurrency=")[1].split(";")[0]),
-        row["tp_size"],
-    )
+    clients, tp = (int(row["silicon_data_source"].split("silicon_concurrency=")[1].split(";")[0]), row["tp_size"])
     isl, osl = round(0.9 * row["isl"]), round(0.9 * row["osl"])  # drawn from 0.8 to 1 of the nominal lengths
     node = catalog.default_node(gpu, tp)
 
     def step_s(**what):
-        return sum(
-            row.seconds for row in operators(model, gpu, node, Parallelism(tp), limits, host=host, **what)
-        )
+        return sum(row.seconds for row in operators(model, gpu, node, Parallelism(tp), limits, host=host, **what))
 
     decode_s = step_s(decode_seqs=clients, kv_tokens=int(clients * (isl + osl / 2)))
     return 1e3 * (decode_s + (clients - 1) * step_s(prefill=[(isl, 0)]) / osl)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gpu", "bounds"), [("H100", (0.08, 0.22)), ("H200", (0.065, 0.14)), ("B200", (0.09, 0.21))]
-)
+@pytest.mark.parametrize(("gpu", "bounds"), [("H100", (0.08, 0.22)), ("H200", (0.065, 0.14)), ("B200", (0.09, 0.21))])
 def test_what_ships_tells_the_time_per_token_of_vllm(shared, gpu, bounds):
     """``deploy`` with the engine's host by name and the engine in a closed loop, nothing else."""
     rows = pl.read_csv(shared(f"{AIC}/silicon_sample.csv.gz"), infer_schema_length=None).filter(
@@ -262,16 +250,10 @@ def simulated_ms(row, gpu):
     longest = row["isl"] + row["osl"] + 1
     dtype = DTYPES[row["gemm_quant_mode"]]
     limits = EngineLimits(
-        max_num_seqs=clients,
-        max_num_batched_tokens=8192,
-        max_model_len=longest,
-        weight_dtype=dtype,
-        kv_dtype="fp8",
+        max_num_seqs=clients, max_num_batched_tokens=8192, max_model_len=longest, weight_dtype=dtype, kv_dtype="fp8"
     )
     deployment = deploy("llama-3.1-70b", gpu, tp=row["tp_size"], limits=limits, host="vllm")
     rng, n = np.random.default_rng(0), 4 * clients
     isl, osl = (rng.integers(int(0.8 * row[side]), row[side], n, endpoint=True) for side in ("isl", "osl"))
-    requests = simulate(
-        Workload(np.zeros(n), isl, osl, concurrency=clients), deployment, keep_steps=0
-    ).requests
+    requests = simulate(Workload(np.zeros(n), isl, osl, concurrency=clients), deployment, keep_steps=0).requests
     return 1e3 * np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1))

@@ -24,9 +24,7 @@ TABLES = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s", "prefill
 
 
 def tables_of(model, gpu, parallel, limits=LIMITS, length=2048, **more):
-    return roofline(
-        model, gpu, catalog.default_node(gpu, parallel.tp * parallel.pp), parallel, limits, length, **more
-    )
+    return roofline(model, gpu, catalog.default_node(gpu, parallel.tp * parallel.pp), parallel, limits, length, **more)
 
 
 @settings(max_examples=40, deadline=None)
@@ -65,9 +63,7 @@ def test_more_gpus_never_compute_longer(model, gpu, dtype):
     cut=st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]),
     seqs_and_kv=st.tuples(st.integers(0, 31), st.sampled_from(grid_axis(60_000).tolist())),
     prompts=st.lists(
-        st.tuples(
-            st.sampled_from(grid_axis(250).tolist()[1:-1]), st.sampled_from(grid_axis(2000).tolist()[:-1])
-        ),
+        st.tuples(st.sampled_from(grid_axis(250).tolist()[1:-1]), st.sampled_from(grid_axis(2000).tolist()[:-1])),
         max_size=2,
     ),
 )
@@ -81,9 +77,7 @@ def test_operators_add_up_to_the_tables(model, gpu, cut, seqs_and_kv, prompts):
     rows = operators(model, gpu, node, parallel, LIMITS, decode_seqs=seqs, kv_tokens=kv, prefill=prompts)
     chunks, contexts = grid_axis(2048), grid_axis(2048)
     tokens, size = seqs + sum(c for c, _ in prompts), seqs + len(prompts)
-    attention = sum(
-        tables.prefill_s[np.searchsorted(chunks, c), np.searchsorted(contexts, x)] for c, x in prompts
-    )
+    attention = sum(tables.prefill_s[np.searchsorted(chunks, c), np.searchsorted(contexts, x)] for c, x in prompts)
     if seqs:
         attention += tables.decode_s[seqs, np.searchsorted(grid_axis(64 * 2048), kv)]
     layer = tables.layer_s[tokens] + tables.comm_s[tokens] + attention
@@ -166,9 +160,7 @@ def test_a_window_stops_the_growth_of_its_layers():
 
 def test_an_encoder_decoder_pays_for_cross_attention():
     model, gpu = catalog.model("t5-11b"), catalog.gpu("A100-80GB")
-    rows = operators(
-        model, gpu, catalog.default_node(gpu, 2), Parallelism(2), LIMITS, decode_seqs=2, kv_tokens=100
-    )
+    rows = operators(model, gpu, catalog.default_node(gpu, 2), Parallelism(2), LIMITS, decode_seqs=2, kv_tokens=100)
     names = {row.name for row in rows}
     assert {"cross projection in", "cross projection out"} <= names
     flops = sum(row.flops for row in rows if row.part == "layer") * 2
@@ -197,9 +189,7 @@ def test_host_overhead_is_a_line_and_can_be_set():
     assert not none.host_s.any()
 
 
-@pytest.mark.parametrize(
-    "step", [{}, {"decode_seqs": -1}, {"prefill": [(0, 5)]}, {"decode_seqs": 1, "kv_tokens": -3}]
-)
+@pytest.mark.parametrize("step", [{}, {"decode_seqs": -1}, {"prefill": [(0, 5)]}, {"decode_seqs": 1, "kv_tokens": -3}])
 def test_an_impossible_step_is_refused(step):
     model, gpu = catalog.model("llama-3.1-8b"), catalog.gpu("H100")
     with pytest.raises(InputError, match="a step must hold"):

@@ -17,9 +17,7 @@ def quick_vectors(times=QUICKER):
     """A profile in which products of one token take so many times what the curve through the others says."""
     rows = profile(noise=0.01)
     single = (rows["tokens"] == 1) & np.isin(rows["operator"], PRODUCTS)
-    return rows, replace(
-        rows, columns={**rows.columns, "seconds": rows["seconds"] * np.where(single, times, 1.0)}
-    )
+    return rows, replace(rows, columns={**rows.columns, "seconds": rows["seconds"] * np.where(single, times, 1.0)})
 
 
 def tables(rows, tp=1, estimator="auto"):

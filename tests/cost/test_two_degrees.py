@@ -31,13 +31,11 @@ def run(tables, engine):
     workload = Workload(np.zeros(n), rng.integers(1, 90, n), rng.integers(1, 30, n))
     parallel = Parallelism(pp=len(tables.stage_layers))
     scheduler, kv = Scheduler(batching="mixed"), KvPlan(500, 16, 0, 0, 0, 0)
-    return simulate(
-        workload, Deployment(MODEL, GPU, NODE, parallel, limits, scheduler, tables, kv, 400), engine=engine
-    )
+    return simulate(workload, Deployment(MODEL, GPU, NODE, parallel, limits, scheduler, tables, kv, 400), engine=engine)
 
 
 def test_a_file_keeps_both_degrees(tmp_path):
-    tables = of_two_degrees(cost_tables([2, 1, 1], beside=True), [0, 1, 1])
+    tables = of_two_degrees(cost_tables([2, 1, 1], additional=True), [0, 1, 1])
     save(tables, tmp_path / "two.npz")
     assert_same(load(tmp_path / "two.npz"), tables)
 

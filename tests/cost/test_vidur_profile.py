@@ -17,7 +17,7 @@ from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelFacts, ModelSpe
 
 LIMITS = EngineLimits(max_num_seqs=8, max_num_batched_tokens=128)
 MODEL = ModelSpec(
-    "tiny", 4, 64, 1000, AttentionSpec(8, 2, 8), FfnSpec(128), 512, facts=ModelFacts(aliases=("org/Tiny-hf",))
+    "tiny", 4, 64, 1000, AttentionSpec(8, 2, 8), FfnSpec(128), 512, metadata=ModelFacts(aliases=("org/Tiny-hf",))
 )
 OPERATORS = [*ONCE_A_LAYER, "post_attention_layernorm"]
 
@@ -32,9 +32,7 @@ def mlp_rows(tp, operators=OPERATORS):
 
 
 def attention_rows(tp):
-    prefill = [
-        (1, c, k, 1e-6 * c * (k + c / 2) + 0.01, None) for c in (16, 32, 64, 128) for k in range(0, 513, 64)
-    ]
+    prefill = [(1, c, k, 1e-6 * c * (k + c / 2) + 0.01, None) for c in (16, 32, 64, 128) for k in range(0, 513, 64)]
     decode = [(b, 0, k, None, 1e-5 * b * k + 0.01) for b in range(1, 9) for k in range(32, 513, 32)]
     names = ["batch_size", "prefill_chunk_size", "kv_cache_size"]
     names += ["time_stats.attn_prefill.median", "time_stats.attn_decode.median"]
@@ -90,9 +88,7 @@ def test_monotone_tables_are_the_measurements(folder):
     assert not tables.head_s.any()
     chunk, context = (np.searchsorted(grid_axis(512), at) for at in (64, 256))
     assert tables.prefill_s[chunk, context] == pytest.approx((64 * (256 + 32) * 1e-6 + 0.01) / 1e3)
-    assert tables.decode_s[4, np.searchsorted(grid_axis(4096), 1024)] == pytest.approx(
-        (1e-5 * 1024 + 0.01) / 1e3
-    )
+    assert tables.decode_s[4, np.searchsorted(grid_axis(4096), 1024)] == pytest.approx((1e-5 * 1024 + 0.01) / 1e3)
     assert {fit.name for fit in report.operators} == {
         *OPERATORS,
         "attn_prefill",
@@ -180,10 +176,7 @@ def test_operator_of_a_parallel_block_is_not_needed(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda f: shutil.rmtree(f / "compute/a100/org"),
-            "must hold a folder for tiny with mlp.csv; it holds none",
-        ),
+        (lambda f: shutil.rmtree(f / "compute/a100/org"), "must hold a folder for tiny with mlp.csv; it holds none"),
         (lambda f: (f / "compute/a100").rename(f / "compute/h100"), "a folder for A100-80GB; it holds h100"),
         (
             lambda f: (f / "compute/a100/org/Tiny-hf/attention.csv").unlink(),
@@ -214,10 +207,7 @@ def test_operator_of_a_parallel_block_is_not_needed(folder):
             lambda f: (f / "compute/a100/org/Tiny-hf/mlp.csv").write_text("a,b\n1,2\n"),
             "must have the column num_tensor_parallel_workers; it has a, b",
         ),
-        (
-            lambda f: (f / "compute/a100/org/Tiny-hf/mlp.csv").write_bytes(b""),
-            r"mlp\.csv must be a readable CSV",
-        ),
+        (lambda f: (f / "compute/a100/org/Tiny-hf/mlp.csv").write_bytes(b""), r"mlp\.csv must be a readable CSV"),
     ],
 )
 def test_what_is_missing_is_named_with_what_is_there(folder, damage, message):
@@ -256,9 +246,7 @@ def test_monotone_tables_agree_with_vidurs_own_predictions(shared):
     chunks, contexts = axis[axis >= 64], axis[axis % 64 == 0]
     rows, columns = np.searchsorted(axis, chunks), np.searchsorted(axis, contexts)
     measured = np.add.outer(chunks, contexts) <= 4096
-    error = np.abs(
-        ours.prefill_s[np.ix_(rows, columns)] / theirs.prefill_s[np.ix_(chunks, contexts // 64)] - 1
-    )
+    error = np.abs(ours.prefill_s[np.ix_(rows, columns)] / theirs.prefill_s[np.ix_(chunks, contexts // 64)] - 1)
     assert np.median(error[measured]) < 0.03
     fits = {fit.name: fit for fit in report.operators}
     assert fits["attn_prefill"].median_error < 0.03

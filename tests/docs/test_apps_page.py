@@ -37,8 +37,8 @@ def test_a_gain_a_hair_below_one_is_missed_and_seen(generator):
 
 def test_a_case_is_told_end_to_end_with_what_the_search_took(generator):
     methods = {
-        name: {"makespan_s": seconds, "search_s": 0.5, "ahead_s": ahead_s}
-        for name, seconds, ahead_s in (
+        name: {"makespan_s": seconds, "search_s": 0.5, "lead_s": lead_s}
+        for name, seconds, lead_s in (
             ("lengthwise", 10.0, 0.1), ("samullm", 12.0, 0.5), ("max", 20.0, 0.5), ("min", 15.0, 0.5)
         )
     }  # fmt: skip
@@ -48,7 +48,7 @@ def test_a_case_is_told_end_to_end_with_what_the_search_took(generator):
 
 
 @pytest.mark.parametrize(
-    ("cases", "told"),
+    ("cases", "report"),
     [
         ([{}, {}], "load was above 3 had other work beside them: they are told and not counted, by a bound that was"),
         ([{"busy_above": 3.0}, {}], "by a bound that was set when they had been seen; there was none."),
@@ -57,10 +57,10 @@ def test_a_case_is_told_end_to_end_with_what_the_search_took(generator):
         ([{"busy_above": 2.5, "busy": [(9.0, -0.3)]}], "that was fixed before they were measured.\n"),
     ],
 )  # fmt: skip
-def test_since_when_the_bound_on_busy_machines_is_fixed_is_told_of_the_rows(generator, cases, told):
+def test_since_when_the_bound_on_busy_machines_is_fixed_is_told_of_the_rows(generator, cases, report):
     whole = {"cores": 1, "estimate_s": 6.0, "measured_s": [6.0], "errors": [0.0], "plan": [["a x1"]]}
     rows = [row("apps.estimate_error_live", 0.1, details={"cases": [whole | case for case in cases]})]
-    assert told in generator.page(rows)
+    assert report in generator.page(rows)
 
 
 def test_live_runs_stand_beside_their_estimates(generator):
@@ -79,9 +79,7 @@ def test_live_runs_stand_beside_their_estimates(generator):
     assert "| of a sample, the machine busy | 1 | not counted | 90 | 180 | -50.0% |" in text
     assert "With all of them counted, the mean error is 24.2% (of a sample)." in text
     assert "an engine ends (2 s each in the profile)" in text
-    held = generator.page(
-        [row("apps.estimate_error_live", 0.11, details={"cases": [case | {"holds_stops": True}]})]
-    )
+    held = generator.page([row("apps.estimate_error_live", 0.11, details={"cases": [case | {"holds_stops": True}]})])
     assert "an engine ends" not in held
 
 

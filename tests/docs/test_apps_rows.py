@@ -63,9 +63,7 @@ def test_the_gain_over_the_greedy_is_of_all_kept_cases(benchmark, tmp_path, monk
         {
             "name": f"apps.{study}.cases",
             "details": {
-                "cases": [
-                    {"case": str(n), "methods": {"samullm": {"gain": gain}}} for n, gain in enumerate(each)
-                ]
+                "cases": [{"case": str(n), "methods": {"samullm": {"gain": gain}}} for n, gain in enumerate(each)]
             },
         }
         for study, each in gains.items()
@@ -73,18 +71,16 @@ def test_the_gain_over_the_greedy_is_of_all_kept_cases(benchmark, tmp_path, monk
     kept = tmp_path / "apps.json"
     kept.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"name": "apps.search_s"}]))
     monkeypatch.setattr(greedy, "RESULTS", kept)
-    found = greedy.figures(tmp_path, quick=False)
+    found = greedy.figures(tmp_path, fast=False)
     assert found["apps.better_over_greedy"]["value"] == pytest.approx(4 ** (1 / 4))
     assert found["apps.better_over_greedy_lowest"] == {"value": 0.5, "details": {"case": "chain: 1"}}
     kept.write_text(json.dumps({"name": "apps.search_s"}) + "\n")
     with pytest.raises(FileNotFoundError, match="--save"):
-        greedy.figures(tmp_path, quick=False)
+        greedy.figures(tmp_path, fast=False)
 
 
 def test_the_error_before_live_engines_is_of_runs_whichever_way_they_are_off(benchmark):
-    row = benchmark("_apps_live").row(
-        [{"errors": [0.1, -0.1]}, {"errors": [0.2, -0.2]}], "paper", "of a sample"
-    )
+    row = benchmark("_apps_live").row([{"errors": [0.1, -0.1]}, {"errors": [0.2, -0.2]}], "paper", "of a sample")
     assert row["value"] == pytest.approx(0.15)
     low, high = row["ci"]
     assert low == pytest.approx(0.15 - (high - 0.15))
@@ -92,9 +88,7 @@ def test_the_error_before_live_engines_is_of_runs_whichever_way_they_are_off(ben
     assert benchmark("_apps_live").row([{"errors": [-0.1]}], "paper", "")["ci"] is None
 
 
-def test_the_live_application_is_one_that_can_be_loaded_with_lengths_known_or_not(
-    benchmark, tmp_path, monkeypatch
-):
+def test_the_live_application_is_one_that_can_be_loaded_with_lengths_known_or_not(benchmark, tmp_path, monkeypatch):
     from lengthwise.config.app_file import load_app
 
     live = benchmark("_apps_live")
@@ -105,9 +99,9 @@ def test_the_live_application_is_one_that_can_be_loaded_with_lengths_known_or_no
     place.write("known", ["Why?", "How?"], [3, 40])
     file = load_app(place.app("run", 2))
     assert [one.name for one in file.loaded] == list(live.MODELS)
-    assert [one.seats for one in file.loaded] == list(live.SEATS.values())
+    assert [one.max_num_seqs for one in file.loaded] == list(live.SEATS.values())
     assert file.cluster.gpus == 2
-    assert file.app.calls[0].told.output_tokens == ""
+    assert file.app.calls[0].report.output_tokens == ""
     known = load_app(place.app("known", 1, known=True))
-    assert known.app.calls[0].told.output_tokens == "tokens"
+    assert known.app.calls[0].report.output_tokens == "tokens"
     assert [int(one["tokens"]) for one in known.rows.rows] == [3, 40]

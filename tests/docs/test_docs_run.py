@@ -61,9 +61,7 @@ def test_blocks_run(document, place, capsys):
         elif block.language == "sh":
             for line in block.text.splitlines():
                 run_line(line, where, runs=block.runs)
-    for module in [
-        m for m, v in sys.modules.items() if str(getattr(v, "__file__", "")).startswith(str(place))
-    ]:
+    for module in [m for m, v in sys.modules.items() if str(getattr(v, "__file__", "")).startswith(str(place))]:
         del sys.modules[module]
 
 
@@ -84,9 +82,7 @@ def run_line(line, where, *, runs):
             subprocess.run(command, check=True, capture_output=True, timeout=60)
         case ["make", *targets]:
             assert targets, where
-            assert all(target in makefile_targets() for target in targets if "=" not in target), (
-                f"{where}: {line}"
-            )
+            assert all(target in makefile_targets() for target in targets if "=" not in target), f"{where}: {line}"
         case ["python", script, *_]:
             assert (ROOT / script).is_file(), f"{where}: {line}"
         case _:

@@ -31,9 +31,7 @@ def schedule(steps: int = 10, stock_rps: float = 6.0) -> dict:
     return {
         "expected": expected,
         "seen": spread(**seen, decode_s=0.05, phases=20.0),
-        "seen_of_gateway": spread(
-            throughput_rps=4.5, latency_s=2.5, decode_batch=8.5, cycle_s=1.6, decode_steps=9.5
-        ),
+        "seen_of_gateway": spread(throughput_rps=4.5, latency_s=2.5, decode_batch=8.5, cycle_s=1.6, decode_steps=9.5),
         "stock_as_many_under_way": spread(throughput_rps=stock_rps, latency_s=2.5),
         "simulated": {"throughput_rps": 4.1, "latency_s": 3.0},
         "expected_over_seen": {"throughput": 0.8, "latency": 1.5, "decode_batch": 1.01},
@@ -44,9 +42,7 @@ def parameter(name: str, value: float, prior: float) -> dict:
     return {"name": name, "label": f"the {name}", "value": value, "prior": prior}
 
 
-def rows(
-    *, steps: int = 10, stock_rps: float = 6.0, played_rps: float = 4.1, parameters: list | None = None
-) -> list:
+def rows(*, steps: int = 10, stock_rps: float = 6.0, played_rps: float = 4.1, parameters: list | None = None) -> list:
     one = schedule(steps, stock_rps)
     one["simulated"]["throughput_rps"] = played_rps
     told = {
@@ -56,12 +52,7 @@ def rows(
         "calibration": parameters or [parameter("work", 1.0, 1.0)],
         "runs": {
             f"rra-{load}-{repeat}": {"iterations_s": 0.06, "iterations": 100, "engine_cpu_s": cpu_s}
-            for load, repeat, cpu_s in (
-                ("half", 0, 33.0),
-                ("half", 1, 30.0),
-                ("high", 0, 30.0),
-                ("high", 1, 40.0),
-            )
+            for load, repeat, cpu_s in (("half", 0, 33.0), ("half", 1, 30.0), ("high", 0, 30.0), ("high", 1, 40.0))
         },
     }
     return [
@@ -95,10 +86,7 @@ def test_a_schedule_is_shown_as_expected_played_held_kept_and_without(generator)
 def test_what_is_off_is_told_by_part_with_its_sign(generator):
     text = section(generator.page(rows()))
     assert "All 40 phases are exactly as the schedule has them, 20 a repeat" in text
-    assert (
-        "the throughput expected is off by -20 % (fast), the latency of the longest outputs by +50 % (fast)"
-        in text
-    )
+    assert "the throughput expected is off by -20 % (fast), the latency of the longest outputs by +50 % (fast)" in text
     assert "those of encoding are off by 0 % (fast), those of decoding by +100 % (fast)" in text
     assert "of decode iterations more than of encodings" in text
     assert "A phase ends when nobody is left" not in text
@@ -138,6 +126,4 @@ def test_its_figures_stand_with_their_aims_and_it_is_cited_from_the_head(generat
     assert "| `exegpt.live.throughput_error` | " in text
     assert text.count("**missed** | tables of decode iterations") == 1
     assert "inside, a real vLLM on a CPU\n([below](#on-a-real-engine))" in text
-    assert "../exegpt.md#on-a-real-engine" in (
-        ROOT / "docs/decisions/0020-phases-before-engines.md"
-    ).read_text("utf-8")
+    assert "../exegpt.md#on-a-real-engine" in (ROOT / "docs/decisions/0020-phases-before-engines.md").read_text("utf-8")

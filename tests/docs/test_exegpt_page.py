@@ -21,7 +21,7 @@ def generator():
 
 
 def schedule(rps: float) -> dict:
-    return {"words": "RRA, B_E = 4, N_D = 8", "rps": rps, "latency_s": 1.5, "held_s": 1.75}
+    return {"words": "RRA, B_E = 4, N_D = 8", "rps": rps, "latency_s": 1.5, "constrained_latency_s": 1.75}
 
 
 def cell(bound: str, won: str | None, **rps: float) -> dict:
@@ -31,7 +31,7 @@ def cell(bound: str, won: str | None, **rps: float) -> dict:
     return {
         "bound": bound,
         "bound_s": None if bound == "none" else 2.0,
-        "ft": {"rps": 10.0, "batch": 8, "held_s": 1.9},
+        "ft": {"rps": 10.0, "batch": 8, "constrained_latency_s": 1.9},
         "strategies": each,
         "won": won,
         "gain": best / 10,
@@ -100,10 +100,7 @@ def figures_of(**by_task: list[dict]) -> list[dict]:
         row(f"exegpt.figure.gpt-3-{model}.s", 2.0, details={"cells": [both(1.0, 2.0)]})
         for model in ("175b-a40", "341b-a40")
     ]
-    told = [
-        row(f"exegpt.figure.opt-13b-a40.{task}", 2.0, details={"cells": cells})
-        for task, cells in by_task.items()
-    ]
+    told = [row(f"exegpt.figure.opt-13b-a40.{task}", 2.0, details={"cells": cells}) for task, cells in by_task.items()]
     literal = row("exegpt.lockstep.waa_ahead", 0.5, details={"by_task": {"s": {"waa_ahead": 1, "cells": 2}}})
     return [*large, *told, literal]
 
@@ -120,7 +117,7 @@ def test_words_on_who_leads_are_counted_and_refused_where_numbers_say_otherwise(
 def test_without_a_bound_the_choice_is_named_as_it_is(generator):
     def bound(name: str, rps: float, latency_s: float) -> dict:
         theirs = schedule(rps) | {"latency_s": latency_s}
-        paper = {"words": "theirs", "rps": rps, "latency_s": 2.0 if name[0] in "35" else latency_s}
+        paper = {"words": "other", "rps": rps, "latency_s": 2.0 if name[0] in "35" else latency_s}
         won = {"rra": schedule(30.0), "waa-c": schedule(31.0) | {"words": "WAA-C, so"}, "waa-m": None}
         told = {"paper": paper, "their_schedule": theirs, "their_schedule_as_they_count": theirs}
         return row(f"exegpt.table6.{name}", 31.0, details=told | {"choice": won["waa-c"], "strategies": won})
@@ -161,27 +158,16 @@ def played(name: str, configurations: int) -> dict:
     one = {
         "bound": "none", "exegpt": schedule(4.0), "exegpt_in_replicas": None, "systems": {}, "as_cut_for_ft": {},
     }  # fmt: skip
-    return row(
-        f"exegpt.systems.{name}", 1.0, details={"cells": [one], "configurations": {"vllm-v1": configurations}}
-    )
+    return row(f"exegpt.systems.{name}", 1.0, details={"cells": [one], "configurations": {"vllm-v1": configurations}})
 
 
 def test_scenarios_that_were_not_played_out_are_named_with_the_reason(generator):
     tasks = ("s", "t", "g", "c1", "c2")
     models = ("t5-11b-a40", "opt-13b-a40", "gpt-3-39b-a40", "gpt-3-101b-a100")
     wide = ("gpt-3-175b-a40", "gpt-3-175b-a100", "gpt-3-341b-a40")
-    every = [
-        f"{model}.{task}"
-        for model in (*models, *wide)
-        for task in tasks
-        if (model, task) != ("t5-11b-a40", "c2")
-    ]
+    every = [f"{model}.{task}" for model in (*models, *wide) for task in tasks if (model, task) != ("t5-11b-a40", "c2")]
     assert len(every) == 34
-    some = [
-        name
-        for name in every
-        if not name.startswith(("gpt-3-175b-a40", "gpt-3-341b")) and name != "opt-13b-a40.g"
-    ]
+    some = [name for name in every if not name.startswith(("gpt-3-175b-a40", "gpt-3-341b")) and name != "opt-13b-a40.g"]
     text = generator.page([played(name, 900 + 10 * i) for i, name in enumerate(some)])
     assert (
         "**11 of the 34 scenarios, a model and a task each, are not played out**: OPT 13B, 4 x A40: G; GPT-3 175B"

@@ -47,8 +47,8 @@ def test_a_batch_ends_sooner_than_the_tasks_longest_output_and_padding_costs(ben
 def test_a_times_place_counts_from_the_last_encoding(benchmark):
     over = benchmark("_exegpt_variance").over_its_place
     encodes = np.array([False, True, False, False, True, False, False, False])
-    took_s = np.array([9.0, 5.0, 2.0, 1.0, 5.0, 4.0, 3.0, 7.0])
-    assert over(took_s, encodes).tolist() == pytest.approx([2 / 3, 1 / 2, 4 / 3, 3 / 2, 1.0])
+    duration_s = np.array([9.0, 5.0, 2.0, 1.0, 5.0, 4.0, 3.0, 7.0])
+    assert over(duration_s, encodes).tolist() == pytest.approx([2 / 3, 1 / 2, 4 / 3, 3 / 2, 1.0])
 
 
 def test_schedules_are_told_apart_by_who_is_there_at_the_end_of_a_phase(benchmark):
@@ -81,12 +81,7 @@ def test_errors_are_told_by_strategy_and_kind(benchmark):
 def test_shares_of_points_are_told_by_strategy(benchmark):
     search = benchmark("_exegpt_search")
     choices = [
-        {
-            "model": "m",
-            "task": task,
-            "bound": "none",
-            "by_strategy": {"rra": {"points": 100, "evaluated": seen}},
-        }
+        {"model": "m", "task": task, "bound": "none", "by_strategy": {"rra": {"points": 100, "evaluated": seen}}}
         for task, seen in (("s", 2), ("t", 5))
     ]
     choices[0]["by_strategy"]["waa-c"] = {"points": 10, "evaluated": 4}
@@ -111,7 +106,5 @@ def test_an_interval_over_scenarios_is_students_over_their_means(benchmark):
     half = t.ppf(0.975, 2) * means.std(ddof=1) / np.sqrt(3)
     assert interval(scenarios) == pytest.approx((means.mean() - half, means.mean() + half))
     assert interval(scenarios[:1]) is None
-    low, high = interval(
-        [[1.0, 1.0, 1.0, 1.0], [3.0]]
-    )  # the mean is of ratios, of which one scenario has most
+    low, high = interval([[1.0, 1.0, 1.0, 1.0], [3.0]])  # the mean is of ratios, of which one scenario has most
     assert (low + high) / 2 == pytest.approx(7 / 5)

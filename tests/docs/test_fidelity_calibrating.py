@@ -14,10 +14,7 @@ def generator():
 
 def test_every_case_that_was_timed_stands_with_what_it_had(generator):
     case = {"requests": 302, "runs": 4, "beside_them": "counters", "masks": "found", "simulations": 4100}
-    details = {
-        "cases": {"a": case | {"cpu_s": 70.0, "wall_s": 71.23}},
-        "machine": {"load_1m": 2.51, "cores": 2},
-    }
+    details = {"cases": {"a": case | {"cpu_s": 70.0, "wall_s": 71.23}}, "machine": {"load_1m": 2.51, "cores": 2}}
     text = generator.page([row("calibrate_300_s", 70.0, unit="s", target=60.0, details=details)])
     assert table(text, "How long a calibration takes") == [
         ["a", "302 of 4 runs", "counters", "found", "4,100", "70", "71.2"]
@@ -35,10 +32,9 @@ def test_a_time_of_another_count_is_called_so(generator):
 
 
 def counters(**ranks: bool) -> dict:
-    kind = {"error": 0.012, "low": 0.004, "high": 0.02, "width": 0.12, "held": 12}
+    kind = {"error": 0.012, "low": 0.004, "high": 0.02, "width": 0.12, "satisfied": 12}
     differences = {
-        pair.replace("_", " "): {"mean": -0.01, "low": -0.02, "high": 0.001, "ranks": of}
-        for pair, of in ranks.items()
+        pair.replace("_", " "): {"mean": -0.01, "low": -0.02, "high": 0.001, "ranks": of} for pair, of in ranks.items()
     }
     details = {
         "of_runs": 12,

@@ -31,9 +31,9 @@ def fidelity(tmp_path, monkeypatch):
         sys.path.remove(str(ROOT / "benchmarks"))
 
 
-def campaign(error: float, load: float, kept: str, *, late: tuple[str, ...] = ()) -> list[dict]:
+def campaign(error: float, load: float, retained: str, *, late: tuple[str, ...] = ()) -> list[dict]:
     """The rows of a circle: one load that was held out, of two repeats, and one that was learnt from."""
-    usual = {"unit": "relative", "target": 0.1, "better": "lower", "ci": None, "kept": kept}
+    usual = {"unit": "relative", "target": 0.1, "better": "lower", "ci": None, "retained": retained}
     names = ("a-static-0", "a-static-1", "a-high-0", "a-high-1")
     told = {
         "signed_by_load": {"a-high": {"calibrated": error, "repeats_spread": load / 10}},
@@ -42,16 +42,13 @@ def campaign(error: float, load: float, kept: str, *, late: tuple[str, ...] = ()
     }
     kinds = {
         "learnt_of": ["a-static-0", "a-static-1"],
-        "doubts": {name: ["the worst 126.7 ms; median TTFT 3982.2 ms"] for name in late},
+        "warnings": {name: ["the worst 126.7 ms; median TTFT 3982.2 ms"] for name in late},
         "machine": {"cores": 2, "float32_gflops_one_thread": 85.2},
         "runs": {name: {"load_1m": load + at} for at, name in enumerate(names)},
     }
     name = "fidelity.live.jct_p50_error"
     calibration = {"name": "fidelity.live.calibration", "value": 3.0, "unit": "s", "details": kinds}
-    return [
-        {"name": name, "value": error, "details": told} | usual,
-        usual | calibration | {"target": None},
-    ]
+    return [{"name": name, "value": error, "details": told} | usual, usual | calibration | {"target": None}]
 
 
 def times(measured: str, changed: str, *, frozen: bool) -> dict:
@@ -109,13 +106,13 @@ def test_a_share_says_of_how_many_values_and_pairs_it_is(generator):
     usual = {"unit": "share", "target": 0.9, "better": "higher"}
     rows = [
         usual | {"name": "fidelity.brackets.ttft_coverage", "value": 0.8, "ci": [0.6, 0.9],
-                 "details": {"told": {"n": 30, "pairs": 2}, "by_pair": by_pair}},
+                 "details": {"report": {"n": 30, "pairs": 2}, "by_pair": by_pair}},
         usual | {"name": "calibrate_coverage", "value": 1.0, "ci": None, "details": {"n": 36, "of_runs": 7}},
     ]  # fmt: skip
     told = part(generator.page(rows), "Do intervals hold")
     assert "`fidelity.brackets.ttft_coverage`: 80 % of 30 in 2 pairs [60 to 90]" in told
     assert "`calibrate_coverage`: 100 % of 36 in 7 runs (an older count:" in told
-    rows[1]["details"] |= {"untold": {"n": 4, "held": 3}, "by_parameter": {"work": {"n": 36, "held": 36}}}
+    rows[1]["details"] |= {"missing": {"n": 4, "satisfied": 3}, "by_parameter": {"work": {"n": 36, "satisfied": 36}}}
     told = part(generator.page(rows), "Do intervals hold")
     assert "of 36 in 7 runs (work 36 of 36; of what was not told, 3 of 4)" in told
     assert "| m on x | 90 % of 20 |" in told
@@ -141,9 +138,7 @@ def test_a_campaign_that_is_measured_anew_is_kept_as_an_earlier_one(fidelity, tm
     better = json.loads(json.dumps(rows))
     better[0]["value"] = 0.1  # of the same runs, by newer code
     for path, told in ((first, rows), (again, better), (second, campaign(0.041, 1.4, ""))):
-        path.write_text(
-            "".join(json.dumps({k: v for k, v in row.items() if k != "kept"}) + "\n" for row in told)
-        )
+        path.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "retained"}) + "\n" for row in told))
     taken = fidelity.take(first)
     assert [math.isnan(row.target) for row in taken] == [False, True]
     fidelity.save(taken)
@@ -162,4 +157,4 @@ def test_the_campaigns_that_are_kept_are_none_of_the_page_s_own_figures(generato
     before = list(generator.results(generator.EARLIER))
     assert before
     for row in before:
-        assert row["kept"] < now[row["name"]]["kept"], row["name"]
+        assert row["retained"] < now[row["name"]]["retained"], row["name"]

@@ -7,16 +7,16 @@ from generated_pages import imported, row, table
 
 DETAILS = {
     "n": 20,
-    "held": 14,
+    "satisfied": 14,
     "below": 1,
     "above": 5,
     "of_loads": 4,
-    "by_load": {"wide-high": {"n": 5, "held": 2}, "narrow-half": {"n": 15, "held": 12}},
-    "single_runs": {"n": 60, "held": 60, "below": 0, "above": 0},
+    "by_load": {"wide-high": {"n": 5, "satisfied": 2}, "narrow-half": {"n": 15, "satisfied": 12}},
+    "single_runs": {"n": 60, "satisfied": 60, "below": 0, "above": 0},
     "ends_apart": {"wide-high": 2.25, "narrow-half": 14.0},
-    "model_alone": {"n": 20, "held": 11},
-    "errors_as_stored": {"n": 20, "held": 19},
-    "as_simulate_shows": {"n": 20, "held": 17, "level": 0.9},
+    "model_alone": {"n": 20, "satisfied": 11},
+    "errors_as_stored": {"n": 20, "satisfied": 19},
+    "as_simulate_shows": {"n": 20, "satisfied": 17, "level": 0.9},
     "each": {"wide-high": {"jct_p50": [1.5, 1.25, 1.0, 1.4]}},
 }
 
@@ -36,9 +36,7 @@ def covered(prefix: str) -> dict:
 def test_held_out_medians_are_counted_with_an_interval_and_by_load(generator, prefix):
     text = generator.page([covered(prefix)])
     assert "**14 of 20 held-out medians lie within the 95 % interval" in text
-    assert (
-        "; 1 were faster than all of it, 5 slower. By load: wide-high 2 of 5, narrow-half 12 of 15." in text
-    )
+    assert "; 1 were faster than all of it, 5 slower. By load: wide-high 2 of 5, narrow-half 12 of 15." in text
     assert "Of single runs 60 of 60 lie within. The form of these intervals was settled after" in text
     assert "**These intervals are wide**: by load their upper ends are 2.2, 14 times" in text
     assert "90 %), 17 of 20" in text
@@ -53,10 +51,10 @@ def test_each_number_stands_in_the_details_with_its_interval(generator):
 
 
 def test_intervals_counted_later_are_no_campaign_of_their_own(generator):
-    error = row("fidelity.live.jct_p50_error", 0.1, kept="2026-11-22T11:10")
-    earlier = [row("fidelity.live.jct_p50_error", 0.2, kept="2026-11-21T11:10")]
+    error = row("fidelity.live.jct_p50_error", 0.1, retained="2026-11-22T11:10")
+    earlier = [row("fidelity.live.jct_p50_error", 0.2, retained="2026-11-21T11:10")]
     alone = generator.page([error], earlier)
-    both = generator.page([error, covered("fidelity.live.") | {"kept": "2026-11-23T09:00"}], earlier)
+    both = generator.page([error, covered("fidelity.live.") | {"retained": "2026-11-23T09:00"}], earlier)
     lines = [sum(line.startswith("| 2026") for line in text.splitlines()) for text in (alone, both)]
     assert lines == [2, 2]
     assert not any(line.startswith("| - |") for line in both.splitlines())
@@ -91,7 +89,7 @@ def test_intervals_are_called_blind_only_where_their_code_is_known_to_be_older_t
 
 
 @pytest.mark.parametrize(
-    ("ci", "told"),
+    ("ci", "report"),
     [
         ([0.83, 1.0], "consistent"),
         ([0.96, 1.0], "missed, too wide"),
@@ -99,6 +97,6 @@ def test_intervals_are_called_blind_only_where_their_code_is_known_to_be_older_t
         (None, "no interval"),
     ],
 )
-def test_a_share_that_is_held_is_consistent_with_its_aim_or_misses_it_on_a_side(generator, ci, told):
+def test_a_share_that_is_held_is_consistent_with_its_aim_or_misses_it_on_a_side(generator, ci, report):
     text = generator.page([covered("fidelity.live.") | {"ci": ci}])
-    assert table(text, "Figures and aims")[0][3] == told
+    assert table(text, "Figures and aims")[0][3] == report

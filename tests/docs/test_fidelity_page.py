@@ -83,10 +83,7 @@ def test_figures_say_whether_their_aim_is_met(generator):
 
 def circle(prefix: str, single: float, **more: object) -> dict:
     """A figure of a circle: two loads of two repeats that were held out, and a run that was learnt from."""
-    loads = {
-        load: {"calibrated": off, "repeats_spread": 0.04}
-        for load, off in (("a-high", -0.02), ("b-half", 0.09))
-    }
+    loads = {load: {"calibrated": off, "repeats_spread": 0.04} for load, off in (("a-high", -0.02), ("b-half", 0.09))}
     runs = {"a-high-0": -0.01, "a-high-1": -0.03, "b-half-0": 0.2, "b-half-1": 0.05, "a-static-0": 0.9}
     details = {
         "range": [0.02, 0.09],
@@ -107,21 +104,18 @@ def test_ranges_are_named_by_what_they_are_over_and_single_runs_make_an_aim_bord
         single_told = f"{100 * single:.3g} %"
         assert cells == ["TTFT P50", "5.5 %", "2 to 9 %", single_told, "1 to 20 %", "4 %", "30 %", "1 %"]
     assert told[0.08][1:] == ["5.5 % (loads 2 to 9; single runs 1 to 20)", "10 %", "no interval"]
-    for ci, single, verdict in (
+    for ci, single, decision in (
         ((0.02, 0.099), 0.08, "met"),
         ((0.02, 0.099), 0.12, "borderline"),
         ((0.02, 0.11), 0.08, "borderline"),
     ):
         text = generator.page([circle("fidelity.live.", single, ci=ci)])
-        assert table(text, "Figures and aims")[0][3] == verdict
+        assert table(text, "Figures and aims")[0][3] == decision
 
 
 def test_a_figure_that_meets_its_aim_without_an_interval_is_never_called_met(generator):
     rows = [row("calibrate_300_s", 3.0, unit="s", target=60.0), row("profile.x_error", 0.3, target=0.1)]
-    assert [cells[3] for cells in table(generator.page(rows), "Figures and aims")] == [
-        "no interval",
-        "missed",
-    ]
+    assert [cells[3] for cells in table(generator.page(rows), "Figures and aims")] == ["no interval", "missed"]
     text = generator.page([circle("fidelity.live.", 0.08)])
     assert "0 met by every load, 0 by the median alone, 0 borderline, 1 without an interval, 0 missed" in text
 
@@ -133,9 +127,7 @@ def test_an_interval_that_passes_the_aim_makes_it_borderline(generator):
 
 def test_where_it_stands_is_told_by_the_same_runs_of_others(generator):
     def standing(value: float) -> str:
-        recorded = row(
-            "fidelity.recorded.ttft_mape", value, target=0.02, details={"llmservingsim_mape": 0.02}
-        )
+        recorded = row("fidelity.recorded.ttft_mape", value, target=0.02, details={"llmservingsim_mape": 0.02})
         text = generator.page([recorded, circle("fidelity.live_transformers.", 0.06)])
         return text.partition("## Where this stands\n")[2].partition("\n## ")[0]
 
@@ -148,7 +140,7 @@ def test_where_it_stands_is_told_by_the_same_runs_of_others(generator):
 
 def test_doubts_and_a_machine_that_is_full_are_told(generator):
     runs = {run: {"span_s": 10.0, "engine_cpu_s": 19.0} for run in ("a-0", "a-1", "a-2")}
-    details = {"doubts": {"a-0": ["late"], "a-2": ["late"]}, "runs": runs, "machine": {"cores": 2}}
+    details = {"warnings": {"a-0": ["late"], "a-2": ["late"]}, "runs": runs, "machine": {"cores": 2}}
     text = generator.page([row("fidelity.live.calibration", 3.0, unit="s", details=details)])
     assert "**2 of 3 runs carry doubts**" in text
     assert "took 1.9 s of processor time a second" in text
@@ -161,9 +153,7 @@ def test_doubts_and_a_machine_that_is_full_are_told(generator):
 def test_a_profile_says_its_budget_and_the_tail_of_its_errors(generator):
     operators = {name: {"p95 error": p95} for name, p95 in (("a", 0.1), ("b", 0.12), ("c", 0.3))}
     row_ = row("profile.cv_median_error", 0.04, details={"budget_s": 60.0, "operators": operators})
-    told = (
-        "- `profile.cv_median_error`: 4 % within a budget of 60 s; P95 by operator: median 12 %, up to 30 %"
-    )
+    told = "- `profile.cv_median_error`: 4 % within a budget of 60 s; P95 by operator: median 12 %, up to 30 %"
     assert told in generator.page([row_])
 
 

@@ -22,9 +22,7 @@ def fidelity():
 
 
 def test_of_errors_and_seconds_less_is_better_without_being_told(fidelity):
-    told = {
-        name: fidelity.row(name, {"value": 0.1}) for name in ("a.ttft_mape", "b.tpot_median_ape", "c.run_s")
-    }
+    told = {name: fidelity.row(name, {"value": 0.1}) for name in ("a.ttft_mape", "b.tpot_median_ape", "c.run_s")}
     assert [(row.unit, row.better) for row in told.values()] == [("relative", "lower")] * 2 + [("s", "lower")]
     rate = fidelity.row("d.tokens_per_s", {"value": 9.0})
     assert (rate.unit, rate.better) == ("1/s", "higher")
@@ -36,13 +34,7 @@ def test_of_errors_and_seconds_less_is_better_without_being_told(fidelity):
 def test_relabelling_keeps_what_was_measured(fidelity, tmp_path, monkeypatch):
     monkeypatch.setattr("_sections.RESULTS", tmp_path)
     mine = replace(fidelity, name="some")
-    old = {
-        "name": "fidelity.calibrated.ttft_mape",
-        "value": 0.0158,
-        "unit": "",
-        "target": None,
-        "better": "higher",
-    }
+    old = {"name": "fidelity.calibrated.ttft_mape", "value": 0.0158, "unit": "", "target": None, "better": "higher"}
     live = {"name": "fidelity.x_error", "value": 0.2, "unit": "relative", "target": 0.1, "better": "lower"}
     mine.results.write_text("".join(json.dumps(row | {"details": {"n": 3}}) + "\n" for row in (old, live)))
     mine.relabel()
@@ -54,21 +46,12 @@ def test_relabelling_keeps_what_was_measured(fidelity, tmp_path, monkeypatch):
 def test_relabelling_gives_rows_the_interval_that_their_own_runs_tell(fidelity, tmp_path, monkeypatch):
     monkeypatch.setattr("_sections.RESULTS", tmp_path)
     mine = replace(fidelity, name="some")
-    row = {
-        "name": "fidelity.calibrated.ttft_mape",
-        "value": 0.1,
-        "unit": "relative",
-        "target": None,
-        "better": "lower",
-    }
+    row = {"name": "fidelity.calibrated.ttft_mape", "value": 0.1, "unit": "relative", "target": None, "better": "lower"}
     runs = {"runs": {"one": {"p50": [0.3, 0.1, 0.05, 0.2]}}}
     given = [row | {"ci": None, "details": runs}, row | {"ci": [0.09, 0.11], "details": runs}]
     mine.results.write_text("".join(json.dumps(one) + "\n" for one in given))
     mine.relabel()
-    assert [json.loads(line)["ci"] for line in mine.results.read_text().splitlines()] == [
-        [0.05, 0.2],
-        [0.09, 0.11],
-    ]
+    assert [json.loads(line)["ci"] for line in mine.results.read_text().splitlines()] == [[0.05, 0.2], [0.09, 0.11]]
 
 
 def test_no_committed_row_takes_an_error_or_seconds_for_better_when_larger(fidelity):
@@ -90,7 +73,7 @@ def test_every_row_keeps_by_what_code_and_when_it_was_made(fidelity, tmp_path, m
     mine.main()
     capsys.readouterr()
     first, second = map(json.loads, mine.results.read_text().splitlines())
-    assert first["kept"]
+    assert first["retained"]
     assert len(first["details"]["code_sha256"]) == 64
     assert first["details"]["code_changed_at"]
     assert second["details"]["code_sha256"] == "its own"

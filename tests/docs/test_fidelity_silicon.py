@@ -40,9 +40,7 @@ def part(text: str, title: str) -> str:
 def test_all_points_stand_beside_the_headline_wherever_it_does(generator):
     text = generator.page([silicon("ttft", 0.175), silicon("tpot", 0.09, decode_workers=of(8, 0.11, 0.2))])
     cells = {cells[2]: cells[3:] for cells in table(text, "At a glance")}
-    assert cells[
-        "all 30 aggregated points of that sample (AIConfigurator's), sweeps of unknown clients too"
-    ] == [
+    assert cells["all 30 aggregated points of that sample (AIConfigurator's), sweeps of unknown clients too"] == [
         "median 25 % (P90 150 %)",
         "median 25 % (P90 150 %)",
         "-",
@@ -61,11 +59,11 @@ def test_all_points_stand_beside_the_headline_wherever_it_does(generator):
     assert "of 8 decode workers of at most a node: median 11 % (P90 20 %)" in section
 
 
-@pytest.mark.parametrize(("target", "told"), [(0.3, "within the aim"), (0.21, "missed")])
-def test_a_verdict_says_what_all_points_would_be_called(generator, target, told):
+@pytest.mark.parametrize(("target", "report"), [(0.3, "within the aim"), (0.21, "missed")])
+def test_a_verdict_says_what_all_points_would_be_called(generator, target, report):
     text = generator.page([silicon("ttft", 0.1) | {"target": target}])
-    verdict = table(text, "Figures and aims")[0][3]
-    assert verdict == f"met; over all 30 aggregated points 25 %: {told}"
+    decision = table(text, "Figures and aims")[0][3]
+    assert decision == f"met; over all 30 aggregated points 25 %: {report}"
 
 
 def test_where_the_headline_is_of_all_points_nothing_is_said_twice(generator):

@@ -25,12 +25,7 @@ def test_the_page_is_what_the_committed_results_say():
 def test_what_is_not_measured_is_called_so(generator):
     text = generator.page([row("gateway.rps", 2000.0), row("gateway.rss_growth_mib", None)])
     figures = by_first(text, "Figures and aims")
-    assert figures["`gateway.rps`"][1:] == [
-        "2,000 requests/s",
-        "at least 1,500 requests/s",
-        "met, no interval",
-        "",
-    ]
+    assert figures["`gateway.rps`"][1:] == ["2,000 requests/s", "at least 1,500 requests/s", "met, no interval", ""]
     assert figures["`gateway.rss_growth_mib`"][1] == "not measured yet"
     assert figures["`gateway.live.gap_closed`"][1] == "not measured yet"
     assert "Not measured yet." in text.partition("## What order gains")[2].partition("\n## ")[0]
@@ -84,18 +79,12 @@ def test_it_is_told_how_many_results_the_simulator_foretold_and_where_noise_hide
 def test_a_cell_whose_oracle_is_no_faster_than_fcfs_is_called_noise(generator):
     def of(load, fcfs_s, oracle_s):
         means = {"fcfs": fcfs_s, "isrtf": 0.3, "oracle": oracle_s}
-        return {
-            "load": load,
-            "batch": 4,
-            "policies": {k: {"mean_s": v, "p99_s": 2.0} for k, v in means.items()},
-        }
+        return {"load": load, "batch": 4, "policies": {k: {"mean_s": v, "p99_s": 2.0} for k, v in means.items()}}
 
     metric = {"value": 0.6, "ci": [0.5, 0.7], "simulated": None}
     told = dict.fromkeys(("gap_closed", "p99_over_oracle", "mean_over_fcfs"), metric)
     cells = [of(1.0, 0.4, 0.45), of(3.0, 0.9, 0.6)]
-    text = generator.page(
-        [row("gateway.live.gap_closed", 0.6, details={"policies": {"isrtf": told}, "cells": cells})]
-    )
+    text = generator.page([row("gateway.live.gap_closed", 0.6, details={"policies": {"isrtf": told}, "cells": cells})])
     assert "| 1x | 4 | 0.4, 2 | 0.3, 2 | 0.45, 2 | noise |" in text
     assert "| 3x | 4 | 0.9, 2 | 0.3, 2 | 0.6, 2 | |" in text
 
@@ -118,8 +107,8 @@ def test_peers_stand_beside_with_the_machines_pace_and_a_dash_is_no_figure(gener
 
 
 def test_a_peer_of_another_run_is_called_so(generator):
-    def at(name, kept):
-        return row(name, 41.0) | {"kept": kept}
+    def at(name, retained):
+        return row(name, 41.0) | {"retained": retained}
 
     rows = [
         at("gateway.rps", "2026-11-22T10:00+00:00"),
@@ -128,16 +117,11 @@ def test_a_peer_of_another_run_is_called_so(generator):
         row("peer.vllm_router.rps", 50.0),
     ]
     beside = by_first(generator.page(rows), "What it costs")
-    assert {
-        "**lengthwise**",
-        "smg (Rust)",
-        "LiteLLM (another run)",
-        "vllm-router (Rust) (another run)",
-    } <= set(beside)
+    assert {"**lengthwise**", "smg (Rust)", "LiteLLM (another run)", "vllm-router (Rust) (another run)"} <= set(beside)
 
 
 def test_every_row_has_its_date(generator):
-    at = {"kept": "2026-11-22T10:00+00:00"}
+    at = {"retained": "2026-11-22T10:00+00:00"}
     peaks = [row(f"gateway.peak_rps_{count}", 4.0 * count) | at for count in (10, 50)]
     text = generator.page([row("gateway.rps", 41.0) | at, row("peer.smg.rps", 41.0) | at, *peaks])
     assert by_first(text, "Figures and aims")["`gateway.rps`"][-1] == "2026-11-22 10:00 UTC"
@@ -153,27 +137,18 @@ def test_how_finely_the_ratio_of_peak_rates_is_known_is_told(generator):
         return [{"share": share, "delay_s": delay_s} for share, delay_s in delays]
 
     peaks = [row(f"gateway.peak_rps_{count}", 4.0 * count) for count in (10, 50)]
-    details = {
-        "10": probes((0.5, 0.1), (0.8, 0.4), (0.84, 0.6)),
-        "50": probes((0.5, 0.1), (0.8, 0.2), (0.9, 0.51)),
-    }
+    details = {"10": probes((0.5, 0.1), (0.8, 0.4), (0.84, 0.6)), "50": probes((0.5, 0.1), (0.8, 0.2), (0.9, 0.51))}
     text = generator.page([*peaks, row("gateway.scale_50_over_10", 5.0, details=details)])
     assert "is known to ±12.5 %: it lies between 4.76 and 5.62." in text
     details["50"] = probes((0.5, 0.1), (0.8, 0.2))
-    assert "is known to" not in generator.page(
-        [*peaks, row("gateway.scale_50_over_10", 5.0, details=details)]
-    )
+    assert "is known to" not in generator.page([*peaks, row("gateway.scale_50_over_10", 5.0, details=details)])
 
 
 def gains(kind: str, cuts: int, *, off_by: float = 0.0, error: float = 0.2, load_1m: float = 5.0):
     metric = {"value": 0.8, "ci": [0.7, 0.9], "simulated": 0.8, "off_by": off_by}
     told = dict.fromkeys(("gap_closed", "p99_over_oracle", "mean_over_fcfs"), metric)
     cells = [
-        {
-            "load": 1.0,
-            "batch": 2,
-            "policies": {"isrtf": {"mean_s": 9.0, "p99_s": 2.0, "cuts": cuts, "requests": 400}},
-        }
+        {"load": 1.0, "batch": 2, "policies": {"isrtf": {"mean_s": 9.0, "p99_s": 2.0, "cuts": cuts, "requests": 400}}}
     ]
     details = {"policies": {"isrtf": told}, "cells": cells, "engines": "2 engines"}
     details |= {"services": {"1": {"error": error}, "2": {"error": error / 10}}}
@@ -205,12 +180,10 @@ def test_why_the_simulator_misses_its_aim_is_told_of_what_the_runs_kept(generato
 
 def test_the_gain_is_told_by_policy_with_what_the_simulator_said(generator):
     metric = {"value": 0.6, "ci": [0.5, 0.7], "simulated": 0.8, "simulated_ci": [0.75, 0.85]}
-    metric |= {"told": "not within", "off_by": -0.2, "off_by_half_width": 0.05}
+    metric |= {"report": "not within", "off_by": -0.2, "off_by_half_width": 0.05}
     told = dict.fromkeys(("gap_closed", "p99_over_oracle", "mean_over_fcfs"), metric)
     cells = [{"load": 3.0, "batch": 2, "policies": {"fcfs": {"mean_s": 9.0, "p99_s": 21.5}}}]
-    text = generator.page(
-        [row("gateway.live.gap_closed", 0.6, details={"policies": {"isrtf": told}, "cells": cells})]
-    )
+    text = generator.page([row("gateway.live.gap_closed", 0.6, details={"policies": {"isrtf": told}, "cells": cells})])
     assert by_first(text, "What order gains")["isrtf"][:3] == [
         "0.6 [0.5, 0.7]",
         "-",

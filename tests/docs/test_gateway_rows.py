@@ -57,37 +57,37 @@ def cell(*, noise: float, slower: float = 1.0) -> Cell:
 
 
 def judged(benchmark, some: Cell) -> dict[str, dict]:
-    told = benchmark("_gateway_gain_story").told([some], "isrtf", "fcfs", "oracle")
+    told = benchmark("_gateway_gain_story").report([some], "isrtf", "fcfs", "oracle")
     return told["policies"]["isrtf"]
 
 
 def test_a_result_is_foretold_where_the_difference_is_narrow_and_holds_nought(benchmark):
     found = judged(benchmark, cell(noise=0.01))
-    assert {of["told"] for of in found.values()} == {"within"}
+    assert {of["report"] for of in found.values()} == {"within"}
     assert found["gap_closed"]["value"] == pytest.approx(0.6, abs=0.05)
     assert 0 < found["gap_closed"]["off_by_half_width"] < 0.2
 
 
 def test_a_result_that_is_off_is_not_foretold(benchmark):
     found = judged(benchmark, cell(noise=0.01, slower=1.25))
-    assert {of["told"] for of in found.values()} == {"not within"}
+    assert {of["report"] for of in found.values()} == {"not within"}
     assert found["mean_over_fcfs"]["off_by"] == pytest.approx(0.7 * 0.25, abs=0.02)
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.25])
 def test_noise_is_no_proof_that_a_result_was_foretold(benchmark, slower):
     found = judged(benchmark, cell(noise=0.4, slower=slower))
-    assert {of["told"] for of in found.values()} == {"too noisy to tell"}
+    assert {of["report"] for of in found.values()} == {"too noisy to tell"}
 
 
 def test_what_is_told_of_a_difference(benchmark):
-    verdict = benchmark("_gateway_gain_story").verdict
-    assert verdict(0.1, 0.1, 0.1) == "within"
-    assert verdict(-0.1, 0.11, 0.1) == "too noisy to tell"
-    assert verdict(0.3, 0.25, 0.1) == "not within", "however wide it is, nought is not in it"
-    assert verdict(0.0, math.inf, 0.1) == "too noisy to tell", "one shuffle"
-    assert verdict(0.01, 0.005, 0.1, 0.02) == "within", "a difference that is none to anyone"
-    assert verdict(0.018, 0.005, 0.1, 0.02) == "not within", "an end of it is"
+    decision = benchmark("_gateway_gain_story").decision
+    assert decision(0.1, 0.1, 0.1) == "within"
+    assert decision(-0.1, 0.11, 0.1) == "too noisy to tell"
+    assert decision(0.3, 0.25, 0.1) == "not within", "however wide it is, nought is not in it"
+    assert decision(0.0, math.inf, 0.1) == "too noisy to tell", "one shuffle"
+    assert decision(0.01, 0.005, 0.1, 0.02) == "within", "a difference that is none to anyone"
+    assert decision(0.018, 0.005, 0.1, 0.02) == "not within", "an end of it is"
 
 
 def test_a_prediction_is_held_against_the_interval_of_what_was_measured(benchmark):
@@ -102,7 +102,7 @@ def test_a_prediction_is_held_against_the_interval_of_what_was_measured(benchmar
 def test_only_what_is_within_counts_and_all_are_counted(benchmark):
     one = {"gap_closed": "within", "p99_over_oracle": "not within", "mean_over_fcfs": "too noisy to tell"}
     policies = {
-        name: {metric: {"told": told} for metric, told in of.items()}
+        name: {metric: {"report": told} for metric, told in of.items()}
         for name, of in {"isrtf": one, "windowed": one | {"p99_over_oracle": "within"}}.items()
     }
     row = benchmark("_gateway_gain_story").foretold(policies)
@@ -113,7 +113,7 @@ def test_only_what_is_within_counts_and_all_are_counted(benchmark):
 def test_the_machines_pace_is_of_both_sides_and_leaves_the_thread_where_it_was(benchmark):
     of = benchmark("_gateway_pace")
     mine = os.sched_getaffinity(0)
-    measured = of.pace({min(mine)}, repeats=2)
+    measured = of.token_interval({min(mine)}, repeats=2)
     assert os.sched_getaffinity(0) == mine
     assert len(measured.loop_us) == len(measured.io_us) == 2
     assert min(measured.loop_us + measured.io_us) > 0

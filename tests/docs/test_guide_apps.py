@@ -56,10 +56,7 @@ def test_costs_that_are_named_are_those_that_are_assumed_and_known():
     assert "`profile:FILE#linear`" in text
     assert "linear" in LEARNERS
     assert f"{rates.engine_start_s:g} s for the engine" in text
-    assert (
-        f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each"
-        in text
-    )
+    assert f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each" in text
 
 
 def test_files_that_a_run_is_said_to_write_have_the_names_that_it_gives_them():

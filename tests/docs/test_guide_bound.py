@@ -52,17 +52,17 @@ def quoted():
     return [" ".join(block.text.split()) for block in blocks(GUIDE) if block.language == "text"]
 
 
-def test_the_choice_is_the_one_that_is_quoted(quoted, asked):
+def test_the_choice_is_the_one_that_is_quoted(quoted, requested):
     """Without its frontier and drifts, which take longer than all the rest."""
-    setting = asked.planner.estimator.setting
-    choice = asked.planner.best(asked.section.latency_bound, apart=True)
+    setting = requested.planner.estimator.setting
+    choice = requested.planner.best(requested.section.latency_bound, disaggregated=True)
     plan = SchedulePlan(
         name="",
-        facts={},
+        metadata={},
         bound_s=choice.bound_s,
         level=setting.assumptions.level,
         quantile_tokens=setting.bound_tokens,
-        worst_case=asked.section.worst_case,
+        worst_case=requested.section.worst_case,
         chosen=choice.row,
         sides=choice.sides,
         gap=choice.gap,
@@ -81,19 +81,18 @@ def test_the_bound_that_cannot_be_met_is_refused_as_quoted(quoted):
 
 
 @pytest.mark.skipif(
-    os.environ.get("NUMBA_DISABLE_JIT") == "1",
-    reason="choices under five bounds take minutes without the compiler",
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="choices under five bounds take minutes without the compiler"
 )
-def test_what_other_bounds_cost_is_as_in_the_table(asked):
+def test_what_other_bounds_cost_is_as_in_the_table(requested):
     rows = rows_under("What would another bound cost?")
     assert len(rows) == 5
     for bound, (words, rps) in rows.items():
         if words.startswith("none"):
             with pytest.raises(ScheduleError, match=re.escape(words.partition(": ")[2].partition(" s,")[0])):
-                asked.planner.best(seconds_of(bound))
+                requested.planner.best(seconds_of(bound))
             assert rps == "0"
             continue
-        row = asked.planner.best(seconds_of(bound)).row
+        row = requested.planner.best(seconds_of(bound)).row
         assert_quoted(rps, row.throughput_rps)
         assert row.strategy.upper().startswith(words[:3])
         controls = f"B_E = {row.encode_batch}, N_D = {row.decode_steps}"
@@ -106,9 +105,7 @@ def test_what_other_bounds_cost_is_as_in_the_table(asked):
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="as above")
 def test_sixteen_gpus_have_what_is_told_of_them():
     text = " ".join(GUIDE.read_text("utf-8").split())
-    rps, gain = re.search(
-        r"sixteen have ([\d.]+) requests .* two parts of eight have ([\d.]+) times", text
-    ).groups()
+    rps, gain = re.search(r"sixteen have ([\d.]+) requests .* two parts of eight have ([\d.]+) times", text).groups()
     asked = question_of(config.load(EXAMPLE, ["schedule.gpus=16"]))
     bound_s = asked.section.latency_bound
     whole = asked.planner.best(bound_s).row
@@ -119,8 +116,8 @@ def test_sixteen_gpus_have_what_is_told_of_them():
 
 
 @pytest.mark.slow
-def test_vllm_has_what_the_table_says(asked):
-    planner = asked.planner
+def test_vllm_has_what_the_table_says(requested):
+    planner = requested.planner
     played = curve(planner.estimator, "vllm-v1")
     rows = rows_under("Against doing nothing, and against vLLM")
     assert len(rows) == 5
@@ -140,14 +137,14 @@ def test_vllm_has_what_the_table_says(asked):
 
 
 @pytest.mark.slow
-def test_what_a_drift_does_is_as_told(asked):
+def test_what_a_drift_does_is_as_told(requested):
     text = " ".join(GUIDE.read_text("utf-8").split())
-    took_s, margin = re.search(
+    duration_s, margin = re.search(
         r"15 % longer outputs have a p99 answer take ([\d.]+) s\..*?: here (\d+) %", text
     ).groups()
-    planner, bound_s = asked.planner, asked.section.latency_bound
-    (row,) = drift(planner, planner.best(bound_s, apart=True), (("mean", 0.15),))
-    assert_quoted(took_s, row.kept_held_s)
+    planner, bound_s = requested.planner, requested.section.latency_bound
+    (row,) = drift(planner, planner.best(bound_s, disaggregated=True), (("mean", 0.15),))
+    assert_quoted(duration_s, row.kept_held_s)
     assert_quoted(margin, 100 * row.margin)
     tighter = re.search(r"`--latency-bound ([\d.]+)s` you are safe", text)
     assert float(tighter[1]) <= bound_s * (1 - row.margin) + 1e-9
@@ -159,8 +156,7 @@ def test_how_far_off_the_schedule_may_be_is_as_told():
     plan = schedule.plan_schedule(config.load(EXAMPLE))
     text = " ".join(GUIDE.read_text("utf-8").split())
     low, high, draws, held = re.search(
-        r"has ([\d.]+) to ([\d.]+) requests a second \(90 % of (\d+) draws\), and its bound holds in (\d+) %",
-        text,
+        r"has ([\d.]+) to ([\d.]+) requests a second \(90 % of (\d+) draws\), and its bound holds in (\d+) %", text
     ).groups()
     (spread,) = plan.spreads
     assert_quoted(low, spread.throughput_rps[0])

@@ -47,12 +47,7 @@ def run(program, *arguments, package=None, **env):
     """What a program prints, in a process of its own, on the copied package if there is one."""
     whole = os.environ | env | ({"PYTHONPATH": str(package.parent)} if package else {})
     told = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=whole,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        [sys.executable, "-c", program, *arguments], env=whole, capture_output=True, text=True, timeout=600, check=False
     )
     assert told.returncode == 0, told.stderr
     return told.stdout.split()
@@ -109,9 +104,7 @@ def test_the_cache_goes_where_it_is_told(tmp_path):
     assert written == [".nbc", ".nbi"]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
     assert run(ONE_POLICY, LENGTHWISE_CACHE_DIR=str(tmp_path)) == [value, stamp]
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == times, (
-        "read, not written anew"
-    )
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == times, "read, not written anew"
 
 
 def test_an_empty_name_is_no_folder(monkeypatch, tmp_path):

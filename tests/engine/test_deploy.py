@@ -39,7 +39,7 @@ def test_specs_and_tables_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "report"),
     [
         ({"model": "lama-3-8b"}, "no model named 'lama-3-8b'. Did you mean: .*llama-3-8b"),
         ({"gpu": "H10"}, "no GPU named 'H10'. Did you mean: .*H100"),
@@ -56,9 +56,9 @@ def test_specs_and_tables_are_taken_as_they_are():
     ],
     ids=str,
 )
-def test_unknown_names(wrong, told):
+def test_unknown_names(wrong, report):
     arguments = {"model": MODEL, "gpu": GPU} | wrong
-    with pytest.raises(UnknownNameError, match=told):
+    with pytest.raises(UnknownNameError, match=report):
         deploy(arguments.pop("model"), arguments.pop("gpu"), **arguments)
 
 
@@ -76,11 +76,11 @@ def test_a_model_that_does_not_fit_says_what_would():
 
 
 @pytest.mark.parametrize(
-    ("length", "told"),
+    ("length", "report"),
     [(1, "max_model_len must be a whole number of at least 2; it is 1"), (1 << 30, "must be at most")],
 )
-def test_lengths_that_cannot_be(length, told):
-    with pytest.raises(InputError, match=told):
+def test_lengths_that_cannot_be(length, report):
+    with pytest.raises(InputError, match=report):
         deploy(MODEL, GPU, limits=EngineLimits(max_model_len=length))
 
 
@@ -122,9 +122,7 @@ def test_a_host_by_name_is_that_of_the_engine(name):
 def test_requests_of_a_model_with_experts_wait_longer_before_a_named_engine():
     dense, experts = (deploy(model, GPU, tp=2, host="vllm").cost.front for model in (MODEL, "mixtral-8x7b"))
     assert experts.request_s > dense.request_s > 0
-    assert (
-        experts.queue_s == dense.queue_s > 0
-    )  # a longer queue would hold any deployment to few requests a second
+    assert experts.queue_s == dense.queue_s > 0  # a longer queue would hold any deployment to few requests a second
     given = cost.HostOverhead(request_s=0.01, queue_s=0.001)
     assert deploy("mixtral-8x7b", GPU, tp=2, host=given).cost.front == Front(0.01, 0.001)
 
@@ -132,8 +130,7 @@ def test_requests_of_a_model_with_experts_wait_longer_before_a_named_engine():
 def test_a_front_moves_the_first_token_and_no_other():
     requests = Workload(np.zeros(4), np.full(4, 100), np.full(4, 20))
     bare, late = (
-        simulate(requests, deploy(MODEL, GPU, host=cost.HostOverhead(request_s=s))).requests
-        for s in (0.0, 0.5)
+        simulate(requests, deploy(MODEL, GPU, host=cost.HostOverhead(request_s=s))).requests for s in (0.0, 0.5)
     )
     assert np.allclose(late.first_token_s - bare.first_token_s, 0.5)
     assert np.allclose(late.finished_s - late.first_token_s, bare.finished_s - bare.first_token_s)
@@ -150,17 +147,14 @@ def test_the_default_host_leaves_every_source_as_it_is():
 def test_a_slower_host_moves_every_token():
     requests = Workload(np.zeros(4), np.full(4, 100), np.full(4, 20))
     bare, slow = (
-        simulate(requests, deploy(MODEL, GPU, host=cost.HostOverhead(step_s, 0.0))).requests
-        for step_s in (0.0, 1e-3)
+        simulate(requests, deploy(MODEL, GPU, host=cost.HostOverhead(step_s, 0.0))).requests for step_s in (0.0, 1e-3)
     )
     assert np.allclose(slow.first_token_s - bare.first_token_s, 1e-3)
     assert np.allclose(slow.finished_s - bare.finished_s, 20e-3)
 
 
 def test_a_host_of_measured_tables_brings_its_own_doubt():
-    known = dataclasses.replace(
-        cost_tables([16, 16]), errors=(PartError("host", 0.01), PartError("layer", 0.02))
-    )
+    known = dataclasses.replace(cost_tables([16, 16]), errors=(PartError("host", 0.01), PartError("layer", 0.02)))
     errors = deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.errors
     assert errors == (PartError("host", 0.5), PartError("layer", 0.02), PartError("front", 0.7, 1.6))
 

@@ -11,17 +11,9 @@ import pytest
 
 from lengthwise.engine import deploy, disaggregate, handover_over, simulate
 from lengthwise.schema.cost_tables import CostTables, grid_axis
-from lengthwise.schema.deployment import (
-    DecodeSide,
-    Deployment,
-    EngineLimits,
-    Handover,
-    KvPlan,
-    Parallelism,
-    Scheduler,
-)
+from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError
-from lengthwise.schema.records import Refusal, Status
+from lengthwise.schema.records import Rejection, Status
 from lengthwise.schema.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
@@ -39,20 +31,18 @@ def tables(step_s, token_s, stages=1):
     none, axis = np.zeros(1025), len(grid_axis(1024))
     per_token = step_s + token_s * np.arange(1025)
     nothing = np.zeros((axis, axis))
-    return CostTables(
-        per_token, np.zeros(1025), none, none, none, none, nothing, nothing, np.ones(stages, np.int64)
-    )
+    return CostTables(per_token, np.zeros(1025), none, none, none, none, nothing, nothing, np.ones(stages, np.int64))
 
 
-def apart(handover=Handover(), *, seats=8, blocks=512, decode_blocks=512, replicas=1, decoders=1, **decode):
+def apart(kv_transfer=Handover(), *, free_slots=8, blocks=512, decode_blocks=512, replicas=1, decoders=1, **decode):
     """Prefill of 1/1024 s a token, one prompt at a time; decode steps of 1/8 s."""
     limits = EngineLimits(max_num_seqs=1, max_num_batched_tokens=1024, block_size=4, watermark=0.0)
     side = DecodeSide(
         Parallelism(replicas=decoders),
-        replace(limits, max_num_seqs=seats),
+        replace(limits, max_num_seqs=free_slots),
         tables(STEP_S, 0.0),
         KvPlan(decode_blocks, 4, 0.0, 0.0, 0.0, 0.0),
-        handover,
+        kv_transfer,
         **decode,
     )
     return Deployment(
@@ -67,8 +57,8 @@ def requests(arrival_s, prompt, output):
 
 @ENGINES
 def test_one_request_takes_prefill_handover_and_decode(engine):
-    handover = Handover(fixed_s=0.25, bytes_per_token=2.0, bytes_per_s=1024.0)
-    r = simulate(requests([1.0], [256], [9]), apart(handover), engine=engine).requests
+    kv_transfer = Handover(fixed_s=0.25, bytes_per_token=2.0, bytes_per_s=1024.0)
+    r = simulate(requests([1.0], [256], [9]), apart(kv_transfer), engine=engine).requests
     assert r.first_token_s[0] == 1.0 + 256 * TOKEN_S
     assert r.finished_s[0] == r.first_token_s[0] + (0.25 + 256 * 2 / 1024) + 8 * STEP_S
     assert r.replica[0] == 1
@@ -82,7 +72,7 @@ def test_without_a_cost_of_handing_over_both_sides_follow_by_hand(engine):
     np.testing.assert_array_equal(r.first_token_s, [0.25, 0.75, 1.0])
     np.testing.assert_array_equal(r.finished_s, [0.25 + 3 / 8, 0.75 + 2 / 8, 1.0])
     np.testing.assert_array_equal(r.replica, [1, 1, 0])
-    np.testing.assert_array_equal(r.waited_s, [0.0, 0.25, 0.75])
+    np.testing.assert_array_equal(r.queued_for_s, [0.0, 0.25, 0.75])
 
 
 @ENGINES
@@ -105,7 +95,7 @@ def test_a_link_takes_one_request_after_the_other(engine):
 @ENGINES
 def test_a_full_decode_side_fills_the_prefilling_one_which_then_admits_nobody(engine):
     """One seat to decode; the cache for prompts holds two of 256 tokens: the third waits until one was fetched."""
-    full = apart(seats=1, blocks=128)
+    full = apart(free_slots=1, blocks=128)
     full = replace(full, max_model_len=512)
     r = simulate(requests([0, 0, 0], [256] * 3, [41] * 3), full, engine=engine).requests
     np.testing.assert_array_equal(r.first_token_s[:2], [0.25, 0.5])
@@ -141,9 +131,9 @@ def test_routers_of_both_sides_pick_among_their_own(engine):
 def test_littles_law_holds_for_the_decode_side():
     """Sequences in a step are rate x time in steps; who comes waits for half a step in the mean (PASTA)."""
     rng = np.random.default_rng(3)
-    n, handover = 3000, Handover(0.125, one_at_a_time=False)
+    n, kv_transfer = 3000, Handover(0.125, one_at_a_time=False)
     workload = requests(np.cumsum(rng.exponential(0.4, n)), rng.integers(1, 300, n), rng.integers(2, 60, n))
-    records = simulate(workload, apart(handover, seats=64, decode_blocks=8192))
+    records = simulate(workload, apart(kv_transfer, free_slots=64, decode_blocks=8192))
     r, steps = records.requests, records.steps
     assert not r.preemptions.any()
     decoding = steps.replica == 1
@@ -173,7 +163,7 @@ def test_a_request_that_the_decode_side_could_never_hold_is_rejected(engine):
     tight = replace(tight, decode=replace(tight.decode, limits=replace(tight.decode.limits, watermark=0.5)))
     r = simulate(requests([0, 0], [600, 100], [4, 4]), tight, engine=engine).requests
     assert r.status.tolist() == [Status.REJECTED, Status.FINISHED]
-    assert r.refusal[0] == Refusal.PROMPT_ABOVE_KV_MEMORY
+    assert r.rejection[0] == Rejection.PROMPT_ABOVE_KV_MEMORY
 
 
 def test_what_cannot_work_is_refused():
@@ -202,9 +192,9 @@ def test_two_deployments_become_one():
     whole = disaggregate(here, there)
     assert whole.gpus == 5
     assert whole.price_per_hour_usd == pytest.approx(5 * here.gpu.price_per_hour_usd)
-    assert whole.decode.handover == handover_over(here.node.link, here, there)
+    assert whole.decode.kv_transfer == handover_over(here.node.link, here, there)
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
-    assert whole.decode.handover.bytes_per_token == kv_bytes
+    assert whole.decode.kv_transfer.bytes_per_token == kv_bytes
     assert handover_over(None, here, there).bytes_per_token == kv_bytes * 1.5
     with pytest.raises(InputError, match="one model"):
         disaggregate(here, deploy("opt-125m", "H100"))
@@ -217,8 +207,8 @@ def test_even_micro_batches_stay_alike(engine):
     """Eight decode in a pipeline of two stages; without shares whoever comes joins the larger batch in the end."""
     workload = requests(np.arange(200) * 0.06, [16] * 200, [100] * 200)
     sizes = {}
-    for batching in ("unified", "even"):
-        sides = apart(seats=200, blocks=4096, decode_blocks=8192, batching=batching)
+    for batching in ("unified", "uniform"):
+        sides = apart(free_slots=200, blocks=4096, decode_blocks=8192, batching=batching)
         pipeline = replace(
             sides.decode,
             parallel=Parallelism(pp=2),
@@ -228,5 +218,5 @@ def test_even_micro_batches_stay_alike(engine):
         steps = simulate(workload, replace(sides, decode=pipeline), engine=engine).steps
         seqs = steps.decode_seqs[(steps.replica == 1) & (steps.start_s > 6) & (steps.start_s < 12)]
         sizes[batching] = np.abs(np.diff(seqs)).mean() / seqs.mean()
-    assert sizes["even"] < 0.1
-    assert sizes["even"] < sizes["unified"]
+    assert sizes["uniform"] < 0.1
+    assert sizes["uniform"] < sizes["unified"]

@@ -28,9 +28,7 @@ def deployment(replicas=1, **axes):
     scheduler = replace(policy.scheduler("vllm_v1"), **axes)
     limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64)
     kv = KvPlan(200, 4, 0.0, 0.0, 0.0, 0.0)
-    return Deployment(
-        MODEL, GPU, NODE, Parallelism(1, 1, replicas), limits, scheduler, cost_tables([2]), kv, 300
-    )
+    return Deployment(MODEL, GPU, NODE, Parallelism(1, 1, replicas), limits, scheduler, cost_tables([2]), kv, 300)
 
 
 def few(n=3, **columns):
@@ -88,8 +86,8 @@ def test_nan_where_a_whole_number_must_stand_is_an_error(axis, engine):
 
 
 @policy.batching
-def starve(max_num_seqs, token_budget, resident):
-    return max_num_seqs, (token_budget if resident == 0 else 0), policy.CHUNKED
+def starve(max_num_seqs, token_budget, num_running):
+    return max_num_seqs, (token_budget if num_running == 0 else 0), policy.CHUNKED
 
 
 @ENGINES

@@ -14,9 +14,7 @@ LAW_1 = Path(__file__).parents[1] / "laws" / "test_kernel_agrees.py"
 
 def lane(**env):
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(LAW_1)]
-    return subprocess.run(
-        program, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False
-    )
+    return subprocess.run(program, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_without_the_compiler():

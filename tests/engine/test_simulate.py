@@ -48,9 +48,7 @@ def test_the_seed_is_of_the_routers_alone():
 def test_strict_names_the_first_request_that_never_fits(engine):
     records = simulate(TOO_LONG, DEPLOYMENT, engine=engine)
     assert np.flatnonzero(records.requests.status == Status.REJECTED).tolist() == [7, 17, 27, 37]
-    with pytest.raises(
-        InputError, match="4 of 40 requests can never fit, the first is request 7 with 300 prompt"
-    ):
+    with pytest.raises(InputError, match="4 of 40 requests can never fit, the first is request 7 with 300 prompt"):
         simulate(TOO_LONG, DEPLOYMENT, strict=True, engine=engine)
     assert simulate(WORKLOAD, DEPLOYMENT, strict=True, engine=engine).end_s > 0
 
@@ -108,9 +106,7 @@ def test_a_cache_that_holds_no_longest_sequence(engine):
         simulate(WORKLOAD, small, engine=engine)
 
 
-@pytest.mark.parametrize(
-    "limits", [{"max_num_seqs": 0}, {"max_step_seqs": -1}, {"max_num_batched_tokens": 0}]
-)
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 0}, {"max_step_seqs": -1}, {"max_num_batched_tokens": 0}])
 def test_limits_below_one(limits):
     with pytest.raises(InputError, match="must be a whole number of at least 1"):
         EngineLimits(**limits)

@@ -12,20 +12,10 @@ import numpy as np
 import pytest
 
 from lengthwise.gateway.demo import _python, comparison, run
-from lengthwise.gateway.demo.comparison import (
-    MOST_TOKENS,
-    Gain,
-    Side,
-    body,
-    burst,
-    change,
-    gain,
-    table,
-    verdict,
-)
+from lengthwise.gateway.demo.comparison import MAX_TOKENS, Gain, Side, body, burst, change, decision, gain, table
 from lengthwise.gateway.demo.engine_side.forced_length import ForcedLength, forced
-from lengthwise.gateway.demo.engines import _patience
-from lengthwise.gateway.forecast import told_tokens
+from lengthwise.gateway.demo.engines import _timeout
+from lengthwise.gateway.length_prediction import told_tokens
 from lengthwise.schema.errors import EngineError, InputError
 
 
@@ -33,7 +23,7 @@ def test_a_burst_is_the_same_for_the_same_seed_and_number():
     first, again = (burst(3, 1, 20, tokens_per_s=500.0, shrink=8.0) for _ in range(2))
     assert first == again
     assert first != burst(3, 2, 20, tokens_per_s=500.0, shrink=8.0)
-    assert all(1 <= one.tokens <= MOST_TOKENS for one in first)
+    assert all(1 <= one.tokens <= MAX_TOKENS for one in first)
     assert len({one.tokens for one in first}) > 5
 
 
@@ -42,7 +32,7 @@ def test_the_gateway_is_not_told_how_long_an_answer_will_be():
     what = body("tiny", question)
     told = told_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
     assert told == 0
-    assert what["max_tokens"] == MOST_TOKENS
+    assert what["max_tokens"] == MAX_TOKENS
     assert str(question.tokens) not in question.prompt
 
 
@@ -63,10 +53,10 @@ def test_the_gain_is_that_of_the_same_bursts_with_an_interval_over_rounds():
     found = gain(_sides(0.5, 0.5, 0.5))
     assert found.mean == pytest.approx(-0.5)
     assert (found.low, found.high) == (pytest.approx(-0.5), pytest.approx(-0.5))
-    assert found.is_sure
+    assert found.is_significant
     scattered = gain(_sides(0.5, 1.6, 0.7))
     assert scattered.low < scattered.mean < scattered.high
-    assert not scattered.is_sure
+    assert not scattered.is_significant
 
 
 def test_one_round_has_no_interval_and_none_has_no_gain():
@@ -76,9 +66,9 @@ def test_one_round_has_no_interval_and_none_has_no_gain():
 
 
 def test_the_verdict_is_plain_whatever_comes():
-    assert "faster" in verdict("x", Gain(-0.3, -0.4, -0.2, 0.1, 4))
-    assert "slower" in verdict("x", Gain(0.3, 0.2, 0.4, 0.1, 4))
-    assert "does not tell" in verdict("x", Gain(-0.1, -0.3, 0.2, 0.1, 4))
+    assert "faster" in decision("x", Gain(-0.3, -0.4, -0.2, 0.1, 4))
+    assert "slower" in decision("x", Gain(0.3, 0.2, 0.4, 0.1, 4))
+    assert "does not tell" in decision("x", Gain(-0.1, -0.3, 0.2, 0.1, 4))
 
 
 def test_the_table_shows_both():
@@ -99,16 +89,14 @@ def test_an_interpreter_that_is_not_there_is_said_so(tmp_path):
 
 
 def test_a_length_is_forced_first_and_after_a_cut():
-    told = {"vllm_xargs": {"output_tokens": 30, "most_tokens": 512}}
+    told = {"vllm_xargs": {"output_tokens": 30, "max_tokens": 512}}
     first = json.loads(forced(json.dumps({"max_tokens": 512, **told}).encode()))
     assert (first["min_tokens"], first["max_tokens"], first["ignore_eos"]) == (30, 30, True)
     later = json.loads(forced(json.dumps({"max_tokens": 512 - 12, **told}).encode()))
     assert (later["min_tokens"], later["max_tokens"]) == (18, 18)
 
 
-@pytest.mark.parametrize(
-    "raw", [b"no json", b"[]", b'{"max_tokens": 5}', b'{"vllm_xargs": {"output_tokens": 1}}']
-)
+@pytest.mark.parametrize("raw", [b"no json", b"[]", b'{"max_tokens": 5}', b'{"vllm_xargs": {"output_tokens": 1}}'])
 def test_what_tells_no_length_passes_as_it_came(raw):
     assert forced(raw) == raw
 
@@ -122,7 +110,7 @@ def test_the_middleware_rewrites_bodies_and_nothing_else():
             got = (await receive())["body"]
         seen.append((scope, got))
 
-    sent = json.dumps({"max_tokens": 9, "vllm_xargs": {"output_tokens": 4, "most_tokens": 9}}).encode()
+    sent = json.dumps({"max_tokens": 9, "vllm_xargs": {"output_tokens": 4, "max_tokens": 9}}).encode()
     parts = [{"body": sent[:10], "more_body": True}, {"body": sent[10:], "more_body": False}]
 
     async def receive():
@@ -154,7 +142,7 @@ def test_the_whole_demo_runs_on_emulated_engines(capsys):
 
 def test_engines_whose_start_is_given_up_are_not_waited_for():
     given_up = threading.Event()
-    pause = _patience(given_up)
+    pause = _timeout(given_up)
     pause(0.0)
     given_up.set()
     with pytest.raises(EngineError, match="given up"):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from relay_world import Ledger, run
 
-from lengthwise.gateway.request import NO_FORECAST, Outcome, Refusal, Request
+from lengthwise.gateway.request import NO_FORECAST, Outcome, Rejection, Request
 from lengthwise.gateway.scheduler_driver import CUT, GONE, Hub, Over, Refused
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
@@ -26,19 +26,19 @@ class Fcfs:
         self.requests: dict[int, Request] = {}
         self.decided = 0
         self.cut: list[int] = []
-        self.kept: list[int] = []
+        self.retained: list[int] = []
         self.expire: list[int] = []
         self.alarm_s = math.inf
 
-    def offer(self, now_s: float, request: Request) -> Refusal | None:
+    def offer(self, now_s: float, request: Request) -> Rejection | None:
         if len(self.queue) >= self.most:
-            return Refusal(429, "full", "too many", 1.0)
+            return Rejection(429, "full", "too many", 1.0)
         self.requests[request.id] = request
         self.queue.append(request.id)
         return None
 
-    def reforecast(self, now_s, id, forecast) -> None:
-        self.requests[id].forecast = forecast
+    def reforecast(self, now_s, id, length_prediction) -> None:
+        self.requests[id].length_prediction = length_prediction
 
     def progressed(self, now_s, id, generated_tokens) -> None:
         self.requests[id].generated_tokens = generated_tokens
@@ -48,7 +48,7 @@ class Fcfs:
         self.queue.insert(0, id)
 
     def uncuttable(self, now_s, id) -> None:
-        self.kept.append(id)
+        self.retained.append(id)
 
     def queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
         self.returned(now_s, id, 0)
@@ -71,8 +71,8 @@ class Fcfs:
         while self.queue and len(self.running) < self.places:
             self.running[self.queue[0]] = "w"
             assign.append((self.queue.pop(0), "w"))
-        refusal = Refusal(503, "no_engine", "none", 1.0)
-        return Decisions(tuple((one, refusal) for one in expire), tuple(cut), tuple(assign))
+        rejection = Rejection(503, "no_engine", "none", 1.0)
+        return Decisions(tuple((one, rejection) for one in expire), tuple(cut), tuple(assign))
 
     def next_s(self, now_s: float) -> float:
         return self.alarm_s
@@ -107,7 +107,7 @@ def test_turns_come_in_the_schedulers_order_and_decisions_once_a_tick():
             turn.end(Outcome.FAILED)
         assert order == list(range(20))
         assert ledger.outcomes == {Outcome.FINISHED: 20}
-        assert hub.held == 0
+        assert hub.reserved == 0
 
     run(work)
 
@@ -117,9 +117,9 @@ def test_who_is_refused_never_arrived():
         hub, _, ledger = hub_of(most=0)
         with pytest.raises(Refused) as no:
             await hub.enter(request(1))
-        assert no.value.refusal.status == 429
+        assert no.value.rejection.status == 429
         assert ledger.events == []
-        assert hub.held == 0
+        assert hub.reserved == 0
 
     run(work)
 
@@ -131,12 +131,12 @@ def test_who_waits_in_vain_is_told_and_ends_as_expired_when_the_scheduler_said()
         with pytest.raises(Refused):
             await asyncio.wait_for(hub.enter(request(1)), 1)
         assert ledger.outcomes == {Outcome.EXPIRED: 1}
-        assert hub.held == 0
+        assert hub.reserved == 0
 
     run(work)
 
 
-@pytest.mark.parametrize("when", ["waiting", "assigned", "again"])
+@pytest.mark.parametrize("when", ["waiting", "assigned", "retry"])
 def test_a_client_that_goes_leaves_nothing(when: str):
     async def work() -> None:
         hub, scheduler, ledger = hub_of(places=0 if when == "waiting" else 1)
@@ -144,14 +144,14 @@ def test_a_client_that_goes_leaves_nothing(when: str):
         await asyncio.sleep(0)
         if when == "assigned":
             hub._decide()  # the future has its result, the task has not seen it yet
-        if when == "again":
+        if when == "retry":
             turn = await task
             scheduler.places = 0
-            task = asyncio.ensure_future(turn.again("cut"))
+            task = asyncio.ensure_future(turn.retry("cut"))
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert hub.held == 0
+        assert hub.reserved == 0
         assert scheduler.queue == []
         assert scheduler.running == {}
         assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
@@ -171,13 +171,13 @@ def test_a_cut_is_told_and_the_turn_comes_again():
         await asyncio.sleep(0.01)
         assert heard == [CUT]
         assert turn.cut.is_set()
-        assert await turn.again("cut") is turn
+        assert await turn.retry("cut") is turn
         assert (turn.worker, turn.cut.is_set()) == ("w", False)
         assert ledger.tokens_of == {1: 7}
-        assert ledger.why == ["cut"]
+        assert ledger.cause == ["cut"]
         turn.end(Outcome.FINISHED)
         with pytest.raises(Over):
-            await turn.again("cut")
+            await turn.retry("cut")
 
     run(work)
 
@@ -199,7 +199,7 @@ def test_ended_from_outside_while_it_waits_again():
         hub, scheduler, ledger = hub_of()
         turn = await hub.enter(request(1))
         scheduler.places = 0
-        task = asyncio.ensure_future(turn.again("cut"))
+        task = asyncio.ensure_future(turn.retry("cut"))
         await asyncio.sleep(0.01)
         turn.end(Outcome.CLIENT_GONE)
         with pytest.raises(Over):
@@ -218,7 +218,7 @@ def test_closing_tells_all_who_are_in():
         emptied = asyncio.ensure_future(hub.emptied())
         hub.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        told = [one.refusal for one in done[1:] if isinstance(one, Refused)]
+        told = [one.rejection for one in done[1:] if isinstance(one, Refused)]
         assert [(one.status, one.reason, one.retry_after_s) for one in told] == [(503, "draining", 1.0)] * 2
         with pytest.raises(Refused):
             await hub.enter(request(3))
@@ -237,15 +237,15 @@ def test_who_cannot_be_cut_where_it_is_says_so_once_and_may_be_asked_elsewhere()
         turn.cut.set()
         turn.uncuttable()
         turn.uncuttable()
-        assert (scheduler.kept, turn.cut.is_set()) == ([1], False)
-        await turn.again("failed_over")
+        assert (scheduler.retained, turn.cut.is_set()) == ([1], False)
+        await turn.retry("failed_over")
         turn.uncuttable()
-        assert scheduler.kept == [1, 1]
+        assert scheduler.retained == [1, 1]
         turn.end(Outcome.FINISHED)
         turn.uncuttable()
         other = await hub.enter(request(2))
         other.uncuttable()  # nobody asks it anyway
-        assert scheduler.kept == [1, 1]
+        assert scheduler.retained == [1, 1]
         other.end(Outcome.FINISHED)
 
     run(work)

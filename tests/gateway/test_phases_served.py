@@ -12,17 +12,8 @@ import pytest
 from relay_world import run
 
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.gateway.concurrency_probe import Seen, at_once, seats
-from lengthwise.gateway.config import (
-    Care,
-    Dispatch,
-    Engine,
-    Forecasting,
-    GatewayConfig,
-    Listen,
-    Order,
-    Phases,
-)
+from lengthwise.gateway.concurrency_probe import Seen, at_once, max_num_seqs
+from lengthwise.gateway.config import Care, Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.notices import notices
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.serve import Gateway, beside
@@ -40,8 +31,8 @@ class Heard(Listener):
         self.phases.append(phase)
 
 
-def engine(*, seats=64, step_s=STEP_S):
-    return EngineServer(EngineSpec("m", limits=Limits(seats, 4096), steps=LinearSteps(step_s, 0.0, 0.0)))
+def engine(*, max_num_seqs=64, step_s=STEP_S):
+    return EngineServer(EngineSpec("m", limits=Limits(max_num_seqs, 4096), steps=LinearSteps(step_s, 0.0, 0.0)))
 
 
 def config_of(*urls, phases, **named) -> GatewayConfig:
@@ -49,15 +40,15 @@ def config_of(*urls, phases, **named) -> GatewayConfig:
         engines=tuple(Engine(url, name=f"e{number}") for number, url in enumerate(urls)),
         order=Order("rra", max_wait_s=math.inf),
         dispatch=Dispatch(phases=phases),
-        forecasting=Forecasting(predictor="none", learn=False),
+        prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=0),
-        care=Care(drain_s=5.0),
+        resilience=Care(drain_s=5.0),
         **named,
     )
 
 
 async def settled(gateway):
-    await gateway.fleet.settled(20.0)
+    await gateway.fleet.stable(20.0)
     while not gateway.hub.statistics().workers[0].up:  # noqa: ASYNC110 - the fleet is looked at
         await asyncio.sleep(0.02)
 
@@ -107,14 +98,12 @@ def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
                 lengths = [9 + 3 * (n % 4) for n in range(27)]
                 await loop_of(gateway.port, 20, lengths)
                 metrics = await text_of(gateway.admin_port)
-        full = [one for one in heard.phases if one.why == "steps"][:6]
+        full = [one for one in heard.phases if one.cause == "steps"][:6]
         assert {one.encode_batch for one in full} == {encode_batch}
         assert statistics.median_low(one.decode_steps for one in full) == decode_steps
         assert all(one.decode_steps >= decode_steps for one in full)
         at = [n for n, (_, prompts) in enumerate(ran) if prompts]
-        cycles = [(ran[a][1], b - a) for a, b in itertools.pairwise(at)][
-            2:7
-        ]  # the first may come in two steps
+        cycles = [(ran[a][1], b - a) for a, b in itertools.pairwise(at)][2:7]  # the first may come in two steps
         assert cycles.count((encode_batch, decode_steps)) >= 4, cycles
         assert 'lengthwise_phase_plan{of="decode_steps"} 4.0' in metrics
         assert f'lengthwise_phase_encode_batch_requests_count{{worker="e0"}} {len(heard.phases)}.0' in metrics
@@ -126,10 +115,7 @@ def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
 async def text_of(port):
     import aiohttp
 
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{port}/metrics") as told,
-    ):
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as told:
         return await told.text()
 
 
@@ -152,7 +138,7 @@ def test_a_drain_lets_those_who_wait_for_a_phase_finish():
         async with engine(step_s=0.01) as server, Gateway(config_of(server.url, phases=phases)) as gateway:
             await settled(gateway)
             loop = asyncio.ensure_future(loop_of(gateway.port, 4, [12] * 4))
-            while gateway.hub.held < 4:  # noqa: ASYNC110 - the hub is looked at
+            while gateway.hub.reserved < 4:  # noqa: ASYNC110 - the hub is looked at
                 await asyncio.sleep(0.01)
             assert await gateway.drain()
             await loop
@@ -223,17 +209,16 @@ def test_a_port_that_is_taken_is_said_so():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config = GatewayConfig(
-            engines=(Engine("http://127.0.0.1:9"),),
-            listen=Listen(port=taken.getsockname()[1], admin_port=None),
+            engines=(Engine("http://127.0.0.1:9"),), listen=Listen(port=taken.getsockname()[1], admin_port=None)
         )
         with pytest.raises(InputError, match="must be free"), beside(config):
             pass
 
 
-@pytest.mark.parametrize(("there", "wanted", "found"), [(5, 12, 5), (12, 12, 12), (64, 12, 12)])
-def test_seats_are_found_by_trying(there, wanted, found):
-    with in_thread(engine(seats=there, step_s=0.004)) as up:
-        assert seats(Server(up.servers[0].url), wanted) == found
+@pytest.mark.parametrize(("active", "desired", "found"), [(5, 12, 5), (12, 12, 12), (64, 12, 12)])
+def test_seats_are_found_by_trying(active, desired, found):
+    with in_thread(engine(max_num_seqs=active, step_s=0.004)) as up:
+        assert max_num_seqs(Server(up.servers[0].url), desired) == found
 
 
 def test_a_late_client_is_not_taken_for_a_full_engine():

@@ -13,7 +13,7 @@ from relay_world import run, until
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Key, Limits, Listen
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.client_request import asked
-from lengthwise.gateway.request import NOTHING, Prints
+from lengthwise.gateway.request import EMPTY, Prints
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
 
@@ -30,7 +30,7 @@ def config_of(*engines, **dispatch):
     return GatewayConfig(
         engines=tuple(Engine(one.url, name=f"e{k}", in_flight=8) for k, one in enumerate(engines)),
         listen=Listen(port=0, admin_port=0),
-        forecasting=Forecasting(predictor="none"),
+        prediction=Forecasting(predictor="none"),
         dispatch=Dispatch(**dispatch),
         keys=(key("red"), key("blue")),
     )
@@ -104,4 +104,4 @@ def test_of_several_prompts_in_one_body_nothing_is_said(prompt, begins):
     assert bool(told.leading.keys) == begins
     if begins:
         assert told.leading == prints.of_text(SYSTEM, told.prompt_tokens, model="m", tenant=3)
-    assert asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0).leading is NOTHING
+    assert asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0).leading is EMPTY

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 import trustme
-from relay_world import IDS, FixedFleet, FixedWorker, Told, run, until
+from relay_world import IDS, FixedFleet, FixedWorker, Report, run, until
 from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway.config import (
@@ -40,16 +40,13 @@ BODY = {"model": "m", "prompt": "p 50", "max_tokens": 50, "stream": True}
 
 def config_of(engine: Scripted, **named) -> GatewayConfig:
     return GatewayConfig(
-        engines=(Engine(engine.url),),
-        listen=Listen(port=0, admin_port=None),
-        order=Order(window_tokens=10),
-        **named,
+        engines=(Engine(engine.url),), listen=Listen(port=0, admin_port=None), order=Order(window_tokens=10), **named
     )
 
 
 @asynccontextmanager
 async def fleet_of(config, clock, on_change, *, busy):
-    sessions = [open_session(engine, config.care) for engine in config.engines]
+    sessions = [open_session(engine, config.resilience) for engine in config.engines]
     workers = [
         FixedWorker(f"w{k}", engine.url, IDS, session)
         for k, (engine, session) in enumerate(zip(config.engines, sessions, strict=True))
@@ -61,7 +58,7 @@ async def fleet_of(config, clock, on_change, *, busy):
         await session.close()
 
 
-class Oracle(Told, Listener):
+class Oracle(Report, Listener):
     async def __aenter__(self):
         return self
 
@@ -76,10 +73,7 @@ def gateway(config: GatewayConfig) -> Gateway:
 async def ask(port: int, body: dict, path: str = "/v1/completions") -> tuple[int, dict, bytes]:
     import aiohttp
 
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"http://127.0.0.1:{port}{path}", json=body) as told,
-    ):
+    async with aiohttp.ClientSession() as session, session.post(f"http://127.0.0.1:{port}{path}", json=body) as told:
         return told.status, dict(told.headers), await told.read()
 
 
@@ -125,14 +119,14 @@ def test_the_admin_page_says_what_becomes_of_priorities():
                 engines=(Engine(engine.url),),
                 listen=Listen(port=0, admin_port=0),
                 order=Order("engine-priority"),
-                forecasting=Forecasting(predictor="none"),
+                prediction=Forecasting(predictor="none"),
             )
             async with Gateway(config) as g, aiohttp.ClientSession() as session:
-                await g.fleet.settled(10.0)
+                await g.fleet.stable(10.0)
                 async with session.get(f"http://127.0.0.1:{g.admin_port}/state.json") as told:
                     (worker,) = (await told.json())["workers"]
                 assert worker["up"]
-                assert "takes no priorities" in worker["why"]
+                assert "takes no priorities" in worker["cause"]
 
     run(work)
 
@@ -174,7 +168,7 @@ def test_the_room_for_bodies_is_free_again_once_a_stream_has_begun():
 def test_stopped_at_once_who_waits_is_told_so_and_the_engine_aborts(caplog):
     async def work() -> None:
         async with Scripted(step_s=0.05) as engine:
-            async with gateway(config_of(engine, care=Care(drain_s=0.1))) as g:
+            async with gateway(config_of(engine, resilience=Care(drain_s=0.1))) as g:
                 under_way = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(4)]
                 await until(lambda: len(engine.seen) == 4 and all(one.sent > 2 for one in engine.seen))
                 waiting = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(3)]
@@ -198,9 +192,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts():
             door.bind(("127.0.0.1", 0))
             door.listen()
             async with Scripted() as engine:
-                config = replace(
-                    config_of(engine), listen=Listen(port=door.getsockname()[1], admin_port=None)
-                )
+                config = replace(config_of(engine), listen=Listen(port=door.getsockname()[1], admin_port=None))
                 with pytest.raises(InputError, match="port must be free"):
                     async with gateway(config):
                         pass
@@ -260,9 +252,7 @@ def test_who_goes_first_and_what_may_wait_change_while_it_runs_and_the_mode_does
             before = g.config
             asking = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(5)]
             await until(lambda: g.hub.statistics().waiting == 1)
-            other = replace(
-                before, order=replace(before.order, max_wait_s=5.0), admission=Admission(max_queued=1)
-            )
+            other = replace(before, order=replace(before.order, max_wait_s=5.0), admission=Admission(max_queued=1))
             await g.configure(other)
             status, _, body = await ask(g.port, BODY)
             assert status == 429, body
@@ -356,7 +346,7 @@ def test_a_request_that_is_not_there_in_time_gets_a_clean_503(sent, rest_comes):
 
     async def work() -> None:
         async with Scripted() as engine:
-            async with gateway(config_of(engine, care=Care(drain_s=0.1))) as g:
+            async with gateway(config_of(engine, resilience=Care(drain_s=0.1))) as g:
                 reader, writer, rest = await half_asked(g.port, sent)
                 assert await g.drain() is rest_comes
                 stopping = asyncio.ensure_future(g.stop())

@@ -54,9 +54,9 @@ class Comparison:
         return all(a == b for a, b in counts) and all(e <= TOLERANCE for e in errors)
 
     def __str__(self) -> str:
-        verdict = "ok  " if self.passes else "FAIL"
+        decision = "ok  " if self.passes else "FAIL"
         return (
-            f"{verdict} {self.name}: iterations {self.iterations[0]}/{self.iterations[1]}, restarts "
+            f"{decision} {self.name}: iterations {self.iterations[0]}/{self.iterations[1]}, restarts "
             f"{self.restarts[0]}/{self.restarts[1]}, finished {self.finished[0]}/{self.finished[1]}, relative error "
             f"completion {self.completion:.1e}, first schedule {self.first_schedule:.1e}, "
             f"prefill completion {self.prefill_completion:.1e}"
@@ -88,8 +88,7 @@ def deployment_of(case: dict[str, Any], folder: Path) -> Deployment:
     name = sched["name"]
     gpu = catalog.gpu(rep["device"])
     scheduler: Scheduler = replace(
-        policy.scheduler(SCHEDULERS[name]),
-        router=ROUTERS[cluster["global_scheduler_config"]["name"]],
+        policy.scheduler(SCHEDULERS[name]), router=ROUTERS[cluster["global_scheduler_config"]["name"]]
     )
     return Deployment(
         model,
@@ -139,9 +138,9 @@ def compare(path: Path, engine: str = "kernel") -> Comparison:
     )
 
 
-def _error(records: Records, column: str, theirs: list[float]) -> float:
+def _error(records: Records, column: str, other: list[float]) -> float:
     """Largest relative error of a column of times; infinite where one never came."""
-    ours, expected = getattr(records.requests, column), np.array(theirs, dtype=float)
+    ours, expected = getattr(records.requests, column), np.array(other, dtype=float)
     error = np.abs(ours - expected) / np.maximum(np.abs(expected), 1e-9)
     return float(np.nan_to_num(error, nan=np.inf).max())
 

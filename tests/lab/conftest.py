@@ -101,10 +101,5 @@ def table() -> LabTable:
 def small() -> SimpleNamespace:
     """What labs are made of here."""
     return SimpleNamespace(
-        question=question,
-        answered=answered,
-        Bench=Bench,
-        Together=Together,
-        Cheating=Cheating,
-        Constant=Constant,
+        question=question, succeeded=answered, Bench=Bench, Together=Together, Cheating=Cheating, Constant=Constant
     )

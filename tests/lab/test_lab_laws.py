@@ -65,12 +65,7 @@ def test_the_same_question_gives_the_same_bytes_however_many_work_at_a_time(tabl
 
 def test_progress_counts_every_run_once(small) -> None:
     told = []
-    lab(
-        small.question(loads=(1.0,), seeds=2),
-        small.Bench(20),
-        progress=lambda *at: told.append(at),
-        how="reference",
-    )
+    lab(small.question(loads=(1.0,), seeds=2), small.Bench(20), progress=lambda *at: told.append(at), how="reference")
     assert [done for done, _ in told] == list(range(len(told)))
     assert {of for _, of in told} == {told[-1][0]}
 
@@ -78,7 +73,7 @@ def test_progress_counts_every_run_once(small) -> None:
 def test_loads_are_shares_of_what_saturates(small) -> None:
     bench = small.Bench(150)
     low, high = (
-        of(small.answered(bench, loads=(load,), seeds=1, predictors=("oracle",)), "fcfs", "", load)
+        of(small.succeeded(bench, loads=(load,), seeds=1, predictors=("oracle",)), "fcfs", "", load)
         for load in (0.5, 2.0)
     )
     assert high.rate_rps == pytest.approx(4 * low.rate_rps)
@@ -87,9 +82,9 @@ def test_loads_are_shares_of_what_saturates(small) -> None:
 
 
 def test_loads_in_requests_a_second_and_by_time_alone(small) -> None:
-    by_rate = small.answered(loads=(3.0,), seeds=1, unit=LoadUnit.RPS)
+    by_rate = small.succeeded(loads=(3.0,), seeds=1, unit=LoadUnit.RPS)
     assert {cell.rate_rps for cell in by_rate.cells} == {3.0}
-    alone = small.answered(loads=(1.0,), seeds=1, unit=LoadUnit.ALONE)
+    alone = small.succeeded(loads=(1.0,), seeds=1, unit=LoadUnit.ALONE)
     fcfs = of(alone, "fcfs", "", 1.0)
     jct, slowdown = fcfs["jct.mean"].value, fcfs["slowdown.mean"].value
     assert fcfs.rate_rps > 2 / jct  # nobody is alone
@@ -97,17 +92,15 @@ def test_loads_in_requests_a_second_and_by_time_alone(small) -> None:
 
 
 def test_a_policy_without_predictions_runs_once(small) -> None:
-    shortest = Contestant(
-        "shortest prompt", Scheduler(rank="shortest_prompt", memory="paged_by_chunk"), predicts=False
-    )
-    made = small.answered(policies=(shortest,), loads=(1.0,), seeds=1)
+    shortest = Contestant("shortest prompt", Scheduler(rank="shortest_prompt", memory="paged_by_chunk"), predicts=False)
+    made = small.succeeded(policies=(shortest,), loads=(1.0,), seeds=1)
     assert [cell.name for cell in made.cells] == ["fcfs", "oracle (oracle)", "shortest prompt"]
 
 
 def test_a_single_seed_knows_no_interval(small) -> None:
-    made = small.answered(loads=(4.0,), seeds=1)
+    made = small.succeeded(loads=(4.0,), seeds=1)
     assert not any(e.has_interval for cell in made.cells for e in cell.values.values())
-    assert made.verdicts[0].reason == "one seed"
+    assert made.decisions[0].reason == "one seed"
 
 
 def test_waiting_counts_every_stay_in_the_queue(small) -> None:
@@ -120,9 +113,9 @@ def test_waiting_counts_every_stay_in_the_queue(small) -> None:
     assert r.preemptions.sum() > len(workload)
     found = measured(records, 2, np.ones(len(workload)))
     first_s = r.scheduled_s - r.arrival_s
-    assert found["wait.max"] == r.waited_s.max() > first_s.max()
-    assert found["wait.mean"] == pytest.approx(r.waited_s.mean())
-    assert found["waiting_share"] == pytest.approx(r.waited_s.sum() / (r.finished_s - r.arrival_s).sum())
+    assert found["wait.max"] == r.queued_for_s.max() > first_s.max()
+    assert found["wait.mean"] == pytest.approx(r.queued_for_s.mean())
+    assert found["waiting_share"] == pytest.approx(r.queued_for_s.sum() / (r.finished_s - r.arrival_s).sum())
 
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=8), st.floats(0, 1))
@@ -175,7 +168,7 @@ def test_a_predictor_may_only_predict(small) -> None:
 def test_a_bound_on_waiting_is_a_multiple_of_what_fcfs_waits(small) -> None:
     base = Scheduler(rank="sjf", memory="paged_by_chunk")
     bound = [Contestant(f"within {x:g}", base, longest_wait=x) for x in (1e-6, 0.7, 1e6)]
-    made = small.answered(policies=(Contestant("sjf", base), *bound), predictors=("oracle",), loads=(4.0,))
+    made = small.succeeded(policies=(Contestant("sjf", base), *bound), predictors=("oracle",), loads=(4.0,))
     fcfs, free = of(made, "fcfs", "", 4.0), of(made, "sjf", "oracle", 4.0)
     tight, middle, loose = (of(made, policy.name, "oracle", 4.0) for policy in bound)
     assert tight["jct.mean"].value == pytest.approx(fcfs["jct.mean"].value, rel=0.02)

@@ -10,8 +10,8 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.lab import Cell, LoadUnit
 
 
-def verdict(cells, seeds: int = 5):
-    return lab.verdict(cells, seeds=seeds)
+def decision(cells, seeds: int = 5):
+    return lab.decision(cells, seeds=seeds)
 
 
 def cell(
@@ -36,72 +36,69 @@ def cell(
 
 
 def ends(gain: float = 0.5, full: float = 0.8, **more: float) -> list[Cell]:
-    return [
-        cell("fcfs", "", 1, 1, 0, full, **more),
-        cell("oracle", "oracle", 1 - gain, 1.3, full=full, **more),
-    ]
+    return [cell("fcfs", "", 1, 1, 0, full, **more), cell("oracle", "oracle", 1 - gain, 1.3, full=full, **more)]
 
 
 def test_worth_it_names_the_best_and_what_it_brings() -> None:
-    found = verdict([*ends(), cell("sjf", "model", 0.7, 1.1), cell("srtf", "model", 0.6, 1.2)])
-    assert found.worth_it
+    found = decision([*ends(), cell("sjf", "model", 0.7, 1.1), cell("srtf", "model", 0.6, 1.2)])
+    assert found.is_improvement
     assert found.best == "srtf (model)"
     assert (
         "cuts mean JCT by 40.0 ± 2.5 % (sure for the best of 2), 80 % of what perfect lengths would bring"
-        in found.sentence
+        in found.description
     )
-    assert "grows by 20 %" in found.sentence
+    assert "grows by 20 %" in found.description
 
 
 def test_what_knows_the_lengths_is_no_candidate_beside_what_can_be_had() -> None:
-    found = verdict([*ends(), cell("sjf", "oracle", 0.5, 1.1), cell("sjf", "model", 0.9, 1.0)])
+    found = decision([*ends(), cell("sjf", "oracle", 0.5, 1.1), cell("sjf", "model", 0.9, 1.0)])
     assert found.best == "sjf (model)"
-    assert verdict([*ends(), cell("sjf", "oracle", 0.5, 1.1)]).best == "sjf (oracle)"
+    assert decision([*ends(), cell("sjf", "oracle", 0.5, 1.1)]).best == "sjf (oracle)"
 
 
 def test_nobody_waits() -> None:
-    found = verdict([*ends(full=0.001, gain=0.001, waiting=0.01), cell("sjf", "model", 0.7, 1.0)])
-    assert (found.worth_it, found.reason) == (False, "no queue")
-    assert "Everything fits the batch" in found.sentence
+    found = decision([*ends(full=0.001, gain=0.001, waiting=0.01), cell("sjf", "model", 0.7, 1.0)])
+    assert (found.is_improvement, found.reason) == (False, "no queue")
+    assert "Everything fits the batch" in found.description
 
 
 def test_a_gain_whose_interval_holds_none_is_none() -> None:
-    found = verdict([*ends(), cell("sjf", "model", 0.9, 1.0, half=0.2)])
-    assert (found.worth_it, found.reason) == (False, "no gain")
-    assert "changes mean JCT by -10.0 ± 20.0 %" in found.sentence
-    assert "perfect lengths would cut it by 50 %" in found.sentence
+    found = decision([*ends(), cell("sjf", "model", 0.9, 1.0, half=0.2)])
+    assert (found.is_improvement, found.reason) == (False, "no gain")
+    assert "changes mean JCT by -10.0 ± 20.0 %" in found.description
+    assert "perfect lengths would cut it by 50 %" in found.description
 
 
 def test_a_tail_that_pays_more_than_the_mean_gains() -> None:
-    found = verdict([*ends(), cell("sjf", "model", 0.8, 1.5)])
-    assert (found.worth_it, found.reason) == (False, "the tail pays")
-    assert "max_wait_s" in found.sentence
+    found = decision([*ends(), cell("sjf", "model", 0.8, 1.5)])
+    assert (found.is_improvement, found.reason) == (False, "the tail pays")
+    assert "max_wait_s" in found.description
 
 
 def test_a_smaller_gain_with_a_bearable_tail_wins_over_a_larger_one_without() -> None:
-    found = verdict([*ends(), cell("sjf", "model", 0.6, 2.0), cell("aged", "model", 0.8, 1.1)])
-    assert (found.worth_it, found.best) == (True, "aged (model)")
+    found = decision([*ends(), cell("sjf", "model", 0.6, 2.0), cell("aged", "model", 0.8, 1.1)])
+    assert (found.is_improvement, found.best) == (True, "aged (model)")
 
 
 def test_who_waits_for_memory_alone_has_a_queue(small) -> None:
     """Constant outputs, seats for all, memory for few: perfect lengths bring nothing, but requests wait."""
-    found = verdict([*ends(full=0.0, gain=0.0, waiting=0.64), cell("sjf", "model", 1, 1)])
-    assert (found.worth_it, found.reason) == (False, "lengths alike")
-    assert "wait for 64 % of their JCT" in found.sentence
-    assert "lengths do not differ enough" in found.sentence
-    made = small.answered(small.Constant(), batch_sizes=(64,), loads=(1.5,), seeds=2)
+    found = decision([*ends(full=0.0, gain=0.0, waiting=0.64), cell("sjf", "model", 1, 1)])
+    assert (found.is_improvement, found.reason) == (False, "lengths alike")
+    assert "wait for 64 % of their JCT" in found.description
+    assert "lengths do not differ enough" in found.description
+    made = small.succeeded(small.Constant(), batch_sizes=(64,), loads=(1.5,), seeds=2)
     assert made.cells[0]["found_full"].value < 0.01
     assert made.cells[0]["waiting_share"].value > 0.3
-    assert [v.reason for v in made.verdicts] == ["lengths alike"]
+    assert [v.reason for v in made.decisions] == ["lengths alike"]
 
 
 def test_other_survivors_are_not_compared() -> None:
-    found = verdict([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.95)])
-    assert (found.worth_it, found.reason, found.head) == (False, "not compared", "Cannot be compared")
-    assert "90 % of the requests are served under FCFS and 95 % under sjf (model)" in found.sentence
-    alike = verdict([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.905)])
-    assert alike.worth_it
-    assert "Of all requests 90 % are served" in alike.sentence
+    found = decision([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.95)])
+    assert (found.is_improvement, found.reason, found.head) == (False, "not compared", "Cannot be compared")
+    assert "90 % of the requests are served under FCFS and 95 % under sjf (model)" in found.description
+    alike = decision([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.905)])
+    assert alike.is_improvement
+    assert "Of all requests 90 % are served" in alike.description
     assert answer((found,), LoadUnit.CAPACITY)[0].startswith("Cannot be compared at every load")
 
 
@@ -109,30 +106,30 @@ def test_the_best_of_many_must_be_surer_than_one() -> None:
     """10 ± 9 % alone is sure; as the best of twenty it is not."""
     one = cell("sjf", "model", 0.9, 1.0, half=0.09)
     others = [cell(f"p{i}", "model", 1.0, 1.0, half=0.09) for i in range(19)]
-    assert verdict([*ends(), one]).worth_it
-    assert verdict([*ends(), one, *others]).reason == "no gain"
+    assert decision([*ends(), one]).is_improvement
+    assert decision([*ends(), one, *others]).reason == "no gain"
 
 
 def test_one_seed_is_never_sure() -> None:
-    found = verdict([*ends(), cell("sjf", "model", 0.6, 1.0, half=float("nan"))], seeds=1)
-    assert (found.worth_it, found.reason, found.head) == (False, "one seed", "Not sure")
-    assert "one seed has no interval" in found.sentence
+    found = decision([*ends(), cell("sjf", "model", 0.6, 1.0, half=float("nan"))], seeds=1)
+    assert (found.is_improvement, found.reason, found.head) == (False, "one seed", "Not sure")
+    assert "one seed has no interval" in found.description
 
 
 def test_a_workload_that_fits_the_batch_is_not_worth_it(small) -> None:
-    made = small.answered(batch_sizes=(64,), loads=(0.1,), seeds=2)
-    assert [v.reason for v in made.verdicts] == ["no queue"]
+    made = small.succeeded(batch_sizes=(64,), loads=(0.1,), seeds=2)
+    assert [v.reason for v in made.decisions] == ["no queue"]
     assert made.answer[0].startswith("Not worth it at every load and batch size. Everything fits the batch")
 
 
 def test_an_overload_with_known_lengths_is_worth_it(small) -> None:
-    made = small.answered(loads=(3.0,), predictors=("oracle",))
+    made = small.succeeded(loads=(3.0,), predictors=("oracle",))
     assert made.answer[0].startswith("Worth it at every load and batch size.")
 
 
 def test_verdicts_that_end_alike_are_told_together() -> None:
-    good = verdict([*ends(), cell("sjf", "model", 0.7, 1.1)])
-    idle = verdict(ends(full=0.0, gain=0.0, waiting=0.01))
+    good = decision([*ends(), cell("sjf", "model", 0.7, 1.1)])
+    idle = decision(ends(full=0.0, gain=0.0, waiting=0.01))
     lines = answer((good, idle), LoadUnit.CAPACITY)
     assert lines[0].startswith("Worth it at 90 % of capacity (batch 4). sjf (model) cuts")
     assert lines[1].startswith("Not worth it at 90 % of capacity (batch 4). Everything fits")

@@ -22,7 +22,7 @@ RANKS = (
     "fcfs", "sjf", "srtf", "ljf", "gittins", "hrrn", "vtc", "shortest_prompt", "priority", "completed_batches",
     "aged(weight=30)", "aged_gittins(weight=5)", "mlfq(quantum=4, levels=3)",
 )  # fmt: skip
-TAKEOVERS = ("never", "by_rank", "worth_it", "worth(factor=0.1, most=2)")
+TAKEOVERS = ("disabled", "by_rank", "is_improvement", "worth(factor=0.1, most=2)")
 WRONG = ("random", "reversed", "constant", "huge", "zero", "true")
 
 
@@ -100,9 +100,7 @@ class Doorkeeper(Reference):
         for w in rep.queue:
             self.passes(q, w)
         joined, since_s = self.joined[q.index]
-        passed = [
-            other for other in self.admitted[joined:] if other.line is rep.line and other.now_s >= since_s
-        ]
+        passed = [other for other in self.admitted[joined:] if other.line is rep.line and other.now_s >= since_s]
         self.admitted.append(Admitted(self.now_s, q.index, rep.line, since_s, passed))
         super()._place(rep, step, q, chunk)
 
@@ -110,14 +108,14 @@ class Doorkeeper(Reference):
         super()._enqueue(line, q, now, entered=entered)
         self.joined[q.index] = (len(self.admitted), self._overdue_s(q))
 
-    def _give_way(self, rep: Any, step: Any) -> None:
+    def _preemption_pass(self, rep: Any, step: Any) -> None:
         self.giving = True
-        super()._give_way(rep, step)
+        super()._preemption_pass(rep, step)
         self.giving = False
 
     def _evict(self, rep: Any, step: Any, q: Any) -> None:
         if self.giving:
-            assert q.waited_s < self.s.max_wait_s, "who has waited too long leaves for nobody"
+            assert q.queued_for_s < self.s.max_wait_s, "who has waited too long leaves for nobody"
             assert q.generated > q.entered, "an admission is worth a token at least"
         self.evicted.append((self.now_s, q.index))
         super()._evict(rep, step, q)

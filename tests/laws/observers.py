@@ -16,7 +16,7 @@ from lengthwise.engine.setup import prepare
 from lengthwise.policy import resolve
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import PolicyError
-from lengthwise.schema.records import Records, Refusal
+from lengthwise.schema.records import Records, Rejection
 from lengthwise.schema.workload import Workload
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "60"))
@@ -73,7 +73,7 @@ def entries(deployment: Deployment, records: Records) -> Any:
     """
     r = records.requests
     front, free_s, out = deployment.cost.front, 0.0, np.full(len(r.status), np.nan)
-    sent = ~np.isnan(r.arrival_s) & (r.refusal != Refusal.PARENT_NOT_FINISHED)
+    sent = ~np.isnan(r.arrival_s) & (r.rejection != Rejection.PARENT_NOT_FINISHED)
     for i in np.lexsort((np.arange(len(sent)), r.arrival_s)):
         if sent[i]:
             free_s = max(float(r.arrival_s[i]), free_s) + front.queue_s
@@ -102,16 +102,16 @@ class Watched(Reference):
     def _launch(self, rep: Any, step: Any) -> None:
         s = rep.s
         stepping = [*step.decodes, *(q for q, _ in step.prompts)]
-        held = [*rep.resident, *stepping, *step.resting]
+        held = [*rep.num_running, *stepping, *step.paused]
         assert rep.free >= 0
-        leaving = [q for to in self.decoding for q in (*to.queue, *to.coming) if q.held and q.home is rep]
-        assert sum(q.blocks for q in held) + sum(q.held for q in leaving) + rep.free == s.total_blocks
+        leaving = [q for to in self.decoding for q in (*to.queue, *to.incoming) if q.satisfied and q.home is rep]
+        assert sum(q.blocks for q in held) + sum(q.satisfied for q in leaving) + rep.free == s.total_blocks
         assert all(q.blocks == 0 for q in rep.queue)
-        assert not (self.decoding and step.decodes and rep in self.here)
+        assert not (self.decoding and step.decodes and rep in self.current)
         assert not (step.prompts and rep in self.decoding)
         assert len({id(q) for q in held}) == len(held) <= s.max_num_seqs
-        assert all(q.decoding for q in step.resting)
-        assert not (step.resting and step.decodes)
+        assert all(q.decoding for q in step.paused)
+        assert not (step.paused and step.decodes)
         for q in step.decodes:
             assert q.decoding
             assert q.blocks >= s.blocks_for(q.context)

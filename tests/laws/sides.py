@@ -34,16 +34,14 @@ def apart(draw: st.DrawFn) -> Deployment:
         axes["batching"] = draw(st.sampled_from(ENCODINGS))
     limits = dataclasses.replace(here.limits, max_in_flight=draw(st.none() | st.integers(1, 4)))
     scheduler = dataclasses.replace(here.scheduler, **axes)
-    return dataclasses.replace(
-        here, scheduler=scheduler, limits=limits, decode=draw(decode_sides(here, routers))
-    )
+    return dataclasses.replace(here, scheduler=scheduler, limits=limits, decode=draw(decode_sides(here, routers)))
 
 
 @st.composite
-def decode_sides(draw: st.DrawFn, here: Deployment, routers: list[str]) -> DecodeSide:
+def decode_sides(draw: st.DrawFn, current: Deployment, routers: list[str]) -> DecodeSide:
     """Any decode side that fits the deployment."""
-    pp, block_size = draw(st.sampled_from([1, 1, 2, 3])), here.kv.block_size
-    least = -(-here.max_model_len // block_size)
+    pp, block_size = draw(st.sampled_from([1, 1, 2, 3])), current.kv.block_size
+    least = -(-current.max_model_len // block_size)
     blocks = least + draw(st.sampled_from([1, 2, 8, 200])) * draw(st.sampled_from([1, 16 // block_size]))
     seqs = draw(st.integers(1, 12))
     limits = EngineLimits(
@@ -54,7 +52,7 @@ def decode_sides(draw: st.DrawFn, here: Deployment, routers: list[str]) -> Decod
         max_in_flight=draw(st.none() | st.integers(1, 4)),
     )
     rule = draw(st.sampled_from([PER_REQUEST, MERGED]))
-    tables = cost_tables([4] if pp == 1 else list(range(1, pp + 1)), rule, 0.5, beside=draw(st.booleans()))
+    tables = cost_tables([4] if pp == 1 else list(range(1, pp + 1)), rule, 0.5, additional=draw(st.booleans()))
     tables = dataclasses.replace(tables, masked_s=draw(st.sampled_from([0.0, 2e-7])))
     if draw(st.sampled_from([False, False, True])):
         tables = of_two_degrees(tables, draw(st.lists(st.sampled_from([0, 1]), min_size=pp, max_size=pp)))
@@ -63,10 +61,8 @@ def decode_sides(draw: st.DrawFn, here: Deployment, routers: list[str]) -> Decod
         limits=limits,
         cost=tables,
         kv=KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
-        handover=draw(st.sampled_from(HANDOVERS)),
-        batching=draw(
-            st.sampled_from(["unified", "unified", *sorted(known("batching")), *PHASES, *STEADY_PHASES])
-        ),
+        kv_transfer=draw(st.sampled_from(HANDOVERS)),
+        batching=draw(st.sampled_from(["unified", "unified", *sorted(known("batching")), *PHASES, *STEADY_PHASES])),
         memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
         preempt=draw(st.sampled_from(["recompute", "swap"])),
         router=draw(st.sampled_from(routers)),

@@ -19,7 +19,7 @@ from lengthwise.engine import simulate
 from lengthwise.metrics import summarize
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Refusal, Status
+from lengthwise.schema.records import Rejection, Status
 from lengthwise.schema.workload import After, Workload
 
 ENGINES = ["kernel", "reference"]
@@ -42,25 +42,21 @@ def chains(lengths):
     ends = np.cumsum(lengths)
     first = set((ends - lengths).tolist())
     parents = [[] if i in first else [i - 1] for i in range(ends[-1])]
-    return After(
-        np.cumsum([0, *map(len, parents)]), np.array([one for some in parents for one in some], np.int64)
-    )
+    return After(np.cumsum([0, *map(len, parents)]), np.array([one for some in parents for one in some], np.int64))
 
 
 @LAW
 @given(workloads(), deployments(), st.sampled_from([INFINITY, INFINITY, 0.5]))
-def test_a_request_is_sent_when_its_time_has_come_and_all_before_it_have_finished(
-    workload, deployment, limit_s
-):
+def test_a_request_is_sent_when_its_time_has_come_and_all_before_it_have_finished(workload, deployment, limit_s):
     assume(workload.after is not None)
     r = run(workload, deployment, time_limit_s=limit_s).requests
     child, parent = edges(workload.after)
-    due_s = workload.arrival_s.copy()
-    np.maximum.at(due_s, child, np.nan_to_num(r.finished_s, nan=INFINITY)[parent])
-    due_s[np.isinf(due_s)] = np.nan
-    behind = r.refusal == Refusal.PARENT_NOT_FINISHED
-    np.testing.assert_array_equal(r.arrival_s[~behind], due_s[~behind])
-    never = np.isnan(due_s) & ~behind
+    deadline_s = workload.arrival_s.copy()
+    np.maximum.at(deadline_s, child, np.nan_to_num(r.finished_s, nan=INFINITY)[parent])
+    deadline_s[np.isinf(deadline_s)] = np.nan
+    behind = r.rejection == Rejection.PARENT_NOT_FINISHED
+    np.testing.assert_array_equal(r.arrival_s[~behind], deadline_s[~behind])
+    never = np.isnan(deadline_s) & ~behind
     assert (r.status[never] == Status.UNFINISHED).all()
     assert (r.output_tokens[never | behind] == 0).all()
     assert (r.status[parent[r.scheduled_s[child] >= 0]] == Status.FINISHED).all()
@@ -83,9 +79,7 @@ def test_a_chain_takes_what_its_requests_take_one_after_another(engine):
     chain = Workload(np.zeros(4), prompt, output, after=chains([4]))
     whole = simulate(chain, deployment, engine=engine).requests
     alone = [
-        simulate(Workload(np.zeros(1), prompt[i : i + 1], output[i : i + 1]), deployment).requests.finished_s[
-            0
-        ]
+        simulate(Workload(np.zeros(1), prompt[i : i + 1], output[i : i + 1]), deployment).requests.finished_s[0]
         for i in range(4)
     ]
     np.testing.assert_allclose(whole.finished_s, np.cumsum(alone), rtol=1e-12)
@@ -97,13 +91,10 @@ def test_chains_as_many_as_seats_are_rounds_of_a_batch(engine):
     deployment = one_replica()
     rounds, side = 5, 6
     after = After(
-        np.concatenate([np.zeros(side, np.int64), np.arange((rounds - 1) * side + 1)]),
-        np.arange((rounds - 1) * side),
+        np.concatenate([np.zeros(side, np.int64), np.arange((rounds - 1) * side + 1)]), np.arange((rounds - 1) * side)
     )
     n = rounds * side
-    r = simulate(
-        Workload(np.zeros(n), np.full(n, 30), np.full(n, 9), after=after), deployment, engine=engine
-    ).requests
+    r = simulate(Workload(np.zeros(n), np.full(n, 30), np.full(n, 9), after=after), deployment, engine=engine).requests
     ends = r.finished_s.reshape(rounds, side)
     assert (ends == ends[:, :1]).all()
     np.testing.assert_allclose(ends[:, 0], ends[0, 0] * np.arange(1, rounds + 1), rtol=1e-9)
@@ -114,15 +105,8 @@ def test_all_behind_a_request_that_cannot_run_are_refused_with_it(engine):
     deployment = one_replica()
     prompt = np.array([5, deployment.max_model_len + 1, 5, 5, 5])
     after = After(np.array([0, 0, 0, 1, 3, 4]), np.array([1, 0, 2, 0]))
-    r = simulate(
-        Workload(np.zeros(5), prompt, np.full(5, 3), after=after), deployment, engine=engine
-    ).requests
-    assert r.refusal.tolist() == [
-        0,
-        Refusal.PROMPT_REACHES_MAX_MODEL_LEN,
-        *[Refusal.PARENT_NOT_FINISHED] * 2,
-        0,
-    ]
+    r = simulate(Workload(np.zeros(5), prompt, np.full(5, 3), after=after), deployment, engine=engine).requests
+    assert r.rejection.tolist() == [0, Rejection.PROMPT_REACHES_MAX_MODEL_LEN, *[Rejection.PARENT_NOT_FINISHED] * 2, 0]
     assert r.status.tolist() == [Status.FINISHED, *[Status.REJECTED] * 3, Status.FINISHED]
 
 
@@ -135,7 +119,7 @@ def test_a_long_chain_behind_a_request_that_cannot_run_is_refused_whole(engine):
     chain = Workload(np.zeros(n), prompt, np.full(n, 3), after=chains([n]))
     r = simulate(chain, deployment, engine=engine).requests
     assert (r.status == Status.REJECTED).all()
-    assert (r.refusal[1:] == Refusal.PARENT_NOT_FINISHED).all()
+    assert (r.rejection[1:] == Rejection.PARENT_NOT_FINISHED).all()
 
 
 def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
@@ -147,19 +131,19 @@ def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
     records = simulate(asked, deployment)
     r = records.requests
     found = summarize(records)
-    assert found.counts.arrived == found.counts.finished == n
+    assert found.counts.arrivals == found.counts.finished == n
     assert found.jct_s.mean.value == pytest.approx((r.finished_s - r.arrival_s).mean())
     late_s = float(np.median(r.arrival_s))
     late = r.arrival_s >= late_s
     some = summarize(records, warmup_s=late_s)
-    assert some.counts.arrived == late.sum()
+    assert some.counts.arrivals == late.sum()
     assert some.jct_s.mean.value == pytest.approx((r.finished_s - r.arrival_s)[late].mean())
     cut = simulate(asked, deployment, time_limit_s=late_s)
-    assert summarize(cut).counts.arrived == np.isfinite(cut.requests.arrival_s).sum() < n
+    assert summarize(cut).counts.arrivals == np.isfinite(cut.requests.arrival_s).sum() < n
 
 
 @pytest.mark.parametrize(
-    ("start", "parent", "told"),
+    ("start", "parent", "report"),
     [
         ([0, 0, 1], [1], "request 1 comes after 1"),
         ([0, 0, 1], [-1], "request 1 comes after -1"),
@@ -168,11 +152,9 @@ def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
         ([0, 0, 0, 0], [], "of as many requests"),
     ],
 )
-def test_what_cannot_be_waited_for_is_told(start, parent, told):
-    with pytest.raises(InputError, match=told):
-        Workload(
-            np.zeros(2), np.ones(2), np.ones(2), after=After(np.array(start), np.array(parent, np.int64))
-        )
+def test_what_cannot_be_waited_for_is_told(start, parent, report):
+    with pytest.raises(InputError, match=report):
+        Workload(np.zeros(2), np.ones(2), np.ones(2), after=After(np.array(start), np.array(parent, np.int64)))
 
 
 def test_what_has_no_place_for_it_says_so(tmp_path):

@@ -5,20 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from observers import (
-    INFINITY,
-    LAW,
-    entries,
-    last_state,
-    longest_output,
-    never_fits,
-    restarts_as_decode,
-    run,
-    watch,
-)
+from observers import INFINITY, LAW, entries, last_state, longest_output, never_fits, restarts_as_decode, run, watch
 from worlds import deployments, workloads
 
-from lengthwise.schema.records import Refusal, Status
+from lengthwise.schema.records import Rejection, Status
 
 
 def one_of_before(workload, mask):
@@ -42,13 +32,11 @@ def test_every_request_ends_in_exactly_one_bucket(workload, deployment, time_lim
     assert sum(mask.sum() for mask in bucket.values()) == len(workload)
     hopeless = never_fits(workload, deployment)
     seen = entries(deployment, records) <= time_limit_s
-    behind = r.refusal == Refusal.PARENT_NOT_FINISHED
+    behind = r.rejection == Rejection.PARENT_NOT_FINISHED
     if workload.concurrency is None:
         np.testing.assert_array_equal(bucket[Status.REJECTED] & ~behind, hopeless & seen)
     assert not (bucket[Status.REJECTED] & ~hopeless & ~behind).any()
-    np.testing.assert_array_equal(
-        behind, one_of_before(workload, bucket[Status.REJECTED] | bucket[Status.TIMED_OUT])
-    )
+    np.testing.assert_array_equal(behind, one_of_before(workload, bucket[Status.REJECTED] | bucket[Status.TIMED_OUT]))
     np.testing.assert_array_equal(bucket[Status.FINISHED], ~np.isnan(r.finished_s))
     assert (r.replica[bucket[Status.REJECTED]] == -1).all()
     assert np.isnan(r.scheduled_s[bucket[Status.REJECTED]]).all()
@@ -69,9 +57,9 @@ def test_tokens_are_conserved(workload, deployment, time_limit_s):
     assert records.gaps.histogram.sum() == records.gaps.total
     assert records.gaps.count.sum() == records.gaps.total
     if not restarts_as_decode(deployment):
-        began = ~np.isnan(r.first_token_s)
-        np.testing.assert_array_equal(r.output_tokens > 0, began)
-        assert records.gaps.total == r.output_tokens.sum() - began.sum()
+        started = ~np.isnan(r.first_token_s)
+        np.testing.assert_array_equal(r.output_tokens > 0, started)
+        assert records.gaps.total == r.output_tokens.sum() - started.sum()
 
 
 @LAW
@@ -121,5 +109,5 @@ def test_the_reference_accounts_for_every_block_at_every_step(workload, deployme
     for rep in watched.replicas:
         assert rep.free == deployment.kv.num_blocks
         assert rep.tokens == 0
-        assert not rep.resident
+        assert not rep.num_running
         assert not rep.queue

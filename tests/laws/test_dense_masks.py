@@ -34,10 +34,7 @@ def test_every_query_pays_for_the_keys_of_all_other_sequences(rule, decodes, eac
     """Pair by pair, as a dense mask of the whole step is laid out."""
     sequences = [(1, each)] * decodes + [(chunk, context + chunk) for chunk, context in prompts]
     pairs = sum(
-        queries * keys
-        for i, (queries, _) in enumerate(sequences)
-        for j, (_, keys) in enumerate(sequences)
-        if i != j
+        queries * keys for i, (queries, _) in enumerate(sequences) for j, (_, keys) in enumerate(sequences) if i != j
     )
     told = more_s(rule, decodes, decodes * each, prompts)
     assert np.isclose(told, 4 * MASKED_S * pairs, rtol=1e-9, atol=1e-12)

@@ -29,7 +29,7 @@ def blind_to_waiting(deployment):
     s, endless = deployment.scheduler, float("inf")
     by_wait = "hrrn" in (s.rank, s.leave)
     chosen = {"rank": "srtf", "leave": "latest_admitted"} if by_wait else {}
-    if s.takeover != "never":
+    if s.takeover != "disabled":
         chosen["takeover"] = "by_rank"
     return dataclasses.replace(
         deployment,
@@ -59,9 +59,7 @@ def test_a_serial_front_is_lindleys_recursion(workload, deployment, front):
     """An open loop behind a front is one whose requests come when they have passed it."""
     assume(workload.concurrency is None)
     workload = dataclasses.replace(workload, after=None)
-    assume(
-        "aged" not in str((deployment.scheduler.rank, deployment.scheduler.leave))
-    )  # by the time it was sent
+    assume("aged" not in str((deployment.scheduler.rank, deployment.scheduler.leave)))  # by the time it was sent
     deployment = blind_to_waiting(deployment)
     late = run(workload, behind(deployment, front)).requests
     entered = dataclasses.replace(workload, arrival_s=front.entries_s(workload.arrival_s))
@@ -87,7 +85,7 @@ def test_a_closed_loop_sends_when_one_ends_and_then_takes_the_front(engine):
     entries_s = front.entries_s(r.arrival_s)
     np.testing.assert_allclose(r.scheduled_s, entries_s, rtol=0.1)
     assert (r.scheduled_s >= entries_s - 1e-12).all()
-    np.testing.assert_array_equal(r.waited_s, r.scheduled_s - r.arrival_s)
+    np.testing.assert_array_equal(r.queued_for_s, r.scheduled_s - r.arrival_s)
     bare = simulate(requests, dataclasses.replace(one, cost=cost_tables([4])), engine=engine).requests
     assert (r.first_token_s - r.arrival_s > bare.first_token_s - bare.arrival_s + 0.5).all()
 

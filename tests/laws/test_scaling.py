@@ -43,9 +43,7 @@ def slower(deployment: Deployment, factor: float) -> Deployment:
 
 
 def slower_tables(cost: CostTables, factor: float) -> CostTables:
-    tables = {
-        f.name: getattr(cost, f.name) * factor for f in dataclasses.fields(cost) if f.name.endswith("_s")
-    }
+    tables = {f.name: getattr(cost, f.name) * factor for f in dataclasses.fields(cost) if f.name.endswith("_s")}
     front = Front(cost.front.request_s * factor, cost.front.queue_s * factor)
     other = None if cost.other is None else slower_tables(cost.other, factor)
     return dataclasses.replace(cost, **tables, front=front, other=other)
@@ -60,9 +58,7 @@ def one_at_a_time(deployment: Deployment, replicas: int) -> Deployment:
     return dataclasses.replace(
         deployment,
         parallel=dataclasses.replace(deployment.parallel, replicas=replicas),
-        limits=dataclasses.replace(
-            deployment.limits, max_num_seqs=1, max_step_seqs=None, timeout_s=float("inf")
-        ),
+        limits=dataclasses.replace(deployment.limits, max_num_seqs=1, max_step_seqs=None, timeout_s=float("inf")),
         scheduler=Scheduler(rank="fcfs", batching="chunked", memory="paged", router="central"),
     )
 
@@ -139,12 +135,5 @@ def test_replicas_in_turn_are_separate_servers(workload, deployment):
         columns = ("arrival_s", "prompt_tokens", "output_tokens", "predicted_tokens", "priority")
         part = Workload(**{column: getattr(workload, column)[share] for column in columns})
         single = run(part, alone).requests
-        for column in (
-            "scheduled_s",
-            "first_token_s",
-            "finished_s",
-            "output_tokens",
-            "preemptions",
-            "status",
-        ):
+        for column in ("scheduled_s", "first_token_s", "finished_s", "output_tokens", "preemptions", "status"):
             np.testing.assert_array_equal(getattr(single, column), getattr(both, column)[share])

@@ -8,16 +8,7 @@ import itertools
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from observers import (
-    INFINITY,
-    LAW,
-    entries,
-    last_state,
-    longest_output,
-    restarts_as_decode,
-    run,
-    watch,
-)
+from observers import INFINITY, LAW, entries, last_state, longest_output, restarts_as_decode, run, watch
 from sides import apart
 from test_kernel_agrees import assert_same
 from worlds import workloads
@@ -40,9 +31,9 @@ def test_requests_and_tokens_are_conserved_over_both_sides(workload, deployment,
     assert (r.output_tokens[~finished] < longest[~finished]).all()
     assert time_limit_s < INFINITY or not bucket[Status.UNFINISHED].any()
     if not restarts_as_decode(deployment):
-        began = ~np.isnan(r.first_token_s)
-        np.testing.assert_array_equal(r.output_tokens > 0, began)
-        assert records.gaps.total == r.output_tokens.sum() - began.sum()
+        started = ~np.isnan(r.first_token_s)
+        np.testing.assert_array_equal(r.output_tokens > 0, started)
+        assert records.gaps.total == r.output_tokens.sum() - started.sum()
 
 
 @LAW
@@ -82,15 +73,9 @@ def test_everything_is_free_at_the_end_of_both_sides(workload, deployment):
     blocks = [deployment.kv.num_blocks] * deployment.parallel.replicas
     blocks += [there.kv.num_blocks] * there.parallel.replicas
     np.testing.assert_array_equal(state.replicas["free_blocks"], blocks)
-    for column in ("in_flight", "partials", "coming"):
+    for column in ("in_flight", "partials", "incoming"):
         assert (state.replicas[column] == 0).all()
-    for counts in (
-        state.groups["members"],
-        state.phases,
-        state.queues["length"],
-        state.waiting,
-        state.running,
-    ):
+    for counts in (state.groups["members"], state.phases, state.queues["length"], state.waiting, state.running):
         assert (counts == 0).all()
     assert (state.tokens == 0).all()
     assert state.ctr[0]["events"] == 0
@@ -102,7 +87,7 @@ def test_the_reference_accounts_for_every_block_of_both_sides(workload, deployme
     for rep in watch(workload, deployment).replicas:
         assert rep.free == rep.s.total_blocks
         assert rep.tokens == 0
-        assert not rep.resident
+        assert not rep.num_running
         assert not rep.queue
 
 
@@ -123,9 +108,9 @@ def test_time_goes_on_and_causes_come_first(workload, deployment):
     assert all((a[done] <= b[done]).all() for a, b in itertools.pairwise(chain))
     handed = done & (r.output_tokens > 1) & (r.preemptions == 0)
     if not restarts_as_decode(deployment):
-        least_s = there.handover.fixed_s + r.prompt_tokens * there.handover.token_s
-        assert (r.finished_s >= r.first_token_s + least_s)[handed].all()
-    assert (r.waited_s[done] <= (r.finished_s - r.arrival_s)[done] * (1 + 1e-12)).all()
+        min_s = there.kv_transfer.fixed_s + r.prompt_tokens * there.kv_transfer.token_s
+        assert (r.finished_s >= r.first_token_s + min_s)[handed].all()
+    assert (r.queued_for_s[done] <= (r.finished_s - r.arrival_s)[done] * (1 + 1e-12)).all()
 
 
 @LAW

@@ -17,12 +17,7 @@ from lengthwise.schema.records import Status
 
 HALF = settings(LAW, max_examples=max(1, EXAMPLES // 2))
 BATCHINGS = [name for name in known("batching") if not name.startswith("vidur")]
-BOUNDED = {
-    "rank": RANKS,
-    "takeover": TAKEOVERS,
-    "batching": BATCHINGS,
-    "max_wait_s": [0.0, 0.01, 0.05, 0.3],
-}
+BOUNDED = {"rank": RANKS, "takeover": TAKEOVERS, "batching": BATCHINGS, "max_wait_s": [0.0, 0.01, 0.05, 0.3]}
 UNBOUNDED = {"max_wait_s": INFINITY, "takeover": TAKEOVERS}
 
 
@@ -104,11 +99,11 @@ def test_aged_gittins_is_passed_only_by_who_came_soon_after(workload, deployment
 
 class ResponseRatio(Doorkeeper):
     def passes(self, q, w):
-        waited_s = w.waited_s + (self.now_s - w.queued_s)
-        needed_s = waited_s * self.remaining(q) / self.remaining(w)
-        assert needed_s <= near(needed_s, q.waited_s)
+        queued_for_s = w.queued_for_s + (self.now_s - w.queued_s)
+        needed_s = queued_for_s * self.remaining(q) / self.remaining(w)
+        assert needed_s <= near(needed_s, q.queued_for_s)
         if q.eviction == w.eviction == 0 and q.index > w.index and self.remaining(q) > self.remaining(w):
-            assert waited_s <= near(0, q.waited_s)
+            assert queued_for_s <= near(0, q.queued_for_s)
 
 
 @HALF
@@ -181,7 +176,7 @@ class FairShare(Doorkeeper):
 
     def __init__(self, setup):
         super().__init__(setup)
-        self.apart = 0.0
+        self.disaggregated = 0.0
         self.running = set()
         self.most_running = 0
 
@@ -189,17 +184,17 @@ class FairShare(Doorkeeper):
         super()._place(rep, step, q, chunk)
         self.running.add(q.index)
         self.most_running = max(self.most_running, len(self.running))
-        self.look(rep.line)
+        self.poll(rep.line)
 
     def _leave(self, rep, q, status, now):
         super()._leave(rep, q, status, now)
         self.running.discard(q.index)
-        self.look(rep.line)
+        self.poll(rep.line)
 
-    def look(self, line):
+    def poll(self, line):
         charged = [self.service[q.tenant] for q in line.waiting if q.admission < 0]
         if charged:
-            self.apart = max(self.apart, max(charged) - min(charged))
+            self.disaggregated = max(self.disaggregated, max(charged) - min(charged))
 
 
 @HALF
@@ -217,7 +212,7 @@ def charged_alike(workload, deployment):
     largest = (prompt + 2 * np.maximum(predicted, produced))[came].max(initial=0)
     wrong_by = np.abs(predicted - produced)[came].max(initial=0)
     most = largest + 4 * wrong_by * keeper.most_running
-    assert keeper.apart <= most * (1 + 1e-9)
+    assert keeper.disaggregated <= most * (1 + 1e-9)
 
 
 class Binned(Doorkeeper):
@@ -231,16 +226,14 @@ class Binned(Doorkeeper):
 
     def _complete(self, line, number, now):
         for q in line.bins[number]:
-            due_s = max(q.arrival_s + self.s.bin_wait_s, self.entered_s[q.index])
-            assert now <= due_s, "no bin keeps a request longer than batch_wait_s"
+            deadline_s = max(q.arrival_s + self.s.bin_wait_s, self.entered_s[q.index])
+            assert now <= deadline_s, "no bin keeps a request longer than batch_wait_s"
         assert len(line.bins[number]) <= self.s.max_num_seqs
         super()._complete(line, number, now)
 
 
 @HALF
-@given(
-    misled(), served(binning=["one", "bins(boundaries=[5.0, 50.0])"], batch_wait_s=[0.0, 0.01, 0.1, INFINITY])
-)
+@given(misled(), served(binning=["one", "bins(boundaries=[5.0, 50.0])"], batch_wait_s=[0.0, 0.01, 0.1, INFINITY]))
 def test_no_bin_keeps_a_request_too_long(workload, deployment):
     keeper = observe(Binned, workload, deployment)
     assert not any(waiting for line in keeper.lines for waiting in line.bins)
@@ -300,18 +293,18 @@ def test_a_window_ends_after_fifty_steps(workload, deployment):
 class Seats(Doorkeeper):
     """By rank: nobody who has had a token keeps a seat from who ranks better, once takeovers were looked for."""
 
-    def _give_way(self, rep, step):
-        super()._give_way(rep, step)
+    def _preemption_pass(self, rep, step):
+        super()._preemption_pass(rep, step)
         if not rep.queue or rep.decide or rep.undecided:
             return
         best = min(rep.queue, key=lambda q: (q.key, q.index))
         worse = [q for q in rep.idle if q.generated > q.entered and self._rank_of(q) > best.key]
-        seats, free = self.s.max_num_seqs - len(rep.resident), rep.free
-        if not self.enters(best, free, seats):
-            assert not self.enters(best, free + sum(q.blocks for q in worse), seats + len(worse))
+        max_num_seqs, free = self.s.max_num_seqs - len(rep.num_running), rep.free
+        if not self.enters(best, free, max_num_seqs):
+            assert not self.enters(best, free + sum(q.blocks for q in worse), max_num_seqs + len(worse))
 
-    def enters(self, q, free, seats):
-        return seats > 0 and self._blocks_to_enter(q, free, seats) >= 0
+    def enters(self, q, free, max_num_seqs):
+        return max_num_seqs > 0 and self._blocks_to_enter(q, free, max_num_seqs) >= 0
 
 
 @HALF

@@ -49,8 +49,8 @@ def test_no_more_sequences_are_resident_than_allowed(workload, deployment):
     for replica in range(deployment.parallel.replicas):
         mine = stayed & (r.replica == replica)
         came_s, left_s = np.sort(r.scheduled_s[mine]), np.sort(r.finished_s[mine])
-        resident = np.arange(1, mine.sum() + 1) - np.searchsorted(left_s, came_s, side="right")
-        assert (resident <= deployment.limits.max_num_seqs).all()
+        num_running = np.arange(1, mine.sum() + 1) - np.searchsorted(left_s, came_s, side="right")
+        assert (num_running <= deployment.limits.max_num_seqs).all()
 
 
 @LAW

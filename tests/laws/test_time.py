@@ -107,7 +107,7 @@ def test_waiting_is_told_whole(workload, deployment):
     r = run(workload, deployment).requests
     done = r.status == Status.FINISHED
     first_wait_s = (r.scheduled_s - r.arrival_s)[done]
-    assert (r.waited_s[done] >= first_wait_s).all()
-    assert (r.waited_s[done] <= (r.finished_s - r.arrival_s)[done]).all()
+    assert (r.queued_for_s[done] >= first_wait_s).all()
+    assert (r.queued_for_s[done] <= (r.finished_s - r.arrival_s)[done]).all()
     once = r.preemptions[done] == 0
-    np.testing.assert_array_equal(r.waited_s[done][once], first_wait_s[once])
+    np.testing.assert_array_equal(r.queued_for_s[done][once], first_wait_s[once])

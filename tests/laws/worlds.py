@@ -32,7 +32,7 @@ NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
 
 
 def cost_tables(
-    stage_layers: list[int], rule: int = PER_REQUEST, scale: float = 1.0, *, beside: bool = False
+    stage_layers: list[int], rule: int = PER_REQUEST, scale: float = 1.0, *, additional: bool = False
 ) -> CostTables:
     """Plausible tables: a floor, a slope, an uneven bump, so that sums in another order show."""
     t, b = np.arange(129) / 128, np.arange(33) / 32
@@ -57,13 +57,13 @@ def cost_tables(
         decode_s=scale * decode,
         stage_layers=np.array(stage_layers),
         rule=AttentionRule(rule, 64, 1.1 if rule == MERGED else 1.0),
-        beside_prompts=factor if beside and rule == PER_REQUEST else None,
+        beside_prompts=factor if additional and rule == PER_REQUEST else None,
     )
 
 
 def of_two_degrees(tables: CostTables, marks: list[int]) -> CostTables:
     """The tables, and others that are slower for the stages that are marked."""
-    slower = cost_tables([1], tables.rule.kind, 1.7, beside=tables.beside_prompts is None)
+    slower = cost_tables([1], tables.rule.kind, 1.7, additional=tables.beside_prompts is None)
     slower = dataclasses.replace(slower, masked_s=tables.masked_s / 3)
     return dataclasses.replace(tables, other=slower, stage_other=np.array(marks))
 
@@ -79,9 +79,7 @@ def workloads(draw: st.DrawFn, max_requests: int = 40) -> Workload:
     concurrency = draw(st.none() | st.integers(1, 8))
     output = rng.integers(1, draw(st.sampled_from([2, 20, 200])), n)
     error = draw(st.sampled_from([0.0, 0.7]))
-    again = (
-        _predictions(rng, output, error, draw(st.sampled_from([1, 3, 20]))) if draw(st.booleans()) else None
-    )
+    again = _predictions(rng, output, error, draw(st.sampled_from([1, 3, 20]))) if draw(st.booleans()) else None
     return Workload(
         np.zeros(n) if concurrency else arrival_s,
         rng.integers(1, draw(st.sampled_from([4, 80, 400])), n),
@@ -126,7 +124,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
     ranks = [*sorted(known("rank")), *FAMILIES]
     beyond = {
         "takeover": draw(
-            st.sampled_from(["never", "never", "by_rank", "worth_it", "worth(factor=0.1, most=2)"])
+            st.sampled_from(["disabled", "disabled", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])
         ),
         "binning": draw(st.sampled_from([None, None, None, "one", "bins(boundaries=[5.0, 50.0])"])),
         "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
@@ -143,7 +141,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
             chosen.memory,
             draw(st.sampled_from(["recompute", "swap"])),
             draw(st.sampled_from(sorted(known("router")))),
-            **(beyond if chosen.takeover == "never" else beyond | {"takeover": chosen.takeover}),
+            **(beyond if chosen.takeover == "disabled" else beyond | {"takeover": chosen.takeover}),
         )
     return Scheduler(
         rank=draw(st.sampled_from(ranks)),
@@ -178,7 +176,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         cost_tables(
             [2] * pp if draw(st.booleans()) else list(range(1, pp + 1)),
             draw(st.sampled_from([PER_REQUEST, MERGED])),
-            beside=draw(st.booleans()),
+            additional=draw(st.booleans()),
         ),
         front=draw(st.sampled_from(FRONTS)),
         masked_s=draw(st.sampled_from(MASKED_S)),

@@ -13,17 +13,7 @@ from lengthwise.apps.app import App, Call, Loop, Model, Sampling, over
 from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.launch import Loaded, LocalLauncher, Patience
 from lengthwise.apps.plan.draws import draw
-from lengthwise.apps.run import (
-    ClusterRooms,
-    Guide,
-    Planned,
-    Settings,
-    Work,
-    expected_tokens,
-    export,
-    job_of,
-    run_here,
-)
+from lengthwise.apps.run import ClusterRooms, Guide, Planned, Settings, Work, expected_tokens, export, job_of, run_here
 from lengthwise.apps.run.results import RunFolder
 from lengthwise.catalog import default_node, gpu
 from lengthwise.schema.app import Cluster, Machine, ModelPlan
@@ -44,13 +34,7 @@ def application() -> App:
         [Model("writer", "opt-125m"), Model("critic", "opt-125m")],
         [
             Call("summarise", "writer", step, fan=over("chunks"), sampling=greedy, api="completion"),
-            Call(
-                "critique",
-                "critic",
-                "Of {{ previous.revise or summarise }}",
-                sampling=greedy,
-                api="completion",
-            ),
+            Call("critique", "critic", "Of {{ previous.revise or summarise }}", sampling=greedy, api="completion"),
             Call("revise", "writer", "Mend by {{ critique }}", sampling=greedy, api="completion"),
         ],
         [Loop("refine", ("critique", "revise"), 2)],
@@ -59,23 +43,23 @@ def application() -> App:
 
 def main(folder: Path, commands: dict[str, str]) -> int:
     """The run's exit code."""
-    unrolled = expand(application(), ROWS)
-    draws = [draw(unrolled.tasks, [None, None], [512, 512], seed) for seed in range(2)]
+    expanded = expand(application(), ROWS)
+    draws = [draw(expanded.tasks, [None, None], [512, 512], seed) for seed in range(2)]
     spec = gpu(GPU)
     both = tuple(ModelPlan(m, GPU) for m in range(2))
     rooms = ClusterRooms(Cluster((Machine(spec, default_node(spec, 2), 2),)), lambda plan, how: 20.0)
     guide = Guide((both,))
-    work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(draws), words="live")
+    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words="live")
     job = job_of(work, Planned(guide, rooms), Settings(save_s=0.5, linger_s=0.05, lease_s=30.0))
     launcher = LocalLauncher(
-        [Loaded(name, served="m", seats=4, command=commands[name]) for name in ("writer", "critic")],
+        [Loaded(name, served="m", max_num_seqs=4, command=commands[name]) for name in ("writer", "critic")],
         folder / "logs",
-        patience=Patience(ready_s=180.0, grace_s=5.0),
+        timeouts=Patience(ready_s=180.0, grace_s=5.0),
     )
     place = RunFolder(folder)
     with place.taken(resume=True) as ledger:
         ended = run_here(job, ledger, launcher)
-        told = export(ledger, job.layout, folder / "out", ids=lambda row: str(unrolled.ids[row]))
+        told = export(ledger, job.layout, folder / "out", ids=lambda row: str(expanded.ids[row]))
     counts = {state.name: 0 for *_, state in ended.counts}
     for (*_, state), count in ended.counts.items():
         counts[state.name] += count

@@ -18,9 +18,7 @@ def engine_python():
     """The interpreter of the engines' own environment. A checked change must not pass without it."""
     found = ROOT / ".engines" / "vllm" / "bin" / "python"
     if not found.exists():
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
-            f"no {found.parents[1]}: make engine"
-        )
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no {found.parents[1]}: make engine")
     return str(found)
 
 

@@ -55,9 +55,7 @@ async def _serve(encode_url: str, decode_url: str, ready: Future) -> None:
 
         async def asked(request: web.Request) -> web.Response:
             async with session.get(decode_url + request.path_qs) as told:
-                return web.Response(
-                    status=told.status, body=await told.read(), content_type=told.content_type
-                )
+                return web.Response(status=told.status, body=await told.read(), content_type=told.content_type)
 
         app = web.Application(client_max_size=1 << 24)
         app.router.add_post("/v1/completions", completions)

@@ -27,7 +27,7 @@ MOST = 0.60
 TOO_NOISY = 0.50
 """Where repeats of the very same requests lie further from their median, nothing can be judged."""
 
-FEWEST, MOST_REQUESTS, LASTS_S = 64, 600, 6.0
+MIN_COUNT, MAX_REQUESTS, LASTS_S = 64, 600, 6.0
 """Of a load: requests, and seconds. What a quick engine serves within one second says more of the client."""
 
 Errors = Mapping[str, Mapping[str, float]]
@@ -37,12 +37,12 @@ QUEUED, FREE = "static", "half"
 
 def lasting(rate_rps: float, seconds: float = LASTS_S) -> int:
     """Requests of a load at a rate."""
-    return min(MOST_REQUESTS, max(FEWEST, int(seconds * rate_rps)))
+    return min(MAX_REQUESTS, max(MIN_COUNT, int(seconds * rate_rps)))
 
 
 def arriving(lengths: Lengths, tokens_s: float, seed: int, name: str = "") -> Workload:
     """Requests of a load of so many output tokens a second."""
-    return lengths.arriving(tokens_s, LASTS_S, seed, name, least=FEWEST, most=MOST_REQUESTS)
+    return lengths.arriving(tokens_s, LASTS_S, seed, name, least=MIN_COUNT, most=MAX_REQUESTS)
 
 
 def served_rps(measured: Measured) -> float:
@@ -62,22 +62,18 @@ def out_of_order(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
         for setting in sorted({load.partition("-")[0] for load in of}):
             queued, free = (of.get(f"{setting}-{load}") for load in (QUEUED, FREE))
             if queued is not None and free is not None and not queued > free:
-                wrong.append(
-                    f"{who}, {setting}: TTFT of all at once {queued:.3g} s, at half of capacity {free:.3g} s"
-                )
+                wrong.append(f"{who}, {setting}: TTFT of all at once {queued:.3g} s, at half of capacity {free:.3g} s")
     return wrong
 
 
-def drift(learnt: Iterations, told: Iterations, seats: int) -> float:
+def drift(learnt: Iterations, report: Iterations, max_num_seqs: int) -> float:
     """How much faster or slower the machine did the very same steps in one log than in the other, relative.
 
     Of steps of as many decodes and no prompt, up to ``seats``, the medians; over these steps the median.
     """
     off = []
-    for decodes in range(1, seats + 1):
-        seconds = [
-            log.seconds[(log.prefill_tokens == 0) & (log.decode_seqs == decodes)] for log in (learnt, told)
-        ]
+    for decodes in range(1, max_num_seqs + 1):
+        seconds = [log.seconds[(log.prefill_tokens == 0) & (log.decode_seqs == decodes)] for log in (learnt, report)]
         if min(map(len, seconds)) >= ENOUGH:
             off.append(abs(float(np.median(seconds[0]) / np.median(seconds[1])) - 1))
     return statistics.median(off) if off else 0.0
@@ -96,7 +92,7 @@ def seen_steps(runs: Sequence[Measured]) -> Iterations:
 
 
 def judged(
-    errors: Errors, apart: Errors, each: str, metrics: Sequence[str] = METRICS
+    errors: Errors, disaggregated: Errors, each: str, metrics: Sequence[str] = METRICS
 ) -> tuple[list[str], list[str]]:
     """What is too far off, and what was too noisy to tell, in words.
 
@@ -108,10 +104,10 @@ def judged(
     """
     wrong, noisy = [], []
     for metric in metrics:
-        cases = {each: (abs(errors[each][metric]), apart[each][metric])}
+        cases = {each: (abs(errors[each][metric]), disaggregated[each][metric])}
         if metric in OVER_LOADS:
             error, spread = (
-                statistics.median(abs(of[load][metric]) for load in errors) for of in (errors, apart)
+                statistics.median(abs(of[load][metric]) for load in errors) for of in (errors, disaggregated)
             )
             cases["the median load"] = (error, spread)
         for name, (error, spread) in cases.items():

@@ -45,12 +45,12 @@ class Job:
 
     name: str
     tokens: int
-    told: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
         # Without the penalty random weights repeat one token for ever, and any mistake would look the same.
         fixed = {"model": "m", "temperature": 0, "ignore_eos": True, "frequency_penalty": 2.0}
-        return fixed | {"prompt": f"job {self.name} of", "max_tokens": self.tokens} | (self.told or {})
+        return fixed | {"prompt": f"job {self.name} of", "max_tokens": self.tokens} | (self.report or {})
 
 
 def lengthwise(tokens: float, **more: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Burst:
         refusals: Status and body of who was refused.
     """
 
-    ended: list[str]
+    finished: list[str]
     seconds: dict[str, float]
     texts: dict[str, str]
     refusals: dict[str, tuple[int, str]]
@@ -80,7 +80,7 @@ class Burst:
 
     def places(self, names: set[str]) -> float:
         """Their mean place in the order of ending."""
-        return sum(k for k, name in enumerate(self.ended) if name in names) / len(names)
+        return sum(k for k, name in enumerate(self.finished) if name in names) / len(names)
 
 
 def burst(url: str, jobs: list[Job], *, head: tuple[Job, ...] = (), head_s: float = 0.0) -> Burst:
@@ -89,7 +89,7 @@ def burst(url: str, jobs: list[Job], *, head: tuple[Job, ...] = (), head_s: floa
 
 
 async def bursting(
-    url: str, jobs: list[Job], head: tuple[Job, ...] = (), *, seats: Seats | None = None, head_s: float = 0.0
+    url: str, jobs: list[Job], head: tuple[Job, ...] = (), *, max_num_seqs: Seats | None = None, head_s: float = 0.0
 ) -> Burst:
     """The same in a loop.
 
@@ -107,13 +107,14 @@ async def bursting(
         if answer.status != 200:
             out.refusals[job.name] = answer.status, text
             return
-        out.ended.append(job.name)
+        out.finished.append(job.name)
         out.seconds[job.name] = time.monotonic() - start_s
         out.texts[job.name] = json.loads(text)["choices"][0]["text"]
 
     async def there(sent: int) -> None:
         await holding(
-            seats.url if seats else url, lambda: sent - len(out.ended) + (seats.jobs if seats else 0)
+            max_num_seqs.url if max_num_seqs else url,
+            lambda: sent - len(out.finished) + (max_num_seqs.jobs if max_num_seqs else 0),
         )
 
     connector = aiohttp.TCPConnector(limit=0)
@@ -126,9 +127,9 @@ async def bursting(
         for job in jobs:
             tasks.create_task(one(session, job))
             await asyncio.sleep(0)
-        if seats:
+        if max_num_seqs:
             await there(len(head) + len(jobs))
-            seats.free.set()
+            max_num_seqs.free.set()
     return out
 
 
@@ -159,13 +160,13 @@ class Seats:
 
 
 @contextlib.asynccontextmanager
-async def taken(url: str, seats: int, tokens: int, told: dict[str, Any]) -> AsyncIterator[Seats]:
+async def taken(url: str, max_num_seqs: int, tokens: int, report: dict[str, Any]) -> AsyncIterator[Seats]:
     """Takes all seats; ``told`` puts who takes them before everybody else."""
-    out = Seats(url, 2 * seats)
+    out = Seats(url, 2 * max_num_seqs)
 
     async def one(k: int) -> None:
         for turn in itertools.count():
-            found = await bursting(url, [Job(f"blocker {k} {turn}", tokens, told)])
+            found = await bursting(url, [Job(f"blocker {k} {turn}", tokens, report)])
             assert found.refusals == {}
             if out.free.is_set():
                 return
@@ -189,6 +190,5 @@ def metrics(url: str, names: tuple[str, ...]) -> list[float]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as told:
         lines = told.read().decode().splitlines()
     return [
-        sum(float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " ")))
-        for name in names
+        sum(float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " "))) for name in names
     ]

@@ -44,9 +44,7 @@ def scheduler(model, asynchronous, kind=LengthScheduler, policy="fcfs", **settin
     config.scheduler_config.async_scheduling = asynchronous
     config.cache_config.num_gpu_blocks = BLOCKS
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    cache = KVCacheConfig(
-        num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-    )
+    cache = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
     return kind(
         vllm_config=config,
         kv_cache_config=cache,
@@ -62,16 +60,16 @@ class Worker:
     def __init__(self):
         self.lengths, self.outputs = {}, {}
 
-    def run(self, told):
-        for new in told.scheduled_new_reqs:
+    def run(self, report):
+        for new in report.scheduled_new_reqs:
             self.lengths[new.req_id] = len(new.prompt_token_ids)
             self.outputs.setdefault(new.req_id, 0)
-        cached = told.scheduled_cached_reqs
+        cached = report.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        computed |= {new.req_id: new.num_computed_tokens for new in told.scheduled_new_reqs}
-        names, sampled = list(told.num_scheduled_tokens), []
+        computed |= {new.req_id: new.num_computed_tokens for new in report.scheduled_new_reqs}
+        names, sampled = list(report.num_scheduled_tokens), []
         for name in names:
-            end = computed[name] + told.num_scheduled_tokens[name]
+            end = computed[name] + report.num_scheduled_tokens[name]
             total = self.lengths[name] + self.outputs[name]
             assert end <= total, (name, end, total)
             sampled.append([FIRST + self.outputs[name]] if end == total else [])
@@ -99,9 +97,7 @@ def world(model, asynchronous, seed, **settings):
     assert isinstance(made, AsyncScheduler) == asynchronous
     assert made.lengthwise is not None
     hasher, depth = get_request_block_hasher(BLOCK, sha256), 2 if asynchronous else 1
-    coming = deque(
-        request(f"r{k}", random_.randint(5, 90), random_.choice([3, 8, 40, 120]), hasher) for k in range(40)
-    )
+    coming = deque(request(f"r{k}", random_.randint(5, 90), random_.choice([3, 8, 40, 120]), hasher) for k in range(40))
     everyone, aborted, flying, ended = {one.request_id: one for one in coming}, set(), deque(), []
     for step in range(6000):
         if coming and step % 6 == 0:
@@ -126,10 +122,10 @@ def world(model, asynchronous, seed, **settings):
         "ordered": made.lengthwise is not None,
         "wrong": sorted(name for name, right in whole.items() if not right),
         "unfinished": sorted(made.requests),
-        "ended": len(set(ended) - aborted),
+        "finished": len(set(ended) - aborted),
         "expected": len(whole),
         "preemptions": sum(one.num_preemptions for one in everyone.values()),
-        "cuts": sum(one.cuts for one in made.lengthwise.book._entries.values()) if made.lengthwise else 0,
+        "cuts": sum(one.cuts for one in made.lengthwise.registry._entries.values()) if made.lengthwise else 0,
         "free_blocks": made.kv_cache_manager.block_pool.get_num_free_blocks(),
     }
 
@@ -138,17 +134,11 @@ def main(model):
     init_none_hash(sha256)
     found = {}
     for asynchronous in (False, True):
-        for takeover in ("never", "worth(factor=0)"):
+        for takeover in ("disabled", "worth(factor=0)"):
             for seed in range(2):
                 name = f"{'async' if asynchronous else 'plain'} {takeover} {seed}"
                 found[name] = world(
-                    model,
-                    asynchronous,
-                    seed,
-                    takeover=takeover,
-                    window_tokens=4,
-                    cuts_per_s=1e9,
-                    max_wait_s=1e9,
+                    model, asynchronous, seed, takeover=takeover, window_tokens=4, cuts_per_s=1e9, max_wait_s=1e9
                 )
     print(json.dumps(found))
 

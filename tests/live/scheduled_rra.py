@@ -23,14 +23,11 @@ BATCH, STEPS = 2, 5
 def world(model, asynchronous, policy, seed, *, tight, **settings):
     """Requests, all at once where there is room; what each got, and the phases."""
     random_, worker = random.Random(seed), Worker()
-    made = scheduler(
-        model, asynchronous, RraScheduler, policy, encode_batch=BATCH, decode_steps=STEPS, **settings
-    )
+    made = scheduler(model, asynchronous, RraScheduler, policy, encode_batch=BATCH, decode_steps=STEPS, **settings)
     hasher, depth = get_request_block_hasher(BLOCK, sha256), 2 if asynchronous else 1
     longest = [3, 8, 40, 120] if tight else [3, 8, 12]
     coming = deque(
-        request(f"r{k}", random_.randint(5, 90 if tight else 30), random_.choice(longest), hasher)
-        for k in range(40)
+        request(f"r{k}", random_.randint(5, 90 if tight else 30), random_.choice(longest), hasher) for k in range(40)
     )
     everyone, aborted, flying, mixed = {one.request_id: one for one in coming}, set(), deque(), 0
     while not tight and coming:
@@ -60,7 +57,7 @@ def world(model, asynchronous, policy, seed, *, tight, **settings):
     }
     phases = list(made.lengthwise.rounds.phases) if made.lengthwise else []
     return {
-        "held": made.lengthwise is not None,
+        "satisfied": made.lengthwise is not None,
         "wrong": sorted(name for name, right in whole.items() if not right),
         "unfinished": sorted(made.requests),
         "expected": len(whole),

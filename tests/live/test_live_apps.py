@@ -29,15 +29,7 @@ def commands(tmp_path_factory, engine_python):
     written = {}
     for name, size in (("writer", "tiny"), ("critic", "small")):
         model = _vllm.make_model(folder / name, size)
-        words = [
-            engine_python,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            str(model),
-            "--port",
-            "{port}",
-        ]
+        words = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", "{port}"]
         words += ["--served-model-name", "m", "--host", "{host}", "--dtype", "float32", "--enforce-eager"]
         words += ["--max-model-len", "1024", "--max-num-seqs", "4", "--generation-config", "vllm"]
         written[name] = " ".join(words)
@@ -48,12 +40,7 @@ def commands(tmp_path_factory, engine_python):
 def environment(folder):
     import _vllm
 
-    return {
-        **os.environ,
-        **_vllm.QUIET,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CACHE_ROOT": str(folder / "cache"),
-    }
+    return {**os.environ, **_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
 
 
 def begun(folder, commands):
@@ -103,9 +90,7 @@ def test_all_tasks_are_answered_in_the_order_of_the_inputs(undisturbed):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_a_run_that_was_stopped_half_way_ends_with_the_same_bytes(
-    tmp_path, commands, undisturbed, number, code
-):
+def test_a_run_that_was_stopped_half_way_ends_with_the_same_bytes(tmp_path, commands, undisturbed, number, code):
     folder = tmp_path / "run"
     process = begun(folder, commands)
     until_done(folder, 9, process)

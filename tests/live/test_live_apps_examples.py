@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 
 from lengthwise.apps.launch.local import launch_of
-from lengthwise.apps.ledger import ENDED, State, open_ledger
+from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.apps.plan import read_plan
 from lengthwise.backend.process import free_port, local_engine
 from lengthwise.config.app_file import load_app
@@ -95,7 +95,7 @@ def killed_half_way(words, folder, tasks):
     process.send_signal(signal.SIGKILL)
     assert process.wait(60) == -9
     with open_ledger(folder, read_only=True) as ledger:
-        left = sum(n for (_, state), n in ledger.counts().items() if state not in ENDED)
+        left = sum(n for (_, state), n in ledger.counts().items() if state not in FINISHED)
     assert left, "nothing was left to do"
 
 
@@ -122,9 +122,7 @@ def undisturbed(tmp_path_factory, weights, urls):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_an_example_that_was_killed_goes_on_and_ends_with_the_same_bytes(
-    tmp_path, weights, urls, undisturbed, name
-):
+def test_an_example_that_was_killed_goes_on_and_ends_with_the_same_bytes(tmp_path, weights, urls, undisturbed, name):
     ended([*command("plan", name, weights), "--no-what-if", "--json", str(tmp_path / "plan.json"), "--quiet"])
     assert read_plan(tmp_path / "plan.json").stages
     whole = undisturbed(name)

@@ -144,11 +144,7 @@ def loading(process: subprocess.Popen, end_s: float) -> set[int]:
         time.sleep(0.1)
         for pid, (parent, group) in processes().items():
             with contextlib.suppress(OSError):
-                if (
-                    parent == process.pid
-                    and group == pid
-                    and os.fsencode("vllm.entrypoints") in words_of(pid)
-                ):
+                if parent == process.pid and group == pid and os.fsencode("vllm.entrypoints") in words_of(pid):
                     groups.add(group)
     return groups
 

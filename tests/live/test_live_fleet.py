@@ -37,21 +37,21 @@ def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
         config = GatewayConfig(
             engines=(Engine(first.url, name="e"),),
             order=Order(mode="engine-priority"),
-            care=Care(health_every_s=0.3),
+            resilience=Care(health_every_s=0.3),
             dispatch=Dispatch(adapt_every_s=0.2),
         )
         heard = []
         async with Fleet(config, on_change=lambda states: heard.append(states[0])) as fleet:
-            assert await fleet.settled(60)
+            assert await fleet.stable(60)
             worker = fleet.worker("e")
-            able = worker.abilities
+            able = worker.capabilities
             assert (worker.kind, able.models, able.max_model_len) == ("vllm", ("m",), 1024)
             assert able.version
             assert able.token_ids
             assert able.ids_each
             assert worker.priority_sign == 1
-            assert worker.facts.kv_tokens > 1024
-            await asyncio.gather(*(_ask(worker) for _ in range(5)))
+            assert worker.metadata.kv_tokens > 1024
+            await asyncio.gather(*(_submit(worker) for _ in range(5)))
             assert max(state.signals.running or 0 for state in heard) == 2
             assert max(state.signals.waiting or 0 for state in heard) >= 1
             assert max(state.tokens_per_s or 0 for state in heard) > 1
@@ -66,7 +66,7 @@ def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
         asyncio.run(watched(stack))
 
 
-async def _ask(worker):
+async def _submit(worker):
     body = {"model": "m", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
     async with worker.session.post(f"{worker.url}/v1/completions", json=body) as answer:
         assert answer.status == 200

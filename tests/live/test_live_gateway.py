@@ -51,7 +51,7 @@ async def served(url: str, *, in_flight: int = SEATS, **named):
         **named,
     )
     async with Gateway(config) as gateway:
-        assert await gateway.fleet.settled(30.0)
+        assert await gateway.fleet.stable(30.0)
         base = f"http://127.0.0.1:{gateway.port}/v1"
         async with AsyncOpenAI(base_url=base, api_key="k", max_retries=0, timeout=120.0) as client:
             yield gateway, client
@@ -91,9 +91,7 @@ async def completion(client, prompt: str, *, stream: bool, tokens: int = 24) -> 
         return told.choices[0].text, told.choices[0].finish_reason, told.usage.completion_tokens
     text, why, count = "", "", 0
     options = {"include_usage": True}
-    async for part in await client.completions.create(
-        **asked, stream=True, stream_options=options, extra_body=fixed
-    ):
+    async for part in await client.completions.create(**asked, stream=True, stream_options=options, extra_body=fixed):
         for choice in part.choices:
             text, why = text + choice.text, choice.finish_reason or why
         count = part.usage.completion_tokens if part.usage else count
@@ -134,7 +132,7 @@ def test_errors_are_those_that_the_official_client_knows(url):
                 await client.completions.create(model="m", prompt="x", max_tokens=5, temperature=-3.0)
             with pytest.raises(openai.BadRequestError):
                 await client.completions.create(model="m", prompt="x " * 3000, max_tokens=900)
-            assert gateway.hub.held == 0
+            assert gateway.hub.satisfied == 0
         keys = (Key("a", hashlib.sha256(b"other").hexdigest()),)
         async with served(url, keys=keys) as (_, client):
             with pytest.raises(openai.AuthenticationError):
@@ -171,7 +169,7 @@ def test_a_client_that_goes_frees_its_place_at_the_engine(url):
     async def work() -> None:
         async with served(url) as (gateway, client):
             stream = await client.completions.create(
-                model="m", prompt="gone", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+                model="m", prompt="stopped", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
             )
             async for _ in stream:
                 break
@@ -181,7 +179,7 @@ def test_a_client_that_goes_frees_its_place_at_the_engine(url):
                 while await metric(url, "vllm:num_requests_running"):  # noqa: ASYNC110 - the engine is asked
                     await asyncio.sleep(0.05)
             async with asyncio.timeout(10):
-                while gateway.hub.held:  # noqa: ASYNC110
+                while gateway.hub.satisfied:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
 
     asyncio.run(work())

@@ -95,9 +95,7 @@ class Journey:
 
     def _done(self, words: str) -> subprocess.CompletedProcess:
         command = [str(PROGRAM), *shlex.split(words)]
-        return subprocess.run(
-            command, cwd=self.place, capture_output=True, text=True, timeout=400, check=False
-        )
+        return subprocess.run(command, cwd=self.place, capture_output=True, text=True, timeout=400, check=False)
 
     def numbers(self, name: str) -> dict:
         """A file of JSON that a command wrote."""
@@ -130,15 +128,7 @@ def write_device(path: Path) -> None:
     import _device
 
     spec = _device.this_thread()
-    keys = (
-        "memory_bytes",
-        "bandwidth_bytes_per_s",
-        "tdp_w",
-        "idle_w",
-        "price_per_hour_usd",
-        "price_source",
-        "source",
-    )
+    keys = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "idle_w", "price_per_hour_usd", "price_source", "source")
     lines = [f"[{json.dumps(spec.name)}]", f"peak_flops = {{ float32 = {spec.peak_flops['float32']} }}"]
     path.write_text("\n".join([*lines, *(f"{key} = {json.dumps(getattr(spec, key))}" for key in keys), ""]))
 
@@ -162,9 +152,7 @@ def measured(tmp_path_factory, engine_python, torch):
         full = CAPACITY.replace("256", str(SEATS)).replace("600", str(FULL))
         made.run(f"bench {engine.url} mine.toml {full} --json full.json")
         rate_rps = made.numbers("full.json")["results"][0]["summary"]["rates"]["requests_per_s"]["value"]
-        values = {"{url}": engine.url} | {
-            f"{{{load}}}": f"{share * rate_rps:.3g}" for load, share in SHARES.items()
-        }
+        values = {"{url}": engine.url} | {f"{{{load}}}": f"{share * rate_rps:.3g}" for load, share in SHARES.items()}
         for line in loads:
             made.run(filled(filled(line, COMMANDS), values))
         for name in AGAIN:
@@ -211,19 +199,17 @@ def test_every_request_asked_for_is_answered_to_the_token(measured, load, reques
 @pytest.mark.parametrize("load", ["low", "half", "high"])
 def test_the_engines_prefix_cache_answers_none_of_the_guides_loads(measured, load):
     one = read_records(measured.place / f"{load}.parquet")
-    told, asked = one.facts["prefix_cache"], one.records.requests.prompt_tokens.sum()
+    told, asked = one.metadata["prefix_cache"], one.records.requests.prompt_tokens.sum()
     assert told["looked_up_tokens"] == asked  # it is on
     assert told["found_tokens"] <= 0.01 * asked
 
 
 def test_prompts_that_the_engine_knows_are_found_doubted_and_refused(measured):
     once, twice = (read_records(measured.place / f"{name}.parquet") for name in AGAIN)
-    assert once.facts["prefix_cache"]["found_tokens"] <= 0.01 * once.records.requests.prompt_tokens.sum()
-    assert twice.facts["prefix_cache"]["found_tokens"] > 0.3 * twice.records.requests.prompt_tokens.sum()
-    assert any("in its prefix cache" in doubt for doubt in twice.doubts)
-    said = measured.refused(
-        "calibrate mine.toml low.parquet high.parquet --holdout twice.parquet --out no.npz"
-    )
+    assert once.metadata["prefix_cache"]["found_tokens"] <= 0.01 * once.records.requests.prompt_tokens.sum()
+    assert twice.metadata["prefix_cache"]["found_tokens"] > 0.3 * twice.records.requests.prompt_tokens.sum()
+    assert any("in its prefix cache" in doubt for doubt in twice.warnings)
+    said = measured.refused("calibrate mine.toml low.parquet high.parquet --holdout twice.parquet --out no.npz")
     assert "in its prefix cache" in said
     assert not (measured.place / "no.npz").exists()
 
@@ -254,11 +240,10 @@ def test_the_cost_file_is_taken_and_brings_intervals_of_the_model(journey):
 def test_the_cost_file_tells_search_what_it_tells_capacity(journey):
     (alone,) = journey.numbers("capacity.json")["capacities"]
     choices = {
-        one["settings"]["engine.max_num_seqs"]: one
-        for one in journey.numbers("plan.json")["plans"][0]["choices"]
+        one["settings"]["engine.max_num_seqs"]: one for one in journey.numbers("plan.json")["plans"][0]["choices"]
     }
     assert set(choices) == {8, SEATS}
-    assert choices[SEATS]["standing"] == "ranked"
+    assert choices[SEATS]["status"] == "ranked"
     assert choices[SEATS]["capacity_rps"]["value"] == pytest.approx(alone["requests_per_s"]["value"])
 
 

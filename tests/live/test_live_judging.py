@@ -39,9 +39,7 @@ def test_repeats_that_do_not_repeat_are_told_and_not_judged() -> None:
 def test_each_metric_of_the_load_that_is_judged_alone_counts(metric) -> None:
     off = same(0.0)
     off["narrow-static"][metric] = 0.7
-    assert judged(off, same(0.1), "narrow-static")[0] == [
-        f"{metric} of narrow-static: 70% off, repeats 10% apart"
-    ]
+    assert judged(off, same(0.1), "narrow-static")[0] == [f"{metric} of narrow-static: 70% off, repeats 10% apart"]
 
 
 def steps(slower: float, prompts: int = 0) -> Iterations:

@@ -33,7 +33,7 @@ PROGRAM = Path(sys.executable).with_name("lengthwise")
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<a>"
 SEATS, CLIENTS, REQUESTS = 4, 12, 220
 """More clients than seats, so that somebody waits; more requests than a look back needs."""
-MOST_TOKENS, LAST_TOKENS = 512, 200
+MAX_TOKENS, LAST_TOKENS = 512, 200
 """Asked for by all, and what one gets that is under way when the gateway is told to end."""
 EXACT = 1e-9
 """Of arithmetic."""
@@ -55,7 +55,7 @@ def client_code() -> str:
     return block.text
 
 
-def verdicts() -> set[str]:
+def decisions() -> set[str]:
     """Those that the guide's table explains."""
     table = GUIDE.read_text("utf-8").partition("| verdict |")[2].partition("\n\n")[0]
     return {line.split("|")[1].strip() for line in table.splitlines()[2:]}
@@ -74,8 +74,8 @@ def test_all_that_is_filled_in_stands_in_the_guide():
 def test_the_guide_explains_every_verdict():
     from lengthwise.gateway.observe import ordering_gain
 
-    assert verdicts() == {
-        ordering_gain.SWITCH_ON, ordering_gain.NOBODY_WAITS, ordering_gain.ALIKE, ordering_gain.NO_GAIN, ordering_gain.TAIL_PAYS, ordering_gain.UNSURE,
+    assert decisions() == {
+        ordering_gain.SWITCH_ON, ordering_gain.NOBODY_WAITS, ordering_gain.MATCHING, ordering_gain.NO_GAIN, ordering_gain.TAIL_PAYS, ordering_gain.UNSURE,
         ordering_gain.UNLIKE, ordering_gain.OUT_OF_ORDER, ordering_gain.CAME_WHOLE, ordering_gain.TOO_LITTLE,
     }  # fmt: skip
 
@@ -164,17 +164,17 @@ def got(url: str) -> str:
         return told.read().decode()
 
 
-def sent(client, asked: list[Question]) -> list[int]:
+def sent(client, requested: list[Question]) -> list[int]:
     """Output tokens of every answer: by some clients, each of whom asks again when it has its answer."""
     with ThreadPoolExecutor(CLIENTS) as clients:
-        return list(clients.map(lambda k: answered(client, asked[k], stream=k % 2 == 0), range(len(asked))))
+        return list(clients.map(lambda k: answered(client, requested[k], stream=k % 2 == 0), range(len(requested))))
 
 
 def body(question: str, tokens: int) -> dict[str, Any]:
     """What is asked for: how long the answer will be stands where the engine looks and the gateway does not."""
-    fixed = {"vllm_xargs": {"output_tokens": tokens, "most_tokens": MOST_TOKENS}}
+    fixed = {"vllm_xargs": {"output_tokens": tokens, "max_tokens": MAX_TOKENS}}
     messages = [{"role": "user", "content": question}]
-    return {"model": "m", "messages": messages, "max_tokens": MOST_TOKENS, "extra_body": fixed}
+    return {"model": "m", "messages": messages, "max_tokens": MAX_TOKENS, "extra_body": fixed}
 
 
 def answered(client, question: Question, *, stream: bool) -> int:
@@ -190,9 +190,7 @@ def answered(client, question: Question, *, stream: bool) -> int:
 def last(client, process: subprocess.Popen) -> int:
     """The same of a long one, from whose first token on the gateway is told to end."""
     options = {"include_usage": True}
-    parts = client.chat.completions.create(
-        **body("The last one.", LAST_TOKENS), stream=True, stream_options=options
-    )
+    parts = client.chat.completions.create(**body("The last one.", LAST_TOKENS), stream=True, stream_options=options)
     for _ in parts:
         break
     process.send_signal(signal.SIGTERM)
@@ -231,10 +229,10 @@ def test_every_request_is_answered_to_the_token_also_who_is_in_at_the_end(day):
 def test_the_look_back_is_on_exactly_what_was_sent_and_comes_to_a_verdict_of_the_guide(day):
     assert day.numbers["requests"] == len(day.tokens)
     assert f"\n{len(day.tokens)} requests over " in day.report
-    verdict = day.report.splitlines()[0].removeprefix("Verdict: ")
-    assert verdict == day.numbers["verdict"]
-    assert verdict in verdicts()
-    assert verdict not in ("not enough traffic", "not known: answers come whole")
+    decision = day.report.splitlines()[0].removeprefix("Verdict: ")
+    assert decision == day.numbers["decision"]
+    assert decision in decisions()
+    assert decision not in ("not enough traffic", "not known: answers come whole")
 
 
 @pytest.mark.engine

@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cli import main
-from lengthwise.gateway.concurrency_probe import seats
+from lengthwise.gateway.concurrency_probe import max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.serve import beside
@@ -73,8 +73,8 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
     config = GatewayConfig(
         engines=(Engine(url, name="engine"),),
         order=Order("rra", max_wait_s=float("inf")),
-        dispatch=Dispatch(phases=Phases(ENCODE_BATCH, DECODE_STEPS, most_in_flight=SEATS)),
-        forecasting=Forecasting(predictor="none", learn=False),
+        dispatch=Dispatch(phases=Phases(ENCODE_BATCH, DECODE_STEPS, max_in_flight=SEATS)),
+        prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None),
     )
     with beside(config, (heard,), engines_s=60.0) as running:
@@ -83,7 +83,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
         assert running.call(running.gateway.drain())
     assert len(got) == 90
     assert all(wanted == came for wanted, came in got)
-    kept = [one for one in heard.phases if one.why == "steps"][2:20]
+    kept = [one for one in heard.phases if one.cause == "steps"][2:20]
     assert {one.encode_batch for one in kept} == {ENCODE_BATCH}
     assert statistics.median(one.decode_steps for one in kept) in (DECODE_STEPS, DECODE_STEPS + 0.5)
     assert all(one.decode_steps >= DECODE_STEPS for one in kept)
@@ -91,8 +91,8 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
 
 
 def test_its_seats_are_found_by_trying(url):
-    assert seats(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
-    assert seats(Server(url), SEATS - 4) == SEATS - 4
+    assert max_num_seqs(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
+    assert max_num_seqs(Server(url), SEATS - 4) == SEATS - 4
 
 
 def test_the_command_keeps_a_schedule_and_says_what_came(url, tmp_path, capsys):
@@ -110,9 +110,7 @@ gpu = "A40"
 node = "pcie4-4"
 """
     )
-    numbers = dict.fromkeys(
-        ("throughput_rps", "latency_s", "latency_high_s", "cycle_s", "encode_s", "decode_s"), 1.0
-    )
+    numbers = dict.fromkeys(("throughput_rps", "latency_s", "latency_high_s", "cycle_s", "encode_s", "decode_s"), 1.0)
     chosen = {
         "strategy": "rra", "encode_batch": 4, "decode_steps": 10, "micro_batches": 1, "tp": 1, "tp_groups": 0,
         "encode_gpus": 1, "decode_batch": 8.0, "memory_share": 0.5, **numbers,
@@ -120,31 +118,15 @@ node = "pcie4-4"
     plan = tmp_path / "plan.json"
     plan.write_text(
         json.dumps(
-            {
-                "format": "lengthwise.schedule",
-                "version": 1,
-                "chosen": chosen,
-                "bound_s": 60.0,
-                "quantile_tokens": 22,
-            }
+            {"format": "lengthwise.schedule", "version": 1, "chosen": chosen, "bound_s": 60.0, "quantile_tokens": 22}
         )
     )
-    words = [
-        "schedule",
-        "run",
-        str(scenario),
-        "--engine",
-        url,
-        "--schedule",
-        str(plan),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    words = ["schedule", "run", str(scenario), "--engine", url, "--schedule", str(plan), "--out", str(tmp_path / "run")]
     assert main(words) == 0, capsys.readouterr().err
     assert "The bound of 60 s held" in capsys.readouterr().out
     told = json.loads((tmp_path / "run" / "outcome.json").read_text())
     seen = {one["name"]: one["value"] for one in told["outcome"]["seen"]}
     assert seen["encode batch, B_E"] == pytest.approx(4, abs=0.3)
     phases = [json.loads(line) for line in (tmp_path / "run" / "phases.jsonl").read_text().splitlines()]
-    whole = [one["decode_steps"] for one in phases if one["why"] == "steps"]
+    whole = [one["decode_steps"] for one in phases if one["cause"] == "steps"]
     assert min(whole) == statistics.median_low(whole) == 10, "a busy machine makes some longer, none shorter"

@@ -27,8 +27,8 @@ def mixed(n: int = 64, seed: int = 0) -> list[Job]:
     return [Job(f"m{k}", tokens, lengthwise(tokens)) for k, tokens in enumerate(lengths)]
 
 
-def long(n: int, **told: object) -> list[Job]:
-    return [Job(f"long{k}", LONG, lengthwise(LONG, **told)) for k in range(n)]
+def long(n: int, **report: object) -> list[Job]:
+    return [Job(f"long{k}", LONG, lengthwise(LONG, **report)) for k in range(n)]
 
 
 def blockers() -> tuple[Job, ...]:
@@ -57,10 +57,7 @@ def stock(model, engine_python):
     """What an engine without the plug-in does: a burst of all kinds, alone and at once."""
     with vllm(engine_python, model, model.parent / "stock.log", *SHAPE) as engine:
         burst(engine.url, mixed(8, seed=9))
-        return {
-            "mixed": burst(engine.url, mixed()),
-            "queue": burst(engine.url, short(6), head=tuple(long(7))),
-        }
+        return {"mixed": burst(engine.url, mixed()), "queue": burst(engine.url, short(6), head=tuple(long(7)))}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +75,7 @@ def test_the_stock_engine_answers_in_order_of_arrival(stock):
 def test_short_ones_go_before_long_ones_that_came_first_and_greedy_output_is_the_same(engine, stock):
     found = burst(engine.url, short(6), head=tuple(long(7)))
     assert "lengthwise orders this engine" in engine.log_path.read_text()
-    assert set(found.ended[:6]) == names(short(6))
+    assert set(found.finished[:6]) == names(short(6))
     assert found.texts == stock["queue"].texts
     assert all(len(set(text)) > 8 for text in found.texts.values())
 
@@ -104,7 +101,7 @@ def test_running_long_ones_give_way_and_their_output_is_that_of_an_uncut_one(eng
     running = tuple(Job(f"long{k}", 480, lengthwise(480)) for k in range(SEATS))
     found = burst(engine.url, short(4), head=running, head_s=0.2)
     assert metric(engine.url, "vllm:num_preemptions_total") > before
-    assert set(found.ended[:4]) == names(short(4))
+    assert set(found.finished[:4]) == names(short(4))
     alone = {job.name: burst(engine.url, [job]).texts[job.name] for job in running}
     assert {name: found.texts[name] for name in alone} == alone
 
@@ -114,19 +111,19 @@ def test_where_memory_runs_out_the_longest_leaves_and_its_output_is_that_of_an_u
     first, then = Job("first", LONGEST, lengthwise(LONGEST)), Job("then", 560, lengthwise(560))
     found = burst(engine.url, [first, then])  # side by side, until both have some 530 tokens
     assert metric(engine.url, "vllm:num_preemptions_total") > before
-    assert found.ended == ["then", "first"]
+    assert found.finished == ["then", "first"]
     assert found.texts["first"] == burst(engine.url, [first]).texts["first"]
 
 
 def test_a_class_goes_before_lengths(engine):
     urgent = [Job(f"urgent{k}", LONG, lengthwise(LONG, lengthwise_class=-1)) for k in range(2)]
     found = burst(engine.url, [*urgent, *short(6)], head=tuple(long(SEATS)))
-    first = min(found.ended.index(job.name) for job in urgent)
-    assert all(found.ended.index(job.name) > first for job in short(6))
+    first = min(found.finished.index(job.name) for job in urgent)
+    assert all(found.finished.index(job.name) > first for job in short(6))
 
 
 @pytest.mark.parametrize(
-    "told",
+    "report",
     [
         {},
         {"vllm_xargs": {"lengthwise_predicted": "many"}},
@@ -136,14 +133,12 @@ def test_a_class_goes_before_lengths(engine):
         lengthwise(LONG, lengthwise_later=[50, 1, 20], lengthwise_class="high"),
     ],
 )
-def test_rubbish_is_no_reason_to_fail_or_to_go_first(engine, told):
-    odd = [Job(f"odd{k}", LONG, told) for k in range(2)]
+def test_rubbish_is_no_reason_to_fail_or_to_go_first(engine, report):
+    odd = [Job(f"odd{k}", LONG, report) for k in range(2)]
     found = burst(engine.url, [*odd, *short(4)], head=blockers())
     assert found.refusals == {}
-    assert len(found.ended) == SEATS + 6
-    assert min(found.ended.index(job.name) for job in odd) > max(
-        found.ended.index(f"short{k}") for k in range(4)
-    )
+    assert len(found.finished) == SEATS + 6
+    assert min(found.finished.index(job.name) for job in odd) > max(found.finished.index(f"short{k}") for k in range(4))
     assert "ordering failed" not in engine.log_path.read_text()
 
 
@@ -154,8 +149,7 @@ def test_who_goes_is_aborted_waiting_or_running(engine):
         async with aiohttp.ClientSession() as session:
             jobs = [Job(f"gone{k}", 900, lengthwise(900)) for k in range(12)]
             asking = [
-                asyncio.ensure_future(session.post(f"{engine.url}/v1/completions", json=job.body()))
-                for job in jobs
+                asyncio.ensure_future(session.post(f"{engine.url}/v1/completions", json=job.body())) for job in jobs
             ]
             await asyncio.sleep(1.0)
             for one in asking:
@@ -179,24 +173,24 @@ def test_a_gateway_tells_it_the_lengths_and_a_client_that_tells_its_own_is_refus
         engines=(Engine(engine.url),),
         listen=Listen(port=0, admin_port=None),
         order=Order(mode="engine-plugin"),
-        forecasting=Forecasting(predictor="none"),
+        prediction=Forecasting(predictor="none"),
     )
     lies = {"vllm_xargs": {"lengthwise_predicted": 1, "lengthwise_class": -9}}
     first, then = [Job(f"long{k}", LONG) for k in range(14)], [Job(f"short{k}", SHORT) for k in range(4)]
 
     async def work():
         async with Gateway(config) as gateway:
-            assert await gateway.fleet.settled(20.0)
+            assert await gateway.fleet.stable(20.0)
             url = f"http://127.0.0.1:{gateway.port}"
-            async with taken(engine.url, SEATS, 480, lengthwise(LONG, lengthwise_class=-1)) as seats:
-                found = await bursting(url, then, tuple(first), seats=seats)
+            async with taken(engine.url, SEATS, 480, lengthwise(LONG, lengthwise_class=-1)) as max_num_seqs:
+                found = await bursting(url, then, tuple(first), max_num_seqs=max_num_seqs)
             return found, await bursting(url, [Job("liar", SHORT, lies)])
 
     found, liar = asyncio.run(work())
     assert found.refusals == {}
     assert set(liar.refusals) == {"liar"}
     assert "vllm_xargs.lengthwise_" in str(liar.refusals["liar"])
-    assert set(found.ended[:4]) == names(then)
+    assert set(found.finished[:4]) == names(then)
 
 
 def test_killed_while_requests_wait_it_is_gone_and_every_client_is_told(engine):

@@ -72,12 +72,12 @@ def test_a_failure_in_a_running_engine_leaves_it_its_own_order(tmp_path, engine_
         assert "lengthwise orders this engine" in log.read_text()
         many = [Job(f"m{k}", 4 + k % 7, lengthwise(40 - k)) for k in range(40)]
         first = burst(engine.url, many)
-        assert len(first.ended) == 40
+        assert len(first.finished) == 40
         assert first.refusals == {}
         assert log.read_text().count("from now on this engine keeps its own order") == 1
         long = tuple(Job(f"long{k}", 60, lengthwise(60)) for k in range(5))
         short = [Job(f"short{k}", 5, lengthwise(5)) for k in range(3)]
         found = burst(engine.url, short, head=long)
-        assert max(found.ended.index(f"short{k}") for k in range(3)) > 4
+        assert max(found.finished.index(f"short{k}") for k in range(3)) > 4
         assert log.read_text().count("from now on this engine keeps its own order") == 1
         engine.check()

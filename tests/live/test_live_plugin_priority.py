@@ -30,17 +30,19 @@ def through_a_gateway(url: str) -> tuple[object, int, list[str]]:
         engines=(Engine(url, name="it"),),
         listen=Listen(port=0, admin_port=None),
         order=Order(mode="engine-priority"),
-        forecasting=Forecasting(predictor="none"),
+        prediction=Forecasting(predictor="none"),
     )
     first, then = [Job(f"long{k}", LONG) for k in range(5)], [Job(f"short{k}", SHORT) for k in range(4)]
 
     async def work():
         async with Gateway(config) as gateway:
-            assert await gateway.fleet.settled(20.0)
+            assert await gateway.fleet.stable(20.0)
             it = gateway.fleet.worker("it")
             warned = await engine_notices([it], "engine-priority")
-            async with taken(url, 2, 900, {"priority": -(1 << 31) + 1}) as seats:
-                found = await bursting(f"http://127.0.0.1:{gateway.port}", then, tuple(first), seats=seats)
+            async with taken(url, 2, 900, {"priority": -(1 << 31) + 1}) as max_num_seqs:
+                found = await bursting(
+                    f"http://127.0.0.1:{gateway.port}", then, tuple(first), max_num_seqs=max_num_seqs
+                )
             return found, it.priority_sign, warned
 
     return asyncio.run(work())
@@ -58,14 +60,14 @@ def test_an_engine_without_priority_scheduling_takes_priorities_and_says_nothing
     """What vLLM's documentation says it refuses, 0.32 lets pass: nobody can tell from outside."""
     asked, _ = fcfs
     assert asked.refusals == {}
-    assert sorted(asked.ended) == ["none", "one", "zero"]
+    assert sorted(asked.finished) == ["none", "one", "zero"]
 
 
 def test_its_order_stays_that_of_arrival_and_all_are_answered(fcfs):
     found, sign, warned = fcfs[1]
     assert sign == 1  # it took one
-    assert (found.refusals, len(found.ended)) == ({}, 9)
-    assert max(found.ended.index(f"short{k}") for k in range(4)) > 4
+    assert (found.refusals, len(found.finished)) == ({}, 9)
+    assert max(found.finished.index(f"short{k}") for k in range(4)) > 4
     assert len(warned) == 1
     assert "whether it orders by them cannot be seen" in warned[0]
     assert "--scheduling-policy priority" in warned[0]
@@ -84,7 +86,7 @@ def test_smaller_priorities_go_first_whenever_they_came(url):
     busy = tuple(Job(f"busy{k}", 400, {"priority": -(1 << 31) + 1}) for k in range(2))
     found = burst(url, jobs, head=busy)
     assert found.refusals == {}
-    waited = [name for name in found.ended if name.startswith("p")]
+    waited = [name for name in found.finished if name.startswith("p")]
     # Two seats: whoever is two places before another never ends after it.
     wanted = [f"p{value}" for value in sorted(values)]
     assert all(abs(waited.index(name) - wanted.index(name)) <= 1 for name in wanted)
@@ -93,4 +95,4 @@ def test_smaller_priorities_go_first_whenever_they_came(url):
 def test_the_gateway_has_short_ones_answered_before_long_ones_that_wait(url):
     found, sign, _ = through_a_gateway(url)
     assert (sign, found.refusals) == (1, {})
-    assert set(found.ended[:4]) == {f"short{k}" for k in range(4)}
+    assert set(found.finished[:4]) == {f"short{k}" for k in range(4)}

@@ -31,7 +31,7 @@ def test_under_cuts_want_of_memory_and_aborts_every_token_comes_once(worlds, kin
     for name, world in mine.items():
         assert world["ordered"], name
         assert (world["wrong"], world["unfinished"]) == ([], []), name
-        assert world["ended"] == world["expected"] > 30, name
+        assert world["finished"] == world["expected"] > 30, name
         assert world["preemptions"] > 0, name
         assert world["free_blocks"] == 23, name  # all but vLLM's own null block
         assert (world["cuts"] > 0) == ("worth" in name), name

@@ -46,13 +46,13 @@ class Client:
     """Asks the engine itself, or a gateway that has one place there and gives it to the shorter."""
 
     def __init__(self, url: str) -> None:
-        from relay_world import Ledger, Told
+        from relay_world import Ledger, Report
 
         from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order
         from lengthwise.gateway.protocols import Listener
         from lengthwise.gateway.serve import Gateway
 
-        class Oracle(Told, Listener):
+        class Oracle(Report, Listener):
             async def __aenter__(self):
                 return self
 
@@ -68,7 +68,7 @@ class Client:
         self.ledger, self.url = Ledger(), url
         self.gateway = Gateway(config, make_forecaster=lambda *_: Oracle(), listeners=(self.ledger,))
 
-    async def ask(self, what: dict[str, object], api: str, *, direct: bool = False) -> list[dict]:
+    async def request(self, what: dict[str, object], api: str, *, direct: bool = False) -> list[dict]:
         root = self.url if direct else f"http://127.0.0.1:{self.gateway.port}"
         path = "/v1/completions" if api == "completions" else "/v1/chat/completions"
         told = (await self.post(root + path, what)).decode()
@@ -85,22 +85,22 @@ class Client:
     async def known(self) -> None:
         """Returns once the engine has shown that it tells token ids; a cold one may need to be asked twice."""
         async with asyncio.timeout(90):
-            while not self.gateway.fleet.workers()[0].abilities.ids_each:  # noqa: ASYNC110 - the engine is asked
+            while not self.gateway.fleet.workers()[0].capabilities.ids_each:  # noqa: ASYNC110 - the engine is asked
                 await asyncio.sleep(0.05)
 
     async def cut(self, what: dict[str, object], api: str) -> list[dict]:
         """The answer while short requests come and take its place; again where a busy engine made no cut worth it."""
         await self.known()
         for _ in range(TRIES):
-            before = self.ledger.why.count("cut")
-            long = asyncio.ensure_future(self.ask(what, api))
+            before = self.ledger.cause.count("cut")
+            long = asyncio.ensure_future(self.request(what, api))
             for k in range(40):  # as many within a quick engine's 0.3 s as within a slow one's 20
                 await asyncio.sleep(0.03)
                 if long.done():
                     break
-                await self.ask(body(api, f"s{k}", 3), api)
+                await self.request(body(api, f"s{k}", 3), api)
             events = await long
-            if self.ledger.why.count("cut") - before >= 2:
+            if self.ledger.cause.count("cut") - before >= 2:
                 return events
         pytest.fail(f"none of {TRIES} answers was cut twice")
 
@@ -116,7 +116,7 @@ def test_greedy_output_is_identical_cut_and_uncut(url, api):
         client = Client(url)
         what = body(api, "long", LONG, temperature=0, stream_options={"include_usage": True})
         async with client.gateway:
-            cut, uncut = await client.cut(what, api), await client.ask(what, api, direct=True)
+            cut, uncut = await client.cut(what, api), await client.request(what, api, direct=True)
         assert text(cut) == text(uncut) != ""
         assert cut[-1]["usage"] == uncut[-1]["usage"]
         assert set(cut[5]) == set(uncut[5])
@@ -130,11 +130,9 @@ def test_greedy_output_is_identical_where_a_chunk_holds_several_tokens(url, api)
 
     async def work() -> None:
         client = Client(url)
-        what = body(
-            api, "long", LONG, temperature=0, stream_interval=7, stream_options={"include_usage": True}
-        )
+        what = body(api, "long", LONG, temperature=0, stream_interval=7, stream_options={"include_usage": True})
         async with client.gateway:
-            cut, uncut = await client.cut(what, api), await client.ask(what, api, direct=True)
+            cut, uncut = await client.cut(what, api), await client.request(what, api, direct=True)
         assert len(uncut) < LONG / 3, "the engine streams token by token"
         assert text(cut) == text(uncut) != ""
         assert cut[-1]["usage"] == uncut[-1]["usage"]
@@ -173,7 +171,7 @@ def test_a_client_that_goes_is_aborted_at_the_engine(url):
     async def work() -> None:
         client = Client(url)
         async with client.gateway, aiohttp.ClientSession() as session:
-            asking = asyncio.ensure_future(client.ask(body("completions", "gone", 1000), "completions"))
+            asking = asyncio.ensure_future(client.request(body("completions", "stopped", 1000), "completions"))
             async with asyncio.timeout(10):
                 while not await running(session):  # noqa: ASYNC110 - the engine is asked
                     await asyncio.sleep(0.05)
@@ -181,6 +179,6 @@ def test_a_client_that_goes_is_aborted_at_the_engine(url):
             async with asyncio.timeout(2):
                 while await running(session):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            assert client.gateway.hub.held == 0
+            assert client.gateway.hub.satisfied == 0
 
     asyncio.run(work())

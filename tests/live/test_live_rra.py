@@ -36,8 +36,7 @@ def asked(seed: int = 0, longest: int = 60) -> dict[str, list]:
     rng = np.random.default_rng(seed)
     alike = rng.integers(5, 800, 64).tolist()
     prompts = [
-        (alike if k % 2 else [])[: int(rng.integers(32, 65))]
-        + rng.integers(5, 800, int(rng.integers(4, 50))).tolist()
+        (alike if k % 2 else [])[: int(rng.integers(32, 65))] + rng.integers(5, 800, int(rng.integers(4, 50))).tolist()
         for k in range(REQUESTS)
     ]
     return {"prompts": prompts, "lengths": rng.integers(1, longest, REQUESTS).tolist()}
@@ -59,7 +58,7 @@ def offline(python, model, work, **more):
         env=env, capture_output=True, text=True, timeout=380, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(ran.stdout.splitlines()[-1]) | {"said": ran.stdout + ran.stderr}
+    return json.loads(ran.stdout.splitlines()[-1]) | {"message": ran.stdout + ran.stderr}
 
 
 def rra(engine=None, **settings):
@@ -72,9 +71,7 @@ def stock(engine_python, model):
     return offline(engine_python, model, asked())
 
 
-def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_same(
-    engine_python, model, stock
-):
+def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_same(engine_python, model, stock):
     work = asked()
     found = offline(engine_python, model, work, engine=rra())
     assert found["outputs"] == stock["outputs"]
@@ -124,10 +121,10 @@ def test_where_it_cannot_be_kept_the_engine_keeps_its_own(engine_python, model, 
     work = asked()
     if where == "version":
         found = offline(engine_python, model, work, engine=rra(), version="0.99.1")
-        assert "this is vLLM 0.99.1" in found["said"]
+        assert "this is vLLM 0.99.1" in found["message"]
     else:
         found = offline(engine_python, model, work, engine=rra(encode_batch=0))
-        assert "encode_batch must be a whole number" in found["said"]
+        assert "encode_batch must be a whole number" in found["message"]
     assert found["phases"] is None
     assert found["outputs"] == stock["outputs"]
     assert found["steps"] == stock["steps"]
@@ -148,7 +145,7 @@ def worlds(model, engine_python):
 def test_with_vllms_own_scheduler_classes_every_token_comes_once(worlds, kind):
     roomy, tight = worlds[f"{kind} roomy"], worlds[f"{kind} tight"]
     for world in (roomy, tight):
-        assert world["held"]
+        assert world["satisfied"]
         assert (world["wrong"], world["unfinished"]) == ([], [])
         assert world["expected"] > 30
         assert world["free_blocks"] == 23  # all but vLLM's own null block
@@ -189,7 +186,7 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
         before = len(record.read_text().splitlines())
         head = tuple(Job(f"head{k}", 300) for k in range(SEATS))
         found = burst(engine.url, [Job(f"m{k}", 5 + k % 23) for k in range(60)], head=head)
-        assert len(found.ended) == SEATS + 60
+        assert len(found.finished) == SEATS + 60
         assert "holding to phases failed" not in (tmp_path / "rra.log").read_text()
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
@@ -197,10 +194,6 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
     admitted = np.cumsum([row["admitted"] for row in after])
     assert admitted[-1] == SEATS + 60
     # While many wait, every phase is exact: until the head leaves, all have come, and then until fewer than three wait.
-    full = [
-        row
-        for row, so_far in zip(after, admitted, strict=True)
-        if row["admitted"] == 3 and so_far > SEATS + 3
-    ]
+    full = [row for row, so_far in zip(after, admitted, strict=True) if row["admitted"] == 3 and so_far > SEATS + 3]
     assert len(full) >= 17
     assert {row["decode_steps"] for row in full[:-1]} == {5}

@@ -8,17 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from judging import (
-    FEWEST,
-    TOO_NOISY,
-    arriving,
-    drift,
-    judged,
-    lasting,
-    of_median_repeat,
-    seen_steps,
-    served_rps,
-)
+from judging import MIN_COUNT, TOO_NOISY, arriving, drift, judged, lasting, of_median_repeat, seen_steps, served_rps
 
 from lengthwise import Status
 from lengthwise.cost.estimators import fit_profile
@@ -42,9 +32,7 @@ def deployment(tmp_path_factory):
 
     config = tmp_path_factory.mktemp("transformers") / "tiny.json"
     config.write_text(json.dumps(gpu_campaign.TINY))
-    limits = replace(
-        _circle.Setting("live", 16, 256).limits(512, 32), weight_dtype="float32", kv_dtype="float32"
-    )
+    limits = replace(_circle.Setting("live", 16, 256).limits(512, 32), weight_dtype="float32", kv_dtype="float32")
     return _circle.deployment_of(str(config), _device.this_thread(), limits, 256), config
 
 
@@ -69,7 +57,7 @@ def measured(deployment, engine_python):
     lengths = _circle.Lengths(prompt=(48, 0.6, 8, 300), output=(16, 0.5, 8, 60))
     with _continuous.started(engine_python, Path(config), FLAGS) as engine:
         engine.run(lengths.workload(16, 0, None))
-        most_rps = served_rps(engine.run(lengths.workload(FEWEST, 0, None)))
+        most_rps = served_rps(engine.run(lengths.workload(MIN_COUNT, 0, None)))
         full = engine.run(lengths.workload(lasting(most_rps), 1, None, "full"))
         most_tokens_s = _circle.capacity_tokens_s(full)
         runs = {LIGHT: [], HEAVY: []}
@@ -116,11 +104,11 @@ def drifted(measured):
     return drift(seen_steps([full, *runs[LIGHT]]), seen_steps(runs[HEAVY]), FLAGS["seqs"])
 
 
-def test_calibrated_to_two_loads_the_simulation_tells_the_third(told, drifted, capsys):
+def test_calibrated_to_two_loads_the_simulation_tells_the_third(report, drifted, capsys):
     """Bounds on errors; where the machine was too noisy they are not judged, which is printed."""
     import _circle
 
-    errors, held = told
+    errors, held = report
     off = {metric: of_median_repeat(errors["calibrated"], held, metric) for metric in JUDGED}
     apart = {metric: spread + drifted for metric, spread in _circle.spread(held)["live-high"].items()}
     wrong, noisy = judged({"high": off}, {"high": apart}, "high", JUDGED)
@@ -130,16 +118,13 @@ def test_calibrated_to_two_loads_the_simulation_tells_the_third(told, drifted, c
             print(f"\nTHESE BOUNDS WERE NOT JUDGED, the machine was too noisy: {'; '.join(noisy)}")
 
 
-def test_a_calibration_is_better_than_the_roofline(told, drifted, capsys):
-    errors, _ = told
+def test_a_calibration_is_better_than_the_roofline(report, drifted, capsys):
+    errors, _ = report
     middle = {
-        kind: statistics.median(abs(e) for one in of.values() for e in one.values())
-        for kind, of in errors.items()
+        kind: statistics.median(abs(e) for one in of.values() for e in one.values()) for kind, of in errors.items()
     }
     if drifted > TOO_NOISY:
         with capsys.disabled():
-            print(
-                f"\nNOT JUDGED, the same steps took {drifted:.0%} more or less under the load held out: {middle}"
-            )
+            print(f"\nNOT JUDGED, the same steps took {drifted:.0%} more or less under the load held out: {middle}")
     else:
         assert middle["calibrated"] < middle["roofline"], middle

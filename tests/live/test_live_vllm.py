@@ -13,17 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judging import (
-    FEWEST,
-    METRICS,
-    arriving,
-    drift,
-    judged,
-    lasting,
-    of_median_repeat,
-    out_of_order,
-    served_rps,
-)
+from judging import METRICS, MIN_COUNT, arriving, drift, judged, lasting, of_median_repeat, out_of_order, served_rps
 
 from lengthwise import Status
 from lengthwise.backend.openai_protocol import Server
@@ -62,9 +52,7 @@ def deployments(model):
 
     found = {}
     for name, of in SEATS.items():
-        limits = replace(
-            _circle.Setting(name, *of).limits(512, 32), weight_dtype="float32", kv_dtype="float32"
-        )
+        limits = replace(_circle.Setting(name, *of).limits(512, 32), weight_dtype="float32", kv_dtype="float32")
         found[name] = _circle.deployment_of(str(model / "config.json"), _device.this_thread(), limits, 256)
     return found
 
@@ -102,7 +90,7 @@ def measured_loads(server, setting):
 
     lengths = _circle.Lengths(prompt=(48, 0.6, 8, 300), output=(24, 0.5, 8, 80))
     bench(server, lengths.workload(16, 0, None))
-    most_rps = served_rps(bench(server, lengths.workload(FEWEST, 0, None)))
+    most_rps = served_rps(bench(server, lengths.workload(MIN_COUNT, 0, None)))
     workloads, runs = {"static": lengths.workload(lasting(most_rps), 1, None, "static")}, []
     for repeat in range(REPEATS):
         for k, load in enumerate(LOADS[setting]):
@@ -133,8 +121,8 @@ def test_the_log_tells_the_tokens_that_were_computed_within_the_limits(measured,
     decodes = sum(int((one.output_tokens - 1).sum()) for one in every)
     assert prompts <= steps.prefill_tokens.sum() < 1.2 * prompts + BEFORE_TOKENS
     assert decodes <= steps.decode_seqs.sum() < 1.2 * decodes + BEFORE_TOKENS
-    seats, tokens = SEATS[setting]
-    assert steps.decode_seqs.max() <= seats
+    max_num_seqs, tokens = SEATS[setting]
+    assert steps.decode_seqs.max() <= max_num_seqs
     assert (steps.prefill_tokens + steps.decode_seqs).max() <= tokens
 
 
@@ -143,7 +131,7 @@ def test_records_of_a_real_engine_are_read_as_written(measured, tmp_path):
     write_records(one, tmp_path / "run.parquet")
     again = read_records(tmp_path / "run.parquet")
     np.testing.assert_array_equal(again.records.requests.finished_s, one.records.requests.finished_s)
-    assert again.facts["engine"] == "vllm"
+    assert again.metadata["engine"] == "vllm"
 
 
 @pytest.fixture(scope="module")
@@ -194,15 +182,11 @@ def test_of_the_log_only_steps_of_the_learnt_runs_are_fitted_to(calibrated, meas
 def test_an_engine_that_attends_by_request_gets_no_masks_and_a_note_says_so(calibrated):
     found, _ = calibrated
     assert found.tables.masked_s == 0
-    notes = [
-        note for note in found.notes if "dense masks were not looked for: vllm attends by request" in note
-    ]
+    notes = [note for note in found.notes if "dense masks were not looked for: vllm attends by request" in note]
     assert len(notes) == 1, found.notes
 
 
-def test_the_same_requests_simulated_are_complete_and_loads_in_order_on_any_machine(
-    deployments, calibrated, measured
-):
+def test_the_same_requests_simulated_are_complete_and_loads_in_order_on_any_machine(deployments, calibrated, measured):
     """What contention cannot move: every request and token is there, and who queues waits longer. Never skipped."""
     import _circle
 
@@ -216,17 +200,15 @@ def test_the_same_requests_simulated_are_complete_and_loads_in_order_on_any_mach
         np.testing.assert_array_equal(said.output_tokens, real.output_tokens)
         for who, of in (("measured", run.measured.records), ("simulated", records)):
             seconds[who].setdefault(f"{run.setting}-{run.load}", []).append(_circle.quantiles(of)["ttft_p50"])
-    middle = {
-        who: {load: statistics.median(of) for load, of in each.items()} for who, each in seconds.items()
-    }
+    middle = {who: {load: statistics.median(of) for load, of in each.items()} for who, each in seconds.items()}
     assert not (wrong := out_of_order(middle)), "; ".join(wrong)
 
 
-def test_what_was_learnt_at_two_loads_tells_a_third_and_another_setting(told, measured, capsys):
+def test_what_was_learnt_at_two_loads_tells_a_third_and_another_setting(report, measured, capsys):
     """Bounds on errors; on a machine that is too busy or too noisy they are not judged, which is printed."""
     import _circle
 
-    errors, held = told
+    errors, held = report
     by_load = {}
     for run in held:
         by_load.setdefault(f"{run.setting}-{run.load}", []).append(run)
@@ -244,9 +226,7 @@ def test_what_was_learnt_at_two_loads_tells_a_third_and_another_setting(told, me
     if busy:
         wrong, noisy = [], [f"load {measured[2]:.1f} on {os.cpu_count()} cores", *wrong, *noisy]
     which = "NO BOUND WAS JUDGED" if busy else "THESE BOUNDS WERE NOT JUDGED"
-    reason = (
-        f"{which}, the machine was too noisy: {'; '.join(noisy)}; counts, tokens and the order of loads were"
-    )
+    reason = f"{which}, the machine was too noisy: {'; '.join(noisy)}; counts, tokens and the order of loads were"
     assert not wrong, "; ".join(wrong + noisy)
     if noisy and os.environ.get("CI") == "true":
         with capsys.disabled():
@@ -255,8 +235,8 @@ def test_what_was_learnt_at_two_loads_tells_a_third_and_another_setting(told, me
         pytest.skip(reason)
 
 
-def test_a_calibration_is_better_than_the_roofline(told):
-    errors, held = told
+def test_a_calibration_is_better_than_the_roofline(report):
+    errors, held = report
     middle = {
         kind: statistics.median(abs(of[run.name][metric]) for run in held for metric in METRICS)
         for kind, of in errors.items()

@@ -24,7 +24,7 @@ from lengthwise.schema.schedule import ScheduleRow
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-ALIKE = 1e-3
+MATCHING = 1e-3
 """Log-probabilities that differ by rounding alone are nearer."""
 BLOCK, LENGTHS = 32, (40, 66, 200, 500)
 PLAN = ScheduleRow(
@@ -73,12 +73,7 @@ def pair(tmp_path_factory, engine_python):
             command += ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
             command += ["--max-num-seqs", "16", "--max-num-batched-tokens", "8192"]
             command += ["--block-size", str(BLOCK), "--no-enable-prefix-caching"]
-            command += [
-                "--distributed-executor-backend",
-                ONE_PROCESS,
-                "--kv-transfer-config",
-                json.dumps(told),
-            ]
+            command += ["--distributed-executor-backend", ONE_PROCESS, "--kv-transfer-config", json.dumps(told)]
             engine = local_engine(command, port=port, env=env, log_path=folder / side, ready_s=600.0)
             urls.append(stack.enter_context(engine).url)
         yield Pair(*urls, caches)
@@ -97,9 +92,7 @@ def handed_over(url):
     """Tokens whose caches an engine had from the other one."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as told:
         lines = told.read().decode().splitlines()
-    return sum(
-        float(line.split()[-1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total")
-    )
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total"))
 
 
 def asked(length, seed):
@@ -120,7 +113,7 @@ def test_what_one_engine_encoded_another_decodes_as_the_first_alone_would(pair):
         before = handed_over(pair.decode)
         tokens, as_likely = posted(pair.decode, body)
         assert tokens == alone
-        assert as_likely == pytest.approx(likely, abs=ALIKE)
+        assert as_likely == pytest.approx(likely, abs=MATCHING)
         assert first == alone[:1]
         assert len(set(alone)) > len(alone) / 2, "or it would say nothing that they are alike"
         assert handed_over(pair.decode) - before == (length - 2) // BLOCK * BLOCK
@@ -137,7 +130,7 @@ def test_it_is_that_cache_which_is_decoded(pair):
         numbers = np.frombuffer(bytes(raw[start:]), np.float32)
         path.write_bytes(bytes(raw[:start]) + np.roll(numbers, 8 * BLOCK).astype(np.float32).tobytes())
     tokens, other = posted(pair.decode, body)
-    assert tokens != alone or np.abs(other - likely).max() > 10 * ALIKE
+    assert tokens != alone or np.abs(other - likely).max() > 10 * MATCHING
 
 
 def test_a_plan_of_waa_is_played_before_their_router(pair, tmp_path, capsys):
@@ -147,23 +140,13 @@ def test_a_plan_of_waa_is_played_before_their_router(pair, tmp_path, capsys):
     plan.write_text(json.dumps(told | {"bound_s": 60.0, "quantile_tokens": 24}))
     before = handed_over(pair.decode)
     with routed(pair.encode, pair.decode) as url:
-        words = [
-            "schedule",
-            "run",
-            str(scenario),
-            "--engine",
-            url,
-            "--schedule",
-            str(plan),
-            "--out",
-            str(out),
-        ]
+        words = ["schedule", "run", str(scenario), "--engine", url, "--schedule", str(plan), "--out", str(out)]
         assert main(words) == 0, capsys.readouterr().err
     assert "The bound of 60 s held" in capsys.readouterr().out
     rows = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert [row["outcome"] for row in rows] == ["finished"] * 60
     assert handed_over(pair.decode) - before >= 60 * 2 * BLOCK, "prompts of more than two blocks"
-    there = [sum(row["dispatched_s"] <= at["dispatched_s"] < row["ended_s"] for row in rows) for at in rows]
+    there = [sum(row["dispatched_s"] <= at["dispatched_s"] < row["finished_s"] for row in rows) for at in rows]
     assert max(there) == UNDER_WAY
     outcome = json.loads((out / "outcome.json").read_text())["outcome"]
     seen = {one["name"]: one["value"] for one in outcome["seen"]}

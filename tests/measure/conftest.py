@@ -28,8 +28,8 @@ def run(deployment):
 
 @pytest.fixture(scope="session")
 def found(run, deployment):
-    from planted_runs import FEW
+    from planted_runs import MIN_COUNT
 
     from lengthwise.measure.calibration import calibrate
 
-    return calibrate([run], deployment, fit=FEW)
+    return calibrate([run], deployment, fit=MIN_COUNT)

@@ -29,7 +29,7 @@ def scraped(workload, deployment, truth, period_s, noise=0.01, seed=0, answer_s=
     """The measured run of an engine with these parameters that keeps its counters of every ``period_s``."""
     records = simulated(workload, deployment, truth)
     run = measured(workload, deployment, truth, noise=noise, seed=seed)
-    return replace(run, facts={"metrics": metrics(records, period_s, answer_s)})
+    return replace(run, metadata={"metrics": metrics(records, period_s, answer_s)})
 
 
 def streamed(workload, deployment, truth, period_s, late_s=1e-3, seed=0, answer_s=0.0, front_s=0.0):
@@ -46,8 +46,8 @@ def streamed(workload, deployment, truth, period_s, late_s=1e-3, seed=0, answer_
         first_token_s=tokens.at_s[tokens.start[:-1]],
         finished_s=tokens.at_s[tokens.start[1:] - 1],
     )
-    facts = {"metrics": metrics(records, period_s, answer_s)}
-    return Measured(replace(shown, requests=told), workload, "bench", facts, tokens=tokens)
+    metadata = {"metrics": metrics(records, period_s, answer_s)}
+    return Measured(replace(shown, requests=told), workload, "bench", metadata, tokens=tokens)
 
 
 def token_times(records, late_s, rng):
@@ -81,7 +81,7 @@ def metrics(records, period_s, answer_s=0.0):
     running = [int(((r.scheduled_s <= t) & (t < r.finished_s)).sum()) for t in at_s]
     columns = {
         "at_s": (asked_s + SHIFT_S).tolist(),
-        "took_s": np.full(len(at_s), answer_s).tolist(),
+        "duration_s": np.full(len(at_s), answer_s).tolist(),
         "vllm:num_requests_running": running,
         "vllm:num_preemptions_total": [0.0] * len(at_s),
         "vllm:generation_tokens_total": sofar(made),
@@ -90,18 +90,16 @@ def metrics(records, period_s, answer_s=0.0):
         "vllm:iteration_tokens_total_sum": sofar(tokens),
     }
     buckets = {edge: sofar((made > 0) & (tokens <= edge)) for edge in EDGES}
-    return columns | {
-        f'vllm:iteration_tokens_total_bucket{{le="{edge:g}"}}': n for edge, n in buckets.items()
-    }
+    return columns | {f'vllm:iteration_tokens_total_bucket{{le="{edge:g}"}}': n for edge, n in buckets.items()}
 
 
-def logged(workload, deployment, truth, unseen_s, began=None):
+def logged(workload, deployment, truth, unseen_s, started=None):
     """The engine's log of steps, by a clock that does not see ``unseen_s`` of the host's.
 
     ``began`` is when by the engine's local time, which stands on each line to the second; None: on none.
     """
     steps = simulated(workload, deployment, truth).steps
-    at_s = None if began is None else np.floor((of_year_s(began) + steps.end_s) % YEAR_S)
+    at_s = None if started is None else np.floor((of_year_s(started) + steps.end_s) % YEAR_S)
     return Iterations(
         prefill_seqs=steps.prefill_seqs.astype(float),
         prefill_tokens=steps.prefill_tokens.astype(float),

@@ -14,7 +14,7 @@ from lengthwise.schema.workload import Workload
 
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=8192)
 TRUTH = {"work": 1.3, "host_step": 2e-3}
-FEW = ("work", "host_step")
+MIN_COUNT = ("work", "host_step")
 NOISE = 0.02
 
 
@@ -22,10 +22,7 @@ def requests(rate=6.0, n=120, seed=0, prompt=(200, 3000), output=(50, 400)):
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(rng.exponential(1 / rate, n))
     return Workload(
-        arrival_s - arrival_s[0],
-        rng.integers(*prompt, n),
-        rng.integers(*output, n),
-        name=f"{rate} a second",
+        arrival_s - arrival_s[0], rng.integers(*prompt, n), rng.integers(*output, n), name=f"{rate} a second"
     )
 
 

@@ -73,11 +73,11 @@ class ScriptedServer:
         self.most_at_once = self.at_once = 0
         self.words: dict[str, int] = {}
         self.looked_up = self.found = 0
-        self._kept: set[tuple[int, ...]] = set()
+        self._retained: set[tuple[int, ...]] = set()
         self.says: Callable[[int], str] = lambda _: "as scripted"
         self.url = ""
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Starts a new log, as after a probe."""
         self.log, self.most_at_once = [], 0
 
@@ -147,12 +147,10 @@ class ScriptedServer:
 
     def _look_up(self, ids: list[int]) -> None:
         """Counts what of a prompt was kept of earlier ones, in whole blocks from its beginning, and keeps it."""
-        begins = [
-            tuple(ids[:end]) for end in range(BLOCK, len(ids), BLOCK)
-        ]  # the last token is computed anew
+        begins = [tuple(ids[:end]) for end in range(BLOCK, len(ids), BLOCK)]  # the last token is computed anew
         self.looked_up += len(ids)
-        self.found += BLOCK * sum(begin in self._kept for begin in begins)
-        self._kept.update(begins)
+        self.found += BLOCK * sum(begin in self._retained for begin in begins)
+        self._retained.update(begins)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         chat = request.path.endswith("chat/completions")
@@ -183,8 +181,8 @@ class ScriptedServer:
                 await asyncio.sleep(start + length - now)
 
 
-def _require(there: bool) -> None:
-    if not there:
+def _require(neighbor: bool) -> None:
+    if not neighbor:
         raise web.HTTPNotFound
 
 
@@ -240,12 +238,12 @@ class _Answer:
 
     async def _stream(self, answer: web.StreamResponse) -> None:
         script = self.server.script
-        due_s = self.sent.came_s + script.first_s
+        deadline_s = self.sent.came_s + script.first_s
         if self.chat:
             await self._send(answer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
         done = 0
         while done < self.tokens:
-            await asyncio.sleep(due_s - time.perf_counter())
+            await asyncio.sleep(deadline_s - time.perf_counter())
             await self.server.until_awake()
             new = min(script.together, self.tokens - done)
             done += new
@@ -253,7 +251,7 @@ class _Answer:
                 return
             self.sent.at_s.append(time.perf_counter())
             await self._send(answer, self._chunk(done, new))
-            due_s += script.gap_s
+            deadline_s += script.gap_s
         if self.usage:
             await self._send(answer, {"choices": [], "usage": self._usage(done)})
         if self.fault != "no done":
@@ -293,9 +291,7 @@ class _Answer:
         return {"prompt_tokens": prompt, "completion_tokens": done + lie}
 
     async def _send(self, answer: web.StreamResponse, body: dict[str, Any]) -> None:
-        await self._write(
-            answer, f": c{self.server.script.line_end}data: {json.dumps(body, ensure_ascii=False)}"
-        )
+        await self._write(answer, f": c{self.server.script.line_end}data: {json.dumps(body, ensure_ascii=False)}")
 
     async def _write(self, answer: web.StreamResponse, text: str) -> None:
         end = self.server.script.line_end

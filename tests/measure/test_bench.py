@@ -34,15 +34,15 @@ def requests(n=8, gap_s=0.0, prompt=20, output=6, **more):
     return Workload(np.arange(n) * gap_s, np.full(n, prompt), np.full(n, output), name="toy load", **more)
 
 
-def served(script, workload, *, abilities=ABLE, server_options=None, **options):
+def served(script, workload, *, capabilities=ABLE, server_options=None, **options):
     """What was measured, and the server's own log."""
     with ScriptedServer(script) as server:
         asked = Server(server.url, **(server_options or {}))
-        return bench(asked, workload, abilities=abilities, **options), server
+        return bench(asked, workload, capabilities=capabilities, **options), server
 
 
 def doubted(measured, words):
-    return any(words in doubt for doubt in measured.doubts)
+    return any(words in doubt for doubt in measured.warnings)
 
 
 def test_times_are_those_of_the_servers_log():
@@ -71,7 +71,7 @@ def test_the_gaps_are_one_less_than_the_tokens_whatever_a_piece_holds():
         assert measured.records.gaps.total == 5 * 8
         assert measured.records.gaps.histogram.sum() == 5 * 8
         assert measured.tokens.tokens.sum() == 5 * 9
-        assert not any("token" in doubt for doubt in measured.doubts)
+        assert not any("token" in doubt for doubt in measured.warnings)
 
 
 def test_a_stall_shows_in_requests_that_were_due_meanwhile():
@@ -79,9 +79,9 @@ def test_a_stall_shows_in_requests_that_were_due_meanwhile():
     n, gap_s, start_s, stall_s = 40, 0.05, 0.5, 1.0
     measured, _ = served(Script(pauses=((start_s, stall_s),)), requests(n, gap_s, output=1))
     ttft_s = metrics.request_column(measured.records.requests, "ttft_s")
-    due_s = measured.records.requests.arrival_s
-    inside = (due_s > start_s + NEAR_S) & (due_s < start_s + stall_s - NEAR_S)
-    left_s = start_s + stall_s - due_s[inside]
+    deadline_s = measured.records.requests.arrival_s
+    inside = (deadline_s > start_s + NEAR_S) & (deadline_s < start_s + stall_s - NEAR_S)
+    left_s = start_s + stall_s - deadline_s[inside]
     assert inside.sum() > 12
     assert np.all(np.abs(ttft_s[inside] - left_s) < 2 * NEAR_S)
     assert np.median(ttft_s[~inside]) < NEAR_S
@@ -96,11 +96,11 @@ def test_latencies_count_from_when_a_request_was_due_even_where_the_client_is_la
             held.append(time.perf_counter())
             time.sleep(0.5)
 
-    measured, _ = served(Script(), requests(30, 0.02, output=1), told=told)
+    measured, _ = served(Script(), requests(30, 0.02, output=1), report=told)
     assert held
     ttft_s = metrics.request_column(measured.records.requests, "ttft_s")
     assert ttft_s.max() > 0.35
-    assert measured.facts["client"]["late_s"]["max"] > 0.35
+    assert measured.metadata["client"]["late_s"]["max"] > 0.35
     assert doubted(measured, "after they were due")
 
 
@@ -140,10 +140,10 @@ def test_prompts_are_unique_of_exact_length_and_the_same_for_a_seed_and_a_salt()
 
 def test_a_run_repeats_to_the_byte_by_the_salt_that_its_record_keeps():
     first, one = served(Script(), requests(4), warmup_requests=1, concurrency=1)
-    salt = first.facts["arguments"]["salt"]
+    salt = first.metadata["arguments"]["salt"]
     again, two = served(Script(), requests(4), warmup_requests=1, concurrency=1, salt=salt)
     assert [sent.body for sent in one.log] == [sent.body for sent in two.log]
-    assert again.facts["arguments"] == first.facts["arguments"]
+    assert again.metadata["arguments"] == first.metadata["arguments"]
     with pytest.raises(InputError, match="salt must be from 0"):
         bench("http://localhost:1", requests(), salt=-1)
 
@@ -158,10 +158,10 @@ def test_a_shared_prefix_is_shared_as_far_as_asked():
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_where_ids_are_not_taken_words_are_as_long_by_the_servers_count(api):
     can = EVERYTHING - {"token_ids", "tokenize"} - ({"completions"} if api == "chat" else set())
-    measured, server = served(Script(can=can), requests(5, prompt=31), abilities=None)
+    measured, server = served(Script(can=can), requests(5, prompt=31), capabilities=None)
     assert (measured.records.requests.prompt_tokens == 31).all()
     assert [sent.prompt_tokens for sent in server.log[-5:]] == [31] * 5
-    assert measured.facts["prompts"] == "words"
+    assert measured.metadata["prompts"] == "words"
     assert not doubted(measured, "prompts")
 
 
@@ -175,16 +175,16 @@ def test_the_workloads_own_texts_are_sent():
 
 def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
     can = EVERYTHING - {"ignore_eos", "min_tokens"}
-    measured, _ = served(Script(can=can, stops_at=3), requests(5, output=9), abilities=None)
+    measured, _ = served(Script(can=can, stops_at=3), requests(5, output=9), capabilities=None)
     assert (measured.records.requests.output_tokens == 3).all()
     assert (measured.workload.output_tokens == 9).all()
-    assert measured.facts["finish_reasons"] == {"stop": 5}
+    assert measured.metadata["finish_reasons"] == {"stop": 5}
     assert doubted(measured, "outputs were not as long as wanted (33 % of it)")
 
 
 def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
     can = EVERYTHING - {"usage_each", "ids_each"}
-    measured, _ = served(Script(can=can, together=3), requests(4, output=6), abilities=None)
+    measured, _ = served(Script(can=can, together=3), requests(4, output=6), capabilities=None)
     assert (measured.records.requests.output_tokens == 6).all()
     assert measured.records.gaps.total == 4
     assert doubted(measured, "a piece held several tokens")
@@ -223,9 +223,9 @@ def test_a_server_that_dies_midway_leaves_a_marked_partial_run(tmp_path):
     assert measured.records.end_s < 6
     assert doubted(measured, "a partial run, ended by 5 failures in a row")
     counts = metrics.summarize(measured.records).counts
-    assert counts.arrived < 400
+    assert counts.arrivals < 400
     write_records(measured, tmp_path / "partial.parquet")
-    assert read_records(tmp_path / "partial.parquet").doubts == measured.doubts
+    assert read_records(tmp_path / "partial.parquet").warnings == measured.warnings
 
 
 def test_the_time_limit_cuts_and_keeps():
@@ -243,7 +243,7 @@ def test_ctrl_c_keeps_what_there_is():
         if done == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
-    measured, _ = served(Script(), requests(200, 0.05, output=2), told=told)
+    measured, _ = served(Script(), requests(200, 0.05, output=2), report=told)
     finished = int((measured.records.requests.status == Status.FINISHED).sum())
     assert 2 < finished < 100
     assert doubted(measured, "an interruption")
@@ -258,19 +258,19 @@ def test_warm_up_requests_are_sent_and_not_counted():
 
 def test_the_servers_metrics_are_kept_by_the_second():
     measured, _ = served(Script(), requests(3, 0.6, output=1), scrape=True)
-    columns = measured.facts["metrics"]
+    columns = measured.metadata["metrics"]
     assert len(columns["at_s"]) == 2
     assert columns["vllm:num_requests_running"] == [0.0, 0.0]
     assert columns["vllm:iteration_tokens_total_sum"] == [12.0, 12.0]
     assert columns['vllm:iteration_tokens_total_bucket{le="1"}'] == [3.0, 3.0]
     assert not [name for name in columns if name.startswith("process")]
-    assert all(0 < took_s < 0.6 for took_s in columns["took_s"])
+    assert all(0 < duration_s < 0.6 for duration_s in columns["duration_s"])
 
 
 def test_what_was_measured_goes_to_a_file_and_back(tmp_path):
     measured, _ = served(Script(), requests(3), scrape=True)
     write_records(measured, tmp_path / "m.parquet")
     again = read_records(tmp_path / "m.parquet")
-    assert (again.facts, again.doubts, again.source) == (measured.facts, measured.doubts, "bench")
+    assert (again.metadata, again.warnings, again.source) == (measured.metadata, measured.warnings, "bench")
     assert (again.tokens.at_s == measured.tokens.at_s).all()
-    assert again.facts["engine"] == "vllm"
+    assert again.metadata["engine"] == "vllm"

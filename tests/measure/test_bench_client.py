@@ -8,14 +8,14 @@ import time
 import pytest
 
 from lengthwise.measure.load import samples
-from lengthwise.measure.load_client import LEAST_P99, Watch, at_least
+from lengthwise.measure.load_client import LEAST_P99, Monitor, at_least
 
 
 def watched(rounds, work=lambda: None, late_s=(0.0,), median_ttft_s=1.0):
     """A watch that ran beside ``work``."""
 
     async def run():
-        watch = Watch()
+        watch = Monitor()
         beside = asyncio.ensure_future(watch.run())
         for _ in range(rounds):
             await asyncio.sleep(0.025)
@@ -28,8 +28,8 @@ def watched(rounds, work=lambda: None, late_s=(0.0,), median_ttft_s=1.0):
     return asyncio.run(run())
 
 
-def doubts(watch):
-    return " ".join(watch.doubts())
+def warnings(monitor):
+    return " ".join(monitor.warnings())
 
 
 def spin(seconds):
@@ -40,33 +40,33 @@ def spin(seconds):
 
 
 def test_a_client_that_was_in_time_raises_no_doubt_of_it():
-    assert "after they were due" not in doubts(watched(4, late_s=[0.001] * 100))
+    assert "after they were due" not in warnings(watched(4, late_s=[0.001] * 100))
 
 
 def test_lateness_is_judged_by_itself_and_by_the_latencies():
     late_s = [0.001] * 90 + [0.004] * 10
-    assert "after they were due" not in doubts(watched(1, late_s=late_s))
-    told = doubts(watched(1, late_s=late_s, median_ttft_s=0.05))
+    assert "after they were due" not in warnings(watched(1, late_s=late_s))
+    told = warnings(watched(1, late_s=late_s, median_ttft_s=0.05))
     assert "10 of 100 requests (10.0 %) more than 2.5 ms after they were due (the worst 4.0 ms" in told
-    assert "after they were due" in doubts(watched(1, late_s=[0.012] * 10, median_ttft_s=10.0))
+    assert "after they were due" in warnings(watched(1, late_s=[0.012] * 10, median_ttft_s=10.0))
     fast = {"median_ttft_s": 0.004}  # 5 % of it are 0.2 ms, within which no loop wakes
-    assert "after they were due" not in doubts(watched(1, late_s=[0.0009] * 100, **fast))
-    assert "more than 1.0 ms after" in doubts(watched(1, late_s=[0.0011] * 100, **fast))
+    assert "after they were due" not in warnings(watched(1, late_s=[0.0009] * 100, **fast))
+    assert "more than 1.0 ms after" in warnings(watched(1, late_s=[0.0011] * 100, **fast))
 
 
 def test_one_late_request_of_sixty_is_told_and_not_doubted():
     watch = watched(1, late_s=[0.0] * 59 + [0.5])
-    assert "after they were due" not in doubts(watch)
-    late = watch.facts["late"]
+    assert "after they were due" not in warnings(watch)
+    late = watch.metadata["late"]
     assert (late["count"], late["of"], late["surely_often"]) == (1, 60, False)
-    assert watch.facts["late_s"] == {"p50": 0.0, "p99": None, "max": 0.5}
-    assert "3 of 60" in doubts(watched(1, late_s=[0.0] * 57 + [0.5] * 3))
+    assert watch.metadata["late_s"] == {"p50": 0.0, "p99": None, "max": 0.5}
+    assert "3 of 60" in warnings(watched(1, late_s=[0.0] * 57 + [0.5] * 3))
 
 
 def test_a_99th_percentile_is_told_from_where_it_is_more_than_the_largest():
     assert LEAST_P99 == 299
     assert 0.99**298 > 0.05 >= 0.99**299
-    assert watched(1, late_s=[0.001] * 299).facts["late_s"]["p99"] == 0.001
+    assert watched(1, late_s=[0.001] * 299).metadata["late_s"]["p99"] == 0.001
 
 
 def test_the_chance_of_late_requests_is_the_binomial_tail():
@@ -77,10 +77,10 @@ def test_the_chance_of_late_requests_is_the_binomial_tail():
 
 def test_a_busy_client_is_told_by_its_own_share_of_a_core():
     watch = watched(3, lambda: spin(0.2))
-    assert watch.facts["loop_lag_s"]["max"] > 0.1
-    share = watch.facts["cpu_share"]
-    assert ("% of a core busy" in doubts(watch)) == (share > 0.8)
-    assert share > 5 * watched(10).facts["cpu_share"] or share > 0.8
+    assert watch.metadata["loop_lag_s"]["max"] > 0.1
+    share = watch.metadata["cpu_share"]
+    assert ("% of a core busy" in warnings(watch)) == (share > 0.8)
+    assert share > 5 * watched(10).metadata["cpu_share"] or share > 0.8
 
 
 def test_a_wall_clock_that_jumps_is_told(monkeypatch):
@@ -88,8 +88,8 @@ def test_a_wall_clock_that_jumps_is_told(monkeypatch):
     moved = []
     monkeypatch.setattr(time, "time", lambda: real() + sum(moved))
     watch = watched(1, lambda: moved.append(2.0))
-    assert watch.facts["clock_skew_s"] == pytest.approx(2.0, abs=0.05)
-    assert "the wall clock moved by 2.0" in doubts(watch)
+    assert watch.metadata["clock_skew_s"] == pytest.approx(2.0, abs=0.05)
+    assert "the wall clock moved by 2.0" in warnings(watch)
 
 
 def test_metrics_are_summed_over_labels_and_buckets_left_out():
@@ -116,7 +116,7 @@ def test_a_loop_that_wakes_late_is_doubted_though_requests_left_in_time():
         watch = watched(1, late_s=[0.001] * 100, median_ttft_s=median_ttft_s)
         watch.lags = lags
         watch.close([0.001] * 100, median_ttft_s)
-        return doubts(watch)
+        return warnings(watch)
 
     often = [0.0] * 95 + [0.2] * 5
     assert "the client woke more than 30 ms late in 5 of 100 looks (the worst 200 ms" in woken(often, 0.06)
@@ -126,5 +126,5 @@ def test_a_loop_that_wakes_late_is_doubted_though_requests_left_in_time():
 
 def test_which_doubt_is_of_lateness_is_kept_among_the_facts():
     late = watched(1, late_s=[0.5] * 100)
-    assert late.facts["late_doubt"] in late.doubts()
-    assert watched(1, late_s=[0.0] * 100).facts["late_doubt"] is None
+    assert late.metadata["late_doubt"] in late.warnings()
+    assert watched(1, late_s=[0.0] * 100).metadata["late_doubt"] is None

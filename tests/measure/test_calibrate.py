@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planted_runs import FEW, LIMITS, NOISE, TRUTH, errors, measured, requests
+from planted_runs import LIMITS, MIN_COUNT, NOISE, TRUTH, errors, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate
@@ -18,7 +18,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 @pytest.mark.parametrize("name", TRUTH)
 def test_planted_parameters_lie_within_their_intervals(found, name):
     parameter = found[name]
-    assert parameter.told
+    assert parameter.report
     assert parameter.low <= TRUTH[name] <= parameter.high
     assert parameter.high / parameter.low < (6 if name == "host_step" else 1.3)
 
@@ -56,7 +56,7 @@ def test_held_out_first_tokens_are_as_close_as_those_of_the_very_engine(found, r
 def test_a_delay_outside_the_engine_is_told_apart_and_put_into_the_front_of_the_tables(deployment):
     run = measured(requests(2.0), deployment, {"work": 1.2}, client_s=0.05)
     calibration = calibrate([run], deployment)
-    assert calibration["client"].told
+    assert calibration["client"].report
     assert calibration["client"].low <= 0.05 <= calibration["client"].high
     assert calibration.client_s == calibration["client"].value == calibration.tables.front.request_s
     assert {e.part: e.log_sd for e in calibration.tables.errors}["front"] > 0
@@ -106,7 +106,7 @@ def test_short_contexts_do_not_tell_of_attention(deployment):
     workload = requests(12.0, prompt=(16, 64), output=(20, 60))
     calibration = calibrate([measured(workload, deployment, {"work": 1.4, "prefill": 3.0})], deployment)
     prefill = calibration["prefill"]
-    assert not prefill.told
+    assert not prefill.report
     assert prefill.value == prefill.prior == 1.0
     assert calibration["work"].low <= 1.4 <= calibration["work"].high
     assert any(prefill.label in note for note in calibration.notes)
@@ -115,7 +115,7 @@ def test_short_contexts_do_not_tell_of_attention(deployment):
 
 def test_parameters_that_are_not_asked_for_stay(run, deployment):
     calibration = calibrate([run], deployment, fit=["work"])
-    assert [p.name for p in calibration.told] == ["work"]
+    assert [p.name for p in calibration.report] == ["work"]
     assert calibration["decode"].value == 1.0
     with pytest.raises(UnknownNameError):
         calibrate([run], deployment, fit=["wrok"])
@@ -126,7 +126,7 @@ def test_parameters_that_are_not_asked_for_stay(run, deployment):
 @pytest.mark.slow
 def test_a_closed_loop_is_simulated_as_one(deployment):
     workload = replace(requests(n=200), arrival_s=np.zeros(200), concurrency=16)
-    calibration = calibrate([measured(workload, deployment)], deployment, fit=FEW)
+    calibration = calibrate([measured(workload, deployment)], deployment, fit=MIN_COUNT)
     assert calibration["work"].low <= TRUTH["work"] <= calibration["work"].high
     assert errors(calibration, "tpot", "each")[0].after < 2 * NOISE
 
@@ -136,8 +136,8 @@ def test_the_engines_own_counters_are_compared(run, deployment):
     at_s = np.arange(0.5, records.end_s, 0.5)
     r = records.requests
     running = [int(((r.scheduled_s <= t) & (t < r.finished_s)).sum()) for t in at_s]
-    facts = {"metrics": {"at_s": (at_s + 1000).tolist(), "vllm:num_requests_running": running}}
-    (load,) = calibrate([replace(run, facts=facts)], deployment, fit=FEW).loads
+    metadata = {"metrics": {"at_s": (at_s + 1000).tolist(), "vllm:num_requests_running": running}}
+    (load,) = calibrate([replace(run, metadata=metadata)], deployment, fit=MIN_COUNT).loads
     assert load.name == "running"
     assert load.after < 0.1 < load.before
 
@@ -169,7 +169,7 @@ def test_several_loads_of_long_contexts_tell_decode_attention_apart(deployment):
     ]
     calibration = calibrate(runs, deployment, holdout=0.3, fit=["work", "prefill", "decode"])
     for name, value in truth.items():
-        assert calibration[name].told
+        assert calibration[name].report
         assert calibration[name].low <= value <= calibration[name].high
     assert calibration["decode"].value > 1.2
 

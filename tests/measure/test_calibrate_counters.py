@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from planted_counters import SHIFT_S, logged, scraped, simulated, streamed, token_times
-from planted_runs import FEW, LIMITS, TRUTH, measured, requests
+from planted_runs import LIMITS, MIN_COUNT, TRUTH, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate, step_evidence
@@ -29,9 +29,9 @@ LOADS = {
 }
 
 
-def stretches(run, held=0.0, limits=LIMITS):
-    one = run_of(run, "run", held)
-    return stretches_of(one, counters_of(run.facts["metrics"]), limits)
+def stretches(run, validation=0.0, limits=LIMITS):
+    one = run_of(run, "run", validation)
+    return stretches_of(one, counters_of(run.metadata["metrics"]), limits)
 
 
 def told_by(evidence, deployment):
@@ -91,12 +91,9 @@ def test_a_calibration_to_counters_is_as_good_as_one_to_a_log(deployment):
         workload = requests(seed=seed)
         run = scraped(workload, deployment, TRUTH, period_s, noise=0.02, seed=seed, answer_s=0.005)
         found = {
-            "counters": calibrate([run], deployment, fit=FEW),
+            "counters": calibrate([run], deployment, fit=MIN_COUNT),
             "log": calibrate(
-                [run],
-                deployment,
-                fit=FEW,
-                iterations=logged(workload, deployment, TRUTH, TRUTH["host_step"] / 2),
+                [run], deployment, fit=MIN_COUNT, iterations=logged(workload, deployment, TRUTH, TRUTH["host_step"] / 2)
             ),
         }
         for kind, one in found.items():
@@ -110,7 +107,7 @@ def test_a_calibration_to_counters_is_as_good_as_one_to_a_log(deployment):
 
 def test_counters_are_fitted_unasked_and_told(deployment):
     run = scraped(requests(), deployment, TRUTH, 1.0)
-    found = calibrate([run], deployment, fit=FEW)
+    found = calibrate([run], deployment, fit=MIN_COUNT)
     for name, value in TRUTH.items():
         assert found[name].low <= value <= found[name].high
     (note,) = (note for note in found.notes if "counters were fitted" in note)
@@ -123,11 +120,11 @@ def test_counters_are_fitted_unasked_and_told(deployment):
 
 def test_only_the_fitted_part_of_a_run_is_looked_at(deployment):
     run = scraped(requests(), deployment, TRUTH, 0.5)
-    every, part = stretches(run), stretches(run, held=0.5)
-    due_s = np.sort(run.records.requests.arrival_s)[60]
-    assert part.end_s.max() <= due_s < every.end_s.max()
+    every, part = stretches(run), stretches(run, validation=0.5)
+    deadline_s = np.sort(run.records.requests.arrival_s)[60]
+    assert part.end_s.max() <= deadline_s < every.end_s.max()
     assert len(part) < len(every)
-    assert isinstance(stretches(run, held=1.0), str)
+    assert isinstance(stretches(run, validation=1.0), str)
 
 
 def test_what_was_counted_is_in_the_kinds_of_steps(deployment):
@@ -160,9 +157,7 @@ def test_steps_that_only_compute_a_part_of_a_prompt_are_in_no_stretch(deployment
     _, first, last = steps_in(found, workload, one, STEADY)
     assert len(found) > 10
     np.testing.assert_array_equal(found.steps, last - first)
-    assert counters_of(run.facts["metrics"]).steps[-1] < 0.97 * len(
-        simulated(workload, one, STEADY).steps.end_s
-    )
+    assert counters_of(run.metadata["metrics"]).steps[-1] < 0.97 * len(simulated(workload, one, STEADY).steps.end_s)
 
 
 def test_in_a_stretch_the_engine_never_idled(deployment):
@@ -187,42 +182,36 @@ def test_a_host_whose_seconds_bend_with_sequences_is_counted_whole(deployment):
 
 def changed(run, **columns):
     """The run with other columns: a function of the column's values."""
-    metrics = dict(run.facts["metrics"])
+    metrics = dict(run.metadata["metrics"])
     for name, change in columns.items():
         key = next(key for key in metrics if name in key)
         metrics[key] = change(metrics[key])
-    return replace(run, facts={"metrics": metrics})
+    return replace(run, metadata={"metrics": metrics})
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "report"),
     [
-        (
-            {"generation_tokens": lambda c: [3 * x for x in c]},
-            "made .* of which .* are of the run's requests",
-        ),
-        (
-            {"total_sum": lambda c: [2 * x for x in c]},
-            "computed in prompts .* of which .* are of the run's requests",
-        ),
+        ({"generation_tokens": lambda c: [3 * x for x in c]}, "made .* of which .* are of the run's requests"),
+        ({"total_sum": lambda c: [2 * x for x in c]}, "computed in prompts .* of which .* are of the run's requests"),
         ({"total_count": lambda c: [2 * x for x in c]}, "several HTTP fronts"),
         ({"num_requests_running": lambda c: [0] * len(c)}, "never between two looks was it busy"),
         ({"num_preemptions": lambda c: list(range(len(c)))}, "never between two looks was it busy"),
-        ({"took_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
+        ({"duration_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
         ({"iteration_tokens_total_count": lambda c: [None] * len(c)}, "never between two looks was it busy"),
     ],
 )
-def test_counters_that_do_not_tell_steps_seconds_are_not_fitted(deployment, change, told):
+def test_counters_that_do_not_tell_steps_seconds_are_not_fitted(deployment, change, report):
     run = changed(scraped(requests(n=60), deployment, TRUTH, 0.25), **change)
     evidence, (note,) = of_counters(run, deployment)
     assert evidence is None
     assert note.startswith("the server's counters of run were not fitted: ")
-    assert re.search(told, note)
+    assert re.search(report, note)
 
 
 def test_counters_of_another_kind_are_named_and_left(deployment):
     run = scraped(requests(n=60), deployment, TRUTH, 0.25)
-    columns = run.facts["metrics"]
+    columns = run.metadata["metrics"]
     for gone, told in (
         ("time_to_first_token", "lack vllm:time_to_first_token_seconds_count"),
         ("bucket", "lack the buckets of vllm:iteration_tokens_total"),
@@ -265,7 +254,7 @@ def front_steps(run, workload, deployment, odd):
     times = token_times(records, 1e-9, np.random.default_rng(0))
     mine = np.arange(len(workload)) % 2 == odd
     at_s = np.unique(np.round(times.at_s[np.repeat(mine, np.diff(times.start))], 4))
-    return np.searchsorted(at_s, run.facts["metrics"]["at_s"], side="right")
+    return np.searchsorted(at_s, run.metadata["metrics"]["at_s"], side="right")
 
 
 def test_steps_are_as_many_as_those_that_decode_get_tokens(deployment):

@@ -17,13 +17,13 @@ from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GpuSpec
 
-KEPT = Path(__file__).parent / "data" / "slow_cpu" / "vllm"
+RETAINED = Path(__file__).parent / "data" / "slow_cpu" / "vllm"
 """A tiny model on a thread of a slow CPU, whose records tell neither: too slow to pass for a large one on a GPU."""
 
 
 def found(*, value: float, low: float, high: float) -> Calibration:
     """One parameter that was 1 before, and one mean of held-out requests with its interval."""
-    work = Parameter("work", "token work", "x", value, 0.1, 2.0, 1.0, told=True, effect=0.5)
+    work = Parameter("work", "token work", "x", value, 0.1, 2.0, 1.0, report=True, effect=0.5)
     return Calibration(
         tables=deploy("opt-125m", "H100").cost,
         parameters=(work,),
@@ -31,7 +31,7 @@ def found(*, value: float, low: float, high: float) -> Calibration:
         client_s=0.0,
         log_sd=0.1,
         split="on half",
-        fitted=100,
+        fit_result=100,
         held_out=50,
         simulations=10,
     )
@@ -45,9 +45,7 @@ def test_a_sure_disagreement_with_nothing_moved_is_an_error_unless_one_insists()
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high"),
-    [(1.0, -0.3, 0.6), (1.0, 0.02, 0.05), (0.5, 1.2, 2.2)],
-    ids=["unsure", "small", "moved"],
+    ("value", "low", "high"), [(1.0, -0.3, 0.6), (1.0, 0.02, 0.05), (0.5, 1.2, 2.2)], ids=["unsure", "small", "changed"]
 )
 def test_what_noise_explains_and_what_was_moved_is_written(value, low, high):
     require_help(found(value=value, low=low, high=high), force=False, shown=False)
@@ -65,13 +63,13 @@ def test_what_noise_explains_and_what_was_moved_is_written(value, low, high):
     ids=["slower", "faster", "moved little", "near enough", "unsure"],
 )
 def test_tables_that_were_moved_far_and_are_far_off_are_doubted(value, low, high, doubted):
-    doubt = found(value=value, low=low, high=high).doubt
+    doubt = found(value=value, low=low, high=high).warning
     assert bool(doubt) is doubted
     assert not doubted or f"token work to {value:g} times" in doubt
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("metadata", "report"),
     [
         ({}, False),
         ({"model": "tiny"}, False),
@@ -81,18 +79,18 @@ def test_tables_that_were_moved_far_and_are_far_off_are_doubted(value, low, high
     ],
 )
 def test_runs_that_do_not_tell_their_model_are_noted_and_refused_where_they_fit_badly(
-    facts, told, run, deployment
+    metadata, report, run, deployment
 ):
     far = found(value=4.0, low=0.3, high=0.5)
-    runs = [run_of(replace(run, facts=facts), "half", 0.3)]
+    runs = [run_of(replace(run, metadata=metadata), "half", 0.3)]
     noted = "where these runs come from is not told: half"
-    allowed = " ".join(origin_notes(far, runs, deployment, ["doubts"]))
+    allowed = " ".join(origin_notes(far, runs, deployment, ["warnings"]))
     assert "token work to 4 times" in allowed
-    assert (noted in allowed) is not told
+    assert (noted in allowed) is not report
     near = origin_notes(found(value=1.2, low=-0.05, high=0.05), runs, deployment, ())
-    assert [note.startswith(noted) for note in near] == [True] * (not told)
-    if told:
-        assert origin_notes(far, runs, deployment, ()) == origin_notes(far, runs, deployment, ["doubts"])
+    assert [note.startswith(noted) for note in near] == [True] * (not report)
+    if report:
+        assert origin_notes(far, runs, deployment, ()) == origin_notes(far, runs, deployment, ["warnings"])
         return
     with pytest.raises(InputError, match=r"token work to 4 times.*TPOT by \+40% on half.*--allow-doubts"):
         origin_notes(far, runs, deployment, ())
@@ -101,16 +99,7 @@ def test_runs_that_do_not_tell_their_model_are_noted_and_refused_where_they_fit_
 def with_host(*, low_s: float, share: float, after: float = 0.05) -> Calibration:
     """A host that was 0.1 ms a step and now is twice ``low_s``, of ``share`` of the steps' time."""
     host = Parameter(
-        "host_step",
-        "host",
-        "s",
-        2 * low_s,
-        low_s,
-        4 * low_s,
-        1e-4,
-        told=True,
-        effect=0.5,
-        bare=(low_s, 4 * low_s),
+        "host_step", "host", "s", 2 * low_s, low_s, 4 * low_s, 1e-4, report=True, effect=0.5, bare=(low_s, 4 * low_s)
     )
     off = Score("half", "tpot", "mean", 0.01, 1.7, after, after - 0.02, after + 0.02)
     made = found(value=1.0, low=-0.1, high=0.1)
@@ -129,7 +118,7 @@ def with_host(*, low_s: float, share: float, after: float = 0.05) -> Calibration
     ids=["takes all", "fits badly", "beside slow kernels", "slow, believable", "believable, off"],
 )
 def test_a_host_that_takes_up_what_tables_lack_is_doubted(low_s, share, after, words):
-    doubt = with_host(low_s=low_s, share=share, after=after).doubt
+    doubt = with_host(low_s=low_s, share=share, after=after).warning
     assert words in doubt
     assert bool(doubt) is bool(words)
 
@@ -138,41 +127,41 @@ def test_a_host_that_takes_up_what_tables_lack_is_doubted(low_s, share, after, w
 @pytest.mark.parametrize("fit", [None, ["work"]], ids=["whatever", "work"])
 def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
     """A tiny model on a CPU, of which the records tell neither, for a large one on a GPU."""
-    other = read_records(KEPT / "wide-half-0.measured.parquet")
+    other = read_records(RETAINED / "wide-half-0.measured.parquet")
     with pytest.raises(InputError, match=r"these hardly are: the calibration moved .* is not told"):
         calibrate([other], deploy("llama-3.1-8b", gpu), fit=fit)
 
 
 @pytest.mark.parametrize("gpu", ["H100", "A100", "RTX-PRO-6000"])
 def test_its_log_of_steps_does_not_make_it_right(gpu):
-    other = read_records(KEPT / "wide-half-0.measured.parquet")
-    log = read_iterations(KEPT / "wide-half-0.iterations.log")
+    other = read_records(RETAINED / "wide-half-0.measured.parquet")
+    log = read_iterations(RETAINED / "wide-half-0.iterations.log")
     with pytest.raises(InputError, match=r"these hardly are: the calibration moved host"):
         calibrate([other], deploy("llama-3.1-8b", gpu), iterations=log)
 
 
 @pytest.mark.parametrize("gpu", ["H100", "A100"])
 def test_a_fit_that_looks_well_by_a_host_beyond_belief_is_refused(gpu):
-    other = read_records(KEPT.parent / "transformers" / "fifo-half-0.measured.parquet")
+    other = read_records(RETAINED.parent / "transformers" / "fifo-half-0.measured.parquet")
     with pytest.raises(InputError, match=r"moved host, each step to \d+ times what is usual"):
         calibrate([other], deploy("llama-3.1-8b", gpu))
 
 
 @pytest.mark.parametrize(("engine", "setting"), [("vllm", "wide-half-0"), ("transformers", "fifo-half-0")])
 def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine, setting):
-    folder = KEPT.parent / engine
+    folder = RETAINED.parent / engine
     kept = json.loads((folder / "device.json").read_text())["gpu"]
     cpu = GpuSpec(**kept | {"aliases": tuple(kept["aliases"])})
     limits = EngineLimits(max_num_seqs=32, max_model_len=1024, weight_dtype="float32", kv_dtype="float32")
     run = read_records(folder / f"{setting}.measured.parquet")
-    model = str(next(path for path in (folder / "small.json", KEPT / "small.json") if path.exists()))
+    model = str(next(path for path in (folder / "small.json", RETAINED / "small.json") if path.exists()))
     own = calibrate([run], deploy(model, cpu, limits=limits, num_blocks=512))
-    assert own.doubt == ""
+    assert own.warning == ""
     assert own.host_share < 0.5
 
 
 def test_doubted_runs_are_taken_where_one_allows_them_and_noted():
-    other = read_records(KEPT / "wide-half-0.measured.parquet")
-    taken = calibrate([other], deploy("llama-3.1-8b", "H100"), allow=["doubts"])
+    other = read_records(RETAINED / "wide-half-0.measured.parquet")
+    taken = calibrate([other], deploy("llama-3.1-8b", "H100"), allow=["warnings"])
     assert any("is not told" in note for note in taken.notes)
-    assert any(taken.doubt in note for note in taken.notes)
+    assert any(taken.warning in note for note in taken.notes)

@@ -23,9 +23,7 @@ STEP = (
 
 
 def write(path, steps, more=""):
-    lines = [
-        PREFIX + STEP.format(i=i, p=p, t=t, d=d, ms=ms, kv=kv) for i, (p, t, d, ms, kv) in enumerate(steps)
-    ]
+    lines = [PREFIX + STEP.format(i=i, p=p, t=t, d=d, ms=ms, kv=kv) for i, (p, t, d, ms, kv) in enumerate(steps)]
     path.write_text("\n".join(["INFO: Started server", *lines]) + "\n" + more, "utf-8")
     return path
 
@@ -81,10 +79,7 @@ def test_steps_cost_what_the_engine_charges(tmp_path):
     ours = step_seconds(step_parts(log, deployment), values)
     cost = apply(deployment.cost, values | {"host_step": values["log_step"]})
     prefill = (
-        32 * (cost.layer_s[700] + _read(cost.prefill_s, 700))
-        + cost.first_s[700]
-        + cost.head_s[1]
-        + cost.host_s[1]
+        32 * (cost.layer_s[700] + _read(cost.prefill_s, 700)) + cost.first_s[700] + cost.head_s[1] + cost.host_s[1]
     )
     assert ours[0] == pytest.approx(prefill, rel=1e-6)
     decode = 32 * (cost.layer_s[1] + cost.decode_s[1, 1]) + cost.first_s[1] + cost.head_s[1] + cost.host_s[1]

@@ -21,7 +21,7 @@ from lengthwise.measure.calibration.step_evidence import told_of
 SLOWER = {name: 1.6 * value for name, value in TRUTH.items()}
 UNSEEN_S = TRUTH["host_step"] / 2
 BEGAN = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
-KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "live" / "vllm"
+RETAINED = Path(__file__).parents[2] / "benchmarks" / "results" / "live" / "vllm"
 FITTED, HELD, WARM = requests(n=60), requests(3.0, 60, seed=5), requests(3.0, 5, seed=9)
 
 
@@ -29,16 +29,14 @@ def together(*logs):
     """One log of several engines' steps, in order."""
     names = [f.name for f in fields(Iterations)]
     columns = {name: [getattr(log, name) for log in logs] for name in names}
-    return Iterations(
-        **{name: None if each[0] is None else np.concatenate(each) for name, each in columns.items()}
-    )
+    return Iterations(**{name: None if each[0] is None else np.concatenate(each) for name, each in columns.items()})
 
 
-def run(workload, deployment, truth=TRUTH, began=None, held=0.0):
+def run(workload, deployment, truth=TRUTH, started=None, validation=0.0):
     """As a calibration sees it; its records tell when it began, if that is given."""
     one = measured(workload, deployment, truth)
-    start = {} if began is None else {"start": (began - timedelta(seconds=SHIFT_S)).isoformat()}
-    return run_of(replace(one, facts=start), "run", held)
+    start = {} if started is None else {"start": (started - timedelta(seconds=SHIFT_S)).isoformat()}
+    return run_of(replace(one, metadata=start), "run", validation)
 
 
 def cached(log):
@@ -50,8 +48,8 @@ def log_of(deployment, *served, zone_s=0.0):
     """What an engine logs that serves workloads so many seconds after ``BEGAN``; without, lines tell no time."""
     told = []
     for workload, truth, after_s in served:
-        began = None if after_s is None else BEGAN + timedelta(seconds=after_s + zone_s)
-        told.append(logged(workload, deployment, truth, UNSEEN_S, began))
+        started = None if after_s is None else BEGAN + timedelta(seconds=after_s + zone_s)
+        told.append(logged(workload, deployment, truth, UNSEEN_S, started))
     return together(*told), np.concatenate([np.full(len(log), i) for i, log in enumerate(told)])
 
 
@@ -62,11 +60,9 @@ def slow_held_out(deployment):
     return measured(FITTED, deployment), measured(HELD, deployment, SLOWER), *logs
 
 
-def test_of_a_log_that_holds_a_slow_held_out_run_only_the_fitted_runs_steps_are_taken(
-    deployment,
-):
+def test_of_a_log_that_holds_a_slow_held_out_run_only_the_fitted_runs_steps_are_taken(deployment):
     fitted, held, own, every = slow_held_out(deployment)
-    runs = [run_of(fitted, "fitted", 0.0), run_of(held, "held", 1.0)]
+    runs = [run_of(fitted, "fit_result", 0.0), run_of(held, "validation", 1.0)]
     alone, found = (told_of(runs, deployment, log, counters=False) for log in (own, every))
     np.testing.assert_array_equal(found.evidence.seconds, alone.evidence.seconds)
     np.testing.assert_array_equal(found.evidence.weight, alone.evidence.weight)
@@ -92,7 +88,7 @@ def test_a_held_out_run_that_was_slow_moves_no_parameter_though_the_log_holds_it
 def test_without_times_a_runs_steps_are_those_that_add_up_to_its_tokens(deployment, order):
     served = [(WARM, TRUTH, None), (FITTED, TRUTH, None), (HELD, SLOWER, None)]
     log, of = log_of(deployment, *(served[i] for i in order))
-    found = fitted_steps(log, [run(FITTED, deployment), run(HELD, deployment, SLOWER, held=1.0)])
+    found = fitted_steps(log, [run(FITTED, deployment), run(HELD, deployment, SLOWER, validation=1.0)])
     np.testing.assert_array_equal(found, of == order.index(1))
 
 
@@ -102,7 +98,7 @@ def test_where_a_cache_computes_less_steps_are_those_of_the_runs_time(deployment
     """Whatever the engine's zone; of a run next to it a second or two are lost, and none of that run's is taken."""
     first = run(FITTED, deployment, TRUTH, BEGAN)
     next_s = first.measured.records.end_s - SHIFT_S + gap_s
-    second = run(HELD, deployment, SLOWER, BEGAN + timedelta(seconds=next_s), held=1.0)
+    second = run(HELD, deployment, SLOWER, BEGAN + timedelta(seconds=next_s), validation=1.0)
     served = [(FITTED, TRUTH, 0.0), (HELD, SLOWER, next_s)]
     log, of = log_of(deployment, *served, zone_s=3600 * zone_h)
     found = fitted_steps(cached(log), [first, second])
@@ -111,18 +107,18 @@ def test_where_a_cache_computes_less_steps_are_those_of_the_runs_time(deployment
 
 
 def test_a_year_ends_and_a_zone_is_ahead_within_a_run(deployment):
-    began = datetime(2026, 12, 31, 23, 59, 55, tzinfo=UTC)
-    log = logged(FITTED, deployment, TRUTH, UNSEEN_S, began + timedelta(hours=9))
+    started = datetime(2026, 12, 31, 23, 59, 55, tzinfo=UTC)
+    log = logged(FITTED, deployment, TRUTH, UNSEEN_S, started + timedelta(hours=9))
     log = cached(log)
-    assert fitted_steps(log, [run(FITTED, deployment, TRUTH, began)]).all()
-    assert fitted_steps(log, [run(FITTED, deployment, TRUTH, began + timedelta(seconds=777))]) is None
+    assert fitted_steps(log, [run(FITTED, deployment, TRUTH, started)]).all()
+    assert fitted_steps(log, [run(FITTED, deployment, TRUTH, started + timedelta(seconds=777))]) is None
 
 
 def test_of_repeats_of_which_one_is_held_out_times_tell_which(deployment):
     served = [(FITTED, TRUTH, 0.0), (FITTED, SLOWER, 60.0)]
     runs = [
         run(FITTED, deployment, TRUTH, BEGAN),
-        run(FITTED, deployment, SLOWER, BEGAN + timedelta(seconds=60), held=1.0),
+        run(FITTED, deployment, SLOWER, BEGAN + timedelta(seconds=60), validation=1.0),
     ]
     log, of = log_of(deployment, *served)
     np.testing.assert_array_equal(fitted_steps(log, runs), of == 0)
@@ -133,12 +129,12 @@ def test_of_repeats_of_which_one_is_held_out_times_tell_which(deployment):
 
 @pytest.mark.parametrize("by", ["tokens", "clock"])
 def test_of_a_run_whose_last_requests_are_held_out_only_steps_before_these_are_taken(deployment, by):
-    part = run(FITTED, deployment, TRUTH, BEGAN, held=0.3)
+    part = run(FITTED, deployment, TRUTH, BEGAN, validation=0.3)
     log, _ = log_of(deployment, (FITTED, TRUTH, 0.0))
-    ended_s = simulated(FITTED, deployment, TRUTH).steps.end_s
+    finished_s = simulated(FITTED, deployment, TRUTH).steps.end_s
     log = replace(log, at_s=None) if by == "tokens" else cached(log)
     found = fitted_steps(log, [part])
-    before = ended_s <= until_s(part) - SHIFT_S
+    before = finished_s <= until_s(part) - SHIFT_S
     assert not found[~before].any()
     assert found.sum() > 0.4 * before.sum()
 
@@ -153,8 +149,8 @@ def test_what_a_log_may_have_seen_is_called_so(deployment):
     (note,) = told.notes
     assert "cannot be told" in note
     shown = _seen(split)
-    assert [run.name for run in shown.held] == ["3.0 a second (seen by the log)"]
-    assert [run.name for run in shown.fitted] == ["6.0 a second"]
+    assert [run.name for run in shown.validation] == ["3.0 a second (seen by the log)"]
+    assert [run.name for run in shown.fit_result] == ["6.0 a second"]
     assert "seen by the log" in shown.words
 
 
@@ -174,8 +170,8 @@ def test_where_all_requests_are_due_at_once_with_those_held_out_counters_and_log
 def test_a_log_of_other_runs_leaves_it_to_the_counters(deployment):
     one = scraped(FITTED, deployment, TRUTH, 0.25)
     start = {"start": (BEGAN - timedelta(seconds=SHIFT_S)).isoformat()}
-    one = run_of(replace(one, facts={**one.facts, **start}), "run", 0.0)
-    held = run(HELD, deployment, SLOWER, BEGAN + timedelta(seconds=60), held=1.0)
+    one = run_of(replace(one, metadata={**one.metadata, **start}), "run", 0.0)
+    held = run(HELD, deployment, SLOWER, BEGAN + timedelta(seconds=60), validation=1.0)
     log, _ = log_of(deployment, (HELD, SLOWER, 60.0))
     told = told_of([one, held], deployment, log, counters=True)
     assert not told.is_log
@@ -186,8 +182,8 @@ def test_a_log_of_other_runs_leaves_it_to_the_counters(deployment):
 
 def test_in_a_real_log_tokens_and_the_clock_tell_the_same_steps():
     """Of vLLM 0.32; in front of the run's steps are those with which its client found out what the server can do."""
-    log = read_iterations(KEPT / "wide-half-0.iterations.log")
-    one = run_of(read_records(KEPT / "wide-half-0.measured.parquet"), "run", 0.0)
+    log = read_iterations(RETAINED / "wide-half-0.iterations.log")
+    one = run_of(read_records(RETAINED / "wide-half-0.measured.parquet"), "run", 0.0)
     found = fitted_steps(log, [one])
     assert log.prefill_tokens[found].sum() == one.workload.prompt_tokens.sum()
     assert log.decode_seqs[found].sum() == (one.workload.output_tokens - 1).sum()

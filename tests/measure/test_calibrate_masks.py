@@ -28,9 +28,7 @@ def small():
 
 
 def runs(small, truth):
-    return [
-        measured(requests(rate, 80, seed, **SHORT), small, truth) for seed, rate in enumerate((6.0, 20.0))
-    ]
+    return [measured(requests(rate, 80, seed, **SHORT), small, truth) for seed, rate in enumerate((6.0, 20.0))]
 
 
 def pair_s(small):
@@ -44,7 +42,7 @@ def test_planted_masks_are_found_where_the_other_parameters_explain_less(small, 
     """Dear masks, too, which the other parameters first make up for by standing far off."""
     truth = {"work": 1.2, "masked": pairs * own_pair_s(small)}
     found = calibrate(runs(small, truth), small)
-    assert found["masked"].told
+    assert found["masked"].report
     assert found["masked"].low <= truth["masked"] <= found["masked"].high
     assert found["masked"].value == pytest.approx(truth["masked"], rel=0.3)
     assert found.tables.masked_s == found["masked"].value
@@ -61,25 +59,25 @@ def test_an_engine_without_masks_is_left_without(small):
 
 
 def test_masks_are_a_parameter_where_they_are_asked_for_or_known(small):
-    def names(deployment, **asked):
-        return [knob.name for knob in parameters.knobs(deployment, logged=False, **asked)]
+    def names(deployment, **requested):
+        return [knob.name for knob in parameters.knobs(deployment, logged=False, **requested)]
 
     known = replace(small, cost=replace(small.cost, masked_s=1e-12))
     assert "masked" not in names(small)
     assert "masked" in names(small, masked=True)
     assert "masked" in names(known)
     (knob,) = (k for k in parameters.knobs(known, logged=False) if k.name == "masked")
-    assert knob.neutral == knob.centre == 1e-12
+    assert knob.neutral == knob.center == 1e-12
     assert parameters.apply(known.cost, {}).masked_s == 1e-12
 
 
 def test_the_search_starts_from_seconds_of_a_prompts_own_pairs(small):
     (knob,) = (k for k in parameters.knobs(small, logged=False, masked=True) if k.name == "masked")
     assert knob.value(0.0) == 0.0
-    assert 0.2 < knob.centre / pair_s(small) < 5
+    assert 0.2 < knob.center / pair_s(small) < 5
     bare = replace(small, cost=replace(small.cost, prefill_s=np.zeros_like(small.cost.prefill_s)))
     (knob,) = (k for k in parameters.knobs(bare, logged=False, masked=True) if k.name == "masked")
-    assert knob.centre > 0
+    assert knob.center > 0
 
 
 @pytest.mark.slow
@@ -137,7 +135,7 @@ def test_masks_that_nobody_may_look_for_are_not_found(small):
 
 
 def of_engine(runs, name):
-    return [replace(run, facts={**run.facts, "engine": name}) for run in runs]
+    return [replace(run, metadata={**run.metadata, "engine": name}) for run in runs]
 
 
 def test_engines_that_are_known_to_attend_by_request_have_none():
@@ -153,10 +151,10 @@ def test_engines_that_are_known_to_attend_by_request_have_none():
 def test_masks_are_not_looked_for_in_runs_of_an_engine_that_has_none(small):
     masked = runs(small, {"work": 1.2, "masked": own_pair_s(small)})
     # Without masks tables are moved far and still miss: of runs that tell nothing of where they come from, doubted.
-    found = calibrate(of_engine(masked, "vllm"), small, allow=("doubts",))
+    found = calibrate(of_engine(masked, "vllm"), small, allow=("warnings",))
     assert found.tables.masked_s == 0.0
     assert any("dense masks were not looked for: vllm attends by request" in note for note in found.notes)
-    asked = calibrate(masked, small, masks="no", allow=("doubts",))
+    asked = calibrate(masked, small, masks="no", allow=("warnings",))
     assert [p.value for p in asked.parameters] == [p.value for p in found.parameters]
     assert found.simulations == asked.simulations
     assert not any("not looked for" in note for note in asked.notes)

@@ -24,7 +24,7 @@ class TestRefusals:
                 calibrate(runs, deployment, holdout=holdout)
 
     @pytest.mark.parametrize(
-        ("facts", "told"),
+        ("metadata", "report"),
         [
             ({"model": "meta-llama/Meta-Llama-3-70B"}, "model meta-llama/Meta-Llama-3-70B"),
             ({"model": "/models/qwen2.5-7b"}, "model /models/qwen2.5-7b"),
@@ -32,28 +32,26 @@ class TestRefusals:
             ({"deployment": {"gpu": "H100", "tp": 4}}, "tp 4"),
         ],
     )
-    def test_records_of_another_model_or_gpu(self, run, deployment, facts, told):
-        with pytest.raises(InputError, match=f"{told}.*--allow-doubts"):
-            split_of([replace(run, facts=facts)], deployment, 0.3, ())
-        assert split_of([replace(run, facts=facts)], deployment, 0.3, ["doubts"]).fitted
+    def test_records_of_another_model_or_gpu(self, run, deployment, metadata, report):
+        with pytest.raises(InputError, match=f"{report}.*--allow-doubts"):
+            split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fit_result
 
     @pytest.mark.parametrize("served", ["tiny", "/models/mine", "meta-llama/Meta-Llama-3-8B-Instruct"])
     def test_a_served_name_that_tells_nothing_is_no_doubt(self, run, deployment, served):
-        assert split_of([replace(run, facts={"model": served})], deployment, 0.3, ()).fitted
+        assert split_of([replace(run, metadata={"model": served})], deployment, 0.3, ()).fit_result
 
     def test_simulated_runs(self, run, deployment):
         with pytest.raises(InputError, match="simulated runs would only repeat the simulator"):
             calibrate([replace(run, source="simulate")], deployment)
-        assert calibrate(
-            [replace(run, source="simulate")], deployment, allow=["simulated"], fit=["work"]
-        ).fitted
+        assert calibrate([replace(run, source="simulate")], deployment, allow=["simulated"], fit=["work"]).fit_result
 
     def test_doubts(self, run, deployment):
         with pytest.raises(InputError, match="the client was late"):
-            calibrate([replace(run, doubts=("the client was late",))], deployment)
+            calibrate([replace(run, warnings=("the client was late",))], deployment)
         with pytest.raises(InputError, match="3 requests failed of timeout"):
             calibrate([replace(run, errors={"timeout": 3})], deployment)
-        assert calibrate([replace(run, doubts=("late",))], deployment, allow=["doubts"], fit=["work"]).fitted
+        assert calibrate([replace(run, warnings=("late",))], deployment, allow=["warnings"], fit=["work"]).fit_result
 
     def test_a_late_client_only_where_the_fit_could_feel_it(self, run, deployment):
         """One request in a hundred left a little late from an idle loop: told, and taken."""
@@ -64,8 +62,8 @@ class TestRefusals:
         def late_by(share, **changes):
             late_s = np.zeros(n)
             late_s[::40] = share * ttft_s
-            facts = {"client": client | changes}
-            return replace(run, doubts=("the client was late",), client_s=late_s, facts=facts)
+            metadata = {"client": client | changes}
+            return replace(run, warnings=("the client was late",), client_s=late_s, metadata=metadata)
 
         taken = split_of([late_by(0.3)], deployment, 0.3, ())
         assert any("the client was late" in note and "so the run was taken" in note for note in taken.notes)
@@ -73,7 +71,7 @@ class TestRefusals:
         for doubtful in (late_by(3.0), late_by(0.3, cpu_share=0.9), late_by(0.3, loop_lag=saturated)):
             with pytest.raises(InputError, match="the client was late"):
                 split_of([doubtful], deployment, 0.3, ())
-        other = replace(late_by(0.3), doubts=("the client was late", "a partial run"))
+        other = replace(late_by(0.3), warnings=("the client was late", "a partial run"))
         with pytest.raises(InputError, match="told: a partial run"):
             split_of([other], deployment, 0.3, ())
 
@@ -86,10 +84,10 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"clocks disagree: .* before they arrived"):
             split_of([skewed], deployment, 0.3, ())
         if late_s > -1:  # some TTFTs are left
-            assert split_of([skewed], deployment, 0.3, ["doubts"]).fitted
+            assert split_of([skewed], deployment, 0.3, ["warnings"]).fit_result
             return
         with pytest.raises(InputError, match=r"all 120 come before them, by up to 9\.98 s"):
-            split_of([skewed], deployment, 0.3, ["doubts"])
+            split_of([skewed], deployment, 0.3, ["warnings"])
 
     def test_what_may_be_allowed_is_named(self, run, deployment):
         with pytest.raises(InputError, match="allow takes doubts, simulated"):
@@ -119,15 +117,15 @@ class TestRefusals:
     def test_answers_that_a_client_read_late_are_no_more_running(self, run, deployment):
         """It stood still for a moment: who ended meanwhile seems to run on until then, beside who began."""
         r = run.records.requests
-        seats = at_once(r.first_token_s, r.finished_s, 0.0)
-        limits = replace(LIMITS, max_num_seqs=seats)
+        max_num_seqs = at_once(r.first_token_s, r.finished_s, 0.0)
+        limits = replace(LIMITS, max_num_seqs=max_num_seqs)
         running = [((r.first_token_s <= at_s) & (r.finished_s > at_s)).sum() for at_s in r.first_token_s]
         peak_s = r.first_token_s[np.argmax(running)]
         late = (r.finished_s > peak_s - 1.5) & (r.finished_s <= peak_s)
         shown = replace(r, finished_s=np.where(late, peak_s + 1e-3, r.finished_s))
-        assert at_once(shown.first_token_s, shown.finished_s, 0.0) > 1.02 * seats + 1
+        assert at_once(shown.first_token_s, shown.finished_s, 0.0) > 1.02 * max_num_seqs + 1
         seen = replace(run, records=replace(run.records, requests=shown))
-        check_runs([seen], ["run"], replace(deployment, limits=limits), ("doubts",))
+        check_runs([seen], ["run"], replace(deployment, limits=limits), ("warnings",))
 
     def test_records_of_another_workload(self, run, deployment):
         other = replace(run.workload, prompt_tokens=run.workload.prompt_tokens[::-1])
@@ -140,15 +138,11 @@ class TestRefusals:
             calibrate([replace(run, records=replace(run.records, requests=r))], deployment)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=12), st.sampled_from([0.0, 0.05, 0.3])
-)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=12), st.sampled_from([0.0, 0.05, 0.3]))
 def test_how_many_share_a_moment_for_a_share_of_the_time(intervals, share):
     start_s = np.array([start for start, _ in intervals], float)
     end_s = start_s + np.array([lasts for _, lasts in intervals], float)
     counts = [int(((start_s <= t) & (end_s > t)).sum()) for t in np.arange(30)]
     busy = sum(count > 0 for count in counts)
-    held = [
-        n for n in range(1, len(intervals) + 1) if sum(count >= n for count in counts) >= max(1, share * busy)
-    ]
+    held = [n for n in range(1, len(intervals) + 1) if sum(count >= n for count in counts) >= max(1, share * busy)]
     assert at_once(start_s, end_s, share) == max(held, default=0)

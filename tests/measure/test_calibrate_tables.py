@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from planted_runs import FEW, LIMITS
+from planted_runs import LIMITS, MIN_COUNT
 
 from lengthwise import cost, engine
 from lengthwise.measure.calibration import calibrate
@@ -13,7 +13,7 @@ from lengthwise.measure.calibration.result import Parameter
 
 
 def test_equal_inputs_give_equal_answers(run, found, deployment, tmp_path):
-    again = calibrate([run], deployment, fit=FEW)
+    again = calibrate([run], deployment, fit=MIN_COUNT)
     assert again.parameters == found.parameters
     for name, one in (("a.npz", found), ("b.npz", again)):
         cost.save(one.tables, tmp_path / name)
@@ -47,12 +47,12 @@ def test_tables_know_how_far_the_runs_reached_and_how_far_they_are_off(run, foun
 
 
 def test_errors_of_parts_are_those_of_intervals_and_steps_have_the_rest(deployment):
-    def parameter(name, low, high, *, told=True, unit="x"):
-        return Parameter(name, name, unit, 1.0, low, high, 1.0, told, 0.1)
+    def parameter(name, low, high, *, report=True, unit="x"):
+        return Parameter(name, name, unit, 1.0, low, high, 1.0, report, 0.1)
 
     found = [
         parameter("work", 1 / 1.04, 1.04),
-        parameter("decode", 0.5, 2.0, told=False),
+        parameter("decode", 0.5, 2.0, report=False),
         parameter("host_step", 1e-3, 2e-3, unit="s"),
         parameter("client", 0.0, 1e-3, unit="s"),
     ]

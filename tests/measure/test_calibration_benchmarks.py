@@ -41,35 +41,35 @@ def test_planted_runs_have_three_loads_counters_and_an_engine_that_nobody_names(
     of_time, _ = modules
     case = of_time.planted()
     assert sum(len(one.workload) for one in case.runs) == of_time.REQUESTS
-    assert all("metrics" in one.facts and "engine" not in one.facts for one in case.runs)
-    assert len({one.workload.name for one in (*case.runs, case.held)}) == 4
+    assert all("metrics" in one.metadata and "engine" not in one.metadata for one in case.runs)
+    assert len({one.workload.name for one in (*case.runs, case.validation)}) == 4
 
 
 @pytest.mark.parametrize(
-    ("notes", "masked_s", "told"),
+    ("notes", "masked_s", "report"),
     [
         (["dense masks were not looked for: vllm"], 0.0, ("nothing", "not looked for")),
         (["the server's own counters were fitted as well: 3"], 0.0, ("counters", "looked for")),
         ([], 1e-9, ("nothing", "found")),
     ],
 )
-def test_a_timed_calibration_says_what_it_looked_at_and_for(modules, notes, masked_s, told):
+def test_a_timed_calibration_says_what_it_looked_at_and_for(modules, notes, masked_s, report):
     of_time, _ = modules
     found = SimpleNamespace(notes=notes, tables=SimpleNamespace(masked_s=masked_s))
-    assert (of_time.beside(found, None), of_time.masks(found)) == told
-    assert of_time.beside(found, object()) == "a log of steps"
+    assert (of_time.additional(found, None), of_time.masks(found)) == report
+    assert of_time.additional(found, object()) == "a log of steps"
 
 
 def test_the_figure_is_the_slowest_by_the_clock(modules):
     of_time, _ = modules
-    cases = {"busy": {"cpu_s": 3.0, "wall_s": 9.0}, "alone": {"cpu_s": 5.0, "wall_s": 5.0}}
+    cases = {"busy": {"cpu_s": 3.0, "wall_s": 9.0}, "isolated": {"cpu_s": 5.0, "wall_s": 5.0}}
     found = of_time.row(cases)
     assert (found["value"], found["details"]["slowest"]) == (9.0, "busy")
     assert found["details"]["cases"]["busy"]["cpu_s"] == 3.0
 
 
 def told(of_counters, *off: float):
-    return [of_counters.Told(x, x - 0.05, x + 0.05) for x in off]
+    return [of_counters.Report(x, x - 0.05, x + 0.05) for x in off]
 
 
 def test_kinds_are_compared_run_by_run_and_only_a_difference_beyond_chance_ranks(modules):
@@ -85,7 +85,7 @@ def test_kinds_are_compared_run_by_run_and_only_a_difference_beyond_chance_ranks
     assert row["value"] == kinds["counters"]["error"] == pytest.approx(0.035)
     assert row["ci"] == [kinds["counters"]["low"], kinds["counters"]["high"]]
     assert row["ci"][0] < row["value"] < row["ci"][1]
-    assert [kinds[kind]["held"] for kind in of.KINDS] == [0, 4, 3]
+    assert [kinds[kind]["validation"] for kind in of.KINDS] == [0, 4, 3]
     assert kinds["requests"]["width"] == pytest.approx(0.1)
     ranks = {pair: one["ranks"] for pair, one in row["details"]["differences"].items()}
     assert ranks == {"counters less requests": True, "log less requests": True, "counters less log": False}

@@ -23,7 +23,7 @@ class Ran:
 
     records: SimpleNamespace
     tokens: SimpleNamespace
-    facts: dict = field(default_factory=dict)
+    metadata: dict = field(default_factory=dict)
 
 
 def served(workload, prompt_s=0.0):
@@ -78,7 +78,7 @@ def test_a_turn_measures_the_capacity_before_its_loads():
     turn = Turn(_circle.Setting("s", SEATS, 64), bench, lambda _: None, _circle.Lengths(), 10.0, 30.0)
     turn.warm()
     turn.run("half", 0)
-    told = turn.run("high", 0).measured.facts["capacity_tokens_s"]
+    told = turn.run("high", 0).measured.metadata["capacity_tokens_s"]
     full, half, high = asked[-3:]
     assert len(full) == 8 * SEATS
     assert told == pytest.approx(turn.capacity_tokens_s, abs=0.1)

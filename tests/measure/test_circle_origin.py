@@ -15,7 +15,7 @@ from scripted_server import Script, ScriptedServer
 from lengthwise import Workload, deploy
 from lengthwise.config import deployment as of_scenario
 from lengthwise.config import loads
-from lengthwise.measure.calibration.measured_runs import doubts_of_origin, untold_origin
+from lengthwise.measure.calibration.measured_runs import origin_warnings, untold_origin
 from lengthwise.usecases.bench import deployment_of_server
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -37,15 +37,13 @@ def test_a_watched_run_keeps_its_deployment_and_is_refused_for_another(modules, 
     log.write_text("")
     requests = Workload(np.zeros(2), np.array([8, 8]), np.array([4, 4]))
     with ScriptedServer(Script()) as server:
-        watched = vllm.Watched(
-            server.url, "toy", log, os.getpgid(0), {}, tmp_path, deployment=circle.facts_of(served)
-        )
+        watched = vllm.Watched(server.url, "toy", log, os.getpgid(0), {}, tmp_path, deployment=circle.facts_of(served))
         run = watched.bench(requests)
     assert untold_origin([run], ["one"], served) == ""
-    assert doubts_of_origin(run, served) == []
-    (doubt,) = doubts_of_origin(run, deploy("llama-3.1-8b", "H100"))
+    assert origin_warnings(run, served) == []
+    (doubt,) = origin_warnings(run, deploy("llama-3.1-8b", "H100"))
     assert "it is of the model opt-125m" in doubt
-    bare = replace(run, facts={key: of for key, of in run.facts.items() if key != "deployment"})
+    bare = replace(run, metadata={key: of for key, of in run.metadata.items() if key != "deployment"})
     assert "where these runs come from is not told: one" in untold_origin([bare], ["one"], served)
 
 

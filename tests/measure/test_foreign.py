@@ -33,7 +33,7 @@ def column(measured, name):
 
 
 def doubted(measured, words):
-    return any(words in doubt for doubt in measured.doubts)
+    return any(words in doubt for doubt in measured.warnings)
 
 
 def test_vllm_bench_serve(tmp_path):
@@ -48,7 +48,7 @@ def test_vllm_bench_serve(tmp_path):
     assert measured.errors == {"ClientError": 1}
     gaps = measured.records.gaps
     assert np.repeat(gaps.gap_s, gaps.count) == pytest.approx([0.1, 0.2, 0.3, 0.3], abs=1e-9)
-    assert measured.facts["model_id"] == "m"
+    assert measured.metadata["model_id"] == "m"
     assert doubted(measured, "when they were sent")
     assert doubted(measured, "in 1 of 2 answers pieces are not tokens")
 
@@ -85,10 +85,7 @@ def guidellm(strategy, **requests):
 def test_guidellm_counts_from_when_a_request_was_due(tmp_path):
     body = guidellm(
         {"type_": "poisson", "rate": 3},
-        successful=[
-            guidellm_request(1e9 + 1, 1e9 + 1.5, 1e9 + 2),
-            guidellm_request(1e9, 1e9 + 0.25, 1e9 + 1),
-        ],
+        successful=[guidellm_request(1e9 + 1, 1e9 + 1.5, 1e9 + 2), guidellm_request(1e9, 1e9 + 0.25, 1e9 + 1)],
         incomplete=[guidellm_request(1e9 + 3, None, None, 0)],
         errored=[guidellm_request(1e9 + 2, None, None, 0, error="HTTPStatusError: 500")],
     )
@@ -143,9 +140,7 @@ def aiperf_record(start_ns, *, issued_ns=None, error=None, cancelled=False, gaps
     meta = {"request_start_ns": start_ns, "request_end_ns": start_ns, "benchmark_phase": "profiling",
             "was_cancelled": cancelled, "credit_issued_ns": issued_ns}  # fmt: skip
     failed = {"error_isl": {"value": 11, "unit": "tokens"}}
-    return json.dumps(
-        {"metadata": meta, "metrics": failed if error or cancelled else metrics_, "error": error}
-    )
+    return json.dumps({"metadata": meta, "metrics": failed if error or cancelled else metrics_, "error": error})
 
 
 def test_aiperf_keeps_nanoseconds_and_counts_from_the_credit(tmp_path):
@@ -196,10 +191,7 @@ def test_llmservingsims_recorded_runs(tmp_path, shared):
         ('{"benchmarks": []}', "holds none"),
         ('{"benchmarks": [{"requests": {}}]}', "at least one request"),
         ('{"input_toks": 1, "queued_ts": 1, "last_token_ts": 2}', "lacks output_toks"),
-        (
-            '{"metadata": {"request_start_ns": 1}, "metrics": {"time_to_first_token": {"value": "x"}}}',
-            "cannot be used",
-        ),
+        ('{"metadata": {"request_start_ns": 1}, "metrics": {"time_to_first_token": {"value": "x"}}}', "cannot be used"),
     ],
 )
 def test_what_is_none_of_them_is_told(tmp_path, text, words):

@@ -39,15 +39,8 @@ def history(tmp_path, monkeypatch):
 
 def git(folder: Path, *words: str, when: str = BEFORE) -> str:
     names = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    dates = {
-        "GIT_AUTHOR_DATE": when,
-        "GIT_COMMITTER_DATE": when,
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-    }
-    done = subprocess.run(
-        ["git", *words], cwd=folder, env=names | dates, capture_output=True, text=True, check=True
-    )
+    dates = {"GIT_AUTHOR_DATE": when, "GIT_COMMITTER_DATE": when, "PATH": os.environ["PATH"], "HOME": str(folder)}
+    done = subprocess.run(["git", *words], cwd=folder, env=names | dates, capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -55,11 +48,9 @@ def unhashed(measured: str | None) -> dict:
     return {"measured_at": measured, "measured_code_sha256": None}
 
 
-@pytest.mark.parametrize(
-    ("measured", "frozen"), [(BEFORE, False), (BETWEEN, True), (LATER, True), (None, False)]
-)
+@pytest.mark.parametrize(("measured", "frozen"), [(BEFORE, False), (BETWEEN, True), (LATER, True), (None, False)])
 def test_without_a_hash_of_their_code_runs_must_be_younger_than_the_last_change(history, measured, frozen):
-    told = _frozen.facts(unhashed(measured))
+    told = _frozen.metadata(unhashed(measured))
     assert told == unhashed(measured) | {
         "code_sha256": _frozen.code_sha256(),
         "code_changed_at": CHANGED[:16] + "+00:00",
@@ -69,11 +60,11 @@ def test_without_a_hash_of_their_code_runs_must_be_younger_than_the_last_change(
 
 def test_runs_are_of_the_code_whose_content_is_the_same_whatever_its_history(history, tmp_path):
     kept = _frozen.of_measuring()
-    assert _frozen.facts(kept)["frozen"] is True
+    assert _frozen.metadata(kept)["frozen"] is True
     git(tmp_path, "commit", "-q", "--amend", "-m", "rewritten", when=LATER)  # the old name is of no commit
-    assert _frozen.facts(kept)["frozen"] is True
+    assert _frozen.metadata(kept)["frozen"] is True
     (tmp_path / "src/lengthwise/engine/a.py").write_text("other")
-    told = _frozen.facts(kept)
+    told = _frozen.metadata(kept)
     assert (told["frozen"], told["code_sha256"] == kept["measured_code_sha256"]) == (False, False)
     assert told["code_changed_at"] >= kept["measured_at"]  # now, since no commit holds it
 
@@ -136,9 +127,9 @@ def imported(words: ast.Module) -> set[str]:
 def test_where_nobody_has_a_history_code_is_known_by_its_content_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(_frozen, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert _frozen.facts(unhashed(LATER))["code_changed_at"] is None
-    assert _frozen.facts(unhashed(LATER))["frozen"] is False
-    assert _frozen.facts(_frozen.of_measuring())["frozen"] is True
+    assert _frozen.metadata(unhashed(LATER))["code_changed_at"] is None
+    assert _frozen.metadata(unhashed(LATER))["frozen"] is False
+    assert _frozen.metadata(_frozen.of_measuring())["frozen"] is True
 
 
 def live_row(**details: object) -> dict:
@@ -170,15 +161,13 @@ def test_kept_intervals_are_told_their_widths(history):
     each = {"high": {"tpot_p50": [0.1, 0.11, 0.08, 0.12]}}
     row = {"name": "fidelity.live.interval_coverage", "details": {"level": 0.95, "each": each}}
     assert _restated.of_kept(row)["widths"]["widest_times"] == pytest.approx(1.5)
-    assert "widths" not in _restated.of_kept(
-        {"name": "fidelity.live.jct_p50_error", "details": {"each": each}}
-    )
+    assert "widths" not in _restated.of_kept({"name": "fidelity.live.jct_p50_error", "details": {"each": each}})
 
 
 def test_the_committed_rows_know_of_their_code_and_lose_nothing_when_restated():
     kept = _frozen.ROOT / "benchmarks" / "results" / "fidelity.json"
     rows = list(map(json.loads, kept.read_text("utf-8").splitlines()))
-    live = [row for row in rows if row["name"].rpartition(".")[0] in _frozen.KEPT]
+    live = [row for row in rows if row["name"].rpartition(".")[0] in _frozen.RETAINED]
     assert len(live) > 10
     for row in live:
         details = row["details"]

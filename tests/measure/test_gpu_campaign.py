@@ -61,7 +61,7 @@ class Served:
     """An engine of so many requests a second on a clock of its own; what it was asked, and when."""
 
     def __init__(self, rate_rps, budget_s):
-        self.rate_rps, self.budget_s, self.now, self.asked = rate_rps, budget_s, 0.0, []
+        self.rate_rps, self.budget_s, self.now, self.requested = rate_rps, budget_s, 0.0, []
 
     def left_s(self):
         return max(0.0, self.budget_s - self.now)
@@ -71,21 +71,12 @@ class Served:
         end_s = workload.arrival_s + (np.arange(n) + 1) / self.rate_rps
         if workload.arrival_s[-1] > 0:
             end_s = workload.arrival_s + 2.0
-        self.asked.append(workload)
+        self.requested.append(workload)
         self.now += float(end_s.max())
-        begun_s, lengths = end_s - 1 / self.rate_rps, workload.output_tokens
-        tokens = [list(np.linspace(*span)) for span in zip(begun_s, end_s, lengths, strict=True)]
+        started_s, lengths = end_s - 1 / self.rate_rps, workload.output_tokens
+        tokens = [list(np.linspace(*span)) for span in zip(started_s, end_s, lengths, strict=True)]
         rows = [{"error": None, "token_s": t, "output_tokens": len(t)} for t in tokens]
-        columns = [
-            "start_s",
-            "end_s",
-            "cpu_s",
-            "prefill_seqs",
-            "prefill_tokens",
-            "decode_seqs",
-            "kv_tokens",
-            "pairs",
-        ]
+        columns = ["start_s", "end_s", "cpu_s", "prefill_seqs", "prefill_tokens", "decode_seqs", "kv_tokens", "pairs"]
         told = {
             "requests": rows,
             "sent_s": workload.arrival_s.tolist(),
@@ -102,13 +93,7 @@ def loads(served, monkeypatch, **words):
     sizes = {"static_n": 40, "seconds": 25.0, "repeats": 2, "least": 16} | words
     setting = _circle.Setting("s", 8, 64)
     _circle.measure_loads(
-        served.run,
-        setting,
-        _circle.Lengths(),
-        kept=kept.append,
-        say=said.append,
-        left_s=served.left_s,
-        **sizes,
+        served.run, setting, _circle.Lengths(), retained=kept.append, say=said.append, left_s=served.left_s, **sizes
     )
     return [run.name for run in kept], said
 
@@ -117,7 +102,7 @@ def test_loads_of_a_slow_engine_last_as_long_as_they_may_not_as_many_requests_as
     served = Served(rate_rps=2.5, budget_s=1e6)
     names, _ = loads(served, monkeypatch)
     assert len(names) == 6
-    half = served.asked[1]
+    half = served.requested[1]
     assert len(half) == pytest.approx(0.5 * 2.5 * 25, rel=0.2)  # of 40 lengths
     assert half.arrival_s[-1] < 40
 
@@ -193,7 +178,7 @@ def section(monkeypatch, tmp_path):
 
     def rows(code=""):
         _gpu.CAMPAIGN.write_text("import pathlib, sys\nout = pathlib.Path(sys.argv[2])\n" + code)
-        return fidelity.SECTIONS.rows("gpu", Path(), quick=True)
+        return fidelity.SECTIONS.rows("gpu", Path(), fast=True)
 
     return rows
 
@@ -214,12 +199,11 @@ def test_benchmark_keeps_what_a_whole_campaign_writes(section, monkeypatch, tmp_
     monkeypatch.setattr(_gpu, "RESULTS", tmp_path / "results")
     told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03}'
     code = (
-        "out.mkdir(exist_ok=True)\n(out / 'profile.parquet').write_text('x')\n"
-        f"(out / 'rows.json').write_text({told!r})"
+        f"out.mkdir(exist_ok=True)\n(out / 'profile.parquet').write_text('x')\n(out / 'rows.json').write_text({told!r})"
     )
     section(code)
     assert not (tmp_path / "results").exists()
-    fidelity.SECTIONS.rows("gpu", Path(), quick=False)
+    fidelity.SECTIONS.rows("gpu", Path(), fast=False)
     assert (tmp_path / "results" / "profile.parquet").exists()
 
 
@@ -259,11 +243,7 @@ print(simulate.__name__)
 """
     path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["simulate"], done.stderr
 

@@ -24,9 +24,9 @@ def tables():
     return replace(cost, errors=(PartError("host", BEFORE),))
 
 
-def seconds(name: str, value: float, log_sd: float, *, told: bool = True) -> Parameter:
+def seconds(name: str, value: float, log_sd: float, *, report: bool = True) -> Parameter:
     low, high = (value * math.exp(1.96 * side * log_sd) for side in (-1, 1))
-    return Parameter(name, name, "s", value, low, high, value, told, 0.1)
+    return Parameter(name, name, "s", value, low, high, value, report, 0.1)
 
 
 def host_of(tables, *found: Parameter) -> float:
@@ -53,6 +53,6 @@ def test_a_large_step_counts_for_a_single_request(tables):
 
 
 def test_what_runs_did_not_tell_has_what_was_said_before(tables):
-    untold = seconds("host_step", 1e-3, 0.9, told=False), seconds("host_sequence", 0.0, 0.0, told=False)
+    untold = seconds("host_step", 1e-3, 0.9, report=False), seconds("host_sequence", 0.0, 0.0, report=False)
     assert host_of(tables, *untold) == pytest.approx(BEFORE)
     assert host_of(tables, seconds("client", 1e-3, 0.1)) == pytest.approx(BEFORE)

@@ -27,9 +27,7 @@ def test_the_score_is_the_width_and_what_lies_outside_many_times_over():
 @pytest.mark.parametrize("level", [0.9, 0.95])
 def test_normal_errors_in_intervals_of_their_own_spread_score_as_sharp_ones_do_and_others_worse(level):
     errors, at = np.random.default_rng(1).standard_normal(20_000), {0.9: 1.645, 0.95: 1.96}[level]
-    scores = [
-        np.mean([_widths.interval_score(x, -k * at, k * at, level) for x in errors]) for k in (0.7, 1.0, 1.5)
-    ]
+    scores = [np.mean([_widths.interval_score(x, -k * at, k * at, level) for x in errors]) for k in (0.7, 1.0, 1.5)]
     assert scores[1] / np.mean(np.abs(errors)) == pytest.approx(_widths.sharp(level), rel=0.02)
     assert min(scores) == scores[1]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-KEPT = BENCHMARKS / "results"
+RETAINED = BENCHMARKS / "results"
 FIGURE = 0.01
 """A figure (the median over loads) may be so far from the one that is saved: what another order of sums may move."""
 LOAD = 0.02
@@ -29,23 +29,18 @@ def live():
 
 def saved(prefix: str) -> dict[str, dict]:
     """The committed rows of a circle's errors, by metric."""
-    rows = map(json.loads, (KEPT / "fidelity.json").read_text("utf-8").splitlines())
-    mine = {
-        row["name"].removeprefix(f"{prefix}."): row for row in rows if row["name"].startswith(f"{prefix}.")
-    }
+    rows = map(json.loads, (RETAINED / "fidelity.json").read_text("utf-8").splitlines())
+    mine = {row["name"].removeprefix(f"{prefix}."): row for row in rows if row["name"].startswith(f"{prefix}.")}
     return {name.removesuffix("_error"): row for name, row in mine.items() if name.endswith("_error")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "engine", "settings"),
-    [
-        ("fidelity.live", "vllm", ("WIDE", "NARROW")),
-        ("fidelity.live_transformers", "transformers", ("FIFO",)),
-    ],
+    [("fidelity.live", "vllm", ("WIDE", "NARROW")), ("fidelity.live_transformers", "transformers", ("FIFO",))],
 )
 def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, settings, tmp_path):
-    circle = live.Circle(tmp_path, tmp_path, live.FULL, again=KEPT / "live" / engine)
+    circle = live.Circle(tmp_path, tmp_path, live.FULL, repeat=RETAINED / "live" / engine)
     of = [getattr(live, name) for name in settings]
     runs = {setting.name: circle.kept_runs(setting) for setting in of}
     split = circle.split([run for each in runs.values() for run in each], of[0])
@@ -56,24 +51,22 @@ def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, setti
     rows = saved(prefix)
     assert rows.keys() == live._circle.METRICS.keys()
     told = {
-        metric: live._circle_rows.by_load(
-            {name: of[metric] for name, of in errors.items()}, split.held, metric
-        )
+        metric: live._circle_rows.by_load({name: of[metric] for name, of in errors.items()}, split.validation, metric)
         for metric in rows
     }
     moved = list(otherwise(rows, told))
     assert not moved, "; ".join(moved)
 
 
-def otherwise(rows, told):
+def otherwise(rows, report):
     """In words, what is further off than it was saved, or nearer. ``told``: by metric, each load's signed error."""
     for metric, row in rows.items():
         was = {load: of["calibrated"] for load, of in row["details"]["signed_by_load"].items()}
-        assert told[metric].keys() == was.keys()
-        figure = statistics.median(map(abs, told[metric].values()))
+        assert report[metric].keys() == was.keys()
+        figure = statistics.median(map(abs, report[metric].values()))
         if abs(figure - row["value"]) > FIGURE:
             yield f"{metric}: {figure:.2%} off, saved {row['value']:.2%}"
-        for load, error in told[metric].items():
+        for load, error in report[metric].items():
             if abs(abs(error) - abs(was[load])) > LOAD:
                 yield f"{metric} of {load}: {abs(error):.2%} off, saved {abs(was[load]):.2%}"
 

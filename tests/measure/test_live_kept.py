@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-KEPT = BENCHMARKS / "results" / "live"
+RETAINED = BENCHMARKS / "results" / "live"
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,13 @@ def live():
 
 @pytest.mark.parametrize(("engine", "settings"), [("vllm", ("WIDE", "NARROW")), ("transformers", ("FIFO",))])
 def test_kept_runs_come_round_by_round_whatever_their_files_times(live, engine, settings, tmp_path):
-    files = sorted((KEPT / engine).glob("*.measured.parquet"))
+    files = sorted((RETAINED / engine).glob("*.measured.parquet"))
     for at, path in enumerate(files):
         (tmp_path / path.name).write_bytes(path.read_bytes())
         os.utime(tmp_path / path.name, (len(files) - at, len(files) - at))
     for name in ("profile.parquet", "device.json", "small.json"):
-        (tmp_path / name).write_bytes((KEPT / engine / name).read_bytes())
-    circle = live.Circle(tmp_path / "out", tmp_path / "work", live.FULL, again=tmp_path)
+        (tmp_path / name).write_bytes((RETAINED / engine / name).read_bytes())
+    circle = live.Circle(tmp_path / "out", tmp_path / "work", live.FULL, repeat=tmp_path)
     for setting in settings:
         runs = circle.kept_runs(getattr(live, setting))
         assert [(run.load, run.repeat) for run in runs] == [

@@ -18,7 +18,7 @@ from lengthwise.schema.profile import ProfileFacts
 UP = Operator("mlp up", ROWS, (1,), (2048,), 8, {"n": 64, "k": 32})
 PROMPT = Operator("prefill attention", PREFILL, (1, 2), (2048, 4095), 8)
 DECODES = Operator("decode attention", DECODE, (1,), (64, 65536, 4096), 8)
-FACTS = ProfileFacts(name="x", source="lengthwise", gpu="y")
+METADATA = ProfileFacts(name="x", source="lengthwise", gpu="y")
 
 
 @dataclass
@@ -56,7 +56,7 @@ class FakeBench:
         self.prepared.append(point.key)
         return FakePoint(self, point)
 
-    def forget(self):
+    def discard(self):
         pass
 
 
@@ -119,15 +119,11 @@ def test_budget_is_kept():
 def test_budget_below_the_coarse_grid_says_what_it_needs_and_keeps_its_points(tmp_path):
     bench = FakeBench(lambda _, at: 1e-2 * at[0])
     journal = Journal(tmp_path / "points.jsonl", {}, [UP])
-    with pytest.raises(
-        InputError, match=r"a budget of 5 s does not suffice .*: \d s are spent, and \d+ of its points"
-    ):
+    with pytest.raises(InputError, match=r"a budget of 5 s does not suffice .*: \d s are spent, and \d+ of its points"):
         campaign(bench, [UP], budget_s=5.0, journal=journal).run()
     again = Journal(tmp_path / "points.jsonl", {}, [UP])
     assert again.before
-    with pytest.raises(
-        InputError, match=r"s are spent, \d+ s of them in earlier runs that this one goes on with"
-    ):
+    with pytest.raises(InputError, match=r"s are spent, \d+ s of them in earlier runs that this one goes on with"):
         campaign(FakeBench(bench.seconds), [UP], budget_s=6.0, journal=again).run()
 
 
@@ -138,18 +134,14 @@ def test_what_the_coarse_grid_takes_lies_between_the_two_budgets_of_a_refusal(po
         return 2e-4 * math.prod(at) ** power if operator is UP else 1e3 * affine(operator, at)
 
     operators = [UP, PROMPT, DECODES]
-    with pytest.raises(
-        InputError, match=r"does not suffice .* or begin anew, without these points"
-    ) as refused:
+    with pytest.raises(InputError, match=r"does not suffice .* or begin anew, without these points") as refused:
         campaign(FakeBench(seconds), operators, budget_s=budget_s).run()
-    least_s, most_s = map(
-        float, re.search(r"All need from (\d+) s, .* to (\d+) s,", str(refused.value)).groups()
-    )
-    assert budget_s < least_s < most_s
+    min_s, most_s = map(float, re.search(r"All need from (\d+) s, .* to (\d+) s,", str(refused.value)).groups())
+    assert budget_s < min_s < most_s
     bench = FakeBench(seconds)
     whole = campaign(bench, operators, budget_s=most_s)
     whole._coarse()
-    assert least_s <= bench.clock.now + 1
+    assert min_s <= bench.clock.now + 1
 
 
 def test_killed_run_goes_on_and_measures_nothing_twice(tmp_path):
@@ -164,7 +156,7 @@ def test_killed_run_goes_on_and_measures_nothing_twice(tmp_path):
     again = FakeBench(kinked)
     journal = Journal(file, {"model": "m"}, operators)
     assert len(journal.before) == len(done)
-    assert journal.spent_s == json.loads(lines[kept - 1])["spent_s"]
+    assert journal.elapsed_s == json.loads(lines[kept - 1])["elapsed_s"]
     outcomes = campaign(again, operators, 4.0, journal).run()
     assert not done & set(again.prepared)
     assert {o.point.key for o in outcomes} == done | set(again.prepared)
@@ -206,14 +198,14 @@ def test_point_without_memory_is_skipped_and_said_and_the_rest_goes_on():
     assert [o.point.at for o in skipped] == [(2048, 0)]  # the larger ones are not even tried
     assert (512, 1024) in {o.point.at for o in outcomes}
     assert any("prefill attention" in note and "skipped from (2048, 0)" in note for note in notes(outcomes))
-    profile = as_profile(outcomes, FACTS, "float32")
+    profile = as_profile(outcomes, METADATA, "float32")
     assert not (profile.of("prefill attention")["chunk"] == 2048).any()
     assert profile.of("mlp up")["tokens"].max() == 2048
 
 
 def test_profile_has_a_row_a_degree_and_what_describes_it():
     outcomes = campaign(FakeBench(affine), [UP, PROMPT, DECODES]).run()
-    profile = as_profile(outcomes, FACTS, "float32")
+    profile = as_profile(outcomes, METADATA, "float32")
     assert profile.tensor_parallel == (1, 2)
     assert set(profile.of("mlp up")["n"]) == {64}
     assert len(profile.of("prefill attention", 1)) == len(profile.of("prefill attention", 2))
@@ -231,7 +223,7 @@ def test_messages_that_others_measured_are_kept_and_not_asked_of_the_bench():
     one.adopt([Outcome(Point(send, (n,)), (kinked(send, (n,)),), (), "gloo") for n in (16, 256, 4096, 65536)])
     outcomes = one.run()
     assert {key[0] for key in bench.prepared} == {UP.key}
-    profile = as_profile(outcomes, FACTS, "float32")
+    profile = as_profile(outcomes, METADATA, "float32")
     assert profile.of("send")["bytes"].tolist() == [16, 256, 4096, 65536]
     assert set(profile.of("send")["tp"]) == {0}
     assert set(profile.of("send")["gpus"]) == {2}

@@ -181,35 +181,35 @@ class Crowd:
     room: int
     breaks: int = 0
     late_room: int = 10**9
-    held: list = field(default_factory=list)
-    tried: list = field(default_factory=list)
+    validation: list = field(default_factory=list)
+    attempts: list = field(default_factory=list)
 
     def prepare(self, point):
         rows = point.at[0]
-        self.tried.append(rows)
+        self.attempts.append(rows)
         if rows == self.breaks:
             raise LostError("CUDA error: misaligned address")
-        if rows + sum(self.held) > self.room:
+        if rows + sum(self.validation) > self.room:
             raise NoRoomError("out of memory")
         if rows == 13:
             raise SkippedError("no kernel")
-        self.held.append(rows)
+        self.validation.append(rows)
         bench = self
 
         class One:
             backend = "fake"
 
             def sample(self):
-                if rows > bench.late_room and len(bench.held) > 1:
+                if rows > bench.late_room and len(bench.validation) > 1:
                     raise NoRoomError("out of memory")
                 return Sample(rows * 1e-6)
 
             def __del__(self):
-                bench.held.remove(rows)
+                bench.validation.remove(rows)
 
         return One()
 
-    def forget(self):
+    def discard(self):
         pass
 
 
@@ -231,24 +231,21 @@ def test_points_that_neighbours_left_no_room_for_are_measured_alone():
         10: 3,
         200: "out of memory",
     }
-    assert not bench.held
+    assert not bench.validation
 
 
 def test_points_that_run_out_of_memory_beside_others_are_measured_alone():
     bench = Crowd(room=10**6, late_room=50)
     assert told(measure(bench, points(60, 20, 30), 3)) == {60: 3, 20: 3, 30: 3}
-    assert bench.tried == [60, 20, 30, 60]
+    assert bench.attempts == [60, 20, 30, 60]
 
 
 def test_when_the_device_breaks_points_are_kept_and_the_culprit_is_named():
     bench = Crowd(room=10**6, breaks=40)
     with pytest.raises(LostError) as caught:
         measure(bench, points(10, 13, 40, 50), 3)
-    assert told(caught.value.outcomes) == {
-        13: "no kernel",
-        40: "the device failed: CUDA error: misaligned address",
-    }
-    assert 50 not in bench.tried
+    assert told(caught.value.outcomes) == {13: "no kernel", 40: "the device failed: CUDA error: misaligned address"}
+    assert 50 not in bench.attempts
 
 
 def test_campaign_ends_where_the_device_does_and_resumed_leaves_the_culprit_out(tmp_path):
@@ -266,7 +263,7 @@ def test_campaign_ends_where_the_device_does_and_resumed_leaves_the_culprit_out(
     again = campaign(bench)
     told_again = told(again.run())
     assert not again.lost
-    assert 256 not in bench.tried
+    assert 256 not in bench.attempts
     assert told_again[64] >= 3
     assert set(told(outcomes)) <= set(told_again)
 

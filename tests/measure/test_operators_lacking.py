@@ -23,17 +23,15 @@ def lacking(*, cuda, gpus=0, nccl=True):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "told"),
+    ("cuda", "report"),
     [
         (None, "was built without CUDA: install a build with it"),
         ("13.0", r"\(CUDA 13.0\) sees no GPU: look at nvidia-smi and the driver"),
     ],
     ids=["no CUDA", "no GPU or driver"],
 )
-def test_without_a_gpu_or_its_driver_the_way_out_is_told(cuda, told):
-    with pytest.raises(
-        InputError, match=f"needs an NVIDIA GPU and its driver; torch 2.13.0 {told}.*--device cpu"
-    ):
+def test_without_a_gpu_or_its_driver_the_way_out_is_told(cuda, report):
+    with pytest.raises(InputError, match=f"needs an NVIDIA GPU and its driver; torch 2.13.0 {report}.*--device cpu"):
         choose(lacking(cuda=cuda), catalog.model("llama-3-8b"), "cuda", "auto", None)
 
 
@@ -42,13 +40,13 @@ def test_without_a_gpu_auto_takes_the_cpu():
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "told"),
+    ("device", "gpus", "report"),
     [
         ("cuda", 1, "collectives over 2 GPUs were not measured: this machine has 1"),
         ("cuda", 2, "collectives were not measured: this torch has no nccl"),
         ("cpu", 0, "collectives were not measured: this torch has no gloo"),
     ],
 )
-def test_collectives_that_cannot_be_measured_are_left_out_and_named(device, gpus, told):
+def test_collectives_that_cannot_be_measured_are_left_out_and_named(device, gpus, report):
     torch = lacking(cuda="13.0", gpus=gpus, nccl=False)
-    assert measure.measure_collectives(torch, device, 2, limit_s=1.0) == ([], told)
+    assert measure.measure_collectives(torch, device, 2, limit_s=1.0) == ([], report)

@@ -75,13 +75,13 @@ def test_prompts_cost_more_with_context_and_decodes_with_cached_tokens(measured)
 
 
 def test_profile_tells_of_the_machine(measured):
-    facts = measured[0].profile.facts
-    assert facts.machine["threads"] == 1
-    assert {"processor", "cores", "torch"} <= set(facts.machine)
-    assert facts.source == "lengthwise"
-    assert any("no TP degree above 1" in note for note in facts.notes)
+    metadata = measured[0].profile.metadata
+    assert metadata.machine["threads"] == 1
+    assert {"processor", "cores", "torch"} <= set(metadata.machine)
+    assert metadata.source == "lengthwise"
+    assert any("no TP degree above 1" in note for note in metadata.notes)
     assert (measured[0].profile["spread_s"] >= 0).all()
-    json.dumps(facts.machine)
+    json.dumps(metadata.machine)
 
 
 def config(**changes):

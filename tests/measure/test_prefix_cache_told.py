@@ -31,7 +31,7 @@ def runs_of(count, workload, can=EVERYTHING, **options):
 
 
 def doubted(measured, words):
-    return any(words in doubt for doubt in measured.doubts)
+    return any(words in doubt for doubt in measured.warnings)
 
 
 @pytest.mark.parametrize("without", ["", "token_ids"])
@@ -39,16 +39,16 @@ def test_prompts_of_one_run_answer_none_of_the_next(without):
     """Three loads of one seed, as a calibration asks for: lengths and arrivals are the same, prompts are not."""
     runs = runs_of(3, requests(), EVERYTHING - {without}, rate_rps=200.0, seed=1)
     for run in runs:
-        assert run.facts["prefix_cache"] == {"looked_up_tokens": 12 * 30, "found_tokens": 0}
+        assert run.metadata["prefix_cache"] == {"looked_up_tokens": 12 * 30, "found_tokens": 0}
         assert (run.workload.arrival_s == runs[0].workload.arrival_s).all()
         assert not doubted(run, "prefix cache")
-    assert len({run.facts["arguments"]["salt"] for run in runs}) == 3
+    assert len({run.metadata["arguments"]["salt"] for run in runs}) == 3
 
 
 def test_a_server_that_knows_the_prompts_is_doubted():
     first, again = runs_of(2, requests(), concurrency=2, salt=7)
     assert not doubted(first, "prefix cache")
-    assert again.facts["prefix_cache"] == {"looked_up_tokens": 12 * 30, "found_tokens": 12 * 24}
+    assert again.metadata["prefix_cache"] == {"looked_up_tokens": 12 * 30, "found_tokens": 12 * 24}
     assert doubted(again, "the server had 288 of 360 prompt tokens (80.0 %) in its prefix cache")
     assert doubted(again, "send prompts that are new to it (another salt), or start it without")
 
@@ -62,15 +62,13 @@ def test_texts_that_begin_alike_are_doubted_and_no_salt_is_proposed():
 
 def test_a_shared_prefix_that_was_asked_for_is_found_within_its_run_and_no_doubt_of_it():
     for run in runs_of(2, requests(6, prompt=40), concurrency=1, shared_prefix=0.5):
-        assert (
-            run.facts["prefix_cache"]["found_tokens"] == 5 * 16
-        )  # whole blocks of 20; the first computes them
+        assert run.metadata["prefix_cache"]["found_tokens"] == 5 * 16  # whole blocks of 20; the first computes them
         assert not doubted(run, "prefix cache")
 
 
 def test_servers_that_do_not_tell_of_a_prefix_cache_leave_no_fact():
     (run,) = runs_of(1, requests(2), EVERYTHING - {"metrics"})
-    assert "prefix_cache" not in run.facts
+    assert "prefix_cache" not in run.metadata
 
 
 def test_counters_are_told_by_what_they_grew_and_not_where_they_began_anew():
@@ -84,9 +82,7 @@ def test_counters_are_told_by_what_they_grew_and_not_where_they_began_anew():
 
 
 SHARED = {"arguments": {"shared_prefix": 0.25}}
-SCRAPED = {
-    "metrics": {"at_s": [0.0, 1.0, 2.0], LOOKED_UP[0]: [0.0, None, 1000.0], FOUND[0]: [0.0, None, 31.0]}
-}
+SCRAPED = {"metrics": {"at_s": [0.0, 1.0, 2.0], LOOKED_UP[0]: [0.0, None, 1000.0], FOUND[0]: [0.0, None, 31.0]}}
 COUNTED = {"prefix_cache": {"looked_up_tokens": 1000.0, "found_tokens": 600.0}}
 
 
@@ -94,7 +90,7 @@ class TestCalibrations:
     """Simulated prompts are computed in full, so that what a cache saved would go into the work's factor."""
 
     @pytest.mark.parametrize(
-        ("facts", "told"),
+        ("metadata", "report"),
         [
             (SHARED, "have 25 % of their tokens in common"),
             (SHARED | COUNTED, r"in common \(shared prefix\) \(the server had 600 of 1,000 prompt tokens"),
@@ -102,13 +98,13 @@ class TestCalibrations:
             (SCRAPED, r"the server had 31 of 1,000 prompt tokens \(3\.1 %\)"),
         ],
     )
-    def test_refuse_runs_of_shared_prefixes_unless_doubts_are_allowed(self, run, deployment, facts, told):
-        with pytest.raises(InputError, match=f"{told}.*--allow-doubts"):
-            split_of([replace(run, facts=facts)], deployment, 0.3, ())
-        assert split_of([replace(run, facts=facts)], deployment, 0.3, ["doubts"]).fitted
+    def test_refuse_runs_of_shared_prefixes_unless_doubts_are_allowed(self, run, deployment, metadata, report):
+        with pytest.raises(InputError, match=f"{report}.*--allow-doubts"):
+            split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fit_result
 
     @pytest.mark.parametrize(
-        "facts",
+        "metadata",
         [
             {"arguments": {"shared_prefix": 0.0, "seed": 1}},
             {"prefix_cache": {"looked_up_tokens": 0.0, "found_tokens": 0.0}},
@@ -117,10 +113,10 @@ class TestCalibrations:
             {"metrics": {"at_s": [0.0, 1.0], "vllm:num_requests_running": [1.0, 2.0]}},
         ],
     )
-    def test_take_runs_whose_prompts_were_computed(self, run, deployment, facts):
-        assert split_of([replace(run, facts=facts)], deployment, 0.3, ()).fitted
+    def test_take_runs_whose_prompts_were_computed(self, run, deployment, metadata):
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ()).fit_result
 
     def test_tell_what_the_run_says_itself_but_once(self):
         _, again = runs_of(2, requests(), concurrency=2, salt=7)
         assert prefix_doubts(again) == []
-        assert len(prefix_doubts(replace(again, doubts=()))) == 1
+        assert len(prefix_doubts(replace(again, warnings=()))) == 1

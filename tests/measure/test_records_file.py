@@ -41,10 +41,7 @@ def column(draw, n, elements, dtype=np.float64):
 def floats_and_ints(draw, made, n, floats=FLOATS):
     hints = {f.name: str(f.type) for f in dataclasses.fields(made)}
     return made(
-        **{
-            k: column(draw, n, floats) if "Floats" in v else column(draw, n, WHOLE, np.int64)
-            for k, v in hints.items()
-        }
+        **{k: column(draw, n, floats) if "Floats" in v else column(draw, n, WHOLE, np.int64) for k, v in hints.items()}
     )
 
 
@@ -113,9 +110,7 @@ def runs(draw):
     name = draw(st.text(max_size=5))
     records = Records(requests, steps, gaps, totals, series, draw(FLOATS), draw(WHOLE), name)
     start = parted(draw, n, 0)
-    pieces = TokenTimes(
-        start, column(draw, int(start[-1]), FLOATS), column(draw, int(start[-1]), WHOLE, np.int64)
-    )
+    pieces = TokenTimes(start, column(draw, int(start[-1]), FLOATS), column(draw, int(start[-1]), WHOLE, np.int64))
     return Measured(
         records,
         draw(workloads(n)),
@@ -219,7 +214,7 @@ def test_a_lost_column_is_told(tmp_path, run):
 
 def test_live_objects_among_the_facts_leave_no_file(tmp_path, run):
     with pytest.raises(OutputError, match="facts of records"):
-        write_records(dataclasses.replace(run, facts={"x": object()}), tmp_path / "run.parquet")
+        write_records(dataclasses.replace(run, metadata={"x": object()}), tmp_path / "run.parquet")
     assert not list(tmp_path.iterdir())
 
 

@@ -40,15 +40,7 @@ def test_one_token_has_no_tpot_and_no_token_no_normalized_latency(records) -> No
 
 def test_recorded_columns_are_not_copied(records) -> None:
     columns = request_columns(records)
-    for name in (
-        "arrival_s",
-        "prompt_tokens",
-        "output_tokens",
-        "status",
-        "replica",
-        "preemptions",
-        "waited_s",
-    ):
+    for name in ("arrival_s", "prompt_tokens", "output_tokens", "status", "replica", "preemptions", "queued_for_s"):
         assert columns[name] is getattr(records.requests, name)
 
 
@@ -66,15 +58,7 @@ def test_frames_hold_the_same_values_in_the_same_memory(records, kind) -> None:
     made = frame(records, kind)
     for name, column in request_columns(records).items():
         assert np.array_equal(np.asarray(made[name]), column, equal_nan=column.dtype.kind == "f")
-    for name in (
-        "arrival_s",
-        "prompt_tokens",
-        "output_tokens",
-        "status",
-        "replica",
-        "preemptions",
-        "waited_s",
-    ):
+    for name in ("arrival_s", "prompt_tokens", "output_tokens", "status", "replica", "preemptions", "queued_for_s"):
         assert shares(kind, made, name, getattr(records.requests, name)), name
 
 

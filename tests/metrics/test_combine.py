@@ -19,9 +19,7 @@ def roomy(toy):
 
 @pytest.fixture(scope="module")
 def narrow(toy):
-    return [
-        summarize(toy.records(150, seed=s, max_seqs=6), toy.deployment(), slo=Slo(ttft_s=0.05)) for s in SEEDS
-    ]
+    return [summarize(toy.records(150, seed=s, max_seqs=6), toy.deployment(), slo=Slo(ttft_s=0.05)) for s in SEEDS]
 
 
 def test_seeds_give_means_and_t_intervals_everywhere(roomy) -> None:
@@ -42,7 +40,7 @@ def test_seeds_give_means_and_t_intervals_everywhere(roomy) -> None:
         assert get(made).half_width == pytest.approx(t.ppf(0.975, 3) * values.std(ddof=1) / 2)
     assert made.seeds == SEEDS
     assert made.intervals == "seeds"
-    assert made.counts.arrived == sum(s.counts.arrived for s in roomy)
+    assert made.counts.arrivals == sum(s.counts.arrivals for s in roomy)
 
 
 def test_one_seed_keeps_its_own_intervals(roomy) -> None:
@@ -67,7 +65,7 @@ def test_relative_difference(roomy, narrow) -> None:
 def test_a_difference_with_itself_is_nothing_whatever_the_order(roomy) -> None:
     made = difference(roomy, roomy[::-1])
     assert (made.ttft_s.p90.value, made.ttft_s.p90.half_width) == (0, 0)
-    assert made.counts.arrived == made.ttft_s.count == 0
+    assert made.counts.arrivals == made.ttft_s.count == 0
 
 
 def test_variants_may_differ_in_replicas(roomy) -> None:

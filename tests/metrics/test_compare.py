@@ -142,8 +142,8 @@ def world(jct_s: np.ndarray) -> Measured:
     requests = replace(
         r, arrival_s=arrival, prompt_tokens=tokens, output_tokens=tokens, status=np.zeros(n, np.int8),
         replica=np.zeros(n, np.int32), scheduled_s=arrival, first_token_s=arrival + jct_s / 2,
-        finished_s=arrival + jct_s, preemptions=np.zeros(n, np.int32), waited_s=np.zeros(n),
-        refusal=np.zeros(n, np.int8),
+        finished_s=arrival + jct_s, preemptions=np.zeros(n, np.int32), queued_for_s=np.zeros(n),
+        rejection=np.zeros(n, np.int8),
     )  # fmt: skip
     return measured(replace(base.records, requests=requests, end_s=n + 10.0))
 
@@ -173,50 +173,50 @@ def test_groups_of_values_change_the_tails_little(monkeypatch) -> None:
 def test_different_requests_are_not_paired_and_doubted(toy, run) -> None:
     found = compare(of(toy, seed=2), run)
     assert not found.paired
-    assert any("different requests" in doubt or "do not belong together" in doubt for doubt in found.doubts)
+    assert any("different requests" in doubt or "do not belong together" in doubt for doubt in found.warnings)
     assert all(np.isnan(one.mape) for one in found.distances)
     longer = replace(run, workload=replace(run.workload, prompt_tokens=2 * run.workload.prompt_tokens))
-    assert any("prompts have" in doubt for doubt in compare(longer, run).doubts)
+    assert any("prompts have" in doubt for doubt in compare(longer, run).warnings)
     late = replace(run, workload=replace(run.workload, arrival_s=2 * run.workload.arrival_s))
     shifted = compare(late, run)
     assert not shifted.paired
-    assert any("arrive at different times" in doubt for doubt in shifted.doubts)
+    assert any("arrive at different times" in doubt for doubt in shifted.warnings)
 
 
 def test_doubts_of_either_side_are_carried_on(run) -> None:
-    doubted = replace(run, doubts=("the client was late",), errors={"timeout": 3, "reset": 1})
-    doubts = compare(run, doubted).doubts
-    assert "B: the client was late" in doubts
-    assert "B: 4 requests failed, most of: timeout." in doubts
-    assert compare(run, run).doubts == ()
+    doubted = replace(run, warnings=("the client was late",), errors={"timeout": 3, "reset": 1})
+    warnings = compare(run, doubted).warnings
+    assert "B: the client was late" in warnings
+    assert "B: 4 requests failed, most of: timeout." in warnings
+    assert compare(run, run).warnings == ()
 
 
 def test_partial_runs_and_clocks_that_disagree_are_told(toy, run) -> None:
     cut = measured(toy.records(300, seed=1, odd=True))
-    assert any("B is a partial run" in doubt for doubt in compare(run, cut, paired=False).doubts)
+    assert any("B is a partial run" in doubt for doubt in compare(run, cut, paired=False).warnings)
     r = run.records.requests
     skewed = replace(run.records, requests=replace(r, first_token_s=r.first_token_s - 10))
-    assert any("A: clocks disagree: " in doubt for doubt in compare(replace(run, records=skewed), run).doubts)
+    assert any("A: clocks disagree: " in doubt for doubt in compare(replace(run, records=skewed), run).warnings)
 
 
 def test_outputs_that_ended_elsewhere_are_told(run) -> None:
     r = run.records.requests
     short = replace(run.records, requests=replace(r, output_tokens=np.maximum(1, r.output_tokens // 2)))
-    doubts = compare(replace(run, records=short), run).doubts
-    assert any("outputs are not as long in A as in B" in doubt for doubt in doubts)
+    warnings = compare(replace(run, records=short), run).warnings
+    assert any("outputs are not as long in A as in B" in doubt for doubt in warnings)
 
 
 def test_few_requests_tell_no_interval(toy) -> None:
     few = of(toy, n=12)
     found = compare(few, few)
     assert known(found) == []
-    assert any("There are 12 requests" in doubt for doubt in found.doubts)
+    assert any("There are 12 requests" in doubt for doubt in found.warnings)
 
 
 def test_the_warm_up_is_left_out_on_both_sides(run) -> None:
     half_s = float(np.median(run.records.requests.arrival_s))
     found = compare(run, run, warmup_s=half_s)
-    assert found.a.counts.arrived == found.b.counts.arrived == 150
+    assert found.a.counts.arrivals == found.b.counts.arrivals == 150
     with pytest.raises(InputError, match="warm-up must leave requests"):
         compare(run, run, warmup_s=1e9)
 

@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.engine import deploy, simulate
 from lengthwise.metrics import compare
-from lengthwise.metrics.statistics import FEWEST, column_of, cuts_of, likeness
+from lengthwise.metrics.statistics import MIN_COUNT, column_of, cuts_of, likeness
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
@@ -34,7 +34,7 @@ def test_blocks_are_longer_and_intervals_wider_the_longer_neighbours_are_alike()
     ]
     assert cuts[0].blocks == 30
     assert [cut.blocks for cut in cuts] == sorted((cut.blocks for cut in cuts), reverse=True)
-    assert FEWEST <= cuts[-1].blocks < 30
+    assert MIN_COUNT <= cuts[-1].blocks < 30
     assert 1 < cuts[0].wider[0] < 1.4
     assert cuts[-1].wider[0] > 1.4
     assert all((cut.wider[1:] >= cut.wider[0]).all() for cut in cuts)
@@ -75,8 +75,8 @@ def test_a_run_that_only_drifts_tells_no_interval_and_says_so():
     found = compare(drifting, run(3.0, 1))
     assert not found["ttft.mean"].has_interval
     assert found["tpot.mean"].has_interval
-    assert any("TTFT, JCT drift through the run" in doubt for doubt in found.doubts)
-    assert not any("drift" in doubt for doubt in compare(base, run(3.0, 1)).doubts)
+    assert any("TTFT, JCT drift through the run" in doubt for doubt in found.warnings)
+    assert not any("drift" in doubt for doubt in compare(base, run(3.0, 1)).warnings)
 
 
 @pytest.mark.slow

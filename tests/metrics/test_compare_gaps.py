@@ -29,9 +29,7 @@ def as_pieces(run: Measured, together: int = 1) -> Measured:
     """The same run as a client sees it: the time of every token, told in pieces of so many."""
     gaps, row = gaps_of(whole(run))
     r = run.records.requests
-    at_s = [
-        r.first_token_s[i] + np.concatenate([[0.0], np.cumsum(gaps[row == i])]) for i in range(len(r.status))
-    ]
+    at_s = [r.first_token_s[i] + np.concatenate([[0.0], np.cumsum(gaps[row == i])]) for i in range(len(r.status))]
     cut = [times[together - 1 :: together] if len(times) % together == 0 else times for times in at_s]
     each = [np.full(len(few), len(times) // len(few)) for few, times in zip(cut, at_s, strict=True)]
     start = np.concatenate([[0], np.cumsum([len(few) for few in cut])])
@@ -93,10 +91,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     row = np.repeat(np.arange(n), each)
     for seed in range(80):
         rng = np.random.default_rng(seed)
-        a, b = (
-            by * np.exp(np.repeat(rng.normal(0, 0.5, n), each) + rng.normal(0, 0.1, n * each))
-            for by in (1.1, 1.0)
-        )
+        a, b = (by * np.exp(np.repeat(rng.normal(0, 0.5, n), each) + rng.normal(0, 0.1, n * each)) for by in (1.1, 1.0))
         drawn = Bootstrap(paired=False, draws=200, seed=seed, level=0.9)
         low, high = drawn.errors(Column(a, row, n), Column(b, row, n), np.array([0.5]))
         held.append(low[0] <= 0.1 <= high[0])
@@ -126,6 +121,6 @@ def test_no_interval_is_told_of_an_error_over_next_to_nothing(run) -> None:
     assert not found["tbt.p50"].has_interval
     assert found["tbt.mean"].has_interval
     assert found["jct.p90"].has_interval
-    (told,) = [doubt for doubt in found.doubts if "next to nothing" in doubt]
+    (told,) = [doubt for doubt in found.warnings if "next to nothing" in doubt]
     assert "TBT p50, TBT p90" in told
-    assert not [doubt for doubt in compare(run, run).doubts if "next to nothing" in doubt]
+    assert not [doubt for doubt in compare(run, run).warnings if "next to nothing" in doubt]

@@ -22,37 +22,37 @@ def run(toy) -> Measured:
     return Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "bench")
 
 
-def doubts(run: Measured, ours: dict, theirs: dict) -> tuple[str, ...]:
-    return compare(replace(run, facts=ours), replace(run, facts=theirs), draws=10).doubts
+def warnings(run: Measured, own: dict, other: dict) -> tuple[str, ...]:
+    return compare(replace(run, metadata=own), replace(run, metadata=other), draws=10).warnings
 
 
 def test_one_model_under_two_names_is_one_model(run) -> None:
-    assert doubts(run, {"deployment": BEHIND}, {"model": "model", "deployment": BEHIND}) == ()
+    assert warnings(run, {"deployment": BEHIND}, {"model": "model", "deployment": BEHIND}) == ()
     renamed = BEHIND | {"model": "/models/tiny-v2"}
-    assert doubts(run, {"deployment": BEHIND}, {"model": "model", "deployment": renamed}) == ()
+    assert warnings(run, {"deployment": BEHIND}, {"model": "model", "deployment": renamed}) == ()
 
 
 def test_two_shapes_under_one_name_are_two_models(run) -> None:
     other = BEHIND | {"model_shape": TINY | {"layers": 4}}
-    (doubt,) = doubts(run, {"deployment": BEHIND}, {"deployment": other})
+    (doubt,) = warnings(run, {"deployment": BEHIND}, {"deployment": other})
     assert doubt == "They are of different models: tiny and tiny (layers 2 and 4)."
 
 
 def test_a_served_name_that_nobody_knows_says_what_would_settle_it(run) -> None:
-    (doubt,) = doubts(run, {"deployment": BEHIND}, {"model": "model"})
+    (doubt,) = warnings(run, {"deployment": BEHIND}, {"model": "model"})
     assert "They may be of different models, tiny and model: B tells only the name model" in doubt
     assert "lengthwise bench URL SCENARIO.toml --records" in doubt
 
 
 def test_names_of_the_catalog_are_known_by_its_shapes(run) -> None:
-    alias = catalog.model("llama-3-8b").facts.aliases[0]
-    assert doubts(run, {"model": "llama-3-8b"}, {"model": f"/models/{alias}"}) == ()
-    (doubt,) = doubts(run, {"model": "llama-3-8b"}, {"model": "llama-3-70b"})
+    alias = catalog.model("llama-3-8b").metadata.aliases[0]
+    assert warnings(run, {"model": "llama-3-8b"}, {"model": f"/models/{alias}"}) == ()
+    (doubt,) = warnings(run, {"model": "llama-3-8b"}, {"model": "llama-3-70b"})
     assert doubt.startswith("They are of different models: llama-3-8b and llama-3-70b (layers 32 and 80, ")
 
 
 def test_degrees_and_limits_that_differ_are_told(run) -> None:
     other = BEHIND | {"tp": 2, "max_num_seqs": 128, "gpu": "A100"}
-    told = doubts(run, {"deployment": BEHIND}, {"deployment": other})
+    told = warnings(run, {"deployment": BEHIND}, {"deployment": other})
     assert "Their deployments differ: tp 1 and 2, max_num_seqs 64 and 128." in told
     assert any(doubt.startswith("They are of different GPUs: ") for doubt in told)

@@ -34,16 +34,12 @@ def test_weighted_quantiles_are_those_of_the_values_spelt_out(pairs) -> None:
 @given(values)
 def test_the_histograms_quantiles_keep_their_stated_error(column) -> None:
     edges = np.concatenate([[0.0], 2.0 ** (np.arange(-14 * 8, 12 * 8) / 8)])
-    gaps = TokenGaps(
-        np.histogram(column, edges)[0], edges, len(column), column.sum(), column.max(), None, None
-    )
+    gaps = TokenGaps(np.histogram(column, edges)[0], edges, len(column), column.sum(), column.max(), None, None)
     made = of_gaps(gaps, np.nan)
     assert made.relative_error == pytest.approx((2 ** (1 / 8) - 1) / 2)
     assert made.mean.value == pytest.approx(column.mean())
     for name, q in QUANTILES.items():
-        assert getattr(made, name).value == pytest.approx(
-            np.quantile(column, q), rel=made.relative_error + 1e-9
-        )
+        assert getattr(made, name).value == pytest.approx(np.quantile(column, q), rel=made.relative_error + 1e-9)
 
 
 def test_the_engines_bins_are_within_half_a_percent(toy) -> None:
@@ -54,9 +50,7 @@ def test_kept_gaps_are_exact_and_the_histogram_agrees(toy) -> None:
     gaps = toy.records(150).gaps
     spelt = np.repeat(gaps.gap_s, gaps.count)
     exact = of_gaps(gaps, np.nan)
-    read = of_gaps(
-        TokenGaps(gaps.histogram, gaps.edges_s, gaps.total, gaps.sum_s, gaps.max_s, None, None), 0.5
-    )
+    read = of_gaps(TokenGaps(gaps.histogram, gaps.edges_s, gaps.total, gaps.sum_s, gaps.max_s, None, None), 0.5)
     assert exact.p99.value == pytest.approx(np.quantile(spelt, 0.99))
     assert exact.sd.value == pytest.approx(spelt.std())
     assert exact.relative_error == 0

@@ -22,9 +22,7 @@ def test_flops_are_counted_by_hand(toy, records) -> None:
     attention = 4 * 32 * 4096 * totals.attention_pairs[0]
     assert model_flops(totals, model) == pytest.approx(weights + attention)
     tied = dataclasses.replace(model, tied_embeddings=True)
-    assert model_flops(totals, tied) == pytest.approx(
-        2 * active_parameters(tied) * totals.tokens[0] + attention
-    )
+    assert model_flops(totals, tied) == pytest.approx(2 * active_parameters(tied) * totals.tokens[0] + attention)
 
 
 def test_bytes_are_counted_by_hand(toy, records) -> None:
@@ -48,9 +46,7 @@ def test_a_step_of_one_token_reads_only_the_experts_it_visits(toy, records) -> N
 def test_utilisation_follows_from_flops_and_bytes(toy, records) -> None:
     deployment = toy.deployment()
     hardware = summarize(records, deployment).hardware
-    assert hardware.mfu.value == pytest.approx(
-        model_flops(records.totals, deployment.model) / 3e14 / records.end_s
-    )
+    assert hardware.mfu.value == pytest.approx(model_flops(records.totals, deployment.model) / 3e14 / records.end_s)
     assert hardware.mbu.value == pytest.approx(moved_bytes(records.totals, deployment) / 2e12 / records.end_s)
     assert hardware.busy_share.value == pytest.approx(records.totals.busy_s[0] / records.end_s)
     held = records.totals.kv_block_s[0] / records.end_s / toy.BLOCKS
@@ -115,12 +111,8 @@ def test_power_lies_between_idle_and_full(toy) -> None:
 
 def test_energy_is_power_over_tokens(toy, records) -> None:
     hardware = summarize(records, toy.deployment(parallel=Parallelism(tp=2))).hardware
-    one_gpu_w = gpu_power_w(
-        toy.deployment().gpu, hardware.busy_share.value, hardware.mfu.value, hardware.mbu.value
-    )
+    one_gpu_w = gpu_power_w(toy.deployment().gpu, hardware.busy_share.value, hardware.mfu.value, hardware.mbu.value)
     assert hardware.power_w.value == pytest.approx(2 * one_gpu_w)
     finished = np.isfinite(records.requests.finished_s)
     tokens = records.requests.output_tokens[finished].sum()
-    assert hardware.energy_j_per_output_token.value == pytest.approx(
-        hardware.power_w.value * records.end_s / tokens
-    )
+    assert hardware.energy_j_per_output_token.value == pytest.approx(hardware.power_w.value * records.end_s / tokens)

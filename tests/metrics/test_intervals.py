@@ -27,9 +27,7 @@ def mm1(seed: int, n: int, load: float) -> np.ndarray:
 
 def coverage(runs, truth: dict[str, float]) -> dict[str, float]:
     made = [of_column(run, 0.95) for run in runs]
-    hits = {
-        name: [e.low <= v <= e.high for e in (getattr(d, name) for d in made)] for name, v in truth.items()
-    }
+    hits = {name: [e.low <= v <= e.high for e in (getattr(d, name) for d in made)] for name, v in truth.items()}
     return {name: float(np.mean(h)) for name, h in hits.items()}
 
 
@@ -49,10 +47,10 @@ def test_coverage_on_an_mm1_queue() -> None:
 def test_neighbours_that_move_together_widen_the_interval() -> None:
     trend = np.linspace(0, 1, 10)[:, None]
     mixed = trend[np.array([0, 9, 1, 8, 2, 7, 3, 6, 4, 5])]
-    centre = trend.mean(axis=0)
+    center = trend.mean(axis=0)
     plain = t_quantile(0.95, 9) * trend.std(ddof=1) / np.sqrt(10)
-    assert over_batches(mixed, centre, 0.95) == pytest.approx(plain)
-    assert over_batches(trend, centre, 0.95) > 1.5 * plain
+    assert over_batches(mixed, center, 0.95) == pytest.approx(plain)
+    assert over_batches(trend, center, 0.95) > 1.5 * plain
 
 
 def test_biased_batches_widen_the_interval_and_do_not_move_it() -> None:

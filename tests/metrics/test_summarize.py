@@ -19,8 +19,8 @@ def records(toy):
 
 def test_buckets_add_up_to_what_arrived(records) -> None:
     counts = summarize(records).counts
-    assert counts.finished + counts.rejected + counts.timed_out + counts.unfinished == counts.arrived
-    assert counts.arrived == len(records.requests.arrival_s)
+    assert counts.finished + counts.rejected + counts.timed_out + counts.unfinished == counts.arrivals
+    assert counts.arrivals == len(records.requests.arrival_s)
     assert min(counts.finished, counts.rejected, counts.timed_out, counts.unfinished) >= 1
     assert counts.preemptions == records.requests.preemptions.sum()
 
@@ -50,21 +50,21 @@ def test_rates_count_what_was_delivered(records) -> None:
 def test_warmup_leaves_out_the_first_requests(records) -> None:
     r = records.requests
     for warm in (summarize(records, warmup_requests=100), summarize(records, warmup_s=r.arrival_s[100])):
-        assert warm.counts.arrived == len(r.arrival_s) - 100
+        assert warm.counts.arrivals == len(r.arrival_s) - 100
         assert warm.jct_s.mean.value == pytest.approx(np.nanmean((r.finished_s - r.arrival_s)[100:]))
         late = r.finished_s >= r.arrival_s[100]
         span = records.end_s - r.arrival_s[100]
         assert warm.rates.requests_per_s.value == pytest.approx(late.sum() / span)
     both = summarize(records, warmup_requests=100, warmup_s=r.arrival_s[200])
-    assert both.counts.arrived == len(r.arrival_s) - 200
+    assert both.counts.arrivals == len(r.arrival_s) - 200
 
 
 def test_requests_that_never_arrived_are_not_counted(records) -> None:
     r = records.requests
     released = dataclasses.replace(r, arrival_s=np.where(np.arange(800) < 700, r.arrival_s, np.nan))
-    assert summarize(dataclasses.replace(records, requests=released)).counts.arrived == 700
+    assert summarize(dataclasses.replace(records, requests=released)).counts.arrivals == 700
     later = dataclasses.replace(r, arrival_s=np.where(np.arange(800) < 750, r.arrival_s, records.end_s + 1))
-    assert summarize(dataclasses.replace(records, requests=later)).counts.arrived == 750
+    assert summarize(dataclasses.replace(records, requests=later)).counts.arrivals == 750
 
 
 def test_goodput_is_what_kept_every_limit(records) -> None:
@@ -83,7 +83,7 @@ def test_goodput_is_what_kept_every_limit(records) -> None:
 
 def test_without_limits_every_finished_request_is_good(records) -> None:
     summary = summarize(records, slo=Slo())
-    assert summary.goodput.share.value == summary.counts.finished / summary.counts.arrived
+    assert summary.goodput.share.value == summary.counts.finished / summary.counts.arrivals
     assert summary.goodput.requests_per_s == summary.rates.requests_per_s
 
 
@@ -123,7 +123,7 @@ def test_a_run_in_which_nothing_finished(toy, records) -> None:
         output_tokens=np.zeros(len(nan), np.int64),
     )
     summary = summarize(dataclasses.replace(records, requests=never), toy.deployment(), slo=Slo(ttft_s=1))
-    assert summary.counts.unfinished == summary.counts.arrived
+    assert summary.counts.unfinished == summary.counts.arrivals
     assert summary.jct_s.count == 0
     assert summary.goodput.share.value == 0
     assert summary.rates.requests_per_s.value == 0

@@ -8,15 +8,7 @@ import numpy as np
 
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
-from lengthwise.schema.records import (
-    Records,
-    ReplicaTotals,
-    RequestRecords,
-    Status,
-    StepRecords,
-    TimeSeries,
-    TokenGaps,
-)
+from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, StepRecords, TimeSeries, TokenGaps
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 
 BLOCK, BLOCKS, BIN_S = 16, 600, 0.25
@@ -114,7 +106,7 @@ def records(
         finished,
         (rng.random(n) < 0.02).astype(np.int32),
         np.nan_to_num(scheduled - arrival),
-        refusal=np.zeros(len(arrival), np.int8),
+        rejection=np.zeros(len(arrival), np.int8),
     )
     return _records(requests, server, now, seed, name)
 
@@ -150,12 +142,5 @@ def _series(steps: StepRecords, length: Any, end_s: float) -> TimeSeries:
     bins = int(end_s / BIN_S) + 1
     where = (steps.end_s / BIN_S).astype(int)
     seqs = steps.decode_seqs + steps.prefill_seqs
-    weights = (
-        length,
-        seqs * length,
-        steps.waiting * length,
-        steps.kv_blocks * length,
-        steps.prefill_tokens,
-        seqs,
-    )
+    weights = (length, seqs * length, steps.waiting * length, steps.kv_blocks * length, steps.prefill_tokens, seqs)
     return TimeSeries(BIN_S, *(np.bincount(where, w, bins) for w in weights))

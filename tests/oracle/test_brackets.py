@@ -18,8 +18,7 @@ BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 try:
     _brackets, _clusters, _silicon_argonne, _front_spread, _silicon_rows = map(
-        importlib.import_module,
-        ("_brackets", "_clusters", "_silicon_argonne", "_front_spread", "_silicon_rows"),
+        importlib.import_module, ("_brackets", "_clusters", "_silicon_argonne", "_front_spread", "_silicon_rows")
     )
 finally:
     sys.path.remove(BENCHMARKS)
@@ -117,9 +116,7 @@ def test_first_tokens_of_both_files_are_joined_once_a_deployment(shared):
     rows = _silicon_argonne._first_rows(root)
     keys = [(r["Hardware"], r["Num of Hardware"], r["Framework"], r["Model"]) for r in rows]
     assert len(set(keys)) == len(keys) >= 29
-    amd = next(
-        r for r in rows if r["Hardware"] == "AMD MI300X GPU" and r["Model"] == "meta-llama/Llama-2-7b-hf"
-    )
+    amd = next(r for r in rows if r["Hardware"] == "AMD MI300X GPU" and r["Model"] == "meta-llama/Llama-2-7b-hf")
     assert amd["first"] == pytest.approx(2.27583, rel=1e-5)
     assert amd["end"] == pytest.approx(14.61676, rel=1e-5)
 

@@ -29,24 +29,19 @@ def found(**parameters: tuple[float, float, bool]):
 
 def test_an_interval_that_was_widened_to_hold_its_value_counts_as_the_runs_told_it():
     planted = _coverage.PLANTED["work"]
-    assert _coverage.held(found(work=(planted, 2.0, True))) == {"work": (True, True)}
-    assert _coverage.held(found(work=(planted + 0.1, 2.0, True))) == {"work": (True, False)}
-    assert _coverage.held(found(decode=(1.1, 2.0, True))) == {
-        "decode": (True, False)
-    }  # nothing was planted: 1
+    assert _coverage.satisfied(found(work=(planted, 2.0, True))) == {"work": (True, True)}
+    assert _coverage.satisfied(found(work=(planted + 0.1, 2.0, True))) == {"work": (True, False)}
+    assert _coverage.satisfied(found(decode=(1.1, 2.0, True))) == {"decode": (True, False)}  # nothing was planted: 1
 
 
 def test_what_was_not_told_is_counted_apart():
-    runs = {
-        1: {"work": (True, True), "decode": (False, False)},
-        2: {"work": (True, False), "decode": (True, True)},
-    }
+    runs = {1: {"work": (True, True), "decode": (False, False)}, 2: {"work": (True, False), "decode": (True, True)}}
     row = _coverage.counted(runs)
     assert row["value"] == pytest.approx(2 / 3)
     details = row["details"]
-    assert (details["n"], details["held"], details["of_runs"]) == (3, 2, 2)
-    assert details["untold"] == {"n": 1, "held": 0}
-    assert {name: (of["n"], of["held"]) for name, of in details["by_parameter"].items()} == {
+    assert (details["n"], details["satisfied"], details["of_runs"]) == (3, 2, 2)
+    assert details["missing"] == {"n": 1, "satisfied": 0}
+    assert {name: (of["n"], of["satisfied"]) for name, of in details["by_parameter"].items()} == {
         "work": (2, 1),
         "decode": (1, 1),
     }
@@ -69,10 +64,5 @@ def test_widths_are_of_what_the_runs_told_and_stand_beside_how_far_off_values_ar
         *found(client=(0.5, 2.0, True)).parameters,
     ]
     widths = _coverage.widths(told)
-    assert widths["work"] == {
-        "n": 2,
-        "times": 2.25,
-        "widest": 3.0,
-        "off": pytest.approx(1 - 1 / planted, abs=1e-4),
-    }
+    assert widths["work"] == {"n": 2, "times": 2.25, "widest": 3.0, "off": pytest.approx(1 - 1 / planted, abs=1e-4)}
     assert widths["client"] == {"n": 1, "times": 4.0, "widest": 4.0, "off": 0.0}

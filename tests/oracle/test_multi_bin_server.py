@@ -21,9 +21,7 @@ BATCH = 4
 @pytest.fixture(scope="module")
 def deployment():
     """One server whose steps all take 10 ms."""
-    made = deploy(
-        "llama-3.2-1b", "H100", limits=EngineLimits(max_num_seqs=BATCH, max_num_batched_tokens=8192)
-    )
+    made = deploy("llama-3.2-1b", "H100", limits=EngineLimits(max_num_seqs=BATCH, max_num_batched_tokens=8192))
     names = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "prefill_s", "decode_s")
     nothing = {name: np.zeros_like(getattr(made.cost, name)) for name in names}
     return replace(made, cost=replace(made.cost, **nothing, host_s=np.full_like(made.cost.host_s, STEP_S)))
@@ -43,9 +41,7 @@ def test_batches_start_when_theory_says(deployment, edges, batch_wait_s, rate_rp
         binning=f"bins(boundaries={edges})",
         batch_wait_s=batch_wait_s,
     )
-    work = Workload(
-        arrival_s=arrival_s, prompt_tokens=np.full(240, 16), output_tokens=tokens, predicted_tokens=guess
-    )
+    work = Workload(arrival_s=arrival_s, prompt_tokens=np.full(240, 16), output_tokens=tokens, predicted_tokens=guess)
     ran = simulate(work, replace(deployment, scheduler=own)).requests
     served = theory.serve(
         arrival_s,

@@ -123,11 +123,7 @@ def random_rules(kind: Kind, work: Workload, rng: np.random.Generator) -> Rules:
     watermark, slots = float(rng.choice([0.0, 0.01, 0.05, 0.2])), int(rng.choice([1, 2, 3, 7, 29]))
     paged = -(-(longest + 1) // block_size) * rng.choice([1.0, 1.2, 1.5, 2.0] if kind.tight else [100.0])
     blocks = max_tokens // block_size * slots * stages
-    budget = (
-        longest * int(rng.choice([1, 2, 50]))
-        if kind.scheduler == "vllm"
-        else int(rng.choice([4, 16, 64, 512]))
-    )
+    budget = longest * int(rng.choice([1, 2, 50])) if kind.scheduler == "vllm" else int(rng.choice([4, 16, 64, 512]))
     return Rules(
         kind.scheduler,
         blocks=blocks if kind.scheduler in REQUEST_LEVEL else int(paged / (1 - watermark)) + 2,
@@ -145,17 +141,17 @@ def random_rules(kind: Kind, work: Workload, rng: np.random.Generator) -> Rules:
 
 def deployment(rules: Rules, tables: CostTables, model=MODEL) -> Deployment:
     gpu = catalog.gpu("a100")
-    resident, of_a_step = rules.cap, rules.cap // rules.stages
+    num_running, of_a_step = rules.cap, rules.cap // rules.stages
     max_model_len = min(rules.max_tokens, rules.blocks * rules.block_size)
     if rules.scheduler in REQUEST_LEVEL:
-        resident, of_a_step = max(rules.slots, rules.cap) * rules.stages, min(rules.slots, rules.cap)
+        num_running, of_a_step = max(rules.slots, rules.cap) * rules.stages, min(rules.slots, rules.cap)
     return Deployment(
         model,
         gpu,
         catalog.default_node(gpu, rules.stages),
         Parallelism(1, rules.stages, rules.replicas),
         EngineLimits(
-            max_num_seqs=resident,
+            max_num_seqs=num_running,
             max_step_seqs=of_a_step,
             max_num_batched_tokens=rules.token_budget,
             block_size=rules.block_size,
@@ -168,9 +164,7 @@ def deployment(rules: Rules, tables: CostTables, model=MODEL) -> Deployment:
     )
 
 
-def assert_same(
-    work: Workload, rules: Rules, tables: CostTables, stage_time, engine: str, model=MODEL
-) -> int:
+def assert_same(work: Workload, rules: Rules, tables: CostTables, stage_time, engine: str, model=MODEL) -> int:
     """Engine and oracle agree; comes back with the restarts there were."""
     theirs = play(work.arrival_s, work.prompt_tokens, work.output_tokens, rules, stage_time)
     assert theirs.drained, rules
@@ -205,12 +199,7 @@ def test_engine_follows_vidurs_rules(name: str) -> None:
 REAL = [
     ("Llama-2-7b-hf", 1, 1, Rules("vllm", blocks=400, token_budget=4096, cap=64)),
     ("Llama-2-7b-hf", 1, 1, Rules("orca", blocks=7424, max_tokens=4096, slots=29, replicas=2, router="lor")),
-    (
-        "Llama-2-70b-hf",
-        4,
-        1,
-        Rules("sarathi", blocks=32768, token_budget=256, cap=48, replicas=4, router="lor"),
-    ),
+    ("Llama-2-70b-hf", 4, 1, Rules("sarathi", blocks=32768, token_budget=256, cap=48, replicas=4, router="lor")),
     ("Llama-2-70b-hf", 2, 2, Rules("vllm", blocks=32768, token_budget=4096, stages=2, cap=32)),
     ("Llama-2-70b-hf", 2, 2, Rules("sarathi", blocks=32768, token_budget=1000, stages=2, cap=24)),
     ("Llama-2-70b-hf", 2, 2, Rules("sarathi", blocks=32768, token_budget=512, stages=4)),
@@ -220,9 +209,7 @@ REAL = [
 @pytest.mark.parametrize(("short", "tp", "pp", "rules"), REAL, ids=lambda v: getattr(v, "scheduler", str(v)))
 def test_engine_follows_vidurs_rules_on_recorded_tables(shared, short, tp, pp, rules) -> None:
     rng = np.random.default_rng(7)
-    work = Workload(
-        np.sort(rng.random(60) * 10), rng.integers(1, 900, 60), np.minimum(rng.geometric(0.01, 60), 600)
-    )
+    work = Workload(np.sort(rng.random(60) * 10), rng.integers(1, 900, 60), np.minimum(rng.geometric(0.01, 60), 600))
     path = shared(f"golden/vidur/tables_{short}_tp{tp}_pp{pp}.npz")
     model = catalog.model(f"meta-llama/{short}")
     stage_time = recorded_stage_times(dict(np.load(path)), model.layers, rules.stages, "70b" in short)

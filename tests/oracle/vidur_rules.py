@@ -80,7 +80,7 @@ class Replica:
     rules: Rules
     waiting: list[Job] = field(default_factory=list)
     idle: list[Job] = field(default_factory=list)
-    held: dict[Job, int] = field(default_factory=dict)
+    satisfied: dict[Job, int] = field(default_factory=dict)
     flying: int = 0
 
     def __post_init__(self) -> None:
@@ -91,15 +91,15 @@ class Replica:
 
     @property
     def free(self) -> int:
-        return self.rules.blocks - sum(self.held.values())
+        return self.rules.blocks - sum(self.satisfied.values())
 
     def form(self) -> Batch:
         raise NotImplementedError
 
-    def settle(self, batch: Batch) -> None:
+    def finalize(self, batch: Batch) -> None:
         for job, _ in batch:
             if job.completed:
-                del self.held[job]
+                del self.satisfied[job]
             else:
                 self.idle.append(job)
 
@@ -112,12 +112,12 @@ class Paged(Replica):
 
     def admit(self) -> Job:
         job = self.waiting.pop(0)
-        self.held[job] = math.ceil(job.prefill / self.rules.block_size)
+        self.satisfied[job] = math.ceil(job.prefill / self.rules.block_size)
         return job
 
     def throw_back(self, job: Job) -> None:
         job.restart()
-        del self.held[job]
+        del self.satisfied[job]
         self.waiting.insert(0, job)
 
     def make_room(self, job: Job) -> bool:
@@ -129,8 +129,8 @@ class Paged(Replica):
                 self.throw_back(job)
                 return False
             self.throw_back(self.idle.pop())
-        if job.done > self.held[job] * self.rules.block_size:
-            self.held[job] += 1
+        if job.done > self.satisfied[job] * self.rules.block_size:
+            self.satisfied[job] += 1
         return True
 
 
@@ -149,7 +149,7 @@ class Vllm(Paged):
             padded = (len(batch) + 1) * longest
             if not self.admissible(head) or padded > self.rules.token_budget:
                 break
-            if len(self.held) == self.rules.cap or len(batch) == self.step_cap:
+            if len(self.satisfied) == self.rules.cap or len(batch) == self.step_cap:
                 break
             batch.append((self.admit(), head.prefill))
         return batch
@@ -179,7 +179,7 @@ class Sarathi(Paged):
             else:
                 skipped.append(job)
         self.idle = sorted(skipped + self.idle, key=lambda job: job.arrival_s)
-        while self.waiting and len(self.held) != self.rules.cap and len(batch) != self.step_cap:
+        while self.waiting and len(self.satisfied) != self.rules.cap and len(batch) != self.step_cap:
             head = self.waiting[0]
             chunk = self.chunk(head, used)
             if not chunk or not self.admissible(head):
@@ -214,7 +214,7 @@ class WholeLength(Replica):
         each = self.rules.max_tokens // self.rules.block_size
         while self.waiting and len(batch) != self.step_cap and self.free >= each:
             job = self.waiting.pop(0)
-            self.held[job] = each
+            self.satisfied[job] = each
             batch.append((job, job.prefill))
         return batch
 
@@ -239,12 +239,12 @@ class FasterTransformer(WholeLength):
             return [(job, 1) for job, _ in self.paused.pop(0) if not job.completed]
         return self.fill_up([])
 
-    def settle(self, batch: Batch) -> None:
+    def finalize(self, batch: Batch) -> None:
         if not all(job.completed for job, _ in batch):
             self.paused.append(batch)
             return
         for job, _ in batch:  # those who left the batch earlier keep their blocks: Vidur's leak
-            del self.held[job]
+            del self.satisfied[job]
 
 
 SCHEDULERS: dict[str, type[Replica]] = {
@@ -331,12 +331,12 @@ class Cluster:
         for job, tokens in batch:
             job.advance(tokens, self.now)
         replica.flying -= 1
-        replica.settle(batch)
+        replica.finalize(batch)
         self.at(self.now, self.fill, replica)
 
 
 @dataclass(frozen=True)
-class Played:
+class Simulated:
     """What happened; ``drained`` is Vidur's last assertion: nobody waits, nobody holds blocks."""
 
     jobs: list[Job]
@@ -348,19 +348,15 @@ class Played:
 
 
 def play(
-    arrival_s: Sequence[float],
-    prefill: Sequence[int],
-    decode: Sequence[int],
-    rules: Rules,
-    stage_time: StageTime,
-) -> Played:
+    arrival_s: Sequence[float], prefill: Sequence[int], decode: Sequence[int], rules: Rules, stage_time: StageTime
+) -> Simulated:
     """Runs the requests, which stand in order of arrival, to the end or until nothing moves."""
     columns = zip(arrival_s, prefill, decode, strict=True)
     jobs = [Job(i, float(a), int(p), int(p + d)) for i, (a, p, d) in enumerate(columns)]
     cluster = Cluster(rules, stage_time)
     cluster.run(jobs)
-    drained = not any(replica.waiting or replica.held for replica in cluster.replicas)
-    return Played(jobs, cluster.iterations, drained)
+    drained = not any(replica.waiting or replica.satisfied for replica in cluster.replicas)
+    return Simulated(jobs, cluster.iterations, drained)
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def no_gain(waiting_key):
     return math.nan
 
 
-def no_comparison(resident):
-    return 1.0 / (resident - resident)
+def no_comparison(num_running):
+    return 1.0 / (num_running - num_running)
 
 
 def nothing_gained(waiting_key):
@@ -128,11 +128,7 @@ BAD = [
     ("batching", four_numbers, "'four_numbers' (cannot be compiled|must return three whole numbers)"),
     ("batching", one_number, "'one_number' (cannot be compiled|must return three whole numbers)"),
     ("batching", divides_when_busy, "raised (ZeroDivisionError|RuntimeWarning)"),
-    (
-        "batching",
-        admits_nobody,
-        "'admits_nobody' admits nothing on an idle replica.*no request would ever run",
-    ),
+    ("batching", admits_nobody, "'admits_nobody' admits nothing on an idle replica.*no request would ever run"),
     ("batching", no_chunks, "'no_chunks' admits nothing on an idle replica.*tokens 0"),
     ("memory", keeps_all, "'keeps_all' refuses a request of one token on an idle replica"),
     ("memory", more_than_all, "'more_than_all' let a request in that needs 101 blocks"),
@@ -155,13 +151,13 @@ DECORATORS = {"leave": policy.rank, "binning": policy.binning(bins=2)}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("axis", "function", "told"), BAD, ids=lambda x: getattr(x, "__name__", None))
-def test_one_clear_error(axis, function, told, engine):
+@pytest.mark.parametrize(("axis", "function", "report"), BAD, ids=lambda x: getattr(x, "__name__", None))
+def test_one_clear_error(axis, function, report, engine):
     decorate = DECORATORS.get(axis) or getattr(policy, axis)
     short = {"num_blocks": 20, "replicas": 1, "workload": LONG} if axis == "leave" else {}
     if axis == "takeover":
         short = {"replicas": 1, "workload": LONG, "rank": policy.rank(last_come)}
-    with pytest.raises(PolicyError, match=told) as caught:
+    with pytest.raises(PolicyError, match=report) as caught:
         run(engine, **short, **{axis: decorate(function)})
     assert len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
@@ -181,9 +177,7 @@ def test_a_request_that_waits_for_ever(engine):
 def test_predictions_that_are_not_there(engine, axes):
     blind = dataclasses.replace(REQUESTS, predicted_tokens=None)
     name = next(iter(axes.values()))
-    with pytest.raises(
-        PolicyError, match=f"'{name}' looks at predicted output lengths.*give predicted_tokens"
-    ):
+    with pytest.raises(PolicyError, match=f"'{name}' looks at predicted output lengths.*give predicted_tokens"):
         run(engine, workload=blind, **axes)
 
 

@@ -15,12 +15,12 @@ from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
     DECODES_WAIT,
-    EVEN_SHARES,
     FORM_ONCE,
     ONE_BATCH,
     PADDED,
+    RESERVE_BLOCK,
     RESTART_AS_DECODE,
-    SPARE_BLOCK,
+    UNIFORM_SHARES,
 )
 from lengthwise.policy.contracts import ARGUMENTS
 from lengthwise.schema.cost_tables import CostTables
@@ -33,18 +33,11 @@ BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
 COUNT = st.integers(0, 10_000)
 ARRAYS = ("waiting", "running", "tokens")
 REALS = (
-    "now_s", "arrival_s", "predicted_tokens", "index_tokens", "waited_s", "service_tokens", "waiting_key",
+    "now_s", "arrival_s", "predicted_tokens", "index_tokens", "queued_for_s", "service_tokens", "waiting_key",
     "running_key", "recompute_steps",
 )  # fmt: skip
 REMAINING = ("remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens")
-ATLEAST_ONE = (
-    "block_size",
-    "max_model_len",
-    "max_num_seqs",
-    "token_budget",
-    "context_tokens",
-    "chunk_tokens",
-)
+ATLEAST_ONE = ("block_size", "max_model_len", "max_num_seqs", "token_budget", "context_tokens", "chunk_tokens")
 
 
 def argument(axis, name, replicas):
@@ -109,7 +102,7 @@ ORDERS = {
     "vtc": "dbac",
     "completed_batches": "bdac",
 }
-NUMBERS = ("remaining_tokens", "index_tokens", "waited_s", "service_tokens", "batch")
+NUMBERS = ("remaining_tokens", "index_tokens", "queued_for_s", "service_tokens", "batch")
 MORE = {
     "a": (20.0, 5.0, 4.0, 10.0, 2),
     "b": (80.0, 1.0, 4.0, 5.0, 1),
@@ -142,30 +135,26 @@ PLANS = {
     "static": (0, 1 << 60, DECODES_WAIT),
     "static_bins": (0, 1 << 60, DECODES_WAIT + ONE_BATCH),
     "windowed": (0, 1 << 60, 0),
-    "prefill_first": (8, 64, DECODES_WAIT + SPARE_BLOCK),
+    "prefill_first": (8, 64, DECODES_WAIT + RESERVE_BLOCK),
     "mixed": (8, 1 << 60, 0),
     "chunked": (8, 64, CHUNKED),
     "unified": (8, 64, CHUNKED),
-    "even": (8, 64, CHUNKED + EVEN_SHARES),
-    "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + SPARE_BLOCK + FORM_ONCE),
-    "vidur_sarathi": (
-        8,
-        64,
-        CHUNKED + SPARE_BLOCK + ADMIT_AFTER_EVICTION + FORM_ONCE + RESTART_AS_DECODE,
-    ),
+    "uniform": (8, 64, CHUNKED + UNIFORM_SHARES),
+    "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + RESERVE_BLOCK + FORM_ONCE),
+    "vidur_sarathi": (8, 64, CHUNKED + RESERVE_BLOCK + ADMIT_AFTER_EVICTION + FORM_ONCE + RESTART_AS_DECODE),
 }
 
 
 def test_plans_worked_by_hand():
     assert set(PLANS) == set(policy.known("batching"))
     for name, plan in PLANS.items():
-        assert of("batching", name, decodes=3, waiting=5, resident=3, token_budget=64, max_num_seqs=8) == plan
+        assert of("batching", name, decodes=3, waiting=5, num_running=3, token_budget=64, max_num_seqs=8) == plan
     assert of("batching", "static", waiting=5, token_budget=64, max_num_seqs=8)[0] == 8
     assert of("batching", "static", prefills=1, waiting=5, max_num_seqs=8)[0] == 0
     assert of("batching", "windowed", waiting=5, max_num_seqs=8)[0] == 8
-    assert of("batching", "windowed", resident=3, steps_since_admit=49, max_num_seqs=8)[0] == 0
-    assert of("batching", "windowed", resident=3, steps_since_admit=50, max_num_seqs=8)[0] == 8
-    assert of("batching", "windowed", resident=3, ended_since_admit=1, max_num_seqs=8)[0] == 8
+    assert of("batching", "windowed", num_running=3, steps_since_admit=49, max_num_seqs=8)[0] == 0
+    assert of("batching", "windowed", num_running=3, steps_since_admit=50, max_num_seqs=8)[0] == 8
+    assert of("batching", "windowed", num_running=3, ended_since_admit=1, max_num_seqs=8)[0] == 8
 
 
 ASK = {"context_tokens": 33, "chunk_tokens": 10, "max_model_len": 100, "block_size": 16, "total_blocks": 20}
@@ -178,18 +167,18 @@ ASK = {"context_tokens": 33, "chunk_tokens": 10, "max_model_len": 100, "block_si
         ("reserve_max", {"free_blocks": 6}, -1),
         ("vidur_reserve_max", {"free_blocks": 6}, 6),
         ("vidur_reserve_max", {"free_blocks": 5}, -1),
-        ("paged", {"free_blocks": 5, "watermark_blocks": 2, "resident": 1}, 3),
-        ("paged", {"free_blocks": 4, "watermark_blocks": 2, "resident": 1}, -1),
-        ("paged", {"free_blocks": 4, "watermark_blocks": 2, "resident": 0}, 3),
+        ("paged", {"free_blocks": 5, "watermark_blocks": 2, "num_running": 1}, 3),
+        ("paged", {"free_blocks": 4, "watermark_blocks": 2, "num_running": 1}, -1),
+        ("paged", {"free_blocks": 4, "watermark_blocks": 2, "num_running": 0}, 3),
         ("paged", {"free_blocks": 2}, -1),
-        ("paged_by_chunk", {"free_blocks": 5, "watermark_blocks": 2, "resident": 1}, 1),
+        ("paged_by_chunk", {"free_blocks": 5, "watermark_blocks": 2, "num_running": 1}, 1),
         ("paged_by_chunk", {"free_blocks": 2}, -1),
         ("paged_strict", {"free_blocks": 4, "watermark_blocks": 2}, -1),
         ("paged_strict", {"free_blocks": 5, "watermark_blocks": 2}, 3),
-        ("predicted_peak", {"free_blocks": 9, "resident": 1, "peak_tokens": 320}, 3),
-        ("predicted_peak", {"free_blocks": 9, "resident": 1, "peak_tokens": 321}, -1),
-        ("predicted_peak", {"free_blocks": 9, "resident": 0, "peak_tokens": 321}, 3),
-        ("predicted_peak", {"free_blocks": 2, "resident": 0}, -1),
+        ("predicted_peak", {"free_blocks": 9, "num_running": 1, "peak_tokens": 320}, 3),
+        ("predicted_peak", {"free_blocks": 9, "num_running": 1, "peak_tokens": 321}, -1),
+        ("predicted_peak", {"free_blocks": 9, "num_running": 0, "peak_tokens": 321}, 3),
+        ("predicted_peak", {"free_blocks": 2, "num_running": 0}, -1),
     ],
 )
 def test_admissions_worked_by_hand(name, more, blocks):
@@ -221,7 +210,7 @@ def test_routes_worked_by_hand():
     assert [of("router", "random", draw_a=u, **load) for u in (0.0, 0.3, 0.5, 0.99)] == [0, 1, 2, 3]
     assert of("router", "least_outstanding", **load) == 0, "3 each at 0, 2 and 3: the lowest number"
     assert of("router", "least_waiting", **load) == 1
-    assert of("router", "least_tokens", **load) == 3
+    assert of("router", "min_tokens", **load) == 3
     assert of("router", "power_of_two", draw_a=0.3, draw_b=0.6, **load) == 2
     assert of("router", "power_of_two", draw_a=0.8, draw_b=0.1, **load) == 3, "equal loads: the first drawn"
     assert of("router", "central", **load) == -1
@@ -236,15 +225,7 @@ def second_a_step(batching, budget=16, **more):
     limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=budget, watermark=0.0)
     scheduler = Scheduler(batching=batching, memory="paged", **more)
     return Deployment(
-        MODEL,
-        GPU,
-        NODE,
-        Parallelism(),
-        limits,
-        scheduler,
-        cost,
-        KvPlan(64, 16, 0, 0, 0, 0),
-        max_model_len=100,
+        MODEL, GPU, NODE, Parallelism(), limits, scheduler, cost, KvPlan(64, 16, 0, 0, 0, 0), max_model_len=100
     )
 
 
@@ -258,7 +239,7 @@ BATCHES = {
     "mixed": [(10, 0), (0, 1), (10, 1), (0, 2), (0, 2)],
     "chunked": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
     "unified": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
-    "even": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
+    "uniform": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
     "vidur_sarathi": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
 }
 
@@ -278,9 +259,7 @@ def test_steps_worked_by_hand(engine):
 def test_a_padded_batch_counts_its_longest_prompt():
     """Prompts of 10 and 3 under a budget of 16: 13 tokens, or 20 with padding."""
     workload = Workload(np.zeros(2), np.array([10, 3]), np.array([1, 1]))
-    plain, padded = (
-        simulate(workload, second_a_step(name)).steps for name in ("prefill_first", "vidur_vllm")
-    )
+    plain, padded = (simulate(workload, second_a_step(name)).steps for name in ("prefill_first", "vidur_vllm"))
     assert plain.prefill_tokens.tolist() == [13]
     assert padded.prefill_tokens.tolist() == [10, 3]
 
@@ -293,7 +272,7 @@ def test_a_padded_batch_counts_its_longest_prompt():
         ("batching", "unifed", "unified"),
         ("memory", "pagd", "paged"),
         ("router", "roundrobin", "round_robin"),
-        ("takeover", "worth_t", "worth_it"),
+        ("takeover", "worth_t", "is_improvement"),
         ("binning", "bin", "bins"),
     ],
 )

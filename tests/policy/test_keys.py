@@ -54,12 +54,12 @@ def test_columns_are_all_that_ranks_are_told_but_the_time():
 
 def test_a_column_that_is_taken_must_be_there():
     with pytest.raises(PolicyError, match="remaining_tokens"):
-        keys(resolve("rank", "hrrn"), {"waited_s": np.ones(3)}, 0.0)
+        keys(resolve("rank", "hrrn"), {"queued_for_s": np.ones(3)}, 0.0)
 
 
 def test_columns_must_be_of_one_length():
     with pytest.raises(PolicyError, match="one value a request"):
-        keys(resolve("rank", "hrrn"), {"waited_s": np.ones(3), "remaining_tokens": np.ones(2)}, 0.0)
+        keys(resolve("rank", "hrrn"), {"queued_for_s": np.ones(3), "remaining_tokens": np.ones(2)}, 0.0)
 
 
 def test_only_ranks_have_keys():

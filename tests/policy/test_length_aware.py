@@ -59,14 +59,14 @@ def test_nobody_gives_way_to_who_ranks_worse(engine):
 @pytest.mark.parametrize(("output", "moves"), [(20, 1), (9, 0)])
 def test_worth_it_weighs_the_steps_saved(engine, output, moves):
     """Recomputing takes one step from one request: 12 steps saved are worth it, 1 step is not."""
-    r = run(requests((0.0, 4, output), (5.5, 4, 2)), place(rank="srtf", takeover="worth_it"), engine)
+    r = run(requests((0.0, 4, output), (5.5, 4, 2)), place(rank="srtf", takeover="is_improvement"), engine)
     assert r.preemptions.tolist() == [moves, 0]
 
 
 DEAR = 1.0 + 5.0 * np.arange(-1, 15)  # 10 tokens to compute again: 46 times a step of one
 
 
-@pytest.mark.parametrize(("takeover", "moves"), [("by_rank", 1), ("worth_it", 0), ("worth(factor=0.1)", 1)])
+@pytest.mark.parametrize(("takeover", "moves"), [("by_rank", 1), ("is_improvement", 0), ("worth(factor=0.1)", 1)])
 def test_worth_it_does_not_pay_more_for_computing_again_than_it_saves(engine, takeover, moves):
     later = requests((0.0, 4, 20), (21.5, 4, 2))  # 16 s for the prompt, then a token a second
     r = run(later, place(layer_s=np.maximum(DEAR, 1.0), rank="srtf", takeover=takeover), engine)
@@ -87,9 +87,7 @@ def test_the_queue_with_levels_takes_a_seat_when_a_level_is_used_up(engine):
     early = requests((0.0, 4, 20), (2.5, 4, 2))
     assert run(early, place(**levels, window_tokens=1), engine).preemptions[0] == 1
     assert run(early, place(**levels, window_tokens=1), engine).scheduled_s[1] == 4
-    big = requests(
-        (0.0, 4, 20), (5.5, 100, 2)
-    )  # a prompt of 100 joins at level 1, where the other came first
+    big = requests((0.0, 4, 20), (5.5, 100, 2))  # a prompt of 100 joins at level 1, where the other came first
     assert run(big, place(**levels, window_tokens=1), engine).scheduled_s[1] == 12
 
 
@@ -147,10 +145,7 @@ def test_a_bin_waits_for_company_but_not_for_ever(engine):
     two = requests((0.0, 4, 5), (9.0, 4, 5))
     axes = {"rank": "completed_batches", "batching": "static_bins", "binning": "one"}
     assert run(two, place(2, **axes, batch_wait_s=3.0), engine).scheduled_s.tolist() == [3, 12]
-    assert run(two, place(2, **axes, batch_wait_s=3.0, max_wait_s=2.0), engine).scheduled_s.tolist() == [
-        2,
-        11,
-    ]
+    assert run(two, place(2, **axes, batch_wait_s=3.0, max_wait_s=2.0), engine).scheduled_s.tolist() == [2, 11]
     assert run(two, place(2, **axes), engine).scheduled_s.tolist() == [9, 9]
     assert run(requests((1.0, 4, 5)), place(2, **axes), engine).scheduled_s.tolist() == [1]
 
@@ -187,10 +182,10 @@ def test_elis_predicts_anew_at_every_window(engine):
     assert run(once, place(**elis), engine).scheduled_s.tolist() == [0, 120]
 
 
-@pytest.mark.parametrize(("again", "scheduled_s"), [(None, 7), (60.0, 60)])
-def test_the_predicted_peak_follows_what_is_predicted_now(engine, again, scheduled_s):
+@pytest.mark.parametrize(("retry", "scheduled_s"), [(None, 7), (60.0, 60)])
+def test_the_predicted_peak_follows_what_is_predicted_now(engine, retry, scheduled_s):
     """The first is thought to end after 10 tokens, at 5 tokens perhaps after 60: then two do not fit."""
-    later = 10.0 if again is None else again
+    later = 10.0 if retry is None else retry
     made = Predictions(5, np.array([0, 12, 13]), np.array([10.0, *[later] * 11, 60.0]), np.ones(13))
     rows = requests((0.0, 10, 60), (6.5, 10, 5), predictions=made)
     memory = {"memory": "predicted_peak", "blocks": 5, "max_model_len": 80}

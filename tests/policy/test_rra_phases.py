@@ -169,10 +169,7 @@ def test_parameters_are_data_and_not_code():
         ("rra(encode_batch=0, decode_steps=1)", "encode_batch must be a whole number of at least 1"),
         ("rra(encode_batch=2, decode_steps=1.5)", "whole number"),
         ("rra(encode_batch=2, decode_steps=1, micro_batches=-1)", "micro_batches must be"),
-        (
-            "rra(encode_batch=2, decode_steps=1, phases=3)",
-            "it takes encode_batch, decode_steps, micro_batches=0",
-        ),
+        ("rra(encode_batch=2, decode_steps=1, phases=3)", "it takes encode_batch, decode_steps, micro_batches=0"),
     ],
 )
 def test_wrong_parameters_say_what_is_right(text, says):

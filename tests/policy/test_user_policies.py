@@ -52,17 +52,17 @@ def small_steps(decodes, waiting, in_flight, token_budget, max_num_seqs):
 
 
 @batching
-def prompts_alone(resident, max_num_seqs):
-    return max_num_seqs - resident // 2, 1 << 40, DECODES_WAIT
+def prompts_alone(num_running, max_num_seqs):
+    return max_num_seqs - num_running // 2, 1 << 40, DECODES_WAIT
 
 
 @memory
-def by_prediction(context_tokens, predicted_tokens, block_size, free_blocks, resident):
+def by_prediction(context_tokens, predicted_tokens, block_size, free_blocks, num_running):
     """Room for the whole predicted output, if there is; the prompt alone on an empty replica."""
     whole = int(context_tokens + predicted_tokens + block_size - 1) // block_size
     if whole <= free_blocks:
         return whole
-    return 0 if resident == 0 else -1
+    return 0 if num_running == 0 else -1
 
 
 @router

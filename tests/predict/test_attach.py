@@ -51,7 +51,7 @@ def test_a_row_a_window_that_the_request_reaches():
     assert np.diff(found.predictions.start).tolist() == [1, 1, 2, 20]
     np.testing.assert_allclose(rows(found, 3)[:4], [80, 80, 150, 225])  # outlived: half as much again
     np.testing.assert_array_equal(found.predicted_tokens, 80)
-    once = attach(workload([1, 50, 51, 1000]), Constant(80), repredict=False)
+    once = attach(workload([1, 50, 51, 1000]), Constant(80), update_predictions=False)
     assert np.diff(once.predictions.start).tolist() == [1, 1, 1, 1]
 
 
@@ -63,10 +63,7 @@ def test_the_oracle_is_right_at_every_window():
 
 
 @pytest.mark.parametrize("name", PREDICTORS)
-@given(
-    st.lists(st.integers(1, 400), min_size=1, max_size=8),
-    st.lists(st.integers(1, 400), min_size=8, max_size=8),
-)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.lists(st.integers(1, 400), min_size=8, max_size=8))
 def test_only_how_many_rows_there_are_follows_the_truth(name, output, other):
     """Law: two workloads that differ in their true lengths alone agree in every row that both have."""
     one, two = (attach(workload(y), PREDICTORS[name]) for y in (output, other[: len(output)]))
@@ -79,7 +76,7 @@ def test_only_how_many_rows_there_are_follows_the_truth(name, output, other):
 @given(st.lists(st.integers(1, 400), min_size=2, max_size=8), st.integers(0, 5))
 def test_an_oracles_luck_is_one_draw_a_request(output, seed):
     """Without a fading error a request is wrong by the same factor at all windows, and in any company."""
-    model = LogNormalError(0.5, certain=True)
+    model = LogNormalError(0.5, exact_lengths=True)
     found = attach(workload(output), model, seed=seed)
     alone = attach(workload(output[:1]), model, seed=seed)
     np.testing.assert_array_equal(rows(found, 0), rows(alone, 0))
@@ -87,9 +84,7 @@ def test_an_oracles_luck_is_one_draw_a_request(output, seed):
     for request in range(len(output)):
         so_far = np.arange(len(rows(found, request))) * 50
         reached = so_far < first[request]
-        np.testing.assert_allclose(
-            rows(found, request)[reached], np.maximum(first[request], so_far + 1)[reached]
-        )
+        np.testing.assert_allclose(rows(found, request)[reached], np.maximum(first[request], so_far + 1)[reached])
 
 
 @pytest.mark.parametrize("statistic", ["mean", "median", "q0.9", "tail_inflated"])
@@ -124,17 +119,12 @@ def test_texts_models_and_partial_outputs_are_handed_over():
 
     class Reader:
         def predict(self, prompts, tokens_so_far=0):
-            seen.append(
-                (list(prompts.text), list(prompts.model), list(prompts.output_so_far), list(tokens_so_far))
-            )
+            seen.append((list(prompts.text), list(prompts.model), list(prompts.output_so_far), list(tokens_so_far)))
             return LengthDistribution.point(np.asarray(tokens_so_far) + 5.0)
 
     told = workload([100, 40], prompt=["hello", None], model=["a", "b"], output=["x" * 200, "y" * 10])
     attach(told, Reader())
-    assert seen == [
-        (["hello", ""], ["a", "b"], ["", ""], [0, 0]),
-        (["hello"], ["a"], ["x" * 100], [50]),
-    ]
+    assert seen == [(["hello", ""], ["a", "b"], ["", ""], [0, 0]), (["hello"], ["a"], ["x" * 100], [50])]
 
 
 def test_a_prompt_comes_once_a_call_however_long_its_output_is():
@@ -143,20 +133,16 @@ def test_a_prompt_comes_once_a_call_however_long_its_output_is():
 
         def predict(self, prompts, tokens_so_far=0):
             often = Counter(prompts.text)
-            return LengthDistribution.point(np.array([50.0 * often[t] for t in prompts.text])).given(
-                tokens_so_far
-            )
+            return LengthDistribution.point(np.array([50.0 * often[t] for t in prompts.text])).given(tokens_so_far)
 
     output = np.array([1, 400, 90, 1000])
     told = attach(workload(output, prompt=list("abcd")), Counts())
     np.testing.assert_array_equal(told.predicted_tokens, 50)
 
     class OnceCounts(Counts):
-        asks_once = True
+        predicts_once = True
 
-    np.testing.assert_array_equal(
-        attach(workload(output, prompt=list("abcd")), OnceCounts()).predicted_tokens, 50
-    )
+    np.testing.assert_array_equal(attach(workload(output, prompt=list("abcd")), OnceCounts()).predicted_tokens, 50)
 
 
 @pytest.mark.parametrize("once", [False, True])
@@ -171,7 +157,7 @@ def test_a_prompt_comes_once_a_call_however_long_its_output_is():
 )
 def test_answers_that_are_none_are_errors(once, answer, words):
     class Bad:
-        asks_once = once
+        predicts_once = once
 
         def predict(self, prompts, tokens_so_far=0):
             return answer(len(prompts))

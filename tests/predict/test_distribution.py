@@ -22,9 +22,7 @@ def distributions(draw, rows=1):
     """Any distribution: with atoms, at own levels or ours."""
     inner = draw(st.lists(st.floats(0.01, 0.99), max_size=6, unique=True))
     levels = draw(st.sampled_from([LEVELS, np.array([0.0, *sorted(inner), 1.0])]))
-    raw = draw(
-        hnp.arrays(float, (rows, len(levels)), elements=st.one_of(LENGTHS, st.sampled_from([1, 7, 500])))
-    )
+    raw = draw(hnp.arrays(float, (rows, len(levels)), elements=st.one_of(LENGTHS, st.sampled_from([1, 7, 500]))))
     return LengthDistribution.of(raw, levels)
 
 
@@ -62,12 +60,12 @@ def test_what_is_given_is_above_the_age_and_stays_finite(d, age):
 
 
 @given(distributions(), AGES, st.integers(0, 1000))
-def test_survival_is_stochastically_consistent(d, age, later):
+def test_survival_is_stochastically_consistent(d, age, after):
     """Who is known to be older is not shorter; and asking twice is asking once."""
-    first, second = d.at(LEVELS).given(age), d.at(LEVELS).given(age + later)
-    if age + later < d.tokens[0, -1]:
+    first, second = d.at(LEVELS).given(age), d.at(LEVELS).given(age + after)
+    if age + after < d.tokens[0, -1]:
         assert (second.tokens >= first.tokens * (1 - 1e-9) - 1).all()
-    again = second.given(age + later)
+    again = second.given(age + after)
     np.testing.assert_allclose(again.tokens, second.tokens, rtol=1e-6, atol=1)
 
 
@@ -76,9 +74,9 @@ def test_remaining_is_at_least_one_and_the_mean_of_what_is_given(d, age):
     left = d.remaining(age)[0]
     assert left >= 1
     if age < d.tokens[0, -1]:
-        assert left == pytest.approx(
-            max(1, (integral(d, age) - age) / max(1e-12, 1 - d.cdf(age)[0])), rel=0.2
-        ) or (1 - d.cdf(age)[0] < 1e-3)
+        assert left == pytest.approx(max(1, (integral(d, age) - age) / max(1e-12, 1 - d.cdf(age)[0])), rel=0.2) or (
+            1 - d.cdf(age)[0] < 1e-3
+        )
 
 
 @given(distributions(), AGES)
@@ -153,10 +151,7 @@ def test_rows_do_not_know_of_each_other(d, age):
 def test_one_quantile_of_what_is_given_is_that_of_all(d, age, level):
     levels = np.union1d(LEVELS, [level])
     np.testing.assert_allclose(
-        d.quantile_given(level, age),
-        d.at(np.union1d(levels, d.levels)).given(age).quantile(level),
-        rtol=0.02,
-        atol=1,
+        d.quantile_given(level, age), d.at(np.union1d(levels, d.levels)).given(age).quantile(level), rtol=0.02, atol=1
     )
 
 
@@ -167,9 +162,7 @@ def test_other_levels_tell_the_same(d):
     np.testing.assert_allclose(fine.mean, d.mean, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "bad", [[[np.nan, 2]], [[0, 2]], [[3, 2]], [[1, np.inf]], [[1, 2, 3]], [1, 2], [[-1, 2]]]
-)
+@pytest.mark.parametrize("bad", [[[np.nan, 2]], [[0, 2]], [[3, 2]], [[1, np.inf]], [[1, 2, 3]], [1, 2], [[-1, 2]]])
 def test_what_is_no_distribution_is_refused(bad):
     with pytest.raises(InputError, match=r"predicted lengths|tokens must have"):
         LengthDistribution(np.asarray(bad, float), np.array([0.0, 1.0]))

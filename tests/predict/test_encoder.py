@@ -26,7 +26,7 @@ WORDS = [
     "a",
     "long",
     "essay",
-    "about",
+    "description",
     "dogs",
     "name",
     "one",
@@ -63,17 +63,9 @@ def small(tmp_path_factory):
     for i in range(LAYERS):
         at = f"encoder.layer.{i}"
         norms += [f"{at}.attention.output.LayerNorm", f"{at}.output.LayerNorm"]
-        for name in (
-            "attention.self.query",
-            "attention.self.key",
-            "attention.self.value",
-            "attention.output.dense",
-        ):
+        for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
             dense[f"{at}.{name}"] = (HIDDEN, HIDDEN)
-        dense[f"{at}.intermediate.dense"], dense[f"{at}.output.dense"] = (
-            (4 * HIDDEN, HIDDEN),
-            (HIDDEN, 4 * HIDDEN),
-        )
+        dense[f"{at}.intermediate.dense"], dense[f"{at}.output.dense"] = ((4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN))
     for name, shape in dense.items():
         weights[f"{name}.weight"], weights[f"{name}.bias"] = draw(*shape), draw(shape[0])
     for name in norms:
@@ -81,9 +73,7 @@ def small(tmp_path_factory):
     save_file(weights, folder / "model.safetensors")
     config = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
     (folder / "config.json").write_text(json.dumps(config))
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]")
-    )
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     made.save(str(folder / "tokenizer.json"))
     return folder
@@ -136,9 +126,7 @@ def known_samples(n=120, seed=0, *, cut=None):
         f"{asked[k]} {m} {['sea', 'dogs', 'story'][i % 3]} {i}"
         for i, (k, m) in enumerate(zip(kinds, many, strict=True))
     ]
-    tokens = np.maximum(1, np.exp(np.log(np.where(kinds, 160, 20) * many) + rng.normal(0, 0.2, n))).astype(
-        int
-    )
+    tokens = np.maximum(1, np.exp(np.log(np.where(kinds, 160, 20) * many) + rng.normal(0, 0.2, n))).astype(int)
     model = [("brief", "org/Wordy")[i % 2] for i in range(n)]
     tokens = np.where([m == "brief" for m in model], tokens, 2 * tokens)
     censored = np.zeros(n, bool) if cut is None else tokens > cut
@@ -156,10 +144,7 @@ def learnt(small):
 def test_its_vectors_are_those_of_the_layers_in_floats_but_for_rounding(small, layers):
     encoder = SentenceEncoder(small, layers)
     for text in ("write a long essay about dogs", "name one word", ""):
-        mine, theirs = (
-            encoder.embed([text], 20, 10)[0],
-            in_floats(small, encoder.tokens(text, 20, 10), layers),
-        )
+        mine, theirs = (encoder.embed([text], 20, 10)[0], in_floats(small, encoder.tokens(text, 20, 10), layers))
         theirs = np.concatenate([theirs, theirs])[: encoder.size]
         assert alike(mine, theirs) > 0.99
 
@@ -233,8 +218,7 @@ def test_what_is_saved_predicts_the_same(learnt, tmp_path):
     save(again, tmp_path / "f.lwp")
     assert load(tmp_path / "f.lwp").facts_["encoder_sha256"] == learnt.fingerprint_
     assert (
-        learnt.fit(known_samples()).predict(some.prompts).tokens.tolist()
-        == again.predict(some.prompts).tokens.tolist()
+        learnt.fit(known_samples()).predict(some.prompts).tokens.tolist() == again.predict(some.prompts).tokens.tolist()
     )
 
 
@@ -263,9 +247,7 @@ def test_the_end_of_a_text_so_far_is_read(small):
     tokens = np.where(sea, 60, 200) + rng.integers(0, 9, 200)
     output = [("the sea and " if s else "one dogs of ") * n for s, n in zip(sea, tokens, strict=True)]
     text = [f"write a story {i}" for i in range(200)]
-    learnt = Encoder(small, layers=2).fit(
-        Samples(Prompts(200, text=text), tokens, np.zeros(200, bool), output)
-    )
+    learnt = Encoder(small, layers=2).fit(Samples(Prompts(200, text=text), tokens, np.zeros(200, bool), output))
     asked = Prompts(2, text=["write a story"] * 2, output_so_far=["the sea and " * 50, "one dogs of " * 50])
     soon, late = learnt.predict(asked, 50).median
     assert soon < 90
@@ -278,10 +260,10 @@ def test_rows_without_a_text_have_no_place_on_the_axes(n, seed):
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(n + 1, 20))
     told = np.flatnonzero(rng.random(n) < 0.5)
-    wide = Axes.of(vectors).beside(np.ones((n, 3)), (told, vectors[told]))
+    wide = Axes.of(vectors).additional(np.ones((n, 3)), (told, vectors[told]))
     assert wide.shape == (n, 3 + 16)
     assert (wide[np.setdiff1d(np.arange(n), told), 3:] == 0).all()
-    assert (Axes.of(vectors).beside(np.ones((n, 3)), None)[:, 3:] == 0).all()
+    assert (Axes.of(vectors).additional(np.ones((n, 3)), None)[:, 3:] == 0).all()
 
 
 def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):

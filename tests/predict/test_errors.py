@@ -8,16 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from known_lengths import world
 
-from lengthwise.predict import (
-    BinNeighbour,
-    Confusion,
-    LogNormalError,
-    Oracle,
-    Quantised,
-    Reversed,
-    Same,
-    Truthful,
-)
+from lengthwise.predict import BinNeighbour, Confusion, LogNormalError, Oracle, Quantised, Reversed, Same, Truthful
 from lengthwise.predict.oracle import luck_of
 from lengthwise.schema.errors import InputError
 
@@ -55,7 +46,7 @@ def test_the_oracle_knows():
 
 
 def test_lognormal_is_wrong_by_the_factor_it_says():
-    said = LogNormalError(0.5, bias=0.3, certain=True).peek(TRUE, 0, LUCK).mean
+    said = LogNormalError(0.5, bias=0.3, exact_lengths=True).peek(TRUE, 0, LUCK).mean
     wrong = np.log(said / TRUE)
     assert wrong.mean() == pytest.approx(0.3, abs=0.02)
     assert wrong.std() == pytest.approx(0.5, rel=0.03)
@@ -65,12 +56,12 @@ def test_lognormal_is_wrong_by_the_factor_it_says():
 
 
 def test_errors_fade_with_their_half_life():
-    fading = LogNormalError(0.5, half_life_tokens=50, certain=True)
+    fading = LogNormalError(0.5, half_life_tokens=50, exact_lengths=True)
     now, later = (np.abs(np.log(fading.peek(TRUE, a, LUCK).mean / TRUE)) for a in (0, 50))
     np.testing.assert_allclose(later, now / 2, atol=1e-9)
     neighbour = BinNeighbour(EDGES, 0.4, half_life_tokens=10)
     true = neighbour.class_of(TRUE)
-    wrong = [(neighbour.said(true, a, LUCK) != true).mean() for a in (0, 10, 20)]
+    wrong = [(neighbour.predicted(true, a, LUCK) != true).mean() for a in (0, 10, 20)]
     np.testing.assert_allclose(wrong, [0.6, 0.3, 0.15], atol=0.02)
 
 
@@ -78,7 +69,7 @@ def test_errors_fade_with_their_half_life():
 def test_neighbours_as_often_as_the_paper_says(p, split):
     model = BinNeighbour(EDGES, p, split)
     true = np.repeat(np.arange(4), 5000)
-    step = model.said(true, 0, LUCK) - true
+    step = model.predicted(true, 0, LUCK) - true
     for inner in (1, 2):
         assert (step[true == inner] == -1).mean() == pytest.approx(2 * p * split, abs=0.03)
         assert (step[true == inner] == 1).mean() == pytest.approx(2 * p * (1 - split), abs=0.03)
@@ -96,7 +87,7 @@ def test_confusion_as_its_matrix_says():
     matrix = np.array([[0.9, 0.1, 0, 0], [0.2, 0.5, 0.3, 0], [0, 0, 1, 0], [0.25, 0.25, 0.25, 0.25]])
     model = Confusion(EDGES, matrix.tolist())
     true = model.class_of(TRUE)
-    said = model.said(true, 0, LUCK)
+    said = model.predicted(true, 0, LUCK)
     shares = [[((said == j) & (true == i)).sum() / 5000 for j in range(4)] for i in range(4)]
     np.testing.assert_allclose(shares, matrix, atol=0.02)
 

@@ -27,10 +27,7 @@ class Says:
     def predict(self, prompts, tokens_so_far=0):
         middle = np.array([self.table[t] for t in prompts.text], float)
         levels = np.array([0, 0.05, 0.5, 0.95, 1])
-        rows = [
-            middle * f
-            for f in (1 - 1.2 * self.spread, 1 - self.spread, 1, 1 + self.spread, 1 + 1.2 * self.spread)
-        ]
+        rows = [middle * f for f in (1 - 1.2 * self.spread, 1 - self.spread, 1, 1 + self.spread, 1 + 1.2 * self.spread)]
         return LengthDistribution.of(np.stack(rows, axis=1), levels).given(tokens_so_far)
 
 
@@ -40,8 +37,8 @@ def samples(tokens, model=None, cut=None) -> Samples:
     return Samples(prompts, np.array(tokens, np.int64), np.zeros(n, bool) if cut is None else cut)
 
 
-def told(said, true, spread=0.0, **options):
-    predictor = Says({str(i): t for i, t in enumerate(said)}, spread)
+def told(predicted, true, spread=0.0, **options):
+    predictor = Says({str(i): t for i, t in enumerate(predicted)}, spread)
     return evaluate(predictor, samples(true), draws=0, clock=None, windows=(), **options)
 
 
@@ -119,9 +116,7 @@ def test_who_is_right_is_scored_as_right_where_outputs_were_cut(limits, middles)
     n = 3000
     middle = rng.choice(middles, n)
     true = np.maximum(1, np.rint(middle * np.exp(0.8 * rng.normal(size=n))))
-    at = {"one": np.full(n, 300), "many": rng.integers(50, 1200, n), "late": rng.integers(500, 9000, n)}[
-        limits
-    ]
+    at = {"one": np.full(n, 300), "many": rng.integers(50, 1200, n), "late": rng.integers(500, 9000, n)}[limits]
     prompts = Prompts(n, text=[str(m) for m in middle])
     given = Samples(prompts, np.minimum(true, at).astype(int), true > at)
     found = evaluate(Right(), given, draws=30, clock=None, windows=(0, 100))
@@ -167,9 +162,7 @@ def test_one_constant_length_has_no_order_and_no_r2() -> None:
 
 def test_what_runs_on_is_told_better_and_what_ended_is_known() -> None:
     true = np.random.default_rng(0).integers(1, 400, 300)
-    found = evaluate(
-        Constant().fit(samples(true)), samples(true), draws=0, clock=None, windows=(0, 100, 200, 399)
-    )
+    found = evaluate(Constant().fit(samples(true)), samples(true), draws=0, clock=None, windows=(0, 100, 200, 399))
     assert [w.tokens for w in found.windows] == [0, 100, 200]
     assert [w.running for w in found.windows] == [int((true > k).sum()) for k in (0, 100, 200)]
     all_known = [w.r2_all for w in found.windows]
@@ -181,10 +174,7 @@ def test_intervals_shrink_with_prompts_and_the_same_seed_gives_the_same() -> Non
     halves = []
     for n in (40, 640):
         true = rng.integers(1, 500, n)
-        made = [
-            evaluate(Constant().fit(samples(true)), samples(true), draws=60, clock=None, windows=())
-            for _ in "ab"
-        ]
+        made = [evaluate(Constant().fit(samples(true)), samples(true), draws=60, clock=None, windows=()) for _ in "ab"]
         assert repr(made[0].scores) == repr(made[1].scores)
         halves.append(made[0].scores["mae"].half_width)
     assert 2 < halves[0] / halves[1] < 8

@@ -25,8 +25,8 @@ def feature(text: str, name: str) -> float:
     return float(prompt_features([text])[0][0, NAMES.index(name)])
 
 
-def progress(text: str, name: str, so_far: int = 50, asked: int = 0) -> float:
-    return float(progress_features(np.array([so_far]), [text], [asked])[0, PROGRESS.index(name)])
+def progress(text: str, name: str, so_far: int = 50, requested: int = 0) -> float:
+    return float(progress_features(np.array([so_far]), [text], [requested])[0, PROGRESS.index(name)])
 
 
 @given(st.lists(st.text(max_size=400), max_size=5))
@@ -91,8 +91,8 @@ def test_a_guess_orders_what_anybody_would() -> None:
 def test_progress_reads_lists_code_and_endings() -> None:
     text = "Here are 5 reasons:\n1. One\n2. Two\n3. Three"
     assert asked_items(["give", "5", "reasons"]) == 5
-    assert progress(text, "last_number", asked=5) == 3
-    assert progress(text, "items_to_come", asked=5) == 2
+    assert progress(text, "last_number", requested=5) == 3
+    assert progress(text, "items_to_come", requested=5) == 2
     assert progress(text, "items_to_come") == -2
     assert progress(text, "opens 'here are'") == 1
     assert progress("```python\nx = 1", "in_code") == 1

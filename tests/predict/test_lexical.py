@@ -20,12 +20,7 @@ from lengthwise.predict.lexical_model import imputed, residual_quantiles
 from lengthwise.predict.regressors import Trees, grow
 from lengthwise.schema.errors import InputError, LengthwiseError
 
-ASKS = {
-    "Name the capital of": 8,
-    "Explain the history of": 180,
-    "Write an essay about": 600,
-    "List 5 facts about": 90,
-}
+ASKS = {"Name the capital of": 8, "Explain the history of": 180, "Write an essay about": 600, "List 5 facts about": 90}
 PLACES = [f"{a} {b}" for a in ("old", "new", "far", "cold") for b in ("Rome", "Peru", "Chad", "Oslo", "Bern")]
 
 
@@ -33,10 +28,7 @@ def samples(models=("short", "long"), *, seed=0, cap=None, spread=0.3) -> Sample
     """Every ask of every place by every model; the second is twice as long as the first."""
     rng = np.random.default_rng(seed)
     rows = [
-        (f"{ask} {place}?", m, n * 2**i)
-        for ask, n in ASKS.items()
-        for place in PLACES
-        for i, m in enumerate(models)
+        (f"{ask} {place}?", m, n * 2**i) for ask, n in ASKS.items() for place in PLACES for i, m in enumerate(models)
     ]
     tokens = np.maximum(1, [round(n * np.exp(spread * rng.normal())) for _, _, n in rows])
     cut = np.zeros(len(rows), bool)
@@ -78,11 +70,7 @@ def test_a_model_it_has_not_seen_is_less_certain(learnt) -> None:
 
 
 @settings(max_examples=40)
-@given(
-    st.lists(
-        st.tuples(st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7)), min_size=1, max_size=5
-    )
-)
+@given(st.lists(st.tuples(st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7)), min_size=1, max_size=5))
 def test_any_prompt_at_any_time_gives_a_distribution_above_what_has_come(learnt, rows) -> None:
     text, so_far_text, so_far = (list(column) for column in zip(*rows, strict=True))
     prompts = Prompts(len(rows), text=text, output_so_far=so_far_text)
@@ -116,7 +104,7 @@ def test_censored_outputs_count_as_longer_than_seen() -> None:
     essay = Prompts(1, text=["Write an essay about old Rome?"], model=["m"])
     said = {
         name: float(Lexical(most_windows=1).fit(s).predict(essay).median[0])
-        for name, s in (("whole", whole), ("cut", cut), ("blind", blind))
+        for name, s in (("complete", whole), ("cut", cut), ("blind", blind))
     }
     assert said["blind"] < 305
     assert said["blind"] < said["cut"]
@@ -136,9 +124,7 @@ def test_duplicates_do_not_drown_the_others() -> None:
     once = [f"{ask} {place}?" for ask in ASKS for place in PLACES]
     tokens = np.array([n for n in ASKS.values() for _ in PLACES])
     text, many = once + [once[0]] * 2000, np.append(tokens, np.full(2000, 8))
-    made = Lexical(most_windows=1).fit(
-        Samples(Prompts(len(text), text=text), many, np.zeros(len(text), bool))
-    )
+    made = Lexical(most_windows=1).fit(Samples(Prompts(len(text), text=text), many, np.zeros(len(text), bool)))
     assert made.predict(Prompts(1, text=["Write an essay about far Oslo?"])).median[0] > 250
 
 
@@ -161,9 +147,7 @@ def test_the_same_samples_give_the_same_bytes_and_a_file_the_same_answers(tmp_pa
     again, fresh = load(tmp_path / "c"), samples(seed=4)
     for so_far in (0, 50):
         np.testing.assert_allclose(
-            again.predict(fresh.prompts, so_far).tokens,
-            learnt.predict(fresh.prompts, so_far).tokens,
-            rtol=1e-4,
+            again.predict(fresh.prompts, so_far).tokens, learnt.predict(fresh.prompts, so_far).tokens, rtol=1e-4
         )
     assert again.knows(fresh.prompts.text).all()
     assert not again.knows(["something else"]).any()

@@ -48,9 +48,7 @@ MEMBERS = {
 
 def lengths(values, censored=None):
     n = len(values)
-    return Samples(
-        Prompts(n), np.asarray(values), np.zeros(n, bool) if censored is None else np.asarray(censored)
-    )
+    return Samples(Prompts(n), np.asarray(values), np.zeros(n, bool) if censored is None else np.asarray(censored))
 
 
 @pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS)
@@ -77,9 +75,7 @@ def test_lengths_that_were_all_cut_are_said_to_be_longer(make):
 @pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS)
 def test_strangers_and_the_empty_get_an_answer(make):
     predictor = make().fit(TRAIN)
-    strange = Prompts(
-        3, ["", "\u6f22\u5b57 \U0001f600", "x" * 100_000], np.array([1, 5, 10**9]), ["", "b", "new"]
-    )
+    strange = Prompts(3, ["", "\u6f22\u5b57 \U0001f600", "x" * 100_000], np.array([1, 5, 10**9]), ["", "b", "new"])
     for prompts in (strange, Prompts(3)):
         said = predictor.predict(prompts, np.array([0, 10, 10**6]))
         assert len(said) == 3
@@ -141,9 +137,7 @@ def test_buckets_know_more_than_models_and_shrink_where_few_are_known():
     ecdf, buckets = Ecdf().fit(TRAIN), BucketEcdf().fit(TRAIN)
     loss = {type(p): pinball(p.predict(TEST.prompts).at(LEVELS).tokens, TEST) for p in (ecdf, buckets)}
     assert loss[BucketEcdf] < 0.85 * loss[Ecdf]
-    few = Samples(
-        Prompts(101, model=["a"] * 100 + ["b"]), np.array([100] * 100 + [1000]), np.zeros(101, bool)
-    )
+    few = Samples(Prompts(101, model=["a"] * 100 + ["b"]), np.array([100] * 100 + [1000]), np.zeros(101, bool))
     assert BucketEcdf(by=("model",)).fit(few).predict(Prompts(1, model=["b"])).median[0] < 200
     bold = BucketEcdf(by=("model",), shrink=0).fit(few)
     assert bold.predict(Prompts(1, model=["b"])).median[0] == 1000
@@ -153,19 +147,17 @@ def test_buckets_know_more_than_models_and_shrink_where_few_are_known():
 
 def test_conditional_asks_once_and_then_lets_survival_speak():
     class First:
-        asked: ClassVar[list[object]] = []
+        requested: ClassVar[list[object]] = []
 
         def fit(self, samples):
             return self
 
         def predict(self, prompts, tokens_so_far=0):
-            self.asked.append(tokens_so_far)
-            return LengthDistribution.of(
-                np.tile(np.linspace(1, 201, 25), (len(prompts), 1)), np.linspace(0, 1, 25)
-            )
+            self.requested.append(tokens_so_far)
+            return LengthDistribution.of(np.tile(np.linspace(1, 201, 25), (len(prompts), 1)), np.linspace(0, 1, 25))
 
     said = Conditional(First()).predict(Prompts(1), 101)
-    assert First.asked == [0]
+    assert First.requested == [0]
     assert said.mean[0] == pytest.approx(151, abs=1)
 
 

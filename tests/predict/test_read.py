@@ -17,13 +17,7 @@ from lengthwise.predict.sample_files import read, read_prompts, split
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import estimated_tokens
 
-ROW = {
-    "model": "m",
-    "prompt": "Say hi",
-    "output": "Hi there, you.",
-    "output_tokens": 5,
-    "finish_reason": "stop",
-}
+ROW = {"model": "m", "prompt": "Say hi", "output": "Hi there, you.", "output_tokens": 5, "finish_reason": "stop"}
 
 
 def jsonl(path, rows):
@@ -59,13 +53,10 @@ def test_every_layout_of_a_file_says_the_same(tmp_path, name) -> None:
     assert found.output_tokens.tolist() == [5, 5]
     assert found.censored.tolist() == [False, True]
     assert list(found.prompts.model) == ["m", "m"]
-    assert found.facts["censored"] == 1
+    assert found.metadata["censored"] == 1
 
 
-CHAT = [
-    {"role": "system", "content": "Be short."},
-    {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
-]
+CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
 BODY = {
     "model": "qwen",
     "choices": [{"message": {"content": "Hi."}, "finish_reason": "length"}],
@@ -108,9 +99,7 @@ def test_a_batch_of_openai_takes_prompts_from_its_input(tmp_path) -> None:
 def test_a_result_of_a_benchmark_is_columns(tmp_path) -> None:
     path = tmp_path / "bench.json"
     path.write_text(
-        json.dumps(
-            {"model_id": "o", "input_lens": [3, 4], "output_lens": [10, 20], "generated_texts": ["a", "b"]}
-        )
+        json.dumps({"model_id": "o", "input_lens": [3, 4], "output_lens": [10, 20], "generated_texts": ["a", "b"]})
     )
     found = read(path)
     assert found.output_tokens.tolist() == [10, 20]
@@ -121,7 +110,7 @@ def test_failed_and_empty_outputs_are_left_out_and_counted(tmp_path) -> None:
     rows = [ROW, {**ROW, "finish_reason": "error"}, {"prompt": "x", "output": ""}]
     found = read(jsonl(tmp_path / "x.jsonl", rows))
     assert len(found) == 1
-    assert found.facts["left_out"] == 2
+    assert found.metadata["left_out"] == 2
 
 
 @pytest.mark.parametrize(
@@ -210,10 +199,7 @@ def test_the_estimate_is_near_a_tokenizer_that_counted(shared) -> None:
 def test_a_reason_to_end_is_known_however_it_is_written(tmp_path, reason) -> None:
     rows = [{"prompt": "a", "output_tokens": 9, "finish_reason": reason}]
     assert read(jsonl(tmp_path / "x.jsonl", rows)).censored.tolist() == [True]
-    failed = [
-        {"prompt": "a", "output_tokens": 9},
-        {"prompt": "b", "output_tokens": 3, "finish_reason": "ABORT"},
-    ]
+    failed = [{"prompt": "a", "output_tokens": 9}, {"prompt": "b", "output_tokens": 3, "finish_reason": "ABORT"}]
     assert len(read(jsonl(tmp_path / "y.jsonl", failed))) == 1
 
 

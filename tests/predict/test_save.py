@@ -41,15 +41,13 @@ PREDICTORS = {
 def same(one, other):
     for prompts in (SAMPLES.prompts, STRANGERS):
         for age in (0, 120):
-            np.testing.assert_array_equal(
-                one.predict(prompts, age).tokens, other.predict(prompts, age).tokens
-            )
+            np.testing.assert_array_equal(one.predict(prompts, age).tokens, other.predict(prompts, age).tokens)
 
 
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_round_trip(name, tmp_path):
     predictor = PREDICTORS[name].fit(SAMPLES)
-    save(predictor, tmp_path / "x.lwp", facts={"data": "made up"})
+    save(predictor, tmp_path / "x.lwp", metadata={"data": "made up"})
     loaded = load(tmp_path / "x.lwp")
     assert type(loaded) is type(predictor)
     assert loaded.facts_ == {"data": "made up"}
@@ -221,7 +219,5 @@ def test_an_array_that_claims_what_is_not_there(good, shape):
     with zipfile.ZipFile(good, "w") as file:
         file.writestr("meta.json", meta)
         file.writestr("arrays.npz", inner.getvalue())
-    with pytest.raises(
-        InputError, match=r"must be a whole file of `save`|must be as it was written|must be finite"
-    ):
+    with pytest.raises(InputError, match=r"must be a whole file of `save`|must be as it was written|must be finite"):
         load(good)

@@ -42,39 +42,30 @@ def test_counts_that_are_asked_for_are_found_word_by_word(text: str) -> None:
                 tokens, found = max(tokens, count * each), found + 1
                 break
     told = np.log1p([tokens, min(largest, 5000)])
-    assert f._asked(words, dict.fromkeys(words)) == pytest.approx((told[0], found, told[1]), rel=1e-15)
+    assert f._requested(words, dict.fromkeys(words)) == pytest.approx((told[0], found, told[1]), rel=1e-15)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_trees_that_decide_at_once_reach_the_leaves_of_those_that_are_walked(depth: int, monkeypatch) -> None:
     rng, nodes = np.random.default_rng(depth), 2**depth - 1
     threshold = np.where(rng.random((40, nodes)) < 0.2, np.inf, rng.normal(size=(40, nodes)))
-    trees = t.Trees(
-        0.5, rng.integers(0, 9, (40, nodes)).astype(np.int32), threshold, rng.normal(size=(40, nodes + 1))
-    )
+    trees = t.Trees(0.5, rng.integers(0, 9, (40, nodes)).astype(np.int32), threshold, rng.normal(size=(40, nodes + 1)))
     x = rng.normal(size=(300, 9)).round(1)
     x[::7, 3] = np.nan
     quick = np.concatenate([trees.predict(x[i : i + 3]) for i in range(0, 300, 3)])
-    monkeypatch.setattr(t, "_FEW", 0)
+    monkeypatch.setattr(t, "_MIN_COUNT", 0)
     assert quick.tobytes() == trees.predict(x).tobytes()
 
 
 def test_one_prompt_is_told_what_a_batch_is_told() -> None:
-    texts = [
-        "Write 500 words on bees, then ten tips.",
-        "Is 7 prime? yes or no",
-        "",
-        "三 ideas\n```x = 1```",
-    ] * 3
+    texts = ["Write 500 words on bees, then ten tips.", "Is 7 prime? yes or no", "", "三 ideas\n```x = 1```"] * 3
     prompts = Prompts(len(texts), texts, None, ["vicuna-13b", "unknown"] * 6)
     batch = default().predict(prompts).tokens
     each = [default().predict(prompts.take(np.array([i]))).tokens[0] for i in range(len(texts))]
     np.testing.assert_allclose(each, batch, rtol=1e-12)
 
 
-@given(
-    st.lists(st.lists(st.floats(-5, 1e6), min_size=len(LEVELS), max_size=len(LEVELS)), min_size=1, max_size=4)
-)
+@given(st.lists(st.lists(st.floats(-5, 1e6), min_size=len(LEVELS), max_size=len(LEVELS)), min_size=1, max_size=4))
 def test_raw_quantiles_become_the_distribution_that_is_checked(rows) -> None:
     quick = LengthDistribution.of(rows, LEVELS)
     checked = LengthDistribution(np.maximum(np.sort(np.array(rows), axis=1), 1.0), LEVELS.copy())

@@ -15,7 +15,7 @@ from lengthwise.schema.plan import (
     Region,
     Shift,
     Spent,
-    Standing,
+    Status,
     Study,
     Swap,
     Trade,
@@ -48,31 +48,31 @@ def plan(name: str, bounds: tuple[float, float], *, tied: int = 2, sizes=TPS, ra
     ran = [c for c in choices if c.points]
     return Plan(
         name=name,
-        facts={"model": "toy-7b", "workload": f"{name} <i>&</i>"},
+        metadata={"model": "toy-7b", "workload": f"{name} <i>&</i>"},
         objective=OBJECTIVE,
         limits=limits,
         axes={"deployment.gpu": tuple(GPUS), "deployment.tp": tuple(sizes), "scheduler.rank": tuple(ranks)},
         choices=tuple(choices),
-        tied=tied if choices[0].standing is Standing.RANKED else 0,
-        why=("It needs the fewest GPUs for a rate.", "srtf holds TTFT p90 <at> a higher load."),
+        tied=tied if choices[0].status is Status.RANKED else 0,
+        cause=("It needs the fewest GPUs for a rate.", "srtf holds TTFT p90 <at> a higher load."),
         frontiers={m: frontier(ran, m) for m in ("ttft.p90", "tbt.p99", "jct.mean")},
         shifts=tuple(s for limit in limits for s in shifts(ran, limits, limit)),
         regions=regions(choices),
-        spent=spent(choices),
+        effort=spent(choices),
     )
 
 
 def spent(choices: list[Choice]) -> Spent:
-    ran, pruned = len([c for c in choices if c.points]), count(choices, Standing.PRUNED)
-    return Spent(len(choices), ran, pruned, count(choices, Standing.REJECTED), 3, 214, 1_200_000, 34.2)
+    ran, pruned = len([c for c in choices if c.points]), count(choices, Status.PRUNED)
+    return Spent(len(choices), ran, pruned, count(choices, Status.REJECTED), 3, 214, 1_200_000, 34.2)
 
 
-def count(choices: list[Choice], standing: Standing) -> int:
-    return len([c for c in choices if c.standing is standing])
+def count(choices: list[Choice], status: Status) -> int:
+    return len([c for c in choices if c.status is status])
 
 
 def place(c: Choice) -> tuple[int, float]:
-    return list(Standing).index(c.standing), -c.objective.value if c.points else 0.0
+    return list(Status).index(c.status), -c.objective.value if c.points else 0.0
 
 
 def choice(gpu: str, tp: int, rank: str, limits: tuple[Limit, ...]) -> Choice:
@@ -81,31 +81,29 @@ def choice(gpu: str, tp: int, rank: str, limits: tuple[Limit, ...]) -> Choice:
     common = {"key": name, "name": name, "settings": settings, "gpus": tp, "price_per_hour_usd": tp * price}
     if tp == 1:
         reason = f"the weights need 61.2 GB, {gpu} has 48.0 GB"
-        return Choice(**common, standing=Standing.REJECTED, reason=reason, region="weights do not fit")
+        return Choice(**common, status=Status.REJECTED, reason=reason, region="weights do not fit")
     if tp == 8 and rank == "fcfs":
         reason = "at most 900 req/$ by closed forms, the best has more"
-        return Choice(
-            **common, standing=Standing.PRUNED, reason=reason, region="bound below the best", bound=900.0
-        )
+        return Choice(**common, status=Status.PRUNED, reason=reason, region="bound below the best", bound=900.0)
     points = load_curve(speed * tp**0.8, tp, rank, limits, tp * price)
-    held = [p for p in points if p.held]
+    held = [p for p in points if p.satisfied]
     if not held:
         reason = "breaks TTFT p90 at any rate"
         return Choice(
-            **common, standing=Standing.REJECTED, reason=reason, region="latency at any rate", at=points[0],
+            **common, status=Status.REJECTED, reason=reason, region="latency at any rate", at=points[0],
             points=points, simulations=6, requests=3000,
         )  # fmt: skip
     at = held[-1]
     return Choice(
         **common,
-        standing=Standing.SCOUTED if tp == 8 else Standing.RANKED,
+        status=Status.SCOUTED if tp == 8 else Status.RANKED,
         objective=Estimate(3600 * at.rate_rps / (tp * price), 9.0 if tp < 8 else math.nan),
         capacity_rps=Estimate(at.rate_rps, 0.01),
         bound_rps=speed * tp**0.8,
         at=at,
         points=points,
         binds=binding(points[len(held)], limits) if len(held) < len(points) else "throughput",
-        why="Decoding reads the weights: bound by memory bandwidth.",
+        cause="Decoding reads the weights: bound by memory bandwidth.",
         simulations=18,
         requests=9000,
     )
@@ -113,7 +111,7 @@ def choice(gpu: str, tp: int, rank: str, limits: tuple[Limit, ...]) -> Choice:
 
 def binding(first: Point, limits: tuple[Limit, ...]) -> str:
     """The limit that is broken when the load is more than what holds."""
-    return next(limit.metric for limit in limits if not limit.holds(first.value(limit.metric)))
+    return next(limit.metric for limit in limits if not limit.is_satisfied(first.value(limit.metric)))
 
 
 def load_curve(top: float, tp: int, rank: str, limits: tuple[Limit, ...], price: float) -> tuple[Point, ...]:
@@ -131,7 +129,7 @@ def load_curve(top: float, tp: int, rank: str, limits: tuple[Limit, ...], price:
             "mfu": Estimate(0.4 * load),
             "kv_utilization": UNKNOWN,
         }
-        held = all(limit.holds(values[limit.metric].value) for limit in limits)
+        held = all(limit.is_satisfied(values[limit.metric].value) for limit in limits)
         made.append(Point(load * top, values, held))
     return tuple(made)
 
@@ -163,7 +161,7 @@ def best_under(choices: list[Choice], limits: list[Limit]) -> tuple[str, float]:
         (3600 * p.rate_rps / c.price_per_hour_usd, c.key)
         for c in choices
         for p in c.points
-        if all(limit.holds(p.value(limit.metric)) for limit in limits)
+        if all(limit.is_satisfied(p.value(limit.metric)) for limit in limits)
     ]
     value, key = max(held, default=(math.nan, ""))
     return key, value

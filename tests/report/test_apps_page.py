@@ -11,16 +11,7 @@ import pytest
 from driving import assert_fetches_nothing, look, without_plotly
 
 from lengthwise.report.apps import write_app_html
-from lengthwise.report.apps_text import (
-    AppFacts,
-    difference,
-    idle_shares,
-    named,
-    sentences,
-    supposed,
-    took,
-    took_about,
-)
+from lengthwise.report.apps_text import AppFacts, difference, idle_shares, named, sentences, supposed, took, took_about
 from lengthwise.schema.app import AppMethod, AppPlan, AppSpan, AppStage, AppWhatIf, ModelPlan, Switch
 from lengthwise.schema.estimate import Estimate
 
@@ -40,9 +31,7 @@ def plan() -> AppPlan:
         30.0,
         0,
     )
-    second = AppStage(
-        (TWO, BIG), {1: ((2, 3),), 9: ((0, 1),)}, (Switch(9, (0, 1), "wake", 1.5),), 30.0, 50.0, 9
-    )
+    second = AppStage((TWO, BIG), {1: ((2, 3),), 9: ((0, 1),)}, (Switch(9, (0, 1), "wake", 1.5),), 30.0, 50.0, 9)
     spans = [
         AppSpan(0, 0.0, 10.0, "load", 0, ONE),
         AppSpan(0, 10.0, 30.0, "run", 0, ONE),
@@ -58,7 +47,7 @@ def plan() -> AppPlan:
         method="lengthwise",
         stages=(first, second),
         planned=((ONE, TWO), (TWO, BIG)),
-        spare=(),
+        reserve=(),
         makespan=Estimate(50.3, 0.2824),
         makespans_s=(50.0, 50.6),
         quantiles_s={0.05: 49.1, 0.5: 50.2, 0.95: 51.4},
@@ -92,32 +81,32 @@ MANIFEST = {
     "seconds": 60.0,
     "plan": [[{"model": "alpha", "gpu": GPU}]],
     "events": [
-        {"at_s": 0.0, "what": "start", "model": "alpha", "gpus": [0], "about": ""},
-        {"at_s": 0.0, "what": "start", "model": NAMES[1], "gpus": [2, 3], "about": ""},
-        {"at_s": 11.0, "what": "ready", "model": "alpha", "gpus": [0], "about": "e"},
-        {"at_s": 14.0, "what": "ready", "model": NAMES[1], "gpus": [2, 3], "about": "e"},
-        {"at_s": 20.0, "what": "died", "model": "alpha", "gpus": [0], "about": "e"},
-        {"at_s": 20.0, "what": "start", "model": "alpha", "gpus": [0], "about": ""},
-        {"at_s": 31.0, "what": "ready", "model": "alpha", "gpus": [0], "about": "e"},
-        {"at_s": 33.0, "what": "replan", "model": None, "gpus": [], "about": "stage 1"},
-        {"at_s": 40.0, "what": "stop", "model": "alpha", "gpus": [0], "about": "e"},
+        {"at_s": 0.0, "what": "start", "model": "alpha", "gpus": [0], "app_metadata": ""},
+        {"at_s": 0.0, "what": "start", "model": NAMES[1], "gpus": [2, 3], "app_metadata": ""},
+        {"at_s": 11.0, "what": "ready", "model": "alpha", "gpus": [0], "app_metadata": "e"},
+        {"at_s": 14.0, "what": "ready", "model": NAMES[1], "gpus": [2, 3], "app_metadata": "e"},
+        {"at_s": 20.0, "what": "died", "model": "alpha", "gpus": [0], "app_metadata": "e"},
+        {"at_s": 20.0, "what": "start", "model": "alpha", "gpus": [0], "app_metadata": ""},
+        {"at_s": 31.0, "what": "ready", "model": "alpha", "gpus": [0], "app_metadata": "e"},
+        {"at_s": 33.0, "what": "replan", "model": None, "gpus": [], "app_metadata": "stage 1"},
+        {"at_s": 40.0, "what": "stop", "model": "alpha", "gpus": [0], "app_metadata": "e"},
     ],
 }
 
 
-def ran(about: AppFacts, **changed) -> AppFacts:
+def ran(app_metadata: AppFacts, **changed) -> AppFacts:
     answers, tokens = {"alpha": 50, NAMES[1]: 40}, {"alpha": 1800, NAMES[1]: 9200}
-    return replace(about, manifest=MANIFEST | changed, tokens=tokens, answers=answers)
+    return replace(app_metadata, manifest=MANIFEST | changed, tokens=tokens, answers=answers)
 
 
-def written(path, plan, about, models=None):
-    write_app_html(path, plan, about, models)
+def written(path, plan, app_metadata, models=None):
+    write_app_html(path, plan, app_metadata, models)
     text = path.read_text("utf-8")
     return text, json.loads(text.split('id="figures">')[1].split("</script>")[0])
 
 
 @pytest.mark.parametrize(
-    ("value", "half", "told"),
+    ("value", "half", "report"),
     [
         (45.3, 0.282, "45.30 ± 0.28 s"),
         (45.3, 3.19e-15, "45.3 s"),
@@ -128,12 +117,12 @@ def written(path, plan, about, models=None):
         (math.nan, math.nan, "\N{EN DASH}"),
     ],
 )
-def test_times_have_the_digits_that_their_intervals_leave(value, half, told):
-    assert took_about(Estimate(value, half)) == told
+def test_times_have_the_digits_that_their_intervals_leave(value, half, report):
+    assert took_about(Estimate(value, half)) == report
 
 
 @pytest.mark.parametrize(
-    ("value", "half", "told"),
+    ("value", "half", "report"),
     [
         (3.19e-15, 0.0, "none"),
         (3.19e-15, 2e-15, "none"),
@@ -144,8 +133,8 @@ def test_times_have_the_digits_that_their_intervals_leave(value, half, told):
         (2.0, math.nan, "+2.00 s"),
     ],
 )
-def test_differences_have_a_sign_and_are_none_where_only_sums_were_made_in_another_order(value, half, told):
-    assert difference(Estimate(value, half), 65.0) == told
+def test_differences_have_a_sign_and_are_none_where_only_sums_were_made_in_another_order(value, half, report):
+    assert difference(Estimate(value, half), 65.0) == report
 
 
 def test_no_time_is_told_in_powers_of_ten():
@@ -172,8 +161,8 @@ def test_plans_and_what_ifs_have_words():
     ]
 
 
-def test_the_answer_says_how_long_how_sure_and_why_gpus_idle(plan, about):
-    said = " ".join(sentences(plan, about))
+def test_the_answer_says_how_long_how_sure_and_why_gpus_idle(plan, app_metadata):
+    said = " ".join(sentences(plan, app_metadata))
     assert "50.30 ± 0.28 s on 4 GPUs, in 2 stages: the mean over 2 draws" in said
     assert "Nine draws of ten lie within 49.1 s to 51.4 s" in said
     assert "Models run in 56 % of all GPU time; the rest: 19 % loading, 15 % no plan fits" in said
@@ -183,9 +172,9 @@ def test_the_answer_says_how_long_how_sure_and_why_gpus_idle(plan, about):
     assert sum(share for _, share in idle_shares(plan, 4)) == pytest.approx(88 / 200)
 
 
-def test_the_page_of_a_plan_is_escaped_alone_and_the_same_again(plan, about, tmp_path):
-    text, data = written(tmp_path / "one.html", plan, about)
-    again, _ = written(tmp_path / "two.html", plan, about)
+def test_the_page_of_a_plan_is_escaped_alone_and_the_same_again(plan, app_metadata, tmp_path):
+    text, data = written(tmp_path / "one.html", plan, app_metadata)
+    again, _ = written(tmp_path / "two.html", plan, app_metadata)
     assert text == again
     ours = without_plotly(text)
     assert "an &lt;i&gt;app&lt;/i&gt;" in ours
@@ -198,7 +187,7 @@ def test_the_page_of_a_plan_is_escaped_alone_and_the_same_again(plan, about, tmp
     assert "What happened" not in ours
     (chart,) = data["charts"]
     assert data["unit"] == "s"
-    assert chart["rows"] == list(about.gpus)
+    assert chart["rows"] == list(app_metadata.gpus)
     assert chart["marks"] == [30.0, 50.0]
     for row in range(4):  # every GPU and second once
         bars = sorted(bar[1:3] for bar in chart["bars"] if bar[0] == row)
@@ -214,8 +203,8 @@ def test_the_page_of_a_plan_is_escaped_alone_and_the_same_again(plan, about, tmp
     }
 
 
-def test_the_stages_of_the_page_have_a_row_for_each_model(plan, about, tmp_path):
-    text, _ = written(tmp_path / "page.html", plan, about)
+def test_the_stages_of_the_page_have_a_row_for_each_model(plan, app_metadata, tmp_path):
+    text, _ = written(tmp_path / "page.html", plan, app_metadata)
     table = without_plotly(text).split('aria-label="Stages"')[1].split("</table>")[0]
     rows = [row.replace("</th>", "|").replace("</td>", "|") for row in table.split("<tr>")[2:]]
     cells = [[cell.split(">")[-1] for cell in row.split("|")[:-1]] for row in rows]
@@ -227,8 +216,8 @@ def test_the_stages_of_the_page_have_a_row_for_each_model(plan, about, tmp_path)
     ]
 
 
-def test_the_page_of_a_run_stands_beside_its_plan(plan, about, tmp_path):
-    text, data = written(tmp_path / "run.html", plan, ran(about))
+def test_the_page_of_a_run_stands_beside_its_plan(plan, app_metadata, tmp_path):
+    text, data = written(tmp_path / "run.html", plan, ran(app_metadata))
     ours = without_plotly(text)
     assert "The run is over after 60.0 s: 90 done, 2 dead, 8 blocked." in ours
     assert "Planned were 50.30 ± 0.28 s (nine draws of ten: 49.1 s to 51.4 s); it took 19 % longer." in ours
@@ -251,25 +240,25 @@ def test_the_page_of_a_run_stands_beside_its_plan(plan, about, tmp_path):
     assert "<td>9,200</td><td>200</td>" in table
 
 
-def test_a_run_that_was_stopped_or_gone_on_with_is_not_measured_by_the_plan(plan, about, tmp_path):
+def test_a_run_that_was_stopped_or_gone_on_with_is_not_measured_by_the_plan(plan, app_metadata, tmp_path):
     states = {"all": {"done": 10, "waiting": 5, "ready": 85}}
-    text, _ = written(tmp_path / "a.html", plan, ran(about, how="stopped", counts=states))
+    text, _ = written(tmp_path / "a.html", plan, ran(app_metadata, how="stopped", counts=states))
     assert "The run was stopped after 60.0 s: 10 done, 90 not yet." in text
     assert "for the whole of it at one go" in text
-    text, _ = written(tmp_path / "b.html", plan, ran(about, resumed=True))
+    text, _ = written(tmp_path / "b.html", plan, ran(app_metadata, resumed=True))
     assert "It went on with a run that was stopped before" in text
     assert "<td>1,800</td><td>\N{EN DASH}</td>" in text
 
 
-def test_a_run_on_given_engines_has_no_plan_and_a_row_for_each_engine(about, tmp_path):
+def test_a_run_on_given_engines_has_no_plan_and_a_row_for_each_engine(app_metadata, tmp_path):
     events = [
-        {"at_s": 0.5, "what": "ready", "model": "b", "gpus": [0], "about": "http://x"},
-        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [0], "about": "http://x"},
-        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [1], "about": "http://y"},
+        {"at_s": 0.5, "what": "ready", "model": "b", "gpus": [0], "app_metadata": "http://x"},
+        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [0], "app_metadata": "http://x"},
+        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [1], "app_metadata": "http://y"},
     ]
     given = [[{"model": "a", "gpu": "given"}, {"model": "b", "gpu": "given"}]]
-    facts = replace(ran(about, events=events, plan=given), gpus=())
-    text, data = written(tmp_path / "page.html", None, facts, ["a", "b"])
+    metadata = replace(ran(app_metadata, events=events, plan=given), gpus=())
+    text, data = written(tmp_path / "page.html", None, metadata, ["a", "b"])
     (chart,) = data["charts"]
     assert chart["rows"] == ["a 0", "a 1", "b 0"]
     assert [bar[:5] for bar in chart["bars"]] == [
@@ -281,18 +270,16 @@ def test_a_run_on_given_engines_has_no_plan_and_a_row_for_each_engine(about, tmp
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_charts_are_drawn_and_nothing_is_wider_than_the_screen(driver, plan, about, tmp_path, width, scheme):
+def test_charts_are_drawn_and_nothing_is_wider_than_the_screen(driver, plan, app_metadata, tmp_path, width, scheme):
     driver.get_log("browser")
-    for which, plots in ((about, 1), (ran(about), 2)):
+    for which, plots in ((app_metadata, 1), (ran(app_metadata), 2)):
         write_app_html(tmp_path / "page.html", plan, which)
         look(driver, (tmp_path / "page.html").as_uri(), width, scheme, plots=plots)
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
         bars = driver.execute_script("return document.querySelectorAll('#plan .bars .point').length")
         assert bars == len(plan.spans)
-        rows = driver.execute_script(
-            "return [...document.querySelectorAll('#plan .ytick')].map(t => t.textContent)"
-        )
-        assert sorted(rows) == list(about.gpus)
+        rows = driver.execute_script("return [...document.querySelectorAll('#plan .ytick')].map(t => t.textContent)")
+        assert sorted(rows) == list(app_metadata.gpus)
         boxes = driver.execute_script(
             "return [...document.querySelectorAll('.plot .main-svg')].map(p => p.getBoundingClientRect().right)"
         )
@@ -302,15 +289,13 @@ def test_charts_are_drawn_and_nothing_is_wider_than_the_screen(driver, plan, abo
 
 @pytest.mark.browser
 def test_models_of_one_colour_differ_in_their_pattern_and_idle_gpus_in_their_reason(
-    driver, plan, about, tmp_path
+    driver, plan, app_metadata, tmp_path
 ):
-    write_app_html(tmp_path / "page.html", plan, about)
+    write_app_html(tmp_path / "page.html", plan, app_metadata)
     look(driver, (tmp_path / "page.html").as_uri(), 1280, "light", plots=1)
     fills = driver.execute_script(
         "return [...document.querySelectorAll('#plan .bars .point path')].map(p => getComputedStyle(p).fill)"
     )
     plain = {fill for fill in fills if not fill.startswith("url")}
     assert len(plain) >= 4, "two models and two reasons"
-    assert len({fill for fill in fills if fill.startswith("url")}) >= 4, (
-        "three that load, and the tenth model"
-    )
+    assert len({fill for fill in fills if fill.startswith("url")}) >= 4, "three that load, and the tenth model"

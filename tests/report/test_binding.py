@@ -24,8 +24,8 @@ def summary(results):
         kv_utilization=Estimate(0.5),
         time_shares=shares,
     )
-    arrived = results[0].summary.counts.arrived
-    counts = Counts(arrived, arrived, rejected=0, timed_out=0, unfinished=0, preemptions=0)
+    arrivals = results[0].summary.counts.arrivals
+    counts = Counts(arrivals, arrivals, rejected=0, timed_out=0, unfinished=0, preemptions=0)
     return dataclasses.replace(results[0].summary, hardware=hardware, counts=counts)
 
 
@@ -43,11 +43,7 @@ def having(summary, **changes: float):
         ({}, "compute", "30 % of the peak compute"),
         ({"mbu": 0.6}, "memory bandwidth", "60 % of the memory bandwidth"),
         ({"kv_utilization": 0.95}, "KV memory", "95 % full"),
-        (
-            {"linear": 0.4, "host": 0.6},
-            "host",
-            "host (scheduling, input preparation) takes 60 % of the time",
-        ),
+        ({"linear": 0.4, "host": 0.6}, "host", "host (scheduling, input preparation) takes 60 % of the time"),
         ({"linear": 0.5, "communication": 0.3, "send": 0.1}, "network", "takes 40 % of the time"),
         (
             {"mfu": 0.01, "mbu": 0.06, "linear": 0.6, "host": 0.25},
@@ -67,13 +63,13 @@ def having(summary, **changes: float):
 def test_each_resource_binds_when_it_should(summary, changes, resource, says) -> None:
     binding = what_binds(having(summary, **changes))
     assert binding.resource == resource
-    assert says in binding.sentence
-    assert binding.sentence[0].isupper()
-    assert binding.sentence.endswith(".")
+    assert says in binding.description
+    assert binding.description[0].isupper()
+    assert binding.description.endswith(".")
 
 
 def test_preemptions_are_a_sign_of_full_memory(summary) -> None:
-    many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrived)
+    many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrivals)
     assert what_binds(dataclasses.replace(summary, counts=many)).resource == "KV memory"
 
 
@@ -81,7 +77,7 @@ def test_a_queue_that_makes_the_ttft_is_told_from_one_that_does_not(summary) -> 
     def waits(mean_s: float):
         queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(mean_s))
         ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
-        return what_binds(dataclasses.replace(summary, queueing_delay_s=queueing, ttft_s=ttft)).sentence
+        return what_binds(dataclasses.replace(summary, queueing_delay_s=queueing, ttft_s=ttft)).description
 
     assert "keeps up with the load: requests wait 200 ms" in waits(0.2)
     assert "Requests wait 800 ms on average before they are scheduled, 80 % of their TTFT" in waits(0.8)
@@ -94,36 +90,34 @@ def test_without_hardware_nothing_is_claimed(summary) -> None:
 def serving(summary, **buckets: int):
     """The summary with requests that were not served; what is left finished."""
     missing = buckets["rejected"] if "rejected" in buckets else sum(buckets.values())
-    counts = dataclasses.replace(summary.counts, finished=summary.counts.arrived - missing, **buckets)
+    counts = dataclasses.replace(summary.counts, finished=summary.counts.arrivals - missing, **buckets)
     return dataclasses.replace(summary, counts=counts)
 
 
 @pytest.mark.parametrize("busy", [0.2, 1.0])
 def test_requests_left_unserved_come_first_and_nothing_rosy_follows(summary, busy) -> None:
-    most = summary.counts.arrived * 98 // 100
+    most = summary.counts.arrivals * 98 // 100
     binding = what_binds(having(serving(summary, timed_out=most), busy_share=busy, mbu=0.15))
-    assert binding.warning == (
-        f"98 % of requests were not served ({most:,} timed out); latencies are of the rest."
-    )
-    assert not any(rosy in binding.sentence for rosy in ("keeps up", "room", "more load"))
-    none = what_binds(serving(summary, timed_out=summary.counts.arrived))
+    assert binding.warning == (f"98 % of requests were not served ({most:,} timed out); latencies are of the rest.")
+    assert not any(rosy in binding.description for rosy in ("keeps up", "room", "more load"))
+    none = what_binds(serving(summary, timed_out=summary.counts.arrivals))
     assert none.warning.startswith("No request was served")
     assert what_binds(summary).warning == ""
 
 
 @pytest.mark.parametrize(
-    ("why", "resource", "says"),
+    ("cause", "resource", "says"),
     [
         ("rejected_over_kv_memory", "KV memory", "more KV memory than a replica has"),
         ("rejected_too_long", "limits", "max_model_len"),
         ("rejected_over_token_budget", "limits", "max_num_batched_tokens"),
     ],
 )
-def test_what_refuses_most_requests_binds_however_idle_the_rest(summary, why, resource, says) -> None:
-    many = summary.counts.arrived * 9 // 10
-    binding = what_binds(having(serving(summary, rejected=many, **{why: many}), busy_share=0.1))
+def test_what_refuses_most_requests_binds_however_idle_the_rest(summary, cause, resource, says) -> None:
+    many = summary.counts.arrivals * 9 // 10
+    binding = what_binds(having(serving(summary, rejected=many, **{cause: many}), busy_share=0.1))
     assert binding.resource == resource
-    assert says in binding.sentence
+    assert says in binding.description
 
 
 def test_advice_on_batches_fits_what_keeps_them_small(summary) -> None:
@@ -132,7 +126,7 @@ def test_advice_on_batches_fits_what_keeps_them_small(summary) -> None:
         ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
         waiting = dataclasses.replace(summary, queueing_delay_s=queueing, ttft_s=ttft)
         made = having(waiting, mbu=0.6, batch_seqs=10.0, **hardware)
-        return what_binds(made, max_batch_seqs=max_batch_seqs).sentence
+        return what_binds(made, max_batch_seqs=max_batch_seqs).description
 
     assert "the load sets the batch, and more load per replica" in advice(0.1, 256)
     assert "larger batches would share" in advice(0.9, 256)
@@ -143,27 +137,27 @@ def test_advice_on_batches_fits_what_keeps_them_small(summary) -> None:
 
 
 def test_only_a_load_of_its_own_can_be_kept_up_with(toy) -> None:
-    def sentence(arrival_s=None, text: str = "") -> str:
+    def description(arrival_s=None, text: str = "") -> str:
         made = toy.records(100, rate=1.0, odd=False)
         if arrival_s is not None:
             requests = dataclasses.replace(made.requests, arrival_s=arrival_s(made.requests))
             made = dataclasses.replace(made, requests=requests)
         summary = summarize(toy.records(100, rate=1.0, odd=False), toy.deployment())
-        return binding_of(Result("one", summary, made, toy.deployment(), text)).sentence
+        return binding_of(Result("one", summary, made, toy.deployment(), text)).description
 
     def released(requests):
         return np.concatenate([np.zeros(10), np.sort(requests.finished_s)[:90]])
 
-    assert "keeps up" in sentence()
-    assert "keeps up" not in sentence(released)
-    assert "keeps up" not in sentence(lambda r: np.zeros(len(r.status)))
-    assert "keeps up" not in sentence(text="[workload]\nconcurrency = 8")
-    assert "keeps up" in sentence(text="this is not TOML")
+    assert "keeps up" in description()
+    assert "keeps up" not in description(released)
+    assert "keeps up" not in description(lambda r: np.zeros(len(r.status)))
+    assert "keeps up" not in description(text="[workload]\nconcurrency = 8")
+    assert "keeps up" in description(text="this is not TOML")
 
 
 def test_seats_that_change_hands_are_no_lack_of_memory(summary) -> None:
     """Requests that take each other's places preempt without any shortage."""
-    many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrived)
+    many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrivals)
     moved = dataclasses.replace(summary, counts=many)
     assert what_binds(moved).resource == "KV memory"
     assert what_binds(moved, evicts_for_memory=False).resource == what_binds(summary).resource
@@ -172,16 +166,14 @@ def test_seats_that_change_hands_are_no_lack_of_memory(summary) -> None:
 def test_who_loses_its_seat_again_and_again_is_not_kept_up_with(summary) -> None:
     """MLFQ lets everybody in at once: the wait comes afterwards."""
 
-    def said(preemptions: int, waited_s: float) -> str:
+    def said(preemptions: int, queued_for_s: float) -> str:
         counts = dataclasses.replace(summary.counts, preemptions=preemptions)
         means = {"queueing_delay_s": 0.006, "ttft_s": 0.1, "jct_s": 20.0}
-        times = {
-            name: dataclasses.replace(getattr(summary, name), mean=Estimate(s)) for name, s in means.items()
-        }
+        times = {name: dataclasses.replace(getattr(summary, name), mean=Estimate(s)) for name, s in means.items()}
         made = dataclasses.replace(summary, counts=counts, **times)
-        return what_binds(made, evicts_for_memory=False, waited_s=waited_s).sentence
+        return what_binds(made, evicts_for_memory=False, queued_for_s=queued_for_s).description
 
-    many = summary.counts.arrived
+    many = summary.counts.arrivals
     assert "It keeps up with the load: requests wait 6.00 ms" in said(0, 0.006)
     moved = said(many, 14.9)
     assert "keeps up" not in moved
@@ -192,14 +184,10 @@ def test_who_loses_its_seat_again_and_again_is_not_kept_up_with(summary) -> None
 
 def test_the_wait_in_all_is_read_from_the_records(toy) -> None:
     records = toy.records(100, rate=1.0, odd=False)
-    moved = dataclasses.replace(
-        records.requests,
-        waited_s=np.full(100, 7.0),
-        preemptions=np.full(100, 3, np.int32),
-    )
+    moved = dataclasses.replace(records.requests, queued_for_s=np.full(100, 7.0), preemptions=np.full(100, 3, np.int32))
     made = dataclasses.replace(records, requests=moved)
     stays = toy.deployment()
-    seats = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, takeover="by_rank"))
-    found = binding_of(Result("one", summarize(made, seats), made, seats, "")).sentence
+    max_num_seqs = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, takeover="by_rank"))
+    found = binding_of(Result("one", summarize(made, max_num_seqs), made, max_num_seqs, "")).description
     assert "wait 7" in found
     assert "in all" in found

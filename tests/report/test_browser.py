@@ -91,13 +91,8 @@ def test_the_tail_button_turns_the_curves_over(driver, page) -> None:
 
 def test_names_reach_the_reader_as_they_are(driver, page) -> None:
     look(driver, page, 1280, "light")
-    assert (
-        driver.execute_script("return document.querySelector('.verdicts h3 span').textContent")
-        == "roomy <b>&</b>"
-    )
+    assert driver.execute_script("return document.querySelector('.verdicts h3 span').textContent") == "roomy <b>&</b>"
     labels = "return [...document.querySelectorAll('#shares .annotation-text')].map(t => t.textContent)"
     assert driver.execute_script(labels)[0] == "roomy <b>&</b>"
     driver.execute_script("document.querySelector('details').open = true")
-    assert "</script><script>alert(1)" in driver.execute_script(
-        "return document.querySelector('pre').textContent"
-    )
+    assert "</script><script>alert(1)" in driver.execute_script("return document.querySelector('pre').textContent")

@@ -26,7 +26,7 @@ def runs(toy):
         r = records.requests
         made.append(Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate"))
     sent_s = np.linspace(0.0, 0.01, 200)
-    return made[0], replace(made[1], source="bench", doubts=("the client <i>was</i> late.",), client_s=sent_s)
+    return made[0], replace(made[1], source="bench", warnings=("the client <i>was</i> late.",), client_s=sent_s)
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +43,12 @@ def printed(found, width: int = 140) -> str:
 def test_the_terminal_says_doubts_first_then_every_number(found) -> None:
     text = printed(found)
     assert text.index("doubt: B: the client <i>was</i> late.") < text.index("TTFT mean")
-    for label in (
-        "TTFT p95",
-        "TPOT p99",
-        "TBT p50",
-        "JCT mean",
-        "Queueing p90",
-        "Requests a second",
-        "Within SLO",
-    ):
+    for label in ("TTFT p95", "TPOT p99", "TBT p50", "JCT mean", "Queueing p90", "Requests a second", "Within SLO"):
         assert label in text
     jct = found["jct.p50"]
     assert f"{100 * jct.error:+.0f} %".replace("-", "\N{MINUS SIGN}") in text
     assert "the same requests, one by one" in text
-    client = (
-        "of its mean TTFT and JCT 5 ms are the client's own, from due until sent (median 5 ms, at most 10 ms)"
-    )
+    client = "of its mean TTFT and JCT 5 ms are the client's own, from due until sent (median 5 ms, at most 10 ms)"
     assert f"B (bench): 200 of 200 finished; {client}." in text
     assert "A (simulate): 200 of 200 finished." in text
 
@@ -90,10 +80,7 @@ def test_the_page_escapes_names_and_is_the_same_every_time(found, runs, tmp_path
     assert "&lt;/script&gt;&lt;b&gt;roomy&lt;/b&gt;" in page
     assert "<b>roomy</b>" not in page
     assert "the client &lt;i&gt;was&lt;/i&gt; late." in page
-    assert (
-        "Of its mean TTFT and JCT 5 ms are the client&#x27;s own" in page
-        or "5 ms are the client's own" in page
-    )
+    assert "Of its mean TTFT and JCT 5 ms are the client&#x27;s own" in page or "5 ms are the client's own" in page
     assert page.index("Doubts") < page.index("How far A is off B")
 
 
@@ -111,9 +98,7 @@ def test_figures_are_of_these_runs(found, runs, tmp_path) -> None:
     for metric in ("ttft", "jct", "tbt"):
         cdf = made[f"cdf-{metric}"]
         scale = 1.0 if cdf["unit"] == "s" else 1e3
-        for curve, value in zip(
-            cdf["curves"], (found[f"{metric}.p50"].a, found[f"{metric}.p50"].b), strict=True
-        ):
+        for curve, value in zip(cdf["curves"], (found[f"{metric}.p50"].a, found[f"{metric}.p50"].b), strict=True):
             assert curve[int(np.searchsorted(cdf["y"], 0.5))] == pytest.approx(value * scale, rel=0.1)
     running = made["time-running"]["curves"]
     assert max(running[1]) > max(running[0])  # fewer seats, more who wait

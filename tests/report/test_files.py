@@ -56,7 +56,7 @@ def test_json_tells_takeover_bins_and_bounds_on_waiting(results, tmp_path) -> No
     write_json(tmp_path / "a.json", [plain, other])
     one, two = (r["deployment"] for r in json.loads((tmp_path / "a.json").read_text())["results"])
     keys = ("takeover", "binning", "max_wait_s", "batch_wait_s")
-    assert [one[key] for key in keys] == ["never", None, None, None]
+    assert [one[key] for key in keys] == ["disabled", None, None, None]
     assert [two[key] for key in keys] == ["by_rank", "bins(boundaries=[9])", 30.0, None]
     write_html(tmp_path / "a.html", [plain, other])
     page = (tmp_path / "a.html").read_text()
@@ -97,7 +97,7 @@ def test_the_page_shows_every_section_and_number(results, page) -> None:
         *("cdf-ttft", "cdf-tbt", "cdf-tpot", "cdf-jct"),
         *("time-batch", "time-waiting", "time-kv", "time-output", "shares"),
     }
-    assert f"{results[0].summary.counts.arrived:,} requests finished" in page
+    assert f"{results[0].summary.counts.arrivals:,} requests finished" in page
 
 
 def test_curves_are_quantiles_of_the_records(results, page) -> None:
@@ -129,9 +129,7 @@ def test_folding_bins_keeps_means_over_steps(results) -> None:
     fold = -(-len(series.step_s) // 10)
     first = slice(0, fold)
     assert curves["batch"][0] == pytest.approx(series.seqs_s[first].sum() / series.step_s[first].sum())
-    assert curves["kv"][0] == pytest.approx(
-        series.kv_blocks_s[first].sum() / series.step_s[first].sum() / 600
-    )
+    assert curves["kv"][0] == pytest.approx(series.kv_blocks_s[first].sum() / series.step_s[first].sum() / 600)
     assert curves["output"][0] == pytest.approx(series.output_tokens[first].sum() / fold / series.bin_s)
 
 

@@ -13,7 +13,7 @@ import pytest
 from driving import until
 from rich.console import Console
 
-from lengthwise.lab import answer, verdict
+from lengthwise.lab import answer, decision
 from lengthwise.report import lab_table, write_lab_html, write_lab_json
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -51,9 +51,9 @@ def found() -> LabTable:
     places = [(batch, load) for batch in (2, 8) for load in (0.3, 0.9, 1.2)]
     cells = tuple(cell(side, *place) for place in places for side in SIDES)
     here = ([c for c in cells if (c.batch, c.load) == place] for place in places)
-    verdicts = tuple(verdict(one, seeds=5) for one in here)
-    told = answer(verdicts, LoadUnit.CAPACITY)
-    return LabTable("a <b>lab</b>", {"model": "tiny"}, LoadUnit.CAPACITY, cells, verdicts, told, 5, 200)
+    decisions = tuple(decision(one, seeds=5) for one in here)
+    told = answer(decisions, LoadUnit.CAPACITY)
+    return LabTable("a <b>lab</b>", {"model": "tiny"}, LoadUnit.CAPACITY, cells, decisions, told, 5, 200)
 
 
 def printed(found: LabTable, width: int = 160) -> str:
@@ -66,9 +66,7 @@ def test_the_terminal_says_what_it_is_worth_at_every_load(found) -> None:
     text = printed(found)
     assert text.count("Not worth it: Everything fits the batch") == 2
     assert (
-        text.count(
-            "Worth it: sjf (</script><b>model</b>) cuts mean JCT by 30.0 ± 1.4 % (sure for the best of 3), 60 %"
-        )
+        text.count("Worth it: sjf (</script><b>model</b>) cuts mean JCT by 30.0 ± 1.4 % (sure for the best of 3), 60 %")
         == 4
     )
     assert "90 % of capacity (7.20 requests/s), batch 8" in text
@@ -98,7 +96,7 @@ def test_the_file_holds_everything_under_stable_keys(found, tmp_path) -> None:
     assert len(told["cells"]) == 30
     assert told["cells"][7]["values"]["gap_closed"] == {"value": pytest.approx(0.6), "half_width": 0.02}
     assert told["cells"][0]["values"]["gap_closed"]["value"] is None
-    assert [v["worth_it"] for v in told["verdicts"]] == [False, True, True] * 2
+    assert [v["is_improvement"] for v in told["decisions"]] == [False, True, True] * 2
 
 
 def test_nothing_to_show_is_said(found, tmp_path) -> None:
@@ -149,9 +147,7 @@ def test_loads_metrics_and_legends_change_the_figures(driver, page) -> None:
     look(driver, page)
     choose(driver, "load", 0)
     until(driver, f"{MARKS} === 0")  # no queue, no gap
-    assert "no gap to close" in driver.execute_script(
-        "return document.getElementById('frontier').textContent"
-    )
+    assert "no gap to close" in driver.execute_script("return document.getElementById('frontier').textContent")
     choose(driver, "load", 1)
     until(driver, f"{MARKS} === {len(SIDES)}")
     driver.execute_script("document.querySelector('#policies button').click()")

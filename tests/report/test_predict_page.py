@@ -41,9 +41,7 @@ def test_the_page_is_whole_escaped_and_always_the_same(page, found, tmp_path) ->
     assert "alert(1)</script>" not in text
     assert "log &lt;b&gt;.jsonl" in text
     assert all(escape(words) in text for words in WORDS.values())
-    write_predict_html(
-        tmp_path / "again.html", found, {"samples": 400, "prompts": 150}, heading="Lengths <of> all"
-    )
+    write_predict_html(tmp_path / "again.html", found, {"samples": 400, "prompts": 150}, heading="Lengths <of> all")
     assert (tmp_path / "again.html").read_text() == text
     with pytest.raises(InputError, match="a name of its own"):
         write_predict_html(tmp_path / "x.html", [found[0], found[0]])

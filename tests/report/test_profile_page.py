@@ -23,13 +23,7 @@ def made():
         {"operator": "mlp up", "tp": 1, "tokens": tokens, "dtype": "bfloat16"},
         {"operator": "rope", "tp": 1, "tokens": tokens, "dtype": "bfloat16"},
         {"operator": "prefill attention", "tp": 1, "chunk": plane[:, 0], "context": plane[:, 1], "seqs": 1},
-        {
-            "operator": "decode attention",
-            "tp": 1,
-            "seqs": plane[:, 0],
-            "kv_tokens": plane[:, 0] * 100,
-            "skew": 1,
-        },
+        {"operator": "decode attention", "tp": 1, "seqs": plane[:, 0], "kv_tokens": plane[:, 0] * 100, "skew": 1},
         {"operator": "gemm", "tokens": tokens, "n": 512, "k": 1024, "dtype": "fp8"},
         {"operator": "all-reduce", "gpus": 2, "bytes": tokens * 100, "backend": NASTY},
     ]
@@ -38,15 +32,12 @@ def made():
     blank = dict.fromkeys(("operator", "dtype", "backend"), "")
     columns = {
         name: np.concatenate(
-            [
-                np.broadcast_to(part.get(name, blank.get(name, 0)), n)
-                for part, n in zip(parts, sizes, strict=True)
-            ]
+            [np.broadcast_to(part.get(name, blank.get(name, 0)), n) for part, n in zip(parts, sizes, strict=True)]
         )
         for name in names
     }
-    facts = ProfileFacts(f"a {NASTY}", "lengthwise", "H100", "llama-3-8b", notes=(f"note <b> {NASTY}",))
-    return Profile(facts, columns | {"seconds": np.linspace(1e-5, 1e-3, sum(sizes))})
+    metadata = ProfileFacts(f"a {NASTY}", "lengthwise", "H100", "llama-3-8b", notes=(f"note <b> {NASTY}",))
+    return Profile(metadata, columns | {"seconds": np.linspace(1e-5, 1e-3, sum(sizes))})
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +72,7 @@ def test_figures_hold_the_profile_s_numbers(page, view):
     assert products["name"] == "mlp up"
     assert products["x"] == own["tokens"].tolist()
     assert products["y"] == pytest.approx(own["seconds"], rel=1e-4)
-    assert [c["name"] for c in drawn["attention"][0]["curves"]] == [
-        "context 0",
-        "context 64",
-        "context 1,024",
-    ]
+    assert [c["name"] for c in drawn["attention"][0]["curves"]] == ["context 0", "context 64", "context 1,024"]
     assert {one["title"].split(",")[0] for one in drawn["kernels"]} == {"Gemm", "All-reduce"}
     assert drawn["maps"][0]["gaps"]
     assert drawn["roofline"][0]["bandwidth"] == 3350e9
@@ -106,7 +93,7 @@ def test_the_file_of_a_check_holds_every_region():
     old = made()
     new = replace(old, columns=old.columns | {"seconds": old["seconds"] * 2})
     told = json.loads(check_json(check_profiles(new, old)))
-    assert told["moved"] == sum(row["points"] >= 3 for row in told["rows"]) > 5
+    assert told["changed"] == sum(row["points"] >= 3 for row in told["rows"]) > 5
     assert [row["ratio"] for row in told["rows"]] == pytest.approx([2.0] * len(told["rows"]))
 
 

@@ -24,7 +24,7 @@ def plan() -> SchedulePlan:
     task = schedule.TaskLengths.from_preset("exegpt-s")
     tables = schedule.cluster_tables(model, cluster, [1, 2, 4])
     planner = schedule.Planner(schedule.Estimator(task, cluster, model, tables), [2, 4])
-    return schedule.answer(planner, 3.0, name="a <b>plan</b>", facts={"model": "</script>opt"})
+    return schedule.answer(planner, 3.0, name="a <b>plan</b>", metadata={"model": "</script>opt"})
 
 
 def test_the_answer_says_what_was_found(plan):
@@ -58,7 +58,7 @@ def test_the_most_of_phases_is_about_so(plan):
     for side in (side for side in plan.sides if side.best):
         most = side_cells(side)[6]
         assert most.startswith("about ") == (side.strategy == "rra")
-        assert not side_cells(replace(side, evaluated=side.points))[6].startswith("about")
+        assert not side_cells(replace(side, evaluated=side.points))[6].startswith("app_metadata")
 
 
 def test_the_answer_fits_what_is_not_there(plan):
@@ -67,7 +67,7 @@ def test_the_answer_fits_what_is_not_there(plan):
     assert "no static batch meets the bound" in said
     assert "at the edge" in said
     assert "drift" not in said
-    kept = tuple(replace(row, holds=True) for row in plan.drift)
+    kept = tuple(replace(row, is_satisfied=True) for row in plan.drift)
     assert "holds under every drift" in " ".join(sentences(replace(plan, drift=kept)))
     lost = tuple(replace(row, margin=math.nan) for row in plan.drift)
     assert "No tighter bound that was tried" in " ".join(sentences(replace(plan, drift=lost)))
@@ -85,8 +85,8 @@ def test_parts_that_serve_more_are_told_and_no_others(plan):
 
 def test_what_no_longer_fits_is_told_from_what_breaks_the_bound(plan):
     """A schedule that memory does not hold has no latency; with no bound it is told all the same."""
-    broken, unfit, *_ = (row for row in plan.drift if not row.holds)
-    drift = (replace(broken, margin=0.06), replace(unfit, kept=None, kept_held_s=math.inf, margin=0.13))
+    broken, unfit, *_ = (row for row in plan.drift if not row.is_satisfied)
+    drift = (replace(broken, margin=0.06), replace(unfit, retained=None, kept_held_s=math.inf, margin=0.13))
     breaks, fits_not = sentences(replace(plan, drift=drift))[-2:]
     kept = "Choosing under a bound {} % tighter would have kept it."
     assert breaks == f"The bound breaks when outputs move so: {move_text(broken)}. {kept.format(6)}"
@@ -97,23 +97,21 @@ def test_what_no_longer_fits_is_told_from_what_breaks_the_bound(plan):
 
 @pytest.mark.parametrize(("tokens", "words"), [(1, "1 token "), (2, "2 tokens "), (1024, "1,024 tokens ")])
 def test_one_token_is_one(plan, tokens, words):
-    assert (
-        f"for outputs of {words}even in the worst case" in sentences(replace(plan, quantile_tokens=tokens))[0]
-    )
+    assert f"for outputs of {words}even in the worst case" in sentences(replace(plan, quantile_tokens=tokens))[0]
 
 
 def test_rows_of_what_cannot_be_have_no_numbers(plan):
     lost = next(side for side in plan.sides if side.best is None)
     cells = side_cells(lost)
     assert cells[2:7] == ["\N{EN DASH}"] * 5
-    assert cells[-1] == lost.why
+    assert cells[-1] == lost.cause
     row = replace(
-        plan.drift[0], kept=None, replanned=None, kept_held_s=math.inf, margin=math.nan, holds=False
+        plan.drift[0], retained=None, replanned=None, kept_held_s=math.inf, margin=math.nan, is_satisfied=False
     )
     cells = drift_cells(row, plan.bound_s)
     assert {"does not fit", "none meets it", "none is enough"} <= set(cells)
     assert "broken" not in cells, "what does not fit breaks no bound"
-    assert drift_cells(replace(plan.drift[0], holds=False), plan.bound_s)[5] == "broken"
+    assert drift_cells(replace(plan.drift[0], is_satisfied=False), plan.bound_s)[5] == "broken"
     assert "none is enough" not in drift_cells(row, math.inf), "there is nothing to tighten"
 
 
@@ -164,8 +162,8 @@ def test_a_timeline_has_encodings_and_decodings_that_do_not_overlap_on_a_stage(p
 @pytest.mark.browser
 def test_tables_are_seen_whole_on_a_wide_screen(driver, plan, tmp_path):
     """Why a strategy lost, and the margin, stand in the last column."""
-    long = replace(plan.sides[0], best=plan.sides[0].best or plan.chosen, why="its least latency is 12.3 s")
-    unsplit = replace(long, why="no split into encoding and decoding GPUs holds a group")
+    long = replace(plan.sides[0], best=plan.sides[0].best or plan.chosen, cause="its least latency is 12.3 s")
+    unsplit = replace(long, cause="no split into encoding and decoding GPUs holds a group")
     write_schedule_html(tmp_path / "page.html", replace(plan, sides=(*plan.sides, long, unsplit)))
     look(driver, (tmp_path / "page.html").as_uri(), 1280, "light", plots=2)
     beyond = "return [...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth)"

@@ -37,7 +37,7 @@ LENGTHS = Spread("lengths", 200, 0.95, 5000, (22.6, 23.4), (5.4, 9.5), (5.9, 10.
 
 def test_a_spread_is_said_with_what_it_means_for_the_bound(plan):
     said = sentences(replace(plan, spreads=(LENGTHS,)))
-    (one,) = (sentence for sentence in said if "behind the lengths" in sentence)
+    (one,) = (description for description in said if "behind the lengths" in description)
     assert one == (
         "If the 5,000 requests behind the lengths were others: 22.6-23.4 requests/s, latency 5.9-10 s in the "
         "worst case (95 % interval); the bound holds in 48 % of 200 draws."
@@ -78,36 +78,24 @@ def test_bands_are_drawn(driver, plan, tmp_path, width, scheme):
     assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []
 
 
-FACTS = LengthFacts(256, 138, 32, 13, 0.4, 63)
+METADATA = LengthFacts(256, 138, 32, 13, 0.4, 63)
 
 
 def change(plan, **given):
     known = {
-        "before": FACTS, "after": replace(FACTS, output_mean=42.0), "bound_s": 2.0, "margin": 0.1, "free_rps": 9.0,
-        "kept": plan.chosen, "kept_held_s": 2.5, "late_share": 0.07, "new": plan.chosen, "new_held_s": 1.7,
-        "load_s": 0.0, "made": True, "repaid_s": math.nan, "why": "what runs would take 2.5 s",
+        "before": METADATA, "after": replace(METADATA, output_mean=42.0), "bound_s": 2.0, "margin": 0.1, "free_rps": 9.0,
+        "retained": plan.chosen, "kept_held_s": 2.5, "late_share": 0.07, "new": plan.chosen, "new_held_s": 1.7,
+        "load_s": 0.0, "made": True, "repaid_s": math.nan, "cause": "what runs would take 2.5 s",
     }  # fmt: skip
     return Change(**{**known, **given})
 
 
 def watched(plan, *changes):
     found = tuple(
-        Adaptation(
-            150 + i,
-            7.5,
-            101,
-            5.0,
-            50,
-            ("outputs",),
-            {"prompts": 0.2, "outputs": 400.0},
-            i == 0,
-            one,
-            2.5,
-            0.07,
-        )
+        Adaptation(150 + i, 7.5, 101, 5.0, 50, ("outputs",), {"prompts": 0.2, "outputs": 400.0}, i == 0, one, 2.5, 0.07)
         for i, one in enumerate(changes)
     )
-    return Watched("", "live", 400, 3, 2.0, 0.01, plan.chosen, FACTS, plan.chosen, found, 0.05, 0.3)
+    return Watched("", "live", 400, 3, 2.0, 0.01, plan.chosen, METADATA, plan.chosen, found, 0.05, 0.3)
 
 
 def test_a_watch_says_what_moved_and_what_it_would_have_meant(plan):
@@ -126,9 +114,9 @@ def test_a_watch_says_what_moved_and_what_it_would_have_meant(plan):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"new": None, "made": False, "why": "nothing meets it"}, "Nothing is changed: nothing meets it."),
-        ({"made": False, "why": "too little"}, "too little."),
-        ({"kept": None, "kept_held_s": math.inf}, "What runs would not fit the memory."),
+        ({"new": None, "made": False, "cause": "nothing meets it"}, "Nothing is changed: nothing meets it."),
+        ({"made": False, "cause": "too little"}, "too little."),
+        ({"retained": None, "kept_held_s": math.inf}, "What runs would not fit the memory."),
         ({"load_s": 2.6, "repaid_s": 12.0}, "2.60 s without service, repaid after 12.0 s"),
         ({"bound_s": math.inf, "margin": 0.0}, "Left as it is: "),
         ({"kept_held_s": 1.5, "late_share": 0.0}, "which holds"),
@@ -156,7 +144,7 @@ def test_what_a_margin_leaves_unused_is_said_with_what_frees_it(plan):
 
 def test_neighbours_that_are_alike_are_a_doubt(plan):
     assert "Neighbours" not in " ".join(watched_said(watched(plan)))
-    said = " ".join(watched_said(replace(watched(plan), alike=0.6)))
+    said = " ".join(watched_said(replace(watched(plan), matching=0.6)))
     assert "Neighbours are alike (rank correlation 0.60" in said
     assert "--every" in said
 

@@ -49,9 +49,7 @@ def texts(driver, selector: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_figures_are_drawn_and_nothing_is_wider_than_the_screen(
-    driver, pages, studies, width, scheme
-) -> None:
+def test_figures_are_drawn_and_nothing_is_wider_than_the_screen(driver, pages, studies, width, scheme) -> None:
     driver.get_log("browser")
     look(driver, pages["two"], width, scheme)
     plan = studies.study().plans[0]
@@ -118,13 +116,9 @@ def test_limits_move_by_keyboard_too(driver, pages) -> None:
 
 @pytest.mark.parametrize("factors", [(0.5, 1), (1, 1), (2, 1), (1, 0.75), (4, 4), (0.1, 1), (0.01, 1)])
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_best_under_other_limits_is_that_of_the_measured_points(
-    driver, pages, studies, number, factors
-) -> None:
+def test_the_best_under_other_limits_is_that_of_the_measured_points(driver, pages, studies, number, factors) -> None:
     plan = studies.study().plans[number]
-    moved = [
-        Limit(li.metric, float(f"{li.bound * f:.3g}")) for li, f in zip(plan.limits, factors, strict=True)
-    ]
+    moved = [Limit(li.metric, float(f"{li.bound * f:.3g}")) for li, f in zip(plan.limits, factors, strict=True)]
     _, value = studies.best_under([c for c in plan.choices if c.points], moved)
     if driver.current_url != pages["two"]:
         look(driver, pages["two"])
@@ -154,9 +148,7 @@ def test_tabs_and_colours_change_the_scatter(driver, pages) -> None:
     assert texts(driver, "#colours li")[:2] == ["fcfs", "srtf"]
     choose(driver, "colour", "one")
     assert not driver.execute_script("return document.getElementById('one-label').hidden")
-    fills = (
-        "return new Set([...document.querySelectorAll('#scatter path.point')].map(p => p.style.fill)).size"
-    )
+    fills = "return new Set([...document.querySelectorAll('#scatter path.point')].map(p => p.style.fill)).size"
     until(driver, f"{fills} === 2")
 
 
@@ -169,8 +161,7 @@ def test_two_configurations_compare(driver, pages, studies) -> None:
     row = next(
         r
         for r in driver.execute_script(
-            "return [...document.querySelectorAll('#compared tbody tr')]"
-            ".map(r => [...r.cells].map(c => c.textContent))"
+            "return [...document.querySelectorAll('#compared tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
         )
         if r[0].startswith("TTFT p90")
     )

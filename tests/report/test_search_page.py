@@ -15,7 +15,7 @@ from lengthwise.report import write_search_html
 from lengthwise.report.search import BEYOND, load_curve, short, usd_per_thousand
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Standing, Study
+from lengthwise.schema.plan import Status, Study
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_answer_its_price_and_its_rivals_are_on_the_page(studies, page) -> N
 def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
     plan = studies.study().plans[0]
     box = page[page.index('data-plan="0"') : page.index('data-plan="1"')]
-    ran = [c for c in plan.choices if c.standing in (Standing.RANKED, Standing.SCOUTED)]
+    ran = [c for c in plan.choices if c.status in (Status.RANKED, Status.SCOUTED)]
     body = ["", *re.findall(r"<tbody>(.*?)</tbody>", box)]
     assert body[1].count("<tr") == len(ran)
     assert body[2].count("<tr") == len(plan.regions)
@@ -79,7 +79,7 @@ def test_points_are_rate_cost_held_and_metrics(studies, page) -> None:
         assert len(made.get("points", [])) == len(choice.points)
         for point, row in zip(choice.points, made.get("points", []), strict=True):
             cost = choice.price_per_hour_usd / (3600 * point.rate_rps) * 1000
-            assert row[:3] == pytest.approx([point.rate_rps, cost, int(point.held)], rel=1e-4)
+            assert row[:3] == pytest.approx([point.rate_rps, cost, int(point.satisfied)], rel=1e-4)
             assert row[3 + names.index("ttft.p90")] == pytest.approx(point.value("ttft.p90"), rel=1e-4)
             assert row[3 + names.index("kv_utilization")] is None
         if choice.at:

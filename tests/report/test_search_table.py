@@ -53,18 +53,7 @@ def test_ranks_ties_scouts_and_what_binds_are_marked(studies) -> None:
     study = studies.study(plans=1)
     lines = [line for line in printed(study, 160).splitlines() if line.startswith("│")]
     ranks = [line.split("│")[1].strip() for line in lines]
-    assert [rank for rank in ranks if rank not in {"", "#"}] == [
-        "=1",
-        "=1",
-        "3",
-        "4",
-        "5",
-        "6",
-        "7",
-        "8",
-        "~",
-        "~",
-    ]
+    assert [rank for rank in ranks if rank not in {"", "#"}] == ["=1", "=1", "3", "4", "5", "6", "7", "8", "~", "~"]
     first = study.plans[0].choices[0]
     assert first.binds in {"ttft.p90", "tbt.p99"}
     row = next(line for line in lines if first.name in line)
@@ -146,9 +135,7 @@ def test_axes_have_short_labels_unless_two_would_be_the_same() -> None:
         "scheduler.rank": "Rank",
     }
     assert axis_labels(["a.tp", "b.tp"]) == {"a.tp": "a.tp", "b.tp": "b.tp"}
-    assert [setting_text(v) for v in (True, 0.5, (1, 2), {"a": 1.0}, None)] == [
-        *("yes", "0.5", "1, 2", "a 1", "None")
-    ]
+    assert [setting_text(v) for v in (True, 0.5, (1, 2), {"a": 1.0}, None)] == [*("yes", "0.5", "1, 2", "a 1", "None")]
 
 
 def test_without_capacities_there_is_no_such_column(studies) -> None:

@@ -153,7 +153,7 @@ def test_the_lines_below_are_as_wide_as_the_console(results) -> None:
 
 def test_who_was_not_served_comes_first(results) -> None:
     counts = dataclasses.replace(
-        results[1].summary.counts, finished=12, rejected=0, timed_out=588, unfinished=0, arrived=600
+        results[1].summary.counts, finished=12, rejected=0, timed_out=588, unfinished=0, arrivals=600
     )
     bad = dataclasses.replace(results[1], summary=dataclasses.replace(results[1].summary, counts=counts))
     assert "narrow: 98 % of requests were not served (588 timed out)" in printed([bad], 200)

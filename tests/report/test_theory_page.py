@@ -17,15 +17,7 @@ UNIFORM = theory.UniformTimes(1.0, 20.0)
 @pytest.fixture(scope="module")
 def bins() -> theory.MultiBinStudy:
     return theory.multibin_study(
-        UNIFORM,
-        8,
-        [1, 4, 16],
-        rate_rps=0.5,
-        target_share=0.9,
-        error=0.1,
-        requests=2000,
-        seeds=3,
-        facts=["<b>&"],
+        UNIFORM, 8, [1, 4, 16], rate_rps=0.5, target_share=0.9, error=0.1, requests=2000, seeds=3, metadata=["<b>&"]
     )
 
 

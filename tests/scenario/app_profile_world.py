@@ -13,9 +13,7 @@ from lengthwise.schema.app import Cluster, Machine
 from lengthwise.schema.deployment import EngineLimits
 
 GPU = "A100-80GB"
-SERVER = (
-    f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
-)
+SERVER = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
 QUICK = Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0)
 LIMITS = EngineLimits(max_num_seqs=4, max_model_len=2048)
 ROWS = [{"topic": f"the sea, part {n}"} for n in range(6)]
@@ -32,7 +30,7 @@ def app(most=24):
         [Model(name, "opt-125m", limits=LIMITS) for name in ("writer", "judge")],
         [
             Call("draft", "writer", "Write of {{ topic }}", sampling=short),
-            Call("verdict", "judge", "Judge {{ draft }}", sampling=short),
+            Call("decision", "judge", "Judge {{ draft }}", sampling=short),
         ],
     )
 
@@ -43,7 +41,7 @@ def space(gpus=2):
 
 def launcher(folder, *, more="--fixed-s 0.002", sleeps=True):
     loaded = [
-        Loaded(name, served=name, seats=4, command=f"{SERVER} {more}", sleeps=sleeps)
+        Loaded(name, served=name, max_num_seqs=4, command=f"{SERVER} {more}", sleeps=sleeps)
         for name in ("writer", "judge")
     ]
-    return LocalLauncher(loaded, folder / "logs", patience=QUICK)
+    return LocalLauncher(loaded, folder / "logs", timeouts=QUICK)

@@ -25,10 +25,10 @@ def test_concurrencies_are_one_some_and_all():
     assert concurrencies(1) == (1,)
 
 
-@pytest.mark.parametrize("seats", [1, 2, 4, 64])
-def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(seats):
-    loads = list(_loads(seats, LENGTHS, 40, seed=3))
-    assert [load.concurrency for load in loads] == list(concurrencies(seats))
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4, 64])
+def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(max_num_seqs):
+    loads = list(_loads(max_num_seqs, LENGTHS, 40, seed=3))
+    assert [load.concurrency for load in loads] == list(concurrencies(max_num_seqs))
     pairs = set(zip(*(column.tolist() for column in LENGTHS), strict=True))
     for load in loads:
         assert (load.prompt_tokens + load.output_tokens <= 40).all()
@@ -37,7 +37,7 @@ def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(seats):
         assert set(mine) <= pairs
         assert load.output_tokens.min() >= 2
     assert sum(len(load) for load in loads) >= 100
-    again = list(_loads(seats, LENGTHS, 40, seed=3))
+    again = list(_loads(max_num_seqs, LENGTHS, 40, seed=3))
     assert all((a.prompt_tokens == b.prompt_tokens).all() for a, b in zip(loads, again, strict=True))
 
 
@@ -46,9 +46,7 @@ def test_an_engine_far_slower_than_its_roofline_is_told_to_be(tmp_path):
     """Each step of the emulated engine takes 10 ms, where the roofline of so small a model has less than one."""
     mine, plan = launcher(tmp_path, more="--fixed-s 0.01"), ModelPlan(0, GPU)
     deployment, done = space().deployment(plan), []
-    found, requests = calibrated(
-        mine, plan, (0,), deployment, LENGTHS, told=lambda n, of: done.append((n, of))
-    )
+    found, requests = calibrated(mine, plan, (0,), deployment, LENGTHS, report=lambda n, of: done.append((n, of)))
     require_help(found)
     before, after = off(found)
     assert after < before / 3

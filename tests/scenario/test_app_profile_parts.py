@@ -24,8 +24,8 @@ from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.usecases.app_profile_folder import (
     BOOK,
     SWITCH_TIMES,
-    Book,
     Lengths,
+    Registry,
     Switched,
     mean_of,
     read_book,
@@ -46,11 +46,7 @@ class Scripted:
     """A launcher whose every act takes as long as its script says, on a clock of its own."""
 
     def __init__(self, start=7.0, sleep=0.5, wake=2.0, stop=1.5):
-        self.now_s, self.takes, self.up = (
-            100.0,
-            {"start": start, "sleep": sleep, "wake": wake, "stop": stop},
-            0,
-        )
+        self.now_s, self.takes, self.up = (100.0, {"start": start, "sleep": sleep, "wake": wake, "stop": stop}, 0)
 
     def act(self, what):
         self.now_s += self.takes[what]
@@ -79,13 +75,8 @@ class Scripted:
 def test_every_act_is_timed_as_often_as_it_was_done():
     one, done = Scripted(), []
     plan = ModelPlan(0, GPU)
-    found = switch_seconds(one, plan, (0,), times=3, now_s=lambda: one.now_s, told=done.append)
-    assert found == {
-        "start_s": (7.0,) * 3,
-        "stop_s": (1.5,) * 3,
-        "sleep_s": (0.5,) * 3,
-        "wake_s": (2.0,) * 3,
-    }
+    found = switch_seconds(one, plan, (0,), times=3, now_s=lambda: one.now_s, report=done.append)
+    assert found == {"start_s": (7.0,) * 3, "stop_s": (1.5,) * 3, "sleep_s": (0.5,) * 3, "wake_s": (2.0,) * 3}
     assert done == [1, 2, 3]
     awake = switch_seconds(Scripted(sleep=None), plan, (0,), times=2, now_s=itertools.count().__next__)
     assert awake["sleep_s"] == awake["wake_s"] == ()
@@ -106,8 +97,8 @@ def test_real_processes_are_started_put_to_sleep_woken_and_stopped(tmp_path):
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 2)
     assert not mine._running
     assert len(list((tmp_path / "logs").iterdir())) == 2
-    resident = switch_seconds(launcher(tmp_path, sleeps=False), ModelPlan(1, GPU), (0,), times=1, now_s=clock)
-    assert resident["wake_s"] == ()
+    num_running = switch_seconds(launcher(tmp_path, sleeps=False), ModelPlan(1, GPU), (0,), times=1, now_s=clock)
+    assert num_running["wake_s"] == ()
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path):
@@ -126,7 +117,7 @@ def test_a_sample_is_asked_once_and_says_the_same_when_gone_on_with(tmp_path):
     assert found[0] == found[1]
     assert ended.resumed
     assert not ended.engines, "nothing was left to ask"
-    for name, call in (("writer", "draft"), ("judge", "verdict")):
+    for name, call in (("writer", "draft"), ("judge", "decision")):
         assert [(one.call, one.row) for one in found[0][name]] == [(call, row) for row in range(len(ROWS))]
         assert all(1 <= one.output_tokens <= 24 for one in found[0][name])
         assert all(one.finish_reason == "stop" or one.output_tokens == 24 for one in found[0][name])
@@ -190,9 +181,7 @@ def test_lengths_are_read_as_they_were_written_and_bad_files_are_named(tmp_path)
         np.mean([one.output_tokens for one in said["writer"]])
     )
     path.write_text("call,tokens\nx,3\n")
-    with pytest.raises(
-        InputError, match=r"lengths\.csv must be a CSV with the columns call, row, prompt_tokens"
-    ):
+    with pytest.raises(InputError, match=r"lengths\.csv must be a CSV with the columns call, row, prompt_tokens"):
         read_lengths(path)
     write_lengths(path, [])
     with pytest.raises(InputError, match="must hold at least one output"):
@@ -203,7 +192,7 @@ def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
     row = Switched("writer", GPU, 1, 1, "aa", (7.0, 9.0), (1.0, 1.0), (0.5,), (2.0,))
     wide = replace(row, tp=2, sleep_s=(), wake_s=())
     length = Lengths("writer", "bb", 6, 12, 3, 20.5, 2.5)
-    book = Book().with_switched(row).with_switched(wide).with_lengths(length)
+    book = Registry().with_switched(row).with_switched(wide).with_lengths(length)
     book = book.with_switched(replace(row, start_s=(8.0, 10.0)))
     write_book(tmp_path, book)
     assert read_book(tmp_path) == book
@@ -216,7 +205,7 @@ def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
         ("writer", GPU, 2, 1, "start"): 8.0,
         ("writer", GPU, 2, 1, "stop"): 1.0,
     }
-    assert read_book(tmp_path / "nowhere") == Book()
+    assert read_book(tmp_path / "nowhere") == Registry()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1, "switches": [{"x": 1}]}'])

@@ -22,9 +22,9 @@ from lengthwise.apps.plan.space import HOWS
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
 from lengthwise.usecases.app_profile import profile_app, profiled
 from lengthwise.usecases.app_profile_folder import SWITCH_TIMES, Costed, read_book, write_book
-from lengthwise.usecases.app_profile_measurement import Profiling, Said, Wanted, mean_over_rows
+from lengthwise.usecases.app_profile_measurement import Message, Profiling, Wanted, mean_over_rows
 
-LITTLE = Wanted(rows=4, times=2)
+MIN_RELEVANT = Wanted(rows=4, times=2)
 
 
 def what(tmp_path, **changes):
@@ -32,10 +32,10 @@ def what(tmp_path, **changes):
     return Profiling(app(), ROWS, loaded, space(gpus=1), QUICK)
 
 
-def measured(one, folder, wanted=LITTLE):
+def measured(one, folder, desired=MIN_RELEVANT):
     """(profile, what was said meanwhile); a tick a look at the clock."""
     told = []
-    found = profile_app(one, folder, wanted, told=told.append, now_s=itertools.count().__next__)
+    found = profile_app(one, folder, desired, report=told.append, now_s=itertools.count().__next__)
     return found, told
 
 
@@ -50,14 +50,14 @@ def test_a_profile_holds_switches_and_lengths_of_every_model(first):
     folder, found, told = first
     assert found.notes == ()
     for name in ("writer", "judge"):
-        row = found.book.switched(name, (GPU, 1, 1))
+        row = found.registry.switched(name, (GPU, 1, 1))
         assert (len(row.start_s), len(row.stop_s), len(row.sleep_s), len(row.wake_s)) == (2, 2, 2, 2)
-        length = found.book.length(name)
+        length = found.registry.length(name)
         assert (length.rows, length.outputs) == (4, 4)
         lines = (folder / "out" / f"lengths-{name}.csv").read_text().splitlines()
         assert len(lines) == 5
         assert length.mean_tokens == np.mean([int(line.split(",")[3]) for line in lines[1:]])
-    assert read_book(folder / "out") == found.book
+    assert read_book(folder / "out") == found.registry
     times = read_switch_times(folder / "out" / SWITCH_TIMES)
     assert set(times.measured) == {(name, GPU, 1, 1, how) for name in ("writer", "judge") for how in HOWS}
     assert "writer: started and stopped 2 of 2 times on A100-80GB, tp=1" in told
@@ -81,27 +81,27 @@ def test_a_profile_that_was_killed_goes_on_where_it_was(tmp_path):
             raise Killed
 
     with pytest.raises(Killed):
-        profile_app(what(tmp_path), tmp_path / "out", LITTLE, told=dies)
+        profile_app(what(tmp_path), tmp_path / "out", MIN_RELEVANT, report=dies)
     assert [one.model for one in read_book(tmp_path / "out").switches] == ["writer"]
-    found, told = measured(what(tmp_path), tmp_path / "out", replace(LITTLE, rows=0))
+    found, told = measured(what(tmp_path), tmp_path / "out", replace(MIN_RELEVANT, rows=0))
     assert told[0] == "writer: switches on A100-80GB, tp=1 are there already"
-    assert [one.model for one in found.book.switches] == ["writer", "judge"]
+    assert [one.model for one in found.registry.switches] == ["writer", "judge"]
 
 
 def test_another_command_is_measured_anew_and_so_is_all_with_again(tmp_path):
-    few = replace(LITTLE, rows=0, times=1, models=("judge",))
+    few = replace(MIN_RELEVANT, rows=0, times=1, models=("judge",))
     before, _ = measured(what(tmp_path), tmp_path / "out", few)
     other, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", few)
     assert told == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
-    assert other.book.switches[0].of != before.book.switches[0].of
-    _, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", replace(few, again=True))
+    assert other.registry.switches[0].of != before.registry.switches[0].of
+    _, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", replace(few, retry=True))
     assert told == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
 
 
 def test_all_shapes_are_measured_where_they_are_asked_for(tmp_path):
     both = replace(what(tmp_path), space=space(gpus=2))
     found, _ = measured(both, tmp_path / "out", Wanted(("writer",), rows=0, times=1, shapes="all"))
-    assert [(one.gpu, one.tp, one.pp) for one in found.book.switches] == [(GPU, 1, 1), (GPU, 2, 1)]
+    assert [(one.gpu, one.tp, one.pp) for one in found.registry.switches] == [(GPU, 1, 1), (GPU, 2, 1)]
     _, _, notes = profiled(app(), space(gpus=2), tmp_path / "out")
     assert "switch times of writer are measured" in notes
     assert "switch times of judge were not measured: they are assumed" in notes
@@ -130,12 +130,12 @@ def test_measured_lengths_and_times_are_laid_over_and_what_lacks_is_told(first):
     assumed = space(gpus=2)
     after, over, notes = profiled(app(), assumed, folder / "out")
     for model in after.models:
-        row = found.book.length(model.name)
+        row = found.registry.length(model.name)
         middle = (np.arange(1000) + 0.5) / 1000
         assert model.lengths.quantile(middle).mean() == pytest.approx(row.mean_tokens, rel=0.01)
         assert model.cost == "roofline"
     plan = over.plans(0)[0]
-    assert over.seconds(plan, "start") == found.book.switch_times().measured["writer", GPU, 1, 1, "start"]
+    assert over.seconds(plan, "start") == found.registry.switch_times().measured["writer", GPU, 1, 1, "start"]
     wide = next(one for one in over.plans(0) if one.tp == 2)
     assert over.seconds(wide, "start") == assumed.seconds(wide, "start")
     assert over.times.can_wake("writer", plan)
@@ -161,27 +161,23 @@ def test_calibrated_costs_are_taken_only_where_plans_have_no_other_shape(first, 
     _, found, _ = first
     costs = space(gpus=1).deployment(space(gpus=1).plans(0)[0]).cost
     cost.save(costs, tmp_path / "cost-writer.npz")
-    write_book(tmp_path, found.book.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
+    write_book(tmp_path, found.registry.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
     after, over, notes = profiled(app(), space(gpus=1), tmp_path)
     assert after.models[0].cost == over.models[0].cost == f"tables:{tmp_path / 'cost-writer.npz'}"
     assert over.deployment(over.plans(0)[0]).cost.layer_s.tolist() == costs.layer_s.tolist()
     assert "costs of writer are calibrated: single requests are off by 3%, before by 40%" in notes
     after, _, notes = profiled(app(), space(gpus=2), tmp_path)
     assert after.models[0].cost == "roofline"
-    assert any(
-        "calibrated costs of writer are of one replica (tp=1, pp=1 on A100-80GB)" in one for one in notes
-    )
+    assert any("calibrated costs of writer are of one replica (tp=1, pp=1 on A100-80GB)" in one for one in notes)
 
 
 def test_what_one_command_starts_for_every_plan_takes_as_long_under_each(first, tmp_path):
     folder, found, _ = first
     costs = space(gpus=1).deployment(space(gpus=1).plans(0)[0]).cost
     cost.save(costs, tmp_path / "cost-writer.npz")
-    write_book(tmp_path, found.book.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
+    write_book(tmp_path, found.registry.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
     for model in ("writer", "judge"):
-        (tmp_path / f"lengths-{model}.csv").write_bytes(
-            (folder / "out" / f"lengths-{model}.csv").read_bytes()
-        )
+        (tmp_path / f"lengths-{model}.csv").write_bytes((folder / "out" / f"lengths-{model}.csv").read_bytes())
     loaded = launcher(folder).models
     after, over, notes = profiled(app(), space(gpus=2), tmp_path, loaded)
     assert after.models[0].cost.startswith("tables:")
@@ -206,15 +202,13 @@ def test_a_mean_over_rows_has_the_interval_of_rows():
     for _ in range(400):
         level = rng.uniform(10, 100, 30)
         said = [
-            Said("c", row, 1, int(rng.poisson(level[row])), "stop")
-            for row in range(30)
-            for _ in range(1 + row % 3)
+            Message("c", row, 1, int(rng.poisson(level[row])), "stop") for row in range(30) for _ in range(1 + row % 3)
         ]
         found = mean_over_rows(said)
         truth = 55.0
         inside += found.low <= truth <= found.high
     assert 0.90 <= inside / 400 <= 0.98
-    assert not mean_over_rows([Said("c", 0, 1, 5, "stop")]).has_interval
+    assert not mean_over_rows([Message("c", 0, 1, 5, "stop")]).has_interval
 
 
 @pytest.mark.slow
@@ -222,15 +216,13 @@ def test_calibrated_tables_are_written_and_a_calibration_that_fails_is_a_note(tm
     wanted = Wanted(("writer",), rows=6, times=1, calibrate=True)
     found, _ = measured(what(tmp_path, more="--fixed-s 0.01"), tmp_path / "out", wanted)
     assert found.notes == ()
-    row = found.book.cost("writer")
+    row = found.registry.cost("writer")
     assert row.after < row.before / 3
     after, _, _ = profiled(app(), space(gpus=1), tmp_path / "out")
     assert after.models[0].cost.endswith("cost-writer.npz")
     again, told = measured(what(tmp_path, more="--fixed-s 0.01"), tmp_path / "out", wanted)
-    assert again.book == found.book
+    assert again.registry == found.registry
     assert "writer: cost tables are there already" in told
     unknown, _ = measured(what(tmp_path), tmp_path / "other", replace(wanted, rows=0))
-    assert unknown.notes == (
-        "writer was not calibrated: it must have lengths first; measure them (rows above 0)",
-    )
-    assert unknown.book.cost("writer") is None
+    assert unknown.notes == ("writer was not calibrated: it must have lengths first; measure them (rows above 0)",)
+    assert unknown.registry.cost("writer") is None

@@ -26,10 +26,7 @@ from lengthwise.usecases.app_setup import Engines
 
 QUICK = Planning(draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows(
-    [f"r{n}" for n in range(5)],
-    [{"chunks": ["x"] * (1 + n % 3), "topic": f"t{n}"} for n in range(5)],
-    "",
-    "ab",
+    [f"r{n}" for n in range(5)], [{"chunks": ["x"] * (1 + n % 3), "topic": f"t{n}"} for n in range(5)], "", "ab"
 )
 
 
@@ -78,14 +75,14 @@ def test_rows_on_which_nothing_is_asked_are_told():
 def test_in_virtual_time_a_run_takes_about_as_long_as_planned(tmp_path):
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     ran = run_app(planned, ROWS, Engines("simulated"), tmp_path / "run")
-    assert ran.ended.exit_code == 0
-    assert ran.ended.seconds == pytest.approx(planned.plan.stages[-1].end_s, rel=0.2)
-    facts = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert facts["how"] == "done"
-    assert facts["sha256"]["inputs"] == "ab"
+    assert ran.finished.exit_code == 0
+    assert ran.finished.seconds == pytest.approx(planned.plan.stages[-1].end_s, rel=0.2)
+    metadata = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert metadata["how"] == "done"
+    assert metadata["sha256"]["inputs"] == "ab"
     lines = [json.loads(line) for line in (tmp_path / "run" / "outputs.jsonl").read_text().splitlines()]
     assert [one["id"] for one in lines] == sorted(one["id"] for one in lines)
-    assert len(lines) == ran.exported.answers == len(planned.unrolled.tasks)
+    assert len(lines) == ran.exported.answers == len(planned.expanded.tasks)
     assert (tmp_path / "run" / "outputs.parquet").exists()
 
 
@@ -113,12 +110,12 @@ def test_who_cannot_answer_is_told():
 def test_on_processes_of_this_machine_all_is_answered(tmp_path):
     command = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
-    loaded = [Loaded(name, served=name, seats=4, command=command) for name in "abc"]
-    engines = Engines("local", loaded, patience=Patience(ready_s=60.0, grace_s=3.0))
+    loaded = [Loaded(name, served=name, max_num_seqs=4, command=command) for name in "abc"]
+    engines = Engines("local", loaded, timeouts=Patience(ready_s=60.0, grace_s=3.0))
     ran = run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02))
-    assert ran.ended.exit_code == 0
-    assert ran.exported.answers == len(planned.unrolled.tasks)
-    assert ran.facts["engines"]
+    assert ran.finished.exit_code == 0
+    assert ran.exported.answers == len(planned.expanded.tasks)
+    assert ran.metadata["engines"]
 
 
 @pytest.mark.slow
@@ -128,27 +125,25 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
 
     def engines(**commands):
-        loaded = [Loaded(name, served=name, seats=4, command=commands.get(name, command)) for name in "abc"]
-        return Engines("local", loaded, patience=Patience(ready_s=60.0, grace_s=3.0))
+        loaded = [Loaded(name, served=name, max_num_seqs=4, command=commands.get(name, command)) for name in "abc"]
+        return Engines("local", loaded, timeouts=Patience(ready_s=60.0, grace_s=3.0))
 
     with pytest.raises(EngineError, match="no such weights") as told:
         run_app(planned, ROWS, engines(b=broken), tmp_path, settings=Settings(linger_s=0.02))
     assert str(told.value).endswith(f"What was answered until then is in {tmp_path}")
-    facts = json.loads((tmp_path / "manifest.json").read_text())
-    assert facts["how"] == "failed"
-    assert "no such weights" in facts["error"]
+    metadata = json.loads((tmp_path / "manifest.json").read_text())
+    assert metadata["how"] == "failed"
+    assert "no such weights" in metadata["error"]
     lines = (tmp_path / "outputs.jsonl").read_text().splitlines()
-    assert len(lines) == facts["answers"] < len(planned.unrolled.tasks)
+    assert len(lines) == metadata["answers"] < len(planned.expanded.tasks)
     ran = run_app(planned, ROWS, engines(), tmp_path, settings=Settings(linger_s=0.02), resume=True)
-    assert ran.ended.exit_code == 0
-    assert ran.facts["error"] is None
-    assert ran.exported.answers == len(planned.unrolled.tasks)
+    assert ran.finished.exit_code == 0
+    assert ran.metadata["error"] is None
+    assert ran.exported.answers == len(planned.expanded.tasks)
     assert set(lines) <= set((tmp_path / "outputs.jsonl").read_text().splitlines())
 
 
-@pytest.mark.parametrize(
-    "change", [{"body": {"chat_template_kwargs": {"thinking": False}}}, {"served": "other"}]
-)
+@pytest.mark.parametrize("change", [{"body": {"chat_template_kwargs": {"thinking": False}}}, {"served": "other"}])
 def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, change):
     """Answers to another request are asked again, which is told; those to the same are kept."""
     spec = EngineSpec("opt-125m", limits=Limits(8, 2048))
@@ -157,15 +152,15 @@ def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, cha
         first, second = (one.url for one in up.servers)
 
         def ran(url, resume=True, **fields):
-            loaded = [replace(Loaded("a", seats=4), **fields)]
+            loaded = [replace(Loaded("a", max_num_seqs=4), **fields)]
             engines = Engines("static", loaded, {0: [url]})
             planned = drawn_app(app, ROWS, QUICK)
             return run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02), resume=resume)
 
-        assert ran(first, resume=False).ended.exit_code == 0
-        assert ran(first).ended.reused is None
+        assert ran(first, resume=False).finished.exit_code == 0
+        assert ran(first).finished.reused is None
         changed = ran(second if "served" in change else first, **change)
-        assert changed.ended.reused is not None
-        assert changed.ended.reused.words() == "x: 0 of 5 answers kept"
+        assert changed.finished.reused is not None
+        assert changed.finished.reused.words() == "x: 0 of 5 answers kept"
         back = ran(first)
-        assert back.ended.exit_code == 0
+        assert back.finished.exit_code == 0

@@ -54,23 +54,23 @@ def asked(folder, sets=(), lengths='lengths = { kind = "uniform", low = 1, high 
 
 def ran(folder, name, sets=()):
     found = asked(folder, sets)
-    planned = found.planned(Planning(beside=False, draws=2, true_draws=4, what_ifs=False))
+    planned = found.planned(Planning(additional=False, draws=2, true_draws=4, what_ifs=False))
     run = found.file.run
     return run_app(planned, found.file.rows, found.engines(), folder / name, settings=run.settings)
 
 
 def test_answers_ten_times_as_long_have_the_rest_planned_anew_and_say_the_same(tmp_path):
-    kept, anew = ran(tmp_path, "kept", ["run.replans=0"]), ran(tmp_path, "anew")
-    events = [event for event in anew.facts["events"] if event["what"] in ("replan", "keep")]
-    assert any("as long as planned: of c " in event["about"] for event in events)
-    assert any("the rest is planned anew" in event["about"] for event in events if event["what"] == "replan")
-    assert not {"replan", "keep"} & {event["what"] for event in kept.facts["events"]}
+    kept, anew = ran(tmp_path, "retained", ["run.replans=0"]), ran(tmp_path, "anew")
+    events = [event for event in anew.metadata["events"] if event["what"] in ("replan", "keep")]
+    assert any("as long as planned: of c " in event["description"] for event in events)
+    assert any("the rest is planned anew" in event["description"] for event in events if event["what"] == "replan")
+    assert not {"replan", "keep"} & {event["what"] for event in kept.metadata["events"]}
     assert anew.exported.files == kept.exported.files
-    assert anew.ended.seconds < kept.ended.seconds
+    assert anew.finished.seconds < kept.finished.seconds
 
 
 def test_true_lengths_of_a_model_without_lengths_are_refused(tmp_path):
     found = asked(tmp_path, lengths="")
-    planned = found.planned(Planning(beside=False, draws=1, true_draws=2, what_ifs=False))
+    planned = found.planned(Planning(additional=False, draws=1, true_draws=2, what_ifs=False))
     with pytest.raises(InputError, match="give it lengths"):
         run_app(planned, found.file.rows, found.engines(), tmp_path / "run")

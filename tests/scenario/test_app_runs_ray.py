@@ -22,15 +22,13 @@ from lengthwise.usecases.app_setup import Engines
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
-SERVER = (
-    f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
-)
+SERVER = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
 SETTINGS = Settings(linger_s=0.02, lease_s=5.0, backoff_s=0.05, most_backoff_s=0.2)
 
 
 def engines(launcher, more):
-    loaded = [Loaded(name, served=f"{name}-on-ray", seats=4, command=f"{SERVER} {more}") for name in "abc"]
-    return Engines(launcher, loaded, patience=Patience(ready_s=60.0, grace_s=3.0), ray="local")
+    loaded = [Loaded(name, served=f"{name}-on-ray", max_num_seqs=4, command=f"{SERVER} {more}") for name in "abc"]
+    return Engines(launcher, loaded, timeouts=Patience(ready_s=60.0, grace_s=3.0), ray="local")
 
 
 def processes():
@@ -53,7 +51,7 @@ class Trouble:
         self.ledger, self.killed, self.cancelled = ledger, [], False
 
     def __call__(self, progress):
-        going, ended = (sum(getattr(one, name) for one in progress.models) for name in ("going", "ended"))
+        going, ended = (sum(getattr(one, name) for one in progress.models) for name in ("active", "finished"))
         if going and not self.killed:
             self.killed = processes()[:1]
             for pid in self.killed:
@@ -66,19 +64,19 @@ class Trouble:
 
 def test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelled(tmp_path):
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
-    alone = run_app(planned, ROWS, engines("local", "--fixed-s 0.002"), tmp_path / "alone", settings=SETTINGS)
+    alone = run_app(planned, ROWS, engines("local", "--fixed-s 0.002"), tmp_path / "isolated", settings=SETTINGS)
     folder = tmp_path / "ray"
     trouble = Trouble(folder / "ledger.sqlite")
     watching = Watching(trouble, every_s=0.05)
     slow = engines("ray", "--fixed-s 0.1")
     first = run_app(planned, ROWS, slow, folder, settings=SETTINGS, watching=watching)
     assert trouble.killed
-    told = [event["what"] for event in first.facts["events"]]
+    told = [event["what"] for event in first.metadata["events"]]
     # One that was not ready yet when it was killed was never there to die: it is started anew all the same.
     assert "died" in told or told.count("start") > told.count("ready")
-    assert first.ended.how == "cancelled"
+    assert first.finished.how == "cancelled"
     last = run_app(planned, ROWS, engines("ray", "--fixed-s 0.002"), folder, settings=SETTINGS, resume=True)
-    assert last.ended.exit_code == 0
-    assert last.ended.resumed
+    assert last.finished.exit_code == 0
+    assert last.finished.resumed
     assert last.exported.files == alone.exported.files
     assert not processes()

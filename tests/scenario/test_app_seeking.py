@@ -22,7 +22,7 @@ from lengthwise.usecases.app_plan import Planning, planned_app
 from lengthwise.usecases.app_run import run_app
 from lengthwise.usecases.app_setup import Engines
 
-QUICK = Planning(beside=False, draws=1, true_draws=2, what_ifs=False)
+QUICK = Planning(additional=False, draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows([f"r{n}" for n in range(5)], [{"chunks": ["x"] * (1 + n % 3)} for n in range(5)], "", "ab")
 
 
@@ -55,7 +55,7 @@ def test_a_plan_to_begin_with_is_there_before_the_search_has_ended(monkeypatch):
     found = made.sought()
     assert found.notes == made.plan.notes
     assert found.makespan.value <= made.plan.makespan.value * 1.05
-    assert found.planned[:1] == made.plan.planned[:1] or found.methods[0].ahead_s == found.search_s
+    assert found.planned[:1] == made.plan.planned[:1] or found.methods[0].lead_s == found.search_s
 
 
 def test_an_error_of_the_search_is_told_by_whom_it_stops(monkeypatch):
@@ -73,7 +73,7 @@ def test_what_was_found_is_what_is_told_of_the_run(tmp_path):
     # A plan at first sight is another one here: one model after another.
     first = replace(whole.plan, planned=tuple((plans[0],) for plans in whole.plan.planned))
     ran = run_app(replace(whole, plan=first, sought=lambda: whole.plan), rows, Engines("simulated"), tmp_path)
-    assert ran.ended.exit_code == 0
+    assert ran.finished.exit_code == 0
     assert ran.plan == whole.plan
-    assert [len(plans) for plans in ran.facts["plan"]] == [len(plans) for plans in whole.plan.planned]
-    assert ran.ended.seconds == pytest.approx(whole.plan.stages[-1].end_s, rel=0.2)
+    assert [len(plans) for plans in ran.metadata["plan"]] == [len(plans) for plans in whole.plan.planned]
+    assert ran.finished.seconds == pytest.approx(whole.plan.stages[-1].end_s, rel=0.2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise import catalog
-from lengthwise.apps.app import Call, Fan, From, Loop, Model, Sampling, Told
+from lengthwise.apps.app import Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.config.app_file import load_app, loads_app
 from lengthwise.config.app_sections import parse_node
 from lengthwise.schema.deployment import EngineLimits
@@ -82,7 +82,7 @@ urls = ["http://three:4"]
 
 @pytest.fixture
 def folder(tmp_path):
-    row = {"key": "r", "topic": "tea", "known": 20, "who": "small"}
+    row = {"key": "r", "topic": "tea", "known": 20, "owner": "small"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "seen.csv").write_text("tokens,count\n5,1\n7,3\n")
     (tmp_path / "weights").mkdir()
@@ -108,12 +108,12 @@ def test_all_that_a_file_says_is_there(folder):
             system="Be brief.",
             sampling=sampling,
             fan=Fan(times=2),
-            told=Told(output_tokens="known"),
+            report=Report(output_tokens="known"),
         ),
         Call("judge", ("small", "third"), (("user", "Which? {{ draft }}"),), when="draft", when_share=0.5),
-        Call("again", From("who"), "Again {{ previous.again }}"),
+        Call("retry", From("owner"), "Again {{ previous.again }}"),
     )
-    assert found.app.loops == (Loop("round", ("again",), 3, "'x' in again", 0.25),)
+    assert found.app.loops == (Loop("round", ("retry",), 3, "'x' in again", 0.25),)
     assert list(found.rows.ids) == ["r"]
     assert [one.name for one in found.served] == ["big-1.5", "small", "third"]
     assert found.served[0].limits == limits
@@ -124,20 +124,16 @@ def test_a_run_is_as_the_file_says(folder):
     found = loads_app(WHOLE, folder=folder)
     big, small, _ = found.loaded
     assert big.weights == str(folder / "weights")
-    assert (big.command, dict(big.environment), big.seats, big.sleeps) == (
+    assert (big.command, dict(big.environment), big.max_num_seqs, big.sleeps) == (
         "serve {weights} {port}",
         {"A": "1", "B": "2"},
         256,
         True,
     )
-    assert (small.command, dict(small.environment), small.seats, small.sleeps) == ("", {"A": "1"}, 7, False)
+    assert (small.command, dict(small.environment), small.max_num_seqs, small.sleeps) == ("", {"A": "1"}, 7, False)
     assert big.max_model_len == 2048
     assert found.run.launcher == "static"
-    assert found.run.urls == {
-        0: ("http://one:1", "http://two:2"),
-        1: ("http://three:3",),
-        2: ("http://three:4",),
-    }
+    assert found.run.urls == {0: ("http://one:1", "http://two:2"), 1: ("http://three:3",), 2: ("http://three:4",)}
     assert found.run.settings.max_attempts == 5
     assert found.run.settings.lease_s == 120.0
     assert found.run.store == str(folder / "ledger.sqlite")
@@ -171,25 +167,16 @@ def test_yaml_says_the_same(folder):
 
 
 @pytest.mark.parametrize(
-    ("sets", "said"),
+    ("sets", "message"),
     [
-        (
-            ["calls.draft.modle=x"],
-            "--set calls.draft.modle: there is no such key; did you mean model?",
-        ),
+        (["calls.draft.modle=x"], "--set calls.draft.modle: there is no such key; did you mean model?"),
         (["calls.draft.model=smal"], "there is no model for call 'draft' named 'smal'. Did you mean: small?"),
-        (
-            ["calls.draft.max_tokens=0"],
-            "calls.draft.max_tokens: must be at least 1",
-        ),
+        (["calls.draft.max_tokens=0"], "calls.draft.max_tokens: must be at least 1"),
         (["calls.draft.prompt='{{ topic'"], "a template must be one of Jinja2"),
         (["calls.draft.model_from=who"], "calls.draft: give one of: model, model_from"),
         (["calls.draft.over=chunks"], "calls.draft: a call fans out in one way"),
         (["models.small.lengths=null", "models.small.modell=x"], "models.small.modell: there is no such key"),
-        (
-            ["models.small.model=opt-125n"],
-            "models.small.model: there is no model named 'opt-125n'. Did you mean",
-        ),
+        (["models.small.model=opt-125n"], "models.small.model: there is no model named 'opt-125n'. Did you mean"),
         (["models.small.cost=magic"], "models.small.cost: there is no source of costs named 'magic'"),
         (["models.third.lengths={kind='uniform', low=5}"], "models.third.lengths.high: is missing"),
         (["models.third.lengths={kind='nope'}"], "models.third.lengths: kind must be one of"),
@@ -199,10 +186,7 @@ def test_yaml_says_the_same(folder):
         (["inputs.id=kee"], "line 1: there is no field for the id named 'kee'. Did you mean: key?"),
         (["inputs.openai_batch=b.jsonl"], "inputs: give one of: file, openai_batch"),
         (["cluster.nodes=['8xA100-81GB']"], "cluster.nodes: there is no GPU named 'A100-81GB'"),
-        (
-            ["run.engines.smol.seats=3"],
-            "run.engines.smol: there is no model named 'smol'. Did you mean: small?",
-        ),
+        (["run.engines.smol.seats=3"], "run.engines.smol: there is no model named 'smol'. Did you mean: small?"),
         (["run.command=serve {prot}"], "run.engines.big-1.5: there is no place in the command of big-1.5"),
         (["run.launcher=cloud"], "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
         (["run.engines.small.urls=[]"], "small has none"),
@@ -211,17 +195,15 @@ def test_yaml_says_the_same(folder):
         (["nmae=x"], "nmae: there is no such key; did you mean name?"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(folder, sets, said):
+def test_what_is_wrong_is_told_by_its_key(folder, sets, message):
     with pytest.raises(ScenarioError) as error:
         loads_app(WHOLE, folder=folder, sets=sets)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_all_problems_are_told_at_once(folder):
     with pytest.raises(ScenarioError, match="3 problems"):
-        loads_app(
-            WHOLE, folder=folder, sets=["calls.draft.seed=x", "models.third.cost=y", "cluster.nodes=['z']"]
-        )
+        loads_app(WHOLE, folder=folder, sets=["calls.draft.seed=x", "models.third.cost=y", "cluster.nodes=['z']"])
 
 
 def test_a_batch_is_an_application(folder):
@@ -255,7 +237,7 @@ def test_nodes_are_read_as_people_write_them(text, gpu, gpus, group):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("dgx-a100", "does not say which GPUs it has; write 8xA100"),
         ("0xA100-80GB", "at least 1 GPU"),
@@ -265,7 +247,7 @@ def test_nodes_are_read_as_people_write_them(text, gpu, gpus, group):
         ("2xA100-80GB@dgx-a10", "Did you mean: dgx-a100"),
     ],
 )
-def test_nodes_that_there_are_not_are_told(text, said):
+def test_nodes_that_there_are_not_are_told(text, message):
     with pytest.raises((InputError, UnknownNameError)) as error:
         parse_node(text)
-    assert said in str(error.value)
+    assert message in str(error.value)

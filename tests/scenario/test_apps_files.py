@@ -24,7 +24,7 @@ from lengthwise.usecases.app_setup import asked_app
 FOLDER = Path(__file__).parents[2] / "examples" / "apps"
 KINDS = ("ensemble", "routing", "chain-summary", "mixed", "critique")
 TINY = tuple(f"{kind}-tiny" for kind in KINDS)
-QUICK = Planning(beside=False, draws=1, true_draws=2, what_ifs=False)
+QUICK = Planning(additional=False, draws=1, true_draws=2, what_ifs=False)
 
 
 def example(name):
@@ -77,9 +77,7 @@ def test_the_big_ones_are_as_the_paper_tells():
     sizes = [len(row["chunks"]) for row in load_app(example("chain-summary")).rows.rows]
     assert (len(sizes), median(sizes), max(sizes)) == (100, 3, 60)
     assert ensemble.cluster is not None
-    assert [(one.gpus, one.gpu.name, one.node.link_group) for one in ensemble.cluster.machines] == [
-        (8, "A100-80GB", 2)
-    ]
+    assert [(one.gpus, one.gpu.name, one.node.link_group) for one in ensemble.cluster.machines] == [(8, "A100-80GB", 2)]
 
 
 def test_lengths_of_the_data_sets_have_the_means_that_the_paper_tells():
@@ -104,10 +102,10 @@ def test_an_example_is_planned_on_its_gpus_and_runs_whole_in_virtual_time(name, 
     assert all(0 < stage.gpus <= space.cluster.gpus for stage in plan.stages)
     assert {one.model for stage in plan.planned for one in stage} == set(range(len(plan.models)))
     ran = run_app(planned, asked.file.rows, asked.engines("simulated"), tmp_path / "run")
-    assert ran.ended.exit_code == 0
-    tasks = len(planned.unrolled.tasks)
-    assert ran.ended.of(State.DONE) + ran.ended.of(State.SKIPPED) == tasks
-    assert ran.exported.answers == ran.ended.of(State.DONE) > 0
+    assert ran.finished.exit_code == 0
+    tasks = len(planned.expanded.tasks)
+    assert ran.finished.of(State.DONE) + ran.finished.of(State.SKIPPED) == tasks
+    assert ran.exported.answers == ran.finished.of(State.DONE) > 0
     lines = read(tmp_path / "run" / "outputs.jsonl")
     assert len(lines) == ran.exported.answers
     order = {row: place for place, row in enumerate(map(str, asked.file.rows.ids))}
@@ -124,7 +122,7 @@ def test_a_run_that_was_cut_goes_on_and_ends_with_the_same_bytes(name, tmp_path)
     asked = asked_app(example(name))
     planned = asked.planned(QUICK)
     engines = asked.engines("simulated")
-    whole = run_app(planned, asked.file.rows, engines, tmp_path / "whole")
+    whole = run_app(planned, asked.file.rows, engines, tmp_path / "complete")
     folder = tmp_path / "cut"
     script = f"""
 import os, sys
@@ -144,11 +142,11 @@ run_app(planned, asked.file.rows, asked.engines("simulated"), Path({str(folder)!
     assert ended.returncode == -9
     with open_ledger(folder, read_only=True) as ledger:
         done = sum(n for (_, state), n in ledger.counts().items() if state == State.DONE)
-    assert 0 < done < whole.ended.of(State.DONE)
+    assert 0 < done < whole.finished.of(State.DONE)
     again = run_app(planned, asked.file.rows, engines, folder, resume=True)
-    assert again.ended.exit_code == 0
+    assert again.finished.exit_code == 0
     assert again.exported.files == whole.exported.files
-    assert (folder / "outputs.jsonl").read_bytes() == (tmp_path / "whole" / "outputs.jsonl").read_bytes()
+    assert (folder / "outputs.jsonl").read_bytes() == (tmp_path / "complete" / "outputs.jsonl").read_bytes()
 
 
 def test_a_batch_file_is_answered_as_one(tmp_path, capsys):
@@ -163,13 +161,9 @@ def test_a_batch_file_is_answered_as_one(tmp_path, capsys):
         for k in range(7)
     ]
     (tmp_path / "batch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "app.toml").write_text(
-        '[inputs]\nopenai_batch = "batch.jsonl"\n[cluster]\nnodes = ["1xA100-80GB"]\n'
-    )
+    (tmp_path / "app.toml").write_text('[inputs]\nopenai_batch = "batch.jsonl"\n[cluster]\nnodes = ["1xA100-80GB"]\n')
     out = tmp_path / "run"
-    code = main(
-        ["app", "run", str(tmp_path / "app.toml"), "--launcher", "simulated", "--out", str(out), "-q"]
-    )
+    code = main(["app", "run", str(tmp_path / "app.toml"), "--launcher", "simulated", "--out", str(out), "-q"])
     assert code == 0, capsys.readouterr().err
     found = read(out / "batch-output.jsonl")
     assert [one["custom_id"] for one in found] == [f"r{k}" for k in range(7)]
@@ -179,8 +173,8 @@ def test_a_batch_file_is_answered_as_one(tmp_path, capsys):
         assert body["usage"]["completion_tokens"] == line["body"]["max_tokens"]
         assert body["object"] == ("chat.completion" if "messages" in line["body"] else "text_completion")
     assert (out / "batch-errors.jsonl").read_text() == ""
-    facts = json.loads((out / "manifest.json").read_text())
-    assert "batch-output.jsonl" in json.dumps(facts)
+    metadata = json.loads((out / "manifest.json").read_text())
+    assert "batch-output.jsonl" in json.dumps(metadata)
 
 
 def test_the_first_rows_alone_are_another_run():

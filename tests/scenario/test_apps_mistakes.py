@@ -18,7 +18,7 @@ def example(name):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "report"),
     [
         ("nmae=x", "nmae: there is no such key; did you mean name?"),
         ("inputs.fiel=x", "inputs.fiel: there is no such key; did you mean inputs.file?"),
@@ -26,62 +26,42 @@ def example(name):
         ("models.alder.wieghts=x", "models.alder.wieghts: there is no such key; did you mean weights?"),
         ("models.alder.engine.max_num_seq=4", "there is no such key; did you mean engine.max_num_seqs?"),
         ("models.alder.cost=rooflin", "there is no source of costs named 'rooflin'. Did you mean: roofline?"),
-        (
-            "models.alder.model=llama-3.1-8",
-            "there is no model named 'llama-3.1-8'. Did you mean: llama-3.1-8b",
-        ),
+        ("models.alder.model=llama-3.1-8", "there is no model named 'llama-3.1-8'. Did you mean: llama-3.1-8b"),
         ("calls.draft.extra.n=2", "calls.draft: extra.n must be 1, since a request has one answer; it is 2"),
         ("calls.draft.extra.stream=true", "calls.draft: extra.stream cannot be asked for"),
         ("run.engines.alder.body.best_of=3", "run.engines.alder: body.best_of must be 1"),
         ("calls.draft.max_token=9", "calls.draft.max_token: there is no such key; did you mean max_tokens?"),
         ("calls.draft.model=aldr", "there is no model for call 'draft' named 'aldr'. Did you mean: alder?"),
-        (
-            "calls.draft.api=completions",
-            "there is no api for call 'draft' named 'completions'. Did you mean: comp",
-        ),
+        ("calls.draft.api=completions", "there is no api for call 'draft' named 'completions'. Did you mean: comp"),
         ("loops.refine.untl=x", "loops.refine.untl: there is no such key; did you mean until"),
-        (
-            "loops.refine.calls=['drft']",
-            "there is no call for loop 'refine' named 'drft'. Did you mean: draft?",
-        ),
+        ("loops.refine.calls=['drft']", "there is no call for loop 'refine' named 'drft'. Did you mean: draft?"),
         ("cluster.node=x", "cluster.node: there is no such key; did you mean cluster.nodes?"),
         ("cluster.nodes=['2xA100-80G']", "there is no GPU named 'A100-80G'. Did you mean: A100-80GB"),
         ("run.seets=3", "run.seets: there is no such key; did you mean run.seats?"),
         ("run.launcher=locl", "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
-        (
-            "run.command='serve {prot}'",
-            "there is no place in the command of alder named 'prot'. Did you mean: port",
-        ),
+        ("run.command='serve {prot}'", "there is no place in the command of alder named 'prot'. Did you mean: port"),
         ("run.engines.aldr.seats=3", "there is no model named 'aldr'. Did you mean: alder?"),
         ("run.engines.alder.seets=3", "run.engines.alder.seets: there is no such key; did you mean seats?"),
     ],
 )
-def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, told):
+def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, report):
     with pytest.raises(ScenarioError) as error:
         load_app(example("critique-tiny"), [change])
-    assert told in str(error.value)
+    assert report in str(error.value)
     assert "problems" not in str(error.value)
     assert f"--set {change.partition('=')[0]}" in str(error.value) or "critique-tiny.toml" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "report"),
     [
-        (
-            "chain-summary-tiny",
-            ["calls.verdict.prompt='{{ sumary }}'"],
-            "'sumary'. Did you mean: summary",
-        ),
+        ("chain-summary-tiny", ["calls.verdict.prompt='{{ sumary }}'"], "'sumary'. Did you mean: summary"),
         ("ensemble-tiny", ["calls.answer.prompt='{{ qestion }}'"], "'qestion'. Did you mean: question"),
         ("chain-summary-tiny", ["calls.summary.over=chunk"], "'chunk'. Did you mean: chunks"),
         ("routing-tiny", ["calls.answer.model_from=modle"], "'modle'. Did you mean: model"),
         ("routing-tiny", ["calls.answer.known_tokens=token"], "'token'. Did you mean: tokens"),
         ("ensemble-tiny", ["calls.answer.prompt='{{ question'"], "a template must be one of Jinja2; line 1"),
-        (
-            "ensemble-tiny",
-            ["calls.answer.prompt='{{ question | uper }}'"],
-            "named 'uper'. Did you mean: upper",
-        ),
+        ("ensemble-tiny", ["calls.answer.prompt='{{ question | uper }}'"], "named 'uper'. Did you mean: upper"),
         ("critique-tiny", ["loops.refine.until='critique |'"], "until of loop 'refine'"),
         (
             "chain-summary-tiny",
@@ -100,13 +80,13 @@ def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, told):
         ),
     ],
 )
-def test_what_cannot_be_run_is_told_before_anything_starts(name, changes, told, tmp_path, capsys):
+def test_what_cannot_be_run_is_told_before_anything_starts(name, changes, report, tmp_path, capsys):
     sets = [word for change in changes for word in ("--set", change)]
     out = tmp_path / "run"
     code = main(["app", "run", str(example(name)), "--launcher", "simulated", "--out", str(out), *sets])
     said = capsys.readouterr().err
     assert code == 2
-    assert told in said
+    assert report in said
     assert "Traceback" not in said
     assert not out.exists()
 

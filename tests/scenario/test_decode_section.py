@@ -44,12 +44,12 @@ def test_links_and_seconds_of_a_handover():
     node = build(told())[0].deployment
     host = build(told('link = "host", handover = "2ms", one_at_a_time = false'))[0].deployment
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
-    assert node.decode.handover.bytes_per_token == kv_bytes, "one GPU sends what two receive"
-    assert node.decode.handover.bytes_per_s == node.node.link_for(3).bandwidth_bytes_per_s
-    assert host.decode.handover.bytes_per_token == kv_bytes * 1.5
-    assert host.decode.handover.fixed_s == 0.002
-    assert not host.decode.handover.one_at_a_time
-    assert node.decode.handover.one_at_a_time
+    assert node.decode.kv_transfer.bytes_per_token == kv_bytes, "one GPU sends what two receive"
+    assert node.decode.kv_transfer.bytes_per_s == node.node.link_for(3).bandwidth_bytes_per_s
+    assert host.decode.kv_transfer.bytes_per_token == kv_bytes * 1.5
+    assert host.decode.kv_transfer.fixed_s == 0.002
+    assert not host.decode.kv_transfer.one_at_a_time
+    assert node.decode.kv_transfer.one_at_a_time
 
 
 def test_the_effective_settings_load_again():

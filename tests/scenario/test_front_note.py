@@ -33,14 +33,14 @@ ttft.p90 = "500ms"
 
 
 @pytest.mark.parametrize(
-    ("rate", "queue", "told"),
+    ("rate", "queue", "report"),
     [(10, "1ms", ""), (10, "60ms", ""), (10, "90ms", "is busy 9"), (40, "50ms", "has work for 2")],
 )
-def test_a_simulation_says_where_the_front_binds(rate, queue, told):
+def test_a_simulation_says_where_the_front_binds(rate, queue, report):
     (outcome,) = simulate.run(config.loads(ASKED.format(rate=rate, queue=queue) + "[run]\nmodel_draws = 0\n"))
     notes = [note for note in outcome.notes if "front" in note]
-    assert len(notes) == bool(told)
-    assert all(f"{queue.removesuffix('ms')} ms each" in note and told in note for note in notes)
+    assert len(notes) == bool(report)
+    assert all(f"{queue.removesuffix('ms')} ms each" in note and report in note for note in notes)
 
 
 def test_a_static_batch_is_no_rate_of_its_own():
@@ -53,10 +53,7 @@ def test_capacity_says_where_the_front_binds(tmp_path, capsys):
     path, told = tmp_path / "small.toml", tmp_path / "out.json"
     path.write_text(ASKED.format(rate=1, queue="50ms"))
     assert main(["capacity", str(path), "--json", str(told)]) == 0
-    assert (
-        "The front before the engine binds: it takes one request at a time, 50 ms each"
-        in capsys.readouterr().out
-    )
+    assert "The front before the engine binds: it takes one request at a time, 50 ms each" in capsys.readouterr().out
     (one,) = json.loads(told.read_text())["capacities"]
     assert one["requests_per_s"]["value"] < 20
     assert len(one["notes"]) == 1

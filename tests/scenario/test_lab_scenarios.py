@@ -13,7 +13,7 @@ from lengthwise.config.sections import LabSection
 from lengthwise.schema.errors import InputError, ScenarioError
 from lengthwise.schema.lab import LoadUnit
 from lengthwise.usecases import lab as lab_module
-from lengthwise.usecases.lab import ScenarioBench, _asked
+from lengthwise.usecases.lab import ScenarioBench, _requested
 
 BASE = """
 name = "small"
@@ -38,12 +38,12 @@ def loaded(lab: str = LAB, *overrides: str):
 
 
 def test_names_short_forms_and_tables_are_contestants() -> None:
-    question, _ = _asked(loaded())
+    question, _ = _requested(loaded())
     by_name = {p.name: p for p in question.policies}
-    assert list(by_name) == ["sjf", "aged(weight=20)", "mine", "mlfq"]
+    assert list(by_name) == ["sjf", "aged(weight=20)", "own", "mlfq"]
     assert by_name["aged(weight=20)"].scheduler.rank == "aged(weight=20)"
-    assert by_name["mine"].scheduler.takeover == "by_rank"
-    assert by_name["mine"].longest_wait == 1.5
+    assert by_name["own"].scheduler.takeover == "by_rank"
+    assert by_name["own"].longest_wait == 1.5
     assert [p.predicts for p in question.policies] == [True, True, True, False]
     assert question.predictors == ("oracle", "lognormal_error sigma=0.5", "worst")
     assert question.unit is LoadUnit.CAPACITY
@@ -52,7 +52,7 @@ def test_names_short_forms_and_tables_are_contestants() -> None:
 
 def test_a_policy_stands_on_the_scenarios_own_scheduler() -> None:
     text = '[scheduler]\npolicy = "sarathi"\nmax_wait_s = 9.0\n[lab]\npolicies = ["shortest_prompt", "sjf"]'
-    question, _ = _asked(loaded(text))
+    question, _ = _requested(loaded(text))
     own, named = (p.scheduler for p in question.policies)
     assert (own.batching, own.rank, own.max_wait_s) == ("chunked", "shortest_prompt", 9.0)
     assert (named.batching, named.max_wait_s) == ("unified", 300.0)
@@ -60,7 +60,7 @@ def test_a_policy_stands_on_the_scenarios_own_scheduler() -> None:
 
 
 def test_rates_are_requests_a_second_and_defaults_work() -> None:
-    question, _ = _asked(loaded("[lab]\nrates = [0.5, 3]"))
+    question, _ = _requested(loaded("[lab]\nrates = [0.5, 3]"))
     assert (question.unit, question.loads) == (LoadUnit.RPS, (0.5, 3))
     assert question.batch_sizes == (2,)
     assert [p.name for p in question.policies] == ["sjf", "isrtf"]
@@ -69,7 +69,7 @@ def test_rates_are_requests_a_second_and_defaults_work() -> None:
 
 def test_every_predictor_sees_the_same_requests() -> None:
     asked = loaded()
-    bench = _asked(asked)[1]
+    bench = _requested(asked)[1]
     plain = bench.requests(1, "")
     assert plain.predictions is None
     for name in bench.predictors:
@@ -88,10 +88,7 @@ def test_every_predictor_sees_the_same_requests() -> None:
     [
         ("[lab]\npolicies = []", "lab.policies: must not be empty; it is []"),
         ("[lab]\nloads = []", "lab.loads: must not be empty; it is []"),
-        (
-            '[lab]\npolicies = [{ policy = "sjf", longst_wait = 1 }]',
-            "did you mean lab.policies.0.longest_wait?",
-        ),
+        ('[lab]\npolicies = [{ policy = "sjf", longst_wait = 1 }]', "did you mean lab.policies.0.longest_wait?"),
         ('[lab]\npredictors = [{ kind = "oracle", sgma = 1 }]', "did you mean lab.predictors.0.sigma?"),
         ("[lab]\nloads = [0.0]", "lab.loads.0: must be above 0; it is 0.0"),
         ("[lab]\nloads = [1.0]\nrates = [1.0]", "exclude each other"),
@@ -145,7 +142,7 @@ def test_one_or_two_at_a_time_give_the_same_bytes() -> None:
     asked = loaded(LAB, "lab.batch_sizes=[2]")
     one, two = (lab_module.lab(asked, jobs=jobs) for jobs in (1, 2))
     assert repr(dataclasses.asdict(one)) == repr(dataclasses.asdict(two))
-    assert [v.load for v in one.verdicts] == [0.5, 2.0]
+    assert [v.load for v in one.decisions] == [0.5, 2.0]
     names = [cell.name for cell in one.at(2, 2.0)]
     assert names[:2] == ["fcfs", "oracle (oracle)"]
     assert names[-1] == "mlfq"

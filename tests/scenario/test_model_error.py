@@ -211,7 +211,7 @@ def test_reach_is_told_exactly_when_it_is_passed() -> None:
         assert beyond_reach(records, within(variant.deployment, **{bound: largest})) == ()
         (found,) = beyond_reach(records, within(variant.deployment, **{bound: largest - 1}))
         assert (found.bound, found.measured, found.largest) == (bound, largest - 1, largest)
-        assert 0 < found.beyond < found.of
+        assert 0 < found.out_of_range < found.of
     assert beyond_reach(records, variant.deployment) == ()  # nothing is known of a roofline's reach
 
 
@@ -239,8 +239,8 @@ def test_what_is_before_a_chunk_is_told_where_prompts_were_cut_and_only_there() 
             assert beyond_reach(records, within(variant.deployment, prefix=longest - 1)) == ()
             for one in found:
                 assert (one.measured, one.largest, one.unit) == (0, longest - 1, "requests")
-                assert 0 < one.beyond <= one.of
-                assert "tokens of a prompt cached before a chunk of it (up to" in one.sentence
+                assert 0 < one.out_of_range <= one.of
+                assert "tokens of a prompt cached before a chunk of it (up to" in one.description
 
 
 def test_without_steps_bins_of_time_tell() -> None:

@@ -19,8 +19,8 @@ def tables():
     return cluster_tables(catalog.model("opt-13b"), cluster, [1, 4])
 
 
-def ratios(moved, cost, name):
-    return [float(getattr(one, name)[5] / getattr(cost, name)[5]) for one in moved]
+def ratios(changed, cost, name):
+    return [float(getattr(one, name)[5] / getattr(cost, name)[5]) for one in changed]
 
 
 def test_the_other_degree_is_as_far_off(tables):
@@ -29,18 +29,14 @@ def test_the_other_degree_is_as_far_off(tables):
     layer = ratios(moved, cost, "layer_s")
     assert len(set(layer)) == 16
     assert ratios([one.other for one in moved], tables[1], "layer_s") == pytest.approx(layer)
-    assert ratios([one.other for one in moved], tables[1], "host_s") == pytest.approx(
-        ratios(moved, cost, "host_s")
-    )
+    assert ratios([one.other for one in moved], tables[1], "host_s") == pytest.approx(ratios(moved, cost, "host_s"))
 
 
 def test_another_degree_without_errors_takes_those_beside_it(tables):
     other = replace(tables[1], errors=())
     cost = replace(tables[4], errors=(PartError("step", 0.1),), other=other)
     moved = perturbed(cost)
-    assert ratios([one.other for one in moved], other, "layer_s") == pytest.approx(
-        ratios(moved, cost, "layer_s")
-    )
+    assert ratios([one.other for one in moved], other, "layer_s") == pytest.approx(ratios(moved, cost, "layer_s"))
 
 
 def test_tables_without_another_degree_are_moved_as_before(tables):

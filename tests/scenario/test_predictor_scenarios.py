@@ -165,7 +165,7 @@ def test_what_is_written_loads_to_the_same(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys", "said"),
+    ("kind", "keys", "message"),
     [
         ("orcale", "", "oracle"),
         ("oracle", "sigma = 0.3", "sigma is not of kind oracle"),
@@ -182,8 +182,8 @@ def test_what_is_written_loads_to_the_same(kind):
         ("oracle", "wndow_tokens = 10", "window_tokens"),
     ],
 )
-def test_what_cannot_be_used_is_told(kind, keys, said):
-    with pytest.raises(ScenarioError, match=said):
+def test_what_cannot_be_used_is_told(kind, keys, message):
+    with pytest.raises(ScenarioError, match=message):
         asked(kind, keys)
 
 

@@ -52,10 +52,7 @@ def same(a, b):
         ('{ kind = "lognormal", mean = 90, sd = 30 }', w.LogNormal.from_mean_sd(90, 30)),
         ('{ kind = "normal", mean = 90, std = 30, max = 120 }', w.TruncatedNormal(90, 30, 1, 120)),
         ('{ kind = "skew_normal", mean = 90, sd = 30, skewness = 0.5 }', w.SkewNormal(90, 30, 0.5)),
-        (
-            '{ kind = "quantiles", levels = [0, 0.5, 1], tokens = [1, 50, 900] }',
-            w.Quantiles([0, 0.5, 1], [1, 50, 900]),
-        ),
+        ('{ kind = "quantiles", levels = [0, 0.5, 1], tokens = [1, 50, 900] }', w.Quantiles([0, 0.5, 1], [1, 50, 900])),
         (
             '{ kind = "quantiles", mean = 100, median = 70, p90 = 200, high = 1000 }',
             w.Quantiles.from_mean_median_p90(100, 70, 200, high=1000),

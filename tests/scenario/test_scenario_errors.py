@@ -31,23 +31,14 @@ def message(toml: str, *overrides: str) -> str:
 
 
 GOLDEN = [
-    (
-        text(engine="max_num_seq = 8"),
-        "engine.max_num_seq: there is no such key; did you mean engine.max_num_seqs?",
-    ),
+    (text(engine="max_num_seq = 8"), "engine.max_num_seq: there is no such key; did you mean engine.max_num_seqs?"),
     (text(engin="max_num_seqs = 8"), "engin: there is no such key; did you mean engine?"),
     (
         text(deployment=BASE["deployment"] + "\nmax_num_seqs = 8"),
         "deployment.max_num_seqs: there is no such key; did you mean engine.max_num_seqs?",
     ),
-    (
-        text(workload=BASE["workload"] + "\ntenants = 0"),
-        "workload.tenants: must be at least 1, or a list; it is 0",
-    ),
-    (
-        text(workload=BASE["workload"] + "\ntenants = [1, -1]"),
-        "workload.tenants.1: must be above 0; it is -1",
-    ),
+    (text(workload=BASE["workload"] + "\ntenants = 0"), "workload.tenants: must be at least 1, or a list; it is 0"),
+    (text(workload=BASE["workload"] + "\ntenants = [1, -1]"), "workload.tenants.1: must be above 0; it is -1"),
     (
         text(deployment=BASE["deployment"] + '\nhost = "vlm"'),
         (
@@ -55,10 +46,7 @@ GOLDEN = [
             "it is 'vlm'"
         ),
     ),
-    (
-        text(deployment=BASE["deployment"] + "\nhost = 5"),
-        "deployment.host: must be a text, or a table; it is 5",
-    ),
+    (text(deployment=BASE["deployment"] + "\nhost = 5"), "deployment.host: must be a text, or a table; it is 5"),
     (
         text(deployment=BASE["deployment"] + "\nhost = { step = 1 }"),
         "deployment.host.step: there is no such key; did you mean deployment.host.step_s?",
@@ -67,10 +55,7 @@ GOLDEN = [
         text(deployment=BASE["deployment"] + "\nhost = { step_s = -1 }"),
         "deployment.host.step_s: must be at least 0; it is -1",
     ),
-    (
-        text(engine="max_step_seqs = 0"),
-        "engine.max_step_seqs: must be at least 1, or 'per_stage'; it is 0",
-    ),
+    (text(engine="max_step_seqs = 0"), "engine.max_step_seqs: must be at least 1, or 'per_stage'; it is 0"),
     (
         text(predictor='kind = "oracle"\nstatistic = "meen"'),
         (
@@ -111,15 +96,9 @@ GOLDEN = [
         text(workload=BASE["workload"].replace("512", "0")),
         "workload.prompt: a length must be at least 1 token; it is 0",
     ),
-    (
-        text(deployment='model = "x"\ngpu = "y"\ntp = "four"'),
-        "deployment.tp: must be a whole number; it is 'four'",
-    ),
+    (text(deployment='model = "x"\ngpu = "y"\ntp = "four"'), "deployment.tp: must be a whole number; it is 'four'"),
     (text(deployment='model = "x"\ngpu = "y"\ntp = 2.0'), "deployment.tp: must be a whole number; it is 2.0"),
-    (
-        text(deployment='model = "x"\ngpu = "y"\ntp = true'),
-        "deployment.tp: must be a whole number; it is true",
-    ),
+    (text(deployment='model = "x"\ngpu = "y"\ntp = true'), "deployment.tp: must be a whole number; it is true"),
     (text(deployment='model = "x"\ngpu = "y"\ntp = 0'), "deployment.tp: must be at least 1; it is 0"),
     (text(deployment='model = ""\ngpu = "y"'), "deployment.model: must not be empty"),
     (text(deployment='model = "x"'), "deployment.gpu: is missing"),
@@ -127,16 +106,10 @@ GOLDEN = [
         text(deployment='model = "x"\ngpu = "y"\ncost = "vidur"'),
         "deployment.cost: must be one of roofline, profile:FILE, vidur:DIR, vidur_forest:DIR, tables:FILE; it is 'vidur'",  # noqa: E501 - a sentence as it is printed
     ),
-    (
-        text(engine="gpu_memory_utilization = 90"),
-        "engine.gpu_memory_utilization: must be at most 1; it is 90",
-    ),
+    (text(engine="gpu_memory_utilization = 90"), "engine.gpu_memory_utilization: must be at most 1; it is 90"),
     (
         text(slo='ttft = "200 msec"'),
-        (
-            'slo.ttft: must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", "1h"); '
-            "it is '200 msec'"
-        ),
+        ('slo.ttft: must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", "1h"); it is \'200 msec\''),
     ),
     (text(slo="ttft = -1"), "slo.ttft: must be above 0; it is -1"),
     (text(slo="ttft = nan"), "slo.ttft: must be a number; it is nan"),
@@ -151,10 +124,7 @@ GOLDEN = [
         text(workload=BASE["workload"] + '\npredicted = "orcle"'),
         "workload.predicted: must be 'none', 'oracle' or 'mean'; it is 'orcle'; did you mean 'oracle'?",
     ),
-    (
-        text(workload=BASE["workload"] + "\nqps = 3"),
-        "workload.qps: means the same as request_rate; keep one of them",
-    ),
+    (text(workload=BASE["workload"] + "\nqps = 3"), "workload.qps: means the same as request_rate; keep one of them"),
     (
         text(workload=BASE["workload"] + '\npreset = "chat-1m"'),
         (
@@ -162,10 +132,7 @@ GOLDEN = [
             "or both prompt (isl) and output (osl). --set workload.preset=null drops the preset"
         ),
     ),
-    (
-        text(workload="isl = 5\nqps = 1"),
-        "workload: give one of: preset, trace, or both prompt (isl) and output (osl)",
-    ),
+    (text(workload="isl = 5\nqps = 1"), "workload: give one of: preset, trace, or both prompt (isl) and output (osl)"),
     (
         text(workload="isl = 5\nosl = 5"),
         'workload: say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"',
@@ -174,10 +141,7 @@ GOLDEN = [
         text(workload=BASE["workload"] + "\nconcurrency = 3"),
         "workload: concurrency (a closed loop) excludes request_rate (an open one); keep one",
     ),
-    (
-        text(workload='isl = 5\nosl = 5\narrivals = "poisson"'),
-        "workload: arrivals of kind poisson needs request_rate",
-    ),
+    (text(workload='isl = 5\nosl = 5\narrivals = "poisson"'), "workload: arrivals of kind poisson needs request_rate"),
     (
         text(workload=BASE["workload"] + '\narrivals = { kind = "gamma", cv = 0 }'),
         "workload.arrivals.cv: must be above 0; it is 0",
@@ -221,10 +185,7 @@ def test_golden(toml, expected):
         ("deployment.tps=4", "--set deployment.tps: there is no such key; did you mean deployment.tp?"),
         ("deployment.tp=four", "--set deployment.tp: must be a whole number; it is 'four'"),
         ("deployment.tensor_parallel_size=0", "--set deployment.tp: must be at least 1; it is 0"),
-        (
-            "workload.output.cv=-1",
-            "workload.output: mean must be above 0 and cv not negative; they are 200.0 and -1.0",
-        ),
+        ("workload.output.cv=-1", "workload.output: mean must be above 0 and cv not negative; they are 200.0 and -1.0"),
         *(
             (
                 f"slo.{key}=50",
@@ -303,9 +264,7 @@ _VALUES = st.recursive(
     | st.integers()
     | st.floats()
     | st.dates()
-    | st.sampled_from(
-        ["", "x", "uniform", "lognormal", "gamma", "200ms", "roofline", "sarathi", "9" * 400 + "s"]
-    ),
+    | st.sampled_from(["", "x", "uniform", "lognormal", "gamma", "200ms", "roofline", "sarathi", "9" * 400 + "s"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
     max_leaves=12,
 )
@@ -314,10 +273,7 @@ _VALUES = st.recursive(
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(raw=st.dictionaries(_KEYS, _VALUES, max_size=6), base=st.booleans())
 def test_whatever_a_file_holds_it_loads_or_it_is_a_scenario_error(raw, base):
-    whole = {
-        "workload": {"prompt": 5, "output": 5, "concurrency": 2},
-        "deployment": {"model": "x", "gpu": "y"},
-    }
+    whole = {"workload": {"prompt": 5, "output": 5, "concurrency": 2}, "deployment": {"model": "x", "gpu": "y"}}
     try:
         found = _load.checked((whole if base else {}) | raw, source="raw", folder=Path())
     except ScenarioError as error:

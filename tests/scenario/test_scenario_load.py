@@ -70,7 +70,7 @@ def test_later_overrides_win_and_take_bare_words_numbers_and_tables():
 
 
 @pytest.mark.parametrize(
-    ("override", "kept"),
+    ("override", "retained"),
     [
         ("workload.concurrency=8", {"concurrency": 8, "request_rate": None, "prompt": True}),
         ("workload.preset=chat-1m", {"preset": "chat-1m", "prompt": None, "request_rate": 4.0}),
@@ -79,9 +79,9 @@ def test_later_overrides_win_and_take_bare_words_numbers_and_tables():
         ("workload.request_rate=inf", {"request_rate": float("inf"), "prompt": True}),
     ],
 )
-def test_a_new_source_or_load_drops_the_old_one(override, kept):
+def test_a_new_source_or_load_drops_the_old_one(override, retained):
     found = config.loads(SMALL, overrides=[override]).workload
-    for key, value in kept.items():
+    for key, value in retained.items():
         assert getattr(found, key) is not None if value is True else getattr(found, key) == value
 
 
@@ -155,12 +155,8 @@ def test_examples_load_and_survive_a_round_trip(path):
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 _LENGTH = st.one_of(
     st.integers(1, 4096).map(lambda n: {"kind": "fixed", "tokens": n}),
-    st.tuples(st.integers(1, 99), st.integers(100, 999)).map(
-        lambda t: {"kind": "uniform", "low": t[0], "high": t[1]}
-    ),
-    st.tuples(st.floats(1, 1e4), st.floats(0.01, 4)).map(
-        lambda t: {"kind": "lognormal", "mean": t[0], "cv": t[1]}
-    ),
+    st.tuples(st.integers(1, 99), st.integers(100, 999)).map(lambda t: {"kind": "uniform", "low": t[0], "high": t[1]}),
+    st.tuples(st.floats(1, 1e4), st.floats(0.01, 4)).map(lambda t: {"kind": "lognormal", "mean": t[0], "cv": t[1]}),
     st.lists(st.floats(1, 1e5), min_size=1, max_size=5).map(lambda v: {"kind": "empirical", "tokens": v}),
 )
 
@@ -168,9 +164,7 @@ _LENGTH = st.one_of(
 _RAW = st.fixed_dictionaries(
     {
         "name": _TEXT,
-        "workload": st.fixed_dictionaries(
-            {"prompt": _LENGTH, "output": _LENGTH, "request_rate": st.floats(1e-3, 1e6)}
-        ),
+        "workload": st.fixed_dictionaries({"prompt": _LENGTH, "output": _LENGTH, "request_rate": st.floats(1e-3, 1e6)}),
         "deployment": st.fixed_dictionaries({"model": _TEXT, "gpu": _TEXT}),
         "slo": st.fixed_dictionaries({}, optional={"ttft": st.floats(1e-6, 1e6)}),
         "variants": st.lists(

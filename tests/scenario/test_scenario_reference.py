@@ -24,9 +24,7 @@ def lines_of(section):
     return re.split(r"^\[", body, flags=re.MULTILINE)[0]
 
 
-@pytest.mark.parametrize(
-    "section", ["workload", "deployment", "engine", "scheduler", "predictor", "slo", "run"]
-)
+@pytest.mark.parametrize("section", ["workload", "deployment", "engine", "scheduler", "predictor", "slo", "run"])
 def test_every_key_and_every_alias_is_there(section):
     keys = Scenario.model_fields[section].annotation.model_fields
     written = set(re.findall(r"^(?:#: )?(\w+) =", lines_of(section), flags=re.MULTILINE))
@@ -48,7 +46,7 @@ PREDICTORS = {
     "buckets": {"kind": "bucket_ecdf"},
     "sigma": {"kind": "lognormal_error"},
     "bias": {"kind": "lognormal_error", "sigma": 1.0},
-    "certain": {"kind": "lognormal_error", "sigma": 1.0},
+    "exact_lengths": {"kind": "lognormal_error", "sigma": 1.0},
     "half_life_tokens": {"kind": "lognormal_error", "sigma": 1.0},
     "boundaries": {"kind": "quantised"},
     "p": {"kind": "bin_neighbour", "boundaries": 4},

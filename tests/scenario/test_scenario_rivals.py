@@ -23,9 +23,7 @@ def scenario(tmp_path):
 
 
 def test_a_trace_beside_distributions_is_an_error_that_names_both_and_the_way_out(scenario):
-    with pytest.raises(
-        ScenarioError, match=r"trace, prompt and output cannot all .* --set workload.trace=null"
-    ):
+    with pytest.raises(ScenarioError, match=r"trace, prompt and output cannot all .* --set workload.trace=null"):
         load(scenario(TRACE + SIDES))
 
 

@@ -35,8 +35,8 @@ def test_an_engine_may_have_what_all_but_one_phase_in_a_hundred_hold():
         there = np.concatenate([there, rng.integers(1, 40, 10)])  # decode iterations that are still to come
         batches.append(len(there))
         there = there[there > 6] - 6
-    assert phases.most_in_flight is not None
-    above = np.mean(np.array(batches[50:]) > phases.most_in_flight - 10)
+    assert phases.max_in_flight is not None
+    above = np.mean(np.array(batches[50:]) > phases.max_in_flight - 10)
     assert 0.0 < above < 0.025
     assert phases.decode_batch == pytest.approx(np.mean(batches[50:]), rel=0.02)
 
@@ -44,17 +44,14 @@ def test_an_engine_may_have_what_all_but_one_phase_in_a_hundred_hold():
 def finished(number, arrival_s, served_s):
     nan = math.nan
     return Row(
-        number, "m", "t", 0, arrival_s, 5, 9, 9.0, "told", nan, (), 9, 0.0, arrival_s, nan, arrival_s + served_s,
+        number, "m", "t", 0, arrival_s, 5, 9, 9.0, "report", nan, (), 9, 0.0, arrival_s, nan, arrival_s + served_s,
         served_s, "w", 0, 0, 0, "finished",
     )  # fmt: skip
 
 
 def outcome_of(bound_s, served, level=0.9, engines=1):
-    planned = PlannedRun(row_of(), Phases(3, 5), bound_s, 9, level, "here")
-    phases = [
-        Phase(f"w{k % engines}", "steps", k * 0.5, k * 0.5 + 0.5 * engines, 3, 30, 9, 5, 6)
-        for k in range(200)
-    ]
+    planned = PlannedRun(row_of(), Phases(3, 5), bound_s, 9, level, "current")
+    phases = [Phase(f"w{k % engines}", "steps", k * 0.5, k * 0.5 + 0.5 * engines, 3, 30, 9, 5, 6) for k in range(200)]
     rows = [finished(n, n * 100.0 / len(served), served_s) for n, served_s in enumerate(served)]
     return schedule_outcome(planned, phases, rows, engines)
 
@@ -71,10 +68,10 @@ def test_throughput_is_that_of_full_batches():
 def test_whether_a_bound_held_is_said_with_how_sure_that_is():
     served = [0.1 + 0.01 * n for n in np.random.default_rng(1).permutation(200)]
     well, close, broken = (outcome_of(bound_s, served) for bound_s in (5.0, 1.95, 0.5))
-    assert (well.held, well.sure) == (True, True)
-    assert (close.held, close.sure) == (True, False)
-    assert (broken.held, broken.sure) == (False, True)
-    assert outcome_of(1.0, []).held is None
+    assert (well.satisfied, well.fixed_prefix) == (True, True)
+    assert (close.satisfied, close.fixed_prefix) == (True, False)
+    assert (broken.satisfied, broken.fixed_prefix) == (False, True)
+    assert outcome_of(1.0, []).satisfied is None
 
 
 def test_the_interval_of_a_quantile_holds_it_as_often_as_it_says():

@@ -46,11 +46,11 @@ def test_nothing_within_the_limits_is_no_sample():
 
 
 def test_lists_are_samples_of_their_side():
-    listed = w.Empirical([10, 20.4, 30])
-    got = of(w.Joint(w.Uniform(1, 9), listed))
+    entries = w.Empirical([10, 20.4, 30])
+    got = of(w.Joint(w.Uniform(1, 9), entries))
     assert (got.prompt_tokens, got.paired) == (None, False)
     assert got.output_tokens.tolist() == [10, 20, 30]
-    both = of(w.Joint(listed, listed))
+    both = of(w.Joint(entries, entries))
     assert (both.paired, both.requests) == (False, 3)
 
 

@@ -33,10 +33,7 @@ def test_outputs_of_one_length_can_be_sure_of_their_bound():
     """The highest latency of all has no upper end, however many requests are played."""
     latencies = [1.0 + n / 1000 for n in range(1000)]
     assert held_within(5.0, quantile(latencies, 1.0)) == (True, False)
-    assert held_within(5.0, quantile(latencies, share_of(TaskLengths.fixed(8, 100), 100, 0.99))) == (
-        True,
-        True,
-    )
+    assert held_within(5.0, quantile(latencies, share_of(TaskLengths.fixed(8, 100), 100, 0.99))) == (True, True)
 
 
 def test_a_plans_file_says_its_level(tmp_path):

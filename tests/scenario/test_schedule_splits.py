@@ -21,13 +21,13 @@ SPLIT = ScheduleRow(
 def row(number, arrival_s, served_s, outcome="finished"):
     nan = math.nan
     return Row(
-        number, "m", "t", 0, arrival_s, 5, 9, 9.0, "told", nan, (), 9, 0.0, arrival_s, nan, arrival_s + served_s,
+        number, "m", "t", 0, arrival_s, 5, 9, 9.0, "report", nan, (), 9, 0.0, arrival_s, nan, arrival_s + served_s,
         served_s, "w", 0, 0, 0, outcome,
     )  # fmt: skip
 
 
 def outcome_of(rows, bound_s=5.0, level=0.9, routers=1):
-    return split_outcome(PlannedRun(SPLIT, None, bound_s, 9, level, "here"), rows, routers)
+    return split_outcome(PlannedRun(SPLIT, None, bound_s, 9, level, "current"), rows, routers)
 
 
 def test_a_decode_batch_and_two_encodings_are_under_way():
@@ -49,7 +49,7 @@ def test_even_arrivals_end_at_their_rate_and_obey_littles_law():
     assert seen["throughput"].value == pytest.approx(4.0, rel=0.02)
     assert seen["requests under way"].value == pytest.approx(8.0, rel=0.02)
     assert seen["latency of 9 tokens"].value == 2.0
-    assert (told.held, told.sure, told.phases) == (True, True, 0)
+    assert (told.satisfied, told.fixed_prefix, told.phases) == (True, True, 0)
 
 
 def test_the_start_and_what_failed_do_not_count():
@@ -63,11 +63,11 @@ def test_the_start_and_what_failed_do_not_count():
 def test_routers_add_up_in_the_plan_and_a_bound_may_break():
     told = outcome_of([row(n, n / 4, 2.0) for n in range(800)], bound_s=1.5, routers=2)
     assert {one.name: one.planned for one in told.seen}["throughput"] == 8.0
-    assert (told.held, told.sure) == (False, True)
+    assert (told.satisfied, told.fixed_prefix) == (False, True)
 
 
 def test_too_few_requests_have_no_interval_and_none_no_verdict():
     few = {one.name: one for one in outcome_of([row(n, n / 4, 0.1) for n in range(20)]).seen}
     assert math.isnan(few["throughput"].low)
     assert few["throughput"].value > 0
-    assert outcome_of([]).held is None
+    assert outcome_of([]).satisfied is None

@@ -66,17 +66,14 @@ def test_parameters_come_by_set_and_in_variants_too():
 
 
 def test_effective_settings_load_again():
-    whole = config.loads(
-        TEXT + '[scheduler]\nrank = "aged(weight=3)"\nbinning = "learned(k=4)"\nmax_wait_s = "9s"'
-    )
+    whole = config.loads(TEXT + '[scheduler]\nrank = "aged(weight=3)"\nbinning = "learned(k=4)"\nmax_wait_s = "9s"')
     assert config.loads(whole.to_toml()).scheduler == whole.scheduler
 
 
 @pytest.mark.parametrize("rule", ["equal_mass", "uniform_optimal", "exponential", "learned"])
 def test_bins_are_cut_from_other_requests_of_the_workload(rule):
     first, again, other = (
-        built({"policy": '"multi_bin"', "binning": f'"{rule}(k=4)"'}, f"run.seed={seed}")
-        for seed in (0, 0, 1)
+        built({"policy": '"multi_bin"', "binning": f'"{rule}(k=4)"'}, f"run.seed={seed}") for seed in (0, 0, 1)
     )
     assert first == again
     assert first != other, "another seed has other requests"
@@ -118,13 +115,13 @@ WRONG = [
     ("max_wait_s", "-1", ScenarioError, "must be at least 0"),
     ("max_wait_s", "soon", ScenarioError, "must be seconds"),
     ("window_tokens", "0", ScenarioError, "at least 1"),
-    ("takover", "never", ScenarioError, "did you mean scheduler.takeover"),
+    ("takover", "disabled", ScenarioError, "did you mean scheduler.takeover"),
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "error", "told"), WRONG, ids=lambda x: str(x)[:24])
-def test_what_is_wrong_is_said_before_anything_runs(key, value, error, told):
-    with pytest.raises(error, match=told) as caught:
+@pytest.mark.parametrize(("key", "value", "error", "report"), WRONG, ids=lambda x: str(x)[:24])
+def test_what_is_wrong_is_said_before_anything_runs(key, value, error, report):
+    with pytest.raises(error, match=report) as caught:
         built({}, f"scheduler.{key}={value}")
     assert "\n" not in str(caught.value)
 
@@ -136,10 +133,7 @@ def test_bins_need_predictions():
 
 
 def test_a_search_may_vary_them():
-    text = (
-        TEXT
-        + '[search.space]\nrank = ["sjf", "aged(weight=20)"]\nmax_wait_s = ["30s", inf]\nbinning = "none"\n'
-    )
+    text = TEXT + '[search.space]\nrank = ["sjf", "aged(weight=20)"]\nmax_wait_s = ["30s", inf]\nbinning = "none"\n'
     asked = search.questions(config.loads(text))[0]
     found = config.loads(text).search.space
     assert set(found) == {"scheduler.rank", "scheduler.max_wait_s", "scheduler.binning"}

@@ -11,7 +11,7 @@ from lengthwise import config, search
 from lengthwise.config import loads
 from lengthwise.cost import ENGINE_HOSTS
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
-from lengthwise.schema.plan import Limit, Standing
+from lengthwise.schema.plan import Limit, Status
 from lengthwise.usecases import capacity, simulate
 from lengthwise.usecases import search as search_module
 
@@ -120,7 +120,7 @@ def test_the_search_finds_what_the_exhaustive_one_finds(study):
     with search.threads(2) as workers:
         whole = search_module.plan(loads(SMALL, overrides=["search.strategy=exhaustive"]), workers)
     assert study.plans[0].best.settings == whole.plans[0].best.settings
-    assert {c.standing for c in whole.plans[0].choices} <= {Standing.RANKED, Standing.SCOUTED}
+    assert {c.status for c in whole.plans[0].choices} <= {Status.RANKED, Status.SCOUTED}
 
 
 def test_a_choice_becomes_a_scenario_that_repeats_its_claim(study):
@@ -151,9 +151,7 @@ def test_a_replayed_trace_is_searched_by_its_parts(tmp_path):
     rng = np.random.default_rng(0)
     rows = zip(np.cumsum(rng.exponential(1.0, 2000)), rng.integers(20, 200, 2000), strict=True)
     trace = tmp_path / "trace.csv"
-    trace.write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens\n" + "\n".join(f"{t},{p},20" for t, p in rows)
-    )
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "\n".join(f"{t},{p},20" for t, p in rows))
     text = SMALL.replace(
         'isl = { kind = "uniform", low = 20, high = 200 }\nosl = 20\nrequest_rate = 1', f'trace = "{trace}"'
     ).replace("batch = [4, 32]", "batch = [1, 2]")
@@ -170,7 +168,7 @@ def test_capacity_has_the_default_limit():
     (found,) = capacity.capacities(loads(text))
     assert found.limits == (Limit("queueing_delay.p99", 5.0),)
     assert 0 < found.capacity.rate_rps.value < found.capacity.ceiling.rate_rps
-    assert found.at.held
+    assert found.at.satisfied
 
 
 def test_stages_share_the_batch():

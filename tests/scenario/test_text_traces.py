@@ -26,12 +26,7 @@ def log_rows(n=240, seed=0, times=False):
     for i in range(n):
         ask = list(ASKS)[rng.integers(len(ASKS))]
         tokens = 1 + int(ASKS[ask] * rng.lognormal(0, 0.2))
-        row = {
-            "model": "mine",
-            "prompt": f"{ask} thing {i}",
-            "output_tokens": tokens,
-            "finish_reason": "stop",
-        }
+        row = {"model": "own", "prompt": f"{ask} thing {i}", "output_tokens": tokens, "finish_reason": "stop"}
         rows.append(row | ({"timestamp": 1e9 + i / 4} if times else {}))
     return rows
 
@@ -47,8 +42,8 @@ def asked(folder, rest="", **workload):
     return config.loads(f"[workload]\n{table}[deployment]\n{on}{rest}", folder=folder)
 
 
-def first(whole, seed=0):
-    return config.build(whole)[0].workload(seed)
+def first(complete, seed=0):
+    return config.build(complete)[0].workload(seed)
 
 
 def test_a_log_is_read_with_its_texts_and_counts(tmp_path):
@@ -142,7 +137,7 @@ def test_columns_of_texts_beside_known_columns_are_kept(tmp_path):
     )
     got = w.read(tmp_path / "t.csv")
     assert {name: column.tolist() for name, column in got.extra.items()} == {
-        "prompt": ["why", "who"],
+        "prompt": ["cause", "owner"],
         "output": ["so", "me"],
         "model": ["m", "m"],
     }
@@ -158,9 +153,7 @@ def test_what_is_neither_is_told_both_ways(tmp_path):
 
 def test_the_default_predictor_tells_prompts_of_a_log_apart(tmp_path):
     write_log(tmp_path / "log.jsonl", log_rows(60))
-    whole = asked(
-        tmp_path, '[predictor]\nkind = "default"\n', trace="log.jsonl", request_rate=2.0, num_requests=60
-    )
+    whole = asked(tmp_path, '[predictor]\nkind = "default"\n', trace="log.jsonl", request_rate=2.0, num_requests=60)
     got = first(whole)
     assert len(np.unique(got.predicted_tokens.round(3))) > 10
 
@@ -184,7 +177,7 @@ seeds = 3
     on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
     table = lab.lab(config.loads(head + on + rest.lstrip(), folder=tmp_path), jobs=1)
     closed = {cell.predictor: cell["gap_closed"].value for cell in table.cells if cell.policy == "sjf"}
-    assert closed["mine"] > 0.7
+    assert closed["own"] > 0.7
     assert abs(closed["same tokens=100"]) < 0.05
 
 

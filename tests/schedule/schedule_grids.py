@@ -6,19 +6,7 @@ import numpy as np
 
 from lengthwise.schedule.optimizer import Perf, Variable
 
-SHAPES = [
-    (1,),
-    (2,),
-    (9,),
-    (40,),
-    (1, 7),
-    (6, 9),
-    (13, 4),
-    (5, 4, 6),
-    (3, 1, 5),
-    (4, 3, 3, 4),
-    (3, 2, 4, 2, 3),
-]
+SHAPES = [(1,), (2,), (9,), (40,), (1, 7), (6, 9), (13, 4), (5, 4, 6), (3, 1, 5), (4, 3, 3, 4), (3, 2, 4, 2, 3)]
 
 
 class Grid:
@@ -30,10 +18,10 @@ class Grid:
             Variable(f"x{axis}", tuple(range(3, 3 + 2 * length, 2)), rising=axis % 2 == 0)
             for axis, length in enumerate(latency_s.shape)
         ]
-        self.asked = []
+        self.requested = []
 
     def perf(self, points):
-        self.asked += [tuple(point) for point in points.tolist()]
+        self.requested += [tuple(point) for point in points.tolist()]
         places = (points - 3) // 2
         for axis in range(1, points.shape[1], 2):
             places[:, axis] = self.latency_s.shape[axis] - 1 - places[:, axis]

@@ -13,19 +13,19 @@ from lengthwise.schedule import (
     Assumptions,
     Controls,
     Estimator,
+    Monitor,
     Planner,
     Strategy,
     TaskLengths,
     Terms,
-    Watch,
     drift,
     redeployment,
     replan,
 )
 from lengthwise.schedule.adaptation import ENOUGH, further, late_share, lengths_since
+from lengthwise.schedule.drift_monitor import Alarm
 from lengthwise.schedule.length_drift import left_alone, moments, moved
 from lengthwise.schedule.sides import row_of
-from lengthwise.schedule.watch import Alarm
 from lengthwise.schema.errors import InputError, ScheduleError
 
 BOUND_S = 6.0
@@ -66,7 +66,7 @@ def slow(opt_estimator):
 
 def test_a_schedule_that_breaks_its_bound_is_left_for_one_that_holds_it(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S)
-    assert not change.holds
+    assert not change.is_satisfied
     assert change.kept_held_s > BOUND_S
     assert change.made
     assert change.new_held_s <= BOUND_S * (1 - change.margin)
@@ -85,10 +85,10 @@ def test_loading_is_charged_only_where_weights_move(after, choice, summaries):
 def test_a_change_that_does_not_pay_by_the_horizon_is_not_made(planner, slow, summaries):
     terms = Terms(margin=0.0, horizon_s=3600.0)
     long = replan(planner, slow, summaries, BOUND_S, terms)
-    assert long.holds
+    assert long.is_satisfied
     assert long.made
     assert long.load_s > 0
-    kept_rps, new_rps = long.kept.throughput_rps, long.new.throughput_rps
+    kept_rps, new_rps = long.retained.throughput_rps, long.new.throughput_rps
     assert kept_rps * long.repaid_s == pytest.approx(new_rps * (long.repaid_s - long.load_s))
     short = replan(planner, slow, summaries, BOUND_S, dataclasses.replace(terms, horizon_s=long.load_s))
     assert short.load_s == 0, "only what needs no loading is left to be done"
@@ -97,7 +97,7 @@ def test_a_change_that_does_not_pay_by_the_horizon_is_not_made(planner, slow, su
 
 def test_the_best_is_left_as_it_is(planner, choice, summaries):
     change = replan(planner, choice.row, summaries, BOUND_S)
-    assert change.holds
+    assert change.is_satisfied
     assert not change.made
     assert change.late_share <= 0.01 + 1e-9
 
@@ -105,7 +105,7 @@ def test_the_best_is_left_as_it_is(planner, choice, summaries):
 def test_a_gain_below_the_least_is_not_worth_a_change(planner, slow, summaries):
     terms = Terms(margin=0.0)
     gain = replan(planner, slow, summaries, BOUND_S, terms)
-    more = gain.new.throughput_rps / gain.kept.throughput_rps - 1
+    more = gain.new.throughput_rps / gain.retained.throughput_rps - 1
     assert not replan(planner, slow, summaries, BOUND_S, dataclasses.replace(terms, least_gain=2 * more)).made
 
 
@@ -113,11 +113,11 @@ def test_where_nothing_meets_the_bound_nothing_is_changed(planner, choice, summa
     far = planner.anew(at(planner.estimator, longer(summaries, 6.0)))
     change = replan(far, choice.row, summaries, 1.0)
     assert (change.new, change.made) == (None, False)
-    assert change.why.startswith("nothing meets the bound with these lengths: the least latency is ")
-    least_s = float(change.why.split()[-2])
-    assert far.best(least_s).row.latency_high_s <= least_s
+    assert change.cause.startswith("nothing meets the bound with these lengths: the least latency is ")
+    min_s = float(change.cause.split()[-2])
+    assert far.best(min_s).row.latency_high_s <= min_s
     with pytest.raises(ScheduleError):
-        far.best(0.98 * least_s)
+        far.best(0.98 * min_s)
 
 
 def test_where_nothing_may_be_loaded_the_least_latency_is_that_of_what_is_loaded(planner, slow, summaries):
@@ -125,13 +125,13 @@ def test_where_nothing_may_be_loaded_the_least_latency_is_that_of_what_is_loaded
     loaded = replan(far, slow, summaries, 1.0)
     change = replan(far, slow, summaries, 1.0, Terms(may_load=False))
     assert (change.new, change.made) == (None, False)
-    assert change.why.startswith("nothing that needs no loading meets the bound")
-    assert float(change.why.split()[-2]) > float(loaded.why.split()[-2])
+    assert change.cause.startswith("nothing that needs no loading meets the bound")
+    assert float(change.cause.split()[-2]) > float(loaded.cause.split()[-2])
 
 
 def test_why_a_schedule_is_left_speaks_of_the_one_that_is_left(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S)
-    assert change.why == f"what runs would take {change.kept_held_s:.3g} s"
+    assert change.cause == f"what runs would take {change.kept_held_s:.3g} s"
     assert change.new_held_s < change.kept_held_s
 
 
@@ -142,9 +142,7 @@ def test_the_margin_holds_the_bound_when_lengths_move_on(after, choice, summarie
     chosen = after.best(BOUND_S * (1 - change.margin)).row
     held = [
         left_alone(
-            at(after.estimator, further(summaries, after.estimator.setting.task, share, 2048)),
-            chosen,
-            worst_case=True,
+            at(after.estimator, further(summaries, after.estimator.setting.task, share, 2048)), chosen, worst_case=True
         )[1]
         for share in (1.0, 0.5, 0.25)
     ]
@@ -227,7 +225,7 @@ def followed(planner, choice, summaries):
     rows = list(zip(prompts.tolist(), np.concatenate(outputs).tolist(), strict=True))
     made = []
     for _ in range(2):
-        adapter = Adapter(planner, choice.row, BOUND_S, watch=Watch(seed=3))
+        adapter = Adapter(planner, choice.row, BOUND_S, monitor=Monitor(seed=3))
         answers = [adapter.observe(*row, i / 10) for i, row in enumerate(rows)]
         made.append((adapter, [one for one in answers if one is not None]))
     return made
@@ -236,7 +234,7 @@ def followed(planner, choice, summaries):
 def test_an_adapter_changes_what_runs_and_looks_again_once_more_is_known(followed, choice):
     adapter, (first, again) = followed[0]
     assert (first.first, again.first) == (True, False)
-    assert abs(first.began - 501) < 40
+    assert abs(first.started - 501) < 40
     assert again.requests == ENOUGH
     assert adapter.deployed != choice.row
     assert adapter.deployed in (first.change.new, again.change.new)

@@ -17,8 +17,8 @@ from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import Workload
 
-STREAMING = [name for name in SYSTEMS if not KNOWN[name].whole and not KNOWN[name].apart]
-TOGETHER = [name for name in SYSTEMS if not KNOWN[name].apart]
+STREAMING = [name for name in SYSTEMS if not KNOWN[name].complete and not KNOWN[name].disaggregated]
+TOGETHER = [name for name in SYSTEMS if not KNOWN[name].disaggregated]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def curves(opt_estimator):
     return {name: curve(opt_estimator, name, requests=200, batch_sizes=[4, 64, 256]) for name in SYSTEMS}
 
 
-def rows(of, **wanted):
+def rows(of, **desired):
     keep = np.ones(of.configurations, dtype=bool)
-    for name, value in wanted.items():
+    for name, value in desired.items():
         keep &= getattr(of, name) == value
     return np.flatnonzero(keep)
 
@@ -133,8 +133,8 @@ def test_latency_is_that_of_requests_with_the_asked_output(opt_estimator):
 
 def test_a_line_through_long_outputs_is_read_at_the_asked_one():
     output = np.arange(1, 1001)
-    spent_s = 3.0 + 0.5 * output + np.where(output % 2 == 0, 0.25, -0.25)
-    mean_s, high_s = latency_at(output, spent_s, 990, 0.99)
+    elapsed_s = 3.0 + 0.5 * output + np.where(output % 2 == 0, 0.25, -0.25)
+    mean_s, high_s = latency_at(output, elapsed_s, 990, 0.99)
     assert mean_s == pytest.approx(3 + 0.5 * 990, abs=0.02)
     assert high_s - mean_s == pytest.approx(2.326 * 0.25, abs=0.02)
     assert latency_at(np.full(50, 7), np.full(50, 2.5), 7, 0.99) == (2.5, 2.5)
@@ -175,10 +175,10 @@ def test_latencies_and_bounds_are_in_order(curves, system):
 def test_a_front_has_no_row_that_another_beats(curves):
     of = curves["vllm-v1"]
     front = of.front()
-    held, rates = [point.held_s for point in front], [point.row.throughput_rps for point in front]
+    held, rates = ([point.constrained_latency_s for point in front], [point.row.throughput_rps for point in front])
     assert held == sorted(held)
     assert rates == sorted(rates)
-    assert all(of.best(point.held_s).words == point.row.words for point in front)
+    assert all(of.best(point.constrained_latency_s).words == point.row.words for point in front)
 
 
 def test_where_memory_binds_pages_serve_more_than_reservations(opt, four_a40, opt_tables, translations):

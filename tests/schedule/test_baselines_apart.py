@@ -11,7 +11,7 @@ import pytest
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Estimator, TaskLengths, curve
-from lengthwise.schedule.baselines import KNOWN, Apart
+from lengthwise.schedule.baselines import KNOWN, Disaggregated
 from lengthwise.schedule.configurations import Configuration
 from lengthwise.schedule.simulation import Question
 from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, shares_of
@@ -28,7 +28,7 @@ def eight(opt):
 def player(estimator, requests=200):
     setting = estimator.setting
     question = Question(setting.task, setting.bound_tokens, 0.99, requests, 0)
-    return Apart(setting, KNOWN[SYSTEM], question)
+    return Disaggregated(setting, KNOWN[SYSTEM], question)
 
 
 def test_every_gpu_prefills_or_decodes(opt_estimator):
@@ -74,7 +74,7 @@ def test_both_sides_of_an_even_balance_hold_the_best(opt, eight, opt_tables, sum
     estimator = Estimator(summaries, eight, opt, {1: opt_tables[1]})
     asked = player(estimator)
     line = next(lines[0] for lines in asked.cuts() if lines[0].replica.replicas == 8)
-    rps = [asked.play(Configuration(line, 24, number)).played.throughput_rps for number in range(1, 8)]
+    rps = [asked.play(Configuration(line, 24, number)).simulated.throughput_rps for number in range(1, 8)]
     tried = [at.prefills for at in asked.each(line, 24)]
     assert tried == sorted(set(tried))
     assert len(tried) <= 2
@@ -88,10 +88,10 @@ def test_no_side_exceeds_what_it_can_do_alone(opt_estimator):
         for line in lines[:1]:
             at = asked.each(line, 64)[-1]
             got = asked.play(at)
-            if got.played is None:
+            if got.simulated is None:
                 continue
             prefill_rps = asked._prefill_rps(line.prefill, line.budget) * at.prefills
-            assert got.played.throughput_rps <= 1.03 * prefill_rps
+            assert got.simulated.throughput_rps <= 1.03 * prefill_rps
             assert got.memory_share <= 1
 
 

@@ -31,10 +31,10 @@ def played(estimator, controls, threshold):
     deployment = deployment_of(estimator, controls, threshold=threshold)
     r = simulate(made, deployment, keep_steps=0).requests
     apart = controls.strategy is not Strategy.RRA
-    begun_s = encodings_begin_s(r, deployment.cost) if apart else r.scheduled_s
-    ends = np.quantile(begun_s, (0.25, 0.85))
-    inside = (begun_s >= ends[0]) & (begun_s < ends[1])
-    return output[inside], (r.finished_s - begun_s)[inside]
+    started_s = encodings_begin_s(r, deployment.cost) if apart else r.scheduled_s
+    ends = np.quantile(started_s, (0.25, 0.85))
+    inside = (started_s >= ends[0]) & (started_s < ends[1])
+    return output[inside], (r.finished_s - started_s)[inside]
 
 
 @pytest.mark.parametrize("threshold", [None, 0.05, 0.1])
@@ -45,13 +45,13 @@ def test_a_bound_that_is_held_in_the_worst_case_is_held(
     assumptions = Assumptions(threshold=threshold)
     of = Estimator(TaskLengths.from_preset(task), four_a40, opt, opt_tables, assumptions)
     choice = Planner(of, tuple(opt_tables), strategies).best(bound_s)
-    output, took_s = played(of, choice.controls, threshold)
+    output, duration_s = played(of, choice.controls, threshold)
     quantile = of.setting.bound_tokens
-    long = took_s[(output == quantile) | (output == quantile - 1)]
+    long = duration_s[(output == quantile) | (output == quantile - 1)]
     assert len(long) > 15
     assert np.mean(long > choice.row.latency_high_s) <= ABOVE_HIGH
     assert np.mean(long > bound_s) <= ABOVE_BOUND
-    assert np.mean(took_s > bound_s) < 0.0125  # one in a hundred outputs is longer than what the bound is for
+    assert np.mean(duration_s > bound_s) < 0.0125  # one in a hundred outputs is longer than what the bound is for
 
 
 @pytest.mark.parametrize("threshold", [0.05, 0.2])

@@ -11,14 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_grids import SHAPES, Grid, monotone, shaken, smooth
 
-from lengthwise.schedule.optimizer import (
-    Perf,
-    Tolerances,
-    Variable,
-    branch_and_bound,
-    exhaustive,
-    least_tolerances,
-)
+from lengthwise.schedule.optimizer import Perf, Tolerances, Variable, branch_and_bound, exhaustive, least_tolerances
 from lengthwise.schema.errors import InputError
 
 EXACT = Tolerances(0, 0)
@@ -47,12 +40,12 @@ def a_bound(rng, latency):
 
 
 @some
-@given(seed=SEEDS, shape=st.sampled_from(SHAPES), kinds=st.tuples(KINDS, KINDS), wave=WAVES)
-def test_monotone_functions_end_at_the_best_point_and_of_ties_at_the_fastest(seed, shape, kinds, wave):
+@given(seed=SEEDS, shape=st.sampled_from(SHAPES), kinds=st.tuples(KINDS, KINDS), batch_size=WAVES)
+def test_monotone_functions_end_at_the_best_point_and_of_ties_at_the_fastest(seed, shape, kinds, batch_size):
     rng, latency, throughput = an_instance(seed, shape, kinds)
     grid, bound = Grid(latency, throughput), a_bound(rng, latency)
-    found = branch_and_bound(grid.perf, grid.variables, bound, EXACT, wave=wave)
-    assert len(set(grid.asked)) == len(grid.asked) == found.evaluated
+    found = branch_and_bound(grid.perf, grid.variables, bound, EXACT, batch_size=batch_size)
+    assert len(set(grid.requested)) == len(grid.requested) == found.evaluated
     oracle = exhaustive(grid.perf, grid.variables, bound)
     assert found.best == oracle.best
     assert found.exact
@@ -110,7 +103,7 @@ def test_thousands_of_instances_keep_the_guarantee(lot):
         latency[monotone(rng, latency.shape, "smooth") > rng.uniform(1, 60)] = math.inf
         bound = a_bound(rng, latency[np.isfinite(latency)]) if np.isfinite(latency).any() else 1.0
         grid, tolerances = Grid(latency, throughput), Tolerances(shares[1], shares[0])
-        found = branch_and_bound(grid.perf, grid.variables, bound, tolerances, wave=1 + seed % 9)
+        found = branch_and_bound(grid.perf, grid.variables, bound, tolerances, batch_size=1 + seed % 9)
         oracle = exhaustive(grid.perf, grid.variables, bound)
         within(found, oracle, tolerances.accepted)
         if not shares.any():
@@ -234,7 +227,7 @@ def test_answers_that_cannot_be_used_are_refused(broken, says):
 
 def test_numbers_out_of_range_are_refused():
     grid = Grid(np.ones((2, 2)), np.ones((2, 2)))
-    for bound, options in [(0.0, {}), (math.nan, {}), (1.0, {"wave": 0}), (1.0, {"most": 1})]:
+    for bound, options in [(0.0, {}), (math.nan, {}), (1.0, {"batch_size": 0}), (1.0, {"most": 1})]:
         with pytest.raises(InputError):
             branch_and_bound(grid.perf, grid.variables, bound, **options)
     sides = [replace(variable, rising=None) for variable in grid.variables]

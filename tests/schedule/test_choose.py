@@ -45,8 +45,8 @@ def small(opt, two_a40):
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_each_strategy_is_as_good_as_the_best_of_all_within_the_gap(small, strategy, worst_case):
     planner = Planner(small, [1, 2], [strategy], worst_case=worst_case)
-    least_s = min(one.found.fastest.latency_s for one in planner.search(math.inf, planner.sides))
-    for bound_s in (1.02 * least_s, 1.5 * least_s, 3 * least_s, math.inf):
+    min_s = min(one.found.fastest.latency_s for one in planner.search(math.inf, planner.sides))
+    for bound_s in (1.02 * min_s, 1.5 * min_s, 3 * min_s, math.inf):
         got, looked = planner.best(bound_s), planner.best(bound_s, exhaustive=True)
         held_s = got.row.latency_high_s if worst_case else got.row.latency_s
         assert held_s <= bound_s
@@ -56,15 +56,13 @@ def test_each_strategy_is_as_good_as_the_best_of_all_within_the_gap(small, strat
 
 
 def test_all_strategies_together_are_the_best_of_each(small):
-    together = best_schedule(
-        SHORT, small.setting.cluster, small.setting.model, 2.0, tables=small.setting.tables
-    )
+    together = best_schedule(SHORT, small.setting.cluster, small.setting.model, 2.0, tables=small.setting.tables)
     each = [Planner(small, [1, 2], [one]).best(2.0).row.throughput_rps for one in Strategy]
     assert together.row.throughput_rps >= max(each) / 1.02
     assert {(side.strategy, side.tp) for side in together.sides} == {
         (strategy.value, tp) for strategy in Strategy for tp in (1, 2)
     }
-    (chosen,) = (side for side in together.sides if not side.why)
+    (chosen,) = (side for side in together.sides if not side.cause)
     assert chosen.best == together.row
 
 
@@ -79,7 +77,7 @@ def test_only_schedules_are_counted_not_places_beyond_a_run(opt_estimator, strat
     assert looked.evaluated == looked.points
     assert all(side.evaluated == side.points for side in looked.sides)
     planner = Planner(opt_estimator, [1, 2, 4], [strategy])
-    found = planner.search(6.0, planner.sides, apart=True)
+    found = planner.search(6.0, planner.sides, disaggregated=True)
     for one in found:
         points, _, _ = one.side.seen()
         assert one.found.of == one.side.size
@@ -90,18 +88,18 @@ def test_only_schedules_are_counted_not_places_beyond_a_run(opt_estimator, strat
 def test_what_was_looked_at_after_the_search_is_counted_too(opt_estimator, met):
     """Where nothing that was found meets the bound, the neighbours of the fastest as well."""
     planner = Planner(opt_estimator, [1, 2, 4])
-    searched = planner.search(6.0, planner.sides)
-    before = sum(one.found.evaluated for one in searched)
+    search_results = planner.search(6.0, planner.sides)
+    before = sum(one.found.evaluated for one in search_results)
     if not met:
-        searched = [replace(one, found=replace(one.found, best=None)) for one in searched]
-    looked = improved(searched, 6.0)
+        search_results = [replace(one, found=replace(one.found, best=None)) for one in search_results]
+    looked = improved(search_results, 6.0)
     assert all(one.found.evaluated == one.side.evaluated for one in looked)
     assert sum(one.found.evaluated for one in looked) > before
 
 
 def test_apart_every_side_has_its_own_best(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
-    apart = planner.best(6.0, apart=True)
+    apart = planner.best(6.0, disaggregated=True)
     for side in apart.sides:
         alone = [s for s in planner.sides if (s.strategy.value, s.tp) == (side.strategy, side.tp)]
         if side.best is None:
@@ -115,11 +113,9 @@ def test_apart_every_side_has_its_own_best(opt_estimator):
 
 def test_of_equal_throughput_the_faster_is_chosen(opt_estimator):
     """Where encoding binds, WAA-C and WAA-M serve as many requests, one of them at half the latency."""
-    got = Planner(opt_estimator, [1, 2, 4]).best(6.0, apart=True)
+    got = Planner(opt_estimator, [1, 2, 4]).best(6.0, disaggregated=True)
     equal = [
-        side.best
-        for side in got.sides
-        if side.best and side.best.throughput_rps >= got.row.throughput_rps * (1 - 1e-9)
+        side.best for side in got.sides if side.best and side.best.throughput_rps >= got.row.throughput_rps * (1 - 1e-9)
     ]
     assert len(equal) >= 2
     assert got.row.latency_high_s == min(row.latency_high_s for row in equal)
@@ -164,7 +160,7 @@ def test_one_gpu_leaves_waa_out(opt, summaries):
     cluster = Cluster(catalog.gpu("A100-80GB"), catalog.node("dgx-a100"), 1)
     got = best_schedule(summaries, cluster, opt, 20.0)
     assert got.row.strategy == "rra"
-    assert {side.why for side in got.sides if side.strategy != "rra"} == {"it needs 2 GPUs or more"}
+    assert {side.cause for side in got.sides if side.strategy != "rra"} == {"it needs 2 GPUs or more"}
     with pytest.raises(InputError, match="at least 2 GPUs"):
         best_schedule(summaries, cluster, opt, 20.0, strategies=[Strategy.WAA_C])
 
@@ -203,9 +199,7 @@ def test_a_quantile_of_its_own(opt, four_a40, opt_tables, summaries):
 def test_runs_of_one_split_cover_every_batch_once(opt_estimator):
     side = Side(opt_estimator, Strategy.WAA_M, 2, worst_case=True)
     seen = {
-        (int(first + k), int(micro), int(group))
-        for first, length, micro, group in side._runs
-        for k in range(length)
+        (int(first + k), int(micro), int(group)) for first, length, micro, group in side._runs for k in range(length)
     }
     assert len(seen) == side.size == int(side._runs[:, 1].sum())
     split = opt_estimator.estimate(

@@ -24,14 +24,14 @@ from lengthwise.schedule.adaptation import DRAM_BYTES_PER_S, SSD_BYTES_PER_S
 from lengthwise.schedule.length_drift import moments, moved
 from lengthwise.schema.errors import InputError
 
-FEW = (("mean", 0.15), ("mean", 0.30), ("sd", -0.3), ("skewness", 0.4))
+MIN_COUNT = (("mean", 0.15), ("mean", 0.30), ("sd", -0.3), ("skewness", 0.4))
 
 
 @pytest.fixture(scope="module")
 def planned(opt_estimator):
     planner = Planner(opt_estimator, [2, 4], [Strategy.RRA])
     choice = planner.best(6.0)
-    return planner, choice, drift(planner, choice, FEW)
+    return planner, choice, drift(planner, choice, MIN_COUNT)
 
 
 @pytest.mark.parametrize("change", [-0.3, 0.15, 0.3])
@@ -74,12 +74,12 @@ def test_no_move_is_no_change(summaries):
 
 def test_longer_outputs_take_longer_and_only_then_break_the_bound(planned):
     _, choice, rows = planned
-    by = {(row.moved, row.change): row for row in rows}
+    by = {(row.changed, row.change): row for row in rows}
     assert by["mean", 0.15].kept_held_s > choice.row.latency_high_s
     assert by["mean", 0.30].kept_held_s > by["mean", 0.15].kept_held_s
     for row in rows:
-        assert row.holds == (row.kept_held_s <= choice.bound_s)
-        assert (row.margin == 0) == row.holds
+        assert row.is_satisfied == (row.kept_held_s <= choice.bound_s)
+        assert (row.margin == 0) == row.is_satisfied
 
 
 def test_what_is_kept_is_the_deployed_schedule_at_the_new_lengths(planned, summaries):
@@ -90,22 +90,20 @@ def test_what_is_kept_is_the_deployed_schedule_at_the_new_lengths(planned, summa
     got = Estimator(task, setting.cluster, setting.model, setting.tables).estimate(
         [choice.controls], np.array([choice.row.encode_gpus])
     )
-    assert row.kept.encode_gpus == choice.row.encode_gpus
+    assert row.retained.encode_gpus == choice.row.encode_gpus
     assert row.kept_held_s == pytest.approx(got.latency_high_s[0])
-    assert row.kept.throughput_rps == pytest.approx(got.throughput_rps[0])
+    assert row.retained.throughput_rps == pytest.approx(got.throughput_rps[0])
 
 
 def test_a_bound_tighter_by_the_margin_would_have_held(planned):
     """Planned under the tighter bound, the schedule still holds the bound when the lengths have moved."""
     planner, choice, rows = planned
     setting = planner.estimator.setting
-    broken = [row for row in rows if not row.holds and math.isfinite(row.margin)]
+    broken = [row for row in rows if not row.is_satisfied and math.isfinite(row.margin)]
     assert broken
     for row in broken:
         sooner = planner.best(choice.bound_s * (1 - row.margin)).row
-        task = TaskLengths(
-            setting.task.prompt_pmf, moved(setting.task.output_pmf, row.moved, row.change, 1500)
-        )
+        task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, row.changed, row.change, 1500))
         estimator = Estimator(task, setting.cluster, setting.model, setting.tables)
         controls = planner.best(choice.bound_s * (1 - row.margin)).controls
         got = estimator.estimate([controls], np.array([sooner.encode_gpus]))
@@ -122,9 +120,9 @@ def test_without_a_bound_what_fits_holds(opt_estimator):
     """The choice fills the memory: longer outputs are then too many, shorter ones are not."""
     planner = Planner(opt_estimator, [4], [Strategy.RRA])
     shorter, longer = drift(planner, planner.best(), (("mean", -0.3), ("mean", 0.3)))
-    assert (shorter.holds, shorter.margin) == (True, 0.0)
-    assert not longer.holds
-    assert longer.kept is None
+    assert (shorter.is_satisfied, shorter.margin) == (True, 0.0)
+    assert not longer.is_satisfied
+    assert longer.retained is None
     assert math.isnan(longer.margin)
     assert longer.replanned is not None
 
@@ -133,7 +131,7 @@ def test_lengths_without_spread_can_only_move_in_the_mean(opt, four_a40, opt_tab
     estimator = Estimator(TaskLengths.fixed(200, 20), four_a40, opt, opt_tables, Assumptions())
     planner = Planner(estimator, [4], [Strategy.RRA])
     rows = drift(planner, planner.best(5.0))
-    assert {row.moved for row in rows} == {"mean"}
+    assert {row.changed for row in rows} == {"mean"}
     assert {round(row.mean_tokens) for row in rows} == {14, 17, 23, 26}
 
 
@@ -143,7 +141,7 @@ def test_phases_longer_than_what_is_left_are_cut(opt, four_a40, opt_tables):
     planner = Planner(estimator, [4], [Strategy.RRA])
     choice = planner.best(1.05 * planner.best().row.latency_high_s)
     (row,) = drift(planner, choice, (("mean", -0.3),))
-    assert row.kept is not None
+    assert row.retained is not None
 
 
 def test_an_unknown_move_is_refused(opt_estimator):

@@ -33,9 +33,7 @@ def deployed(controls, model, cluster, tables):
     batching = f"rra({', '.join(f'{name}={value}' for name, value in given.items())})"
     parallel = Parallelism(degree, len(stages), single_stages=int(single.sum()))
     limits, kv = EngineLimits(max_num_seqs=4096, watermark=0.0), KvPlan(10**6, 16, 0.0, 0.0, 0.0, 0.0)
-    return Deployment(
-        model, cluster.gpu, cluster.node, parallel, limits, Scheduler(batching=batching), cost, kv, 1024
-    )
+    return Deployment(model, cluster.gpu, cluster.node, parallel, limits, Scheduler(batching=batching), cost, kv, 1024)
 
 
 def played(controls, seed, task, model, cluster, tables):
@@ -44,12 +42,12 @@ def played(controls, seed, task, model, cluster, tables):
     prompt, output = (rng.choice(len(pmf), REQUESTS, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     workload = Workload(np.zeros(REQUESTS), prompt, output)
     requests = simulate(workload, deployed(controls, model, cluster, tables)).requests
-    begun_s = requests.scheduled_s
-    from_s, to_s = begun_s[REQUESTS // 4], begun_s[-1]
-    inside = (begun_s >= from_s) & (begun_s < to_s)
+    started_s = requests.scheduled_s
+    from_s, to_s = started_s[REQUESTS // 4], started_s[-1]
+    inside = (started_s >= from_s) & (started_s < to_s)
     long = inside & (output == task.output_quantile(LEVEL))
     assert long.sum() > 10
-    return inside.sum() / (to_s - from_s), (requests.finished_s - begun_s)[long].mean()
+    return inside.sum() / (to_s - from_s), (requests.finished_s - started_s)[long].mean()
 
 
 def drawn(count, seed):
@@ -57,9 +55,7 @@ def drawn(count, seed):
     rng = np.random.default_rng(seed)
     for number in range(count):
         tp, groups = LAYOUTS[number % len(LAYOUTS)]
-        yield Controls(
-            Strategy.RRA, int(rng.integers(12, 60)), int(rng.integers(2, 40)), tp=tp, tp_groups=groups
-        )
+        yield Controls(Strategy.RRA, int(rng.integers(12, 60)), int(rng.integers(2, 40)), tp=tp, tp_groups=groups)
 
 
 def agree(estimator, controls, seed, model, cluster, tables, *, within=0.05):
@@ -72,9 +68,7 @@ def agree(estimator, controls, seed, model, cluster, tables, *, within=0.05):
 
 @pytest.mark.parametrize(("tp", "groups"), LAYOUTS)
 def test_a_schedule_yields_what_was_expected(opt_estimator, opt, four_a40, opt_tables, tp, groups):
-    agree(
-        opt_estimator, Controls(Strategy.RRA, 40, 13, tp=tp, tp_groups=groups), 3, opt, four_a40, opt_tables
-    )
+    agree(opt_estimator, Controls(Strategy.RRA, 40, 13, tp=tp, tp_groups=groups), 3, opt, four_a40, opt_tables)
 
 
 @pytest.mark.parametrize("preset", ["exegpt-s", "exegpt-t"])

@@ -25,9 +25,7 @@ def short_outputs(opt, four_a40, opt_tables, summaries):
     return estimator
 
 
-@pytest.mark.parametrize(
-    ("decoding", "longest", "batch"), [(0.1, 4, 4), (0.05, 3, 8), (0.05, 3, 16), (0.2, 4, 4)]
-)
+@pytest.mark.parametrize(("decoding", "longest", "batch"), [(0.1, 4, 4), (0.05, 3, 8), (0.05, 3, 16), (0.2, 4, 4)])
 def test_few_of_the_new_requests_decode(short_outputs, opt, four_a40, opt_tables, decoding, longest, batch):
     agree(short_outputs(decoding, longest), Controls(Strategy.RRA, batch, 2), 3, opt, four_a40, opt_tables)
 

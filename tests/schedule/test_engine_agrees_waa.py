@@ -27,12 +27,12 @@ def played(estimator, controls, seed, requests=REQUESTS):
     workload = Workload(np.zeros(requests), prompt, output, concurrency=in_system(estimator, controls))
     whole = deployment_of(estimator, controls)
     got = simulate(workload, whole, keep_steps=0).requests
-    begun_s = encodings_begin_s(got, whole.cost)
-    from_s, to_s = begun_s[requests // 4], begun_s[-requests // 8]
-    inside = (begun_s >= from_s) & (begun_s < to_s)
+    started_s = encodings_begin_s(got, whole.cost)
+    from_s, to_s = started_s[requests // 4], started_s[-requests // 8]
+    inside = (started_s >= from_s) & (started_s < to_s)
     long = inside & (np.abs(output - task.output_quantile(LEVEL)) <= 2)
     assert long.sum() > 10
-    return inside.sum() / (to_s - from_s), (got.finished_s - begun_s)[long].mean()
+    return inside.sum() / (to_s - from_s), (got.finished_s - started_s)[long].mean()
 
 
 def compared(estimator, controls, seed):
@@ -89,9 +89,7 @@ def test_room_to_encode_is_what_was_counted_on(sixteen):
     rng, task = np.random.default_rng(2), setting.task
     prompt, output = (rng.choice(len(pmf), 20_000, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     steps = simulate(
-        Workload(np.zeros(20_000), prompt, output, concurrency=in_system(sixteen, controls)),
-        whole,
-        keep_steps=10**6,
+        Workload(np.zeros(20_000), prompt, output, concurrency=in_system(sixteen, controls)), whole, keep_steps=10**6
     ).steps
     held = steps.kv_blocks[steps.replica == 0] / whole.kv.num_blocks
     assert 0.7 < np.quantile(held, 0.95) <= 1.0, "they are held, and there is no need of more"
@@ -141,9 +139,7 @@ def test_random_schedules_yield_what_was_expected(opt, four_a40, opt_tables, pre
 
 
 @pytest.mark.parametrize(("controls", "preset"), [(Controls(M, 2), "exegpt-s"), (Controls(C, 3), "exegpt-g")])
-def test_where_decoding_binds_its_batch_is_full_and_encoding_waits(
-    opt, four_a40, opt_tables, controls, preset
-):
+def test_where_decoding_binds_its_batch_is_full_and_encoding_waits(opt, four_a40, opt_tables, controls, preset):
     """Not those who were encoded: no more are let in than have seats or are on their way."""
     estimator = Estimator(TaskLengths.from_preset(preset), four_a40, opt, opt_tables)
     expected = estimator.estimate([controls])

@@ -21,9 +21,7 @@ def drawn(pmf, shape, seed):
 def encodings_s(tables, prompts, layers=40, first=True, last=True):
     """Seconds of encoding each row of prompts: matrix products by their sum, attention one by one."""
     tokens, batch = prompts.sum(axis=1), prompts.shape[1]
-    each = np.array(
-        [float(encode_visit_s(tables, TaskLengths.fixed(p, 1), 1, 1)) for p in range(1, prompts.max() + 1)]
-    )
+    each = np.array([float(encode_visit_s(tables, TaskLengths.fixed(p, 1), 1, 1)) for p in range(1, prompts.max() + 1)])
     lone = np.arange(1, prompts.max() + 1)
     attention = each - (tables.layer_s + tables.comm_s + tables.send_s)[lone]
     ends = first * (tables.first_s[tokens] + tables.host_s[batch])
@@ -69,18 +67,18 @@ def played_pipeline(encode_s, decode_s, finish):
     """
     parts, rounds, stages = encode_s.shape
     free, ready = [0.0] * stages, [0.0] * parts
-    begun_s, ended_s = np.zeros((rounds, parts)), np.zeros((rounds, parts))
+    started_s, finished_s = np.zeros((rounds, parts)), np.zeros((rounds, parts))
     for turn in range(rounds):
         for column in range(decode_s.shape[2] + 1):
             for job in range(parts):
                 seconds = decode_s[job, turn, column - 1] if column else encode_s[job, turn]
                 if column == 0:
-                    begun_s[turn, job] = max(ready[job], free[0])
+                    started_s[turn, job] = max(ready[job], free[0])
                 for stage, taken in enumerate(seconds.tolist()):
                     free[stage] = ready[job] = max(ready[job], free[stage]) + taken
                 if column == finish:
-                    ended_s[turn, job] = ready[job]
-    return begun_s, ended_s
+                    finished_s[turn, job] = ready[job]
+    return started_s, finished_s
 
 
 @pytest.mark.parametrize(("new", "steps", "groups"), [(52, 13, 0), (20, 30, 0), (51, 13, 1)])
@@ -98,9 +96,9 @@ def test_rra_on_a_pipeline_comes_out_as_played(opt_estimator, opt_tables, summar
                 of[0], summaries, seqs, tokens, stage.layers, first=of[2], last=of[3]
             )
     phases, finish = -(-ITERATIONS // steps), (ITERATIONS - 1) % steps + 1
-    begun_s, ended_s = played_pipeline(encode_s, decode_s, finish)
-    round_s = (begun_s[-1, 0] - begun_s[20, 0]) / (rounds - 21)
-    latency_s = (ended_s[phases - 1 :] - begun_s[: rounds - phases + 1])[20:]
+    started_s, finished_s = played_pipeline(encode_s, decode_s, finish)
+    round_s = (started_s[-1, 0] - started_s[20, 0]) / (rounds - 21)
+    latency_s = (finished_s[phases - 1 :] - started_s[: rounds - phases + 1])[20:]
     got = opt_estimator.estimate([Controls(Strategy.RRA, new, steps, tp=2, tp_groups=groups)])
     assert got.cycle_s[0] == pytest.approx(round_s, rel=0.03)
     assert got.latency_s[0] == pytest.approx(latency_s.mean(axis=0).max(), rel=0.03)

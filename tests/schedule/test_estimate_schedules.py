@@ -51,11 +51,7 @@ def test_lengths_that_do_not_vary_have_the_closed_form(opt, four_a40, opt_tables
 
 def test_outputs_of_one_token_only_encode(opt, four_a40, opt_tables):
     got = estimate(
-        [Controls(R, 5, tp=4, tp_groups=1), Controls(C, 5)],
-        TaskLengths.fixed(64, 1),
-        four_a40,
-        opt,
-        opt_tables,
+        [Controls(R, 5, tp=4, tp_groups=1), Controls(C, 5)], TaskLengths.fixed(64, 1), four_a40, opt, opt_tables
     )
     assert got.decode_batch.tolist() == [0.0, 0.0]
     assert got.decode_s.tolist() == [0.0, 0.0]
@@ -77,13 +73,10 @@ def test_exegpts_four_schedules_come_out_as_published(opt_estimator):
 def test_a_row_is_the_same_alone_and_among_others(opt_estimator):
     rng = np.random.default_rng(1)
     given = [
-        Controls(
-            R, int(rng.integers(1, 90)), int(rng.integers(1, 80)), tp=2, tp_groups=int(rng.integers(0, 3))
-        )
+        Controls(R, int(rng.integers(1, 90)), int(rng.integers(1, 80)), tp=2, tp_groups=int(rng.integers(0, 3)))
         for _ in range(20)
     ] + [
-        Controls(s, int(rng.integers(1, 30)), micro_batches=int(rng.integers(1, 4)), tp=2, tp_groups=1)
-        for s in (C, M)
+        Controls(s, int(rng.integers(1, 30)), micro_batches=int(rng.integers(1, 4)), tp=2, tp_groups=1) for s in (C, M)
     ]
     together = opt_estimator.estimate(columns(given))
     for row, controls in enumerate(given):
@@ -92,9 +85,7 @@ def test_a_row_is_the_same_alone_and_among_others(opt_estimator):
             np.testing.assert_array_equal(getattr(together, field.name)[row], getattr(alone, field.name)[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "values"), [("encode_batch", range(4, 160, 4)), ("decode_steps", range(1, 64))]
-)
+@pytest.mark.parametrize(("name", "values"), [("encode_batch", range(4, 160, 4)), ("decode_steps", range(1, 64))])
 def test_rra_is_monotone_as_the_paper_says(opt_estimator, name, values):
     """More new requests: more throughput, more latency. Fewer decodes between encodings: the same."""
     base = Controls(R, 40, 8, tp=2, tp_groups=1)
@@ -111,25 +102,19 @@ def test_more_groups_shorten_the_latency(opt_estimator):
     assert (np.diff(got.latency_s) < 0).all()
 
 
-def test_the_papers_completions_expect_more_throughput_from_smaller_batches(
-    opt, four_a40, opt_tables, summaries
-):
+def test_the_papers_completions_expect_more_throughput_from_smaller_batches(opt, four_a40, opt_tables, summaries):
     given = [Controls(R, 49, 7, tp=4, tp_groups=1)]
     ours, paper = (
-        estimate(given, summaries, four_a40, opt, opt_tables, Assumptions(paper_completions=p))
-        for p in (False, True)
+        estimate(given, summaries, four_a40, opt, opt_tables, Assumptions(paper_completions=p)) for p in (False, True)
     )
     assert paper.decode_batch[0] < ours.decode_batch[0]
     assert paper.throughput_rps[0] > ours.throughput_rps[0]
 
 
-def test_adjustment_narrows_what_it_can_and_none_leaves_the_normal_range(
-    opt, four_a40, opt_tables, summaries
-):
+def test_adjustment_narrows_what_it_can_and_none_leaves_the_normal_range(opt, four_a40, opt_tables, summaries):
     given = [Controls(R, 50, 13, tp=4, tp_groups=1), Controls(C, 10, tp=2, tp_groups=2)]
     free, held, fixed = (
-        estimate(given, summaries, four_a40, opt, opt_tables, Assumptions(threshold=t))
-        for t in (None, 0.05, 0.001)
+        estimate(given, summaries, four_a40, opt, opt_tables, Assumptions(threshold=t)) for t in (None, 0.05, 0.001)
     )
     assert (held.encode_range < free.encode_range).all()
     assert (held.latency_high_s < free.latency_high_s).all()
@@ -142,9 +127,7 @@ def test_adjustment_narrows_what_it_can_and_none_leaves_the_normal_range(
 
 
 def test_what_does_not_fit_says_why_and_yields_nothing(opt_estimator, four_a40):
-    got = opt_estimator.estimate(
-        [Controls(R, 3000, 10), Controls(C, 4, tp=4, tp_groups=1), Controls(R, 4, 10)]
-    )
+    got = opt_estimator.estimate([Controls(R, 3000, 10), Controls(C, 4, tp=4, tp_groups=1), Controls(R, 4, 10)])
     assert got.reason.tolist() == [Reason.CACHE, Reason.GROUPS, Reason.FITS]
     assert got.throughput_rps[:2].tolist() == [0.0, 0.0]
     assert np.isinf(got.latency_s[:2]).all()
@@ -157,20 +140,12 @@ def test_what_does_not_fit_says_why_and_yields_nothing(opt_estimator, four_a40):
 def test_more_stages_than_layers_cannot_be(opt, summaries):
     cluster = Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 48)
     tables = cluster_tables(opt, cluster, [1, 2])
-    got = estimate(
-        [Controls(R, 8, 8), Controls(R, 8, 8, tp=2, tp_groups=24)], summaries, cluster, opt, tables
-    )
+    got = estimate([Controls(R, 8, 8), Controls(R, 8, 8, tp=2, tp_groups=24)], summaries, cluster, opt, tables)
     assert got.reason.tolist() == [Reason.LAYERS, Reason.FITS]
 
 
 def test_controls_out_of_range_are_refused(opt_estimator):
-    for wrong in (
-        {"encode_batch": 0},
-        {"decode_steps": 0},
-        {"micro_batches": 0},
-        {"tp": 0},
-        {"tp_groups": -1},
-    ):
+    for wrong in ({"encode_batch": 0}, {"decode_steps": 0}, {"micro_batches": 0}, {"tp": 0}, {"tp_groups": -1}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             Controls(**{"strategy": R, "encode_batch": 4} | wrong)
     with pytest.raises(InputError, match="decode_steps of WAA must be 1"):
@@ -192,16 +167,12 @@ def test_columns_give_their_rows_back():
     assert [columns(given).row(i) for i in range(2)] == given
 
 
-@pytest.mark.parametrize(
-    "controls", [Controls(R, 9, 4, tp=2, tp_groups=1), Controls(C, 4, tp=2, tp_groups=2)]
-)
+@pytest.mark.parametrize("controls", [Controls(R, 9, 4, tp=2, tp_groups=1), Controls(C, 4, tp=2, tp_groups=2)])
 def test_an_explanation_draws_what_was_estimated(opt_estimator, controls):
     drawn_as_estimated(explain(opt_estimator, controls, rounds=3))
 
 
-@pytest.mark.parametrize(
-    "controls", [Controls(R, 3, 9, tp=2, tp_groups=1), Controls(C, 1, tp=2, tp_groups=2)]
-)
+@pytest.mark.parametrize("controls", [Controls(R, 3, 9, tp=2, tp_groups=1), Controls(C, 1, tp=2, tp_groups=2)])
 def test_an_explanation_has_encodings_as_large_as_a_threshold_makes_them(
     summaries, four_a40, opt, opt_tables, controls
 ):
@@ -216,9 +187,7 @@ def test_an_explanation_has_encodings_as_large_as_a_threshold_makes_them(
 def drawn_as_estimated(got):
     assert got.reason == Reason.FITS
     cycle_s, stages = got.estimates.cycle_s[0], got.layout.stages
-    begun = sorted(
-        v.start_s for v in got.timeline if v.stage == 0 and v.kind == "encode" and v.micro_batch == 0
-    )
+    begun = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "encode" and v.micro_batch == 0)
     assert begun[0] == 0.0
     assert begun[2] - begun[1] == pytest.approx(cycle_s, rel=1e-6)
     assert {v.stage for v in got.timeline} == set(range(len(stages)))

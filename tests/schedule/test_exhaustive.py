@@ -17,12 +17,10 @@ def test_the_size_of_the_lots_changes_nothing(chunk):
     rng = np.random.default_rng(0)
     grid = Grid(rng.random((6, 5, 4)), rng.integers(1, 5, (6, 5, 4)).astype(float))
     found = exhaustive(grid.perf, grid.variables, 0.5, chunk=chunk)
-    good = [
-        (-t, s) for t, s in zip(grid.throughput_rps.ravel(), grid.latency_s.ravel(), strict=True) if s <= 0.5
-    ]
+    good = [(-t, s) for t, s in zip(grid.throughput_rps.ravel(), grid.latency_s.ravel(), strict=True) if s <= 0.5]
     assert (-found.best.throughput_rps, found.best.latency_s) == min(good)
     assert found.fastest.latency_s == grid.latency_s.min()
-    assert len(grid.asked) == found.evaluated == found.of == 120
+    assert len(grid.requested) == found.evaluated == found.of == 120
     assert found.calls == math.ceil(120 / chunk)
 
 

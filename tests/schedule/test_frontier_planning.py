@@ -16,9 +16,9 @@ from lengthwise.schedule import (
     Planner,
     Strategy,
     TaskLengths,
+    breakpoints,
     cluster_tables,
     frontiers,
-    kinks,
     static_batches,
 )
 from lengthwise.schedule.frontier import MOST_POINTS, non_dominated
@@ -41,14 +41,14 @@ def test_a_frontier_rises(fronts):
         assert 1 <= len(points) <= MOST_POINTS
         assert {p.row.strategy for p in points} == {strategy}
         for sooner, later in pairwise(points):
-            assert sooner.held_s < later.held_s
+            assert sooner.constrained_latency_s < later.constrained_latency_s
             assert sooner.row.throughput_rps < later.row.throughput_rps
 
 
 def test_a_point_holds_what_it_says(planner, fronts):
     for _, points in fronts:
         for point in points[:: max(1, len(points) // 5)]:
-            assert point.held_s == point.row.latency_high_s
+            assert point.constrained_latency_s == point.row.latency_high_s
 
 
 def test_at_its_end_a_frontier_has_all_there_is(planner, fronts):
@@ -61,17 +61,20 @@ def test_between_searched_bounds_little_is_missed(planner, fronts):
     for strategy, shown in fronts:
         alone = Planner(planner.estimator, [1, 2, 4], [Strategy(strategy)])
         points = non_dominated([side for side in planner.sides if side.strategy == strategy])
-        for bound_s in (shown[0].held_s * 1.3, math.sqrt(shown[0].held_s * shown[-1].held_s)):
-            had = max(p.row.throughput_rps for p in points if p.held_s <= bound_s)
+        for bound_s in (
+            shown[0].constrained_latency_s * 1.3,
+            math.sqrt(shown[0].constrained_latency_s * shown[-1].constrained_latency_s),
+        ):
+            had = max(p.row.throughput_rps for p in points if p.constrained_latency_s <= bound_s)
             assert had >= 0.9 * alone.best(bound_s).row.throughput_rps
 
 
 def test_kinks_are_where_another_kind_takes_over(fronts):
-    found = kinks(fronts)
+    found = breakpoints(fronts)
     assert len(found) >= 2
     assert all(a.bound_s < b.bound_s for a, b in pairwise(found))
-    least = min((p for _, points in fronts for p in points), key=lambda p: p.held_s)
-    assert found[0].bound_s == least.held_s
+    least = min((p for _, points in fronts for p in points), key=lambda p: p.constrained_latency_s)
+    assert found[0].bound_s == least.constrained_latency_s
     assert least.row.words in found[0].words
 
 
@@ -79,11 +82,13 @@ def test_kinds_that_overtake_each_other_at_every_step_are_one(fronts):
     """Two whose bests lie a hundredth of a bound apart take turns; told are the first, and who has the end."""
     (_, points), *_ = fronts
     turns = [
-        replace(points[0], held_s=1.01**i, row=replace(points[0].row, strategy=kind, throughput_rps=1.02**i))
+        replace(
+            points[0], constrained_latency_s=1.01**i, row=replace(points[0].row, strategy=kind, throughput_rps=1.02**i)
+        )
         for i, kind in enumerate(["waa-c", "waa-m"] * 10)
     ]
     by_kind = [(kind, tuple(p for p in turns if p.row.strategy == kind)) for kind in ("waa-c", "waa-m")]
-    assert [kink.bound_s for kink in kinks(by_kind)] == [1.0, turns[-1].held_s]
+    assert [kink.bound_s for kink in breakpoints(by_kind)] == [1.0, turns[-1].constrained_latency_s]
 
 
 def test_static_batches_have_the_closed_form(opt, four_a40, opt_tables):
@@ -111,8 +116,7 @@ def test_static_batches_over_nodes_are_stages(opt):
     last = {"first": False, "last": True}
     encode = [float(encode_visit_s(tables[4], task, 8, 20, **ends)) for ends in (first, last)]
     decode = [
-        decode_visit_s(tables[4], task, 8, [8 * (256 + u) for u in range(1, 8)], 20, **ends)
-        for ends in (first, last)
+        decode_visit_s(tables[4], task, 8, [8 * (256 + u) for u in range(1, 8)], 20, **ends) for ends in (first, last)
     ]
     want = sum(encode) + max(encode) + np.maximum(2 * np.maximum(*decode), sum(decode)).sum()
     assert got.latency_s[at] == pytest.approx(want)
@@ -146,11 +150,11 @@ def test_static_batches_have_a_frontier_too(opt_estimator):
     for bound_s in (3.0, 5.9, 11.5, math.inf):
         points = got.front(bound_s)
         assert 2 <= len(points) <= MOST_POINTS
-        assert points[0].held_s == got.latency_s.min()
+        assert points[0].constrained_latency_s == got.latency_s.min()
         for sooner, later in pairwise(points):
-            assert sooner.held_s < later.held_s
+            assert sooner.constrained_latency_s < later.constrained_latency_s
             assert sooner.row.throughput_rps < later.row.throughput_rps
-        shown = max(p.row.throughput_rps for p in points if p.held_s <= bound_s)
+        shown = max(p.row.throughput_rps for p in points if p.constrained_latency_s <= bound_s)
         assert shown == got.best(bound_s).throughput_rps
 
 

@@ -28,10 +28,10 @@ def shown(estimator):
 
 def had(points, bound_s):
     """What a curve shows at a bound: steps, each from its point on."""
-    return max((p.row.throughput_rps for p in points if p.held_s <= bound_s), default=0.0)
+    return max((p.row.throughput_rps for p in points if p.constrained_latency_s <= bound_s), default=0.0)
 
 
-def least_s(planner):
+def min_s(planner):
     """The least latency there is, of all strategies, as an impossible bound finds it."""
     with pytest.raises(ScheduleError, match="least latency"):
         planner.best(1e-9)
@@ -41,8 +41,8 @@ def least_s(planner):
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_near_the_least_latency_the_shown_curve_is_the_best_there_is(estimator, shown, strategy):
     alone = Planner(estimator, DEGREES, [strategy])
-    points, from_s = shown[strategy.value], least_s(alone)
-    assert points[0].held_s == pytest.approx(from_s)
+    points, from_s = shown[strategy.value], min_s(alone)
+    assert points[0].constrained_latency_s == pytest.approx(from_s)
     for times in (1.0, 1.02, 1.05, 1.1):
         bound_s = from_s * times * (1 + 1e-9)
         assert had(points, bound_s) >= (1 - ONE_SEARCH) * alone.best(bound_s).row.throughput_rps, times
@@ -50,14 +50,14 @@ def test_near_the_least_latency_the_shown_curve_is_the_best_there_is(estimator, 
 
 @pytest.mark.parametrize("times", [1.001, 1.02, 1.05, 1.1, 1.3, 2.2, math.inf])
 def test_at_the_bound_of_a_plan_the_shown_curves_have_what_the_plan_has(estimator, shown, times):
-    bound_s = times * min(points[0].held_s for points in shown.values())
+    bound_s = times * min(points[0].constrained_latency_s for points in shown.values())
     plan = answer(Planner(estimator, DEGREES), bound_s)
     most_rps = max(had(points, bound_s) for _, points in plan.front)
     assert most_rps == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
 
 
 def test_what_a_look_at_all_chooses_is_on_the_shown_curve(estimator, shown):
-    bound_s = 1.07 * shown["waa-m"][0].held_s
+    bound_s = 1.07 * shown["waa-m"][0].constrained_latency_s
     plan = answer(Planner(estimator, DEGREES, [Strategy.WAA_M]), bound_s, exhaustive=True)
     assert had(dict(plan.front)["waa-m"], bound_s) == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
 
@@ -71,7 +71,7 @@ def test_nothing_is_left_out_at_bounds_that_were_searched_and_little_between_the
     for bound_s in searched_s:
         assert had(shown, bound_s) == had(whole, bound_s)
     for point in whole:
-        assert had(shown, point.held_s) >= 0.97 * point.row.throughput_rps
+        assert had(shown, point.constrained_latency_s) >= 0.97 * point.row.throughput_rps
 
 
 def test_thinned_steps_lack_no_more_than_they_say():

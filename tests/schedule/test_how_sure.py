@@ -148,6 +148,4 @@ def test_a_frontier_has_a_band_around_it(opt_estimator, opt_tables):
     point = made[1][1][0]
     setting = opt_estimator.setting
     slower = Estimator(setting.task, setting.cluster, setting.model, scaled(opt_tables, 1.1))
-    assert point.band_rps[0] == pytest.approx(
-        left_alone(slower, point.row, worst_case=True)[0].throughput_rps
-    )
+    assert point.band_rps[0] == pytest.approx(left_alone(slower, point.row, worst_case=True)[0].throughput_rps)

@@ -41,22 +41,20 @@ def t5_code():
     return Estimator(TaskLengths.from_preset("exegpt-g"), cluster, model, tables)
 
 
-def is_the_best(estimator, tp, groups, bound_s=math.inf, seats=math.inf):
+def is_the_best(estimator, tp, groups, bound_s=math.inf, max_num_seqs=math.inf):
     """What is found is within the tolerance of the best of all short phases."""
     planner, row = Planner(estimator, [tp], [Strategy.RRA]), deployed(estimator, tp, groups)
-    found = InPlace(planner, row, seats=seats).best(bound_s)
+    found = InPlace(planner, row, max_num_seqs=max_num_seqs).best(bound_s)
     every = all_of(estimator, tp, groups, range(1, 121), range(1, 31))
-    good = every.feasible & (every.latency_high_s <= bound_s) & (every.decode_batch <= seats)
+    good = every.feasible & (every.latency_high_s <= bound_s) & (every.decode_batch <= max_num_seqs)
     assert (found.tp, found.tp_groups) == (tp, groups)
     assert found.latency_high_s <= bound_s
-    assert max(found.encode_batch, found.decode_batch) <= seats
+    assert max(found.encode_batch, found.decode_batch) <= max_num_seqs
     assert found.throughput_rps >= every.throughput_rps[good].max() / WITHIN
     return found
 
 
-@pytest.mark.parametrize(
-    ("task", "tp", "groups"), [("exegpt-g", 1, 0), ("exegpt-g", 2, 2), ("exegpt-t", 2, 2)]
-)
+@pytest.mark.parametrize(("task", "tp", "groups"), [("exegpt-g", 1, 0), ("exegpt-g", 2, 2), ("exegpt-t", 2, 2)])
 def test_the_best_lies_where_throughput_is_not_monotone(of_opt, task, tp, groups):
     """The corner that a search ends at, the most requests, is up to a fifth below."""
     is_the_best(of_opt(task), tp, groups)
@@ -67,20 +65,22 @@ def test_so_it_does_for_an_encoder_decoder(t5_code, tp, groups, bound_s):
     is_the_best(t5_code, tp, groups, bound_s)
 
 
-@pytest.mark.parametrize("seats", [64, 200, 500.5])
-def test_seats_hold_encodings_and_the_decode_batch(of_opt, seats):
-    found = is_the_best(of_opt("exegpt-g"), 2, 2, seats=seats)
-    assert found.decode_batch > seats / 2
+@pytest.mark.parametrize("max_num_seqs", [64, 200, 500.5])
+def test_seats_hold_encodings_and_the_decode_batch(of_opt, max_num_seqs):
+    found = is_the_best(of_opt("exegpt-g"), 2, 2, max_num_seqs=max_num_seqs)
+    assert found.decode_batch > max_num_seqs / 2
 
 
 def test_where_nothing_has_seats_or_is_in_time_there_is_none(of_opt):
     """RRA serves one request in one seat; WAA has one in each of its iterations."""
     code = of_opt("exegpt-g")
-    phases, ever = (InPlace(Planner(code, [4]), deployed(code, 4, 1), seats=seats) for seats in (1, math.inf))
+    phases, ever = (
+        InPlace(Planner(code, [4]), deployed(code, 4, 1), max_num_seqs=max_num_seqs) for max_num_seqs in (1, math.inf)
+    )
     assert phases.best().encode_batch == 1
     assert ever.best(0.01) is None
     handed = Planner(code, [2], [Strategy.WAA_C])
-    assert InPlace(handed, handed.best().row, seats=100).best() is None
+    assert InPlace(handed, handed.best().row, max_num_seqs=100).best() is None
 
 
 def test_one_bound_after_another_is_as_each_alone(t5_code):

@@ -11,13 +11,7 @@ from lengthwise.schedule import TaskLengths
 from lengthwise.schema.errors import InputError
 from lengthwise.workload import Fixed, LogNormal, TruncatedNormal, Uniform, generate, preset
 
-TABLE_3 = {
-    "s": (32, 63, 80),
-    "t": (128, 292, 320),
-    "g": (192, 417, 480),
-    "c1": (64, 137, 160),
-    "c2": (256, 579, 640),
-}
+TABLE_3 = {"s": (32, 63, 80), "t": (128, 292, 320), "g": (192, 417, 480), "c1": (64, 137, 160), "c2": (256, 579, 640)}
 
 
 @pytest.mark.parametrize("task", TABLE_3)

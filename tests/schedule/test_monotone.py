@@ -68,9 +68,5 @@ def test_the_least_tolerances_are_those_of_the_worst_pair(seed):
 
 def worst(values, latency):
     places = [p for p in np.ndindex(values.shape) if latency[p] < math.inf]
-    pairs = [
-        (x, y)
-        for x, y in itertools.product(places, repeat=2)
-        if all(a <= b for a, b in zip(x, y, strict=True))
-    ]
+    pairs = [(x, y) for x, y in itertools.product(places, repeat=2) if all(a <= b for a, b in zip(x, y, strict=True))]
     return max(values[x] / values[y] - 1 for x, y in pairs)

@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.schedule import Estimator, Planner, Strategy, answer, best_schedule
-from lengthwise.schedule.full_answer import LEAST_GAIN, _sizes, parts
+from lengthwise.schedule.full_answer import MIN_GAIN, _sizes, parts
 from lengthwise.schema.errors import ScheduleError
 
 
@@ -31,7 +31,7 @@ def test_parts_have_what_so_many_clusters_of_their_own_have(opt_estimator):
     alone = best_schedule(setting.task, cluster, setting.model, tables={1: setting.tables[1]})
     assert (found.gpus, found.copies) == (1, 4)
     assert found.row == alone.row
-    assert found.throughput_rps == 4 * alone.row.throughput_rps > whole.throughput_rps * (1 + LEAST_GAIN)
+    assert found.throughput_rps == 4 * alone.row.throughput_rps > whole.throughput_rps * (1 + MIN_GAIN)
     assert answer(planner).parts == found
 
 
@@ -40,17 +40,15 @@ def test_no_parts_are_told_where_all_together_have_as_much(opt_estimator):
     whole = planner.best(3.0).row
     assert parts(planner, 3.0, whole.throughput_rps) is None
     assert parts(planner, 3.0) is not None
-    assert parts(planner, math.inf, parts(planner).throughput_rps / (1 + LEAST_GAIN / 2)) is None
+    assert parts(planner, math.inf, parts(planner).throughput_rps / (1 + MIN_GAIN / 2)) is None
 
 
 def test_a_bound_that_only_fewer_gpus_meet_names_them(opt_estimator):
     """Of three GPUs two are a stage, the third is another one behind it."""
     planner, two = planner_of(opt_estimator, 3), planner_of(opt_estimator, 2)
-    bound_s = 1.02 * least_s(two)
-    assert bound_s < least_s(planner)
-    with pytest.raises(
-        ScheduleError, match=r"Fewer GPUs meet it: 2 GPUs alone, with RRA, .*--gpus 2"
-    ) as told:
+    bound_s = 1.02 * min_s(two)
+    assert bound_s < min_s(planner)
+    with pytest.raises(ScheduleError, match=r"Fewer GPUs meet it: 2 GPUs alone, with RRA, .*--gpus 2") as told:
         answer(planner, bound_s)
     words = two.best(bound_s).row.words
     assert re.search(re.escape(words), str(told.value))
@@ -81,7 +79,7 @@ def test_parts_lie_within_nodes_or_are_whole_nodes_that_use_up_all():
     assert _sizes(1, 8) == []
 
 
-def least_s(planner):
+def min_s(planner):
     with pytest.raises(ScheduleError) as told:
         planner.best(0.01)
     return float(re.search(r"Allow at least ([\d.]+) s", str(told.value))[1])

@@ -9,15 +9,15 @@ from lengthwise.schedule import Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schedule._kernel import beyond, pace, rare
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("each", [1.0, 3.0, 6.0, 100.0])
-def test_nothing_jumps_between_no_sequence_and_many(each, alone):
+def test_nothing_jumps_between_no_sequence_and_many(each, isolated):
     seqs = np.arange(0.001, min(each, 12.0), 0.001)
-    there, more = np.array([rare(one, each, alone) for one in seqs.tolist()]).T
+    there, more = np.array([rare(one, each, isolated) for one in seqs.tolist()]).T
     for values in (there, seqs * more):
         assert np.abs(np.diff(values)).max() < 0.003
     if each > 12:
-        assert rare(12.0, each, alone) == (1.0, 1.0)
+        assert rare(12.0, each, isolated) == (1.0, 1.0)
 
 
 def test_of_one_request_there_is_one_or_none():

@@ -27,10 +27,7 @@ def test_completions_of_a_phase_are_what_enters_it(task, steps, from_encode):
     entering = task.decode_survival(from_encode)[:1].sum()
     for completions, seqs in (
         (renewal_completions(task, steps, from_encode), share.seqs),
-        (
-            paper_completions(task, steps, from_encode),
-            phase_shares(task, steps, from_encode, paper=True).seqs,
-        ),
+        (paper_completions(task, steps, from_encode), phase_shares(task, steps, from_encode, paper=True).seqs),
     ):
         assert completions.min() >= 0
         assert seqs[0] * completions.sum() == pytest.approx(entering)
@@ -84,9 +81,7 @@ def test_one_decode_a_phase_has_as_many_sequences_as_iterations(summaries):
     assert phase_shares(summaries, 1, 0).seqs[0] == pytest.approx(summaries.mean_output_tokens)
 
 
-@pytest.mark.parametrize(
-    ("iterations", "expected"), [(0, (1, 0)), (1, (1, 1)), (7, (1, 7)), (8, (2, 1)), (63, (9, 7))]
-)
+@pytest.mark.parametrize(("iterations", "expected"), [(0, (1, 0)), (1, (1, 1)), (7, (1, 7)), (8, (2, 1)), (63, (9, 7))])
 def test_a_request_finishes_in_the_phase_that_has_its_last_iteration(iterations, expected):
     assert finish(7, iterations) == expected
 

@@ -47,9 +47,7 @@ def test_decodes_take_what_the_engine_says(three_stages, kind, seqs, kv_tokens):
     got = decode_visit_s(
         tables, TaskLengths.fixed(10, 10), seqs, kv_tokens, tables.stage_layers, first=FIRST, last=LAST
     )
-    step = CostReader(tables).step(
-        seqs, kv_tokens - kv_tokens % seqs if kind.startswith("merged") else kv_tokens, []
-    )
+    step = CostReader(tables).step(seqs, kv_tokens - kv_tokens % seqs if kind.startswith("merged") else kv_tokens, [])
     np.testing.assert_allclose(got, step.stages_s, rtol=1e-12)
 
 

@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError
 SECONDS = st.floats(0.01, 10.0)
 
 
-def plain(encode_s, decode_s, parts, encoding, finish, scale, most_rounds=64, even=1e-10):
+def plain(encode_s, decode_s, parts, encoding, finish, scale, most_rounds=64, uniform=1e-10):
     """The recurrence over stages one by one, as it is written down."""
     visits = [encode_s, *decode_s]
     free, ready = [0.0] * len(encode_s), [0.0] * parts
@@ -34,7 +34,7 @@ def plain(encode_s, decode_s, parts, encoding, finish, scale, most_rounds=64, ev
         now = ready + free
         moved = [a - b for a, b in zip(now, before or [0.0] * len(now), strict=True)]
         before = now
-        if max(moved) - min(moved) <= even * max(moved):
+        if max(moved) - min(moved) <= uniform * max(moved):
             return max(moved), latency
         if turn == most_rounds // 2 - 1:
             half = ready[0]

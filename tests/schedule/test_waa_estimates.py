@@ -20,7 +20,7 @@ from lengthwise.schedule import (
     estimate,
 )
 from lengthwise.schedule.controls import rra_layout, waa_layout
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, shares_of, usable_bytes
+from lengthwise.schedule.stage_costs import available_bytes, decode_visit_s, encode_visit_s, shares_of
 from lengthwise.schema.errors import InputError
 
 C, M = Strategy.WAA_C, Strategy.WAA_M
@@ -38,9 +38,7 @@ def test_where_encoding_binds_decoding_keeps_its_own_pace(opt, four_a40, opt_tab
     assert got.cycle_s[0] == pytest.approx(encode_s)
     assert got.throughput_rps[0] == pytest.approx(4 / encode_s)
     batch = got.decode_batch[0]
-    pace_s = float(
-        decode_visit_s(opt_tables[2], FIXED, batch, batch * (256 + 16.5), 40, first=True, last=True)
-    )
+    pace_s = float(decode_visit_s(opt_tables[2], FIXED, batch, batch * (256 + 16.5), 40, first=True, last=True))
     assert got.decode_s[0] == pytest.approx(pace_s)
     assert batch == pytest.approx(got.throughput_rps[0] * 32 * pace_s, rel=1e-6)
     each_s = 2 * 256 * 40 * 2 * 2 * 20 * 128 / HOST_LINK_BYTES_PER_S
@@ -50,9 +48,7 @@ def test_where_encoding_binds_decoding_keeps_its_own_pace(opt, four_a40, opt_tab
 
 
 def test_in_lockstep_a_decode_waits_for_each_encoding(opt, four_a40, opt_tables):
-    got = estimate(
-        [Controls(C, 4, tp=2, tp_groups=2)], FIXED, four_a40, opt, opt_tables, Assumptions(lockstep=True)
-    )
+    got = estimate([Controls(C, 4, tp=2, tp_groups=2)], FIXED, four_a40, opt, opt_tables, Assumptions(lockstep=True))
     assert got.decode_batch[0] == pytest.approx(4 * 32)
     assert got.latency_s[0] > 33 * got.cycle_s[0]
 
@@ -60,14 +56,7 @@ def test_in_lockstep_a_decode_waits_for_each_encoding(opt, four_a40, opt_tables)
 def test_where_decoding_binds_both_ways_are_one(four_a40, opt, opt_tables):
     task = TaskLengths.fixed(4, 300)
     both = [
-        estimate(
-            [Controls(C, 2, tp=2, tp_groups=2)],
-            task,
-            four_a40,
-            opt,
-            opt_tables,
-            Assumptions(lockstep=lockstep),
-        )
+        estimate([Controls(C, 2, tp=2, tp_groups=2)], task, four_a40, opt, opt_tables, Assumptions(lockstep=lockstep))
         for lockstep in (False, True)
     ]
     assert both[0].decode_batch[0] == pytest.approx(2 * 299)
@@ -100,7 +89,7 @@ def test_an_encoding_pipeline_holds_two_batches_a_stage_and_one_that_leaves(opt,
         + batch * (600 * share.token_bytes + share.seq_bytes)
         for place, stage in enumerate(layout.encode)
     ]
-    assert got.memory_share[0] * usable_bytes(opt, cluster) == pytest.approx(max(needed))
+    assert got.memory_share[0] * available_bytes(opt, cluster) == pytest.approx(max(needed))
 
 
 def test_behind_a_longer_batch_one_waits_at_every_stage(opt, opt_tables):
@@ -108,9 +97,7 @@ def test_behind_a_longer_batch_one_waits_at_every_stage(opt, opt_tables):
     cluster, half = Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8), np.zeros(513)
     half[[256, 512]] = 0.5
     task = TaskLengths(half, TaskLengths.fixed(1, 1).output_pmf)
-    one, long = (
-        estimate([Controls(C, 1)], of, cluster, opt, opt_tables) for of in (task, TaskLengths.fixed(512, 1))
-    )
+    one, long = (estimate([Controls(C, 1)], of, cluster, opt, opt_tables) for of in (task, TaskLengths.fixed(512, 1)))
     stages = one.encode_gpus[0]
     assert one.encode_gpus[0] == long.encode_gpus[0] > 1
     own_s, long_s = (got.latency_s[0] - got.encode_s[0] / stages for got in (one, long))
@@ -168,8 +155,7 @@ def test_t5_hands_over_little_and_its_decoders_project_the_prompts():
     cluster = Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8)
     task, tables = TaskLengths.from_preset("exegpt-s"), cluster_tables(t5, cluster, [1, 2])
     got = Estimator(task, cluster, t5, tables).estimate(
-        [Controls(s, 8, tp=2, tp_groups=g) for s in (C, M) for g in (0, 2, 4)]
-        + [Controls(Strategy.RRA, 8, 4)]
+        [Controls(s, 8, tp=2, tp_groups=g) for s in (C, M) for g in (0, 2, 4)] + [Controls(Strategy.RRA, 8, 4)]
     )
     assert got.feasible.all()
     assert (got.throughput_rps > 0).all()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom, kstest
 
-from lengthwise.schedule import TaskLengths, Watch, Watcher
+from lengthwise.schedule import Monitor, TaskLengths, Watcher
 from lengthwise.schedule.adaptation import lengths_since
+from lengthwise.schedule.drift_monitor import BETS, WIDTH, Evidence, KnownRanks, SeenRanks, _factors
 from lengthwise.schedule.length_drift import moved
-from lengthwise.schedule.watch import BETS, WIDTH, Evidence, KnownRanks, SeenRanks, _factors
 from lengthwise.schema.errors import InputError
 
 PLANNED = TaskLengths.from_preset("exegpt-t")
@@ -68,7 +68,7 @@ def alarmed(seed, known, after, requests):
     rng = np.random.default_rng(seed)
     lengths = stream(rng, PLANNED.prompt_pmf, PLANNED.output_pmf, known + after)
     planned = TaskLengths.from_samples(*np.array(lengths[:known]).T)
-    watch = Watch(false_alarms=0.1, least_requests=1, seed=seed)
+    watch = Monitor(false_positive_rate=0.1, min_requests=1, seed=seed)
     return bool(told(Watcher(planned, requests, watch), lengths[known:]))
 
 
@@ -95,7 +95,7 @@ def seen_at(seed, what, change, *, side="outputs", before=300, requests=None):
     lengths = stream(rng, *pmfs.values(), before)
     pmfs[side] = moved(pmfs[side], what, change, 1500)
     lengths += stream(rng, *pmfs.values(), 3000)
-    watcher = Watcher(PLANNED, requests, Watch(least_requests=1, seed=seed))
+    watcher = Watcher(PLANNED, requests, Monitor(min_requests=1, seed=seed))
     for at, pair in enumerate(lengths):
         alarm = watcher.observe(*pair, at / RATE)
         if alarm is not None:
@@ -130,16 +130,16 @@ def test_a_plan_counted_over_requests_sees_moves_too():
 def test_the_alarm_says_which_side_moved_since_when_and_to_what(side):
     alarm = seen_at(4, "mean", 0.3, side=side)
     assert alarm.sides == (side,)
-    assert abs(alarm.began - 301) <= 40
-    assert alarm.began_s == pytest.approx((alarm.began - 1) / RATE)
-    assert len(alarm.prompt_tokens) == len(alarm.output_tokens) == alarm.request - alarm.began + 1
+    assert abs(alarm.started - 301) <= 40
+    assert alarm.started_s == pytest.approx((alarm.started - 1) / RATE)
+    assert len(alarm.prompt_tokens) == len(alarm.output_tokens) == alarm.request - alarm.started + 1
     assert alarm.evidence[side] >= 100
 
 
 def test_an_alarm_waits_for_the_requests_that_tell_the_new_lengths():
     rng = np.random.default_rng(2)
     longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
-    watcher = Watcher(PLANNED, None, Watch(least_requests=400))
+    watcher = Watcher(PLANNED, None, Monitor(min_requests=400))
     alarms = told(watcher, stream(rng, PLANNED.prompt_pmf, longer, 600))
     assert len(alarms[0].output_tokens) == 400
 
@@ -152,17 +152,12 @@ def test_after_an_alarm_the_new_lengths_are_the_usual_ones():
     assert (len(first), watcher.alarms) == (1, 1)
     again = told(watcher, stream(rng, PLANNED.prompt_pmf, PLANNED.output_pmf, 600), 2000)
     assert len(again) == 1
-    assert abs(again[0].began - 2001) <= 60
+    assert abs(again[0].started - 2001) <= 60
 
 
 def test_equal_streams_and_seeds_give_equal_alarms():
     one, two = (seen_at(6, "mean", 0.15) for _ in range(2))
-    assert (one.request, one.began, one.evidence, one.sides) == (
-        two.request,
-        two.began,
-        two.evidence,
-        two.sides,
-    )
+    assert (one.request, one.started, one.evidence, one.sides) == (two.request, two.started, two.evidence, two.sides)
     assert one.output_tokens.tobytes() == two.output_tokens.tobytes()
 
 
@@ -193,7 +188,7 @@ def test_neighbours_that_are_alike_raise_alarms_unless_few_are_tested():
     for every, seed in itertools.product(alarms, range(12)):
         lengths = turns(np.random.default_rng(seed), 2000)
         planned = TaskLengths.from_samples(*np.array(lengths[:800]).T)
-        watch = Watch(false_alarms=0.1, least_requests=1, every=every, seed=seed)
+        watch = Monitor(false_positive_rate=0.1, min_requests=1, every=every, seed=seed)
         alarms[every] += bool(told(Watcher(planned, 800, watch), lengths[800:]))
     assert alarms[8] <= most(12, 0.1) < alarms[1]
 
@@ -205,7 +200,7 @@ def test_ranks_of_few_tested_requests_are_even_from_the_first_on():
         rng = np.random.default_rng(seed)
         seen = rng.choice(len(PLANNED.output_pmf), 41, p=PLANNED.output_pmf)
         planned = TaskLengths.from_samples(seen[:40], seen[:40])
-        outputs = Watcher(planned, 40, Watch(every=10, seed=seed))._ranks[1]
+        outputs = Watcher(planned, 40, Monitor(every=10, seed=seed))._ranks[1]
         ranks.append(outputs.of(int(seen[40]), float(rng.random())))
     assert kstest(ranks, "uniform").pvalue > 0.01
 
@@ -216,7 +211,7 @@ def test_few_tested_requests_raise_no_more_alarms_than_said():
         rng = np.random.default_rng(seed)
         lengths = stream(rng, PLANNED.prompt_pmf, PLANNED.output_pmf, 2100)
         planned = TaskLengths.from_samples(*np.array(lengths[:100]).T)
-        watch = Watch(false_alarms=0.1, least_requests=1, every=10, seed=seed)
+        watch = Monitor(false_positive_rate=0.1, min_requests=1, every=10, seed=seed)
         alarms += bool(told(Watcher(planned, 100, watch), lengths[100:]))
     assert alarms <= most(streams, 0.1)
 
@@ -226,18 +221,18 @@ def test_a_move_is_seen_among_few_tested_requests_and_told_by_all():
     longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
     lengths = stream(rng, *(PLANNED.prompt_pmf, PLANNED.output_pmf), 400)
     lengths += stream(rng, PLANNED.prompt_pmf, longer, 1200)
-    (alarm,) = told(Watcher(PLANNED, None, Watch(least_requests=1, every=4)), lengths)
-    assert abs(alarm.began - 401) <= 160
+    (alarm,) = told(Watcher(PLANNED, None, Monitor(min_requests=1, every=4)), lengths)
+    assert abs(alarm.started - 401) <= 160
     assert alarm.request % 4 == 0
-    assert len(alarm.output_tokens) == alarm.request - alarm.began + 1
-    assert alarm.output_tokens.tolist() == [o for _, o in lengths[alarm.began - 1 : alarm.request]]
+    assert len(alarm.output_tokens) == alarm.request - alarm.started + 1
+    assert alarm.output_tokens.tolist() == [o for _, o in lengths[alarm.started - 1 : alarm.request]]
 
 
 def test_a_side_that_is_not_watched_raises_no_alarm_and_is_not_known_better():
     """Prompts that are only estimated, a third too long: their move is not seen, that of the outputs is."""
     rng = np.random.default_rng(11)
     prompts, outputs = (moved(pmf, "mean", 0.3, 1500) for pmf in (PLANNED.prompt_pmf, PLANNED.output_pmf))
-    watcher = Watcher(PLANNED, None, Watch(least_requests=1, sides=("outputs",)))
+    watcher = Watcher(PLANNED, None, Monitor(min_requests=1, sides=("outputs",)))
     assert told(watcher, stream(rng, prompts, PLANNED.output_pmf, 600)) == []
     (alarm,) = told(watcher, stream(rng, prompts, outputs, 400), 600)[:1]
     assert alarm.sides == alarm.watched == tuple(alarm.evidence) == ("outputs",)
@@ -252,14 +247,14 @@ def test_a_side_that_is_not_watched_raises_no_alarm_and_is_not_known_better():
         ({"sides": ()}, "sides must be some of"),
         ({"sides": ("answers",)}, "sides must be some of"),
         ({"every": 0}, "every must be at least 1"),
-        ({"false_alarms": 0.0}, "false_alarms must be above 0 and below 1"),
-        ({"false_alarms": 1.0}, "false_alarms must be above 0 and below 1"),
-        ({"least_requests": 0}, "least_requests must be from 1"),
+        ({"false_positive_rate": 0.0}, "false_alarms must be above 0 and below 1"),
+        ({"false_positive_rate": 1.0}, "false_alarms must be above 0 and below 1"),
+        ({"min_requests": 0}, "least_requests must be from 1"),
     ],
 )
 def test_a_watch_has_its_ranges(given, says):
     with pytest.raises(InputError, match=says):
-        Watch(**given)
+        Monitor(**given)
 
 
 def test_what_cannot_be_a_request_is_refused():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.config.workload import read_trace
-from lengthwise.schedule import TaskLengths, Watch, Watcher
+from lengthwise.schedule import Monitor, TaskLengths, Watcher
 
 
 def alarms(prompts, outputs, known, every=1):
     """Of a watch over all but the first requests, which its plan was counted over."""
     planned = TaskLengths.from_samples(prompts[:known], outputs[:known])
-    watcher = Watcher(planned, known, Watch(every=every))
+    watcher = Watcher(planned, known, Monitor(every=every))
     pairs = zip(prompts[known:].tolist(), outputs[known:].tolist(), strict=True)
     return sum(watcher.observe(*pair, float(at)) is not None for at, pair in enumerate(pairs))
 

@@ -69,7 +69,7 @@ def naps(task):
 
 def once_deadly(folder):
     """Kills its process at the first try only, as a node does that is lost."""
-    mark = Path(folder) / "tried"
+    mark = Path(folder) / "attempts"
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -32,6 +32,4 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
 def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(HERE)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))

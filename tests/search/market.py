@@ -75,23 +75,15 @@ SMALL = Space(
 def question(name: str = "requests_per_dollar", *limits: Limit, **more: Any) -> Question:
     """A question, of a limit on TTFT where none is given."""
     slo = more.pop("slo", None)
-    return Question(
-        objective(name), Promises(limits or (TTFT,), slo), **{"precision": 0.1, "seeds": 4} | more
-    )
+    return Question(objective(name), Promises(limits or (TTFT,), slo), **{"precision": 0.1, "seeds": 4} | more)
 
 
-def bench(asked: Question, draw: Any = Chat(), build: Any = Build()) -> Bench:
-    return Bench(build, Load(draw, "chat"), asked)
+def bench(requested: Question, draw: Any = Chat(), build: Any = Build()) -> Bench:
+    return Bench(build, Load(draw, "chat"), requested)
 
 
-def ask(
-    bench: Bench,
-    space: Space = SMALL,
-    options: Options = THREE,
-    crew: Any = None,
-    **of_run: Any,
-) -> Plan:
+def ask(bench: Bench, space: Space = SMALL, options: Options = THREE, worker_pool: Any = None, **of_run: Any) -> Plan:
     """The plan of a search by ``crew``, or by one thread."""
     with workers.threads(1) as alone:
-        run = Run(bench, crew or alone, **of_run)
+        run = Run(bench, worker_pool or alone, **of_run)
         return search("market", list(space.candidates()), space.values(), run, options)

@@ -55,14 +55,14 @@ def points(axes):
 def waves(strategy, score):
     """All waves of a search, told in another order than they were asked for."""
     asked = []
-    while wave := strategy.ask():
+    while wave := strategy.suggest():
         asked.append(wave)
         strategy.tell([(settings, score(settings)) for settings in reversed(wave)])
     return asked
 
 
-def flat(asked):
-    return [settings for wave in asked for settings in wave]
+def flat(requested):
+    return [settings for wave in requested for settings in wave]
 
 
 def names(settings):
@@ -91,35 +91,33 @@ def test_a_few_trials_learn_what_is_infeasible_and_what_is_good():
     def score(settings):
         return None if settings["side"] == "left" else -abs(settings["x"] - 155)
 
-    later = [s for seed in range(3) for s in flat(waves(Bayesian(axes, 60, seed, wave=4), score))[30:]]
+    later = [s for seed in range(3) for s in flat(waves(Bayesian(axes, 60, seed, batch_size=4), score))[30:]]
     assert len(later) == 90
     assert sum(settings["side"] == "right" for settings in later) > 54  # chance: 45
     assert sum(abs(settings["x"] - 155) <= 20 for settings in later) > 27  # chance: 18
 
 
 def test_a_small_space_is_proposed_whole_and_nothing_twice():
-    asked = waves(Bayesian(SMALL, 100, seed=3, wave=4), lambda settings: settings["n"])
+    asked = waves(Bayesian(SMALL, 100, seed=3, batch_size=4), lambda settings: settings["n"])
     assert [len(wave) for wave in asked] == [4, 4, 1]
     assert sorted(names(flat(asked))) == sorted(names(points(SMALL)))
 
 
 def test_a_wave_whose_results_are_out_is_not_proposed_again():
-    strategy = Bayesian(SMALL, 100, seed=3, wave=4)
-    asked = [*strategy.ask(), *strategy.ask(), *strategy.ask()]
+    strategy = Bayesian(SMALL, 100, seed=3, batch_size=4)
+    asked = [*strategy.suggest(), *strategy.suggest(), *strategy.suggest()]
     assert len(set(names(asked))) == len(asked) == 9
     strategy.tell([(settings, None) for settings in asked])
-    assert strategy.ask() == []
+    assert strategy.suggest() == []
 
 
 def test_alternatives_that_meet_are_tried_once():
     axes = [{"n": (1, 2, 2)}, {"n": (2, 3)}]
-    assert sorted(names(flat(waves(Bayesian(axes, 9, seed=0), lambda _: 1.0)))) == names(
-        [{"n": 1}, {"n": 2}, {"n": 3}]
-    )
+    assert sorted(names(flat(waves(Bayesian(axes, 9, seed=0), lambda _: 1.0)))) == names([{"n": 1}, {"n": 2}, {"n": 3}])
 
 
 def test_no_more_trials_than_asked_for():
-    asked = waves(Bayesian(AXES, 19, seed=1, wave=8), toy_score)
+    asked = waves(Bayesian(AXES, 19, seed=1, batch_size=8), toy_score)
     assert [len(wave) for wave in asked] == [8, 8, 3]
 
 
@@ -143,17 +141,17 @@ def test_it_is_silent_and_leaves_the_settings_of_optuna(capfd):
 
 
 def test_only_what_was_asked_for_can_be_told():
-    strategy = Bayesian(SMALL, 9, seed=0, wave=1)
+    strategy = Bayesian(SMALL, 9, seed=0, batch_size=1)
     with pytest.raises(InputError, match="asked for"):
         strategy.tell([({"kind": "c"}, 1.0)])
-    [settings] = strategy.ask()
+    [settings] = strategy.suggest()
     strategy.tell([(settings, 1.0)])
     with pytest.raises(InputError, match="and once"):
         strategy.tell([(settings, 1.0)])
 
 
 @pytest.mark.parametrize(
-    ("axes", "trials", "wave", "told"),
+    ("axes", "trials", "batch_size", "report"),
     [
         ([], 1, 1, "1 alternative or more"),
         ([{"n": (1,)}, {"n": ()}], 1, 1, "'n' has none"),
@@ -161,9 +159,9 @@ def test_only_what_was_asked_for_can_be_told():
         (SMALL, 1, 0, "not 1 and 0"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(axes, trials, wave, told):
-    with pytest.raises(InputError, match=told):
-        Bayesian(axes, trials, 0, wave)
+def test_what_cannot_be_searched_is_refused(axes, trials, batch_size, report):
+    with pytest.raises(InputError, match=report):
+        Bayesian(axes, trials, 0, batch_size)
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch):

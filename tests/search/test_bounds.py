@@ -106,12 +106,7 @@ def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
 
 
 @settings(max_examples=EXAMPLES)
-@given(
-    batches(),
-    rooflines(),
-    st.sampled_from(["ttft", "jct", "tpot", "tbt"]),
-    st.sampled_from([*QUANTILES, "mean"]),
-)
+@given(batches(), rooflines(), st.sampled_from(["ttft", "jct", "tpot", "tbt"]), st.sampled_from([*QUANTILES, "mean"]))
 def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, metric, statistic):
     """Far apart, requests meet nobody: the least bound that their run holds must pass, half of it may not."""
     far = dataclasses.replace(workload, arrival_s=np.arange(len(workload)) * 1e5)
@@ -122,9 +117,7 @@ def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, m
     low, high = 1e-6, 1e4
     while high > 1.001 * low:
         middle = (low * high) ** 0.5
-        held = (
-            Promises((Limit(f"{metric}.{statistic}", middle),)).strains(window)[f"{metric}.{statistic}"] <= 1
-        )
+        held = Promises((Limit(f"{metric}.{statistic}", middle),)).strains(window)[f"{metric}.{statistic}"] <= 1
         low, high = (low, middle) if held else (middle, high)
     assert not ceiling(deployment, workload, [Limit(f"{metric}.{statistic}", high)]).impossible
     if low < 1e-5:
@@ -187,8 +180,6 @@ def test_where_nobody_fits_the_ceiling_is_no_limit():
 def test_a_limit_lowers_the_ceiling_and_a_tight_one_more():
     one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=4096), "sarathi", None)
     workload = Workload(np.zeros(20), np.full(20, 500), np.full(20, 100))
-    rates = [
-        ceiling(one, workload, [Limit("tbt.p99", bound)]).rate_rps for bound in (0.007, 0.008, 0.01, 9.0)
-    ]
+    rates = [ceiling(one, workload, [Limit("tbt.p99", bound)]).rate_rps for bound in (0.007, 0.008, 0.01, 9.0)]
     assert rates == sorted(rates)
     assert rates[0] < rates[1] < rates[-1] == ceiling(one, workload).rate_rps

@@ -70,11 +70,7 @@ CASES = {
     "M/D/1 P99": ("constant", Limit("queueing_delay.p99", 5.0), lambda x: crommelin(x, 5.0) - 0.01),
     "M/M/1 P90": ("exponential", Limit("queueing_delay.p90", 5.0), lambda x: tail_m_m_1(x, 5.0) - 0.1),
     "M/M/1 P99": ("exponential", Limit("queueing_delay.p99", 10.0), lambda x: tail_m_m_1(x, 10.0) - 0.01),
-    "M/D/1 mean": (
-        "constant",
-        Limit("queueing_delay.mean", 2.0),
-        lambda x: pollaczek_khinchine(x, 1.0, 1.0) - 2.0,
-    ),
+    "M/D/1 mean": ("constant", Limit("queueing_delay.mean", 2.0), lambda x: pollaczek_khinchine(x, 1.0, 1.0) - 2.0),
     "M/G/1 mean": ("two sizes", Limit("ttft.mean", 3.0), lambda x: mean_ttft(x) - 3.0),
 }
 
@@ -169,9 +165,7 @@ def test_one_seed_has_no_interval_and_stops_where_longer_runs_tell_nothing_new()
 def test_the_same_requests_give_the_same_answer_however_they_are_run():
     service, limit, _ = CASES["M/D/1 P99"]
     load = Load(Arrivals(service, 7))
-    backwards = capacity(
-        ONE, load, Promises((limit,)), each=lambda f, xs: [*map(f, [*xs][::-1])][::-1], precision=0.05
-    )
+    backwards = capacity(ONE, load, Promises((limit,)), each=lambda f, xs: [*map(f, [*xs][::-1])][::-1], precision=0.05)
     again = capacity(ONE, Load(Arrivals(service, 7)), Promises((limit,)), precision=0.05)
     assert backwards.rate_rps == again.rate_rps
 
@@ -198,12 +192,7 @@ def test_the_crossing_of_a_rising_strain_is_found(crossing, guess, power, span, 
 
 
 @settings(max_examples=100)
-@given(
-    st.floats(0.002, 0.999),
-    st.floats(0.01, 1.0),
-    st.sampled_from([0.0, 0.9]),
-    st.sampled_from([1.1, math.inf]),
-)
+@given(st.floats(0.002, 0.999), st.floats(0.01, 1.0), st.sampled_from([0.0, 0.9]), st.sampled_from([1.1, math.inf]))
 def test_so_is_a_sudden_one(crossing, guess, below, above):
     """No strain at all before it, an infinite one behind it: nothing to read a slope from."""
     answer = largest(lambda rate: below if rate < crossing else above, guess, 1.0, 1.025, 0.03)
@@ -224,4 +213,4 @@ def test_trials_keep_what_they_tried():
     assert (trials.effort.simulations, trials.effort.requests) == (3, 3000)
     assert trials.strain(0.9) > 1 >= trials.strain(0.5)
     assert trials.binds == limit.metric
-    assert trials.doubt(0.9, 0.95) > trials.doubt(0.9, 0.5) > 0
+    assert trials.warning(0.9, 0.95) > trials.warning(0.9, 0.5) > 0

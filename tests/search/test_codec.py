@@ -13,7 +13,7 @@ from market import TTFT, question
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Limit, Point, Standing
+from lengthwise.schema.plan import Choice, Limit, Point, Status
 from lengthwise.search.configuration_search import _tied, frontier, usd_per_thousand
 from lengthwise.search.space import Space, checked, names_of, settings_key
 from lengthwise.search.store import from_dict, to_dict
@@ -33,7 +33,7 @@ CHOICES = st.builds(
     settings=SETTINGS,
     gpus=st.integers(0, 99),
     price_per_hour_usd=NUMBERS,
-    standing=st.sampled_from(Standing),
+    status=st.sampled_from(Status),
     reason=st.text(max_size=8),
     objective=ESTIMATES,
     capacity_rps=ESTIMATES,
@@ -49,7 +49,7 @@ CHOICES = st.builds(
 def test_a_choice_survives_json(choice):
     again = from_dict(json.loads(json.dumps(to_dict(choice))))
     assert repr(again) == repr(choice)  # NaN is no equal of itself
-    assert isinstance(again.standing, Standing)
+    assert isinstance(again.status, Status)
     assert isinstance(again.points, tuple)
     assert type(again.at) is type(choice.at)
 
@@ -67,8 +67,8 @@ def fixed(axes):
 
 @settings(max_examples=150)
 @given(AXES, st.lists(AXES, max_size=3))
-def test_a_space_gives_each_configuration_once_and_names_tell_them_apart(axes, either):
-    space = Space(fixed(axes), tuple(fixed(own) for own in either))
+def test_a_space_gives_each_configuration_once_and_names_tell_them_apart(axes, any_of):
+    space = Space(fixed(axes), tuple(fixed(own) for own in any_of))
     many = list(space.candidates())
     assert len({settings_key(s) for s in many}) == len(many) <= len(space)
     assert len(set(names_of(many))) == len(many)
@@ -95,8 +95,8 @@ def test_spaces_that_cannot_be_searched_are_refused():
         checked(Space({str(i): tuple(range(10)) for i in range(7)}))
 
 
-def choice(i, price, points, standing=Standing.SCOUTED):
-    return Choice(str(i), f"c{i}", {}, 1, price, standing, points=tuple(points))
+def choice(i, price, points, status=Status.SCOUTED):
+    return Choice(str(i), f"c{i}", {}, 1, price, status, points=tuple(points))
 
 
 @st.composite
@@ -115,7 +115,7 @@ def markets(draw):
                 )
                 for _ in range(draw(st.integers(0, 3)))
             ],
-            draw(st.sampled_from(Standing)),
+            draw(st.sampled_from(Status)),
         )
         for i in range(draw(st.integers(0, 6)))
     ]
@@ -128,7 +128,7 @@ def test_a_frontier_is_complete_and_nobody_on_it_is_beaten(choices, bound):
     seen = {
         (usd_per_thousand(c, p.rate_rps), p.value("ttft.p90"))
         for c in choices
-        if c.standing in (Standing.RANKED, Standing.SCOUTED)
+        if c.status in (Status.RANKED, Status.SCOUTED)
         for p in c.points
         if math.isfinite(p.value("ttft.p90")) and p.value("tbt.p99") <= bound
     }
@@ -142,10 +142,7 @@ def test_a_frontier_is_complete_and_nobody_on_it_is_beaten(choices, bound):
 
 
 @settings(max_examples=200)
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.0, 1.0, 2.0, math.nan])), max_size=6),
-    st.booleans(),
-)
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.0, 1.0, 2.0, math.nan])), max_size=6), st.booleans())
 def test_tied_are_those_before_the_first_that_is_clearly_worse(found, higher):
     asked = question("requests_per_dollar" if higher else "energy")
     found.sort(key=lambda pair: -pair[0] if higher else pair[0])

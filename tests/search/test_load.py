@@ -41,9 +41,9 @@ def test_a_rate_only_stretches_time(seed, n, rate, other):
 
 @settings(max_examples=20)
 @given(st.permutations([(0, 10), (1, 10), (0, 4096), (0, 4097), (1, 5000)]))
-def test_what_was_asked_before_changes_nothing(asked):
+def test_what_was_asked_before_changes_nothing(requested):
     load = Load(Chat())
-    for seed, n in asked:
+    for seed, n in requested:
         assert same(load.at(seed, n, 2.0), Load(Chat()).at(seed, n, 2.0))
         assert same(load.batch(seed, n), Load(Chat()).batch(seed, n))
 

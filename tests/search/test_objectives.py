@@ -11,7 +11,7 @@ from market import Build, Chat, ask, bench, question
 from lengthwise import engine
 from lengthwise.metrics import Slo
 from lengthwise.schema.errors import UnknownNameError
-from lengthwise.schema.plan import Limit, Standing
+from lengthwise.schema.plan import Limit, Status
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.capacity_search import Effort, Trials, capacity, run_length
 from lengthwise.search.limits import Promises, objective
@@ -28,14 +28,14 @@ GPUS = Space({"deployment.gpu": ("A100-80GB", "H100"), "deployment.tp": (1, 2)})
 RATE = 45.0
 
 
-def strain(asked, replicas, settings=None, seeds=8):
+def strain(requested, replicas, settings=None, seeds=8):
     """How far the limits are strained by runs of the asked rate on so many replicas."""
     one = Build()(settings or {})
     sized = replace(one, parallel=replace(one.parallel, replicas=replicas))
     load = Load(Chat())
-    top = replace(ceiling(sized, load.sample(), asked.promises.limits), rate_rps=asked.rate_rps)
-    requests = run_length(top, asked.promises) * LENGTHS
-    return Trials(sized, load, asked.promises, requests, range(seeds), Effort()).strain(asked.rate_rps)
+    top = replace(ceiling(sized, load.sample(), requested.promises.limits), rate_rps=requested.rate_rps)
+    requests = run_length(top, requested.promises) * LENGTHS
+    return Trials(sized, load, requested.promises, requests, range(seeds), Effort()).strain(requested.rate_rps)
 
 
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
@@ -44,7 +44,7 @@ def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
     asked = question(name, rate_rps=rate, seeds=8)
     for choice in ask(bench(asked), GPUS).choices:
         tp = choice.settings["deployment.tp"]
-        if choice.standing is not Standing.RANKED:
+        if choice.status is not Status.RANKED:
             continue
         replicas = choice.gpus // tp
         assert strain(asked, replicas, choice.settings) <= 1
@@ -53,7 +53,7 @@ def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
         assert choice.price_per_hour_usd == pytest.approx(price)
         assert choice.objective.value == pytest.approx(choice.gpus if name == "fewest_gpus" else price)
         assert choice.at.rate_rps == rate
-        assert choice.at.held
+        assert choice.at.satisfied
         assert choice.bound <= choice.objective.value
 
 
@@ -73,8 +73,8 @@ def test_given_replicas_are_taken_as_they_are():
     assert plan.best.gpus == auto
     for choice in plan.choices:
         assert choice.gpus == choice.settings["deployment.replicas"]
-        assert (choice.standing is Standing.REJECTED) == (choice.gpus < auto)
-        assert choice.standing is not Standing.REJECTED or (choice.reason and choice.region)
+        assert (choice.status is Status.REJECTED) == (choice.gpus < auto)
+        assert choice.status is not Status.REJECTED or (choice.reason and choice.region)
 
 
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
@@ -99,20 +99,20 @@ def test_goodput_at_a_rate_is_the_share_of_good_requests():
     plan = ask(bench(asked), GPUS)
     load = Load(Chat())
     for choice in plan.choices:
-        if choice.standing is not Standing.RANKED:
+        if choice.status is not Status.RANKED:
             continue
         records = engine.simulate(load.at(9, 4000, 10.0), Build()(choice.settings), keep_steps=0)
         good = slo.met(records.requests)["all"][800:].mean()
         assert choice.objective.value == pytest.approx(10.0 * good, rel=0.06)
         assert choice.objective.value <= 10.0
     best = plan.best.objective.value
-    assert best == max(c.objective.value for c in plan.choices if c.standing is Standing.RANKED)
+    assert best == max(c.objective.value for c in plan.choices if c.status is Status.RANKED)
 
 
 def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
     asked = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
     [choice] = ask(bench(asked), ONE).choices
-    assert choice.standing is Standing.REJECTED
+    assert choice.status is Status.REJECTED
     assert choice.region == "breaks queueing_delay.p90 at the rate"
 
 
@@ -121,12 +121,9 @@ def test_a_makespan_is_the_end_of_the_batch():
     plan = ask(bench(asked), GPUS)
     load = Load(Chat())
     for choice in plan.choices:
-        if choice.standing is not Standing.RANKED:
+        if choice.status is not Status.RANKED:
             continue
-        ends = [
-            engine.simulate(load.batch(seed, 700), Build()(choice.settings), seed=seed).end_s
-            for seed in range(3)
-        ]
+        ends = [engine.simulate(load.batch(seed, 700), Build()(choice.settings), seed=seed).end_s for seed in range(3)]
         assert choice.objective.value == pytest.approx(sum(ends) / 3)
         assert choice.bound <= min(ends)
     assert plan.best.objective.value == min(c.objective.value for c in plan.choices if c.at)
@@ -155,7 +152,7 @@ def test_a_batch_that_is_not_served_whole_is_rejected():
 
     asked = replace(question("makespan", requests=200), promises=Promises(()))
     [choice] = ask(bench(asked, build=Short()), ONE).choices
-    assert choice.standing is Standing.REJECTED
+    assert choice.status is Status.REJECTED
     assert choice.region == "does not serve all requests"
 
 

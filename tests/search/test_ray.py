@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # starting Ray takes seconds
 
 
 @pytest.fixture(scope="module")
-def crew():
+def worker_pool():
     """Two workers that can import the chores."""
     with pytest.MonkeyPatch.context() as patch:
         folder = str(Path(__file__).parent)
@@ -31,56 +31,56 @@ def crew():
 
 
 @pytest.fixture
-def chores(crew):
+def chores(worker_pool):
     import chores
 
     return chores
 
 
-def test_every_task_is_done_once_and_told_with_its_place(crew, chores):
+def test_every_task_is_done_once_and_told_with_its_place(worker_pool, chores):
     for count in (0, 1, 100, 3):
         tasks = [at * 10 for at in range(count)]
-        assert sorted(crew.run(tasks, chores.picky)) == list(enumerate(tasks))
+        assert sorted(worker_pool.run(tasks, chores.picky)) == list(enumerate(tasks))
 
 
-def test_an_error_is_raised_as_what_it_was_and_the_workers_stay(crew, chores):
+def test_an_error_is_raised_as_what_it_was_and_the_workers_stay(worker_pool, chores):
     with pytest.raises(UnknownNameError, match="no number named 'seven'") as caught:
-        list(crew.run(range(1_000), chores.picky))
+        list(worker_pool.run(range(1_000), chores.picky))
     assert (caught.value.kind, caught.value.known) == ("number", ["eight", "six"])
     assert caught.value.__notes__ == ["while counting"]
-    assert sorted(crew.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
+    assert sorted(worker_pool.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
 
 
-def test_the_work_is_loaded_once_a_process(crew, chores):
-    told = [result for _, result in crew.run(range(200), chores.Double())]
+def test_the_work_is_loaded_once_a_process(worker_pool, chores):
+    told = [result for _, result in worker_pool.run(range(200), chores.Double())]
     assert sorted(twice for twice, _, _ in told) == list(range(0, 400, 2))
     assert {loads for _, _, loads in told} == {1}
     assert os.getpid() not in {pid for _, pid, _ in told}
 
 
-def test_who_stops_listening_can_ask_for_other_work(crew, chores):
-    first = crew.run(range(100, 200), chores.picky)
+def test_who_stops_listening_can_ask_for_other_work(worker_pool, chores):
+    first = worker_pool.run(range(100, 200), chores.picky)
     assert len(list(islice(first, 3))) == 3
     first.close()
-    assert sorted(crew.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
+    assert sorted(worker_pool.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
 
 
-def test_a_task_whose_process_was_lost_is_done_again(crew, chores, tmp_path):
-    assert list(crew.run([tmp_path], chores.once_deadly)) == [(0, "survived")]
-    assert (tmp_path / "tried").exists()
+def test_a_task_whose_process_was_lost_is_done_again(worker_pool, chores, tmp_path):
+    assert list(worker_pool.run([tmp_path], chores.once_deadly)) == [(0, "survived")]
+    assert (tmp_path / "attempts").exists()
 
 
-def test_a_task_that_kills_every_process_is_told(crew, chores):
+def test_a_task_that_kills_every_process_is_told(worker_pool, chores):
     with pytest.raises(LengthwiseError, match="could not do a task, tried 4 times"):
-        list(crew.run([3], chores.dies))
+        list(worker_pool.run([3], chores.dies))
 
 
-def test_what_a_node_cannot_import_is_told(crew, chores):
+def test_what_a_node_cannot_import_is_told(worker_pool, chores):
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
-        list(crew.run([1], chores.Nowhere()))
+        list(worker_pool.run([1], chores.Nowhere()))
 
 
-def test_a_node_with_another_code_is_refused(crew, monkeypatch):
+def test_a_node_with_another_code_is_refused(worker_pool, monkeypatch):
     monkeypatch.setattr(_ray, "code_version", lambda: "another")
     refused = pytest.raises(InputError, match=r"node [0-9.]+ of the Ray cluster has another lengthwise \(0")
     with refused, workers.ray():
@@ -88,7 +88,7 @@ def test_a_node_with_another_code_is_refused(crew, monkeypatch):
     assert ray.is_initialized()  # it was not ours to end
 
 
-def test_a_ray_that_was_joined_already_is_used_and_left(crew, chores):
+def test_a_ray_that_was_joined_already_is_used_and_left(worker_pool, chores):
     with workers.ray() as again:
         assert list(again.run([1], chores.picky)) == [(0, 1)]
     assert ray.is_initialized()
@@ -131,7 +131,7 @@ def test_an_address_where_nobody_answers_is_told():
     assert noise == ""
 
 
-def test_a_cluster_is_joined_by_its_address_and_goes_on(crew, chores):
+def test_a_cluster_is_joined_by_its_address_and_goes_on(worker_pool, chores):
     address = ray.get_runtime_context().gcs_address
     code = (
         "from lengthwise.search.workers import ray\n"
@@ -139,7 +139,7 @@ def test_a_cluster_is_joined_by_its_address_and_goes_on(crew, chores):
         "    print(sorted(crew.run([3, 4], abs)))\n"
     )
     assert in_a_new_process(code) == ("[(0, 3), (1, 4)]", "")
-    assert list(crew.run([1], chores.picky)) == [(0, 1)]
+    assert list(worker_pool.run([1], chores.picky)) == [(0, 1)]
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

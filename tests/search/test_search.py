@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from market import SMALL, THREE, TTFT, Build, Chat, ask, bench, question
 
-from lengthwise.schema.plan import Limit, Standing
+from lengthwise.schema.plan import Limit, Status
 from lengthwise.search import workers
 from lengthwise.search.configuration_search import Options
 from lengthwise.search.limits import OBJECTIVES, Question
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="millions of requests take hours without the compiler"
 )
 
-FEW = Space({"deployment.gpu": ("A100-80GB", "H100"), "engine.max_num_seqs": (16, 64)})
+MIN_COUNT = Space({"deployment.gpu": ("A100-80GB", "H100"), "engine.max_num_seqs": (16, 64)})
 TIGHT, LOOSE = (Limit("ttft.p90", 0.3),), (Limit("ttft.p90", 4.0), Limit("queueing_delay.p99", 2.0))
 GAPS = (Limit("tbt.p99", 0.03), Limit("queueing_delay.p99", 1.0))
 STRICT = (Limit("ttft.p99", 0.25), Limit("tbt.p99", 0.05))
@@ -29,18 +29,18 @@ STRICT = (Limit("ttft.p99", 0.25), Limit("tbt.p99", 0.05))
 
 def told(plan):
     """All of a plan but what it took; NaN is no equal of itself."""
-    return repr(replace(plan, spent=None))
+    return repr(replace(plan, effort=None))
 
 
 def by_key(plan):
     return {choice.key: choice for choice in plan.choices}
 
 
-def check_nothing_is_lost(asked, draw, top, space=SMALL):
+def check_nothing_is_lost(requested, draw, top, space=SMALL):
     """The pruned search's best is among the best of all, and nobody that it left out is better."""
-    mine = ask(bench(asked, draw), space)
-    whole = ask(bench(asked, draw), space, Options(top, exhaustive=True, sensitivity=False))
-    assert whole.spent.pruned == 0
+    mine = ask(bench(requested, draw), space)
+    whole = ask(bench(requested, draw), space, Options(top, exhaustive=True, sensitivity=False))
+    assert whole.effort.pruned == 0
     if whole.best is None:
         assert mine.best is None
         return mine, whole
@@ -48,8 +48,8 @@ def check_nothing_is_lost(asked, draw, top, space=SMALL):
     reached = mine.best.objective
     for key, choice in by_key(mine).items():
         full = by_key(whole)[key]
-        if choice.standing is Standing.PRUNED and full.standing in (Standing.RANKED, Standing.SCOUTED):
-            half = full.objective.half_width if full.standing is Standing.RANKED else 0.0
+        if choice.status is Status.PRUNED and full.status in (Status.RANKED, Status.SCOUTED):
+            half = full.objective.half_width if full.status is Status.RANKED else 0.0
             assert full.objective.value - half <= reached.value + reached.half_width
             assert choice.simulations or full.objective.value - half <= choice.bound, "a bound is no bound"
     return mine, whole
@@ -58,8 +58,8 @@ def check_nothing_is_lost(asked, draw, top, space=SMALL):
 @pytest.mark.parametrize("limits", [TIGHT, LOOSE, STRICT])
 def test_pruning_loses_nothing(limits):
     mine, whole = check_nothing_is_lost(question("requests_per_dollar", *limits), Chat(), 3)
-    assert mine.spent.requests < whole.spent.requests
-    assert mine.spent.pruned > 0
+    assert mine.effort.requests < whole.effort.requests
+    assert mine.effort.pruned > 0
 
 
 @pytest.mark.slow  # minutes of searches of everything
@@ -81,33 +81,33 @@ def test_pruning_loses_nothing_where_less_is_better(name):
 
 def test_the_plan_is_the_same_whoever_works(sent):
     asked = bench(question())
-    plans = [ask(asked, FEW)]
+    plans = [ask(asked, MIN_COUNT)]
     with workers.threads(2) as two:
-        plans.append(ask(asked, FEW, crew=two))
+        plans.append(ask(asked, MIN_COUNT, worker_pool=two))
     with workers.processes(2) as two:
-        plans.append(ask(asked, FEW, crew=two))
+        plans.append(ask(asked, MIN_COUNT, worker_pool=two))
     assert len({told(plan) for plan in plans}) == 1
-    assert len({(plan.spent.simulations, plan.spent.requests) for plan in plans}) == 1
+    assert len({(plan.effort.simulations, plan.effort.requests) for plan in plans}) == 1
 
 
 def test_a_store_gives_the_same_plan_and_simulates_nothing_again(tmp_path):
     asked = bench(question())
     with Store.open(tmp_path) as store:
-        first = ask(asked, FEW, store=store, identity="a")
+        first = ask(asked, MIN_COUNT, store=store, identity="a")
         kept = len(store)
-        again = ask(asked, FEW, store=store, identity="a")
+        again = ask(asked, MIN_COUNT, store=store, identity="a")
         assert told(again) == told(first)
-        assert first.spent.reused == 0
-        assert again.spent.reused == kept == len(store)
-        assert again.spent.simulations == first.spent.simulations, "what it took, whenever that was"
+        assert first.effort.reused == 0
+        assert again.effort.reused == kept == len(store)
+        assert again.effort.simulations == first.effort.simulations, "what it took, whenever that was"
 
 
 def test_a_store_of_another_question_is_not_read(tmp_path):
     with Store.open(tmp_path) as store:
-        ask(bench(question()), FEW, store=store, identity="a")
+        ask(bench(question()), MIN_COUNT, store=store, identity="a")
         other = bench(question("requests_per_dollar", *TIGHT))
-        assert ask(other, FEW, store=store, identity="b").spent.reused == 0
-        assert told(ask(other, FEW, store=store, identity="b")) == told(ask(other, FEW))
+        assert ask(other, MIN_COUNT, store=store, identity="b").effort.reused == 0
+        assert told(ask(other, MIN_COUNT, store=store, identity="b")) == told(ask(other, MIN_COUNT))
 
 
 def test_what_was_kept_before_a_search_was_broken_off_is_used(tmp_path):
@@ -119,32 +119,32 @@ def test_what_was_kept_before_a_search_was_broken_off_is_used(tmp_path):
 
     with Store.open(tmp_path) as store:
         with pytest.raises(KeyboardInterrupt):
-            ask(asked, FEW, store=store, progress=stop)
+            ask(asked, MIN_COUNT, store=store, progress=stop)
         kept = len(store)
         assert kept > 4
-        plan = ask(asked, FEW, store=store)
-        assert plan.spent.reused == kept
-        assert told(plan) == told(ask(asked, FEW))
+        plan = ask(asked, MIN_COUNT, store=store)
+        assert plan.effort.reused == kept
+        assert told(plan) == told(ask(asked, MIN_COUNT))
 
 
 def test_choices_stand_in_order_and_add_up():
     plan = ask(bench(question()))
-    standings = [choice.standing for choice in plan.choices]
-    assert standings == sorted(standings, key=list(Standing).index)
+    standings = [choice.status for choice in plan.choices]
+    assert standings == sorted(standings, key=list(Status).index)
     assert plan.best is plan.choices[0]
-    for standing in (Standing.RANKED, Standing.SCOUTED):
-        values = [choice.objective.value for choice in plan.choices if choice.standing is standing]
+    for standing in (Status.RANKED, Status.SCOUTED):
+        values = [choice.objective.value for choice in plan.choices if choice.status is standing]
         assert values == sorted(values, reverse=True)
-    assert plan.spent.candidates == len(plan.choices) == len(SMALL)
-    assert plan.spent.pruned == standings.count(Standing.PRUNED)
-    assert plan.spent.simulations == sum(choice.simulations for choice in plan.choices)
-    assert plan.spent.requests == sum(choice.requests for choice in plan.choices)
-    assert sum(region.count for region in plan.regions) == plan.spent.pruned + plan.spent.rejected
+    assert plan.effort.candidates == len(plan.choices) == len(SMALL)
+    assert plan.effort.pruned == standings.count(Status.PRUNED)
+    assert plan.effort.simulations == sum(choice.simulations for choice in plan.choices)
+    assert plan.effort.requests == sum(choice.requests for choice in plan.choices)
+    assert sum(region.count for region in plan.regions) == plan.effort.pruned + plan.effort.rejected
     assert 1 <= plan.tied <= 3
     for choice in plan.choices:
-        assert choice.standing is not Standing.RANKED or choice.at.held
+        assert choice.status is not Status.RANKED or choice.at.satisfied
         assert not (choice.objective.value > choice.bound)
-        assert (choice.reason == "") == (choice.standing in (Standing.RANKED, Standing.SCOUTED))
+        assert (choice.reason == "") == (choice.status in (Status.RANKED, Status.SCOUTED))
 
 
 def test_what_cannot_be_is_rejected_with_its_reason():
@@ -153,20 +153,20 @@ def test_what_cannot_be_is_rejected_with_its_reason():
     plan = ask(bench(question("requests_per_dollar", *limits)), space)
     reasons = {(c.settings["deployment.model"], c.settings["deployment.gpu"]): c for c in plan.choices}
     for gpu in ("L4", "H100"):
-        assert reasons["llama-3-70b", gpu].standing is Standing.REJECTED
+        assert reasons["llama-3-70b", gpu].status is Status.REJECTED
         assert reasons["llama-3-70b", gpu].region == "does not fit in memory"
     slow = reasons["llama-3-8b", "L4"]
-    assert (slow.standing, slow.region) == (Standing.REJECTED, "breaks tbt.p99 when idle")
+    assert (slow.status, slow.region) == (Status.REJECTED, "breaks tbt.p99 when idle")
     assert "idle" in slow.reason
     assert plan.best.settings["deployment.gpu"] == "H100"
 
 
 def test_where_nothing_holds_there_is_no_best():
-    plan = ask(bench(question("requests_per_dollar", Limit("ttft.p90", 1e-3))), FEW)
+    plan = ask(bench(question("requests_per_dollar", Limit("ttft.p90", 1e-3))), MIN_COUNT)
     assert plan.best is None
-    assert plan.spent.rejected == plan.spent.candidates
+    assert plan.effort.rejected == plan.effort.candidates
     assert plan.tied == 0
-    assert plan.why == ()
+    assert plan.cause == ()
     assert not any(plan.frontiers.values())
 
 
@@ -175,14 +175,14 @@ def test_no_deployment_takes_more_gpus_than_there_are():
     plan = ask(bench(question(max_gpus=4)), space)
     for choice in plan.choices:
         fits = choice.gpus <= 4
-        assert fits == (choice.standing is not Standing.REJECTED)
+        assert fits == (choice.status is not Status.REJECTED)
         if choice.settings["deployment.replicas"] == "fill":
             assert choice.gpus == 4
     assert [c.region for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
 
 
 def test_another_bound_of_a_limit_is_told_and_the_asked_one_gives_the_best():
-    plan = ask(bench(question()), FEW, replace(THREE, sensitivity=True))
+    plan = ask(bench(question()), MIN_COUNT, replace(THREE, sensitivity=True))
     bounds = [shift.bound for shift in plan.shifts]
     assert bounds == sorted(bounds)
     asked = next(shift for shift in plan.shifts if shift.bound == TTFT.bound)
@@ -198,12 +198,12 @@ def test_a_strategy_that_tries_everything_finds_the_best():
 
     asked, plans = bench(question()), []
     for jobs in (1, 2):
-        strategy = Bayesian(FEW.alternatives(), trials=9, seed=0, wave=3)
-        with workers.threads(jobs) as crew:
-            plans.append(ask(asked, FEW, replace(THREE, strategy=strategy), crew))
+        strategy = Bayesian(MIN_COUNT.alternatives(), trials=9, seed=0, batch_size=3)
+        with workers.threads(jobs) as worker_pool:
+            plans.append(ask(asked, MIN_COUNT, replace(THREE, strategy=strategy), worker_pool))
     assert told(plans[0]) == told(plans[1])
-    assert plans[0].spent.candidates == len(FEW)
-    assert plans[0].best.key == ask(asked, FEW).best.key
+    assert plans[0].effort.candidates == len(MIN_COUNT)
+    assert plans[0].best.key == ask(asked, MIN_COUNT).best.key
 
 
 def test_questions_that_ask_for_too_little_are_refused():

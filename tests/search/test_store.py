@@ -82,7 +82,7 @@ def test_it_is_read_in_the_order_of_storing_and_may_grow_meanwhile(tmp_path):
         for _, value in store:
             if value["at"] == 1_400:
                 other.put("late", {"at": 1_500})
-                store.put("later", {"at": 1_501})
+                store.put("after", {"at": 1_501})
             seen.append(value["at"])
         assert seen == list(range(1_502))
 
@@ -91,9 +91,7 @@ def test_a_killed_process_loses_nothing_that_it_was_told_is_stored(tmp_path):
     chance = random.Random(5)
     before = 0
     for life in range(4):
-        told = killed_after(
-            start(tmp_path, name=f"life{life}-"), chance.randrange(1, 600), chance.random() / 500
-        )
+        told = killed_after(start(tmp_path, name=f"life{life}-"), chance.randrange(1, 600), chance.random() / 500)
         with Store.open(tmp_path) as store:
             assert {f"life{life}-{at}" for at in range(told)} <= {key for key, _ in store}
             assert len(store) - before - told in {0, 1}  # the kill may fall between the put and its telling
@@ -122,11 +120,7 @@ def test_several_processes_open_and_append_at_once(tmp_path):
 
 def test_a_full_disk_is_told_and_what_was_stored_before_is_there(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
     failed_at, message = done.stdout.split(maxsplit=1)
     assert message.startswith(f"cannot keep evaluations in {tmp_path / FILE}")
@@ -204,9 +198,7 @@ def test_a_bug_of_the_caller_is_no_fault_of_the_file(tmp_path):
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-contents = st.recursive(
-    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
-)
+contents = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
 def told_again(part):

@@ -73,8 +73,8 @@ def queue(n=100, every_s=1.0, tokens=110):
 def test_waits_are_of_arrivals_in_the_window_but_for_the_guard():
     window = observe(queue(), ONE, 0)
     waits = window.waiting("queueing_delay_s", 15.0)
-    arrived = np.arange(100.0)
-    counted = arrived[(arrived >= 0.2 * 99) & (arrived < 99 - 15.0)]
+    arrival_count = np.arange(100.0)
+    counted = arrival_count[(arrival_count >= 0.2 * 99) & (arrival_count < 99 - 15.0)]
     expected = 0.1 * counted
     started = counted + expected <= 99
     np.testing.assert_allclose(waits[started], expected[started])
@@ -84,7 +84,7 @@ def test_waits_are_of_arrivals_in_the_window_but_for_the_guard():
 
 def test_who_still_waits_has_waited_until_the_end():
     window = observe(queue(every_s=0.5), ONE, 0)
-    waited, waits = window.waited("queueing_delay_s", 5.0), window.waiting("queueing_delay_s", 5.0)
+    waited, waits = window.num_waiting("queueing_delay_s", 5.0), window.waiting("queueing_delay_s", 5.0)
     served = np.isfinite(waits)
     assert not served.all()
     np.testing.assert_array_equal(waited[served], waits[served])

@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(params=[workers.threads, workers.processes], ids=["threads", "processes"])
-def crew(request):
+def worker_pool(request):
     with request.param(2) as made:
         yield made
 
@@ -51,33 +51,33 @@ def is_alive(pid):
         return False
 
 
-def test_every_task_is_done_once_and_told_with_its_place(crew, chores):
+def test_every_task_is_done_once_and_told_with_its_place(worker_pool, chores):
     for count in (0, 1, 100, 3):
         tasks = [at * 10 for at in range(count)]
-        assert sorted(crew.run(tasks, chores.picky)) == list(enumerate(tasks))
+        assert sorted(worker_pool.run(tasks, chores.picky)) == list(enumerate(tasks))
 
 
-def test_an_error_is_raised_as_what_it_was_and_the_workers_stay(crew, chores):
+def test_an_error_is_raised_as_what_it_was_and_the_workers_stay(worker_pool, chores):
     with pytest.raises(UnknownNameError, match="no number named 'seven'") as caught:
-        list(crew.run(range(1_000), chores.picky))
+        list(worker_pool.run(range(1_000), chores.picky))
     assert (caught.value.kind, caught.value.known) == ("number", ["eight", "six"])
     assert caught.value.__notes__ == ["while counting"]
-    assert sorted(crew.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
+    assert sorted(worker_pool.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
 
 
 def test_what_was_done_before_an_error_is_told(chores):
     for make in (workers.threads, workers.processes):
         told = []
-        with make(1) as crew, pytest.raises(UnknownNameError):
-            told.extend(result for _, result in crew.run(range(100), chores.picky))
+        with make(1) as worker_pool, pytest.raises(UnknownNameError):
+            told.extend(result for _, result in worker_pool.run(range(100), chores.picky))
         assert told == list(range(7))
 
 
-def test_who_stops_listening_can_ask_for_other_work(crew, chores):
-    first = crew.run(range(100, 200), chores.picky)
+def test_who_stops_listening_can_ask_for_other_work(worker_pool, chores):
+    first = worker_pool.run(range(100, 200), chores.picky)
     assert len(list(islice(first, 3))) == 3
     first.close()
-    assert sorted(crew.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
+    assert sorted(worker_pool.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("make", [workers.threads, workers.processes])
@@ -95,8 +95,8 @@ def test_ctrl_c_is_heard_while_threads_work_and_no_other_task_is_begun():
             os.kill(os.getpid(), signal.SIGINT)
         end.wait()
 
-    with workers.threads(2) as crew, pytest.raises(KeyboardInterrupt):
-        list(crew.run(range(9), interrupts))
+    with workers.threads(2) as worker_pool, pytest.raises(KeyboardInterrupt):
+        list(worker_pool.run(range(9), interrupts))
     end.set()
     for thread in begun:
         thread.join()
@@ -105,21 +105,21 @@ def test_ctrl_c_is_heard_while_threads_work_and_no_other_task_is_begun():
 
 def test_processes_load_the_work_once_and_keep_it(chores):
     work = chores.Double()
-    with workers.processes(2) as crew:
-        told = [result for _ in range(3) for _, result in crew.run(range(50), work)]
+    with workers.processes(2) as worker_pool:
+        told = [result for _ in range(3) for _, result in worker_pool.run(range(50), work)]
         pids = {pid for _, pid, _ in told}
         assert os.getpid() not in pids
         assert len(pids) <= 2
         assert {loads for _, _, loads in told} == {1}
-        assert {pid for _, (_, pid, _) in crew.run(range(50), chores.Double())}.isdisjoint(pids)
+        assert {pid for _, (_, pid, _) in worker_pool.run(range(50), chores.Double())}.isdisjoint(pids)
     assert not any(map(is_alive, pids))
 
 
 def test_a_worker_that_is_killed_is_told_and_replaced(chores):
-    with workers.processes(2) as crew:
+    with workers.processes(2) as worker_pool:
         with pytest.raises(LengthwiseError, match=r"worker process .* killed \(signal 9\).* fewer jobs"):
-            list(crew.run(range(10), chores.dies))
-        assert sorted(crew.run([4, 5], chores.dies)) == [(0, 4), (1, 5)]
+            list(worker_pool.run(range(10), chores.dies))
+        assert sorted(worker_pool.run([4, 5], chores.dies)) == [(0, 4), (1, 5)]
 
 
 def test_a_script_that_would_start_itself_again_is_told(tmp_path):
@@ -135,19 +135,19 @@ def test_a_script_that_would_start_itself_again_is_told(tmp_path):
 
 
 def test_what_no_pickle_can_hold_is_told(chores):
-    with workers.processes(1) as crew:
+    with workers.processes(1) as worker_pool:
         with pytest.raises(AttributeError, match="secret"):
-            list(crew.run([0], chores.secret))
+            list(worker_pool.run([0], chores.secret))
         with pytest.raises(RuntimeError, match="ValueError: locked"):
-            list(crew.run([1], chores.secret))
+            list(worker_pool.run([1], chores.secret))
         with pytest.raises(ModuleNotFoundError, match="nowhere"):
-            list(crew.run([1], chores.Nowhere()))
+            list(worker_pool.run([1], chores.Nowhere()))
 
 
 def test_leaving_ends_tasks_under_way(chores, tmp_path):
     pids = tmp_path / "pids"
-    with workers.processes(2) as crew:
-        asking = crew.run([(pids, 0), (pids, 60)], chores.naps)
+    with workers.processes(2) as worker_pool:
+        asking = worker_pool.run([(pids, 0), (pids, 60)], chores.naps)
         assert next(asking) == (0, 0)
         until(lambda: len(pids.read_text().split()) == 2)
     assert not any(map(is_alive, pids.read_text().split()))
@@ -184,9 +184,7 @@ def test_a_process_counts_the_cpus_that_it_may_use():
         "import os; os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1]);"
         "from lengthwise.search.workers import available_cpus; print(available_cpus())"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout == "1\n"
 
 

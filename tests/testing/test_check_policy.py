@@ -81,8 +81,8 @@ def odd_flags(max_num_seqs, token_budget):
 
 
 @policy.batching
-def stops_when_full(resident, waiting, token_budget, max_num_seqs):
-    return (0 if resident == 0 and waiting > 900 else max_num_seqs), token_budget, policy.CHUNKED
+def stops_when_full(num_running, waiting, token_budget, max_num_seqs):
+    return (0 if num_running == 0 and waiting > 900 else max_num_seqs), token_budget, policy.CHUNKED
 
 
 @policy.memory
@@ -91,9 +91,9 @@ def takes_too_much(free_blocks):
 
 
 @policy.memory
-def keeps_the_last_out(context_tokens, block_size, free_blocks, resident):
+def keeps_the_last_out(context_tokens, block_size, free_blocks, num_running):
     need = (context_tokens + block_size - 1) // block_size
-    return need if need <= free_blocks and (resident > 0 or context_tokens < 30) else -1
+    return need if need <= free_blocks and (num_running > 0 or context_tokens < 30) else -1
 
 
 @policy.router
@@ -127,9 +127,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "told"), BROKEN, ids=lambda x: getattr(x, "name", None))
-def test_what_is_broken_is_caught(broken, told):
-    with pytest.raises(AssertionError, match=told) as caught:
+@pytest.mark.parametrize(("broken", "report"), BROKEN, ids=lambda x: getattr(x, "name", None))
+def test_what_is_broken_is_caught(broken, report):
+    with pytest.raises(AssertionError, match=report) as caught:
         check_policy(broken, compiled=False)
     assert broken.name in str(caught.value)
 

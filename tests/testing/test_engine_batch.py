@@ -73,9 +73,7 @@ def test_without_shortage_as_the_engine_room():
 
 
 def test_by_priority_as_the_engine_room():
-    scheduler = Scheduler(
-        rank="priority", leave=worst_class_latest, batching="unified", memory="paged_by_chunk"
-    )
+    scheduler = Scheduler(rank="priority", leave=worst_class_latest, batching="unified", memory="paged_by_chunk")
     batch = agree(requests(3), deployment(40, scheduler=scheduler))
     assert batch.preemptions > 0
 

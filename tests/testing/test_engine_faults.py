@@ -59,7 +59,7 @@ def met(fault, check=None, **fields):
     """What came of a request with the fault; the next one must go well on the same or a restarted server."""
 
     async def run():
-        plan = FaultPlan(coming=[fault] if fault else [])
+        plan = FaultPlan(incoming=[fault] if fault else [])
         async with EngineServer(SPEC, faults=plan) as server, aiohttp.ClientSession() as session:
             got = await ask(session, server, **fields)
             if check:
@@ -82,7 +82,7 @@ def test_before_the_first_byte(kind, stream):
     got, entry = met(Fault(kind), stream=stream, stream_options=None)
     assert got.status == 0
     assert got.error is not None
-    assert entry.ended == {"close": "closed", "die": "died"}[kind]
+    assert entry.finished == {"close": "closed", "die": "died"}[kind]
     assert entry.fault == kind
 
 
@@ -115,15 +115,12 @@ def test_silence():
     assert b"[DONE]" in got.data
 
     async def leaves():
-        async with (
-            EngineServer(SPEC, faults=FaultPlan({0: Fault("hang")})) as server,
-            aiohttp.ClientSession() as s,
-        ):
+        async with EngineServer(SPEC, faults=FaultPlan({0: Fault("hang")})) as server, aiohttp.ClientSession() as s:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await ask(s, server)
             await server.idle()
-            assert server.log.entries[0].ended == "aborted"
+            assert server.log.entries[0].finished == "aborted"
             assert server.log.entries[0].sent == []
 
     asyncio.run(leaves())
@@ -131,7 +128,7 @@ def test_silence():
 
 def test_http_errors_and_errors_in_the_stream():
     got, entry = met(Fault("status", status=500))
-    assert (got.status, entry.ended) == (500, "refused")
+    assert (got.status, entry.finished) == (500, "refused")
     got, _ = met(Fault("full", retry_after_s=2))
     assert got.status == 503
     got, _ = met(Fault("error", after_tokens=3))
@@ -181,7 +178,7 @@ def test_health_fails_and_a_restart_begins_anew():
             assert (await waiting).error is not None
             assert (server.port, server.restarts, server.clocked.batch.tokens) == (port, 1, 0)
             assert (await ask(session, server)).tokens == 12
-            assert [e.ended for e in server.log.entries] == ["died", "finished"]
+            assert [e.finished for e in server.log.entries] == ["died", "finished"]
             assert server.log.others == ["GET /health"] * 2
 
     asyncio.run(run())
@@ -208,7 +205,7 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind():
             for begin in range(0, 300, 30):
                 stayed += await asyncio.gather(*map(one, stays_s[begin : begin + 30].tolist()))
             await server.idle()
-            ends = [entry.ended for entry in server.log.entries]
+            ends = [entry.finished for entry in server.log.entries]
             assert 0 < stayed.count(True) <= ends.count("finished") < 300
             assert server.aborts == ends.count("aborted") == len(ends) - ends.count("finished") > 0
             assert server.slots_in_use == 0

@@ -39,12 +39,7 @@ def ask(url, *bodies, path="/v1/chat/completions"):
 
 
 def test_whole_and_streamed(url):
-    stream = {
-        "stream": True,
-        "max_tokens": 5,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-    }
+    stream = {"stream": True, "max_tokens": 5, "stream_options": {"include_usage": True}, "return_token_ids": True}
     (whole, streamed, again), _ = ask(url, {"max_tokens": 5}, stream, stream, path="/v1/completions")
     assert json.loads(whole)["choices"][0]["text"]
     assert streamed == again

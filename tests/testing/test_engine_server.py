@@ -18,15 +18,7 @@ from lengthwise.backend.openai_protocol import Server
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
-from lengthwise.testing.engine_server import (
-    EngineServer,
-    EngineSpec,
-    Limits,
-    LinearSteps,
-    decode,
-    emulated,
-    encode,
-)
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, decode, emulated, encode
 from lengthwise.testing.engine_server.completions import BEGIN, END, Mind
 
 QUICK = LinearSteps(0.0005, 0.0, 0.0)
@@ -91,18 +83,14 @@ def test_a_cut_anywhere_does_not_show():
     """Prompt ids and generated ids, asked for again, go on with the very same text and end."""
 
     async def test(session, server):
-        whole = (
-            await ask(session, server, prompt="tell me <out:60>", max_tokens=200, return_token_ids=True)
-        )[1]
+        whole = (await ask(session, server, prompt="tell me <out:60>", max_tokens=200, return_token_ids=True))[1]
         choice = whole["choices"][0]
         prompt, ids = choice["prompt_token_ids"], choice["token_ids"]
         assert len(ids) == whole["usage"]["completion_tokens"] == 60
         assert choice["finish_reason"] == "stop"
         for cut in range(1, 60):
             first = (await ask(session, server, prompt=prompt, max_tokens=cut))[1]["choices"][0]
-            rest = (
-                await ask(session, server, prompt=prompt + ids[:cut], max_tokens=200, return_token_ids=True)
-            )[1]
+            rest = (await ask(session, server, prompt=prompt + ids[:cut], max_tokens=200, return_token_ids=True))[1]
             assert first["finish_reason"] == "length"
             assert rest["choices"][0]["token_ids"] == ids[cut:]
             assert first["text"] + rest["choices"][0]["text"] == choice["text"]
@@ -114,9 +102,9 @@ def test_a_drawn_end_is_the_same_after_a_cut():
     async def test(session, server):
         lengths = set()
         for i in range(5):
-            choice = (await ask(session, server, prompt=f"p{i}", max_tokens=4000, return_token_ids=True))[1][
-                "choices"
-            ][0]
+            choice = (await ask(session, server, prompt=f"p{i}", max_tokens=4000, return_token_ids=True))[1]["choices"][
+                0
+            ]
             ids = choice["token_ids"]
             again = choice["prompt_token_ids"] + ids[: len(ids) // 2]
             rest = (await ask(session, server, prompt=again, max_tokens=4000, return_token_ids=True))[1]
@@ -131,13 +119,7 @@ def test_a_stream_tells_all_that_vllm_tells():
     async def test(session, server):
         options = {"include_usage": True, "continuous_usage_stats": True}
         got = await events(
-            session,
-            server,
-            prompt="hi",
-            max_tokens=9,
-            ignore_eos=True,
-            return_token_ids=True,
-            stream_options=options,
+            session, server, prompt="hi", max_tokens=9, ignore_eos=True, return_token_ids=True, stream_options=options
         )
         choices = [e["choices"][0] for e in got[:-1]]
         assert choices[0]["prompt_token_ids"] == [*encode("hi"), BEGIN]
@@ -201,7 +183,7 @@ def test_what_is_wrong_is_refused_as_vllm_refuses():
             assert (got, body["error"]["code"]) == (status, status), fields
         async with session.post(server.url + "/v1/completions", data=b"{") as answer:
             assert answer.status == 400
-        assert [e.ended for e in server.log.entries] == ["refused"] * 10
+        assert [e.finished for e in server.log.entries] == ["refused"] * 10
 
     served(test)
 
@@ -296,10 +278,10 @@ def test_what_it_did_is_what_the_engine_room_says():
             await ask(session, server, prompt=ids, max_tokens=int(outputs[i]), ignore_eos=True)
             late.append(asyncio.get_running_loop().time())
 
-        begun_s = server.clocked._begun_s
+        started_s = server.clocked._begun_s
         await asyncio.gather(*(one(i) for i in range(40)))
         assert server.clocked.batch.preemptions > 0
-        due = sorted(begun_s + entry.finished_s / spec.speed for entry in server.log.entries)
+        due = sorted(started_s + entry.finished_s / spec.speed for entry in server.log.entries)
         gaps = np.array(sorted(late)) - np.array(due)
         assert gaps.min() > -1e-6
         assert np.median(gaps) < 0.05
@@ -316,15 +298,7 @@ def test_what_it_did_is_what_the_engine_room_says():
 
 
 def test_as_a_process():
-    command = [
-        sys.executable,
-        "-m",
-        "lengthwise.testing.engine_server",
-        "--count",
-        "2",
-        "--fixed-s",
-        "0.0005",
-    ]
+    command = [sys.executable, "-m", "lengthwise.testing.engine_server", "--count", "2", "--fixed-s", "0.0005"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             urls = json.loads(process.stdout.readline())["urls"]
@@ -336,7 +310,7 @@ def test_as_a_process():
                         body = {"model": "toy", "prompt": "hello", "max_tokens": 5, "ignore_eos": True}
                         async with session.post(f"{url}/v1/completions", json=body) as answer:
                             texts.append((await answer.json())["choices"][0]["text"])
-                    plan = {"coming": [{"kind": "die"}]}
+                    plan = {"incoming": [{"kind": "die"}]}
                     async with session.post(f"{urls[0]}/emulator/faults", json=plan) as answer:
                         assert answer.status == 200
                     with pytest.raises(aiohttp.ClientError):

@@ -60,9 +60,7 @@ def test_laws_of_the_batch_server(world):
         assert (left < options["batch"]).all()
         assert done.sum() == served.batches * options["batch"]
     order = np.lexsort((served.start_s[done], served.formed_s[done]))
-    assert (np.diff(served.start_s[done][order]) >= 0).all(), (
-        "batches start in the order in which they formed"
-    )
+    assert (np.diff(served.start_s[done][order]) >= 0).all(), "batches start in the order in which they formed"
 
 
 def test_a_partial_batch_leaves_after_its_wait():

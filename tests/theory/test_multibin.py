@@ -44,9 +44,7 @@ def test_theorem_4_2_is_the_general_formula_at_the_best_boundaries(batch, bins):
     assert theory.uniform_throughput_rps(UNIFORM, batch, bins) == pytest.approx(batch / exact)
 
 
-@pytest.mark.parametrize(
-    "times", [UNIFORM, EXPONENTIAL, theory.SampledTimes([1, 2, 2, 3, 8, 9, 30])], ids=repr
-)
+@pytest.mark.parametrize("times", [UNIFORM, EXPONENTIAL, theory.SampledTimes([1, 2, 2, 3, 8, 9, 30])], ids=repr)
 @pytest.mark.parametrize("wrong", [None, theory.neighbours(3, 0.2, 0.1)], ids=["right", "wrong"])
 def test_expected_batch_times_are_those_that_are_drawn(times, wrong):
     cuts = times.quantile([0.3, 0.7])
@@ -104,9 +102,7 @@ def test_appendix_a_4(batch, bins):
 
 def test_the_exponential_case_in_one_bin_is_a_harmonic_number():
     assert theory.expected_batch_s(EXPONENTIAL, [], 4) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 0.5)
-    assert theory.exponential_least_bound_s(EXPONENTIAL, 4, 1) == pytest.approx(
-        (1 + 1 / 2 + 1 / 3 + 1 / 4) / 0.5
-    )
+    assert theory.exponential_least_bound_s(EXPONENTIAL, 4, 1) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 0.5)
 
 
 @given(batch=st.integers(1, 200), width=st.floats(1e-4, 60))
@@ -191,9 +187,7 @@ def test_bad_input_is_named(call, says):
 
 
 def test_confusion_matrices():
-    np.testing.assert_allclose(
-        theory.neighbours(3, 0.1, 0.2), [[0.8, 0.2, 0], [0.1, 0.7, 0.2], [0, 0.1, 0.9]]
-    )
+    np.testing.assert_allclose(theory.neighbours(3, 0.1, 0.2), [[0.8, 0.2, 0], [0.1, 0.7, 0.2], [0, 0.1, 0.9]])
     for bins, accuracy in ((2, 0.8614), (4, 0.6297), (8, 0.4229)):
         matrix = theory.of_accuracy(bins, accuracy)
         np.testing.assert_allclose(matrix.sum(axis=1), 1)

@@ -121,7 +121,7 @@ def test_a_reversed_order_is_worse_than_none():
 
 
 def test_errors_cost_and_are_reproducible():
-    kept = theory.queue_study(EXPONENTIAL, [0.9]).kept[0.9]
+    kept = theory.queue_study(EXPONENTIAL, [0.9]).retained[0.9]
     assert kept[0] == pytest.approx(1, abs=1e-3)
     assert (np.diff(kept) < 0).all()
     first, second = (theory.with_error(EXPONENTIAL, 1.0, np.random.default_rng(5)) for _ in range(2))

@@ -88,9 +88,7 @@ TABLE_1 = {
 @pytest.mark.parametrize("name", TABLE_1)
 def test_vidur_presets_have_the_statistics_of_table_1(name):
     drawn = preset(name).generate(100_000, seed=1)
-    for tokens, (mean, median, p90) in zip(
-        (drawn.prompt_tokens, drawn.output_tokens), TABLE_1[name], strict=True
-    ):
+    for tokens, (mean, median, p90) in zip((drawn.prompt_tokens, drawn.output_tokens), TABLE_1[name], strict=True):
         assert tokens.mean() == pytest.approx(mean, rel=0.02)
         assert np.median(tokens) == pytest.approx(median, rel=0.02)
         assert np.quantile(tokens, 0.9) == pytest.approx(p90, rel=0.04)
@@ -155,9 +153,9 @@ def test_every_preset_says_where_it_comes_from():
     )
     for name, entry in found.items():
         assert entry.name == name
-        assert entry.about
+        assert entry.description
         assert entry.source
-        assert entry.licence
+        assert entry.license
         drawn = entry.generate(10, Poisson(3), 2, predicted="mean")
         assert (len(drawn), drawn.name) == (10, name)
         assert drawn.predicted_tokens is not None

@@ -28,10 +28,7 @@ marginals = st.one_of(
     st.builds(Fixed, st.integers(1, 5000)),
     st.builds(lambda low, span: Uniform(low, low + span), st.integers(1, 100), st.integers(0, 5000)),
     st.builds(
-        lambda low, span, theta: Zipf(low, low + span, theta),
-        st.integers(1, 100),
-        st.integers(0, 500),
-        st.floats(0, 3),
+        lambda low, span, theta: Zipf(low, low + span, theta), st.integers(1, 100), st.integers(0, 500), st.floats(0, 3)
     ),
     st.builds(LogNormal, st.floats(0.5, 2000), st.floats(0, 2)),
     st.builds(
@@ -68,41 +65,34 @@ def test_pairs_are_whole_positive_and_repeat_with_the_seed(prompt, output, corre
         assert side.tobytes() == same.tobytes()
 
 
-@pytest.mark.parametrize(
-    "model", [Joint(LogNormal(300, 1), Uniform(1, 900), 0.5), Samples([1, 2, 3], [4, 5, 6])]
-)
+@pytest.mark.parametrize("model", [Joint(LogNormal(300, 1), Uniform(1, 900), 0.5), Samples([1, 2, 3], [4, 5, 6])])
 def test_the_first_requests_do_not_depend_on_how_many_follow(model):
     few, many = (model.sample(n, np.random.default_rng(0)) for n in (100, 300_000))
     assert few[0].tolist() == many[0][:100].tolist()
     assert few[1].tolist() == many[1][:100].tolist()
 
 
-@pytest.mark.parametrize("asked", [-0.9, -0.3, 0.0, 0.5, 0.95])
-def test_the_copula_gives_the_rank_correlation(asked):
-    model = Joint(LogNormal(400, 1.0), TruncatedNormal(200, 80, 1, 800), asked)
+@pytest.mark.parametrize("requested", [-0.9, -0.3, 0.0, 0.5, 0.95])
+def test_the_copula_gives_the_rank_correlation(requested):
+    model = Joint(LogNormal(400, 1.0), TruncatedNormal(200, 80, 1, 800), requested)
     prompt, output = model.sample(20_000, np.random.default_rng(1))
-    assert stats.spearmanr(prompt, output).statistic == pytest.approx(asked, abs=0.03)
+    assert stats.spearmanr(prompt, output).statistic == pytest.approx(requested, abs=0.03)
 
 
-@pytest.mark.parametrize("asked", [-1.0, 1.0])
-def test_full_correlation_is_a_function(asked):
-    prompt, output = Joint(Uniform(1, 10**6), Uniform(1, 10**6), asked).sample(500, np.random.default_rng(1))
+@pytest.mark.parametrize("requested", [-1.0, 1.0])
+def test_full_correlation_is_a_function(requested):
+    prompt, output = Joint(Uniform(1, 10**6), Uniform(1, 10**6), requested).sample(500, np.random.default_rng(1))
     ranks = np.argsort(np.argsort(prompt)), np.argsort(np.argsort(output))
-    assert np.array_equal(ranks[0], ranks[1] if asked > 0 else 499 - ranks[1])
+    assert np.array_equal(ranks[0], ranks[1] if requested > 0 else 499 - ranks[1])
 
 
 def test_correlation_leaves_prompts_as_they_are():
-    model = [
-        Joint(LogNormal(300, 1), LogNormal(100, 1), c).sample(50, np.random.default_rng(0)) for c in (0, 0.8)
-    ]
+    model = [Joint(LogNormal(300, 1), LogNormal(100, 1), c).sample(50, np.random.default_rng(0)) for c in (0, 0.8)]
     assert model[0][0].tolist() == model[1][0].tolist()
     assert model[0][1].tolist() != model[1][1].tolist()
 
 
-@given(
-    st.lists(st.integers(1, 9999), min_size=3, max_size=9),
-    st.lists(st.floats(0.01, 1), min_size=2, max_size=8),
-)
+@given(st.lists(st.integers(1, 9999), min_size=3, max_size=9), st.lists(st.floats(0.01, 1), min_size=2, max_size=8))
 def test_a_quantile_table_reproduces_its_quantiles(tokens, steps):
     levels = np.concatenate(([0.0], np.cumsum(steps) / np.sum(steps)))
     levels[-1] = 1.0
@@ -115,11 +105,7 @@ def test_a_quantile_table_reproduces_its_quantiles(tokens, steps):
         assert np.mean(sampled <= at + 1) >= level - 0.05
 
 
-@given(
-    st.floats(20, 2000),
-    st.floats(1.2, 5),
-    st.floats(0.2, 0.8),
-)
+@given(st.floats(20, 2000), st.floats(1.2, 5), st.floats(0.2, 0.8))
 def test_mean_median_and_p90_are_met(median, ratio, where):
     p90, high = median * ratio, median * ratio * 4
     reach = []
@@ -158,8 +144,7 @@ def test_truncated_normal_matches_scipy(mean, sd, low, span):
 
 
 @pytest.mark.parametrize(
-    ("mean", "sd", "high"),
-    [(32, 13, 80), (128, 68, 320), (512, 252, 1024), (100, 90, np.inf), (20, 18.9, np.inf)],
+    ("mean", "sd", "high"), [(32, 13, 80), (128, 68, 320), (512, 252, 1024), (100, 90, np.inf), (20, 18.9, np.inf)]
 )
 def test_truncated_normal_from_its_moments(mean, sd, high):
     tokens = TruncatedNormal.from_moments(mean, sd, 1, high).quantile(LEVELS)

@@ -37,8 +37,7 @@ SAME = {
     "2023-11-16 18:15:48.5000000,30,3\n",
     "azure_2024.csv": AZURE + "2024-05-10 00:00:00.500000+00:00,10,1\n2024-05-10 00:00:02+00:00,20,2\n"
     "2024-05-10 00:00:02.500000+00:00,30,3\n",
-    "azure_iso.csv": AZURE + "2024-05-10T00:00:00.5Z,10,1\n2024-05-10T00:00:02Z,20,2\n"
-    "2024-05-10T00:00:02.5Z,30,3\n",
+    "azure_iso.csv": AZURE + "2024-05-10T00:00:00.5Z,10,1\n2024-05-10T00:00:02Z,20,2\n2024-05-10T00:00:02.5Z,30,3\n",
     "azure_ticks.csv": AZURE + "638357553465000000,10,1\n638357553480000000,20,2\n638357553485000000,30,3\n",
     "burst.csv": BURST + "7.5,ChatGPT,10,1,11,API log\n8,GPT-4,9,0,9,API log\n9,GPT-4,20,2,22,API log\n"
     "9.5,ChatGPT,30,3,33,API log\n",
@@ -121,11 +120,7 @@ BAD = [
     ("h.csv", VIDUR, "holds no request"),
     ("h.csv", "a,b\n1,2\n", "line 1: of no known format, with 'a, b'"),
     ("h.json", '{"a": 1}\n', "line 1: of no known format, with 'a'"),
-    (
-        "n.csv",
-        VIDUR + "0,10,1\n1,NaN,1\n",
-        "line 3: num_prefill_tokens must be a whole number .* it is 'NaN'",
-    ),
+    ("n.csv", VIDUR + "0,10,1\n1,NaN,1\n", "line 3: num_prefill_tokens must be a whole number .* it is 'NaN'"),
     ("n.csv", VIDUR + "0,10,1\nnan,5,1\n", "line 3: arrived_at must be a time from 0 up; it is 'nan'"),
     ("n.csv", VIDUR + "0,10,1\ninf,5,1\n", "line 3: arrived_at must be a time from 0 up; it is 'inf'"),
     ("n.csv", VIDUR + "-1,10,1\n0,5,1\n", "line 2: arrived_at must be a time from 0 up; it is '-1'"),
@@ -146,11 +141,7 @@ BAD = [
     ("m.jsonl", mooncake((0, 5, 5)) + "\n[1]\n", r"line 3: must be a JSON object; it is \[1\]"),
     ("m.jsonl", mooncake((0, 5, 5), (1, "7", 5)), "line 2: input_length .* it is '7'"),
     ("m.jsonl", mooncake((0, 5, 5), (1, True, 5)), "line 2: input_length .* it is True"),
-    (
-        "m.jsonl",
-        mooncake((0, 5, 5), (None, 4, 5)),
-        "line 2: timestamp must be a time from 0 up; it is missing",
-    ),
+    ("m.jsonl", mooncake((0, 5, 5), (None, 4, 5)), "line 2: timestamp must be a time from 0 up; it is missing"),
     ("m.jsonl", mooncake((0, 5, 5), (float("nan"), 4, 5)), "line 2: timestamp must .* it is nan"),
     ("m.jsonl", mooncake((0, 5, 5), (9, 4, 5), (3, 4, 5)), "line 3: arrives before the row above it"),
     ("s.json", '[{"conversations": [', "line 1: not JSON, or cut off"),
@@ -207,7 +198,7 @@ CHAT = [
             {"from": "gpt", "value": "unasked "},
             {"from": "human", "value": "i" * 8},
             {"from": "gpt", "value": ""},
-            {"from": "human", "value": "again"},
+            {"from": "human", "value": "retry"},
             {"from": "gpt", "value": "j" * 9},
         ],
     },
@@ -225,7 +216,7 @@ def test_sharegpt_counts_the_history_and_skips_what_nobody_asked(tmp_path, text)
     assert got.output_tokens.tolist() == [tokens[2], tokens[last], estimated_tokens("答え")]
     assert got.extra["session"].tolist() == [0, 0, 1]
     assert got.extra["prompt"].tolist()[::2] == ["\n\n".join(turns[:2]), "問い"]
-    assert got.extra["prompt"][1].endswith("again")
+    assert got.extra["prompt"][1].endswith("retry")
     assert got.extra["output"].tolist() == [turns[2], "j" * 9, "答え"]
     assert got.name == "chat (tokens estimated)"
     counted = read(tmp_path / "chat.json", count_tokens=len)

@@ -82,21 +82,13 @@ def test_the_folder_of_servegen_is_read_too(pair, tmp_path):
 @pytest.mark.parametrize(
     ("rates", "pmfs", "message"),
     [
-        (
-            HEADER + "0,0,x,1,Gamma,1,2\n",
-            None,
-            r"toy_rates\.csv, line 2: needs client, .*'0,0,x,1,Gamma,1,2'",
-        ),
+        (HEADER + "0,0,x,1,Gamma,1,2\n", None, r"toy_rates\.csv, line 2: needs client, .*'0,0,x,1,Gamma,1,2'"),
         (HEADER + "0,0,-1,1,Gamma,1,2\n", None, "line 2: needs client"),
         (HEADER + "0,0,1,1,Pareto,1,2\n", None, "line 2: needs client"),
         (HEADER + "0,0,1,1,Gamma,1,2\n0,600,1", None, "line 3: needs client"),
         (RATES, '{"client": 0}', r"pmfs\.jsonl, line 1: must name client and window"),
         (RATES, '{"client": 0, "window": 0}', "line 1: must hold histograms named"),
-        (
-            RATES,
-            '{"client": 0, "window": 0, "input_tokens": 3, "output_tokens": [[1], [1]]}',
-            "line 1: must hold",
-        ),
+        (RATES, '{"client": 0, "window": 0, "input_tokens": 3, "output_tokens": [[1], [1]]}', "line 1: must hold"),
         (RATES, '{"client": 0, "window": 0, "text_tokens": [[1], [1]]}', "line 1: multimodal"),
         (RATES, '{"client": 0, "wi', "line 1: not a JSON object, or cut off"),
         (HEADER + "0,9000,1,1,Gamma,1,2\n", None, "no request between 0 and 3600 s"),

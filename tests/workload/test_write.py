@@ -13,9 +13,7 @@ from lengthwise.schema.errors import OutputError, TraceError, UnknownNameError
 from lengthwise.schema.workload import Predictions, Workload
 from lengthwise.workload import ClosedLoop, preset, read, write
 
-rows = st.lists(
-    st.tuples(st.floats(0, 1e4), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=20
-)
+rows = st.lists(st.tuples(st.floats(0, 1e4), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=20)
 once = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
 
 
@@ -59,11 +57,7 @@ def test_parquet_keeps_everything(tmp_path, requests, seed):
         requests,
         predicted_tokens=rng.random(n) * 100,
         priority=rng.integers(-5, 5, n),
-        extra={
-            "session": rng.integers(0, 9, n),
-            "class": np.array([f"c{i}" for i in range(n)]),
-            "block_ids": blocks,
-        },
+        extra={"session": rng.integers(0, 9, n), "class": np.array([f"c{i}" for i in range(n)]), "block_ids": blocks},
         concurrency=None if seed % 2 or any(row[0] for row in requests) else 7,
         name="ein Name; 名前",
     )
@@ -172,9 +166,7 @@ def test_tenants_are_kept(tmp_path, name):
 
 def test_named_tenants_are_numbered_and_nobody_is_a_tenant_too(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens,tenant\n0,1,1,ann\n1,2,2,bob\n2,3,3,\n3,1,1,ann\n"
-    )
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens,tenant\n0,1,1,ann\n1,2,2,bob\n2,3,3,\n3,1,1,ann\n")
     assert read(path).tenant.tolist() == [0, 1, 2, 0]
 
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, Told, each, over, times
+    from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling, each, over, times
     from lengthwise.apps.inputs import Rows, read_rows
 
 _HOMES = {
@@ -27,7 +27,7 @@ _HOMES = {
     "Model": "app",
     "Rows": "inputs",
     "Sampling": "app",
-    "Told": "app",
+    "Report": "app",
     "each": "app",
     "over": "app",
     "read_rows": "inputs",
@@ -41,9 +41,9 @@ __all__ = [
     "From",
     "Loop",
     "Model",
+    "Report",
     "Rows",
     "Sampling",
-    "Told",
     "each",
     "over",
     "read_rows",

@@ -34,9 +34,7 @@ def require_one_answer(fields: Mapping[str, Any], where: str) -> None:
             raise InputError(f"{where}.{name} cannot be asked for: {why}. Take it out")
     for name in ("n", "best_of"):
         if fields.get(name) not in (1, None):
-            raise InputError(
-                f"{where}.{name} must be 1, since a request has one answer; it is {fields[name]!r}"
-            )
+            raise InputError(f"{where}.{name} must be 1, since a request has one answer; it is {fields[name]!r}")
 
 
 CHAT, COMPLETION = "chat", "completion"
@@ -183,7 +181,7 @@ class From:
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     """Fields of the row that tell lengths, in tokens; "": none does.
 
     Attributes:
@@ -215,7 +213,7 @@ class Call:
         fan: Several tasks a row.
         when: Expression; false: skipped. "": always.
         when_share: How often it is true, for planning.
-        told: Lengths that the row tells.
+        report: Lengths that the row tells.
         body: Expression for the whole body of the request, which is sent as it is; prompt and sampling are not looked
             at. "": they make it.
     """
@@ -229,7 +227,7 @@ class Call:
     fan: Fan = Fan()
     when: str = ""
     when_share: float = 1.0
-    told: Told = Told()
+    report: Report = Report()
     body: str = ""
 
     @property
@@ -313,14 +311,14 @@ class References:
 
     Attributes:
         shown: Calls that stand in its prompt.
-        asked: Other calls, that only its ``when`` or its list names.
+        requested: Other calls, that only its ``when`` or its list names.
         previous: Calls of its loop as of the round before.
         shown_before: Those of them that stand in its prompt.
         fields: Fields of the row.
     """
 
     shown: frozenset[str]
-    asked: frozenset[str]
+    requested: frozenset[str]
     previous: frozenset[str]
     shown_before: frozenset[str]
     fields: frozenset[str]
@@ -328,7 +326,7 @@ class References:
     @property
     def calls(self) -> frozenset[str]:
         """All that it waits for in its own round, or outside of its loop."""
-        return self.shown | self.asked
+        return self.shown | self.requested
 
 
 def prompts(call: Call) -> tuple[Text, ...]:
@@ -349,9 +347,7 @@ def _asks(call: Call) -> tuple[str, ...]:
 def _names(call_texts: tuple[str, ...], kind: str) -> Names:
     read = template if kind == "template" else expression
     found = [read(text).names for text in call_texts]
-    return Names(
-        frozenset().union(*(one.plain for one in found)), frozenset().union(*(one.previous for one in found))
-    )
+    return Names(frozenset().union(*(one.plain for one in found)), frozenset().union(*(one.previous for one in found)))
 
 
 def references(app: App, call: Call) -> References:
@@ -366,7 +362,7 @@ def references(app: App, call: Call) -> References:
     before = said.previous | asks.previous if is_looped else frozenset()
     return References(
         shown=shown,
-        asked=(asks.plain & known) - shown,
+        requested=(asks.plain & known) - shown,
         previous=before,
         shown_before=said.previous if is_looped else frozenset(),
         fields=plain - known - given,
@@ -489,9 +485,7 @@ def _call(app: App, call: Call) -> None:
             f"{', '.join(sorted(RESERVED))}; it is {call.name!r}"
         )
     known = [model.name for model in app.models]
-    asked = (
-        () if isinstance(call.model, From) else (call.model,) if isinstance(call.model, str) else call.model
-    )
+    asked = () if isinstance(call.model, From) else (call.model,) if isinstance(call.model, str) else call.model
     if not asked and not isinstance(call.model, From):
         raise InputError(f"call {call.name!r} must ask a model; it names none. Known are: {', '.join(known)}")
     for name in asked:
@@ -500,15 +494,11 @@ def _call(app: App, call: Call) -> None:
     if call.api not in (CHAT, COMPLETION):
         raise UnknownNameError(f"api for call {call.name!r}", call.api, (CHAT, COMPLETION))
     if call.api == COMPLETION and (call.system or not isinstance(call.prompt, str)):
-        raise InputError(
-            f"call {call.name!r} of api {COMPLETION!r} takes one prompt; system and messages are chat's"
-        )
+        raise InputError(f"call {call.name!r} of api {COMPLETION!r} takes one prompt; system and messages are chat's")
     if not 0 <= call.when_share <= 1:
         raise InputError(f"when_share of call {call.name!r} must be from 0 to 1; it is {call.when_share}")
     if call.is_mapping and (call.fan.is_list or call.fan.over):
-        raise InputError(
-            f"call {call.name!r} asks several models; it cannot fan out as well. Make it two calls"
-        )
+        raise InputError(f"call {call.name!r} asks several models; it cannot fan out as well. Make it two calls")
     _texts(app, call)
 
 
@@ -542,9 +532,7 @@ def _loop(app: App, loop: Loop) -> None:
         if len(inside) > 1:
             raise InputError(f"a call may be in one loop; {name!r} is in {_some(inside)}")
         if app.calls[calls.index(name)].fan.over:
-            raise InputError(
-                f"call {name!r} is a chain (over) and in loop {loop.name!r}; it can be one of them"
-            )
+            raise InputError(f"call {name!r} is a chain (over) and in loop {loop.name!r}; it can be one of them")
     if not 0 <= loop.until_share <= 1:
         raise InputError(f"until_share of loop {loop.name!r} must be from 0 to 1; it is {loop.until_share}")
     if loop.until:

@@ -27,7 +27,7 @@ from lengthwise.apps.app import (
 from lengthwise.apps.launch.engine import CHAT as CHAT_API
 from lengthwise.apps.launch.engine import COMPLETIONS, Ask
 from lengthwise.apps.ledger.contracts import Output
-from lengthwise.apps.run.job import Asked, Outputs
+from lengthwise.apps.run.job import Outputs, RequestSpec
 from lengthwise.apps.templates import PREVIOUS, expression, template
 from lengthwise.schema.app import Flags, Floats, Ints, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -47,7 +47,7 @@ class Block:
         index: [tasks] place within the row.
         prompt_tokens: [tasks] without what other calls put in.
         known_tokens: [tasks] of the output, 0 where not known.
-        coin: [tasks] or -1.
+        random_draw: [tasks] or -1.
         is_chain: Whether each task of a row waits for the one before it.
     """
 
@@ -59,7 +59,7 @@ class Block:
     index: Ints
     prompt_tokens: Ints
     known_tokens: Ints
-    coin: Ints
+    random_draw: Ints
     is_chain: bool
 
     def __len__(self) -> int:
@@ -131,9 +131,7 @@ def items_of(source: str, row: Row, which: str, call: Call, most: int | None) ->
     except InputError as error:
         raise InputError(f"call {call.name!r}, row {which}: {error}") from error
     if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__iter__"):
-        raise InputError(
-            f"{source} of call {call.name!r} must be a list; in row {which} it is {type(found).__name__}"
-        )
+        raise InputError(f"{source} of call {call.name!r} must be a list; in row {which} it is {type(found).__name__}")
     items = list(found)
     if most is not None and len(items) > most:
         raise InputError(
@@ -150,16 +148,14 @@ def require_fields(app: App, rows: Rows) -> None:
     calls = {call.name for call in app.calls}
     _require_one_meaning(app, known & calls)
     for call in app.calls:
-        told = {call.told.prompt_tokens, call.told.output_tokens, call.told.max_tokens} - {""}
+        told = {call.report.prompt_tokens, call.report.output_tokens, call.report.max_tokens} - {""}
         if isinstance(call.model, From):
             told.add(call.model.field)
         for name in sorted((references(app, call).fields | told) - known):
             raise UnknownNameError(f"call or field of the inputs for call {call.name!r}", name, known | calls)
     for loop in app.loops:
         for name in sorted(expression(loop.until).names.plain - known - calls if loop.until else ()):
-            raise UnknownNameError(
-                f"call or field of the inputs for until of loop {loop.name!r}", name, known | calls
-            )
+            raise UnknownNameError(f"call or field of the inputs for until of loop {loop.name!r}", name, known | calls)
 
 
 def _require_one_meaning(app: App, both: set[str]) -> None:
@@ -182,7 +178,7 @@ def said(call: Call, context: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"role": role, "content": template(text).render(context)} for role, text in call.messages]
 
 
-def asked(call: Call, model: Model, task: int, which: str, messages: list[dict[str, str]]) -> Asked:
+def asked(call: Call, model: Model, task: int, which: str, messages: list[dict[str, str]]) -> RequestSpec:
     """The request of a task and the key of its answer.
 
     Args:
@@ -200,10 +196,10 @@ def asked(call: Call, model: Model, task: int, which: str, messages: list[dict[s
         body["seed"] = sampling.seed
     api = _api(call)
     body |= {"messages": messages} if api == CHAT_API else {"prompt": messages[-1]["content"]}
-    return Asked(key_of(model, api, body), Ask(task, api, body))
+    return RequestSpec(key_of(model, api, body), Ask(task, api, body))
 
 
-def passed(call: Call, model: Model, task: int, which: str, body: Any) -> Asked:
+def passed(call: Call, model: Model, task: int, which: str, body: Any) -> RequestSpec:
     """The request of a task that is sent as it was given, and the key of its answer.
 
     Only a seed is added, where it has none and leaves something to chance: the task is then answered the same again.
@@ -217,7 +213,7 @@ def passed(call: Call, model: Model, task: int, which: str, body: Any) -> Asked:
     if fields.get("temperature") != 0 and fields.get("seed") is None:
         fields["seed"] = _seed(None, which)
     api = _api(call)
-    return Asked(key_of(model, api, fields), Ask(task, api, fields))
+    return RequestSpec(key_of(model, api, fields), Ask(task, api, fields))
 
 
 def _api(call: Call) -> str:
@@ -287,12 +283,12 @@ class _Expansion:
         require_fields(self.app, self.rows)
         for unit in ordered(self.app):
             loop = self.app.loop_of(unit[0])
-            coin = np.full(len(self.rows), -1)
+            random_draw = np.full(len(self.rows), -1)
             for k in range(loop.most if loop else 1):
                 if loop and k > 0 and loop.until:
-                    coin = self._toss(np.full(len(self.rows), 1.0 - loop.until_share), coin)
+                    random_draw = self._toss(np.full(len(self.rows), 1.0 - loop.until_share), random_draw)
                 for name in unit:
-                    self._add(calls[name], k, coin, loop)
+                    self._add(calls[name], k, random_draw, loop)
         return Unrolled(self.app, self.rows, self.ids, self._tasks(), self.blocks)
 
     def _toss(self, chance: Floats, after: Ints) -> Ints:
@@ -302,17 +298,17 @@ class _Expansion:
         self.coins += len(chance)
         return np.arange(self.coins - len(chance), self.coins)
 
-    def _add(self, call: Call, k: int, coin: Ints, loop: Loop | None) -> None:
+    def _add(self, call: Call, k: int, random_draw: Ints, loop: Loop | None) -> None:
         names = references(self.app, call)
-        coin = self._own_coin(call, names, k, coin)
+        random_draw = self._own_coin(call, names, k, random_draw)
         never = self._nothing_before(call, names, k)
         if never.any():
-            coin = np.where(never, self._toss(np.zeros(len(coin)), coin), coin)
+            random_draw = np.where(never, self._toss(np.zeros(len(random_draw)), random_draw), random_draw)
         lengths, items = self._sizes(call, k)
         start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         row = np.repeat(np.arange(len(self.rows)), lengths)
         index = np.arange(len(row)) - start[row]
-        of = coin[row]
+        of = random_draw[row]
         if call.fan.each and items is None and call.fan.expected is not None:
             share = min(1.0, call.fan.expected / max(1, call.fan.most or 1))
             of = self._toss(np.full(len(row), share), of)
@@ -324,26 +320,26 @@ class _Expansion:
             model=self._models(call, row, index),
             index=index,
             prompt_tokens=self._prompt_tokens(call, names, row, index, items),
-            known_tokens=self._told(call.told.output_tokens, row, least=1, otherwise=0),
-            coin=of,
+            known_tokens=self._report(call.report.output_tokens, row, least=1, otherwise=0),
+            random_draw=of,
             is_chain=bool(call.fan.over),
         )
         self.blocks[call.name, k] = block
         self.tasks += len(block)
         self._join(call, names, block, loop)
 
-    def _own_coin(self, call: Call, names: References, k: int, coin: Ints) -> Ints:
+    def _own_coin(self, call: Call, names: References, k: int, random_draw: Ints) -> Ints:
         """[rows] the coin of its tasks: that of its round, or of the one call that it hangs on, and its own."""
-        if len(names.calls) == 1 and (coin < 0).all():
+        if len(names.calls) == 1 and (random_draw < 0).all():
             parent = self._seen(call, min(names.calls), k)[-1]
             there = np.diff(parent.start) > 0
-            coin = np.where(
-                there, parent.coin[np.where(there, parent.start[:-1], 0)] if len(parent) else -1, -1
+            random_draw = np.where(
+                there, parent.random_draw[np.where(there, parent.start[:-1], 0)] if len(parent) else -1, -1
             )
         return (
-            self._toss(np.full(len(coin), call.when_share), coin)
+            self._toss(np.full(len(random_draw), call.when_share), random_draw)
             if call.when and call.when_share < 1
-            else coin
+            else random_draw
         )
 
     def _nothing_before(self, call: Call, names: References, k: int) -> Flags:
@@ -382,26 +378,22 @@ class _Expansion:
             )
         return names.index(name)
 
-    def _told(self, name: str, row: Ints, *, least: int, otherwise: int) -> Ints:
+    def _report(self, name: str, row: Ints, *, least: int, otherwise: int) -> Ints:
         """[tasks] a field of whole numbers, by row."""
         if not name:
             return np.full(len(row), otherwise)
         values = [one.get(name) for one in self.rows]
         for r, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise InputError(
-                    f"{name} must be whole tokens of at least {least}; row {self.ids[r]} has {value!r}"
-                )
+                raise InputError(f"{name} must be whole tokens of at least {least}; row {self.ids[r]} has {value!r}")
         return np.array(values, np.int64)[row]
 
     def _most(self, call: Call, row: Ints) -> Ints:
-        return self._told(call.told.max_tokens, row, least=1, otherwise=call.sampling.max_tokens)
+        return self._report(call.report.max_tokens, row, least=1, otherwise=call.sampling.max_tokens)
 
-    def _prompt_tokens(
-        self, call: Call, names: References, row: Ints, index: Ints, items: list[Any] | None
-    ) -> Ints:
-        if call.told.prompt_tokens:
-            return self._told(call.told.prompt_tokens, row, least=1, otherwise=1)
+    def _prompt_tokens(self, call: Call, names: References, row: Ints, index: Ints, items: list[Any] | None) -> Ints:
+        if call.report.prompt_tokens:
+            return self._report(call.report.prompt_tokens, row, least=1, otherwise=1)
         out = np.empty(len(row), np.int64)
         blanks: dict[str, Any] = {one.name: blank(one) for one in self.app.calls if one.name in names.calls}
         blanks[PREVIOUS] = dict.fromkeys(names.previous, "") if self.app.loop_of(call.name) else ""
@@ -421,9 +413,7 @@ class _Expansion:
         if block.is_chain:
             self._edge(along(block), shown=True)
         for name in sorted(names.calls):
-            for at, parent in enumerate(
-                self._seen(call, name, block.round)
-            ):  # of a loop any round may be its last
+            for at, parent in enumerate(self._seen(call, name, block.round)):  # of a loop any round may be its last
                 self._edge(_to(block, parent), shown=name in names.shown and at == 0)
         if loop and block.round:
             for name in sorted(names.previous):
@@ -467,7 +457,7 @@ class _Expansion:
             parent_start=start,
             parent=parent,
             shown=shown,
-            coin=_column(blocks, lambda b: b.coin),
+            random_draw=_column(blocks, lambda b: b.random_draw),
             coin_chance=np.concatenate([np.zeros(0), *self.chances]),
             coin_after=np.concatenate([np.zeros(0, np.int64), *self.hangs]).astype(np.int64),
         )
@@ -500,25 +490,22 @@ def _rows_of(edges: list[tuple[Edges, int]], n: int) -> tuple[Ints, Ints, Ints]:
 class Rendered:
     """Decides for the tasks of an unrolled application (``run.contracts.Decider``)."""
 
-    unrolled: Unrolled
+    expanded: Unrolled
 
-    def decide(self, task: int, outputs: Outputs) -> Asked | None:
+    def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
         """The request of a task; None: it is skipped.
 
         Raises:
             InputError: A field is missing in its row, a list is too long, or a template fails; with call and row.
         """
-        of, tasks = self.unrolled, self.unrolled.tasks
+        of, tasks = self.expanded, self.expanded.tasks
         call = of.app.calls[int(tasks.call[task])]
         row, place = int(tasks.row[task]), int(tasks.round[task])
         k = 0 if call.fan.over else place
         which = f"{of.ids[row]}/{call.name}/{place}/{int(tasks.index[task])}"
         try:
             view = _View(of, row, k, outputs)
-            if (
-                view.is_over(call)
-                or (context := view.context(call, task, place, int(tasks.index[task]))) is None
-            ):
+            if view.is_over(call) or (context := view.context(call, task, place, int(tasks.index[task]))) is None:
                 return None
             model = of.app.models[int(tasks.model[task])]
             if call.body:
@@ -546,9 +533,9 @@ class _View:
         loop = self.app.loop_of(call.name)
         if loop is None or not loop.until or self.round == 0:
             return False
-        return any(self._ended(loop, j) for j in range(self.round))
+        return any(self._finished(loop, j) for j in range(self.round))
 
-    def _ended(self, loop: Loop, j: int) -> bool:
+    def _finished(self, loop: Loop, j: int) -> bool:
         then = _View(self.of, self.row, j, self.outputs)
         names = {name: then.value(name, loop) for name in until_calls(self.app, loop)}
         return bool(expression(loop.until).render({**self.of.rows[self.row], **names}))
@@ -557,7 +544,7 @@ class _View:
         """All that its templates may name; None: it is skipped."""
         loop, names = self.app.loop_of(call.name), references(self.app, call)
         values = {name: self.value(name, loop) for name in names.calls}
-        if values and all(_is_nothing(value) for value in values.values()):
+        if values and all(_is_empty(value) for value in values.values()):
             return None
         context: dict[str, Any] = {**self.of.rows[self.row], **values}
         if call.fan.over:
@@ -593,7 +580,7 @@ class _View:
         if other is loop:
             return self._of_block(self.of.blocks[name, self.round])
         rounds = (self._of_block(self.of.blocks[name, j]) for j in reversed(range(other.most)))
-        return next((one for one in rounds if not _is_nothing(one)), None)
+        return next((one for one in rounds if not _is_empty(one)), None)
 
     def _of_block(self, block: Block) -> Any:
         call = self.app.calls[block.call]
@@ -610,7 +597,7 @@ def _text(output: Output | None) -> str | None:
     return None if output is None else output.text
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_empty(value: Any) -> bool:
     return value is None or value in ([], {})
 
 

@@ -12,18 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
-from lengthwise.apps.app import (
-    CHAT,
-    COMPLETION,
-    App,
-    Call,
-    From,
-    Model,
-    Sampling,
-    Told,
-    each,
-    require_one_answer,
-)
+from lengthwise.apps.app import CHAT, COMPLETION, App, Call, From, Model, Report, Sampling, each, require_one_answer
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import estimated_tokens
@@ -98,7 +87,7 @@ class First(Sequence[Row]):
 
 FORMS = (".jsonl", ".csv", ".parquet")
 _READ_PAGE_ROWS = 20_000
-_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
+_INTEGERS = r"^(0|-?[1-9][0-9]{0,17})$"
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +117,7 @@ class Rows:
         return Rows(self.ids[:count], First(self.rows, count), self.source, digest)
 
 
-def read_rows(
-    path: Path | str, id_field: str | None = None, check: Callable[[Row], None] | None = None
-) -> Rows:
+def read_rows(path: Path | str, id_field: str | None = None, check: Callable[[Row], None] | None = None) -> Rows:
     """The rows of a file, all looked at once; JSONL stays on disk and is read again where it is needed.
 
     Of CSV, columns of whole numbers are numbers and all else is text as it stands, an empty one none.
@@ -172,7 +159,7 @@ class _Ids:
     seen: dict[str, int] = field(default_factory=dict)
 
     @property
-    def looks(self) -> bool:
+    def scans(self) -> bool:
         """Whether rows are looked at."""
         return self.name is not None or self.check is not None
 
@@ -309,7 +296,7 @@ def _checked(path: Path, reader: Any, names: list[str], ids: _Ids) -> Iterator[l
                 f"{path}, line {reader.line_num}: must have {len(names)} values as the header does; it has "
                 f'{len(values)}. Put texts with commas between "..."'
             )
-        if ids.looks:
+        if ids.scans:
             ids.add(dict(zip(names, values, strict=True)), reader.line_num)
         yield [value or None for value in values]
 
@@ -317,7 +304,7 @@ def _checked(path: Path, reader: Any, names: list[str], ids: _Ids) -> Iterator[l
 def _is_whole(column: Any) -> bool:
     """Whether all of it are whole numbers as Python writes them, so that none loses zeros that it begins with."""
     there = column.drop_nulls()
-    return bool(len(there)) and bool(there.str.contains(_WHOLE).all())
+    return bool(len(there)) and bool(there.str.contains(_INTEGERS).all())
 
 
 def _parquet(path: Path, ids: _Ids) -> Table:
@@ -328,7 +315,7 @@ def _parquet(path: Path, ids: _Ids) -> Table:
         frame = pl.read_parquet(path)
     except PolarsError as error:
         raise InputError(f"{path} must be Parquet; {str(error).splitlines()[0]}") from None
-    if ids.looks:
+    if ids.scans:
         for line, row in enumerate(frame.iter_rows(named=True, buffer_size=_READ_PAGE_ROWS), 1):
             ids.add(row, line)
     return Table(frame)
@@ -400,7 +387,7 @@ def _call(api: str) -> Call:
         fan=each(f"{api}_requests"),
         body="item",
         sampling=Sampling(temperature=1.0),
-        told=Told(prompt_tokens="prompt_tokens", max_tokens="max_tokens"),
+        report=Report(prompt_tokens="prompt_tokens", max_tokens="max_tokens"),
     )
 
 
@@ -487,9 +474,7 @@ def _texts(content: Any) -> Iterator[str]:
             yield part["text"]
 
 
-def write_batch(
-    outputs: Path, dead: Path, answers: Path, errors: Path, *, created_s: int = 0
-) -> tuple[int, int]:
+def write_batch(outputs: Path, dead: Path, answers: Path, errors: Path, *, created_s: int = 0) -> tuple[int, int]:
     """Writes a run's exports as OpenAI's batch output, in the order of the requests; lines of both files.
 
     Args:
@@ -535,12 +520,7 @@ def _answer(line: Mapping[str, Any], created_s: int) -> dict[str, Any]:
         },
     }
     response = {"status_code": 200, "request_id": f"req_{_id(line)}", "body": body}
-    return {
-        "id": f"batch_req_{_id(line)}",
-        "custom_id": line["id"],
-        "response": response,
-        "error": None,
-    }
+    return {"id": f"batch_req_{_id(line)}", "custom_id": line["id"], "response": response, "error": None}
 
 
 def _error(line: Mapping[str, Any], created_s: int) -> dict[str, Any]:  # noqa: ARG001 - as _answer

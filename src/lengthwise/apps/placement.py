@@ -22,11 +22,7 @@ _FailedState = tuple[int, frozenset[int]]
 
 def is_replica(gpus: Replica, plan: ModelPlan, cluster: Cluster) -> bool:
     """Whether these GPUs, stage after stage, may be a replica of the plan."""
-    if (
-        len(gpus) != plan.tp * plan.pp
-        or len(set(gpus)) != len(gpus)
-        or not set(gpus) <= set(range(cluster.gpus))
-    ):
+    if len(gpus) != plan.tp * plan.pp or len(set(gpus)) != len(gpus) or not set(gpus) <= set(range(cluster.gpus)):
         return False
     groups = [gpus[k : k + plan.tp] for k in range(0, len(gpus), plan.tp)]
     return all(_is_group(group, plan.gpu, cluster) for group in groups)
@@ -73,24 +69,24 @@ class Room:
         self._nested = all(_is_power_of_two(m.node.link_group) for m in cluster.machines)
 
     def packed(
-        self, plans: Sequence[ModelPlan], kept: Mapping[ModelPlan, Sequence[Replica]] | None = None
+        self, plans: Sequence[ModelPlan], retained: Mapping[ModelPlan, Sequence[Replica]] | None = None
     ) -> Packed | None:
         """All replicas of the plans on GPUs of their own, those kept where they are; None: there is no room.
 
         Larger groups go first. Where all sizes are powers of two it does not matter where each goes, as long as it is
         aligned: a group leaves as much room for smaller ones here as there. Other sizes are searched through.
         """
-        kept = kept or {}
-        free = set(range(self._cluster.gpus)) - {g for there in kept.values() for r in there for g in r}
+        retained = retained or {}
+        free = set(range(self._cluster.gpus)) - {g for there in retained.values() for r in there for g in r}
         wanted = sorted(
-            (-plan.tp, -plan.pp, plan, n) for plan in plans for n in range(plan.dp - len(kept.get(plan, ())))
+            (-plan.tp, -plan.pp, plan, n) for plan in plans for n in range(plan.dp - len(retained.get(plan, ())))
         )
         if sum(tp * pp for tp, pp, _, _ in wanted) > len(free):
             return None
         nested = self._nested and all(_is_power_of_two(plan.tp) for plan in plans)
         stages = [(plan, plan.pp - k) for _, _, plan, _ in wanted for k in range(plan.pp)]
         groups = self._filled(stages, free, set(), looks_back=not nested)
-        return None if groups is None else _gathered(plans, stages, groups, kept)
+        return None if groups is None else _gathered(plans, stages, groups, retained)
 
     def _filled(
         self, stages: Sequence[_Stage], free: set[int], failed: set[_FailedState], *, looks_back: bool
@@ -132,10 +128,10 @@ def _gathered(
     plans: Sequence[ModelPlan],
     stages: Sequence[_Stage],
     groups: Sequence[Replica],
-    kept: Mapping[ModelPlan, Sequence[Replica]],
+    retained: Mapping[ModelPlan, Sequence[Replica]],
 ) -> Packed:
     """Replicas by plan, in order of their GPUs, from the groups of their stages."""
-    made: Packed = {plan: tuple(kept.get(plan, ())) for plan in plans}
+    made: Packed = {plan: tuple(retained.get(plan, ())) for plan in plans}
     of = {plan: [g for (stage, _), g in zip(stages, groups, strict=True) if stage == plan] for plan in plans}
     for plan, mine in of.items():
         for k in range(0, len(mine), plan.pp):
@@ -168,7 +164,7 @@ def place(
     seconds: Seconds,
     *,
     running: Sequence[ModelPlan] = (),
-    asleep: Asleep | None = None,
+    in_sleep: Asleep | None = None,
 ) -> Placement | None:
     """Where the replicas of the plans go, with the least seconds of making ready in all; None: they have no room.
 
@@ -181,9 +177,9 @@ def place(
         seconds: Until a replica is ready.
         running: The plans of those replicas: they stay only under the same shape. Without, replicas of as many GPUs
             count as the same.
-        asleep: Replicas that can be woken, where they are.
+        in_sleep: Replicas that can be woken, where they are.
     """
-    known = _known(plans, before, running, asleep or {}, cluster, seconds)
+    known = _known(plans, before, running, in_sleep or {}, cluster, seconds)
     room = Room(cluster)
     if room.packed(plans) is None:
         return None
@@ -200,13 +196,13 @@ def switches(
     seconds: Seconds,
     *,
     running: Sequence[ModelPlan] = (),
-    asleep: Asleep | None = None,
+    in_sleep: Asleep | None = None,
 ) -> tuple[Switch, ...]:
     """What has to be made ready of a placement, and how; what is there already is left out."""
     made = []
     for plan in plans:
         there = set(_resident(plan, before, running))
-        slept = set((asleep or {}).get((plan.model, plan.shape), ()))
+        slept = set((in_sleep or {}).get((plan.model, plan.shape), ()))
         for replica in after[plan.model]:
             if replica not in there:
                 how = "wake" if replica in slept else "start"
@@ -222,7 +218,7 @@ def _known(
     plans: Sequence[ModelPlan],
     before: Placement,
     running: Sequence[ModelPlan],
-    asleep: Asleep,
+    in_sleep: Asleep,
     cluster: Cluster,
     seconds: Seconds,
 ) -> list[_RetainedReplica]:
@@ -230,7 +226,7 @@ def _known(
     found: dict[tuple[ModelPlan, Replica], float] = {}
     for plan in plans:
         start_s, wake_s = seconds(plan, "start"), seconds(plan, "wake")
-        for replica in asleep.get((plan.model, plan.shape), ()):
+        for replica in in_sleep.get((plan.model, plan.shape), ()):
             found[plan, replica] = start_s - wake_s
         for replica in _resident(plan, before, running):
             found[plan, replica] = start_s
@@ -259,18 +255,18 @@ class _Keep:
 
     def best(self) -> dict[ModelPlan, tuple[Replica, ...]]:
         """Replicas to keep, by plan."""
-        self._look(0, 0.0, ())
+        self._poll(0, 0.0, ())
         return {plan: tuple(r for _, p, r in self._best if p == plan) for plan in self._plans}
 
-    def _look(self, i: int, saved_s: float, taken: tuple[_RetainedReplica, ...]) -> None:
+    def _poll(self, i: int, saved_s: float, taken: tuple[_RetainedReplica, ...]) -> None:
         if saved_s + self._rest_s[i] <= self._best_s or self._looks >= MOST_LOOKS:
             return
         if i == len(self._known):
             self._best_s, self._best = saved_s, taken
             return
         if self._may(one := self._known[i], taken):
-            self._look(i + 1, saved_s + one[0], (*taken, one))
-        self._look(i + 1, saved_s, taken)
+            self._poll(i + 1, saved_s + one[0], (*taken, one))
+        self._poll(i + 1, saved_s, taken)
 
     def _may(self, one: _RetainedReplica, taken: tuple[_RetainedReplica, ...]) -> bool:
         """Whether it can be kept beside those taken, with room for all others."""
@@ -308,7 +304,7 @@ def next_plans(
     finished: Collection[int],
     fits: Fits,
     *,
-    spare: Plans = (),
+    reserve: Plans = (),
     starved: Collection[int] = (),
 ) -> Now:
     """What runs now that a model has finished, or at the very start.
@@ -321,14 +317,14 @@ def next_plans(
         running: What ran up to now, finished ones too.
         finished: Models that have nothing left to do.
         fits: Whether some plans have room beside one another (``placement.fits``).
-        spare: Plans for models that are in no stage: they had nothing to do in the lengths planned with. They
+        reserve: Plans for models that are in no stage: they had nothing to do in the lengths planned with. They
             run where there is room behind the last stage, as do models that have more to do than was planned.
         starved: Models that can do nothing before one that does not run: they are not kept for being in their
             last stage.
     """
     at, stages = _entered(stages, at, running, finished, starved), tuple(stages)
     ahead = {plan.model for stage in stages[at:] for plan in stage}
-    here = _open(stages[at] if at < len(stages) else _behind(stages, spare, starved), finished)
+    here = _open(stages[at] if at < len(stages) else _waiting_after(stages, reserve, starved), finished)
     live = _open(running, finished)
     kept = [p for p in live if p in here or (p.model not in ahead and p.model not in starved)]
     chosen = _added(tuple(kept), here, fits)
@@ -336,7 +332,7 @@ def next_plans(
         chosen = _early(chosen, stages[at:], live, finished, fits)
     chosen = _added(chosen, live, fits)
     if at < len(stages) and not chosen:
-        chosen = _added(chosen, _open(spare, finished), fits)
+        chosen = _added(chosen, _open(reserve, finished), fits)
     return Now(at, tuple(sorted(chosen)))
 
 
@@ -351,13 +347,13 @@ def _entered(
     return at
 
 
-def _behind(stages: Sequence[Plans], spare: Plans, starved: Collection[int]) -> Plans:
+def _waiting_after(stages: Sequence[Plans], reserve: Plans, starved: Collection[int]) -> Plans:
     """What may run behind the last stage: spare plans and each model's last one, but for those who can do nothing.
 
     Models that take turns (a draft, its critique) may need more turns than the lengths planned with.
     """
     last = {plan.model: plan for stage in stages for plan in stage}
-    return tuple(plan for plan in (*spare, *last.values()) if plan.model not in starved)
+    return tuple(plan for plan in (*reserve, *last.values()) if plan.model not in starved)
 
 
 def _is_over(stage: Plans, running: Plans, finished: Collection[int], starved: Collection[int]) -> bool:
@@ -367,9 +363,7 @@ def _is_over(stage: Plans, running: Plans, finished: Collection[int], starved: C
     return ended and all(plan in running for plan in left)
 
 
-def _early(
-    chosen: Plans, stages: Sequence[Plans], live: Plans, finished: Collection[int], fits: Fits
-) -> Plans:
+def _early(chosen: Plans, stages: Sequence[Plans], live: Plans, finished: Collection[int], fits: Fits) -> Plans:
     """What was chosen, and models of later stages where a finished one of this stage left its GPUs.
 
     A later stage is looked at only when all of the one before it run; nobody who runs is stopped for it.

@@ -56,14 +56,7 @@ class Text:
             return self.compiled(**context)
         except jinja2.UndefinedError as error:
             raise InputError(f"{error.message} in {shortened(self.source)!r}") from error
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-        ) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InputError(f"{type(error).__name__}: {error} in {shortened(self.source)!r}") from error
 
 
@@ -83,9 +76,7 @@ def expression(source: str) -> Text:
     try:
         compiled = environment().compile_expression(source, undefined_to_none=False)
     except jinja2.TemplateSyntaxError as error:
-        raise InputError(
-            f"an expression must be one of Jinja2; {error.message} in {shortened(source)!r}"
-        ) from error
+        raise InputError(f"an expression must be one of Jinja2; {error.message} in {shortened(source)!r}") from error
 
     def value(**context: Any) -> Any:
         found = compiled(**context)
@@ -103,9 +94,7 @@ def environment() -> Any:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise MissingExtraError("an application's templates", "apps") from error
-    return ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
+    return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lengthwise.schema.errors import InputError, OutputError
 
-_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -42,9 +42,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise InputError(
-                f"the address of a server must begin with http:// or https://; it is {self.url!r}"
-            )
+            raise InputError(f"the address of a server must begin with http:// or https://; it is {self.url!r}")
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def collect(
     *,
     concurrency: int = 8,
     pause: Callable[[float], None] = time.sleep,
-    told: Callable[[int], None] = lambda _: None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> Collected:
     """Asks a server for the completion of each prompt and appends them to a JSONL file as they come.
 
@@ -77,7 +75,7 @@ def collect(
         endpoint: Whom to ask.
         concurrency: Requests at a time.
         pause: Waits so many seconds before a further try.
-        told: Called with the number of answers so far.
+        report: Called with the number of answers so far.
 
     Raises:
         InputError: Concurrency is below 1.
@@ -102,7 +100,7 @@ def collect(
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
                 done += 1
-                told(done)
+                report(done)
     return Collected(done, len(wanted) - len(todo), len(reasons), reasons[0] if reasons else "")
 
 
@@ -118,7 +116,7 @@ def _answers(
     running: set[Future[dict[str, Any] | str]] = set()
     while True:
         for prompt in waiting:
-            running.add(pool.submit(_ask, prompt, endpoint, pause))
+            running.add(pool.submit(_submit, prompt, endpoint, pause))
             if len(running) >= concurrency:
                 break
         if not running:
@@ -128,7 +126,7 @@ def _answers(
             yield one.result()
 
 
-def _ask(prompt: str, endpoint: Endpoint, pause: Callable[[float], None]) -> dict[str, Any] | str:
+def _submit(prompt: str, endpoint: Endpoint, pause: Callable[[float], None]) -> dict[str, Any] | str:
     body: dict[str, Any] = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}]}
     if endpoint.max_tokens is not None:
         body["max_tokens"] = endpoint.max_tokens
@@ -139,7 +137,7 @@ def _ask(prompt: str, endpoint: Endpoint, pause: Callable[[float], None]) -> dic
             return _row(prompt, _post(endpoint, body), endpoint.model)
         except urllib.error.HTTPError as error:
             reason = f"HTTP {error.code}: {error.read(200).decode('utf-8', 'replace')}"
-            if error.code not in _AGAIN:
+            if error.code not in _RETRY_STATUSES:
                 return reason
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -181,9 +179,7 @@ def _had(path: Path, model: str) -> set[str]:
         rows = [json.loads(line) for line in whole.splitlines() if line.strip()]
         had = {row["prompt"] for row in rows if row["model"] == model}
     except (ValueError, KeyError, TypeError) as error:
-        raise OutputError(
-            f"{path} must be new, or hold what was collected before; it does not: {error!r}"
-        ) from error
+        raise OutputError(f"{path} must be new, or hold what was collected before; it does not: {error!r}") from error
     if len(whole) < len(data):
         path.write_bytes(whole)
     return had

@@ -32,12 +32,7 @@ _OTHERS = ("CPU", "MI")
 
 
 def kubernetes_manifest(
-    deployment: Deployment,
-    *,
-    name: str,
-    model: str | None = None,
-    image: str = IMAGE,
-    token_secret: str | None = None,
+    deployment: Deployment, *, name: str, model: str | None = None, image: str = IMAGE, token_secret: str | None = None
 ) -> str:
     """YAML of a StatefulSet, its Services and its disruption budget, which serve with vLLM.
 
@@ -107,16 +102,9 @@ def _head(d: Deployment, launch: Launch) -> str:
     return "\n#\n".join(comment(text) for text in said)
 
 
-def _resource(
-    version: str, kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]
-) -> dict[str, Any]:
+def _resource(version: str, kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
     # A copy of the labels each: YAML would write an anchor and aliases for one dictionary in many places.
-    return {
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {"name": name, "labels": dict(labels)},
-        "spec": spec,
-    }
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": dict(labels)}, "spec": spec}
 
 
 def _service(labels: dict[str, str]) -> dict[str, Any]:

@@ -166,9 +166,7 @@ def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]
         return Checkpoint(known, None, None, (*notes, _simulated(wanted)))
     if wanted in online:
         return Checkpoint(known, None, online[wanted], (*notes, _online(wanted, online[wanted])))
-    need = (
-        f"Weights of {wanted} were simulated: set MODEL to {_CHECKPOINTS[wanted]} of {deployment.model.name}."
-    )
+    need = f"Weights of {wanted} were simulated: set MODEL to {_CHECKPOINTS[wanted]} of {deployment.model.name}."
     return Checkpoint(PLACEHOLDER, None, None, (need,))
 
 
@@ -178,25 +176,25 @@ def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
     Of checkpoints of the same shapes one that follows instructions goes first: engines refuse chats with a base model,
     which has no chat template.
     """
-    if ids := [alias for alias in model.facts.aliases if alias.count("/") == 1]:
+    if ids := [alias for alias in model.metadata.aliases if alias.count("/") == 1]:
         ids.sort(key=lambda one: not _INSTRUCTED.search(one))  # stable: else as the catalog has them
         others = f" Its siblings have the same shapes: {', '.join(ids[1:])}." if ids[1:] else ""
         return ids[0], (f"{ids[0]} is loaded; another checkpoint of these shapes runs as fast.{others}",)
-    if model.facts.source.endswith("config.json") and "://" not in model.facts.source:
-        folder = Path(model.facts.source).expanduser().absolute().parent
+    if model.metadata.source.endswith("config.json") and "://" not in model.metadata.source:
+        folder = Path(model.metadata.source).expanduser().absolute().parent
         return str(folder), ("The folder of config.json must also hold weights and a tokenizer.",)
-    source = f" (shapes from {model.facts.source})" if model.facts.source else ""
+    source = f" (shapes from {model.metadata.source})" if model.metadata.source else ""
     return PLACEHOLDER, (f"No published weights of {model.name} are known{source}: set MODEL.",)
 
 
-def _simulated(wanted: str) -> str:
-    return f"Weights of {wanted} were simulated: the checkpoint must be {_CHECKPOINTS[wanted]}."
+def _simulated(desired: str) -> str:
+    return f"Weights of {desired} were simulated: the checkpoint must be {_CHECKPOINTS[desired]}."
 
 
-def _online(wanted: str, method: str) -> str:
+def _online(desired: str, method: str) -> str:
     return (
-        f"Weights of {wanted} were simulated: the engine quantises 16-bit weights while it loads them "
-        f"(--quantization {method}). For {_CHECKPOINTS[wanted]} set MODEL to it and drop the flag."
+        f"Weights of {desired} were simulated: the engine quantises 16-bit weights while it loads them "
+        f"(--quantization {method}). For {_CHECKPOINTS[desired]} set MODEL to it and drop the flag."
     )
 
 
@@ -231,7 +229,7 @@ _ROUTERS = {
     "power_of_two": "power_of_two",
     "least_outstanding": "power_of_two",
     "least_waiting": "power_of_two",
-    "least_tokens": "power_of_two",
+    "min_tokens": "power_of_two",
     "central": "power_of_two",
 }
 
@@ -296,7 +294,7 @@ def _by_length(d: Deployment) -> str | None:
 
 def _takeover(d: Deployment) -> str | None:
     name = policy_name(d.scheduler.takeover)
-    if name == "never":
+    if name == "disabled":
         return None
     return (
         f"A waiting request took a running one's place where takeover {name} said so. vLLM evicts only when a running "
@@ -403,9 +401,7 @@ def default_model(model: str) -> str:
 
 def exports(environment: Mapping[str, str]) -> str:
     """Lines that set and export variables, by name."""
-    return "".join(
-        f"{name}={shlex.quote(value)}\nexport {name}\n" for name, value in sorted(environment.items())
-    )
+    return "".join(f"{name}={shlex.quote(value)}\nexport {name}\n" for name, value in sorted(environment.items()))
 
 
 def invocation(command: tuple[str, ...], replaced: Mapping[str, str], indent: str = "") -> str:

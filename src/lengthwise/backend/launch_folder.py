@@ -87,8 +87,8 @@ def _replicas_of_a_node(d: Deployment) -> int:
     return min(d.parallel.replicas, d.node.gpus // replica_gpus(d)) if fits_node(d) else 1
 
 
-def _several_nodes(d: Deployment, here: int) -> str:
-    text = f"A node holds {here} of the {d.parallel.replicas} replicas: run this on each node, with HOST=0.0.0.0."
+def _several_nodes(d: Deployment, current: int) -> str:
+    text = f"A node holds {current} of the {d.parallel.replicas} replicas: run this on each node, with HOST=0.0.0.0."
     return comment(text) + "\n"
 
 
@@ -96,15 +96,7 @@ def router_script(deployment: Deployment) -> str:
     """A router before several replicas, with the policy that stands nearest to the simulated one."""
     first = first_port(deployment)
     urls = [f"http://127.0.0.1:{first + replica}" for replica in range(_replicas_of_a_node(deployment))]
-    command = (
-        "vllm-router",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(PORT),
-        "--policy",
-        router_policy(deployment),
-    )
+    command = ("vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--policy", router_policy(deployment))
     note = f"Install it: pip install vllm-router. It waits for the replicas and listens at port {PORT}."
     launch = Launch((*command, "--worker-urls", "$WORKERS"), notes=(note,))
     title = f"A router before the {deployment.parallel.replicas} replicas; WORKERS lists their addresses."
@@ -146,40 +138,34 @@ def readme(deployment: Deployment, name: str, claim: str, sent: Launch, *, manif
         "## Run it",
         _steps(deployment, manifest=manifest),
         "## What the engines do otherwise",
-        _listed("Both", both),
-        _listed("vLLM (vllm.sh)", [note for note in vllm if note not in both]),
-        _listed("SGLang (sglang.sh)", [note for note in sglang if note not in both]),
-        _listed("The load test", list(sent.notes)),
+        _entries("Both", both),
+        _entries("vLLM (vllm.sh)", [note for note in vllm if note not in both]),
+        _entries("SGLang (sglang.sh)", [note for note in sglang if note not in both]),
+        _entries("The load test", list(sent.notes)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _steps(d: Deployment, *, manifest: bool) -> str:
-    lines = [
-        "Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."
-    ]
+    lines = ["Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."]
     if d.parallel.replicas > 1:
-        lines.append(
-            "Start the router that stands before the replicas, `sh router.sh` (vllm-router, from PyPI)."
-        )
+        lines.append("Start the router that stands before the replicas, `sh router.sh` (vllm-router, from PyPI).")
     lines += [
         f"Send the simulated requests, `sh load-test.sh` (`ENDPOINT=...` if not at port {PORT} of this machine).",
         "Compare measured.json with the claim. `lengthwise simulate scenario.toml` shows all that was simulated.",
     ]
     if manifest:
-        lines.append(
-            "On Kubernetes: `kubectl apply -f kubernetes.yaml`, then port-forward the Service to test it."
-        )
+        lines.append("On Kubernetes: `kubectl apply -f kubernetes.yaml`, then port-forward the Service to test it.")
     return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
 
 
-def _listed(who: str, notes: list[str]) -> str:
+def _entries(owner: str, notes: list[str]) -> str:
     if not notes:
         return ""
-    return f"### {who}\n\n" + "\n".join(f"- {' '.join(note.split())}" for note in notes)
+    return f"### {owner}\n\n" + "\n".join(f"- {' '.join(note.split())}" for note in notes)
 
 
-MOST_REQUESTS = 1000
+MAX_REQUESTS = 1000
 """Requests of a load test unless more are asked for."""
 
 
@@ -189,7 +175,7 @@ def load_test(
     *,
     trace: str,
     rate_rps: float,
-    num_requests: int = MOST_REQUESTS,
+    num_requests: int = MAX_REQUESTS,
     model: str | None = None,
     served_name: str | None = None,
     base_url: str = "http://127.0.0.1:8000",
@@ -234,7 +220,7 @@ def load_test(
     return Launch(command, environment, _notes(deployment, workload, count, rate_rps))
 
 
-def write_trace(path: Path | str, workload: Workload, num_requests: int = MOST_REQUESTS) -> None:
+def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
     """A JSON-lines file of the first requests: seconds, prompt and output tokens, for ``load_test``.
 
     A request names one chunk of its own, as long as the longest prompt, so that no two share a prefix.
@@ -342,10 +328,7 @@ def _texts(
 
 
 def _servers(deployment: Deployment, name: str) -> dict[str, str]:
-    asked: Any = {
-        "port": first_port(deployment),
-        "device": "cpu" if deployment.gpu.name.startswith("CPU") else "cuda",
-    }
+    asked: Any = {"port": first_port(deployment), "device": "cpu" if deployment.gpu.name.startswith("CPU") else "cuda"}
     launches = {
         "vllm.sh": ("vLLM", vllm_launch(deployment, **asked)),
         "sglang.sh": ("SGLang", sglang_launch(deployment, **asked)),
@@ -380,9 +363,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"cannot make the folder {folder}: {error.strerror}. Choose another place"
-        ) from error
+        raise OutputError(f"cannot make the folder {folder}: {error.strerror}. Choose another place") from error
 
 
 ENCODE_PORT, DECODE_PORT = PORT + 100, PORT + 200
@@ -506,25 +487,13 @@ def _split(engines: ScheduledEngines, decode: Deployment, device: str) -> dict[s
     starts = range(0, here * (one + other), one + other)
     encoding = [_visible(start, one) for start in starts]
     decoding = [_visible(start + one, other) for start in starts]
-    more = (
-        "" if here == engines.pairs else f" Run it on each node: one holds {here} of {engines.pairs} pairs."
-    )
+    more = "" if here == engines.pairs else f" Run it on each node: one holds {here} of {engines.pairs} pairs."
     return {
         "prefill.sh": side_script(
-            f"{engines.title}: encodes.{more}",
-            first,
-            _launch_model(first),
-            encoding,
-            ENCODE_PORT,
-            ENCODE_CHANNEL,
+            f"{engines.title}: encodes.{more}", first, _launch_model(first), encoding, ENCODE_PORT, ENCODE_CHANNEL
         ),
         "decode.sh": side_script(
-            f"{engines.title}: decodes.{more}",
-            second,
-            _launch_model(second),
-            decoding,
-            DECODE_PORT,
-            DECODE_CHANNEL,
+            f"{engines.title}: decodes.{more}", second, _launch_model(second), decoding, DECODE_PORT, DECODE_CHANNEL
         ),
         "router.sh": split_router_script(here),
     }
@@ -538,6 +507,6 @@ def _visible(start: int, gpus: int) -> str:
     return ",".join(map(str, range(start, start + gpus)))
 
 
-def listed(items: Sequence[str]) -> str:
+def entries(items: Sequence[str]) -> str:
     """Lines of a list."""
     return "\n".join(f"- {' '.join(item.split())}" for item in items)

@@ -109,7 +109,7 @@ async def tokenizer_of(client: Client, model: str) -> str:
 
 async def tokenize(client: Client, text: str) -> list[int] | None:
     """Token ids of a text, without those that begin a prompt; None where the server does not tell."""
-    able = client.abilities
+    able = client.capabilities
     return await _ids(client, able.tokenizer, able.model, text) if able.tokenizer else None
 
 
@@ -137,7 +137,7 @@ def _read(body: Any) -> list[int] | None:
 
 _HELLO = "one two three four"
 _IDS = (301, 302, 303, 304, 305, 306, 307)
-_FEW = 3
+_MIN_COUNT = 3
 _METRICS = {"vllm:": "vllm", "sglang:": "sglang", "llamacpp:": "llama.cpp", "tgi_": "tgi"}
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 _WRONG = "neither"
@@ -148,7 +148,7 @@ async def probe(client: Client) -> Abilities:
     """See ``Client.probe``."""
     able = await identify(client)
     able = replace(able, api=await _api(client, able.model))
-    client.abilities = able
+    client.capabilities = able
     usage = await _tells(client, {"stream_options": {"include_usage": True}})
     each = {"include_usage": True, "continuous_usage_stats": True}
     usage_each = await _tells_each(client, {"stream_options": each}) if usage else False
@@ -160,15 +160,15 @@ async def probe(client: Client) -> Abilities:
         ids_each=completes and await _tells_each(client, {"return_token_ids": True}),
         token_ids=completes and await _takes_ids(client, able),
         ignore_eos=await _knows(client, {"ignore_eos": True}, {"ignore_eos": _WRONG}),
-        min_tokens=await _knows(client, {"min_tokens": _FEW}, {"min_tokens": _WRONG}),
+        min_tokens=await _knows(client, {"min_tokens": _MIN_COUNT}, {"min_tokens": _WRONG}),
         tokenizer=await tokenizer_of(client, able.model),
     )
 
 
 async def identify(client: Client) -> Abilities:
     """See ``Client.identify``."""
-    listed, came = await _models(client)
-    names = tuple(str(row["id"]) for row in listed if isinstance(row, dict) and "id" in row)
+    entries, came = await _models(client)
+    names = tuple(str(row["id"]) for row in entries if isinstance(row, dict) and "id" in row)
     model = client.server.model or (names[0] if names else "")
     if not model:
         raise InputError(
@@ -178,7 +178,7 @@ async def identify(client: Client) -> Abilities:
     if names and model not in names:
         names_there = ", ".join(names[:8])
         raise InputError(f"{client.server.shown} has no model {model!r}; it lists {names_there}")
-    mine = next((row for row in listed if isinstance(row, dict) and row.get("id") == model), {})
+    mine = next((row for row in entries if isinstance(row, dict) and row.get("id") == model), {})
     longest = mine.get("max_model_len")
     metrics = await _get(client, "/metrics")
     engine, version = await _engine(client, mine, metrics)
@@ -224,9 +224,9 @@ async def _engine(client: Client, model: dict[str, Any], metrics: Any) -> tuple[
     ):
         if version or kind not in {"", name}:
             continue
-        facts = await _get(client, path)
-        if isinstance(facts, dict) and isinstance(facts.get(key), str):
-            kind, version = name, facts[key]
+        metadata = await _get(client, path)
+        if isinstance(metadata, dict) and isinstance(metadata.get(key), str):
+            kind, version = name, metadata[key]
     return kind, version
 
 
@@ -242,7 +242,7 @@ async def _api(client: Client, model: str) -> str:
     """Which of the two ways to ask works."""
     reasons = []
     for api in (COMPLETIONS, CHAT):
-        client.abilities = Abilities(model=model, api=api)
+        client.capabilities = Abilities(model=model, api=api)
         try:
             await _stream(client, {})
         except RequestError as error:
@@ -254,8 +254,8 @@ async def _api(client: Client, model: str) -> str:
 
 async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
     """The pieces of a few tokens, asked for with further fields."""
-    able = client.abilities
-    body = {"model": able.model, "max_tokens": _FEW, "stream": True, **prompted(_HELLO, able.api)}
+    able = client.capabilities
+    body = {"model": able.model, "max_tokens": _MIN_COUNT, "stream": True, **prompted(_HELLO, able.api)}
     sent = body | dict(client.server.body) | fields
     return [piece async for piece in client.stream(sent, usage_each="stream_options" in fields)]
 
@@ -267,7 +267,7 @@ async def _tells(client: Client, fields: dict[str, Any]) -> bool:
     except RequestError:
         return False
     last = next((p.usage for p in reversed(pieces) if p.usage is not None), None)
-    return last is not None and 0 < last.output_tokens <= _FEW and last.prompt_tokens > 0
+    return last is not None and 0 < last.output_tokens <= _MIN_COUNT and last.prompt_tokens > 0
 
 
 async def _tells_each(client: Client, fields: dict[str, Any]) -> bool:
@@ -277,13 +277,13 @@ async def _tells_each(client: Client, fields: dict[str, Any]) -> bool:
     except RequestError:
         return False
     counts = [piece.tokens for piece in pieces if piece.is_output or piece.text]
-    return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _FEW
+    return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _MIN_COUNT
 
 
-async def _takes_ids(client: Client, able: Abilities) -> bool:
-    fields = {"model": able.model, "max_tokens": 1, "prompt": list(_IDS)}
+async def _takes_ids(client: Client, capabilities: Abilities) -> bool:
+    fields = {"model": capabilities.model, "max_tokens": 1, "prompt": list(_IDS)}
     try:
-        _, usage = await client.ask(fields)
+        _, usage = await client.send(fields)
     except RequestError:
         return False
     return usage is not None and usage.prompt_tokens == len(_IDS)
@@ -302,9 +302,7 @@ async def _taken(client: Client, fields: dict[str, Any]) -> bool:
     except RequestError as error:
         if error.reason.startswith("http 4") or error.reason == "malformed":
             return False
-        raise InputError(
-            f"{client.server.shown} failed while it was asked what it can do: {error}"
-        ) from error
+        raise InputError(f"{client.server.shown} failed while it was asked what it can do: {error}") from error
     return True
 
 
@@ -321,12 +319,12 @@ class Client:
 
     Args:
         server: Whom to ask.
-        abilities: What ``probe`` found, where it is known already.
+        capabilities: What ``probe`` found, where it is known already.
     """
 
-    def __init__(self, server: Server, abilities: Abilities | None = None) -> None:
+    def __init__(self, server: Server, capabilities: Abilities | None = None) -> None:
         self.server = server
-        self.abilities = abilities or Abilities(model=server.model or "")
+        self.capabilities = capabilities or Abilities(model=server.model or "")
         self._aiohttp = library()
         self._session: Any = None
 
@@ -342,7 +340,7 @@ class Client:
                 total=server.timeout_s, sock_connect=server.connect_s, sock_read=server.stall_s
             ),
             headers=headers,
-            trace_configs=[_sending(aiohttp)],
+            trace_configs=[_dispatch(aiohttp)],
             read_bufsize=1 << 20,
         )
         return self
@@ -357,8 +355,8 @@ class Client:
         Raises:
             InputError: Nobody answers there, the key is refused, or it completes no prompt.
         """
-        self.abilities = await probe(self)
-        return self.abilities
+        self.capabilities = await probe(self)
+        return self.capabilities
 
     async def identify(self) -> Abilities:
         """Who the server is, by what it tells of itself alone: nothing is generated for it.
@@ -368,14 +366,7 @@ class Client:
         """
         return await identify(self)
 
-    def body(
-        self,
-        prompt: Prompt,
-        max_tokens: int,
-        *,
-        exact: bool = True,
-        priority: int | None = None,
-    ) -> bytes:
+    def body(self, prompt: Prompt, max_tokens: int, *, exact: bool = True, priority: int | None = None) -> bytes:
         """What is sent for a prompt: a stream with all that the server can tell of its tokens.
 
         Args:
@@ -384,7 +375,7 @@ class Client:
             exact: Ask for exactly so many tokens, by what the server has for it.
             priority: Sent where given; smaller goes first.
         """
-        able = self.abilities
+        able = self.capabilities
         fields: dict[str, Any] = {"model": able.model, "max_tokens": max_tokens, "stream": True}
         fields |= prompted(prompt, able.api)
         if able.usage:
@@ -422,7 +413,7 @@ class Client:
         """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         events = SseReader()
-        reader = PieceReader(usage_each=self.abilities.usage_each if usage_each is None else usage_each)
+        reader = PieceReader(usage_each=self.capabilities.usage_each if usage_each is None else usage_each)
         with named():
             request = self._session.post(self._path(api), data=data, trace_request_ctx=sent)
             async with request as answer:
@@ -439,7 +430,7 @@ class Client:
         if not reader.done:
             raise RequestError("closed early", "the stream ended without its [DONE]")
 
-    async def ask(self, fields: dict[str, Any], api: str = COMPLETIONS) -> tuple[str, Usage | None]:
+    async def send(self, fields: dict[str, Any], api: str = COMPLETIONS) -> tuple[str, Usage | None]:
         """Text and usage of an answer that comes whole; raises RequestError."""
         status, kind, body = await self.answer("POST", f"{self.server.root}{_PATHS[api]}", fields)
         if status != 200:
@@ -472,7 +463,7 @@ class Client:
         return await tokenize(self, text)
 
     def _path(self, api: str | None) -> str:
-        return f"{self.server.root}{_PATHS[api or self.abilities.api]}"
+        return f"{self.server.root}{_PATHS[api or self.capabilities.api]}"
 
 
 _PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
@@ -485,7 +476,7 @@ def prompted(prompt: Prompt, api: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": prompt}]}
 
 
-def _sending(aiohttp: Any) -> Any:
+def _dispatch(aiohttp: Any) -> Any:
     """Hands the time at which a request's headers went out to whoever asked for it."""
     config = aiohttp.TraceConfig()
 

@@ -145,7 +145,7 @@ class Piece:
     prompt_ids: tuple[int, ...] = ()
 
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -166,17 +166,17 @@ class SseReader:
     end of the stream is none. It knows nothing of what the events mean.
 
     Args:
-        most_bytes: A line, or the data of an event, may not be longer.
+        max_bytes: A line, or the data of an event, may not be longer.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._rest = bytearray()
         self._after_cr = False
-        self._begun = False
+        self._started = False
         self._data: list[str] = []
         self._size = 0
         self._type = self._id = ""
-        self._most = most_bytes
+        self._most = max_bytes
 
     @property
     def unfinished(self) -> bool:
@@ -203,8 +203,8 @@ class SseReader:
         return [event for line in lines if (event := self._line(line.rstrip(b"\r\n"))) is not None]
 
     def _line(self, line: bytes) -> Event | None:
-        if not self._begun:
-            line, self._begun = line.removeprefix(_BOM), True
+        if not self._started:
+            line, self._started = line.removeprefix(_BOM), True
         if not line:
             return self._dispatched()
         name, _, value = line.partition(b":")
@@ -240,7 +240,7 @@ class PieceReader:
     def __init__(self, *, usage_each: bool) -> None:
         self.done = False
         self._usage_each = usage_each
-        self._told = 0
+        self._report = 0
 
     def read(self, event: Event, at_s: float) -> Piece | None:
         """What an event says; None where it only ends the stream.
@@ -280,18 +280,18 @@ class PieceReader:
     def _tokens(self, choice: dict[str, Any], usage: Usage | None) -> int:
         ids = choice.get("token_ids")
         if isinstance(ids, list):
-            self._told += len(ids)
+            self._report += len(ids)
             return len(ids)
         if usage is None or not self._usage_each:
             return 0
-        new = usage.output_tokens - self._told
-        self._told = usage.output_tokens
+        new = usage.output_tokens - self._report
+        self._report = usage.output_tokens
         return max(0, new)
 
 
-def _ids(told: Any) -> tuple[int, ...]:
+def _ids(report: Any) -> tuple[int, ...]:
     """Token ids where there are any."""
-    return tuple(told) if isinstance(told, list) and all(type(one) is int for one in told) else ()
+    return tuple(report) if isinstance(report, list) and all(type(one) is int for one in report) else ()
 
 
 def _text(choice: dict[str, Any]) -> tuple[str, bool]:

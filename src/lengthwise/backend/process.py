@@ -53,7 +53,7 @@ def _status(host: str, port: int, path: str) -> int:
 READY_S = 300.0
 GRACE_S = 20.0
 LAST_LINES = 25
-_LOOK_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _REST_S = 2.0
 """How long what an engine had started may outlive it, before it is killed."""
 
@@ -82,7 +82,7 @@ class LocalEngine:
     def check(self) -> None:
         """Raises EngineError, with the last lines of its log, if it has ended."""
         if not self.is_alive:
-            raise EngineError(_died(self.process, self.log_path))
+            raise EngineError(_exit_message(self.process, self.log_path))
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def local_engine(
         raise EngineError(f"port {port} of {host} must be free; something listens there. Choose another port")
     log_path = Path(log_path)
     process = _started(command, log_path, {**os.environ, **(env or {})})
-    with _kept(process, grace_s):
+    with _retained(process, grace_s):
         try:
             after_s = _until_ready(process, host, port, log_path, ready_s, now, pause)
             yield LocalEngine(f"http://{host}:{port}", process, log_path, after_s)
@@ -186,19 +186,14 @@ def _started(command: Sequence[str], log_path: Path, env: dict[str, str]) -> sub
     with log:
         try:
             return subprocess.Popen(  # noqa: S603 - to run what was given is what it is for
-                list(command),
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
+                list(command), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
             )
         except OSError as error:
             raise InputError(f"the engine's program must be there: {command[0]}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
-def _kept(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[None]:
+def _retained(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[None]:
     """While this process lives, until the group has ended; then a second one ends it."""
     words = [sys.executable, "-I", "-S", _process_keeper.__file__, str(process.pid), str(grace_s)]
     try:
@@ -228,17 +223,17 @@ def _until_ready(
     start_s = now()
     while not is_ready(host, port):
         if process.poll() is not None:
-            raise EngineError(_died(process, log_path))
+            raise EngineError(_exit_message(process, log_path))
         if now() - start_s > ready_s:
             raise EngineError(
                 f"the engine must be ready within {ready_s:g} s; at {host}:{port} nobody answered. Give it more "
                 f"time, or see {log_path}:\n{last_lines(log_path)}"
             )
-        pause(_LOOK_S)
+        pause(_POLL_INTERVAL_S)
     return now() - start_s
 
 
-def _died(process: subprocess.Popen[bytes], log_path: Path) -> str:
+def _exit_message(process: subprocess.Popen[bytes], log_path: Path) -> str:
     return f"the engine ended with status {process.returncode}; see {log_path}:\n{last_lines(log_path)}"
 
 
@@ -251,9 +246,7 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _until(
-    done: Callable[[], bool], most_s: float, now: Callable[[], float], pause: Callable[[float], None]
-) -> None:
+def _until(done: Callable[[], bool], most_s: float, now: Callable[[], float], pause: Callable[[float], None]) -> None:
     end_s = now() + most_s
     while not done() and now() < end_s:
         pause(0.05)

@@ -163,9 +163,7 @@ def _batching(d: Deployment) -> str | None:
     name = policy_name(d.scheduler.batching)
     if cuts_prompts(d) or name == "prefill_first":
         return None
-    return _BATCHINGS.get(
-        name, f"Steps were formed by {name}; SGLang runs whole prompts in steps of their own."
-    )
+    return _BATCHINGS.get(name, f"Steps were formed by {name}; SGLang runs whole prompts in steps of their own.")
 
 
 def _kv(d: Deployment) -> str | None:

@@ -102,11 +102,7 @@ def vllm_launch(
 def _cut(d: Deployment) -> dict[str, object]:
     """Degrees; a replica of more than one node also tells of how many, each node its rank."""
     nodes = None if fits_node(d) else math.ceil(d.parallel.tp * d.parallel.pp / d.node.gpus)
-    return {
-        "--tensor-parallel-size": d.parallel.tp,
-        "--pipeline-parallel-size": d.parallel.pp,
-        "--nnodes": nodes,
-    }
+    return {"--tensor-parallel-size": d.parallel.tp, "--pipeline-parallel-size": d.parallel.pp, "--nnodes": nodes}
 
 
 def _formats(d: Deployment, weights: Checkpoint, device: str) -> dict[str, object]:
@@ -154,16 +150,7 @@ def _scheduling(d: Deployment) -> dict[str, object]:
 
 
 def _notes(d: Deployment, device: str) -> tuple[str, ...]:
-    made = (
-        _rank(d),
-        _leave(d),
-        _batching(d),
-        _sequences(d),
-        _blocks(d, device),
-        _kv(d),
-        _spread(d),
-        _cpu(device),
-    )
+    made = (_rank(d), _leave(d), _batching(d), _sequences(d), _blocks(d, device), _kv(d), _spread(d), _cpu(device))
     return tuple(note for note in made if note)
 
 
@@ -188,9 +175,7 @@ def _batching(d: Deployment) -> str | None:
     name = policy_name(d.scheduler.batching)
     if cuts_prompts(d):
         return None
-    return _BATCHINGS.get(
-        name, f"Steps were formed by {name}; vLLM runs whole prompts together with the decodes."
-    )
+    return _BATCHINGS.get(name, f"Steps were formed by {name}; vLLM runs whole prompts together with the decodes.")
 
 
 def _sequences(d: Deployment) -> str | None:

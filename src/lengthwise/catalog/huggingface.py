@@ -72,7 +72,7 @@ class ConfigKeys:
             raise InputError(f"{self.where}: {self._first(names)} must be a whole number; it is {value!r}")
         return int(value)
 
-    def listed(self, *names: str) -> list[Any]:
+    def as_list(self, *names: str) -> list[Any]:
         """The first of these keys as a list, else an empty one.
 
         Raises:
@@ -103,7 +103,7 @@ class ConfigKeys:
         if self._missing:
             raise InputError(
                 f"{self.where} must give the shapes of a model; it lacks {'; '.join(self._missing)}. "
-                f"Its keys are {', '.join(sorted(self._table)) or 'none'}",
+                f"Its keys are {', '.join(sorted(self._table)) or 'none'}"
             )
 
     def _first(self, names: tuple[str, ...]) -> str:
@@ -111,12 +111,7 @@ class ConfigKeys:
 
 
 _BY_NAME = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
-_BY_BITS = {
-    ("int", 4): "int4",
-    ("int", 8): "int8",
-    ("float", 4): "fp4",
-    ("float", 8): "fp8",
-}
+_BY_BITS = {("int", 4): "int4", ("int", 8): "int8", ("float", 4): "fp4", ("float", 8): "fp8"}
 
 
 def weight_dtype(keys: ConfigKeys) -> str:
@@ -145,7 +140,7 @@ def _quantised(table: Mapping[str, Any], where: str) -> str:
     if dtype is None:
         raise InputError(
             f"{where}: quantization_config must be fp8, awq, gptq, compressed-tensors, bitsandbytes, mxfp4 "
-            f"or modelopt with 4 or 8 bits; it is {dict(table)}. Remove it and set weight_dtype",
+            f"or modelopt with 4 or 8 bits; it is {dict(table)}. Remove it and set weight_dtype"
         )
     return dtype
 
@@ -168,14 +163,7 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_atte
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 _HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 _FFN = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
-_POSITIONS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-)
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k")
 _ACTIVATION = ("feed_forward_proj", "hidden_act", "activation_function", "hidden_activation", "activation")
@@ -206,7 +194,7 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
         max_model_len=_max_model_len(keys),
         tied_embeddings=keys.is_tied(),
         encoder_layers=keys.count(*_ENCODER_LAYERS) if _has_encoder(keys) else 0,
-        facts=_facts(keys, where),
+        metadata=_metadata(keys, where),
     )
     keys.check()
     return spec
@@ -255,7 +243,7 @@ def _window(keys: ConfigKeys, layers: int) -> tuple[int | None, int]:
 
 
 def _windowed_layers(keys: ConfigKeys, layers: int) -> int:
-    if types := keys.listed("layer_types"):
+    if types := keys.as_list("layer_types"):
         return sum(kind == "sliding_attention" for kind in types)
     if period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
         return layers - layers // period
@@ -292,10 +280,10 @@ def _intermediate(keys: ConfigKeys, hidden: int) -> int:
 def _dense_layers(keys: ConfigKeys, layers: int) -> int:
     """How many layers of an MoE model are dense; of dense ones further back only the number is kept."""
     if isinstance(keys.find("moe_layer_freq"), list):
-        return sum(not is_sparse for is_sparse in keys.listed("moe_layer_freq"))
-    listed = len(keys.listed("mlp_only_layers"))
+        return sum(not is_sparse for is_sparse in keys.as_list("moe_layer_freq"))
+    as_list = len(keys.as_list("mlp_only_layers"))
     step = keys.count("decoder_sparse_step", "moe_layer_freq", default=1) or 1
-    return max(keys.count("first_k_dense_replace"), listed, layers - layers // step)
+    return max(keys.count("first_k_dense_replace"), as_list, layers - layers // step)
 
 
 _PLAIN_FAMILIES = ("gpt", "opt", "phi", "bloom", "mpt", "falcon", "starcoder", "t5", "codegen", "bert")
@@ -319,7 +307,7 @@ def _max_model_len(keys: ConfigKeys) -> int:
     return 2 * longest if keys.has("relative_attention_num_buckets") else longest
 
 
-def _facts(keys: ConfigKeys, where: str) -> ModelFacts:
+def _metadata(keys: ConfigKeys, where: str) -> ModelFacts:
     return ModelFacts(
         dtype=weight_dtype(keys),
         learned_positions=_learned_positions(keys),

@@ -49,7 +49,7 @@ def encoder_layer_parameters(spec: ModelSpec) -> int:
 
 def embedding_parameters(spec: ModelSpec) -> int:
     """Rows of the token table and of learned positions, times the hidden size."""
-    return (spec.vocab + spec.facts.learned_positions) * spec.hidden
+    return (spec.vocab + spec.metadata.learned_positions) * spec.hidden
 
 
 def head_parameters(spec: ModelSpec) -> int:
@@ -166,7 +166,7 @@ def _mlp(hidden: int, intermediate: int, ffn: FfnSpec) -> int:
 
 
 def _norm(spec: ModelSpec) -> int:
-    return spec.hidden * (2 if spec.facts.norm_bias else 1)
+    return spec.hidden * (2 if spec.metadata.norm_bias else 1)
 
 
 def _v_head_dim(spec: ModelSpec) -> int:

@@ -66,7 +66,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     if hint in (float, float | None):
         return _number(value, where)
     if hint in (int, int | None):
-        return _whole(value, where)
+        return _complete(value, where)
     if hint in (str, bool):
         return _of_type(value, hint, where)
     if hint == tuple[str, ...]:
@@ -83,7 +83,7 @@ def _number(value: Any, where: str) -> float:
     return float(value)
 
 
-def _whole(value: Any, where: str) -> int:
+def _complete(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InputError(f"{where} must be a whole number that is not negative; it is {value!r}")
     return value
@@ -173,7 +173,7 @@ def node_from_file(path: Path) -> NodeSpec:
 
 
 def _aliases(spec: ModelSpec | GpuSpec | NodeSpec) -> tuple[str, ...]:
-    return spec.facts.aliases if isinstance(spec, ModelSpec) else spec.aliases
+    return spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases
 
 
 def _folded(name: str) -> str:
@@ -189,15 +189,15 @@ def _one_entry(path: Path, kind: str) -> tuple[str, dict[str, Any]]:
     if len(entries) != 1 or not isinstance(next(iter(entries.values())), dict):
         raise InputError(
             f"{path} must hold one {kind} as one table, [name] and its keys under it; "
-            f"it holds {', '.join(entries) or 'nothing'}",
+            f"it holds {', '.join(entries) or 'nothing'}"
         )
     return next(iter(entries.items()))
 
 
 def _model(name: str, table: Mapping[str, Any], where: str) -> ModelSpec:
-    facts = {key: value for key, value in table.items() if key in field_names(ModelFacts)}
-    shapes = {key: value for key, value in table.items() if key not in facts}
-    nested: dict[str, Any] = {"facts": build(ModelFacts, facts, where)}
+    metadata = {key: value for key, value in table.items() if key in field_names(ModelFacts)}
+    shapes = {key: value for key, value in table.items() if key not in metadata}
+    nested: dict[str, Any] = {"metadata": build(ModelFacts, metadata, where)}
     if "attention" in shapes:
         nested["attention"] = build(AttentionSpec, shapes["attention"], f"{where}: attention")
     if "ffn" in shapes:

@@ -36,14 +36,10 @@ def run(
     app: Annotated[Path, typer.Argument(metavar="APP", help="A .toml or .yaml file of an application.")],
     *,
     node: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable."),
+        list[str] | None, typer.Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
     ] = None,
     method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="lengthwise, samullm, max, min, or one of these with _no_preemption."
-        ),
+        str, typer.Option(metavar="NAME", help="lengthwise, samullm, max, min, or one of these with _no_preemption.")
     ] = "lengthwise",
     draws: Annotated[int, typer.Option(min=1, help="Draws of lengths to plan with.")] = 3,
     true_draws: Annotated[int, typer.Option(min=2, help="Draws of lengths that tell the makespan.")] = 12,
@@ -58,9 +54,7 @@ def run(
     ] = True,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."
-        ),
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."),
     ] = None,
     report: HtmlReport = None,
     json: JsonFile = None,
@@ -83,11 +77,11 @@ def run(
     made = asked.planned(how)
     plan = made.plan
     assert plan is not None
-    facts = app_report.facts_of(asked, made, app.stem)
+    metadata = app_report.facts_of(asked, made, app.stem)
     if not quiet and json != outputs.STDOUT:
-        show(plan, facts.name, len(facts.gpus), is_mixed=facts.is_mixed)
+        show(plan, metadata.name, len(metadata.gpus), is_mixed=metadata.is_mixed)
     written = outputs.write_answers(
-        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, facts)
+        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, metadata)
     )
     if not quiet:
         outputs.tell(written)
@@ -124,9 +118,7 @@ def show(plan: AppPlan, title: str, gpus: int, *, is_mixed: bool = False) -> Non
     if plan.what_ifs:
         out.print()
         of_s = plan.makespan.value
-        changes = [
-            (supposed(w), took_about(w.makespan), difference(w.difference, of_s)) for w in plan.what_ifs
-        ]
+        changes = [(supposed(w), took_about(w.makespan), difference(w.difference, of_s)) for w in plan.what_ifs]
         print_table(_WHAT_IFS, changes, wraps=("with",))
     for note in plan.notes:
         out.print(f"note: {note}", style="dim")
@@ -135,15 +127,11 @@ def show(plan: AppPlan, title: str, gpus: int, *, is_mixed: bool = False) -> Non
 def _stages(plan: AppPlan, *, is_mixed: bool) -> None:
     """A row for each model of each stage; the stage's own columns are filled in its first row."""
     shown = plan.stages[:_MOST_STAGES]
-    rows = [
-        row for number, stage in enumerate(shown, 1) for row in _rows(number, stage, plan, is_mixed=is_mixed)
-    ]
+    rows = [row for number, stage in enumerate(shown, 1) for row in _rows(number, stage, plan, is_mixed=is_mixed)]
     drops = [name for name in ("made ready", "GPUs", "from") if not (is_mixed and name == "GPUs")]
     print_table(_STAGES, rows, wraps=(), drops=drops)
     if len(plan.stages) > len(shown):
-        console().print(
-            f"... and {len(plan.stages) - len(shown)} more: --json or --report has all", style="dim"
-        )
+        console().print(f"... and {len(plan.stages) - len(shown)} more: --json or --report has all", style="dim")
 
 
 def _rows(number: int, stage: AppStage, plan: AppPlan, *, is_mixed: bool) -> Iterator[tuple[str, ...]]:

@@ -23,22 +23,14 @@ Examples:
 
 
 def run(
-    application: Annotated[
-        Path, typer.Argument(metavar="APP", help="A .toml or .yaml file of an application.")
-    ],
+    application: Annotated[Path, typer.Argument(metavar="APP", help="A .toml or .yaml file of an application.")],
     *,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the profile goes; one that is there goes on.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the profile goes; one that is there goes on.")],
     node: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NxGPU", help="GPUs of this machine: 8xA100-80GB; repeatable. Default: the file's."
-        ),
+        typer.Option(metavar="NxGPU", help="GPUs of this machine: 8xA100-80GB; repeatable. Default: the file's."),
     ] = None,
-    models: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these models, with commas between.")
-    ] = None,
+    models: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these models, with commas between.")] = None,
     rows: Annotated[
         int, typer.Option(min=0, help="Run so many rows, drawn at random, for their lengths; 0: none.")
     ] = 32,
@@ -51,15 +43,11 @@ def run(
         ),
     ] = "smallest",
     calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate", help="Calibrate cost tables, too: load at three concurrencies, then a fit."
-        ),
+        bool, typer.Option("--calibrate", help="Calibrate cost tables, too: load at three concurrencies, then a fit.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure what is there already once more.")] = False,
+    repeat: Annotated[bool, typer.Option("--again", help="Measure what is there already once more.")] = False,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: run.seats=8; repeatable."),
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: run.seats=8; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sample, and of what is sent.")] = 0,
     quiet: Quiet = False,
@@ -77,13 +65,13 @@ def run(
     from lengthwise.usecases.app_profile_measurement import Wanted
 
     names = tuple(name.strip() for name in models.split(",")) if models else ()
-    wanted = Wanted(names, rows, times, shapes, calibrate, again, seed)
+    wanted = Wanted(names, rows, times, shapes, calibrate, repeat, seed)
     outputs.require_folder(out)
     file = load_app(application, set_ or ())
     if node:
         file = replace(file, cluster=Cluster(tuple(parse_node(text) for text in node)))
     told = (lambda _: None) if quiet else (lambda words: typer.echo(words, err=True))
-    found = profile_app(profiling_of(file), out, wanted, told=told)
+    found = profile_app(profiling_of(file), out, wanted, report=told)
     if not quiet:
         show(found)
         tell(found, str(application))
@@ -97,7 +85,7 @@ _COSTS = ("model", "replica", "requests", "off before", "off now")
 def show(found: Profiled) -> None:
     """Prints what a profile holds."""
     out = console()
-    book = found.book
+    book = found.profile_store
     parts: Sequence[tuple[str, Sequence[str], list[list[str]]]] = (
         ("seconds of switching, means with 95 % intervals:", _SWITCHES, [_switch(one) for one in book.switches]),
         ("output lengths of the sample, means with 95 % intervals:", _LENGTHS, [_length(one) for one in book.lengths]),
@@ -108,7 +96,7 @@ def show(found: Profiled) -> None:
             out.print(title, style="bold")
             print_table(columns, rows, wraps=())
             out.print()
-    for note in (*found.notes, *_advice(found)):
+    for note in (*found.notes, *_suggestion(found)):
         out.print(f"note: {note}", highlight=False)
 
 
@@ -144,15 +132,15 @@ def _replica(row: Switched | Costed) -> str:
     return f"{row.gpu}, tp={row.tp}" + (f", pp={row.pp}" if row.pp > 1 else "")
 
 
-def _advice(found: Profiled) -> Iterator[str]:
+def _suggestion(found: Profiled) -> Iterator[str]:
     """What a reader may take for more than it is."""
-    for row in found.book.lengths:
+    for row in found.profile_store.lengths:
         if row.outputs and row.cut > row.outputs / 2:
             yield (
                 f"more than half of the outputs of {row.model} were cut at their limit (max_tokens): how long they "
                 "would be without it is not known"
             )
-    for one in found.book.switches:
+    for one in found.profile_store.switches:
         rest = one.start_s[1:]
         if rest and one.start_s[0] > 2 * max(rest):
             yield (

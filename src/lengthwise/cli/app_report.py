@@ -13,23 +13,23 @@ from lengthwise.usecases.app_run import RanApp
 from lengthwise.usecases.app_setup import AskedApp
 
 
-def facts_of(asked: AskedApp, made: PlannedApp, name: str) -> AppFacts:
+def facts_of(requested: AskedApp, made: PlannedApp, name: str) -> AppFacts:
     """Of a plan."""
     cluster = made.space.cluster if made.space is not None else None
     return AppFacts(
-        asked.app.name or name, tuple(_facts(asked, made, cluster)), _gpus(cluster), _is_mixed(cluster)
+        requested.app.name or name, tuple(_metadata(requested, made, cluster)), _gpus(cluster), _is_mixed(cluster)
     )
 
 
-def facts_of_run(asked: AskedApp, made: PlannedApp, name: str, ran: RanApp) -> AppFacts:
+def facts_of_run(requested: AskedApp, made: PlannedApp, name: str, ran: RanApp) -> AppFacts:
     """Of a run: its manifest, and what was recorded of each model."""
-    plan = facts_of(asked, replace(made, plan=ran.plan), name)
+    plan = facts_of(requested, replace(made, plan=ran.plan), name)
     answers, tokens = recorded(ran.folder)
-    return replace(plan, manifest=ran.facts, tokens=tokens, answers=answers)
+    return replace(plan, manifest=ran.metadata, tokens=tokens, answers=answers)
 
 
-def _facts(asked: AskedApp, made: PlannedApp, cluster: Cluster | None) -> Iterator[str]:
-    rows, tasks, models = len(asked.file.rows.rows), len(made.unrolled.tasks), len(asked.app.models)
+def _metadata(requested: AskedApp, made: PlannedApp, cluster: Cluster | None) -> Iterator[str]:
+    rows, tasks, models = len(requested.file.rows.rows), len(made.expanded.tasks), len(requested.app.models)
     yield f"{rows:,} rows"
     yield f"{tasks:,} tasks at most"
     yield f"{models} model{'s' if models != 1 else ''}"
@@ -54,9 +54,7 @@ def _gpus(cluster: Cluster | None) -> tuple[str, ...]:
     if len(cluster.machines) == 1:
         return tuple(f"GPU {k}" for k in range(cluster.gpus))
     kind = [f" ({one.gpu.name})" if _is_mixed(cluster) else "" for one in cluster.machines]
-    return tuple(
-        f"node {n}, GPU {k}{kind[n]}" for n, one in enumerate(cluster.machines) for k in range(one.gpus)
-    )
+    return tuple(f"node {n}, GPU {k}{kind[n]}" for n, one in enumerate(cluster.machines) for k in range(one.gpus))
 
 
 def _is_mixed(cluster: Cluster | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lengthwise.apps.ledger import ENDED, State
+from lengthwise.apps.ledger import FINISHED, State
 from lengthwise.apps.run import RESUME, ModelProgress, Progress, Reused
 from lengthwise.cli.options import HtmlReport, Quiet
 from lengthwise.report.apps_text import took
@@ -30,22 +30,18 @@ def run(
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers, their ledger and logs go.")],
     launcher: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="local, ray, static or simulated; default: as the file says."),
+        str | None, typer.Option(metavar="NAME", help="local, ray, static or simulated; default: as the file says.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     plan: Annotated[
-        Path | None,
-        typer.Option(metavar="PLAN.json", help="What app plan --json wrote; default: it is planned now."),
+        Path | None, typer.Option(metavar="PLAN.json", help="What app plan --json wrote; default: it is planned now.")
     ] = None,
     node: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable."),
+        list[str] | None, typer.Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
     ] = None,
     profile: Annotated[Path | None, typer.Option(metavar="DIR", help="What app profile measured.")] = None,
     ray: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS", help="With --launcher ray: of the cluster; local starts one here."),
+        str, typer.Option(metavar="ADDRESS", help="With --launcher ray: of the cluster; local starts one here.")
     ] = "auto",
     store: Annotated[
         str | None,
@@ -57,9 +53,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Of the draws to plan with.")] = 0,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."
-        ),
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."),
     ] = None,
     report: HtmlReport = None,
     quiet: Quiet = False,
@@ -83,7 +77,7 @@ def run(
     store = store or run_of.store
     RunFolder(out, store).require_free(resume=resume)
     engines = asked.engines(launcher, ray)
-    how = Planning(beside=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
+    how = Planning(additional=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
     if engines.launcher == "static":
         made = asked.drawn(how)
     else:
@@ -94,14 +88,14 @@ def run(
     if resume and not RunFolder(out, store).is_begun:
         notes = (f"{out} holds no run to go on with: a new one begins", *notes)
     with shown(notes, quiet=quiet) as watch:
-        watching = Watching(watch, stopping=stopping(quiet=quiet), begun=begun(quiet=quiet))
+        watching = Watching(watch, stopping=stopping(quiet=quiet), started=begun(quiet=quiet))
         ran = run_app(
             made, asked.file.rows, engines, out, settings=run_of.settings, store=store, resume=resume,
             watching=watching,
         )  # fmt: skip
     if report is not None:
-        facts = app_report.facts_of_run(asked, made, app.stem, ran)
-        write_app_html(report, ran.plan, facts, [model.name for model in asked.app.models])
+        metadata = app_report.facts_of_run(asked, made, app.stem, ran)
+        write_app_html(report, ran.plan, metadata, [model.name for model in asked.app.models])
     end(ran, report, quiet=quiet)
 
 
@@ -167,30 +161,30 @@ def _busy(one: ModelProgress) -> str:
     if one.state == "starts":
         return f"{one.name} starts{_for(one)}"
     more = f", another starts{_for(one)}" if one.starts_s is not None else ""
-    return f"{one.name} {one.ended:,}/{one.total:,} at {one.tokens_per_s:,.0f} tokens/s{more}"
+    return f"{one.name} {one.completed:,}/{one.total:,} at {one.tokens_per_s:,.0f} tokens/s{more}"
 
 
 def _for(one: ModelProgress) -> str:
-    return "" if one.starts_s is None else f" ({_whole(one.starts_s)} so far)"
+    return "" if one.starts_s is None else f" ({_complete(one.starts_s)} so far)"
 
 
-def _whole(seconds: float) -> str:
+def _complete(seconds: float) -> str:
     """With few decimals, as it is told anew each time."""
     return took(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
 
 
 def whole(progress: Progress) -> str:
     """The run as a whole: since when, tasks, stage, time left."""
-    ended, total = sum(one.ended for one in progress.models), sum(one.total for one in progress.models)
+    ended, total = sum(one.completed for one in progress.models), sum(one.total for one in progress.models)
     stage = f"stage {max(0, progress.stage) + 1} of {progress.stages}, " if progress.stages > 1 else ""
-    return f"{_whole(progress.at_s)}: {ended:,} of {total:,} tasks, {stage}{left(progress)}"
+    return f"{_complete(progress.at_s)}: {ended:,} of {total:,} tasks, {stage}{left(progress)}"
 
 
 def left(progress: Progress) -> str:
     """The time that is left, in words."""
     if progress.left_s is None:
         return "time left not known yet"
-    value, low, high = map(_whole, progress.left_s)
+    value, low, high = map(_complete, progress.left_s)
     return f"{value} left ({low} to {high})"
 
 
@@ -213,46 +207,41 @@ def table(progress: Progress, width: int = _WIDE) -> Any:
 
 
 def _cells(one: ModelProgress) -> tuple[str, ...]:
-    state = (
-        f"starts {_whole(one.starts_s)}" if one.state == "starts" and one.starts_s is not None else one.state
-    )
+    state = f"starts {_complete(one.starts_s)}" if one.state == "starts" and one.starts_s is not None else one.state
     dead = one.states.get(State.DEAD, 0) + one.states.get(State.BLOCKED, 0)
     return (
         one.name,
         state,
-        f"{one.ended:,}",
+        f"{one.completed:,}",
         f"{one.total:,}",
-        str(one.going or ""),
+        str(one.active or ""),
         f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
         " ".join(",".join(map(str, replica)) for replica in one.gpus),
         "" if one.stage is None else str(one.stage + 1),
-        "" if one.left_s is None else _whole(one.left_s),
+        "" if one.left_s is None else _complete(one.left_s),
         str(dead or ""),
     )
 
 
 def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
     """Says how a run ended, and ends the command with its exit code."""
-    ended = ran.ended
+    ended = ran.completed
     if not quiet:
         if ended.reused is not None:
             typer.echo(ended.reused.words())
-        counts = {state: ended.of(state) for state in ENDED}
+        counts = {state: ended.of(state) for state in FINISHED}
         told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
         typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
         typer.echo(f"outputs, manifest and logs are in {ran.folder}")
-        for one in ran.facts["silent"]:
+        for one in ran.metadata["silent"]:
             typer.echo(f"note: at its end {one['words']}", err=True)
         for event in ended.events:
             if event.what == "replan":
-                typer.echo(f"note: after {took(event.at_s)}: {event.about}", err=True)
+                typer.echo(f"note: after {took(event.at_s)}: {event.description}", err=True)
         if report is not None:
             typer.echo(f"wrote {report}", err=True)
         if ran.exported.dead:
-            typer.echo(
-                f"{ran.exported.dead} tasks are dead or behind dead ones: {ran.folder / 'dead.jsonl'}",
-                err=True,
-            )
+            typer.echo(f"{ran.exported.dead} tasks are dead or behind dead ones: {ran.folder / 'dead.jsonl'}", err=True)
         if ended.how == "stopped":
             typer.echo(RESUME, err=True)
     if ended.exit_code:
@@ -262,9 +251,9 @@ def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
 def begun(*, quiet: bool) -> Callable[[Reused], None]:
     """Says what is kept of a run before."""
 
-    def told(kept: Reused) -> None:
+    def told(retained: Reused) -> None:
         if not quiet:
-            typer.echo(f"note: it goes on with what is there: {kept.words()}", err=True)
+            typer.echo(f"note: it goes on with what is there: {retained.words()}", err=True)
 
     return told
 
@@ -275,9 +264,7 @@ def stopping(*, quiet: bool) -> Callable[[int], None]:
     def told(times: int) -> None:
         if not quiet:
             words = (
-                "ending: what is under way is kept; Ctrl-C again kills the engines"
-                if times == 1
-                else "killing engines"
+                "ending: what is under way is kept; Ctrl-C again kills the engines" if times == 1 else "killing engines"
             )
             typer.echo(words, err=True)
 

@@ -22,16 +22,12 @@ Example:
 """
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the run (app run --out).")]
 Store = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Where its ledger is, if not in the folder: postgresql://..."),
+    str | None, typer.Option(metavar="URL", help="Where its ledger is, if not in the folder: postgresql://...")
 ]
 
 
 def status(
-    folder: Folder,
-    *,
-    store: Store = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    folder: Folder, *, store: Store = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """How far a run is: tasks by state, of each model too, who runs it, and how to go on with it."""
     import json
@@ -46,33 +42,28 @@ def status(
         counts: dict[str, int] = {}
         for (_, state), count in ledger.counts().items():
             counts[state.name.lower()] = counts.get(state.name.lower(), 0) + count
-        owners, is_cancelled = list(alive(ledger)), CANCEL in ledger.facts()
+        owners, is_cancelled = list(alive(ledger)), CANCEL in ledger.metadata()
         models = status_of(ledger)
     if as_json:
-        told = [asdict(one) | {"total": one.total, "ended": one.ended} for one in models]
-        typer.echo(
-            json.dumps({"tasks": counts, "models": told, "runs_now": owners, "cancelled": is_cancelled})
-        )
+        told = [asdict(one) | {"total": one.total, "completed": one.completed} for one in models]
+        typer.echo(json.dumps({"tasks": counts, "models": told, "runs_now": owners, "cancelled": is_cancelled}))
         return
     total = sum(counts.values())
     ended = sum(counts.get(name, 0) for name in ("done", "skipped", "dead", "blocked"))
     typer.echo(
-        f"{ended} of {total} tasks have ended: "
-        + ", ".join(f"{n} {name}" for name, n in sorted(counts.items()) if n)
+        f"{ended} of {total} tasks have ended: " + ", ".join(f"{n} {name}" for name, n in sorted(counts.items()) if n)
     )
     for one in models:
         typer.echo(_words(one))
     if owners:
-        typer.echo(
-            f"it runs now ({', '.join(owners)})" + ("; it has been told to end" if is_cancelled else "")
-        )
+        typer.echo(f"it runs now ({', '.join(owners)})" + ("; it has been told to end" if is_cancelled else ""))
     elif ended < total:
         typer.echo("nobody runs it now; go on with app run --resume")
 
 
 def _words(one: ModelStatus) -> str:
     """A model in a line: ended, dead, tokens, tries, engines."""
-    parts = [f"{one.ended} of {one.total}"]
+    parts = [f"{one.completed} of {one.total}"]
     lost = one.tasks.get("dead", 0) + one.tasks.get("blocked", 0)
     parts += [f"{lost} dead or blocked"] if lost else []
     parts += [f"{one.tokens:,} tokens", f"{one.tries} tries"]

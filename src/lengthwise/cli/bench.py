@@ -24,9 +24,7 @@ def run(
     ],
     scenario: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[SCENARIO]", help="A .toml or .yaml file: workload, limits, and what is behind URL."
-        ),
+        typer.Argument(metavar="[SCENARIO]", help="A .toml or .yaml file: workload, limits, and what is behind URL."),
     ] = None,
     *,
     workload: Annotated[
@@ -35,74 +33,50 @@ def run(
     isl: Annotated[int | None, typer.Option(min=1, help="Prompt tokens of every request.")] = None,
     osl: Annotated[int | None, typer.Option(min=1, help="Output tokens of every request.")] = None,
     request_rate: Annotated[
-        float | None,
-        typer.Option(help="Open loop: requests a second, Poisson; default: the workload's arrivals."),
+        float | None, typer.Option(help="Open loop: requests a second, Poisson; default: the workload's arrivals.")
     ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.")
-    ] = None,
-    num_requests: Annotated[
-        int | None, typer.Option(min=1, help="Default: 1,000, or all of a trace.")
-    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.")] = None,
+    num_requests: Annotated[int | None, typer.Option(min=1, help="Default: 1,000, or all of a trace.")] = None,
     variant: Annotated[str | None, typer.Option(help="The scenario's variant whose workload it is.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Change a setting: workload.cut=redraw; repeatable."
-        ),
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: workload.cut=redraw; repeatable."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of requests and prompts; default: the scenario's.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of requests and prompts; default: the scenario's.")] = None,
     salt: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Of prompts' tokens; default: a new one each run, so that no cache knows them.",
-        ),
+        typer.Option(min=0, help="Of prompts' tokens; default: a new one each run, so that no cache knows them."),
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="METRIC=BOUND", help="A limit for goodput: ttft=2s, tpot=50ms, jct=30s; repeatable."
-        ),
+        typer.Option(metavar="METRIC=BOUND", help="A limit for goodput: ttft=2s, tpot=50ms, jct=30s; repeatable."),
     ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="So many requests before, which nobody counts.")] = 3,
     time_limit: Annotated[
         float | None, typer.Option(help="Stop after so many seconds; keep what there is. Default: none.")
     ] = None,
-    stall: Annotated[
-        float, typer.Option(help="A request fails after so many seconds without a byte.")
-    ] = 120.0,
+    stall: Annotated[float, typer.Option(help="A request fails after so many seconds without a byte.")] = 120.0,
     timeout: Annotated[float, typer.Option(help="A request fails after so many seconds in all.")] = 900.0,
     shared_prefix: Annotated[
         float, typer.Option(min=0, max=1, help="Share of each prompt that all have in common.")
     ] = 0.0,
     exact: Annotated[
-        bool,
-        typer.Option(help="Ask for outputs of exactly the workload's lengths; otherwise at most so long."),
+        bool, typer.Option(help="Ask for outputs of exactly the workload's lengths; otherwise at most so long.")
     ] = True,
     priorities: Annotated[
-        bool,
-        typer.Option(
-            "--priorities", help="Send the workload's priorities (vLLM: --scheduling-policy priority)."
-        ),
+        bool, typer.Option("--priorities", help="Send the workload's priorities (vLLM: --scheduling-policy priority).")
     ] = False,
     scrape: Annotated[
         bool, typer.Option("--scrape", help="Keep the server's /metrics of every second with the records.")
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(help="The model's name there; default: the first it lists.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name there; default: the first it lists.")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token.")
     ] = None,
     records: Annotated[
         Path | None, typer.Option(metavar="FILE.parquet", help="Write requests and what happened to them.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a file of --records that is there already.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of --records that is there already.")] = False,
     json: JsonFile = None,
     report: HtmlReport = None,
     quiet: Quiet = False,
@@ -147,7 +121,7 @@ def run(
             priorities=priorities,
             scrape=scrape,
             deployment=deployment,
-            told=told,
+            report=told,
         )
     if records is not None:
         measure.write_records(measured, records)

@@ -54,7 +54,7 @@ def show_outcomes(measured: Measured) -> None:
         print_table(_COLUMNS, list(_rows(measured)))
 
 
-def require_finished(measured: Measured, kept: Path | None) -> None:
+def require_finished(measured: Measured, retained: Path | None) -> None:
     """Nothing, where requests finished.
 
     Raises:
@@ -63,31 +63,29 @@ def require_finished(measured: Measured, kept: Path | None) -> None:
     if (measured.records.requests.status == Status.FINISHED).any():
         return
     failures = _failures(measured)
-    said = "; ".join(_said(one) for one in failures[:3])
-    why = said or ("; ".join(measured.doubts) or "the run was too short")
-    exact = bool(measured.facts["arguments"]["exact"])
-    todo = "; ".join(dict.fromkeys(_advice(one["reason"], exact=exact) for one in failures[:3]))
+    said = "; ".join(_message(one) for one in failures[:3])
+    why = said or ("; ".join(measured.warnings) or "the run was too short")
+    exact = bool(measured.metadata["arguments"]["exact"])
+    todo = "; ".join(dict.fromkeys(_suggestion(one["reason"], exact=exact) for one in failures[:3]))
     raise InputError(
         f"no request finished: {why}. To do: {todo or 'let it run longer (--time-limit)'}"
-        + (f". What there is was kept in {kept}, marked as partial" if kept else "")
+        + (f". What there is was kept in {retained}, marked as partial" if retained else "")
     )
 
 
 def words(measured: Measured) -> str:
     """Failures in one line; empty where there are none."""
-    return "; ".join(_said(one) for one in _failures(measured))
+    return "; ".join(_message(one) for one in _failures(measured))
 
 
 def was_interrupted(measured: Measured) -> bool:
     """Whether Ctrl-C ended the run."""
-    return any(f"ended by {INTERRUPTED}" in doubt for doubt in measured.doubts)
+    return any(f"ended by {INTERRUPTED}" in doubt for doubt in measured.warnings)
 
 
 def was_given_up(measured: Measured) -> bool:
     """Whether failures in a row ended the run before its requests had ended."""
-    return any(
-        "a partial run, ended by" in doubt and "failures in a row" in doubt for doubt in measured.doubts
-    )
+    return any("a partial run, ended by" in doubt and "failures in a row" in doubt for doubt in measured.warnings)
 
 
 def was_left(measured: Measured) -> bool:
@@ -113,23 +111,23 @@ def _rows(measured: Measured) -> Iterator[list[str]]:
 
 
 def _failures(measured: Measured) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = measured.facts["failures"]
+    found: list[dict[str, Any]] = measured.metadata["failures"]
     return found
 
 
-def _said(one: dict[str, Any]) -> str:
+def _message(one: dict[str, Any]) -> str:
     message = f' ("{one["message"]}")' if one["message"] else ""
     return f"{one['reason']}: {one['count']:,}{message}"
 
 
-def _advice(reason: str, *, exact: bool) -> str:
+def _suggestion(reason: str, *, exact: bool) -> str:
     if reason == "empty answer" and not exact:
         return _ENDED_AT_ONCE
     return next((_ADVICE[key] for key in (reason, reason[:6]) if key in _ADVICE), _GONE)
 
 
 _LENGTHS = ("workload.prompt=", "workload.output=")
-_ARRIVING = tuple(
+_ARRIVAL_METRICS = tuple(
     f"workload.{key}" for key in ("request_rate", "concurrency", "arrivals", "trace", "preset", "rate")
 )
 
@@ -167,7 +165,7 @@ def require_arrivals(scenario: Path | None, workload: str | None, overrides: Seq
         InputError: Neither a scenario or a workload does, nor any option.
     """
     lengths = all(any(text.startswith(key) for text in overrides) for key in _LENGTHS)
-    told = scenario or workload or any(text.startswith(_ARRIVING) for text in overrides)
+    told = scenario or workload or any(text.startswith(_ARRIVAL_METRICS) for text in overrides)
     if lengths and not told:
         raise InputError(
             "a load must say how its requests arrive: give --request-rate (open loop), --concurrency (closed loop), "
@@ -190,22 +188,22 @@ def progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: shown.update(task, completed=done, total=of)
 
 
-def result_of(measured: Measured, asked: Scenario) -> Result:
+def result_of(measured: Measured, requested: Scenario) -> Result:
     """The run as reports take it.
 
     Raises:
         InputError: The scenario's warm-up leaves no request to count.
     """
-    slo = slo_of(asked)
-    summary = metrics.summarize(measured.records, slo=slo, warmup_s=asked.run.warmup_s)
-    facts = measured.facts
-    client = facts["client"]
+    slo = slo_of(requested)
+    summary = metrics.summarize(measured.records, slo=slo, warmup_s=requested.run.warmup_s)
+    metadata = measured.metadata
+    client = metadata["client"]
     engine = {
-        "Model": facts["model"],
-        "Engine": f"{facts['engine']} {facts['version']}".strip() or facts["url"],
-        "Address": facts["url"],
-        "Started": facts["start"],
-        "Prompts": f"{facts['prompts']}",
+        "Model": metadata["model"],
+        "Engine": f"{metadata['engine']} {metadata['version']}".strip() or metadata["url"],
+        "Address": metadata["url"],
+        "Started": metadata["start"],
+        "Prompts": f"{metadata['prompts']}",
         "Sent late": late_words(client),
         "Client's share of a core": f"{100 * client['cpu_share']:.0f} %",
     }
@@ -216,7 +214,7 @@ def result_of(measured: Measured, asked: Scenario) -> Result:
         summary=summary,
         records=measured.records,
         deployment=None,
-        notes=measured.doubts,
+        notes=measured.warnings,
         engine=engine,
     )
 
@@ -224,18 +222,16 @@ def result_of(measured: Measured, asked: Scenario) -> Result:
 def show(result: Result, measured: Measured) -> None:
     """Prints the engine, the table with its doubts, and how late and busy the client was."""
     out = console()
-    able, client = measured.facts["abilities"], measured.facts["client"]
+    able, client = measured.metadata["capabilities"], measured.metadata["client"]
     out.print(
-        f"{result.engine['Engine']}, model {measured.facts['model']}; "
-        f"prompts of {measured.facts['prompts']}, {_lengths(able, measured.facts['arguments'])}",
+        f"{result.engine['Engine']}, model {measured.metadata['model']}; "
+        f"prompts of {measured.metadata['prompts']}, {_lengths(able, measured.metadata['arguments'])}",
         style="dim",
     )
     out.print(report.table([result]))
     show_outcomes(measured)
     lag, looks = client["loop_lag_s"], client["loop_lag"]
-    woke = (
-        f"{duration(lag['max'])} late at most" if lag["p99"] is None else f"{duration(lag['p99'])} late (p99)"
-    )
+    woke = f"{duration(lag['max'])} late at most" if lag["p99"] is None else f"{duration(lag['p99'])} late (p99)"
     out.print(
         f"client: requests left {late_words(client)}; its loop woke {woke} in {looks['of']:,} looks, "
         f"{100 * client['cpu_share']:.0f} % of a core busy",
@@ -249,15 +245,13 @@ def late_words(client: dict[str, Any]) -> str:
     late, often = client["late_s"], client["late"]
     tail = f"at most {duration(late['max'])}" if late["p99"] is None else f"p99 {duration(late['p99'])}"
     beyond = (
-        f", {often['count']:,} of {often['of']:,} by more than {duration(often['limit_s'])}"
-        if often["count"]
-        else ""
+        f", {often['count']:,} of {often['of']:,} by more than {duration(often['limit_s'])}" if often["count"] else ""
     )
     return f"{duration(late['p50'])} after they were due ({tail}{beyond})"
 
 
-def _lengths(able: dict[str, Any], arguments: dict[str, Any]) -> str:
-    fields = [name for name in ("ignore_eos", "min_tokens") if able[name] is not False]
+def _lengths(capabilities: dict[str, Any], arguments: dict[str, Any]) -> str:
+    fields = [name for name in ("ignore_eos", "min_tokens") if capabilities[name] is not False]
     if not arguments["exact"] or not fields:
         return "outputs of the length that came"
     return f"outputs of exact lengths by {' and '.join(fields)}"
@@ -274,20 +268,16 @@ def deployment_of(
         return None
 
 
-def end(measured: Measured, kept: Path | None) -> None:
+def end(measured: Measured, retained: Path | None) -> None:
     """Ends the program as the run ended: 130 after Ctrl-C, 3 where the server failed, an error if none finished."""
     if was_interrupted(measured):
         raise typer.Exit(130)
-    require_finished(measured, kept)
+    require_finished(measured, retained)
     if was_given_up(measured):
-        where = f"; {kept} is marked as partial" if kept else ""
-        typer.echo(
-            f"the run was ended early, since the server failed{where}: see whether it still runs", err=True
-        )
+        where = f"; {retained} is marked as partial" if retained else ""
+        typer.echo(f"the run was ended early, since the server failed{where}: see whether it still runs", err=True)
         raise typer.Exit(SERVER_FAILED)
     if was_left(measured):
-        where = f"; {kept} holds their failures" if kept else ""
-        typer.echo(
-            f"nobody listened to the last requests{where}: see whether the server still runs", err=True
-        )
+        where = f"; {retained} holds their failures" if retained else ""
+        typer.echo(f"nobody listened to the last requests{where}: see whether the server still runs", err=True)
         raise typer.Exit(SERVER_FAILED)

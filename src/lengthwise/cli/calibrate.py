@@ -37,9 +37,7 @@ def run(
             help="A .toml or .yaml file that gives the deployment as it ran; its [workload] is not used.",
         ),
     ],
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Records of the engine, from bench --records.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Records of the engine, from bench --records.")],
     *,
     out: Annotated[Path, typer.Option(metavar="FILE.npz", help="Where the cost tables go.")],
     holdout: Annotated[
@@ -51,9 +49,7 @@ def run(
     ] = 0.3,
     iterations: Annotated[
         Path | None,
-        typer.Option(
-            metavar="LOG", help="Also fit to vLLM's log of steps (--enable-logging-iteration-details)."
-        ),
+        typer.Option(metavar="LOG", help="Also fit to vLLM's log of steps (--enable-logging-iteration-details)."),
     ] = None,
     fit: Annotated[
         list[str] | None,
@@ -80,9 +76,7 @@ def run(
     ] = "auto",
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Change a setting: engine.max_num_seqs=64; repeatable."
-        ),
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: engine.max_num_seqs=64; repeatable."),
     ] = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which variant of the scenario was measured.")
@@ -91,16 +85,12 @@ def run(
         str | None, typer.Option(metavar="SOURCE", help="The tables to start from, such as roofline.")
     ] = None,
     allow_doubts: Annotated[
-        bool,
-        typer.Option(
-            "--allow-doubts", help="Take runs that are partial, of another model or otherwise doubtful."
-        ),
+        bool, typer.Option("--allow-doubts", help="Take runs that are partial, of another model or otherwise doubtful.")
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
-            "--force",
-            help="Take simulated runs, too, and write tables even if they are worse than those given.",
+            "--force", help="Take simulated runs, too, and write tables even if they are worse than those given."
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the search's draws and of the intervals.")] = 0,
@@ -112,8 +102,7 @@ def run(
         ),
     ] = None,
     json: Annotated[
-        Path | None,
-        typer.Option(help="Write all numbers to this file; -: to standard output, without the tables."),
+        Path | None, typer.Option(help="Write all numbers to this file; -: to standard output, without the tables.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
@@ -133,7 +122,7 @@ def run(
     if report is not None and is_html(report):
         outputs.require_plotly()
     deployment = deployment_of(scenario, set_, cost, variant, quiet=quiet)
-    allow = [name for name, on in (("doubts", allow_doubts), ("simulated", force)) if on]
+    allow = [name for name, on in (("warnings", allow_doubts), ("simulated", force)) if on]
     named = results.read_named([*runs, *(holdout or [])])
     with progress.shown(quiet=quiet):
         found = calibrate(
@@ -163,17 +152,12 @@ def run(
 
 FORMAT, VERSION = "lengthwise.calibration", 1
 _ERRORS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
-_PARAMETERS = ("parameter", "before", "after", "95 % interval", "told")
+_PARAMETERS = ("parameter", "before", "after", "95 % interval", "report")
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "jct": "JCT"}
 
 
 def deployment_of(
-    path: Path,
-    settings: list[str] | None,
-    cost: str | None,
-    variant: str | None = None,
-    *,
-    quiet: bool = False,
+    path: Path, settings: list[str] | None, cost: str | None, variant: str | None = None, *, quiet: bool = False
 ) -> Deployment:
     """The one deployment of a scenario, or that of its variant of this name.
 
@@ -216,7 +200,7 @@ def require_help(found: Calibration, *, force: bool, shown: bool) -> None:
         InputError: They only made held-out requests worse, or nothing was moved although the runs surely disagree
             with the tables; and nobody insists.
     """
-    if not found.moved and found.disagreement and not force:
+    if not found.changed and found.disagreement and not force:
         raise InputError(
             "runs and tables must agree, or the runs tell which part of a step is off; they disagree "
             f"({found.disagreement}), and their noise hides the part, so nothing was written. Measure at several loads "
@@ -293,7 +277,7 @@ def _html_page(found: Calibration) -> CalibrationPage:
     moved = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
     return CalibrationPage(
         heading=found.tables.source,
-        facts=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"moved: {moved}"],
+        metadata=[f"{found.fit_result:,} requests fitted to", f"{found.held_out:,} held out", f"moved: {moved}"],
         warnings=_first(found),
         errors=[_ERRORS, *(_error(score) for score in found.scores)],
         factors=[_PARAMETERS, *(_parameter(p) for p in found.parameters)],
@@ -360,8 +344,8 @@ def _error(score: Score) -> list[str]:
 
 def _parameter(p: Parameter) -> list[str]:
     shown = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
-    interval = f"{shown(p.low)} to {shown(p.high)}" if p.told else "as before"
-    told = "no" if not p.told else "yes" if p.value != p.prior else "agrees"
+    interval = f"{shown(p.low)} to {shown(p.high)}" if p.report else "as before"
+    told = "no" if not p.report else "yes" if p.value != p.prior else "agrees"
     before = "-" if p.name == "client" and not p.prior else shown(p.prior)
     return [p.label, before, "-" if p.name == "client" and not p.value else shown(p.value), interval, told]
 

@@ -87,7 +87,7 @@ def show(found: list[Sustained]) -> None:
 
 def write(path: Path, found: list[Sustained]) -> None:
     """All numbers as JSON; to standard output for "-"."""
-    told = {"format": FORMAT, "version": VERSION, "capacities": [_told(one) for one in found]}
+    told = {"format": FORMAT, "version": VERSION, "capacities": [_report(one) for one in found]}
     text = json.dumps(told, indent=2, allow_nan=False) + "\n"
     if str(path) == "-":
         typer.echo(text, nl=False)
@@ -109,17 +109,10 @@ def _row(one: Sustained) -> list[str]:
         ]
     half = two_digits(rate.half_width) if rate.has_interval else "unknown"
     metrics = [report.metric_text(limit.metric, one.at.value(limit.metric)) for limit in one.limits]
-    return [
-        one.name,
-        f"{rate.value:.4g}",
-        half,
-        one.capacity.binds,
-        f"{one.capacity.ceiling.rate_rps:.4g}",
-        *metrics,
-    ]
+    return [one.name, f"{rate.value:.4g}", half, one.capacity.binds, f"{one.capacity.ceiling.rate_rps:.4g}", *metrics]
 
 
-def _told(one: Sustained) -> dict[str, Any]:
+def _report(one: Sustained) -> dict[str, Any]:
     found = one.capacity
     return {
         "name": one.name,
@@ -131,7 +124,7 @@ def _told(one: Sustained) -> dict[str, Any]:
         "simulations": found.effort.simulations,
         "requests": found.effort.requests,
         "notes": list(one.notes),
-        "beyond_reach": [dataclasses.asdict(beyond) for beyond in one.beyond],
+        "beyond_reach": [dataclasses.asdict(beyond) for beyond in one.out_of_range],
         "at": None
         if one.at is None
         else {

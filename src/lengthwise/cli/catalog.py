@@ -38,9 +38,7 @@ def _names(context: typer.Context, incomplete: str) -> list[str]:
 def run(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help=f"One of: {', '.join(KINDS)}. Without it: how many of each.", autocompletion=_kinds
-        ),
+        typer.Argument(help=f"One of: {', '.join(KINDS)}. Without it: how many of each.", autocompletion=_kinds),
     ] = None,
     name: Annotated[
         str | None, typer.Argument(help="One entry, with its numbers and sources.", autocompletion=_names)
@@ -78,10 +76,7 @@ def all_policies() -> list[tuple[str, str, str]]:
     """Policies, and the bins that a scenario cuts from its own workload."""
     from lengthwise.config import BINNING_RULES
 
-    return [
-        *room.catalog(),
-        *(("binning", f"{name}(k)", doc) for name, doc in BINNING_RULES.items()),
-    ]
+    return [*room.catalog(), *(("binning", f"{name}(k)", doc) for name, doc in BINNING_RULES.items())]
 
 
 def _plain(doc: str) -> str:
@@ -104,13 +99,13 @@ def _takes(axis: str, name: str) -> list[tuple[str, str]]:
         return _parts(name)
     bare, bracket, parameters = name.partition("(")
     example = bare + _EXAMPLES.get(bare, bracket + parameters)
-    facts = [("parameters", parameters.rstrip(")"))] if bracket else []
-    facts += [("in a file", f'[scheduler] {axis} = "{example}"')]
+    metadata = [("parameters", parameters.rstrip(")"))] if bracket else []
+    metadata += [("in a file", f'[scheduler] {axis} = "{example}"')]
     if axis == "binning" and bare not in room.known(axis) and bare != "bins":
-        return facts
+        return metadata
     found = room.resolve(axis, example)
-    facts.insert(0, ("looks at", ", ".join(found.arguments)))
-    return [*facts, ("starvation", found.starvation or _ONLY_THE_BOUND)] if axis == "rank" else facts
+    metadata.insert(0, ("looks at", ", ".join(found.arguments)))
+    return [*metadata, ("starvation", found.starvation or _ONLY_THE_BOUND)] if axis == "rank" else metadata
 
 
 def _parts(name: str) -> list[tuple[str, str]]:
@@ -126,9 +121,9 @@ def _parts(name: str) -> list[tuple[str, str]]:
     ]
 
 
-def _waits(whole: Scheduler) -> list[tuple[str, str]]:
+def _waits(complete: Scheduler) -> list[tuple[str, str]]:
     """The bounds on waiting that a named scheduler brings along."""
-    bounds = {"max_wait_s": whole.max_wait_s, "batch_wait_s": whole.batch_wait_s}
+    bounds = {"max_wait_s": complete.max_wait_s, "batch_wait_s": complete.batch_wait_s}
     return [(key, f"{s:g} (inf lifts it)") for key, s in bounds.items() if math.isfinite(s)]
 
 
@@ -192,17 +187,7 @@ def models() -> None:
         )
         for name, m in catalog.models().items()
     )
-    columns = (
-        "model",
-        "params",
-        "layers",
-        "hidden",
-        "attention",
-        "feed-forward",
-        "context",
-        "KV a token",
-        "dtype",
-    )
+    columns = ("model", "params", "layers", "hidden", "attention", "feed-forward", "context", "KV a token", "dtype")
     drops = ("dtype", "hidden", "feed-forward", "layers", "KV a token")
     print_table(columns, rows, wraps=("attention", "feed-forward"), drops=drops)
 
@@ -214,12 +199,9 @@ def model(name: str) -> None:
 
 
 def _model_facts(m: ModelSpec) -> list[tuple[str, str]]:
-    published = m.facts.published_params
+    published = m.metadata.published_params
     return [
-        (
-            "parameters",
-            f"{catalog.parameters(m):,}" + (f" (published: {count(published)})" if published else ""),
-        ),
+        ("parameters", f"{catalog.parameters(m):,}" + (f" (published: {count(published)})" if published else "")),
         ("active a token", count(catalog.active_parameters(m)) if m.ffn.experts else ""),
         ("weights", gib(catalog.weight_bytes(m))),
         ("KV a token", f"{catalog.kv_bytes_per_token(m) / 1024:,.1f} KiB"),
@@ -230,8 +212,8 @@ def _model_facts(m: ModelSpec) -> list[tuple[str, str]]:
         ("feed-forward", _ffn(m.ffn)),
         ("context", f"{m.max_model_len:,} tokens"),
         ("dtype", m.dtype),
-        ("also called", ", ".join(m.facts.aliases)),
-        ("source", m.facts.source),
+        ("also called", ", ".join(m.metadata.aliases)),
+        ("source", m.metadata.source),
     ]
 
 
@@ -272,7 +254,7 @@ def gpus() -> None:
 def gpu(name: str) -> None:
     """One GPU."""
     g = catalog.gpu(name)
-    facts = [
+    metadata = [
         ("memory", gib(g.memory_bytes)),
         ("bandwidth", si(g.bandwidth_bytes_per_s, "B/s")),
         *((f"peak {dtype}", si(flops, "FLOP/s, dense")) for dtype, flops in g.peak_flops.items()),
@@ -283,7 +265,7 @@ def gpu(name: str) -> None:
         ("also called", ", ".join(g.aliases)),
         ("source", g.source),
     ]
-    print_facts(g.name, facts)
+    print_facts(g.name, metadata)
 
 
 def nodes() -> None:
@@ -299,7 +281,7 @@ def nodes() -> None:
 def node(name: str) -> None:
     """One node."""
     n = catalog.node(name)
-    facts = [
+    metadata = [
         ("GPUs", str(n.gpus)),
         ("link", f"{_link(n.link)}, joins {n.link_group} GPUs ({n.link.source})"),
         ("beyond them", f"{_link(n.fallback_link)} ({n.fallback_link.source})"),
@@ -307,7 +289,7 @@ def node(name: str) -> None:
         ("also called", ", ".join(n.aliases)),
         ("source", n.source),
     ]
-    print_facts(n.name, facts)
+    print_facts(n.name, metadata)
 
 
 def _link(link: LinkSpec) -> str:
@@ -316,20 +298,20 @@ def _link(link: LinkSpec) -> str:
 
 def workloads() -> None:
     """All workload presets."""
-    print_table(("workload", "what it is"), [(name, p.about) for name, p in workloads_room.presets().items()])
+    print_table(("workload", "what it is"), [(name, p.description) for name, p in workloads_room.presets().items()])
 
 
 def workload(name: str) -> None:
     """One workload preset."""
     p = workloads_room.preset(name)
-    facts = [
-        ("what it is", p.about),
+    metadata = [
+        ("what it is", p.description),
         ("in a file", f'[workload] preset = "{p.name}"'),
         ("lengths", f"lengthwise workload show {p.name}"),
         ("source", p.source),
-        ("licence", p.licence),
+        ("license", p.license),
     ]
-    print_facts(p.name, facts)
+    print_facts(p.name, metadata)
 
 
 _LISTS: dict[str, Callable[[], None]] = {

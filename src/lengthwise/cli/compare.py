@@ -39,9 +39,7 @@ def run(
     ] = 0.0,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="METRIC=LIMIT", help="Count goodput: ttft=2s, tpot=100ms, jct=1min; repeatable."
-        ),
+        typer.Option(metavar="METRIC=LIMIT", help="Count goodput: ttft=2s, tpot=100ms, jct=1min; repeatable."),
     ] = None,
     fail_above: Annotated[
         list[str] | None,
@@ -51,9 +49,7 @@ def run(
             "where it has none; ttft.p95=0.10; repeatable.",
         ),
     ] = None,
-    unpaired: Annotated[
-        bool, typer.Option("--unpaired", help="Do not compare the same requests one by one.")
-    ] = False,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not compare the same requests one by one.")] = False,
     report: HtmlReport = None,
     json: JsonFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
@@ -138,9 +134,7 @@ def show(found: Comparison) -> None:
     console().print(report.compare_table(found))
 
 
-def write(
-    found: Comparison, runs: tuple[Measured, Measured], json: Path | None, html: Path | None
-) -> list[Path]:
+def write(found: Comparison, runs: tuple[Measured, Measured], json: Path | None, html: Path | None) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
     return write_answers(
         json,

@@ -52,9 +52,7 @@ def show_all(variants: list[Variant]) -> None:
             show(variant, found)
             shown.append((variant, found))
         else:
-            print_facts(
-                variant.name, [("scheduler", _scheduler(variant)), ("the rest", f"as {alike[0].name}")]
-            )
+            print_facts(variant.name, [("scheduler", _scheduler(variant)), ("the rest", f"as {alike[0].name}")])
 
 
 def show(variant: Variant, found: Explanation) -> None:
@@ -63,9 +61,7 @@ def show(variant: Variant, found: Explanation) -> None:
     typer.echo()
     print_table(("the fullest GPU of a replica", "size", "of what"), _memory_rows(variant))
     typer.echo()
-    print_table(
-        ("requests that hold", "fit at once", "limited by"), [_fit_row(variant, f) for f in found.fits]
-    )
+    print_table(("requests that hold", "fit at once", "limited by"), [_fit_row(variant, f) for f in found.fits])
     if found.by_prediction:
         typer.echo("The memory policy looks at predictions: with them it may let in fewer or more.")
     if variant.deployment.cost.fit:
@@ -75,9 +71,7 @@ def show(variant: Variant, found: Explanation) -> None:
         f"\nOne step of a replica; a sequence that decodes has {found.context_tokens:,} tokens cached."
         "\nBound by: c compute, m memory, n network, l latency."
     )
-    print_table(
-        ("operator", *(step.name for step in found.steps)), _operator_rows(found.steps), wraps=("operator",)
-    )
+    print_table(("operator", *(step.name for step in found.steps)), _operator_rows(found.steps), wraps=("operator",))
 
 
 def _page_of(variant: Variant, found: Explanation) -> tuple[object, ...]:
@@ -96,11 +90,11 @@ def _predictions(variant: Variant) -> list[tuple[str, str]]:
     section = variant.scenario.predictor
     if section.kind == "none":
         return []
-    usual = {"kind", "window_tokens", "statistic", "repredict"}
+    usual = {"kind", "window_tokens", "statistic", "update_predictions"}
     own = section.model_dump(exclude=usual, exclude_none=True, exclude_defaults=True)
     told = [section.kind, *(f"{key} {value}" for key, value in own.items()), f"its {section.statistic}"]
     again = (
-        f"again every {section.window_tokens} tokens" if section.repredict else "before the first token alone"
+        f"again every {section.window_tokens} tokens" if section.update_predictions else "before the first token alone"
     )
     return [("predictor", ", ".join([*told, again]))]
 
@@ -134,8 +128,8 @@ def _memory_rows(variant: Variant) -> list[tuple[str, str, str]]:
     tokens = kv.num_blocks * kv.block_size
     return [
         ("memory", gib(d.gpu.memory_bytes), ""),
-        ("usable", gib(kv.usable_bytes), f"at {d.limits.gpu_memory_utilization:.0%}, less the framework's"),
-        ("weights", gib(kv.weight_bytes), f"{kv.weight_bytes / kv.usable_bytes:.0%} of it"),
+        ("available", gib(kv.available_bytes), f"at {d.limits.gpu_memory_utilization:.0%}, less the framework's"),
+        ("weights", gib(kv.weight_bytes), f"{kv.weight_bytes / kv.available_bytes:.0%} of it"),
         ("activations", gib(kv.activation_bytes), f"of {d.limits.max_num_batched_tokens:,} tokens a step"),
         ("KV cache", gib(cache), f"{kv.num_blocks:,} blocks of {kv.block_size}: {tokens:,} tokens"),
     ]

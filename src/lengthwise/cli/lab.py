@@ -29,9 +29,7 @@ def run(
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: lab.seeds=10; repeatable."),
     ] = None,
     cost: CostSource = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Independent repetitions behind a cell: 5.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions behind a cell: 5.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a CPU.")] = None,
     report: HtmlReport = None,
     json: JsonFile = None,
@@ -59,19 +57,16 @@ def run(
         outputs.tell(written)
 
 
-def show(table: LabTable, asked: Scenario) -> None:
+def show(table: LabTable, requested: Scenario) -> None:
     """Prints a table a load and batch size, and the verdicts."""
     out = console()
-    if asked.description:
-        out.print(asked.description, style="dim")
+    if requested.description:
+        out.print(requested.description, style="dim")
     out.print(report.lab_table(table))
 
 
 def write(table: LabTable, json: Path | None, html: Path | None) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
     return write_answers(
-        json,
-        html,
-        lambda path: report.write_lab_json(path, table),
-        lambda path: report.write_lab_html(path, table),
+        json, html, lambda path: report.write_lab_json(path, table), lambda path: report.write_lab_html(path, table)
     )

@@ -8,11 +8,7 @@ from contextlib import contextmanager
 
 _ROOT = "lengthwise.gateway"
 _REQUESTS = "lengthwise.gateway.requests"
-_OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {
-    "message",
-    "asctime",
-    "taskName",
-}
+_OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
 
 
 class Lines(logging.Formatter):

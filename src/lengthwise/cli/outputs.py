@@ -43,10 +43,7 @@ def require_answers(
 
 
 def write_answers(
-    json: Path | None,
-    html: Path | None,
-    as_json: Callable[[Path], object],
-    as_html: Callable[[Path], object],
+    json: Path | None, html: Path | None, as_json: Callable[[Path], object], as_html: Callable[[Path], object]
 ) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them; "-" prints the JSON."""
     if json == STDOUT:

@@ -43,9 +43,7 @@ app = typer.Typer(
     epilog=EXAMPLES,
 )
 
-_FILES = typer.Argument(
-    metavar="FILE...", help="JSONL, CSV or Parquet of requests with outputs, or a serving log."
-)
+_FILES = typer.Argument(metavar="FILE...", help="JSONL, CSV or Parquet of requests with outputs, or a serving log.")
 _MODEL = typer.Option("--model", help="Name of the model where the rows do not tell it.")
 
 
@@ -54,9 +52,7 @@ def train(
     files: Annotated[list[Path], _FILES],
     *,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the predictor goes, usually NAME.lwp.")],
-    kind: Annotated[
-        str, typer.Option(help="lexical, encoder, ecdf, buckets or constant.", metavar="KIND")
-    ] = "lexical",
+    kind: Annotated[str, typer.Option(help="lexical, encoder, ecdf, buckets or constant.", metavar="KIND")] = "lexical",
     test_share: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of the prompts that is held out and reported on.")
     ] = 0.2,
@@ -72,15 +68,12 @@ def train(
 
 @app.command("eval", epilog=EXAMPLES)
 def evaluate(
-    predictor: Annotated[
-        str, typer.Argument(metavar="PREDICTOR", help="A file of `predict train`, or default.")
-    ],
+    predictor: Annotated[str, typer.Argument(metavar="PREDICTOR", help="A file of `predict train`, or default.")],
     files: Annotated[list[Path], _FILES],
     *,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")] = None,
     json_: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write all numbers as JSON; - is standard output."),
+        str | None, typer.Option("--json", metavar="FILE", help="Write all numbers as JSON; - is standard output.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the intervals.")] = 0,
     model: Annotated[str | None, _MODEL] = None,
@@ -91,9 +84,7 @@ def evaluate(
 
 @app.command(epilog=EXAMPLES)
 def collect(
-    prompts: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Prompts: JSONL, CSV, Parquet, or text, one a line.")
-    ],
+    prompts: Annotated[Path, typer.Argument(metavar="FILE", help="Prompts: JSONL, CSV, Parquet, or text, one a line.")],
     *,
     url: Annotated[str, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1.")],
     model: Annotated[str, typer.Option(help="The model's name there.")],
@@ -129,23 +120,23 @@ def show(
         show_prompt(predictor, prompt, model, tokens_so_far)
 
 
-FEW = 100
+MIN_COUNT = 100
 """Samples below which scores and intervals say little."""
 
 
 def notes(samples: Samples) -> list[str]:
     """A line for each thing of the samples that may have been meant otherwise."""
-    n, facts = len(samples), samples.facts
-    ends = ", ".join(f"{reason} ({count:,})" for reason, count in facts.get("unknown_finish", {}).items())
-    keys = ", ".join(f"{key} (did you mean {name}?)" for key, name in facts.get("misspelt", {}).items())
+    n, metadata = len(samples), samples.metadata
+    ends = ", ".join(f"{reason} ({count:,})" for reason, count in metadata.get("unknown_finish", {}).items())
+    keys = ", ".join(f"{key} (did you mean {name}?)" for key, name in metadata.get("misspelt", {}).items())
     told = {
-        f"note: {facts.get('no_prompt', 0):,} of {n:,} rows have no prompt": facts.get("no_prompt"),
+        f"note: {metadata.get('no_prompt', 0):,} of {n:,} rows have no prompt": metadata.get("no_prompt"),
         f"note: keys that are not understood: {keys}": keys,
         f"note: reasons to end that are not known, taken for an end by itself: {ends}": ends,
-        f"note: output tokens of {facts.get('estimated_tokens', 0):,} of {n:,} rows were estimated from the text":
-            facts.get("estimated_tokens"),
-        f"note: {facts.get('left_out', 0):,} rows failed or are empty, and are left out": facts.get("left_out"),
-        f"warning: {n:,} samples are few to learn from; below {FEW} take the scores as a hint at best": n < FEW,
+        f"note: output tokens of {metadata.get('estimated_tokens', 0):,} of {n:,} rows were estimated from the text":
+            metadata.get("estimated_tokens"),
+        f"note: {metadata.get('left_out', 0):,} rows failed or are empty, and are left out": metadata.get("left_out"),
+        f"warning: {n:,} samples are few to learn from; below {MIN_COUNT} take the scores as a hint at best": n < MIN_COUNT,
     }  # fmt: skip
     return [line for line, holds in told.items() if holds]
 
@@ -164,28 +155,12 @@ def mend_name(source: str) -> str:
         InputError: There is no such file, and the name is near to that of the shipped one.
     """
     path = Path(source)
-    if (
-        not path.exists()
-        and not path.suffix
-        and source != NAME
-        and difflib.get_close_matches(source.lower(), [NAME])
-    ):
+    if not path.exists() and not path.suffix and source != NAME and difflib.get_close_matches(source.lower(), [NAME]):
         raise InputError(f"there is no predictor file {source}; did you mean: {NAME}?")
     return source
 
 
-CARD = (
-    "mae",
-    "rmse",
-    "r2",
-    "tau",
-    "tau_within",
-    "accuracy_4",
-    "within_one_4",
-    "coverage90",
-    "width90",
-    "pinball",
-)
+CARD = ("mae", "rmse", "r2", "tau", "tau_within", "accuracy_4", "within_one_4", "coverage90", "width90", "pinball")
 
 
 def print_scores(found: Sequence[Evaluation], title: str) -> None:
@@ -200,10 +175,7 @@ def print_scores(found: Sequence[Evaluation], title: str) -> None:
     names = [name for name in CARD if any(name in one.scores for one in found)]
     columns = ("score", *(one.name if len(found) > 1 else "value" for one in found))
     rows = [
-        [
-            WORDS[name],
-            *(score_text(name, one.scores[name].value, one.scores[name].half_width) for one in found),
-        ]
+        [WORDS[name], *(score_text(name, one.scores[name].value, one.scores[name].half_width) for one in found)]
         for name in names
     ]
     print_table(columns, rows, wraps=())
@@ -227,30 +199,13 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "buckets": lambda _: p.BucketEcdf(),
     "constant": lambda _: p.Constant(),
 }
-_TOLD = (
-    "sources",
-    "samples",
-    "prompts",
-    "models",
-    "censored",
-    "trained",
-    "versions",
-    "licence",
-    "weaknesses",
-)
+_REPORTED = ("sources", "samples", "prompts", "models", "censored", "trained", "versions", "license", "weaknesses")
 _JUDGED = {"held_out": "on held-out prompts", "other_prompts_and_models": "on other prompts and models"}
 _BAR = 32
 
 
 def train_predictor(
-    files: Sequence[Path],
-    out: Path,
-    *,
-    kind: str,
-    test_share: float,
-    seed: int,
-    conformal: bool,
-    model: str | None,
+    files: Sequence[Path], out: Path, *, kind: str, test_share: float, seed: int, conformal: bool, model: str | None
 ) -> None:
     """Trains, evaluates on held-out prompts, and saves."""
     if kind not in KINDS:
@@ -262,7 +217,7 @@ def train_predictor(
     predictor = KINDS[kind](seed)
     if conformal:
         predictor = p.Conformal(predictor, seed=seed)
-    facts: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         **{k: v for k, v in _facts_of(samples).items() if k not in ("unknown_finish", "misspelt")},
         "seed": seed,
         "trained": _today(),
@@ -273,32 +228,22 @@ def train_predictor(
         parts = split(samples, test_share, seed)
         predictor.fit(parts.train)
         found = evaluated(predictor, parts.test, name=f"{kind} on held-out prompts", seed=seed)
-        facts |= {"test_share": test_share, "held_out": _figures(found)}
-        print_scores(
-            [found], f"{kind}: {len(parts.train):,} samples learnt from, {len(parts.test):,} held out"
-        )
+        metadata |= {"test_share": test_share, "held_out": _figures(found)}
+        print_scores([found], f"{kind}: {len(parts.train):,} samples learnt from, {len(parts.test):,} held out")
     else:
         predictor.fit(samples)
         why = "no prompts, so nothing could be held out" if not known else "nothing was held out"
         typer.echo(f"{kind}: {len(samples):,} samples learnt from; {why}")
-    p.save(predictor, out, facts)
+    p.save(predictor, out, metadata)
     typer.echo(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB)")
 
 
 def evaluate_predictors(
-    source: str,
-    files: Sequence[Path],
-    *,
-    report: Path | None,
-    json_file: str | None,
-    seed: int,
-    model: str | None,
+    source: str, files: Sequence[Path], *, report: Path | None, json_file: str | None, seed: int, model: str | None
 ) -> None:
     """Evaluates on all files together and, where there are several, on each."""
     to_stdout = json_file == "-"
-    require_writable(
-        [f for f in (report, Path(json_file) if json_file and not to_stdout else None) if f], files
-    )
+    require_writable([f for f in (report, Path(json_file) if json_file and not to_stdout else None) if f], files)
     if report:
         require_plotly()
     predictor = opened(mend_name(source))
@@ -306,9 +251,7 @@ def evaluate_predictors(
     groups = {name: [file] for name, file in zip(names, files, strict=True)}
     if len(files) > 1:
         groups = {"all": list(files), **groups}
-    found = [
-        evaluated(predictor, read(group, model=model), name=name, seed=seed) for name, group in groups.items()
-    ]
+    found = [evaluated(predictor, read(group, model=model), name=name, seed=seed) for name, group in groups.items()]
     if json_file:
         text = predict_json(found, getattr(predictor, "facts_", {}))
         if to_stdout:
@@ -318,9 +261,7 @@ def evaluate_predictors(
     if not to_stdout:
         print_scores(found, f"{source} on {', '.join(map(str, files))}")
     if report:
-        write_predict_html(
-            report, found, getattr(predictor, "facts_", {}), heading=f"Predicted lengths: {source}"
-        )
+        write_predict_html(report, found, getattr(predictor, "facts_", {}), heading=f"Predicted lengths: {source}")
         typer.echo(f"wrote {report}", err=to_stdout)
 
 
@@ -334,24 +275,22 @@ def collect_outputs(
     found = backend_collect(wanted, out, endpoint, concurrency=concurrency)
     typer.echo(f"{found.done:,} answered, {found.skipped:,} were there, {found.failed:,} failed: {out}")
     if found.failed:
-        raise InputError(
-            f"{found.failed:,} of {len(wanted):,} prompts were not answered; the first: {found.reason}"
-        )
+        raise InputError(f"{found.failed:,} of {len(wanted):,} prompts were not answered; the first: {found.reason}")
 
 
 def show_card(source: str) -> None:
     """Prints what a predictor is, what it learnt from, and how well it did."""
     predictor = opened(mend_name(source))
-    facts = dict(getattr(predictor, "facts_", {}) or {})
-    figures = {words: facts.pop(key) for key, words in _JUDGED.items() if facts.get(key)}
-    facts["versions"] = [f"{name} {number}" for name, number in (facts.get("versions") or {}).items()]
-    known = [key for key in _TOLD if key in facts]
+    metadata = dict(getattr(predictor, "facts_", {}) or {})
+    figures = {words: metadata.pop(key) for key, words in _JUDGED.items() if metadata.get(key)}
+    metadata["versions"] = [f"{name} {number}" for name, number in (metadata.get("versions") or {}).items()]
+    known = [key for key in _REPORTED if key in metadata]
     print_facts(
         f"{source}: a predictor of kind {predictor.kind}",
         [
-            (key.replace("_", " "), _said(facts[key]))
-            for key in (*known, *sorted(set(facts) - set(known)))
-            if not isinstance(facts[key], dict)
+            (key.replace("_", " "), _message(metadata[key]))
+            for key in (*known, *sorted(set(metadata) - set(known)))
+            if not isinstance(metadata[key], dict)
         ],
     )
     if figures:
@@ -370,11 +309,7 @@ def show_prompt(source: str, prompt: str, model: str | None, tokens_so_far: int)
     said = predictor.predict(p.Prompts(1, text=[prompt], model=names), np.array([tokens_so_far]))
     so_far = f", given that {tokens_so_far:,} have come" if tokens_so_far else ""
     known = getattr(predictor, "knows_model", None)
-    who = (
-        []
-        if model is None
-        else [("model", model + ("" if known is None or known(model) else " (not one it knows)"))]
-    )
+    who = [] if model is None else [("model", model + ("" if known is None or known(model) else " (not one it knows)"))]
     print_facts(
         f"Output tokens{so_far}",
         [
@@ -384,19 +319,12 @@ def show_prompt(source: str, prompt: str, model: str | None, tokens_so_far: int)
             ("nine in ten are in", f"{said.quantile(0.05)[0]:,.0f} to {said.quantile(0.95)[0]:,.0f} tokens"),
         ],
     )
-    print_table(
-        (
-            "quantile",
-            "tokens",
-            "",
-        ),
-        _bars(said),
-    )
+    print_table(("quantile", "tokens", ""), _bars(said))
 
 
-def _bars(said: p.LengthDistribution) -> list[list[str]]:
+def _bars(message: p.LengthDistribution) -> list[list[str]]:
     levels = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-    tokens = [float(said.quantile(level)[0]) for level in levels]
+    tokens = [float(message.quantile(level)[0]) for level in levels]
     top = max(tokens)
     return [
         [f"{100 * level:g} %", f"{t:,.0f}", "█" * max(1, round(_BAR * t / top))]
@@ -414,7 +342,7 @@ def _made(module: str, name: str) -> Any:
 def _facts_of(samples: p.Samples) -> dict[str, Any]:
     text, model = samples.prompts.text, samples.prompts.model
     return {
-        **samples.facts,
+        **samples.metadata,
         "samples": len(samples),
         "prompts": len({t.strip() for t in text}) if text is not None else 0,
         "models": sorted({str(m) for m in model}) if model is not None else [],
@@ -423,14 +351,10 @@ def _facts_of(samples: p.Samples) -> dict[str, Any]:
 
 
 def _figures(found: Evaluation) -> dict[str, list[float]]:
-    return {
-        name: [float(e.value), float(e.half_width)]
-        for name, e in found.scores.items()
-        if np.isfinite(e.value)
-    }
+    return {name: [float(e.value), float(e.half_width)] for name, e in found.scores.items() if np.isfinite(e.value)}
 
 
-def _said(value: Any) -> str:
+def _message(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):

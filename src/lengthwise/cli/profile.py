@@ -27,14 +27,7 @@ from lengthwise.cost.profiles import (
     read_profile,
     write_profile,
 )
-from lengthwise.report.profile import (
-    axes_text,
-    check_json,
-    profile_json,
-    share_text,
-    time_text,
-    write_profile_html,
-)
+from lengthwise.report.profile import axes_text, check_json, profile_json, share_text, time_text, write_profile_html
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.profile import Profile
 
@@ -86,13 +79,9 @@ _FILE = typer.Argument(metavar="FILE", help="A profile, as `profile run` and `pr
 def vidur(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Vidur's data/profiling.")],
     *,
-    model: Annotated[
-        str, typer.Option(help="A model of the catalog; its name or an alias is a folder there.")
-    ],
+    model: Annotated[str, typer.Option(help="A model of the catalog; its name or an alias is a folder there.")],
     device: Annotated[str, typer.Option(help="A folder under compute/, or a GPU whose name starts so.")],
-    node: Annotated[
-        str | None, typer.Option(help="Whose network to take; else pairwise NVLink, or the DGX.")
-    ] = None,
+    node: Annotated[str | None, typer.Option(help="Whose network to take; else pairwise NVLink, or the DGX.")] = None,
     keep_surrogates: Annotated[
         bool, typer.Option("--keep-surrogates", help="Keep rows that were made up and not measured.")
     ] = False,
@@ -104,9 +93,7 @@ def vidur(
 
 @imports.command(epilog=IMPORT_EXAMPLES)
 def llmservingsim(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Holds tp1/, tp2/ ...: of its profiler v0 or v1.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Holds tp1/, tp2/ ...: of its profiler v0 or v1.")],
     *,
     out: Annotated[Path, _OUT],
 ) -> None:
@@ -152,12 +139,10 @@ def show(
         ),
     ] = None,
     report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write an HTML page: curves, attention, roofline, gaps."),
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page: curves, attention, roofline, gaps.")
     ] = None,
     json_: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write all numbers as JSON; - is standard output."),
+        str | None, typer.Option("--json", metavar="FILE", help="Write all numbers as JSON; - is standard output.")
     ] = None,
 ) -> None:
     """Show a profile's operators: sizes, times, noise, their share of the roofline, and where nothing was measured."""
@@ -174,8 +159,7 @@ def check(
     ] = 0.05,
     seed: Annotated[int, typer.Option(min=0, help="Of the intervals.")] = 0,
     json_: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write all numbers as JSON; - is standard output."),
+        str | None, typer.Option("--json", metavar="FILE", help="Write all numbers as JSON; - is standard output.")
     ] = None,
 ) -> None:
     """Compare a new profile with an old one and name the operators that moved, beyond what their spread explains.
@@ -214,16 +198,16 @@ def _imported(read: Callable[[], Profile], out: Path) -> None:
     started = time.perf_counter()
     profile = read()
     write_profile(profile, out)
-    took_s = time.perf_counter() - started
+    duration_s = time.perf_counter() - started
     degrees = ", ".join(map(str, profile.tensor_parallel))
-    what = f"{profile.facts.model} at TP {degrees}" if degrees else "kernels of no model"
+    what = f"{profile.metadata.model} at TP {degrees}" if degrees else "kernels of no model"
     typer.echo(
         f"{_counted(len(profile), 'point')} of {_counted(len(profile.operators), 'operator')}: {what} on "
-        f"{profile.facts.gpu}"
+        f"{profile.metadata.gpu}"
     )
-    for note in profile.facts.notes:
+    for note in profile.metadata.notes:
         typer.echo(f"  {note}")
-    typer.echo(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB) in {took_s:.1f} s")
+    typer.echo(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB) in {duration_s:.1f} s")
 
 
 def _counted(n: int, what: str) -> str:
@@ -231,12 +215,7 @@ def _counted(n: int, what: str) -> str:
 
 
 def print_profile(
-    file: Path,
-    gpu: str | None = None,
-    model: str | None = None,
-    *,
-    report: Path | None,
-    json_file: str | None,
+    file: Path, gpu: str | None = None, model: str | None = None, *, report: Path | None, json_file: str | None
 ) -> None:
     """Prints what is in a profile; writes the page and the JSON that were asked for.
 
@@ -267,16 +246,16 @@ def _write_json(file: str, text: str) -> None:
 
 
 def _print_view(view: ProfileView) -> None:
-    facts = view.profile.facts
+    metadata = view.profile.metadata
     told = {
-        "GPU": facts.gpu,
-        "model": facts.model or "none: kernels described by their shapes",
-        "engine": facts.engine,
-        "source": facts.source,
-        "measured": facts.measured,
-        "licence": facts.licence,
+        "GPU": metadata.gpu,
+        "model": metadata.model or "none: kernels described by their shapes",
+        "engine": metadata.engine,
+        "source": metadata.source,
+        "measured": metadata.measured,
+        "license": metadata.license,
     }
-    print_facts(facts.name, [(key, text) for key, text in told.items() if text], piped=_COLUMNS)
+    print_facts(metadata.name, [(key, text) for key, text in told.items() if text], piped=_COLUMNS)
     heads = ("operator", "TP", "dtype", "points", "sizes", "time", "spread", "of roofline", "best")
     print_table(
         heads,
@@ -288,21 +267,19 @@ def _print_view(view: ProfileView) -> None:
     out = console(_COLUMNS)
     for text, who in _gaps(view).items():
         out.print(f"no points at {text}: {', '.join(who)}")
-    for note in (*facts.notes, *_no_roofline(view)):
+    for note in (*metadata.notes, *_no_roofline(view)):
         out.print(f"note: {note}")
 
 
 def _no_roofline(view: ProfileView) -> list[str]:
     """Why no row has a share of a roofline, and what gives it one; nothing where some have."""
-    facts = view.profile.facts
+    metadata = view.profile.metadata
     if any(one.best for one in view.operators):
         return []
     if view.work is None:
-        return [f"no roofline: the catalog has no GPU {facts.gpu!r}; give it (--gpu NAME or FILE.toml)"]
-    if facts.model:
-        return [
-            f"no roofline: the catalog has no model {facts.model!r}; give it (--model NAME or config.json)"
-        ]
+        return [f"no roofline: the catalog has no GPU {metadata.gpu!r}; give it (--gpu NAME or FILE.toml)"]
+    if metadata.model:
+        return [f"no roofline: the catalog has no model {metadata.model!r}; give it (--model NAME or config.json)"]
     return []
 
 
@@ -343,16 +320,16 @@ def compare_profiles(new: Path, old: Path, *, tolerance: float, seed: int, json_
         _write_json(json_file, check_json(found))
     if not to_stdout:
         _print_check(found, new, old)
-    return bool(found.moved)
+    return bool(found.changed)
 
 
 def _print_check(found: ProfileCheck, new: Path, old: Path) -> None:
-    shown = found.moved or sorted(found.rows, key=lambda row: -abs(row.ratio - 1))[:5]
+    shown = found.changed or sorted(found.rows, key=lambda row: -abs(row.ratio - 1))[:5]
     heads = ("operator", "TP", "dtype", "sizes", "points", "new / old", "from", "to")
-    print_table(heads, [_moved(row) for row in shown], wraps=(), drops=("dtype",))
+    print_table(heads, [_changed(row) for row in shown], wraps=(), drops=("dtype",))
     compared = sum(row.points for row in found.rows)
-    if found.moved:
-        names = ", ".join(dict.fromkeys(row.operator for row in found.moved))
+    if found.changed:
+        names = ", ".join(dict.fromkeys(row.operator for row in found.changed))
         typer.echo(f"moved by more than {100 * found.tolerance:g} %: {names}")
     else:
         typer.echo(f"nothing moved by more than {100 * found.tolerance:g} %; above are the farthest")
@@ -365,15 +342,8 @@ def _print_check(found: ProfileCheck, new: Path, old: Path) -> None:
         typer.echo(f"note: {note}")
 
 
-def _moved(row: Moved) -> list[str]:
+def _changed(row: Moved) -> list[str]:
     low, high = row.sizes
     sizes = f"{row.region}: {low:,} to {high:,} {row.unit}" if low != high else f"{low:,} {row.unit}"
     numbers = (f"{value:.3f}" for value in (row.ratio, row.low, row.high))
-    return [
-        row.operator,
-        str(row.tp) if row.tp else "-",
-        row.dtype or "-",
-        sizes,
-        f"{row.points:,}",
-        *numbers,
-    ]
+    return [row.operator, str(row.tp) if row.tp else "-", row.dtype or "-", sizes, f"{row.points:,}", *numbers]

@@ -27,15 +27,12 @@ def run(
     model: Annotated[str, typer.Option(help="A catalog name or a Hugging Face config.json.")],
     gpu: Annotated[str, typer.Option(help="A catalog name or a TOML file of one GPU.")],
     node: Annotated[str | None, typer.Option(help="What joins the GPUs; default: a usual machine.")] = None,
-    tp: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tensor-parallel degree; repeatable. Default 1.")
-    ] = None,
+    tp: Annotated[list[int] | None, typer.Option(min=1, help="Tensor-parallel degree; repeatable. Default 1.")] = None,
     estimator: Annotated[
         str, typer.Option(help="auto, all (the forest, too), physics, linear, monotone, tables or forest.")
     ] = "auto",
     backend: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Whose kernels, of several measured: a name or a part of it."),
+        str, typer.Option(metavar="NAME", help="Whose kernels, of several measured: a name or a part of it.")
     ] = "",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences of the largest step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the largest step.")] = 2048,
@@ -78,22 +75,22 @@ def _file(out: Path | None, degree: int, *, several: bool) -> Path | None:
     return out.with_name(f"{out.stem}-tp{degree}{out.suffix}")
 
 
-_REGIONS = ("inside", "small", "medium", "large", "beyond")
+_REGIONS = ("inside", "small", "medium", "large", "out_of_range")
 _HELD_OUT = "errors on held-out points, median (95th percentile)"
 _WHERE = ", of where they were measured"
 _COARSE = 0.02
 """Percentages from here on are told without a digit after the point."""
 
-Fitted = Mapping[int, tuple[CostTables, FitReport]]
+FitResult = Mapping[int, tuple[CostTables, FitReport]]
 
 
-def show(fitted: Fitted, files: Mapping[int, Path | None], *, as_json: bool) -> None:
+def show(fit_result: FitResult, files: Mapping[int, Path | None], *, as_json: bool) -> None:
     """Prints each degree's report, as tables or as one JSON object."""
     if as_json:
-        told = [_told(degree, *pair, files[degree]) for degree, pair in fitted.items()]
+        told = [_report(degree, *pair, files[degree]) for degree, pair in fit_result.items()]
         typer.echo(json.dumps({"fits": told}, indent=2, allow_nan=False))
         return
-    for degree, (tables, report) in fitted.items():
+    for degree, (tables, report) in fit_result.items():
         _show_one(degree, tables, report)
         path = files[degree]
         if path is not None:
@@ -116,9 +113,7 @@ def _print_compared(title: str, report: FitReport) -> None:
     picked = dict(report.picked)
     table = Table(title=title, title_justify="left")
     for column in ("operator", "estimator", "points", *_REGIONS):
-        table.add_column(
-            column, justify="left" if column in ("operator", "estimator") else "right", no_wrap=True
-        )
+        table.add_column(column, justify="left" if column in ("operator", "estimator") else "right", no_wrap=True)
     last = ""
     for (operator, estimator), regions in _rows(report).items():
         mark = "*" if picked.get(operator) == estimator else " "
@@ -138,9 +133,7 @@ def _lines(tables: CostTables, report: FitReport) -> list[str]:
     errors = ", ".join(f"{error.part} {error.log_sd:.1%}" for error in tables.errors)
     lines.append(f"one standard deviation of each part as a whole: {errors}")
     known = {name: largest for name, largest in asdict(tables.reach).items() if largest is not None}
-    lines.append(
-        f"measured up to: {', '.join(f'{most:,} {name}' for name, most in known.items()) or 'unknown'}"
-    )
+    lines.append(f"measured up to: {', '.join(f'{most:,} {name}' for name, most in known.items()) or 'unknown'}")
     return lines
 
 
@@ -158,7 +151,7 @@ def _cell(fit: Any) -> str:
     return f"{fit.median_error:.1%} ({fit.p95_error:.{digits}%})"
 
 
-def _told(degree: int, tables: CostTables, report: FitReport, path: Path | None) -> dict[str, Any]:
+def _report(degree: int, tables: CostTables, report: FitReport, path: Path | None) -> dict[str, Any]:
     return {
         "tp": degree,
         "file": str(path) if path else None,

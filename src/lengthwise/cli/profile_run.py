@@ -17,13 +17,7 @@ from lengthwise import catalog
 from lengthwise.cli.outputs import require_writable
 from lengthwise.cli.tables import print_table
 from lengthwise.cost.profiles import write_profile
-from lengthwise.measure.operators import (
-    Measurement,
-    OperatorLine,
-    device_kind,
-    measure_operators,
-    require_measurable,
-)
+from lengthwise.measure.operators import Measurement, OperatorLine, device_kind, measure_operators, require_measurable
 from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
@@ -38,9 +32,7 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 def run(
     *,
-    model: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="A model of the catalog, or its config.json.")
-    ],
+    model: Annotated[str, typer.Option(metavar="NAME|FILE", help="A model of the catalog, or its config.json.")],
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where there is one.")] = "auto",
     dtype: Annotated[
         str, typer.Option(help="bfloat16, float16, float32; auto: float32 on a CPU, the model's on a GPU.")
@@ -76,9 +68,7 @@ def _degrees(text: str) -> tuple[int, ...]:
     except ValueError:
         degrees = ()
     if not degrees or min(degrees) < 1:
-        raise InputError(
-            f"--tp must be whole numbers from 1, with commas between, such as 1,2,4; it is {text!r}"
-        )
+        raise InputError(f"--tp must be whole numbers from 1, with commas between, such as 1,2,4; it is {text!r}")
     return degrees
 
 
@@ -115,9 +105,7 @@ def measure_device(
     require_writable([target])
     points = _points_file(target, resume=resume)
     with keeping(points), _shown(budget_s, quiet=quiet) as progress:
-        measured = measure_operators(
-            spec, **asked, budget_s=budget_s, resume=points, progress=progress, **settings
-        )
+        measured = measure_operators(spec, **asked, budget_s=budget_s, resume=points, progress=progress, **settings)
     write_profile(measured.profile, target)
     _print(measured, target)
     if measured.lost:
@@ -168,11 +156,11 @@ def _has_points(points: Path) -> bool:
 
 
 def _print(measured: Measurement, target: Path) -> None:
-    facts = measured.profile.facts
-    typer.echo(f"{facts.name}: {len(measured.profile)} rows, {facts.engine}")
+    metadata = measured.profile.metadata
+    typer.echo(f"{metadata.name}: {len(measured.profile)} rows, {metadata.engine}")
     print_table(_COLUMNS, [_row(line) for line in measured.lines], drops=("spread",))
     _print_error(measured.lines)
-    for note in facts.notes:
+    for note in metadata.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"wrote {target}; look at it with: lengthwise profile show {target}")
 
@@ -189,12 +177,7 @@ def _print_error(lines: Sequence[OperatorLine]) -> None:
 
 def _row(line: OperatorLine) -> list[str]:
     tp = str(line.tp) if line.tp else "-"
-    return [
-        line.operator,
-        tp,
-        str(line.points),
-        *(_percent(x) for x in (line.spread, line.error, line.share)),
-    ]
+    return [line.operator, tp, str(line.points), *(_percent(x) for x in (line.spread, line.error, line.share))]
 
 
 def _percent(value: float) -> str:

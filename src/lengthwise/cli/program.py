@@ -110,8 +110,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(desired: bool) -> None:
+    if desired:
         from importlib.metadata import version
 
         typer.echo(f"lengthwise {version('lengthwise')}")

@@ -19,11 +19,11 @@ from lengthwise.schema.records import SIMULATED, Measured, shape_facts
 from lengthwise.usecases.simulate import Outcome
 
 
-def show(asked: Scenario, results: list[Result]) -> None:
+def show(requested: Scenario, results: list[Result]) -> None:
     """Prints the question and the table of answers."""
     out = console()
-    if asked.description:
-        out.print(asked.description, style="dim")
+    if requested.description:
+        out.print(requested.description, style="dim")
     out.print(report.table(results))
     for costs in {id(r.deployment.cost): r.deployment.cost for r in results if r.deployment}.values():
         if costs.fit or costs.source.startswith("profile "):
@@ -42,7 +42,7 @@ def results_of(outcomes: list[Outcome]) -> list[Result]:
             scenario_text=o.variant.scenario.to_toml(),
             summaries=o.summaries,
             notes=o.notes,
-            beyond=o.beyond,
+            out_of_range=o.out_of_range,
             model_draws=o.model_draws,
         )
         for o in outcomes
@@ -63,10 +63,7 @@ def timelines(path: Path | None, names: list[str]) -> dict[str, Path]:
 def write(results: list[Result], json: Path | None, html: Path | None, traces: dict[str, Path]) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
     written = write_answers(
-        json,
-        html,
-        lambda path: report.write_json(path, results),
-        lambda path: report.write_html(path, results),
+        json, html, lambda path: report.write_json(path, results), lambda path: report.write_html(path, results)
     )
     for result in results:
         if result.name in traces:
@@ -127,7 +124,7 @@ def write_simulated(outcomes: Sequence[Outcome], files: dict[str, Path]) -> list
 def simulated(outcome: Outcome) -> Measured:
     """The first seed's run with its requests and the scenario that it came from."""
     variant = outcome.variant
-    facts = {
+    metadata = {
         "scenario": variant.scenario.to_toml(),
         "deployment": {
             **plain(deployment_facts(variant.deployment)),
@@ -135,7 +132,7 @@ def simulated(outcome: Outcome) -> Measured:
         },
         "warmup_s": variant.scenario.run.warmup_s,
     }
-    return Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, facts)
+    return Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
 
 
 def read_named(paths: Sequence[Path]) -> list[Measured]:
@@ -150,9 +147,7 @@ def read_named(paths: Sequence[Path]) -> list[Measured]:
     if len(set(names)) < len(set(paths)):
         names = [str(path) for path in paths]
     runs = [_read(path) for path in paths]
-    return [
-        replace(run, records=replace(run.records, name=name)) for run, name in zip(runs, names, strict=True)
-    ]
+    return [replace(run, records=replace(run.records, name=name)) for run, name in zip(runs, names, strict=True)]
 
 
 def _read(path: Path) -> Measured:

@@ -29,23 +29,17 @@ def run(
         str | None, typer.Option(metavar="QUANTILE", help="Of the outputs that the bound is for: p99.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs; default: as the scenario has.")] = None,
-    strategy: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Among which: rra,waa-c,waa-m.")
-    ] = None,
+    strategy: Annotated[str | None, typer.Option(metavar="NAMES", help="Among which: rra,waa-c,waa-m.")] = None,
     baselines: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES", help="Other systems to hold it against: all, or vllm-v1,orca; simulated."
-        ),
+        typer.Option(metavar="NAMES", help="Other systems to hold it against: all, or vllm-v1,orca; simulated."),
     ] = None,
     expected: Annotated[
         bool, typer.Option("--expected", help="Hold the bound in the mean, not in the worst case.")
     ] = False,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE", help="Resize encodings: prompts and decode batch stay so near their means."
-        ),
+        typer.Option(metavar="SHARE", help="Resize encodings: prompts and decode batch stay so near their means."),
     ] = None,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Look at every schedule, to check the search.")
@@ -57,12 +51,9 @@ def run(
     cost: CostSource = None,
     report: HtmlReport = None,
     deploy: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write what runs it: engines, gateway, plan, how to check it."),
+        Path | None, typer.Option(metavar="DIR", help="Write what runs it: engines, gateway, plan, how to check it.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Let --deploy replace files that are in its folder.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let --deploy replace files that are in its folder.")] = False,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:

@@ -56,20 +56,17 @@ def given(
     return [*changes, "schedule.worst_case=false"] if expected else changes
 
 
-def show_schedule(plan: SchedulePlan, asked: Scenario) -> None:
+def show_schedule(plan: SchedulePlan, requested: Scenario) -> None:
     """Prints the answer, the runner-ups, the frontier's kinks and what drift would do."""
     out = console()
-    if asked.description:
-        out.print(asked.description, style="dim")
-    out.print("; ".join(plan.facts.values()), style="dim")
-    for sentence in sentences(plan):
-        out.print(sentence)
+    if requested.description:
+        out.print(requested.description, style="dim")
+    out.print("; ".join(plan.metadata.values()), style="dim")
+    for line in sentences(plan):
+        out.print(line)
     out.print()
     print_table(
-        SIDE_HEADS,
-        map(side_cells, plan.sides),
-        wraps=("best seen", "why not"),
-        drops=("at most", "worst case"),
+        SIDE_HEADS, map(side_cells, plan.sides), wraps=("best seen", "why not"), drops=("at most", "worst case")
     )
     if plan.spreads:
         out.print("\nHow sure the chosen schedule is:")
@@ -78,9 +75,9 @@ def show_schedule(plan: SchedulePlan, asked: Scenario) -> None:
         out.print("\nOther systems on the same GPUs:")
         rows = (other_cells(other, plan.chosen) for other in plan.others)
         print_table(OTHER_HEADS, rows, wraps=("best that meets the bound",), drops=("95 %", "latency"))
-    if plan.kinks:
+    if plan.breakpoints:
         out.print("\nBest by bound:")
-    for kink in plan.kinks:
+    for kink in plan.breakpoints:
         out.print(f"  from {kink.bound_s:.3g} s  {kink.words}")
     out.print("\nIf outputs drift and the schedule stays:")
     print_table(
@@ -101,18 +98,15 @@ def show_schedule(plan: SchedulePlan, asked: Scenario) -> None:
 def write_schedule(plan: SchedulePlan, json: Path | None, html: Path | None) -> list[Path]:
     """Writes the files that were asked for, each whole or not at all, and returns them."""
     return write_answers(
-        json,
-        html,
-        lambda path: write_schedule_json(path, plan),
-        lambda path: write_schedule_html(path, plan),
+        json, html, lambda path: write_schedule_json(path, plan), lambda path: write_schedule_html(path, plan)
     )
 
 
-def deploy(asked: Scenario, plan: SchedulePlan, folder: Path, *, silent: bool) -> list[Path]:
+def deploy(requested: Scenario, plan: SchedulePlan, folder: Path, *, silent: bool) -> list[Path]:
     """Writes what runs the plan, and says where that is another schedule; returns the folder."""
-    made = schedule_launch.write_schedule_launch(asked, plan, folder)
+    made = schedule_launch.write_schedule_launch(requested, plan, folder)
     if not silent:
-        console().print(f"\n{made.said}")
+        console().print(f"\n{made.message}")
     return [folder]
 
 
@@ -159,13 +153,13 @@ def terms(storage: str, horizon: str, margin: float | None) -> Terms:
     return Terms(storage, horizon_s, margin)
 
 
-def show_adaptation(told: Watched) -> None:
+def show_adaptation(report: Watched) -> None:
     """Prints what was watched and what came of it."""
     out = console()
-    for sentence in watched_said(told):
-        out.print(sentence)
+    for line in watched_said(report):
+        out.print(line)
 
 
-def write_adaptation(told: Watched, json: Path | None) -> list[Path]:
+def write_adaptation(report: Watched, json: Path | None) -> list[Path]:
     """Writes the file that was asked for, or prints it for "-"; returns it."""
-    return write_answers(json, None, lambda path: write_watched_json(path, told), lambda _: None)
+    return write_answers(json, None, lambda path: write_watched_json(path, report), lambda _: None)

@@ -22,7 +22,7 @@ from lengthwise.config import Scenario
 from lengthwise.gateway.replanning import News
 from lengthwise.gateway.telemetry import as_dict
 from lengthwise.report.schedule_text import tokens_said
-from lengthwise.schedule import Watch
+from lengthwise.schedule import Monitor
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases import schedule_run
@@ -50,14 +50,11 @@ def run(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
     *,
     engine: Annotated[
-        list[str],
-        typer.Option(metavar="URL", help="An engine that keeps the schedule; of WAA a router; repeatable."),
+        list[str], typer.Option(metavar="URL", help="An engine that keeps the schedule; of WAA a router; repeatable.")
     ],
     schedule: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PLAN.json", help="What schedule --json wrote; default: the scenario is planned."
-        ),
+        typer.Option(metavar="PLAN.json", help="What schedule --json wrote; default: the scenario is planned."),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Default: as the scenario has, or enough phases to count.")
@@ -78,36 +75,28 @@ def run(
     latency_bound: Annotated[
         str | None, typer.Option(metavar="TIME", help="Latency that must be held: 5s; inf: none.")
     ] = None,
-    strategy: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Among which it is planned: rra.")
-    ] = None,
+    strategy: Annotated[str | None, typer.Option(metavar="NAMES", help="Among which it is planned: rra.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: schedule.gpus=8; repeatable."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of requests and prompts; default: the scenario's.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of requests and prompts; default: the scenario's.")] = None,
     workload: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|NAME", help="Play these instead: a trace, or draws of a preset."),
+        str | None, typer.Option(metavar="FILE|NAME", help="Play these instead: a trace, or draws of a preset.")
     ] = None,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Follow the lengths that are served: plan anew when they moved.")
     ] = False,
-    false_alarms: Annotated[
+    false_positive_rate: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE", help="With --adapt: probability of ever an alarm if lengths stay; 0.01."
-        ),
+        typer.Option(metavar="SHARE", help="With --adapt: probability of ever an alarm if lengths stay; 0.01."),
     ] = None,
     storage: Annotated[
         str | None,
         typer.Option(metavar="PLACE", help="With --adapt: where other layouts would load from: dram or ssd."),
     ] = None,
     horizon: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="With --adapt: how long new lengths are taken to last; 1h."),
+        str | None, typer.Option(metavar="TIME", help="With --adapt: how long new lengths are taken to last; 1h.")
     ] = None,
     admin_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Show metrics and the admin page there meanwhile.")
@@ -116,8 +105,7 @@ def run(
         str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Of the engines.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write records, requests, phases and the outcome there."),
+        Path | None, typer.Option(metavar="DIR", help="Write records, requests, phases and the outcome there.")
     ] = None,
     json: JsonFile = None,
     quiet: Quiet = False,
@@ -147,7 +135,7 @@ def run(
     outputs.require_answers(json, None, inputs=asked.files)
     if out is not None:
         outputs.require_folder(out)
-    how = asked_for(adapt=adapt, false_alarms=false_alarms, storage=storage, horizon=horizon)
+    how = asked_for(adapt=adapt, false_positive_rate=false_positive_rate, storage=storage, horizon=horizon)
     options.tell(asked.notes, quiet=quiet)
     planned = schedule_plan.planned_run(asked, schedule, threshold=threshold)
     if not quiet and json != outputs.STDOUT:
@@ -155,9 +143,7 @@ def run(
     chosen_seed = asked.run.seed if seed is None else seed
     live = requests_of(asked, planned, len(engine), workload, requests, chosen_seed)
     load = schedule_run.ScheduleLoad(concurrency, request_rate, chosen_seed)
-    played = play(
-        asked, engine, planned, live, load, follow=how, api_key=api_key, admin_port=admin_port, quiet=quiet
-    )
+    played = play(asked, engine, planned, live, load, follow=how, api_key=api_key, admin_port=admin_port, quiet=quiet)
     if not quiet and json != outputs.STDOUT:
         show(played)
     written = write(played, json, out)
@@ -173,9 +159,7 @@ _OF_THE_PLAN = tuple(
 )
 
 
-def require_no_rival(
-    latency_bound: str | None, strategy: str | None, set_: list[str] | None, *, planned: bool
-) -> None:
+def require_no_rival(latency_bound: str | None, strategy: str | None, set_: list[str] | None, *, planned: bool) -> None:
     """Nothing, unless a plan is read and told what only planning takes.
 
     Raises:
@@ -192,7 +176,7 @@ def require_no_rival(
 
 
 def asked_for(
-    *, adapt: bool, false_alarms: float | None, storage: str | None, horizon: str | None
+    *, adapt: bool, false_positive_rate: float | None, storage: str | None, horizon: str | None
 ) -> Follow | None:
     """How lengths are to be followed; None: they are not.
 
@@ -200,18 +184,18 @@ def asked_for(
         InputError: An option is out of its range.
         BadParameter: One goes with --adapt, which is not there.
     """
-    given = {"--false-alarms": false_alarms, "--storage": storage, "--horizon": horizon}
+    given = {"--false-alarms": false_positive_rate, "--storage": storage, "--horizon": horizon}
     for name, value in given.items():
         if value is not None and not adapt:
             raise typer.BadParameter("goes with --adapt", param_hint=name)
     if not adapt:
         return None
-    watch = Watch() if false_alarms is None else Watch(false_alarms)
+    watch = Monitor() if false_positive_rate is None else Monitor(false_positive_rate)
     return Follow(watch, schedule_results.terms(storage or "dram", horizon or "1h", None))
 
 
 def requests_of(
-    asked: Scenario, planned: PlannedRun, engines: int, workload: str | None, number: int | None, seed: int
+    requested: Scenario, planned: PlannedRun, engines: int, workload: str | None, number: int | None, seed: int
 ) -> Workload:
     """The requests to play: the scenario's, or others; of a preset so many are drawn, a trace is played whole.
 
@@ -219,12 +203,12 @@ def requests_of(
         InputError: They cannot be read.
     """
     if workload is None:
-        return schedule_run.schedule_requests(asked, planned, engines, seed)
+        return schedule_run.schedule_requests(requested, planned, engines, seed)
     return workload_summary.opened(workload, None, number or MOST, seed)
 
 
 def play(
-    asked: Scenario,
+    requested: Scenario,
     engines: Sequence[str],
     planned: PlannedRun,
     workload: Workload,
@@ -242,14 +226,14 @@ def play(
     """
     with _log(follow is not None and not quiet), bench_results.progress(quiet=quiet) as told:
         return schedule_run.run_schedule(
-            asked, engines, planned, workload, load=replace(load, told=told), follow=follow, api_key=api_key,
-            admin_port=admin_port, on_admin=_nothing if quiet else _tell_admin,
+            requested, engines, planned, workload, load=replace(load, report=told), follow=follow, api_key=api_key,
+            admin_port=admin_port, on_admin=_empty if quiet else _tell_admin,
         )  # fmt: skip
 
 
-def end(played: ScheduleRun) -> None:
+def end(simulated: ScheduleRun) -> None:
     """Ends the program as the run ended: an error where no request finished."""
-    bench_results.end(played.measured, None)
+    bench_results.end(simulated.measured, None)
 
 
 def _log(shown: bool) -> AbstractContextManager[None]:
@@ -261,7 +245,7 @@ def _tell_admin(port: int) -> None:
     console().print(f"admin page at http://127.0.0.1:{port}/, metrics at /metrics", style="dim")
 
 
-def _nothing(_: int) -> None:
+def _empty(_: int) -> None:
     """Says nothing."""
 
 
@@ -284,24 +268,24 @@ def show_plan(planned: PlannedRun, engines: int) -> None:
         return
     out.print(f"Keeping {planned.row.words} on {on} ({planned.source})")
     resized = "" if phases.threshold is None else f", encodings resized within {100 * phases.threshold:g} %"
-    out.print(f"at most {phases.most_in_flight} requests at an engine{resized}", style="dim")
+    out.print(f"at most {phases.max_in_flight} requests at an engine{resized}", style="dim")
 
 
-def show(played: ScheduleRun) -> None:
+def show(simulated: ScheduleRun) -> None:
     """Prints what was observed beside the plan, whether the bound held, and what is to be doubted."""
-    out, outcome, planned = console(), played.outcome, played.planned
-    for sentence in followed_said(played):
-        out.print(sentence)
+    out, outcome, planned = console(), simulated.outcome, simulated.planned
+    for line in followed_said(simulated):
+        out.print(line)
     print_table(_HEADS, [_cells(one) for one in outcome.seen])
     if planned.phases is not None:
         _show_ends(outcome)
-    out.print(verdict(planned, outcome))
-    for doubt in doubts(planned, played):
+    out.print(decision(planned, outcome))
+    for doubt in warnings(planned, simulated):
         out.print(f"doubt: {doubt}", style="dim")
 
 
 def _show_ends(outcome: ScheduleOutcome) -> None:
-    ends = ", ".join(f"{count} {_ENDS[why]}" for why, count in outcome.ended.items())
+    ends = ", ".join(f"{count} {_ENDS[why]}" for why, count in outcome.completed.items())
     console().print(
         f"{outcome.phases} of {outcome.all_phases} phases count (the queue full, batches filled); all ended "
         f"{ends or 'none'}",
@@ -309,65 +293,63 @@ def _show_ends(outcome: ScheduleOutcome) -> None:
     )
 
 
-def followed_said(played: ScheduleRun) -> list[str]:
+def followed_said(simulated: ScheduleRun) -> list[str]:
     """What came of following lengths, in sentences; [] where they were not followed."""
-    now = played.followed
+    now = simulated.followed
     if now is None:
         return []
     watched = f"Lengths of {now.observed:,} requests were watched"
-    if not played.news:
-        alarm = f" {1 / now.false_alarms:,.0f}" if math.isfinite(now.false_alarms) else ""
-        still = (
-            f"they did not move as far as can be told; evidence {now.evidence:.3g} of the{alarm} of an alarm"
-        )
+    if not simulated.news:
+        alarm = f" {1 / now.false_positive_rate:,.0f}" if math.isfinite(now.false_positive_rate) else ""
+        still = f"they did not move as far as can be told; evidence {now.evidence:.3g} of the{alarm} of an alarm"
         return [f"{watched}: {still}."]
-    said = [sentence for _, one in played.news for sentence in one.said]
-    kept = f"{watched}. Below is what came of {played.planned.row.words}, which was kept last, since it was planned."
+    said = [line for _, one in simulated.news for line in one.message]
+    kept = f"{watched}. Below is what came of {simulated.planned.row.words}, which was kept last, since it was planned."
     return [*said, kept]
 
 
-def doubts(planned: PlannedRun, played: ScheduleRun) -> list[str]:
+def warnings(planned: PlannedRun, simulated: ScheduleRun) -> list[str]:
     """What speaks against the numbers: the client's doubts, and phases that were longer than the schedule's."""
-    found, steps = list(played.measured.doubts), planned.row.decode_steps
+    found, steps = list(simulated.measured.warnings), planned.row.decode_steps
     if planned.phases is None:
-        return found + split_doubts(played)
-    seen = {one.name: one.value for one in played.outcome.seen}["decode iterations, N_D"]
+        return found + split_doubts(simulated)
+    seen = {one.name: one.value for one in simulated.outcome.seen}["decode iterations, N_D"]
     if seen > 1.1 * steps + 1:
         found.append(
             f"phases had {seen:.3g} iterations in the mean, not {steps}: requests were lacking (--concurrency), or "
             "this machine was too busy to follow the engines' tokens"
         )
-    if any(math.isnan(one.low) for one in played.outcome.seen):
+    if any(math.isnan(one.low) for one in simulated.outcome.seen):
         found.append(
-            f"where there is no interval, too few phases count: {played.outcome.phases}, and it takes {FEWEST_PHASES} "
-            f"of each engine; play more requests (--requests {requests_to_count(planned.row, played.engines)})"
+            f"where there is no interval, too few phases count: {simulated.outcome.phases}, and it takes {FEWEST_PHASES} "
+            f"of each engine; play more requests (--requests {requests_to_count(planned.row, simulated.engines)})"
         )
     return found
 
 
-def split_doubts(played: ScheduleRun) -> list[str]:
+def split_doubts(simulated: ScheduleRun) -> list[str]:
     """What speaks against the numbers of a split schedule."""
-    found, most = [], played.engines * split_in_flight(played.planned.row)
-    under_way = played.outcome.seen[0].value
+    found, most = [], simulated.engines * split_in_flight(simulated.planned.row)
+    under_way = simulated.outcome.seen[0].value
     if under_way < 0.9 * most:
         found.append(
             f"{under_way:.3g} requests were under way in the mean, of {most} that the schedule has: requests were "
             "lacking (--concurrency, --requests), or latency is shorter than planned"
         )
-    if any(math.isnan(one.low) for one in played.outcome.seen):
+    if any(math.isnan(one.low) for one in simulated.outcome.seen):
         found.append(
-            f"where there is no interval, too few requests count: {played.outcome.requests}; play more "
-            f"(--requests {split_requests(played.planned.row, played.engines)})"
+            f"where there is no interval, too few requests count: {simulated.outcome.requests}; play more "
+            f"(--requests {split_requests(simulated.planned.row, simulated.engines)})"
         )
     return found
 
 
-def verdict(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
+def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     """Whether the bound held, in a sentence."""
     if math.isinf(planned.bound_s):
         return "There was no bound to hold."
     bound = f"the bound of {planned.bound_s:g} s"
-    if outcome.held is None:
+    if outcome.satisfied is None:
         return f"Whether {bound} held is not known: no request was served with a full queue. Play more (--requests)."
     latency = outcome.seen[-1]
     end = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
@@ -376,37 +358,37 @@ def verdict(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
         f"{tokens_said(planned.bound_tokens)} is for, were served within {latency.value:.3g} s "
         f"[{latency.low:.3g} to {end}]"
     )
-    doubt = "" if outcome.sure else ", but the interval reaches beyond it: play more (--requests) to be sure"
-    return f"{bound[0].upper()}{bound[1:]} {'held' if outcome.held else 'did not hold'}: {said}{doubt}."
+    doubt = "" if outcome.significant else ", but the interval reaches beyond it: play more (--requests) to be sure"
+    return f"{bound[0].upper()}{bound[1:]} {'satisfied' if outcome.satisfied else 'did not hold'}: {said}{doubt}."
 
 
-def as_json(played: ScheduleRun) -> dict[str, Any]:
+def as_json(simulated: ScheduleRun) -> dict[str, Any]:
     """All of it under stable keys; what is infinite or not known is null."""
-    outcome, planned, followed = played.outcome, played.planned, played.followed
+    outcome, planned, followed = simulated.outcome, simulated.planned, simulated.followed
     told = {
         "format": "lengthwise.schedule-run",
         "version": VERSION,
-        "answer": verdict(planned, outcome),
+        "answer": decision(planned, outcome),
         "schedule": dataclasses.asdict(planned.row),
         "phases": None if planned.phases is None else dataclasses.asdict(planned.phases),
         "bound_tokens": planned.bound_tokens,
         "share": planned.share,
         "source": planned.source,
         "outcome": dataclasses.asdict(outcome),
-        "doubts": doubts(planned, played),
+        "warnings": warnings(planned, simulated),
         "followed": None if followed is None else dataclasses.asdict(followed),
-        "news": [_told(at_s, one) for at_s, one in played.news],
+        "news": [_report(at_s, one) for at_s, one in simulated.news],
     }
     plain: dict[str, Any] = _plain(told)
     return plain
 
 
-def _told(at_s: float, news: News) -> dict[str, Any]:
+def _report(at_s: float, news: News) -> dict[str, Any]:
     """What came of lengths that moved, without what only programs can use."""
     more = news.more.adaptation if isinstance(news.more, Adapted) else None
     return {
         "at_s": at_s,
-        "said": news.said,
+        "message": news.message,
         "failed": news.failed,
         "schedule": news.schedule,
         "phases": None if news.phases is None else dataclasses.asdict(news.phases),
@@ -414,22 +396,22 @@ def _told(at_s: float, news: News) -> dict[str, Any]:
     }
 
 
-def write(played: ScheduleRun, json: Path | None, out: Path | None) -> list[Path]:
+def write(simulated: ScheduleRun, json: Path | None, out: Path | None) -> list[Path]:
     """Writes what was asked for and returns the files."""
-    text = json_format.dumps(as_json(played), indent=2, ensure_ascii=False) + "\n"
+    text = json_format.dumps(as_json(simulated), indent=2, ensure_ascii=False) + "\n"
     written = write_answers(json, None, lambda path: write_whole(path, text.encode()), lambda _: None)
     if out is None:
         return written
     out.mkdir(parents=True, exist_ok=True)
     lines = {
-        "phases.jsonl": [dataclasses.asdict(phase) for phase in played.phases],
-        "requests.jsonl": [as_dict(row) for row in played.rows],
+        "phases.jsonl": [dataclasses.asdict(phase) for phase in simulated.phases],
+        "requests.jsonl": [as_dict(row) for row in simulated.rows],
     }
     for name, rows in lines.items():
         whole = "".join(json_format.dumps(_plain(one)) + "\n" for one in rows)
         write_whole(out / name, whole.encode())
     write_whole(out / "outcome.json", text.encode())
-    measure.write_records(played.measured, out / "records.parquet")
+    measure.write_records(simulated.measured, out / "records.parquet")
     return [*written, *(out / name for name in (*lines, "outcome.json", "records.parquet"))]
 
 

@@ -28,24 +28,15 @@ def run(
     format_: Annotated[
         str | None, typer.Option("--format", help="The trace's format; without it, it is detected.")
     ] = None,
-    false_alarms: Annotated[
+    false_positive_rate: Annotated[
         float, typer.Option(metavar="SHARE", help="Probability of ever an alarm if lengths never change.")
     ] = 0.01,
-    least_requests: Annotated[
-        int, typer.Option(min=1, help="Requests since a change before it is acted on.")
-    ] = 100,
-    every: Annotated[
-        int, typer.Option(min=1, help="Test one request in so many, where neighbours are alike.")
-    ] = 1,
-    storage: Annotated[
-        str, typer.Option(metavar="PLACE", help="Where weights are loaded from: dram or ssd.")
-    ] = "dram",
-    horizon: Annotated[
-        str, typer.Option(metavar="TIME", help="How long new lengths are taken to last.")
-    ] = "1h",
+    min_requests: Annotated[int, typer.Option(min=1, help="Requests since a change before it is acted on.")] = 100,
+    every: Annotated[int, typer.Option(min=1, help="Test one request in so many, where neighbours are alike.")] = 1,
+    storage: Annotated[str, typer.Option(metavar="PLACE", help="Where weights are loaded from: dram or ssd.")] = "dram",
+    horizon: Annotated[str, typer.Option(metavar="TIME", help="How long new lengths are taken to last.")] = "1h",
     margin: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Tighten the bound by this; default: after the drift seen."),
+        float | None, typer.Option(metavar="SHARE", help="Tighten the bound by this; default: after the drift seen.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
     set_: Annotated[
@@ -66,7 +57,7 @@ def run(
 
     asked = config.load(scenario, options.overrides(set_, cost))
     outputs.require_answers(json, None, inputs=asked.files)
-    watch = schedule.Watch(false_alarms, least_requests, every, seed)
+    watch = schedule.Monitor(false_positive_rate, min_requests, every, seed)
     terms = schedule_results.terms(storage, horizon, margin)
     live = schedule_results.live_of(records, workload, format_, seed)
     options.tell(asked.notes, quiet=quiet)

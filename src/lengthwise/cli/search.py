@@ -29,9 +29,7 @@ Examples:
 
 
 def run(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")
-    ],
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")],
     *,
     set_: Annotated[
         list[str] | None,
@@ -39,9 +37,7 @@ def run(
     ] = None,
     cost: CostSource = None,
     top: Annotated[int | None, typer.Option(min=1, help="Configurations to rank exactly: 10.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Evaluations at a time; default: one a CPU.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Evaluations at a time; default: one a CPU.")] = None,
     processes: Annotated[
         bool, typer.Option("--processes", help="Use processes, not threads: faster from about 8 CPUs on.")
     ] = False,
@@ -50,14 +46,11 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Keep every evaluation in this folder, and repeat none that is there."
-        ),
+        typer.Option(metavar="DIR", help="Keep every evaluation in this folder, and repeat none that is there."),
     ] = None,
     report: HtmlReport = None,
     deploy: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write what to run: vLLM, SGLang, Kubernetes, a load test."),
+        Path | None, typer.Option(metavar="DIR", help="Write what to run: vLLM, SGLang, Kubernetes, a load test.")
     ] = None,
     deploy_top: Annotated[int, typer.Option(min=1, help="So many of the best go to --deploy.")] = 1,
     json: JsonFile = None,
@@ -74,8 +67,8 @@ def run(
         outputs.require_folder(deploy)
     options.tell(asked.notes, quiet=quiet)
     workers = search_workers(jobs, processes=processes, ray=ray)
-    with workers as crew, store(resume) as kept, search_progress(quiet=quiet) as progress:
-        study = search.plan(asked, crew, store=kept, progress=progress)
+    with workers as worker_pool, store(resume) as kept, search_progress(quiet=quiet) as progress:
+        study = search.plan(asked, worker_pool, store=kept, progress=progress)
     if not quiet and json != outputs.STDOUT:
         show(study, asked)
     written = write(study, json, report)
@@ -123,13 +116,7 @@ def _bars() -> Iterator[Progress]:
 
     from lengthwise.cli.progress import RateColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        RateColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
 
@@ -142,12 +129,12 @@ def _bars() -> Iterator[Progress]:
         yield advance
 
 
-def show(study: Study, asked: Scenario) -> None:
+def show(study: Study, requested: Scenario) -> None:
     """Prints the question and the ranked answers."""
     out = console()
-    if asked.description:
-        out.print(asked.description, style="dim")
-    out.print(report.search_table(study, top=asked.search.top if asked.search else 10))
+    if requested.description:
+        out.print(requested.description, style="dim")
+    out.print(report.search_table(study, top=requested.search.top if requested.search else 10))
 
 
 def write(study: Study, json: Path | None, html: Path | None) -> list[Path]:

@@ -42,13 +42,10 @@ class LogLevel(StrEnum):
 
 def run(
     context: typer.Context,
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A .toml or .yaml file of a gateway.")
-    ] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A .toml or .yaml file of a gateway.")] = None,
     *,
     engine: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="An engine, besides those of CONFIG; repeatable."),
+        list[str] | None, typer.Option(metavar="URL", help="An engine, besides those of CONFIG; repeatable.")
     ] = None,
     mode: Annotated[
         str | None,
@@ -66,17 +63,12 @@ def run(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Change a setting: order.max_wait_s=30; repeatable."
-        ),
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: order.max_wait_s=30; repeatable."),
     ] = None,
     journal: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a line about every request to this file; no prompts."),
+        Path | None, typer.Option(metavar="FILE", help="Write a line about every request to this file; no prompts.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Print all settings as they would hold, and end.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print all settings as they would hold, and end.")] = False,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -90,21 +82,17 @@ def run(
     demo: Annotated[
         bool,
         typer.Option(
-            "--demo",
-            help="Run two engines on this machine, FCFS against ISRTF on the same load, a minute, and end.",
+            "--demo", help="Run two engines on this machine, FCFS against ISRTF on the same load, a minute, and end."
         ),
     ] = False,
     engine_python: Annotated[
         str | None,
         typer.Option(
-            metavar="PYTHON",
-            help="With --demo: interpreter with vLLM for CPUs; emulated: none; else looked for.",
+            metavar="PYTHON", help="With --demo: interpreter with vLLM for CPUs; emulated: none; else looked for."
         ),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least weight of what is logged.")] = LogLevel.INFO,
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="Log JSON lines, and nothing else is printed.")
-    ] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines, and nothing else is printed.")] = False,
     log_requests: Annotated[
         bool, typer.Option("--log-requests", help="Log every request; no prompts, no keys.")
     ] = False,
@@ -182,9 +170,7 @@ def show_settings(settings: GatewaySettings) -> None:
         typer.echo(f"warning: {text}", err=True)
 
 
-def look_back(
-    journal: Path, config: Path | None, overrides: list[str], json: Path | None, *, quiet: bool
-) -> None:
+def look_back(journal: Path, config: Path | None, overrides: list[str], json: Path | None, *, quiet: bool) -> None:
     """Prints what length-aware order would have gained on a journal's traffic."""
     from lengthwise import config as config_module
     from lengthwise.gateway import observe
@@ -198,9 +184,7 @@ def look_back(
         typer.echo(observe.text_report(found))
     if json is not None:
         text = texts.dumps(observe.as_json(found), indent=2) + "\n"
-        written = outputs.write_answers(
-            json, None, lambda path: write_whole(path, text.encode()), lambda _: None
-        )
+        written = outputs.write_answers(json, None, lambda path: write_whole(path, text.encode()), lambda _: None)
         if not quiet:
             outputs.tell(written)
 
@@ -212,7 +196,7 @@ def greeter(*, quiet: bool, as_log: bool) -> Callable[[Gateway], Awaitable[None]
         workers = gateway.fleet.workers()
         minded = notices(gateway.config) + await engine_notices(workers, gateway.config.order.mode)
         if as_log:
-            _log.info("started", extra=facts(gateway, workers))
+            _log.info("started", extra=metadata(gateway, workers))
         elif not quiet:
             typer.echo("\n".join(_page(gateway, workers)))
         for text in minded:
@@ -221,14 +205,14 @@ def greeter(*, quiet: bool, as_log: bool) -> Callable[[Gateway], Awaitable[None]
     return greet
 
 
-def facts(gateway: Gateway, workers: Iterable[Worker]) -> dict[str, Any]:
+def metadata(gateway: Gateway, workers: Iterable[Worker]) -> dict[str, Any]:
     """A start in fields."""
     order = gateway.config.order
     return {
         "port": gateway.port,
         "admin_port": gateway.admin_port,
         "mode": order.mode,
-        "predictor": gateway.config.forecasting.predictor,
+        "predictor": gateway.config.prediction.predictor,
         "engines": {worker.name: worker.kind for worker in workers},
     }
 
@@ -237,7 +221,7 @@ def _page(gateway: Gateway, workers: Iterable[Worker]) -> list[str]:
     config = gateway.config
     base = _address(config, config.listen.host, gateway.port)
     lines = [f"lengthwise serve: {_order(config)}", ""]
-    lines.append(f"clients  {base}/v1  ({_who(config)})")
+    lines.append(f"clients  {base}/v1  ({_owner(config)})")
     if gateway.admin_port is not None:
         admin = f"http://{_named(config.listen.admin_host)}:{gateway.admin_port}"
         lines.append(f"admin    {admin}/  metrics at {admin}/metrics")
@@ -256,16 +240,16 @@ def _order(config: GatewayConfig) -> str:
         told += f", rank {order.rank}"
     bound = f"first in line after {order.max_wait_s:g} s"
     longest = "no bound on waiting" if math.isinf(order.max_wait_s) else bound
-    return f"{told}, predictor {config.forecasting.predictor}, {longest}"
+    return f"{told}, predictor {config.prediction.predictor}, {longest}"
 
 
-def _who(config: GatewayConfig) -> str:
+def _owner(config: GatewayConfig) -> str:
     count = len(config.keys)
     return f"{count} key{'s' if count > 1 else ''}" if count else "no key needed"
 
 
 def _engine(worker: Worker, now_s: float) -> str:
-    models = ", ".join(worker.abilities.models) or "no model known"
+    models = ", ".join(worker.capabilities.models) or "no model known"
     trouble = worker.trouble(now_s)
     return f"engine   {worker.name}  {worker.kind or 'unknown'}  {models}  {trouble or 'up'}"
 
@@ -275,10 +259,7 @@ def _try(config: GatewayConfig, base: str, models: Iterable[str]) -> list[str]:
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     key = "-H 'Authorization: Bearer YOUR_KEY' " if config.keys else ""
     quoted = texts.dumps(body).replace("'", "'\\''")
-    return [
-        "try it",
-        f"  curl {base}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{quoted}'",
-    ]
+    return ["try it", f"  curl {base}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{quoted}'"]
 
 
 def _address(config: GatewayConfig, host: str, port: int) -> str:

@@ -24,9 +24,7 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=8; repeatable."),
     ] = None,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this variant of the scenario.")
-    ] = None,
+    variant: Annotated[str | None, typer.Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repetitions; the table shows a 95 % interval over them.")
@@ -63,9 +61,7 @@ def run(
     variants = config.build(asked)
     options.tell(asked.notes, quiet=quiet)
     with _progress.shown(quiet=quiet) as progress:
-        outcomes = simulate.run(
-            asked, variants=variants, jobs=jobs, progress=progress, every_step=timeline is not None
-        )
+        outcomes = simulate.run(asked, variants=variants, jobs=jobs, progress=progress, every_step=timeline is not None)
     results = _results.results_of(outcomes)
     if not quiet:
         _results.tell_of_replays(variants, asked.run.seeds)

@@ -52,9 +52,7 @@ def print_table(
         more = max(0, min(spare, max(len(row[at]) for row in rows) - least[name])) if name in wrapping else 0
         spare -= more
         side: JustifyMethod = "right" if name in numeric else "left"
-        table.add_column(
-            name, justify=side, overflow="fold", no_wrap=name not in wrapping, width=least[name] + more
-        )
+        table.add_column(name, justify=side, overflow="fold", no_wrap=name not in wrapping, width=least[name] + more)
     for row in rows:
         table.add_row(*(row[at] for at in kept))
     out.print(table)
@@ -65,9 +63,7 @@ def print_table(
 def _least_width(cells: Sequence[str], *, wraps: bool) -> int:
     """What a column needs: its longest cell, or the longest word where it may be broken between words."""
     whole = max(map(len, cells))
-    return (
-        max(min(whole, _LEAST), *(len(word) for cell in cells for word in cell.split())) if wraps else whole
-    )
+    return max(min(whole, _LEAST), *(len(word) for cell in cells for word in cell.split())) if wraps else whole
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -85,12 +81,12 @@ def _dropped(least: dict[str, int], drops: Sequence[str], width: int) -> list[st
     return dropped
 
 
-def print_facts(title: str, facts: Iterable[tuple[str, str]], *, piped: int | None = None) -> None:
+def print_facts(title: str, metadata: Iterable[tuple[str, str]], *, piped: int | None = None) -> None:
     """Prints a title and what is known, a line each; what is empty is left out."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for key, value in facts:
+    for key, value in metadata:
         if value:
             table.add_row(key, value)
     out = console(piped)

@@ -36,12 +36,9 @@ app = typer.Typer(
 )
 
 Uniform = Annotated[
-    tuple[float, float] | None,
-    typer.Option(metavar="LOW HIGH", help="Service times uniform between two, seconds."),
+    tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Service times uniform between two, seconds.")
 ]
-Exponential = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Service times exponential, 1 / mean seconds.")
-]
+Exponential = Annotated[float | None, typer.Option(metavar="RATE", help="Service times exponential, 1 / mean seconds.")]
 Lengths = Annotated[
     str | None,
     typer.Option(
@@ -53,8 +50,7 @@ TokenTime = Annotated[float, typer.Option(metavar="SECONDS", help="With --length
 FixedTime = Annotated[float, typer.Option(metavar="SECONDS", help="With --lengths: of a request.")]
 Report = Annotated[Path | None, typer.Option(help="Write a self-contained HTML report to this file.")]
 Json = Annotated[
-    Path | None,
-    typer.Option(help="Write all numbers to this file; -: to standard output, without the table."),
+    Path | None, typer.Option(help="Write all numbers to this file; -: to standard output, without the table.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
 
@@ -81,9 +77,7 @@ def multibin(
         list[str] | None,
         typer.Option(metavar="K=SHARE", help="Right bins of a predictor at K bins: 4=0.63; repeatable."),
     ] = None,
-    requests: Annotated[
-        int, typer.Option(min=0, help="Requests a simulated run; 0 simulates nothing.")
-    ] = 20_000,
+    requests: Annotated[int, typer.Option(min=0, help="Requests a simulated run; 0 simulates nothing.")] = 20_000,
     seeds: Annotated[int, typer.Option(min=1, help="Simulated runs.")] = 5,
     report: Report = None,
     json: Json = None,
@@ -93,7 +87,7 @@ def multibin(
     from lengthwise import theory
 
     require(report, json)
-    times, facts = service_times(uniform, exponential, lengths, token_time, fixed_time)
+    times, metadata = service_times(uniform, exponential, lengths, token_time, fixed_time)
     study = theory.multibin_study(
         times,
         batch,
@@ -106,8 +100,8 @@ def multibin(
         requests=requests,
         seeds=seeds,
         curves=report is not None,
-        facts=[
-            *facts,
+        metadata=[
+            *metadata,
             f"batches of {batch}",
             f"{boundaries} boundaries",
             *wrong(error, accuracy),
@@ -129,14 +123,10 @@ def queue(
     lengths: Lengths = None,
     token_time: TokenTime = 0.02,
     fixed_time: FixedTime = 0.0,
-    error: Annotated[
-        float, typer.Option(help="Of the predictor: standard deviation of ln(predicted / true).")
-    ] = 0.5,
+    error: Annotated[float, typer.Option(help="Of the predictor: standard deviation of ln(predicted / true).")] = 0.5,
     pairs: Annotated[
         Path | None,
-        typer.Option(
-            help="A predictor's own answers instead: true and predicted tokens, two numbers a line."
-        ),
+        typer.Option(help="A predictor's own answers instead: true and predicted tokens, two numbers a line."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the errors' order.")] = 0,
     report: Report = None,
@@ -151,10 +141,10 @@ def queue(
     if own is not None:
         alone("--pairs", uniform, exponential, lengths)
         times: theory.ServiceTimes = theory.SampledTimes(own[0])
-        facts = [f"{len(own[0]):,} predictions of {pairs}"]
+        metadata = [f"{len(own[0]):,} predictions of {pairs}"]
     else:
-        times, facts = service_times(uniform, exponential, lengths, token_time, fixed_time)
-        facts = [*facts, f"prediction error {error:g}"]
+        times, metadata = service_times(uniform, exponential, lengths, token_time, fixed_time)
+        metadata = [*metadata, f"prediction error {error:g}"]
     study = theory.queue_study(
         times,
         loads(load),
@@ -162,7 +152,7 @@ def queue(
         slots=slots,
         pairs=own,
         seed=seed,
-        facts=[*facts, "1 slot" if slots == 1 else f"{slots} slots"],
+        metadata=[*metadata, "1 slot" if slots == 1 else f"{slots} slots"],
     )
     tell(study, report=report, json=json, quiet=quiet)
 
@@ -178,9 +168,7 @@ POINTS = 10
 
 def require(report: Path | None, json: Path | None) -> None:
     """Raises InputError where what was asked for could not be written."""
-    outputs.require_writable(
-        [path for path in (json if json != outputs.STDOUT else None, report) if path is not None]
-    )
+    outputs.require_writable([path for path in (json if json != outputs.STDOUT else None, report) if path is not None])
     if report is not None:
         outputs.require_plotly()
 
@@ -221,9 +209,7 @@ def pairs_of(path: Path | None, token_time: float, fixed_time: float) -> tuple[F
         return None
     table = _numbers(path)
     if table.shape[1] != 2:
-        raise InputError(
-            f"{path} must hold true and predicted tokens, two numbers a line; it holds {table.shape[1]}"
-        )
+        raise InputError(f"{path} must hold true and predicted tokens, two numbers a line; it holds {table.shape[1]}")
     if not (np.isfinite(table).all() and (table[:, 0] > 0).all() and (table[:, 1] >= 0).all()):
         raise InputError(f"{path} must hold finite tokens, true ones above 0 and predicted ones at least 0")
     return _seconds(table[:, 0], token_time, fixed_time), _seconds(table[:, 1], token_time, fixed_time)
@@ -234,9 +220,7 @@ def whole_numbers(option: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(
-            f"{option} takes whole numbers between commas, such as 1,2,4; it is {text!r}"
-        ) from None
+        raise InputError(f"{option} takes whole numbers between commas, such as 1,2,4; it is {text!r}") from None
 
 
 def loads(text: str) -> list[float]:
@@ -291,21 +275,19 @@ def tell(study: MultiBinStudy | QueueStudy, *, report: Path | None, json: Path |
 
 def _show(study: MultiBinStudy | QueueStudy) -> None:
     out = console()
-    out.print(", ".join(study.facts), style="dim", highlight=False)
+    out.print(", ".join(study.metadata), style="dim", highlight=False)
     if isinstance(study, MultiBinStudy):
         _show_bins(study)
     else:
         _show_queue(study)
-    for sentence in answers(study):
-        out.print(sentence, highlight=False)
+    for line in answers(study):
+        out.print(line, highlight=False)
 
 
 def _show_bins(study: MultiBinStudy) -> None:
     timed, simulated = math.isfinite(study.rate_rps), not math.isnan(study.rows[0].simulated_rps.value)
     heads = ["bins", "batch s", "requests/s"] + ["simulated"] * simulated
-    heads += (
-        ["gain", "of capacity"] + ["latency s (no queue)"] * timed + ["simulated s"] * (timed and simulated)
-    )
+    heads += ["gain", "of capacity"] + ["latency s (no queue)"] * timed + ["simulated s"] * (timed and simulated)
     rows = []
     for row in study.rows:
         cells = [str(row.bins), f"{row.batch_s:.4g}", f"{row.throughput_rps:.4g}"]
@@ -314,23 +296,14 @@ def _show_bins(study: MultiBinStudy) -> None:
             f"{100 * (row.throughput_rps / study.one_bin_rps - 1):.1f} %",
             f"{100 * row.throughput_rps / study.capacity_rps:.1f} %",
         ]
-        waits = [f"{row.latency_s:.4g}"] * timed + [_estimate(row.simulated_latency_s)] * (
-            timed and simulated
-        )
+        waits = [f"{row.latency_s:.4g}"] * timed + [_estimate(row.simulated_latency_s)] * (timed and simulated)
         cells += [UNKNOWN] * len(waits) if study.overloads(row) else waits
         rows.append([*cells, cuts_text(row.cuts_s)])
     print_table([*heads, "boundaries s"], rows, drops=("boundaries s", "batch s"))
 
 
 def _show_queue(study: QueueStudy) -> None:
-    heads = [
-        "load",
-        *(f"{label}" for label in theory.ORDERS.values()),
-        "gap",
-        "kept",
-        "slowdown FCFS",
-        "SRPT",
-    ]
+    heads = ["load", *(f"{label}" for label in theory.ORDERS.values()), "gap", "retained", "slowdown FCFS", "SRPT"]
     rows = []
     for i, load in enumerate(study.loads):
         here = {name: sojourns[i] for name, sojourns in study.orders.items()}

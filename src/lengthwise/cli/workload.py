@@ -12,9 +12,7 @@ Examples:
   lengthwise workload show trace.csv --format azure
 """
 
-app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Look at traces and presets.", epilog=EXAMPLES
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at traces and presets.", epilog=EXAMPLES)
 
 
 @app.callback()
@@ -24,9 +22,7 @@ def _workload() -> None:
 
 @app.command(epilog=EXAMPLES)
 def show(
-    source: Annotated[
-        str, typer.Argument(metavar="FILE|NAME", help="A trace or log, or the name of a preset.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A trace or log, or the name of a preset.")],
     *,
     format_: Annotated[
         str | None, typer.Option("--format", help="The trace's format; without it, it is detected.")

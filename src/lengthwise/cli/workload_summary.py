@@ -33,12 +33,12 @@ def opened(source: str, form: str | None, num_requests: int, seed: int) -> Workl
 def show(workload: Workload) -> None:
     """Prints counts, rates, quantiles and sketches."""
     d = w.describe(workload)
-    print_facts(d.name or "workload", _facts(d))
+    print_facts(d.name or "workload", _metadata(d))
     columns = ("tokens", "mean", "sd", "min", *_SHOWN, "max")
     print_table(columns, [_row("prompt", d.prompt), _row("output", d.output)], drops=("p5", "p25", "sd"))
 
 
-def _facts(d: w.Description) -> list[tuple[str, str]]:
+def _metadata(d: w.Description) -> list[tuple[str, str]]:
     open_loop = d.rate_rps is not None
     return [
         ("requests", f"{d.requests:,}"),

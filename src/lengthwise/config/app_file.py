@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lengthwise import catalog, workload
-from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, Told
+from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows, read_batch, read_rows
 from lengthwise.apps.launch.local import Loaded, Patience
 from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
@@ -86,10 +86,7 @@ class Maker:
         most = section.engine.max_step_seqs
         if most == "per_stage":
             self.problems.append(
-                Problem(
-                    ("models", name, "engine", "max_step_seqs"),
-                    "must be a number: plans differ in their stages",
-                )
+                Problem(("models", name, "engine", "max_step_seqs"), "must be a number: plans differ in their stages")
             )
             most = None
         with self.at("models", name, "host"):
@@ -124,16 +121,12 @@ class Maker:
                 return _seen(self.file(seen.file), seen) if seen else None
             return None
         if isinstance(given, Mapping) and "kind" not in given:
-            self.problems.append(
-                Problem(path, "must have a kind, or file and column of lengths that were seen")
-            )
+            self.problems.append(Problem(path, "must have a kind, or file and column of lengths that were seen"))
             return None
         table = given if isinstance(given, Mapping) else {"kind": "fixed", "tokens": int(given)}
         before = len(self.problems)
         section = self.section({"output": table}, LengthSection, *path)
-        self.problems[before:] = [
-            Problem((*path, *p.path[len(path) + 1 :]), p.text) for p in self.problems[before:]
-        ]
+        self.problems[before:] = [Problem((*path, *p.path[len(path) + 1 :]), p.text) for p in self.problems[before:]]
         return section.output.build() if section else None
 
     def _cost(self, name: str, given: str) -> str:
@@ -168,9 +161,7 @@ class Maker:
             return Call(
                 name=name,
                 model=tuple(asked) if isinstance(asked, list) else asked,
-                prompt=tuple((one.role, one.content) for one in section.messages or ())
-                if prompt is None
-                else prompt,
+                prompt=tuple((one.role, one.content) for one in section.messages or ()) if prompt is None else prompt,
                 system=section.system,
                 sampling=_sampling(section),
                 api=section.api,
@@ -183,7 +174,7 @@ class Maker:
                 ),
                 when=section.when,
                 when_share=section.when_share,
-                told=Told(section.prompt_tokens, section.known_tokens, section.longest_tokens),
+                report=Report(section.prompt_tokens, section.known_tokens, section.longest_tokens),
             )
         return None
 
@@ -203,7 +194,7 @@ class Maker:
                 served=own.served,
                 command=run.command if own.command is None else own.command,
                 environment={**run.environment, **(own.environment or {})},
-                seats=own.seats or run.seats,
+                max_num_seqs=own.max_num_seqs or run.max_num_seqs,
                 max_model_len=model.max_model_len,
                 sleeps=run.sleeps if own.sleeps is None else own.sleeps,
                 body=own.body,
@@ -236,9 +227,7 @@ def _seen(path: Path, section: SeenSection) -> workload.Marginal:
     tokens = [_number(path, section.column, row, at) for at, row in enumerate(rows, 1)]
     if section.weights is None:
         return workload.Empirical(tokens)
-    return workload.Empirical(
-        tokens, [_number(path, section.weights, row, at) for at, row in enumerate(rows, 1)]
-    )
+    return workload.Empirical(tokens, [_number(path, section.weights, row, at) for at, row in enumerate(rows, 1)])
 
 
 def _number(path: Path, column: str, row: Mapping[str, Any], at: int) -> float:
@@ -271,7 +260,7 @@ class AppRun:
     Attributes:
         launcher: One of LAUNCHERS.
         settings: How patient it is.
-        patience: How long engines may take.
+        timeouts: How long engines may take.
         store: Place of the ledger; None: in the run's folder.
         urls: Addresses of engines that others started, by the models' numbers.
         true_lengths: Of simulated engines, by the models' numbers: so many times as long as planned.
@@ -279,7 +268,7 @@ class AppRun:
 
     launcher: str = "local"
     settings: Settings = field(default_factory=Settings)
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Patience = field(default_factory=Patience)
     store: str | None = None
     urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     true_lengths: Mapping[int, float] = field(default_factory=dict)
@@ -330,9 +319,7 @@ def load_app(path: Path | str, sets: Sequence[str] = ()) -> AppFile:
     return _checked(read(path, _WHAT), str(path), path.parent, sets, (path,))
 
 
-def loads_app(
-    text: str, *, suffix: str = ".toml", folder: Path | str = ".", sets: Sequence[str] = ()
-) -> AppFile:
+def loads_app(text: str, *, suffix: str = ".toml", folder: Path | str = ".", sets: Sequence[str] = ()) -> AppFile:
     """The application of a text; raises as ``load_app`` does."""
     return _checked(parse(text, suffix, _WHAT, _WHAT), _WHAT, Path(folder), sets, ())
 
@@ -361,9 +348,7 @@ def _checked(raw: Table, source: str, folder: Path, sets: Sequence[str], files: 
 def _in_order(table: Table, before: Table) -> Table:
     """The same with keys in the order in which they stood before, new ones last: it is the models' and calls' own."""
     keys = [*(key for key in before if key in table), *(key for key in table if key not in before)]
-    return {
-        key: _in_order(table[key], before[key]) if _both(table, before, key) else table[key] for key in keys
-    }
+    return {key: _in_order(table[key], before[key]) if _both(table, before, key) else table[key] for key in keys}
 
 
 def _both(table: Table, before: Table, key: str) -> bool:
@@ -410,12 +395,10 @@ class _Made:
     def _app(self, models: Sequence[Model]) -> tuple[App, Rows] | None:
         maker, tables = self.maker, self.tables
         calls = [
-            maker.call(name, section)
-            for name, section in maker.sections(tables.calls, CallSection, "calls").items()
+            maker.call(name, section) for name, section in maker.sections(tables.calls, CallSection, "calls").items()
         ]
         loops = [
-            maker.loop(name, section)
-            for name, section in maker.sections(tables.loops, LoopSection, "loops").items()
+            maker.loop(name, section) for name, section in maker.sections(tables.loops, LoopSection, "loops").items()
         ]
         rows = None
         with maker.at("inputs"):
@@ -467,7 +450,7 @@ class _Made:
                 )
             )
         with self.maker.at("run"):
-            return AppRun(run.launcher, _settings(run), _patience(run), self._store(run.store), urls, times)
+            return AppRun(run.launcher, _settings(run), _timeout(run), self._store(run.store), urls, times)
         return None
 
     def _store(self, store: str | None) -> str | None:
@@ -486,13 +469,13 @@ def _settings(run: RunTable) -> Settings:
         save_s=run.save,
         linger_s=run.linger,
         engine_failures=run.engine_failures,
-        engine_deaths=run.engine_deaths,
+        max_engine_failures=run.max_engine_failures,
         seed=run.seed,
         replans=run.replans,
     )
 
 
-def _patience(run: RunTable) -> Patience:
+def _timeout(run: RunTable) -> Patience:
     return Patience(ready_s=run.ready, stall_s=run.stall, request_s=run.request)
 
 

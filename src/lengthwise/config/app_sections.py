@@ -111,7 +111,7 @@ class CallSection(Section):
     longest_tokens: str = ""
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _complete(self) -> Self:
         if (self.model is None) is (self.model_from is None):
             raise ValueError("give one of: model, model_from")
         if (self.prompt is None) is (self.messages is None):
@@ -147,7 +147,7 @@ class EngineTable(Section):
     command: str | None = None
     environment: dict[str, str] | None = None
     served: str = ""
-    seats: Count | None = None
+    max_num_seqs: Count | None = None
     sleeps: bool | None = None
     urls: list[Text] = Field(default_factory=list)
     body: dict[str, Any] = Field(default_factory=dict)
@@ -155,7 +155,7 @@ class EngineTable(Section):
 
 
 class RunTable(Section):
-    """How it is run. ``command``, ``environment``, ``seats`` and ``sleeps`` hold for all models.
+    """How it is run. ``command``, ``environment``, ``max_num_seqs`` and ``sleeps`` hold for all models.
 
     [run.engines.NAME] of one says its own, and where its engines are if others started them (``urls``).
     ``store``: where the ledger is, if not in the run's folder: a file, or ``postgresql://...`` for several
@@ -167,7 +167,7 @@ class RunTable(Section):
     store: Text | None = None
     command: str = ""
     environment: dict[str, str] = Field(default_factory=dict)
-    seats: Count = 256
+    max_num_seqs: Count = 256
     sleeps: bool = False
     engines: dict[str, Any] = Field(default_factory=dict)
     max_attempts: Count = _DEFAULTS.max_attempts
@@ -177,7 +177,7 @@ class RunTable(Section):
     save: Seconds = _DEFAULTS.save_s
     linger: Wait = _DEFAULTS.linger_s
     engine_failures: Count = _DEFAULTS.engine_failures
-    engine_deaths: Count = _DEFAULTS.engine_deaths
+    max_engine_failures: Count = _DEFAULTS.max_engine_failures
     seed: Annotated[int, Field(ge=0)] = 0
     replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans
     ready: Seconds = 600.0
@@ -227,9 +227,7 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
     kinds = [gpu for gpu in catalog.gpus().values() if catalog.default_node(gpu, node.gpus).name == node.name]
     if len(kinds) != 1:
         ways = " or ".join(f"{node.gpus}x{gpu.name}@{node.name}" for gpu in kinds)
-        raise InputError(
-            f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}"
-        )
+        raise InputError(f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}")
     return Machine(kinds[0], node, node.gpus)
 
 

@@ -21,7 +21,7 @@ from lengthwise.gateway import config as told
 from lengthwise.gateway.config import GatewayConfig, Key, check_ports, refuse_split
 from lengthwise.schema.errors import InputError
 
-Whole = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Rate = Annotated[NotNan, Field(ge=0)]
 Kind = Literal["auto", "vllm", "sglang", "llama.cpp", "tgi", "transformers", "openai"]
@@ -74,7 +74,7 @@ class FoundSection(Section):
     kind: Kind = "auto"
     api_key_env: Text | None = None
     api_key_file: Text | None = None
-    in_flight: Whole | None = None
+    in_flight: PositiveInt | None = None
     tls: TlsSection | None = None
     probe: bool = _ENGINE.probe
     generation_defaults: GenerationDefaults = "unknown"
@@ -117,7 +117,7 @@ class OrderSection(Section):
     mode: Annotated[Mode, BeforeValidator(_no_split)] = "isrtf"
     rank: Text | None = None
     takeover: Text = _ORDER.takeover
-    window_tokens: Whole = _ORDER.window_tokens
+    window_tokens: PositiveInt = _ORDER.window_tokens
     max_wait_s: Wait = _ORDER.max_wait_s
     max_preemptions: Annotated[int, Field(ge=0)] = _ORDER.max_preemptions
     cuts_per_s: Rate = _ORDER.cuts_per_s
@@ -129,8 +129,8 @@ class OrderSection(Section):
 class AdmissionSection(Section):
     """What may wait."""
 
-    max_queued: Whole = _ADMISSION.max_queued
-    max_queued_bytes: Whole = _ADMISSION.max_queued_bytes
+    max_queued: PositiveInt = _ADMISSION.max_queued
+    max_queued_bytes: PositiveInt = _ADMISSION.max_queued_bytes
     max_predicted_wait_s: Wait = _ADMISSION.max_predicted_wait_s
     no_engine_s: Wait = _ADMISSION.no_engine_s
 
@@ -138,20 +138,20 @@ class AdmissionSection(Section):
 class PhasesSection(Section):
     """The schedule of phases that every engine keeps in mode rra, as `lengthwise schedule` tells it."""
 
-    encode_batch: Whole
-    decode_steps: Whole
+    encode_batch: PositiveInt
+    decode_steps: PositiveInt
     decode_batch: _Mean | None = None
     mean_prompt_tokens: _Mean | None = None
     threshold: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
-    most_in_flight: Whole | None = None
+    max_in_flight: PositiveInt | None = None
 
 
 class DispatchSection(Section):
     """How many requests an engine is given, and which engine gets one."""
 
-    start: Whole = _DISPATCH.start
-    least: Whole = _DISPATCH.least
-    most: Whole = _DISPATCH.most
+    start: PositiveInt = _DISPATCH.start
+    least: PositiveInt = _DISPATCH.least
+    most: PositiveInt = _DISPATCH.most
     kv_high: Share = _DISPATCH.kv_high
     adapt_every_s: Seconds = _DISPATCH.adapt_every_s
     affinity: Annotated[NotNan, Field(ge=0, le=1)] = _DISPATCH.affinity
@@ -167,7 +167,7 @@ class ForecastingSection(Section):
     deadline_s: _Above = _FORECASTING.deadline_s
     inline_below_s: Wait = _FORECASTING.inline_below_s
     learn: bool = _FORECASTING.learn
-    learn_every: Whole = _FORECASTING.learn_every
+    learn_every: PositiveInt = _FORECASTING.learn_every
 
 
 class KeySection(Section):
@@ -180,25 +180,25 @@ class KeySection(Section):
     models: list[Text] = Field(default_factory=list)
     priority: int = _KEY.priority
     rate_rps: Rate = _KEY.rate_rps
-    burst: Whole = _KEY.burst
-    concurrency: Whole | None = None
+    burst: PositiveInt = _KEY.burst
+    concurrency: PositiveInt | None = None
 
 
 class LimitsSection(Section):
     """What the edge takes in."""
 
-    body_bytes: Whole = _LIMITS.body_bytes
-    depth: Whole = _LIMITS.depth
-    n: Whole = _LIMITS.n
-    max_tokens: Whole = _LIMITS.max_tokens
-    header_bytes: Whole = _LIMITS.header_bytes
-    headers: Whole = _LIMITS.headers
-    connections: Whole = _LIMITS.connections
+    body_bytes: PositiveInt = _LIMITS.body_bytes
+    depth: PositiveInt = _LIMITS.depth
+    n: PositiveInt = _LIMITS.n
+    max_tokens: PositiveInt = _LIMITS.max_tokens
+    header_bytes: PositiveInt = _LIMITS.header_bytes
+    headers: PositiveInt = _LIMITS.headers
+    connections: PositiveInt = _LIMITS.connections
     body_s: Seconds = _LIMITS.body_s
-    messages: Whole = _LIMITS.messages
+    messages: PositiveInt = _LIMITS.messages
     idle_s: Seconds = _LIMITS.idle_s
-    body_budget_bytes: Whole = _LIMITS.body_budget_bytes
-    values: Whole = _LIMITS.values
+    body_budget_bytes: PositiveInt = _LIMITS.body_budget_bytes
+    values: PositiveInt = _LIMITS.values
 
 
 class CareSection(Section):
@@ -208,11 +208,11 @@ class CareSection(Section):
     connect_s: Seconds = _CARE.connect_s
     first_byte_s: Seconds = _CARE.first_byte_s
     stall_s: Seconds = _CARE.stall_s
-    failures: Whole = _CARE.failures
+    failures: PositiveInt = _CARE.failures
     open_s: Seconds = _CARE.open_s
     retry_share: Annotated[NotNan, Field(ge=0, le=1)] = _CARE.retry_share
     drain_s: Wait = _CARE.drain_s
-    answer_bytes: Whole = _CARE.answer_bytes
+    answer_bytes: PositiveInt = _CARE.answer_bytes
     leave_s: Wait = _CARE.leave_s
 
 
@@ -225,10 +225,10 @@ class GatewayFile(Section):
     order: OrderSection = OrderSection()
     admission: AdmissionSection = AdmissionSection()
     dispatch: DispatchSection = DispatchSection()
-    forecasting: ForecastingSection = ForecastingSection()
+    prediction: ForecastingSection = ForecastingSection()
     keys: list[KeySection] = Field(default_factory=list)
     limits: LimitsSection = LimitsSection()
-    care: CareSection = CareSection()
+    resilience: CareSection = CareSection()
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -304,9 +304,7 @@ def _lines(text: str, name: str) -> Iterator[tuple[str, str]]:
         if line and not (colon and tenant):
             raise WrongKeyError("key_file", f"line {number} of {name} {_A_LINE}")
         if line and not _DIGEST.fullmatch(digest):
-            raise WrongKeyError(
-                "key_file", f"what stands behind the colon in line {number} of {name} {_A_DIGEST}"
-            )
+            raise WrongKeyError("key_file", f"what stands behind the colon in line {number} of {name} {_A_DIGEST}")
         if line:
             yield tenant, digest
     if not found:
@@ -510,11 +508,11 @@ class _Maker:
             journal=None if journal is None else str(journal),
         )
 
-    def forecasting(self, file: GatewayFile) -> told.Forecasting:
+    def prediction(self, file: GatewayFile) -> told.Forecasting:
         """The predictor, its file there."""
-        plain = file.forecasting.model_dump()
+        plain = file.prediction.model_dump()
         if plain["predictor"] not in _SHIPPED:
-            plain["predictor"] = self.file(plain["predictor"], "forecasting", "predictor")
+            plain["predictor"] = self.file(plain["predictor"], "prediction", "predictor")
         return told.Forecasting(**plain)
 
     def keys(self, file: GatewayFile) -> tuple[told.Key, ...]:
@@ -553,12 +551,12 @@ def config_of(file: GatewayFile, folder: Path) -> tuple[told.GatewayConfig | Non
         "engines": tuple(maker.engine(one, "engines", str(at)) for at, one in enumerate(file.engines)),
         "discovery": maker.discovery(file.discovery),
         "order": maker.order(file.order),
-        "forecasting": maker.forecasting(file),
+        "prediction": maker.prediction(file),
         "keys": maker.keys(file),
         "listen": maker.listen(file.listen),
     }
     parts["dispatch"] = maker.dispatch(file.dispatch)
-    for name, kind in (("admission", told.Admission), ("limits", told.Limits), ("care", told.Care)):
+    for name, kind in (("admission", told.Admission), ("limits", told.Limits), ("resilience", told.Care)):
         with maker.at(name):
             parts[name] = kind(**getattr(file, name).model_dump())
     maker.problems += _names(parts["engines"])
@@ -579,7 +577,7 @@ def _address(section: EngineSection) -> str:
 
 
 _WHAT = "gateway"
-_SHORT = {"order": "mode", "forecasting": "predictor"}
+_SHORT = {"order": "mode", "prediction": "predictor"}
 _NO_SECRETS = {
     "api_key": "a key must not stand in the file; name the variable (api_key_env) or file (api_key_file) that has it",
     "key": "a key must not stand in the file; give its sha256 (lengthwise serve --hash-key prints it), or a key_file",
@@ -656,9 +654,7 @@ def _checked(
         paths.append(tuple(key.replace("-", "_") for key in keys))
         settings = merged(settings, over)
     stem = {tuple(key.split(".")): option for key, option in (options or {}).items()}
-    stem = {
-        path: option for path, option in stem.items() if paths.count(path) == 1
-    }  # else --set had the last word
+    stem = {path: option for path, option in stem.items() if paths.count(path) == 1}  # else --set had the last word
     settings, problems = _without_secrets(_with_engines(settings, engines))
     file, found = _validated(settings)
     problems += found
@@ -696,10 +692,10 @@ def _one(name: str, value: Any) -> Any:
 
 
 def _with_engines(settings: Table, engines: Sequence[str]) -> Table:
-    listed = settings.get("engines", [])
-    if not engines or not isinstance(listed, list):
+    entries = settings.get("engines", [])
+    if not engines or not isinstance(entries, list):
         return settings
-    return settings | {"engines": [*listed, *({"url": url} for url in engines)]}
+    return settings | {"engines": [*entries, *({"url": url} for url in engines)]}
 
 
 def _without_secrets(settings: Table) -> tuple[Table, list[Problem]]:
@@ -719,9 +715,9 @@ def _without_secrets(settings: Table) -> tuple[Table, list[Problem]]:
     return out, problems
 
 
-def _stripped(value: Any, here: tuple[str, ...]) -> tuple[Any, list[Problem]]:
+def _stripped(value: Any, local: tuple[str, ...]) -> tuple[Any, list[Problem]]:
     if not isinstance(value, dict):
         return value, []
     there = [key for key in _NO_SECRETS if key in value]
     kept = {key: inner for key, inner in value.items() if key not in there}
-    return kept, [Problem((*here, key), _NO_SECRETS[key]) for key in there]
+    return kept, [Problem((*local, key), _NO_SECRETS[key]) for key in there]

@@ -179,13 +179,7 @@ _KEYS: dict[str, dict[str, str]] = {
     "predictor": {"path": "file", "window": "window_tokens"},
     "slo": {"itl": "tpot", "e2e": "jct", "e2el": "jct", "e2e_latency": "jct", "request_latency": "jct"},
     "run": {"num_seeds": "seeds", "warmup": "warmup_s", "time_limit": "time_limit_s"},
-    "search": {
-        "goal": "objective",
-        "request_rate": "rate",
-        "gpus": "max_gpus",
-        "slo": "limits",
-        "num_seeds": "seeds",
-    },
+    "search": {"goal": "objective", "request_rate": "rate", "gpus": "max_gpus", "slo": "limits", "num_seeds": "seeds"},
     "length": {"min": "low", "max": "high", "std": "sd", "stddev": "sd"},
 }
 _KINDS = {
@@ -239,51 +233,51 @@ def _undotted(raw: RawTable) -> RawTable:
     return out
 
 
-def _section(name: str, value: Any, here: tuple[str, ...], problems: list[Problem]) -> Any:
+def _section(name: str, value: Any, local: tuple[str, ...], problems: list[Problem]) -> Any:
     if name in _SHORT and isinstance(value, str):
         return {_SHORT[name]: value}
     if not isinstance(value, dict) or name not in _KEYS:
         return value
-    table = _renamed(value, _KEYS[name], here, problems)
+    table = _renamed(value, _KEYS[name], local, problems)
     if name == "slo":
-        return _slo(table, here, problems)
+        return _slo(table, local, problems)
     if name == "search":
-        return _search(table, here, problems)
+        return _search(table, local, problems)
     if name != "workload":
         return table
     for key in ("prompt", "output", "arrivals"):
         if key in table:
-            table[key] = _kind(key, table[key], (*here, key), problems)
+            table[key] = _kind(key, table[key], (*local, key), problems)
     return table
 
 
-def _search(table: RawTable, here: tuple[str, ...], problems: list[Problem]) -> RawTable:
+def _search(table: RawTable, local: tuple[str, ...], problems: list[Problem]) -> RawTable:
     """Limits and axes under their dotted names."""
     if isinstance(table.get("limits"), dict):
         table["limits"] = limit_names(table["limits"])
     if isinstance(table.get("space"), dict):
-        table["space"] = _axes(table["space"], (*here, "space"), problems)
-    if isinstance(table.get("either"), list):
-        table["either"] = [
-            _axes(own, (*here, "either", str(at)), problems) if isinstance(own, dict) else own
-            for at, own in enumerate(table["either"])
+        table["space"] = _axes(table["space"], (*local, "space"), problems)
+    if isinstance(table.get("any_of"), list):
+        table["any_of"] = [
+            _axes(own, (*local, "any_of", str(at)), problems) if isinstance(own, dict) else own
+            for at, own in enumerate(table["any_of"])
         ]
     return table
 
 
-def _axes(table: RawTable, here: tuple[str, ...], problems: list[Problem]) -> RawTable:
+def _axes(table: RawTable, local: tuple[str, ...], problems: list[Problem]) -> RawTable:
     """``tp``, ``deployment.tp`` and ``tensor_parallel`` as "deployment.tp"."""
     axes: RawTable = {}
     said: dict[str, str] = {}
     for text, values in flat(table).items():
         name = axis_name(text, _KEYS)
         if name in axes:
-            problems.append(Problem((*here, text), f"means the same as {said[name]}; keep one of them"))
+            problems.append(Problem((*local, text), f"means the same as {said[name]}; keep one of them"))
         axes[name], said[name] = values, text
     return axes
 
 
-def _kind(key: str, value: Any, here: tuple[str, ...], problems: list[Problem]) -> Any:
+def _kind(key: str, value: Any, local: tuple[str, ...], problems: list[Problem]) -> Any:
     group = "arrivals" if key == "arrivals" else "length"
     if group == "arrivals" and isinstance(value, str):
         value = {"kind": value}
@@ -291,20 +285,20 @@ def _kind(key: str, value: Any, here: tuple[str, ...], problems: list[Problem]) 
         value = {"kind": "fixed", "tokens": value}
     if not isinstance(value, dict):
         return value
-    table = _renamed(value, _KEYS.get(group, {}), here, problems)
+    table = _renamed(value, _KEYS.get(group, {}), local, problems)
     if isinstance(table.get("kind"), str):
         kind = table["kind"].lower().replace("-", "_")
         table["kind"] = _KINDS[group].get(kind, kind)
     return table
 
 
-def _slo(table: RawTable, here: tuple[str, ...], problems: list[Problem]) -> RawTable:
+def _slo(table: RawTable, local: tuple[str, ...], problems: list[Problem]) -> RawTable:
     """``ttft_ms = 200`` as ``ttft = "200ms"``."""
     spelled = {}
     names = {}
     for key, value in table.items():
         if key in ("tbt", "tbt_ms", "tbt_s"):
-            problems.append(Problem((*here, key), _NO_TBT))
+            problems.append(Problem((*local, key), _NO_TBT))
             continue
         stem, _, unit = key.rpartition("_")
         if unit in ("ms", "s") and isinstance(value, int | float):
@@ -312,19 +306,17 @@ def _slo(table: RawTable, here: tuple[str, ...], problems: list[Problem]) -> Raw
             spelled[key] = f"{value}{unit}"
         else:
             spelled[key] = value
-    return _renamed(spelled, names, here, problems)
+    return _renamed(spelled, names, local, problems)
 
 
-def _renamed(
-    raw: RawTable, names: dict[str, str], here: tuple[str, ...], problems: list[Problem]
-) -> RawTable:
+def _renamed(raw: RawTable, names: dict[str, str], local: tuple[str, ...], problems: list[Problem]) -> RawTable:
     out: RawTable = {}
     said: dict[str, str] = {}
     for key, value in raw.items():
         spelled = str(key).replace("-", "_")
         name = names.get(spelled, spelled)
         if name in out:
-            problems.append(Problem((*here, str(key)), f"means the same as {said[name]}; keep one of them"))
+            problems.append(Problem((*local, str(key)), f"means the same as {said[name]}; keep one of them"))
         out[name], said[name] = value, str(key)
     return out
 
@@ -347,13 +339,9 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
     return checked(read(path), source=str(path), folder=path.parent, overrides=overrides)
 
 
-def loads(
-    text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()
-) -> Scenario:
+def loads(text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()) -> Scenario:
     """The scenario of a text; ``folder`` is where relative paths start. Raises as ``load`` does."""
-    return checked(
-        parse(text, suffix, "scenario"), source="scenario", folder=Path(folder), overrides=overrides
-    )
+    return checked(parse(text, suffix, "scenario"), source="scenario", folder=Path(folder), overrides=overrides)
 
 
 def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -397,14 +385,14 @@ def _gave_way(text: str, keys: Sequence[str]) -> str:
     return f"--set {text.partition('=')[0].strip()} takes the place of {said}, which the scenario also gives"
 
 
-def _leaf(table: Any, said: Sequence[str]) -> Path_:
-    """The keys that ``said`` became; those that were refused on the way stay as they were said."""
+def _leaf(table: Any, message: Sequence[str]) -> Path_:
+    """The keys that ``message`` became; those that were refused on the way stay as they were said."""
     keys: list[str] = []
-    while len(keys) < len(said) and isinstance(table, dict) and table:
+    while len(keys) < len(message) and isinstance(table, dict) and table:
         key = next(iter(table))
         keys.append(key)
         table = table[key]
-    return (*keys, *said[len(keys) :])
+    return (*keys, *message[len(keys) :])
 
 
 def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
@@ -442,11 +430,7 @@ def _variants(base: Table, variants: list[Any]) -> list[Problem]:
 
 def _wholes(base: Table, variants: list[Any]) -> list[Table]:
     """The settings of each variant, or just the base's."""
-    over = [
-        {k: v for k, v in variant.items() if k in _VARIED}
-        for variant in variants
-        if isinstance(variant, dict)
-    ]
+    over = [{k: v for k, v in variant.items() if k in _VARIED} for variant in variants if isinstance(variant, dict)]
     return [merged(base, one) for one in over] or [base]
 
 

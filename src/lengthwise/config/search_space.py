@@ -20,34 +20,20 @@ SearchTable = dict[str, Any]
 
 VARIABLE = {
     f"{name}.{key}": section
-    for name, section in (
-        ("deployment", DeploymentSection),
-        ("engine", EngineSection),
-        ("scheduler", SchedulerSection),
-    )
+    for name, section in (("deployment", DeploymentSection), ("engine", EngineSection), ("scheduler", SchedulerSection))
     for key in section.model_fields
 }
 """Settings that may be an axis."""
 
-_METRICS = {
-    "itl": "tbt",
-    "e2e": "jct",
-    "e2el": "jct",
-    "delay": "queueing_delay",
-    "queueing": "queueing_delay",
-}
-_OWN = {
-    "scheduler": "scheduler.policy",
-    "batch": "engine.max_num_seqs",
-    "chunk": "engine.max_num_batched_tokens",
-}
+_METRICS = {"itl": "tbt", "e2e": "jct", "e2el": "jct", "delay": "queueing_delay", "queueing": "queueing_delay"}
+_OWN = {"scheduler": "scheduler.policy", "batch": "engine.max_num_seqs", "chunk": "engine.max_num_batched_tokens"}
 
 
-def flat(table: Mapping[str, Any], here: str = "") -> SearchTable:
+def flat(table: Mapping[str, Any], local: str = "") -> SearchTable:
     """Nested tables as one with dotted keys."""
     out: SearchTable = {}
     for key, value in table.items():
-        name = f"{here}{str(key).replace('-', '_')}"
+        name = f"{local}{str(key).replace('-', '_')}"
         if isinstance(value, dict):
             out |= flat(value, f"{name}.")
         else:
@@ -88,7 +74,7 @@ LEAST = ("goodput", "served", "requests_per_s", "output_tokens_per_s", "mfu", "m
 
 def space_of(section: Any) -> Space:
     """The axes of [search]; a single value is an axis of one."""
-    return Space(_tuples(section.space), tuple(_tuples(own) for own in section.either))
+    return Space(_tuples(section.space), tuple(_tuples(own) for own in section.any_of))
 
 
 def limits_of(section: Any) -> tuple[Limit, ...]:
@@ -102,10 +88,10 @@ def with_first_values(settings: Table) -> Table:
     if not isinstance(search, dict):
         return settings
     filled = settings
-    for axes in (search.get("space"), *_tables(search.get("either"))):
+    for axes in (search.get("space"), *_tables(search.get("any_of"))):
         for key, values in (axes or {}).items() if isinstance(axes, dict) else ():
             section, _, leaf = key.rpartition(".")
-            first = _listed(values)[:1]
+            first = _entries(values)[:1]
             if key in VARIABLE and first and key != REPLICAS and leaf not in _table(filled, section):
                 filled = merged(filled, {section: {leaf: first[0]}})
     return filled
@@ -118,23 +104,23 @@ def space_problems(settings: Table) -> list[Problem]:
         return []
     here = ("search", "space")
     found = _axis_problems(search.get("space"), here)
-    for at, own in enumerate(_tables(search.get("either"))):
-        found += _axis_problems(own, ("search", "either", str(at)))
+    for at, own in enumerate(_tables(search.get("any_of"))):
+        found += _axis_problems(own, ("search", "any_of", str(at)))
     return found + _limit_problems(search.get("limits"))
 
 
-def _axis_problems(axes: Any, here: tuple[str, ...]) -> list[Problem]:
+def _axis_problems(axes: Any, local: tuple[str, ...]) -> list[Problem]:
     if not isinstance(axes, dict):
         return []
     found: list[Problem] = []
     for key, values in axes.items():
         if key not in VARIABLE:
             hint = _nearest(key)
-            found.append(Problem((*here, key), f"is no setting that a search can vary; {hint}"))
-        elif not _listed(values):
-            found.append(Problem((*here, key), "must have at least one value; it has none"))
+            found.append(Problem((*local, key), f"is no setting that a search can vary; {hint}"))
+        elif not _entries(values):
+            found.append(Problem((*local, key), "must have at least one value; it has none"))
         else:
-            found += [p for value in _listed(values) for p in _value_problems(key, value, here)]
+            found += [p for value in _entries(values) for p in _value_problems(key, value, local)]
     return found
 
 
@@ -144,7 +130,7 @@ def _nearest(key: str) -> str:
     return f"did you mean {leaves[near[0]]}?" if near else f"it may be one of {', '.join(VARIABLE)}"
 
 
-def _value_problems(key: str, value: Any, here: tuple[str, ...]) -> list[Problem]:
+def _value_problems(key: str, value: Any, local: tuple[str, ...]) -> list[Problem]:
     """Whether a section takes the value, alone: what it asks of other keys is seen when it is built."""
     from lengthwise.config.validation import findings
 
@@ -154,7 +140,7 @@ def _value_problems(key: str, value: Any, here: tuple[str, ...]) -> list[Problem
     try:
         section.model_validate({**_REQUIRED.get(section.__name__, {}), leaf: value})
     except ValidationError as error:
-        return [Problem((*here, key), problem.text) for problem in findings(error, section)]
+        return [Problem((*local, key), problem.text) for problem in findings(error, section)]
     return []
 
 
@@ -181,10 +167,10 @@ _REQUIRED: dict[str, Table] = {"DeploymentSection": {"model": "any", "gpu": "any
 
 
 def _tuples(axes: Table) -> dict[str, tuple[Any, ...]]:
-    return {key: tuple(_listed(values)) for key, values in axes.items()}
+    return {key: tuple(_entries(values)) for key, values in axes.items()}
 
 
-def _listed(values: Any) -> list[Any]:
+def _entries(values: Any) -> list[Any]:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 

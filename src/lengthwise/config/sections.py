@@ -10,18 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from lengthwise import policy, predict
-from lengthwise.config.values import (
-    Arrivals,
-    Count,
-    Length,
-    NotNan,
-    Seconds,
-    Section,
-    Share,
-    Text,
-    Wait,
-    seconds,
-)
+from lengthwise.config.values import Arrivals, Count, Length, NotNan, Seconds, Section, Share, Text, Wait, seconds
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.schedule import SYSTEMS, Strategy
@@ -32,7 +21,7 @@ class DecodeSection(Section):
     """How what decodes apart is cut and limited, and how requests get there; the rest is as in the file.
 
     ``link``: "node" is what joins a replica of each side (inside a node where they fit into one, else its network),
-    "host" the host's memory, written and read; ``handover`` are seconds that each request's transfer takes on top.
+    "host" the host's memory, written and read; ``kv_transfer`` are seconds that each request's transfer takes on top.
     ``one_at_a_time = false``: transfers do not wait for one another.
     """
 
@@ -45,7 +34,7 @@ class DecodeSection(Section):
     max_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
     gpu_memory_utilization: Share | None = None
     link: Literal["node", "host"] = "node"
-    handover: Wait = 0.0
+    kv_transfer: Wait = 0.0
     one_at_a_time: bool = True
     batching: Text = "unified"
     memory: Text = "paged"
@@ -103,9 +92,7 @@ class WorkloadSection(Section):
         return self.trace is not None and not self._loads()
 
     def _loads(self) -> list[str]:
-        return [
-            name for name in ("request_rate", "concurrency", "arrivals") if getattr(self, name) is not None
-        ]
+        return [name for name in ("request_rate", "concurrency", "arrivals") if getattr(self, name) is not None]
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -139,9 +126,7 @@ class WorkloadSection(Section):
     @model_validator(mode="after")
     def _replay_keys(self) -> Self:
         if self.time_scale != 1.0 and not self.is_replay:
-            raise ValueError(
-                "time_scale stretches the arrivals of a replayed trace; here nothing is replayed"
-            )
+            raise ValueError("time_scale stretches the arrivals of a replayed trace; here nothing is replayed")
         if self.trace is None and (self.format is not None or self.sort):
             raise ValueError("format and sort say how to read a trace, and there is no trace")
         if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
@@ -290,19 +275,19 @@ class SearchSection(Section):
 
     ``limits`` maps metrics to bounds: ``ttft.p90 = "2s"``, ``goodput = 0.95``; with none that speaks of
     waiting, ``queueing_delay.p99 = "5s"`` is added. ``space`` maps settings to lists of values
-    (``tp = [1, 2, 4]``); each entry of ``either`` has further settings, and every configuration takes one
+    (``tp = [1, 2, 4]``); each entry of ``any_of`` has further settings, and every configuration takes one
     of the entries. ``deployment.replicas`` may be "fill": as many as ``max_gpus`` allows, or "auto": as few
     as hold the ``rate``. ``trials`` are of the strategy "bayesian".
     """
 
-    objective: Literal[
-        "requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"
-    ] = "requests_per_dollar"
+    objective: Literal["requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"] = (
+        "requests_per_dollar"
+    )
     rate: Rate | None = None
     max_gpus: Count | None = None
     limits: dict[str, Any] = Field(default_factory=dict)
     space: dict[str, Any] = Field(default_factory=dict)
-    either: list[dict[str, Any]] = Field(default_factory=list)
+    any_of: list[dict[str, Any]] = Field(default_factory=list)
     strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"
     trials: Count = 100
     top: Count = 10
@@ -338,7 +323,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "constant": ("tokens", "conditional"),
     "ecdf": ("conditional",),
     "bucket_ecdf": ("buckets", "conditional"),
-    "lognormal_error": ("sigma", "bias", "half_life_tokens", "certain"),
+    "lognormal_error": ("sigma", "bias", "half_life_tokens", "exact_lengths"),
     "bin_neighbour": ("boundaries", "p", "split", "half_life_tokens"),
     "confusion": ("boundaries", "matrix"),
     "quantised": ("boundaries",),
@@ -347,7 +332,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "model": ("file", "conditional"),
     "default": ("conditional",),
 }
-_OF_ALL = ("name", "kind", "window_tokens", "statistic", "repredict")
+_OF_ALL = ("name", "kind", "window_tokens", "statistic", "update_predictions")
 _NEEDED = {
     "lognormal_error": ("sigma",),
     "bin_neighbour": ("boundaries", "p"),
@@ -384,7 +369,7 @@ class PredictorSection(Section):
     sigma: Annotated[NotNan, Field(ge=0, le=10)] | None = None
     bias: Annotated[NotNan, Field(ge=-10, le=10)] = 0.0
     half_life_tokens: _Positive | None = None
-    certain: bool = False
+    exact_lengths: bool = False
     boundaries: list[float] | Annotated[int, Field(ge=1, le=4096)] | None = None
     p: Annotated[NotNan, Field(ge=0, le=0.5)] | None = None
     split: Annotated[NotNan, Field(ge=0, le=1)] = 0.5
@@ -393,7 +378,7 @@ class PredictorSection(Section):
     conditional: bool = False
     window_tokens: Count = 50
     statistic: Text = "mean"
-    repredict: bool = True
+    update_predictions: bool = True
 
     @property
     def has_chance(self) -> bool:
@@ -401,7 +386,7 @@ class PredictorSection(Section):
         return self.kind in ("lognormal_error", "bin_neighbour", "confusion")
 
     @property
-    def learns(self) -> bool:
+    def requires_training(self) -> bool:
         """Whether it must see other requests first."""
         counted = isinstance(self.boundaries, int)
         return self.kind in _LEARNING or counted or (self.kind == "constant" and self.tokens is None)
@@ -439,9 +424,7 @@ class PredictorSection(Section):
 
     def made(self) -> Any:
         """The predictor as its kind says, before it has learnt; not of "none", "model" and "default"."""
-        own = {
-            key: getattr(self, key) for key in PARAMETERS[self.kind] if key not in ("conditional", "buckets")
-        }
+        own = {key: getattr(self, key) for key in PARAMETERS[self.kind] if key not in ("conditional", "buckets")}
         if isinstance(self.boundaries, list) and "boundaries" in own:
             own["boundaries"] = self._edges(self.boundaries)
         if self.kind == "same" and self.tokens is None:
@@ -593,7 +576,7 @@ class LabSection(Section):
     )
     predictors: list[LabPredictor] = Field(default_factory=lambda: [LabPredictor(kind="oracle")])
     loads: Annotated[list[Load], Field(min_length=1)] | None = None
-    unit: Literal["capacity", "alone"] = "capacity"
+    unit: Literal["capacity", "isolated"] = "capacity"
     rates: Annotated[list[Load], Field(min_length=1)] | None = None
     batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -606,11 +589,7 @@ class LabSection(Section):
     @field_validator("predictors", mode="before")
     @classmethod
     def _predictors(cls, given: Any) -> Any:
-        return (
-            [{"kind": one} if isinstance(one, str) else one for one in given]
-            if isinstance(given, list)
-            else given
-        )
+        return [{"kind": one} if isinstance(one, str) else one for one in given] if isinstance(given, list) else given
 
     @model_validator(mode="after")
     def _one_kind_of_load(self) -> Self:
@@ -624,13 +603,9 @@ class LabSection(Section):
         _require_each_once("predictors", [one.title for one in self.predictors])
         for one in self.predictors:
             if one.kind == "none":
-                raise ValueError(
-                    'a predictor of kind "none" predicts nothing; policies that need none run once anyway'
-                )
+                raise ValueError('a predictor of kind "none" predicts nothing; policies that need none run once anyway')
             if one.title == "oracle" and one.kind != "oracle":
-                raise ValueError(
-                    'the name "oracle" is for the predictor that knows the lengths; give another'
-                )
+                raise ValueError('the name "oracle" is for the predictor that knows the lengths; give another')
         return self
 
 
@@ -650,13 +625,7 @@ def _title(section: Section, *first: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _require_each_once(what: str, names: Sequence[str]) -> None:

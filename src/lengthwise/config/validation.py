@@ -52,20 +52,14 @@ def raise_if_any(
     raise ScenarioError("\n  ".join([f"{source}: {len(lines)} problems", *shown, *rest]))
 
 
-def _line(
-    problem: Problem, from_set: tuple[tuple[str, ...], ...], options: Mapping[tuple[str, ...], str]
-) -> str:
+def _line(problem: Problem, from_set: tuple[tuple[str, ...], ...], options: Mapping[tuple[str, ...], str]) -> str:
     if problem.path in options:
         return f"{options[problem.path]}: {problem.text}"
     given = any(problem.path[: len(path)] == path for path in from_set)
     return f"--set {problem}" if given else str(problem)
 
 
-_KINDS: dict[str, Mapping[str, type[BaseModel]]] = {
-    "prompt": LENGTHS,
-    "output": LENGTHS,
-    "arrivals": ARRIVALS,
-}
+_KINDS: dict[str, Mapping[str, type[BaseModel]]] = {"prompt": LENGTHS, "output": LENGTHS, "arrivals": ARRIVALS}
 _KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
 _MUST: dict[str, str] = {
     "int_type": "must be a whole number",
@@ -89,9 +83,9 @@ _MUST: dict[str, str] = {
 
 def findings(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     """The problems of a failed validation of ``root``, in the order of its fields."""
-    listed: list[Mapping[str, Any]] = list(error.errors(include_url=False))
+    entries: list[Mapping[str, Any]] = list(error.errors(include_url=False))
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for found in listed:
+    for found in entries:
         groups.setdefault(_fork(found["loc"]), []).append(found)
     problems = {
         fork: [_problem(found, root) for found in group] if fork == () else _of_fork(fork, group, root)
@@ -99,7 +93,7 @@ def findings(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     }
     own = iter(problems.get((), []))
     told: list[Problem] = []
-    for found in listed:
+    for found in entries:
         fork = _fork(found["loc"])
         told += [next(own)] if fork == () else problems.pop(fork, [])
     return told
@@ -115,9 +109,7 @@ def _is_type(key: Any) -> bool:
     return isinstance(key, str) and (key in ("int", "float", "str", "bool") or not _KEY.fullmatch(key))
 
 
-def _of_fork(
-    fork: tuple[Any, ...], group: Sequence[Mapping[str, Any]], root: type[BaseModel]
-) -> list[Problem]:
+def _of_fork(fork: tuple[Any, ...], group: Sequence[Mapping[str, Any]], root: type[BaseModel]) -> list[Problem]:
     """A list or table is told what is wrong in it; anything else which types would have done, in one sentence."""
     inside = [one for one in group if str(one["loc"][len(fork)]).startswith("list[")]
     inside = inside or [one for one in group if str(one["loc"][len(fork)]).endswith("Table")]
@@ -125,7 +117,7 @@ def _of_fork(
         return [_problem({**one, "loc": (*fork, *one["loc"][len(fork) + 1 :])}, root) for one in inside]
     first, *others = (_text(one) for one in group)
     wanted = ", or ".join([first, *(text.removeprefix("must be ") for text in others)])
-    return [Problem(_path(fork), wanted + _came(group[0]))]
+    return [Problem(_path(fork), wanted + _given(group[0]))]
 
 
 def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
@@ -143,7 +135,7 @@ def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
             return Problem((*path, "kind"), f"is missing; it is one of {', '.join(_KINDS[path[-1]])}")
     text = _text(found)
     said = found["type"] == "value_error" and f"it is {found['input']!r}" in text
-    return Problem(path, text if said else text + _came(found) + _meant(found))
+    return Problem(path, text if said else text + _given(found) + _meant(found))
 
 
 def _text(found: Mapping[str, Any]) -> str:
@@ -154,7 +146,7 @@ def _text(found: Mapping[str, Any]) -> str:
     return template.format(**{key: _plain(value) for key, value in found.get("ctx", {}).items()})
 
 
-def _came(found: Mapping[str, Any]) -> str:
+def _given(found: Mapping[str, Any]) -> str:
     value = found["input"]
     if found["type"] == "union_tag_invalid":
         value = value.get("kind")
@@ -216,9 +208,9 @@ def _keys_at(loc: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
 def _leaves(root: type[BaseModel]) -> dict[str, str]:
     """Every key of every section with its dotted path."""
     sections = {name: _section(root, name) for name in root.model_fields}
-    return {
-        key: f"{name}.{key}" for name, model in sections.items() if model for key in model.model_fields
-    } | {name: name for name in sections}
+    return {key: f"{name}.{key}" for name, model in sections.items() if model for key in model.model_fields} | {
+        name: name for name in sections
+    }
 
 
 def _section(root: type[BaseModel], name: str) -> type[BaseModel] | None:

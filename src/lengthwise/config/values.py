@@ -326,13 +326,7 @@ class RateProfile(_Arrivals):
 
 
 Arrivals = Annotated[
-    PoissonArrivals
-    | ConstantArrivals
-    | GammaArrivals
-    | WeibullArrivals
-    | ElisArrivals
-    | AllAtOnce
-    | RateProfile,
+    PoissonArrivals | ConstantArrivals | GammaArrivals | WeibullArrivals | ElisArrivals | AllAtOnce | RateProfile,
     Field(discriminator="kind"),
 ]
 ARRIVALS: dict[str, type[Section]] = {

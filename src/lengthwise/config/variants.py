@@ -25,7 +25,7 @@ from lengthwise.search import Space
 
 Floats = npt.NDArray[np.float64]
 
-MOST_BINS = 1024
+MAX_BINS = 1024
 _OTHER_SEED = 2**62
 """Added to the run's seed: the boundaries come from other requests than those that are simulated."""
 
@@ -94,9 +94,9 @@ def _require_known(binning: Any) -> None:
 def _rule(text: str) -> tuple[str, int]:
     name, given = policy.call_of("binning", text) if "(" in text else (text, {})
     k = given.get("k")
-    if set(given) != {"k"} or isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MOST_BINS:
+    if set(given) != {"k"} or isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_BINS:
         raise PolicyError(
-            f"binning {name} takes a number of bins from 1 to {MOST_BINS}, as in {name}(k=8); got {text!r}"
+            f"binning {name} takes a number of bins from 1 to {MAX_BINS}, as in {name}(k=8); got {text!r}"
         )
     return name, k
 
@@ -255,41 +255,40 @@ def deployment(scenario: Scenario) -> Deployment:
     )
     require_own(scenario, deployed)
     if section.decode is not None:
-        deployed = _apart(deployed, section, section.decode, scenario)
+        deployed = _disaggregated(deployed, section, section.decode, scenario)
     return replace(deployed, name=scenario.name)
 
 
-def _apart(
-    here: Deployment, section: DeploymentSection, there: DecodeSection, scenario: Scenario
+def _disaggregated(
+    local: Deployment, section: DeploymentSection, remote: DecodeSection, scenario: Scenario
 ) -> Deployment:
     """The deployment with its decode side."""
     try:
         axes: dict[str, Any] = {
-            axis: _named_or_object(getattr(there, axis), scenario)
-            for axis in ("batching", "memory", "router")
+            axis: _named_or_object(getattr(remote, axis), scenario) for axis in ("batching", "memory", "router")
         }
         decodes = engine.deploy(
-            here.model,
-            here.gpu,
-            node=here.node,
-            tp=there.tp,
-            pp=there.pp,
-            replicas=there.replicas,
-            limits=replace(here.limits, **there.limits, max_model_len=here.max_model_len),
-            scheduler=replace(here.scheduler, **axes, preempt=there.preempt, takeover="never", binning=None),
+            local.model,
+            local.gpu,
+            node=local.node,
+            tp=remote.tp,
+            pp=remote.pp,
+            replicas=remote.replicas,
+            limits=replace(local.limits, **remote.limits, max_model_len=local.max_model_len),
+            scheduler=replace(local.scheduler, **axes, preempt=remote.preempt, takeover="disabled", binning=None),
             cost=cost_source(section, scenario),
             host=host(section),
             memory_planner=section.memory_planner,
-            num_blocks=there.num_blocks,
+            num_blocks=remote.num_blocks,
         )
         require_own(scenario, decodes)
     except InputError as error:
         error.add_note(_OF_DECODE)
         raise
-    link = None if there.link == "host" else here.node.link_for(section.tp * section.pp + there.tp * there.pp)
-    way = engine.handover_over(link, here, decodes)
-    way = replace(way, fixed_s=way.fixed_s + there.handover, one_at_a_time=there.one_at_a_time)
-    return engine.disaggregate(here, decodes, way)
+    link = None if remote.link == "host" else local.node.link_for(section.tp * section.pp + remote.tp * remote.pp)
+    way = engine.handover_over(link, local, decodes)
+    way = replace(way, fixed_s=way.fixed_s + remote.kv_transfer, one_at_a_time=remote.one_at_a_time)
+    return engine.disaggregate(local, decodes, way)
 
 
 def scheduler(scenario: Scenario) -> Scheduler:
@@ -400,13 +399,13 @@ def _source(scenario: Scenario, known: dict[str, PerSeed]) -> PerSeed:
 
 
 @contextmanager
-def _located(scenario: Scenario, whole: Scenario) -> Iterator[None]:
+def _located(scenario: Scenario, complete: Scenario) -> Iterator[None]:
     """Tells an error where in the file its cause stands."""
     try:
         yield
     except InputError as error:
         told = _OF_DECODE in getattr(error, "__notes__", ())
         key = _KEY_OF_KIND.get(error.kind, "") if isinstance(error, UnknownNameError) and not told else ""
-        variant = f"variant {whole.name!r} of " if scenario.variants else ""
+        variant = f"variant {complete.name!r} of " if scenario.variants else ""
         error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
         raise

@@ -26,7 +26,7 @@ LEARNT_FROM, LEARNING_SEED = 10_000, 2**64 + 1
 
 
 @dataclass(frozen=True)
-class Forecast:
+class LengthPrediction:
     """Attaches a section's predictions to workloads.
 
     Attributes:
@@ -56,15 +56,15 @@ class Forecast:
             self.predictor,
             window_tokens=asked.window_tokens,
             statistic=asked.statistic,
-            repredict=asked.repredict,
+            update_predictions=asked.update_predictions,
             seed=seed,
             model=self.model,
         )
 
 
-def forecast(
+def length_prediction(
     section: PredictorSection, folder: Path, model: str, others: Callable[[], w.Lengths | None]
-) -> Forecast | None:
+) -> LengthPrediction | None:
     """What attaches the predictions that a section asks for; None where it asks for none.
 
     Args:
@@ -79,20 +79,18 @@ def forecast(
     """
     if section.kind == "none":
         return None
-    return Forecast(section, _ready(section, folder, model, others), model)
+    return LengthPrediction(section, _ready(section, folder, model, others), model)
 
 
-def _ready(
-    section: PredictorSection, folder: Path, model: str, others: Callable[[], w.Lengths | None]
-) -> Any:
+def _ready(section: PredictorSection, folder: Path, model: str, others: Callable[[], w.Lengths | None]) -> Any:
     if section.kind in ("model", "default"):
         found = _loaded(section, folder)
     else:
         found = section.made()
-        lengths = others() if section.learns or section.kind in _FITTABLE else None
+        lengths = others() if section.requires_training or section.kind in _FITTABLE else None
         if lengths is not None:
             found.fit(_drawn(lengths, model))
-        elif section.learns:
+        elif section.requires_training:
             raise InputError(
                 f"a predictor of kind {section.kind} learns from other requests of the workload, and a replayed "
                 'trace has none; train one on another trace and name it: kind = "model", file = "x.lwp"'
@@ -108,9 +106,7 @@ def _loaded(section: PredictorSection, folder: Path) -> Any:
         return _read(resolved(section.file or "", folder).resolve())
     shipped = getattr(predict, "default", None)
     if shipped is None:
-        raise InputError(
-            'this build of lengthwise comes with no default predictor; use kind = "model" and a file'
-        )
+        raise InputError('this build of lengthwise comes with no default predictor; use kind = "model" and a file')
     return shipped()
 
 
@@ -163,7 +159,7 @@ def read_trace(
     found = format or w.detect(path)
     if found not in (None, LOG):
         return w.read(path, format, time_scale=time_scale, sort=sort)
-    log = _served(path, sure=found == LOG)
+    log = _served(path, significant=found == LOG)
     if replayed and log.arrival_s is None:
         raise TraceError(
             f"{path}: a log without times of arrival cannot be replayed; give workload.request_rate, "
@@ -172,11 +168,11 @@ def read_trace(
     return _workload(Path(path), log, time_scale, sort=sort or not replayed)
 
 
-def _served(path: Path | str, *, sure: bool) -> Served:
+def _served(path: Path | str, *, significant: bool) -> Served:
     try:
         return served(path)
     except InputError as error:
-        if sure or (", row 1 " not in str(error) and ", row 1:" not in str(error)):
+        if significant or (", row 1 " not in str(error) and ", row 1:" not in str(error)):
             raise
         try:
             w.read(path)
@@ -219,10 +215,7 @@ NO_PREDICTOR = PredictorSection()
 
 
 def per_seed(
-    section: WorkloadSection,
-    folder: Path,
-    predictor: PredictorSection = NO_PREDICTOR,
-    model: str = "",
+    section: WorkloadSection, folder: Path, predictor: PredictorSection = NO_PREDICTOR, model: str = ""
 ) -> PerSeed:
     """The workload of each seed; a trace is read now, so that a bad one is known before anything runs.
 
@@ -239,9 +232,9 @@ def per_seed(
         InputError: No preset of that name, or a trace or predictor that cannot be read.
     """
     source = source_of(section, folder)
-    predicted = forecast(predictor, folder, model, lambda: source.others)
-    if source.whole is not None:
-        replayed = source.whole
+    predicted = length_prediction(predictor, folder, model, lambda: source.others)
+    if source.complete is not None:
+        replayed = source.complete
         if predicted is None:
             return lambda seed: replayed  # noqa: ARG005 - a trace has no chance in it
         return lru_cache(maxsize=2)(lambda seed: predicted(replayed, seed))
@@ -264,17 +257,17 @@ def per_seed(
 
 @dataclass(frozen=True)
 class Source:
-    """What requests are drawn from; ``whole`` are those of a replayed trace, where nothing is drawn."""
+    """What requests are drawn from; ``complete`` are those of a replayed trace, where nothing is drawn."""
 
     lengths: w.Lengths
     arrivals: w.Arrivals
     name: str
-    whole: Workload | None = None
+    complete: Workload | None = None
 
     @property
     def others(self) -> w.Lengths | None:
         """What other requests of the same distribution can be drawn from; None for a replay."""
-        return self.lengths if self.whole is None else None
+        return self.lengths if self.complete is None else None
 
 
 def source_of(section: WorkloadSection, folder: Path) -> Source:
@@ -351,12 +344,7 @@ def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
     n = min(section.num_requests or len(trace), len(trace))
     lengths = _capped(section, _AsRead(trace))
     drawn = w.generate(
-        n,
-        lengths,
-        w.Replay(trace.arrival_s),
-        predicted=section.predicted,
-        tenants=section.tenants,
-        name=trace.name,
+        n, lengths, w.Replay(trace.arrival_s), predicted=section.predicted, tenants=section.tenants, name=trace.name
     )
     own = None if trace.predicted_tokens is None else trace.predicted_tokens[:n]
     return replace(
@@ -374,11 +362,7 @@ SECTIONS, LEAST_OF_SECTION = 8, 400
 
 
 def load_of(
-    section: WorkloadSection,
-    folder: Path,
-    first_seed: int,
-    predictor: PredictorSection = NO_PREDICTOR,
-    model: str = "",
+    section: WorkloadSection, folder: Path, first_seed: int, predictor: PredictorSection = NO_PREDICTOR, model: str = ""
 ) -> Load:
     """The load that a section describes; its own rate does not matter.
 
@@ -392,10 +376,10 @@ def load_of(
     name = section.preset or (Path(section.trace).name if section.trace else "lengths of the scenario")
     if not section.is_replay:
         return Load(_Drawn(section, folder, first_seed, predictor, model), name)
-    trace = source_of(section, folder).whole
+    trace = source_of(section, folder).complete
     assert trace is not None  # a replay has one
     parts = max(1, min(SECTIONS, len(trace) // LEAST_OF_SECTION))
-    predicted = forecast(predictor, folder, model, lambda: None)
+    predicted = length_prediction(predictor, folder, model, lambda: None)
     if predicted is not None:
         trace = predicted(trace, first_seed)
     return Load(_Parts(trace, parts), name, seeds=parts, most=len(trace) // parts)
@@ -411,13 +395,13 @@ class _Drawn:
     predictor: PredictorSection = NO_PREDICTOR
     model: str = ""
     _source: Source | None = field(default=None, repr=False)
-    _forecast: Forecast | None = field(default=None, repr=False)
+    _forecast: LengthPrediction | None = field(default=None, repr=False)
 
     def __call__(self, seed: int, requests: int) -> Workload:
         if self._source is None:
             self._source = source_of(self.section, self.folder)
             lengths = self._source.lengths
-            self._forecast = forecast(self.predictor, self.folder, self.model, lambda: lengths)
+            self._forecast = length_prediction(self.predictor, self.folder, self.model, lambda: lengths)
         source = self._source
         drawn = w.generate(
             requests,

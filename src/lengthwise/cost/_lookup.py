@@ -32,7 +32,7 @@ class PackedCost(NamedTuple):
     merged: bool
     step_tokens: int
     merge_factor: float
-    beside: Floats
+    additional: Floats
     has_beside: bool
     masked_s: float
 
@@ -52,9 +52,7 @@ def pack(cost: CostTables) -> PackedCost:
         cost.rule.kind == MERGED,
         int(cost.rule.step_tokens),
         float(cost.rule.merge_factor),
-        np.ones((2, 2))
-        if cost.beside_prompts is None
-        else np.array(cost.beside_prompts, np.float64, order="C"),
+        np.ones((2, 2)) if cost.beside_prompts is None else np.array(cost.beside_prompts, np.float64, order="C"),
         cost.beside_prompts is not None,
         float(cost.masked_s),
     )
@@ -114,7 +112,7 @@ def decode_attention(cost, seqs, kv_tokens, prompts):
     if not cost.merged:
         seconds = bilinear(cost.decode, seqs, kv_tokens)
         if prompts > 0 and cost.has_beside:
-            seconds *= bilinear(cost.beside, seqs, kv_tokens)
+            seconds *= bilinear(cost.additional, seqs, kv_tokens)
         return seconds
     column = (kv_tokens // seqs + cost.step_tokens - 1) // cost.step_tokens
     factor = cost.merge_factor if seqs > 1 else 1.0

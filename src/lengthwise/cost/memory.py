@@ -222,9 +222,7 @@ def _planner(name: str) -> _Plan:
     return planners[name]
 
 
-def _ours(
-    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int
-) -> KvPlan:
+def _ours(model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int) -> KvPlan:
     del max_model_len
     shard = shard_of(model, parallel, limits)
     weights = shard.stage_weight_bytes()
@@ -241,7 +239,7 @@ def _ours(
         weight_bytes=float(weights[fullest]),
         activation_bytes=activation,
         kv_bytes_per_block=float(per_block[fullest]),
-        usable_bytes=usable,
+        available_bytes=usable,
         swap_s_per_block=float(per_block[fullest]) / HOST_LINK_BYTES_PER_S,
     )
 
@@ -258,9 +256,7 @@ def _activation_bytes(shard: Shard, limits: EngineLimits) -> float:
     return step + LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
 
 
-def _vidur(
-    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int
-) -> KvPlan:
+def _vidur(model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int) -> KvPlan:
     shard = shard_of(model, parallel, limits)
     budget, weights = _vidur_budget_bytes(gpu), _vidur_weight_bytes(shard)
     per_request = _vidur_kv_bytes(shard) * max_model_len
@@ -273,7 +269,7 @@ def _vidur(
         weight_bytes=weights,
         activation_bytes=0.0,
         kv_bytes_per_block=per_block,
-        usable_bytes=budget,
+        available_bytes=budget,
         swap_s_per_block=per_block / HOST_LINK_BYTES_PER_S,
         planner="vidur",
     )
@@ -307,14 +303,14 @@ def _require_fit(
     cache = _blocks_needed(got, max_model_len) * got.kv_bytes_per_block
     raise DoesNotFitError(
         f"{model.name} with tp={parallel.tp}, pp={parallel.pp} must fit {gpu.name}: a GPU offers "
-        f"{got.usable_bytes / GIB:.2f} GiB for weights ({got.weight_bytes / GIB:.2f}), activations "
+        f"{got.available_bytes / GIB:.2f} GiB for weights ({got.weight_bytes / GIB:.2f}), activations "
         f"({got.activation_bytes / GIB:.2f}) and the KV cache of one request of {max_model_len} tokens "
         f"({cache / GIB:.2f}), which is {missing / GIB:.2f} GiB too little. "
-        + _advice(got, plan, what, max_model_len)
+        + _suggestion(got, plan, what, max_model_len)
     )
 
 
-def _advice(
+def _suggestion(
     got: KvPlan, plan: _Plan, what: tuple[ModelSpec, GpuSpec, Parallelism, EngineLimits], max_model_len: int
 ) -> str:
     model, gpu, parallel, limits = what
@@ -336,4 +332,4 @@ def _missing_bytes(plan: KvPlan, max_model_len: int) -> float:
     held = plan.weight_bytes + plan.activation_bytes
     if plan.num_blocks >= 1 and plan.planner == "vidur":
         return 0.0
-    return held + _blocks_needed(plan, max_model_len) * plan.kv_bytes_per_block - plan.usable_bytes
+    return held + _blocks_needed(plan, max_model_len) * plan.kv_bytes_per_block - plan.available_bytes

@@ -140,9 +140,7 @@ class Kernels:
         """``groups`` products over m rows in all, each with its own [k, n] weights (fused MoE)."""
         return self._gemm(name, (m, groups), n, k, self.curves.grouped, wide=False)
 
-    def _gemm(
-        self, name: str, rows: tuple[Any, Any], n: float, k: float, curve: GemmCurve, *, wide: bool
-    ) -> Work:
+    def _gemm(self, name: str, rows: tuple[Any, Any], n: float, k: float, curve: GemmCurve, *, wide: bool) -> Work:
         m, groups = rows
         moved = groups * n * k * self._weight_bytes(wide) + self.wide_bytes * m * (n + k)
         padded = 2.0 * (m + curve.pad_m * groups) * (n + curve.pad_n) * (k + curve.pad_k)
@@ -162,35 +160,33 @@ class Kernels:
         each_s = curve.latency_s if latency_s is None else latency_s
         return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * each_s)
 
-    def prefill(
-        self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: float, moved: Any
-    ) -> Work:
+    def prefill(self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: float, changed: Any) -> Work:
         """FlashAttention over ``pairs`` of (query, key), each of ``head_flops`` FLOPs over all heads.
 
         Padding the queries adds ``mean_keys`` pairs each: the keys that a query sees on average.
         """
         curve = self.curves.prefill
         padded = pairs + curve.pad_tokens * (mean_keys + curve.pad_tokens / 2)
-        memory_s = moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency)
+        memory_s = changed / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency)
         return Work(
             name,
             flops=head_flops * pairs,
-            bytes=moved,
+            bytes=changed,
             compute_s=head_flops * padded / (self._peak(wide=True) * curve.efficiency),
             memory_s=(memory_s**RIDGE + (curve.serial_s * keys) ** RIDGE) ** (1 / RIDGE),
             latency_s=curve.latency_s,
         )
 
-    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, moved: Any, group: float) -> Work:
+    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, changed: Any, group: float) -> Work:
         """One query a sequence over ``keys`` cached tokens in all; ``group`` heads share a KV head."""
         curve = self.curves.decode
         tile = group / (group + curve.tile_rows)
         return Work(
             name,
             flops=head_flops * keys,
-            bytes=moved,
+            bytes=changed,
             compute_s=head_flops * keys / (self._peak(wide=True) * curve.efficiency * tile),
-            memory_s=moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
+            memory_s=changed / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
             latency_s=curve.latency_s + curve.sequence_s * seqs,
         )
 
@@ -203,11 +199,7 @@ class Kernels:
         return self.gpu.flops(self.weight_dtype)
 
     def _weight_bytes(self, wide: bool) -> float:
-        return (
-            self.wide_bytes
-            if wide
-            else DTYPE_BYTES[self.weight_dtype] + SCALE_BYTES.get(self.weight_dtype, 0.0)
-        )
+        return self.wide_bytes if wide else DTYPE_BYTES[self.weight_dtype] + SCALE_BYTES.get(self.weight_dtype, 0.0)
 
 
 def kernels_of(gpu: GpuSpec, weight_dtype: str) -> Kernels:
@@ -341,7 +333,7 @@ class Operators:
                 self.kernels.gemm("cross projection in", tokens, query, hidden),
                 self.kernels.gemm("cross projection out", tokens, hidden, out),
             ]
-        if not self.model.facts.learned_positions:
+        if not self.model.metadata.learned_positions:
             works.insert(1, self.kernels.stream("rope", 2 * (query + key) * self.wide * tokens))
         return works
 
@@ -423,7 +415,7 @@ class Operators:
             mean_keys=pairs / np.maximum(chunk, 1),
             keys=keys,
             head_flops=2.0 * shard.heads * (width + shard.v_dim),
-            moved=read + shard.heads * (width + shard.v_dim) * self.wide * chunk,
+            changed=read + shard.heads * (width + shard.v_dim) * self.wide * chunk,
         )
 
     def _decode(self, name: str, seqs: Any, keys: Any) -> Work:
@@ -439,7 +431,7 @@ class Operators:
             seqs=seqs,
             keys=keys,
             head_flops=2.0 * shard.heads * width,
-            moved=keys * shard.kv_bytes + shard.heads * width * self.wide * seqs,
+            changed=keys * shard.kv_bytes + shard.heads * width * self.wide * seqs,
             group=group,
         )
 
@@ -456,9 +448,7 @@ class Operators:
         link, hops = self.node.link_for(self.tp), math.log2(self.tp)
         direct = self.tp <= self.node.link_group
         latency_s = link.latency_s + DIRECT_HOP_S * hops if direct else 2 * hops * link.latency_s
-        return Work(
-            name, bytes=sent_bytes, network_s=sent_bytes / link.bandwidth_bytes_per_s, latency_s=latency_s
-        )
+        return Work(name, bytes=sent_bytes, network_s=sent_bytes / link.bandwidth_bytes_per_s, latency_s=latency_s)
 
     @staticmethod
     def _rename(work: Work, prefix: str) -> Work:

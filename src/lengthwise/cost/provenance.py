@@ -62,8 +62,8 @@ def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
         OutputError: It cannot be written.
     """
 
-    def write(whole: Path) -> None:
-        with whole.open("wb") as file:
+    def write(complete: Path) -> None:
+        with complete.open("wb") as file:
             np.savez(file, **arrays)
 
     write_whole(path, write)
@@ -109,9 +109,7 @@ class MadeFor:
     kv_dtype: str
 
     @classmethod
-    def of(
-        cls, model: ModelSpec, gpu: GpuSpec, node: NodeSpec, parallel: Parallelism, limits: EngineLimits
-    ) -> MadeFor:
+    def of(cls, model: ModelSpec, gpu: GpuSpec, node: NodeSpec, parallel: Parallelism, limits: EngineLimits) -> MadeFor:
         """What tables for this deployment are of."""
         return cls(
             model=model.name,
@@ -130,11 +128,11 @@ class MadeFor:
         d = deployment
         return cls.of(d.model, d.gpu, d.node, d.parallel, d.limits)
 
-    def differences(self, asked: MadeFor) -> list[str]:
-        """What is another in ``asked``, in words; none where the tables hold for it."""
-        found = self._model_differences(asked.model, asked.shape)
+    def differences(self, requested: MadeFor) -> list[str]:
+        """What is another in ``requested``, in words; none where the tables hold for it."""
+        found = self._model_differences(requested.model, requested.shape)
         for name, words in _WORDS.items():
-            own, other = getattr(self, name), getattr(asked, name)
+            own, other = getattr(self, name), getattr(requested, name)
             alone = name == "node" and not (own and other)  # one GPU has none, and tp or pp tell of it
             if own != other and not alone:
                 found.append(f"{words} {own}, not {other}")
@@ -148,7 +146,7 @@ class MadeFor:
         other = [
             f"{key} {value} for {shape.get(key)}"
             for key, value in sorted(self.shape.items())
-            if not _alike(key, value, shape.get(key))
+            if not _matching(key, value, shape.get(key))
         ]
         return [f"the model {self.model}, not {name} ({', '.join(other)})"] if other else []
 
@@ -167,7 +165,7 @@ def _shape(model: ModelSpec) -> dict[str, int]:
     return shape_facts(model) | {"vocab": model.vocab}
 
 
-def _alike(key: str, own: int, other: int | None) -> bool:
+def _matching(key: str, own: int, other: int | None) -> bool:
     if key == "vocab" and other is not None:
         return abs(own - other) <= FEW_TOKENS * max(own, other)
     return own == other
@@ -197,7 +195,7 @@ def told_in(arrays: Mapping[str, Any], path: Path | str) -> MadeFor | None:
     return told
 
 
-def require_made_for(path: Path | str, asked: MadeFor) -> None:
+def require_made_for(path: Path | str, requested: MadeFor) -> None:
     """Nothing, if the tables in a file are of what is asked, or do not tell what they are of.
 
     Raises:
@@ -205,7 +203,7 @@ def require_made_for(path: Path | str, asked: MadeFor) -> None:
     """
     told = made_for(path)
     if told is not None:
-        refuse(path, told.differences(asked))
+        refuse(path, told.differences(requested))
 
 
 def refuse(path: Path | str, differences: list[str]) -> None:

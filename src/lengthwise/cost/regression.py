@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 from lengthwise.schema.cost_tables import Floats, Ints
 from lengthwise.schema.errors import MissingExtraError
 
-_LEAST_POINTS = 3
+_MIN_POINTS = 3
 _ROUNDS = 5
 
 
@@ -83,11 +83,10 @@ def fit_surface(x: Floats, y: Floats, *, quadratic: bool) -> Surface:
     if len(columns) == 1:
         columns = np.array([columns[0], columns[0] + 1.0])
     curves = [fit_curve(x[x[:, 0] == row, 1], y[x[:, 0] == row]) for row in rows]
-    steep = [c.slope / row for c, row in zip(curves, rows, strict=True) if len(c.x) >= _LEAST_POINTS]
+    steep = [c.slope / row for c, row in zip(curves, rows, strict=True) if len(c.x) >= _MIN_POINTS]
     typical = float(np.median(steep)) if steep else 0.0
     curves = [
-        c if len(c.x) >= _LEAST_POINTS else Curve(c.x, c.y, typical * row)
-        for c, row in zip(curves, rows, strict=True)
+        c if len(c.x) >= _MIN_POINTS else Curve(c.x, c.y, typical * row) for c, row in zip(curves, rows, strict=True)
     ]
     values = _non_decreasing(np.stack([curve(columns) for curve in curves]))
     slopes = np.maximum.accumulate([curve.slope for curve in curves])
@@ -107,7 +106,7 @@ def _medians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 def _tail_slope(x: Floats, y: Floats) -> float:
     """Mean slope of the last half of the points."""
-    if len(x) < _LEAST_POINTS:
+    if len(x) < _MIN_POINTS:
         return 0.0
     half = len(x) // 2
     return float((y[-1] - y[half]) / (x[-1] - x[half])) if x[-1] > x[half] else 0.0
@@ -182,9 +181,7 @@ def predict(forest: RandomForestRegressor, *axes: Floats) -> Floats:
     thresholds = _thresholds(forest, len(axes))
     cells = [np.searchsorted(t, axis.astype(np.float32)) for t, axis in zip(thresholds, axes, strict=True)]
     picked = [np.unique(cell, return_index=True, return_inverse=True) for cell in cells]
-    places = np.meshgrid(
-        *(axis[first] for axis, (_, first, _) in zip(axes, picked, strict=True)), indexing="ij"
-    )
+    places = np.meshgrid(*(axis[first] for axis, (_, first, _) in zip(axes, picked, strict=True)), indexing="ij")
     flat = np.stack([place.ravel() for place in places], axis=1)
     values = np.asarray(forest.predict(flat.astype(np.float32)), dtype=np.float64).reshape(places[0].shape)
     return np.asarray(values[np.ix_(*(inverse for _, _, inverse in picked))], dtype=np.float64)

@@ -21,7 +21,7 @@ from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, d
 MEASURED = ("A100", "H100", "H200", "B200", "A40")
 """Families with kernels in the roofline's fits."""
 
-CARRIED = 2.3
+MAX_REACH = 2.3
 """Errors of physics on another GPU over those where it was learnt, 75th percentile (``estimators``' FAR_FACTORS)."""
 
 UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)
@@ -39,7 +39,7 @@ def is_described(gpu: GpuSpec) -> bool:
 
 def factor(gpu: GpuSpec) -> float:
     """By what errors of parts are wider than those of measured GPUs."""
-    return 1.0 if gpu_family(gpu) in MEASURED else CARRIED
+    return 1.0 if gpu_family(gpu) in MEASURED else MAX_REACH
 
 
 def whole_steps(gpu: GpuSpec) -> tuple[PartError, ...]:
@@ -59,7 +59,7 @@ def roofline_note(gpu: GpuSpec) -> str:
         )
     return (
         f"No kernels were measured on {gpu.name}: the roofline is carried over from other GPUs, and its errors are "
-        f"taken for {CARRIED:g} times those there; {ways}."
+        f"taken for {MAX_REACH:g} times those there; {ways}."
     )
 
 
@@ -296,12 +296,7 @@ def _table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:
 
 def _row(work: Work, part: str, times: int) -> OperatorTime:
     return OperatorTime(
-        work.name,
-        part,
-        float(work.seconds) * times,
-        float(work.flops) * times,
-        float(work.bytes) * times,
-        _bound(work),
+        work.name, part, float(work.seconds) * times, float(work.flops) * times, float(work.bytes) * times, _bound(work)
     )
 
 

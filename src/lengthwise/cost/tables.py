@@ -136,9 +136,7 @@ def _check_other(tables: CostTables, where: str) -> None:
 
 def _check_seconds(table: Floats, dimensions: int, where: str) -> None:
     if table.ndim != dimensions or min(table.shape) < 2:
-        raise ProfileError(
-            f"{where} must have {dimensions} axes of 2 entries or more; its shape is {table.shape}"
-        )
+        raise ProfileError(f"{where} must have {dimensions} axes of 2 entries or more; its shape is {table.shape}")
     bad = np.argwhere(~np.isfinite(table) | (table < 0))
     if len(bad):
         index = tuple(bad[0].tolist())
@@ -156,11 +154,11 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
         "source": tables.source,
         "format": FORMAT,
         "version": VERSION,
-        **_told(tables),
+        **_report(tables),
     }
 
 
-def _told(tables: CostTables) -> dict[str, Any]:
+def _report(tables: CostTables) -> dict[str, Any]:
     """What tables need not have: errors, a reach, what sequences do to others, a front, a second degree."""
     told: dict[str, Any] = {}
     if tables.fit:
@@ -236,9 +234,7 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
     """
     missing = {*_SECONDS, *_RULE, "stage_layers", "source", "format", "version"} - set(arrays)
     if missing or str(arrays["format"]) != FORMAT:
-        raise ProfileError(
-            f"{path} must hold saved cost tables; it lacks {', '.join(sorted(missing)) or FORMAT}"
-        )
+        raise ProfileError(f"{path} must hold saved cost tables; it lacks {', '.join(sorted(missing)) or FORMAT}")
     if int(arrays["version"]) != VERSION:
         raise ProfileError(
             f"{path} must be of version {VERSION}; it is of {int(arrays['version'])}. "
@@ -310,9 +306,7 @@ class FitReport:
 CACHE_VERSION = 7
 
 
-def cache_path(
-    cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur"
-) -> Path:
+def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:
     """Where the result for these files and arguments is kept; ``cache`` "user" is platformdirs' folder."""
     digest = hashlib.sha256(repr((CACHE_VERSION, _versions(), arguments)).encode())
     for path in files:
@@ -340,9 +334,7 @@ def read_cache(path: Path) -> tuple[CostTables, FitReport] | None:
     """What was stored, or None: a file that is missing or damaged is built again."""
     with suppress(ProfileError, KeyError):
         arrays = read_npz(path)
-        rows = zip(
-            *(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True
-        )
+        rows = zip(*(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True)
         told = json.loads(str(arrays["report"]))
         report = FitReport(
             str(arrays["report_estimator"]),

@@ -135,9 +135,7 @@ class Samples:
     ms: Floats
 
 
-def read_samples(
-    files: ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int
-) -> dict[str, Samples]:
+def read_samples(files: ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int) -> dict[str, Samples]:
     """Samples by operator, filtered as Vidur does: by the model's shapes, the TP degree, the links.
 
     Vocabulary is no filter: no per-layer operator depends on it.
@@ -173,9 +171,7 @@ def made_up(files: ProfileFiles, model: ModelSpec, tp: int) -> int:
     return len(rows.filter(is_surrogate(rows)))
 
 
-def _attention_samples(
-    paths: tuple[Path, ...], model: ModelSpec, tp: int, block_size: int
-) -> dict[str, Samples]:
+def _attention_samples(paths: tuple[Path, ...], model: ModelSpec, tp: int, block_size: int) -> dict[str, Samples]:
     shapes = attention_shapes(model) | {"block_size": block_size}
     rows = _filtered(read_rows(paths), shapes, tp, paths[0])
     prefill = rows.filter(pl.col("is_prefill"))
@@ -195,9 +191,7 @@ def _all_reduce_samples(path: Path, model: ModelSpec, tp: int) -> Samples:
     same = (pl.col("num_workers") == tp) & (pl.col("devices_per_node") == tp)
     left = rows.filter(same)
     if left.is_empty():
-        there = sorted(
-            rows.filter(pl.col("num_workers") == pl.col("devices_per_node"))["num_workers"].unique()
-        )
+        there = sorted(rows.filter(pl.col("num_workers") == pl.col("devices_per_node"))["num_workers"].unique())
         raise ProfileError(f"{path} must hold all_reduce rows of {tp} GPUs in a node; it holds {there}")
     return _samples(_with_tokens(left, model), ALL_REDUCE, ("num_tokens",), path)
 
@@ -229,11 +223,7 @@ def mlp_shapes(model: ModelSpec) -> dict[str, Any]:
 
 def attention_shapes(model: ModelSpec) -> dict[str, Any]:
     """The columns of attention.csv that must be the model's own."""
-    return {
-        "n_embd": model.hidden,
-        "n_kv_head": model.attention.kv_heads,
-        "n_q_head": model.attention.heads,
-    }
+    return {"n_embd": model.hidden, "n_kv_head": model.attention.kv_heads, "n_q_head": model.attention.heads}
 
 
 def read_rows(paths: Iterable[Path]) -> pl.DataFrame:
@@ -252,9 +242,7 @@ def _filtered(rows: pl.DataFrame, shapes: dict[str, Any], tp: int, path: Path) -
     left = same.filter(pl.col(TP) == tp)
     if left.is_empty():
         degrees = sorted(same[TP].unique().to_list())
-        raise ProfileError(
-            f"{path} must hold rows of tp {tp}; it holds tp {degrees}. Use one of these or measure it."
-        )
+        raise ProfileError(f"{path} must hold rows of tp {tp}; it holds tp {degrees}. Use one of these or measure it.")
     return left
 
 
@@ -275,9 +263,7 @@ def _samples(rows: pl.DataFrame, name: str, columns: tuple[str, ...], path: Path
     median = f"time_stats.{name}.median"
     missing = [column for column in (median, *columns) if column not in rows.columns]
     if missing:
-        there = sorted(
-            c.split(".")[1] for c in rows.columns if c.startswith("time_stats.") and c.endswith(".median")
-        )
+        there = sorted(c.split(".")[1] for c in rows.columns if c.startswith("time_stats.") and c.endswith(".median"))
         raise ProfileError(f"{path} must have {', '.join(missing)}; its operators are {', '.join(there)}")
     kept = rows.select(*columns, median).drop_nulls().cast(dict.fromkeys([*columns, median], pl.Float64))
     if kept.is_empty():
@@ -387,9 +373,7 @@ def forest_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables,
         x = np.stack([sample.x[:, 1], sample.x[:, 0] ** 2], axis=1) if name == PREFILL else sample.x
         forest = regression.fit_forest(x, sample.ms)
         fits.append(_errors(name, forest.oob_prediction_, sample.ms))
-        ops[name] = _with_zero(
-            regression.predict(forest, *axes.get(name, (tokens,))), axis=int(name == PREFILL)
-        )
+        ops[name] = _with_zero(regression.predict(forest, *axes.get(name, (tokens,))), axis=int(name == PREFILL))
     return compose(ops, job.model, stages, job.source), FitReport("random_forest", "out of bag", tuple(fits))
 
 

@@ -58,9 +58,7 @@ def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTab
 def equal_stages(model: ModelSpec, pp: int) -> Ints:
     """[pp] the same number of layers a stage, as Vidur demands."""
     if pp < 1 or model.layers % pp:
-        raise ProfileError(
-            f"pp must divide the {model.layers} layers of {model.name} for Vidur's rule; it is {pp}"
-        )
+        raise ProfileError(f"pp must divide the {model.layers} layers of {model.name} for Vidur's rule; it is {pp}")
     return np.full(pp, model.layers // pp, dtype=np.int64)
 
 
@@ -150,9 +148,7 @@ def find_files(
         ProfileError: Something is missing; the message lists what is there.
     """
     if not folder.is_dir():
-        raise ProfileError(
-            f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one"
-        )
+        raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     device = device_folder(folder, gpu_name)
     place = model_folder(device, model)
     mlp = csv_file(place, "mlp")
@@ -197,7 +193,7 @@ def device_folder(folder: Path, gpu_name: str) -> Path:
 def model_folder(device: Path, model: ModelSpec) -> Path:
     """The folder of a model by its name or an alias; raises ProfileError."""
     there = sorted({path.parent for path in device.rglob("mlp.csv*")})
-    names = {name.lower() for name in (model.name, *model.facts.aliases)}
+    names = {name.lower() for name in (model.name, *model.metadata.aliases)}
     names |= {name.rpartition("/")[2] for name in names}
     for path in there:
         if names & {path.name.lower(), path.relative_to(device).as_posix().lower()}:

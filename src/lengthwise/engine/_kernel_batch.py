@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import (
-    decode_attention,
-    masked_attention,
-    merged_prefill_attention,
-    prefill_attention,
-    row,
-)
+from lengthwise.cost._lookup import decode_attention, masked_attention, merged_prefill_attention, prefill_attention, row
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import drop_partial, join, sit
 from lengthwise.engine._kernel_memory import (
@@ -34,7 +28,7 @@ def give_way(S, r, now_s, rank, memory, takeover):
     """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them."""
     rep, par = S.replicas[r], S.par[0]
     ranked, running, worst_from, left = False, 0, 0, 0
-    seats, free = par.max_num_seqs - S.running[r], rep.free_blocks
+    free_slots, free = par.max_num_seqs - S.running[r], rep.free_blocks
     queue = S.queues[rep.queue]
     tried = 0
     while tried < par.max_num_seqs and queue.length > 0:
@@ -44,8 +38,8 @@ def give_way(S, r, now_s, rank, memory, takeover):
         S.scratch_waiting[tried] = slot
         S.scratch_waiting_key[tried] = key
         tried += 1
-        k, room, seat = left, free, seats
-        blocks = _blocks_to_enter(S, slot, room, seat, memory)
+        k, room, slot_index = left, free, free_slots
+        blocks = _blocks_to_enter(S, slot, room, slot_index, memory)
         if blocks < 0 and not ranked:
             running = rank_residents(S, r, now_s, rank)
             ranked, worst_from, left, k = True, running, running, running
@@ -57,11 +51,11 @@ def give_way(S, r, now_s, rank, memory, takeover):
                 break
             k -= 1
             room += S.slots[S.scratch_slot[k]].blocks
-            seat += 1
-            blocks = _blocks_to_enter(S, slot, room, seat, memory)
+            slot_index += 1
+            blocks = _blocks_to_enter(S, slot, room, slot_index, memory)
         if blocks < 0:
             break
-        left, free, seats = k, room - blocks, seat - 1
+        left, free, free_slots = k, room - blocks, slot_index - 1
     for i in range(tried):
         slot = S.scratch_waiting[i]
         queue_push(S, rep.queue, S.scratch_waiting_key[i], S.slots[slot].index, slot)
@@ -87,9 +81,9 @@ def _worst_to_end(S, count):
 
 
 @jit
-def _blocks_to_enter(S, slot, free, seats, memory):
+def _blocks_to_enter(S, slot, free, free_slots, memory):
     """Blocks that a waiting request would take; -1: it has no seat or too little memory."""
-    if seats < 1:
+    if free_slots < 1:
         return -1
     q, par = S.slots[slot], S.par[0]
     context = q.prompt + q.generated
@@ -102,13 +96,13 @@ def _blocks_to_enter(S, slot, free, seats, memory):
         free,
         par.total_blocks,
         par.watermark_blocks,
-        par.max_num_seqs - seats,
+        par.max_num_seqs - free_slots,
         0,
     )
 
 
 @jit_cold
-def _takes_place(S, r, waiting, key, k, tried, now_s, takeover):
+def _takes_place(S, r, waiting, key, k, attempts, now_s, takeover):
     """Whether a waiting request may take the place of the running one at ``k`` in ``scratch``."""
     if not key < S.scratch_key[k]:
         return False
@@ -121,8 +115,8 @@ def _takes_place(S, r, waiting, key, k, tried, now_s, takeover):
         q.generated,
         return_steps(S, r, q),
         S.running[r],
-        S.queues[S.replicas[r].queue].length + tried,
-        w.waited_s + (now_s - w.queued_s),
+        S.queues[S.replicas[r].queue].length + attempts,
+        w.queued_for_s + (now_s - w.queued_s),
         S.results[q.index].preemptions,
     )
     if gain != gain:  # noqa: PLR0124  NaN
@@ -167,8 +161,8 @@ def _linear(cost, tokens, column):
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
 ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
 DECODES_REST, NEW_PHASE = contracts.DECODES_REST, contracts.NEW_PHASE
-EVEN_SHARES = contracts.EVEN_SHARES
-SPARE_BLOCK, ADMIT_AFTER_EVICTION = contracts.SPARE_BLOCK, contracts.ADMIT_AFTER_EVICTION
+UNIFORM_SHARES = contracts.UNIFORM_SHARES
+RESERVE_BLOCK, ADMIT_AFTER_EVICTION = contracts.RESERVE_BLOCK, contracts.ADMIT_AFTER_EVICTION
 
 
 @jit
@@ -281,9 +275,9 @@ def _take_decodes(S, r, now_s, flags, rank, leave_rank):
         return
     par = S.par[rep.side]
     limit = par.max_step_seqs - w.seqs
-    if flags & EVEN_SHARES != 0:
-        limit = min(limit, (S.running[r] - rep.coming + par.flights - 1) // par.flights)
-    spare = 1 if flags & SPARE_BLOCK != 0 else 0
+    if flags & UNIFORM_SHARES != 0:
+        limit = min(limit, (S.running[r] - rep.incoming + par.flights - 1) // par.flights)
+    spare = 1 if flags & RESERVE_BLOCK != 0 else 0
     need = S.phases[rep.idle, group.steps % S.par[0].block_size]
     flight = S.flights[w.flight]
     if group.members <= limit and rep.free_blocks - need >= spare:
@@ -353,10 +347,10 @@ def _found_again(S, r, q, flags):
     """
     rep = S.replicas[r]
     par = S.par[rep.side]
-    if par.finds_again == 0 or q.kept == 0 or q.swapped == 1 or q.kept_on != r or flags & CHUNKED == 0:
+    if par.finds_again == 0 or q.retained == 0 or q.swapped == 1 or q.kept_on != r or flags & CHUNKED == 0:
         return 0
-    taken_since = max(0, rep.freed - rep.free_blocks - q.kept_mark)
-    return max(0, q.kept - taken_since) * par.block_size
+    taken_since = max(0, rep.total_released - rep.free_blocks - q.kept_mark)
+    return max(0, q.retained - taken_since) * par.block_size
 
 
 @jit
@@ -365,15 +359,10 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):
     rep, w = S.replicas[r], S.work[0]
     par, queue = S.par[rep.side], S.queues[rep.queue]
     admitted, batch = 0, 0
-    while (
-        queue.length > 0
-        and admitted < admit
-        and S.running[r] < par.max_num_seqs
-        and w.seqs < par.max_step_seqs
-    ):
+    while queue.length > 0 and admitted < admit and S.running[r] < par.max_num_seqs and w.seqs < par.max_step_seqs:
         slot = S.pool_slot[queue.offset]
         q = S.slots[slot]
-        if q.held > 0 or (admitted > 0 and q.batch != batch and flags & ONE_BATCH != 0):
+        if q.reserved > 0 or (admitted > 0 and q.batch != batch and flags & ONE_BATCH != 0):
             return  # held: it comes by a transfer, not with a step
         q.context = q.prompt + q.generated
         chunk, found = 1, _found_again(S, r, q, flags)
@@ -388,8 +377,8 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):
             return
         queue_pop(S, rep.queue)
         rep.free_blocks -= blocks
-        rep.freed -= found // par.block_size
-        q.kept = 0
+        rep.total_released -= found // par.block_size
+        q.retained = 0
         if found > 0:
             q.prefilled = found
         q.blocks = blocks
@@ -403,7 +392,7 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):
         batch = q.batch
         q.waiting = 0
         q.entered = q.generated
-        q.waited_s += now_s - q.queued_s
+        q.queued_for_s += now_s - q.queued_s
         _place(S, r, slot, now_s, chunk)
 
 

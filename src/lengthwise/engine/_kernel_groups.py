@@ -71,8 +71,8 @@ def sit(S, slot):
 
     Members of a group keep their seats while nobody else is idle: their order stays.
     """
-    S.ctr[0].seats += 1
-    S.slots[slot].seat = S.ctr[0].seats
+    S.ctr[0].free_slots += 1
+    S.slots[slot].slot_index = S.ctr[0].free_slots
 
 
 @jit_cold
@@ -81,13 +81,13 @@ def seat_anew(S, g):
     members = S.groups[g].members
     for count in range(members):
         slot = S.heaps[g, count] & _MASK
-        seat = S.slots[slot].seat
+        slot_index = S.slots[slot].slot_index
         i = count
-        while i > 0 and S.scratch_tie[i - 1] > seat:
+        while i > 0 and S.scratch_tie[i - 1] > slot_index:
             S.scratch_tie[i] = S.scratch_tie[i - 1]
             S.scratch_slot[i] = S.scratch_slot[i - 1]
             i -= 1
-        S.scratch_tie[i] = seat
+        S.scratch_tie[i] = slot_index
         S.scratch_slot[i] = slot
     for i in range(members):
         sit(S, S.scratch_slot[i])

@@ -27,12 +27,12 @@ INFINITY = float("inf")
 def end_request(S, r, slot, status, now_s):
     """Books the end of a request, frees its slot, and sends who waited for that."""
     q = S.slots[slot]
-    if q.held > 0:
-        let_go(S, q)
+    if q.reserved > 0:
+        release_all(S, q)
     result = S.results[q.index]
     result.status = status
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
-    result.waited_s = q.waited_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
+    result.queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
     S.replicas[r].ended_since += 1
     if S.par[0].central == 0:
         S.tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])
@@ -44,13 +44,13 @@ def end_request(S, r, slot, status, now_s):
 
 
 @jit_cold
-def let_go(S, q):
+def release_all(S, q):
     """The blocks where the request was prefilled are free."""
     home = S.replicas[q.home]
-    home.free_blocks += q.held
-    home.freed += q.held
+    home.free_blocks += q.reserved
+    home.total_released += q.reserved
     S.touched[q.home] = 1
-    q.held = 0
+    q.reserved = 0
 
 
 @jit_cold
@@ -160,7 +160,7 @@ def _expire_idle(S, r, now_s):
 @jit_cold
 def _free(S, r, slot, now_s):
     S.replicas[r].free_blocks += S.slots[slot].blocks
-    S.replicas[r].freed += S.slots[slot].blocks
+    S.replicas[r].total_released += S.slots[slot].blocks
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
 
@@ -278,11 +278,11 @@ def evict(S, r, slot, now_s, rank):
         drop_partial(S, r, slot)
     if par.finds_again == 1:
         computed = q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled
-        q.kept = computed // par.block_size
-        q.kept_mark = rep.freed + q.blocks - q.kept
+        q.retained = computed // par.block_size
+        q.kept_mark = rep.total_released + q.blocks - q.retained
         q.kept_on = r
     rep.free_blocks += q.blocks
-    rep.freed += q.blocks
+    rep.total_released += q.blocks
     w.evicted = 1
     if par.swap == 1 and q.decoding == 1:
         q.swapped = 1
@@ -311,7 +311,7 @@ def evict(S, r, slot, now_s, rank):
 def order_to_leave(S, r, now_s, leave_rank):
     """Idle residents in ``scratch``, those who leave first last; returns how many."""
     count = 0
-    for i in range(_settled(S, r)):
+    for i in range(_stable(S, r)):
         slot = _idle(S, r, i)
         count = _insert(S, count, slot, key_of(S, leave_rank, now_s, S.slots[slot]))
     return count
@@ -325,18 +325,18 @@ def rank_residents(S, r, now_s, rank):
     token at least, or two requests could take turns for ever.
     """
     count = 0
-    for i in range(_settled(S, r)):
+    for i in range(_stable(S, r)):
         slot = _idle(S, r, i)
         if S.slots[slot].generated > S.slots[slot].entered:
             S.scratch_key[count] = rank_key(S, now_s, slot, rank)
-            S.scratch_tie[count] = S.slots[slot].seat
+            S.scratch_tie[count] = S.slots[slot].slot_index
             S.scratch_slot[count] = slot
             count += 1
     return count
 
 
 @jit_cold
-def _settled(S, r):
+def _stable(S, r):
     """How many are idle on a replica, all brought up to date."""
     g = S.replicas[r].idle
     for i in range(S.groups[g].members):
@@ -354,22 +354,20 @@ def _idle(S, r, i):
 @jit_cold
 def _insert(S, count, slot, key):
     """Insertion by (key, seat): rare, and nearly sorted where it is not."""
-    seat, i = S.slots[slot].seat, count
-    while i > 0 and (
-        S.scratch_key[i - 1] > key or (S.scratch_key[i - 1] == key and S.scratch_tie[i - 1] > seat)
-    ):
+    slot_index, i = S.slots[slot].slot_index, count
+    while i > 0 and (S.scratch_key[i - 1] > key or (S.scratch_key[i - 1] == key and S.scratch_tie[i - 1] > slot_index)):
         S.scratch_key[i] = S.scratch_key[i - 1]
         S.scratch_tie[i] = S.scratch_tie[i - 1]
         S.scratch_slot[i] = S.scratch_slot[i - 1]
         i -= 1
     S.scratch_key[i] = key
-    S.scratch_tie[i] = seat
+    S.scratch_tie[i] = slot_index
     S.scratch_slot[i] = slot
     return count + 1
 
 
 @jit_cold
-def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):
+def claim_blocks(S, r, now_s, limit, reserve, rank, leave_rank):
     """Decodes claim their next blocks in order, the last in order are evicted for them.
 
     Those who claimed stand first in ``scratch`` (half-computed prompts left out); returns how many.
@@ -383,10 +381,10 @@ def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):
         if S.slots[slot].decoding == 0:
             continue
         need = blocks_needed(S, slot)
-        while _short(S, r, need, spare) and last >= i:
+        while _short(S, r, need, reserve) and last >= i:
             evict(S, r, S.scratch_slot[last], now_s, rank)
             last -= 1
-        if _short(S, r, need, spare):
+        if _short(S, r, need, reserve):
             evict(S, r, slot, now_s, rank)
             break
         rep.free_blocks -= need
@@ -396,11 +394,11 @@ def claim_blocks(S, r, now_s, limit, spare, rank, leave_rank):
 
 
 @jit
-def _short(S, r, need, spare):
+def _short(S, r, need, reserve):
     """Whether blocks lack; a spare one is not asked of the last on a replica, but by Vidur's rule."""
     free = S.replicas[r].free_blocks
     asked = S.running[r] > 1 or S.work[0].plan_flags & FORM_ONCE != 0
-    return free < need or (asked and free < spare)
+    return free < need or (asked and free < reserve)
 
 
 @jit
@@ -470,7 +468,7 @@ def peak_tokens(S, r, candidate):
     rep, stride, w = S.replicas[r], S.par[0].stride, S.work[0]
     count = _note_remaining(S, 0, candidate)
     count = _note_group(S, count, rep.idle)
-    for i in range(rep.partials + rep.coming):  # a replica has one kind of them
+    for i in range(rep.partials + rep.incoming):  # a replica has one kind of them
         count = _note_remaining(S, count, S.partials[r, i])
     for k in range(rep.in_flight):
         f = r * stride + (rep.first_flight + k) % stride

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
-from lengthwise.schema.records import Refusal, Status
+from lengthwise.schema.records import Rejection, Status
 
 
 @jit
@@ -51,9 +51,7 @@ def _sift_down(S, offset, length, i, key, index, slot):
         if child >= length:
             break
         a = offset + child
-        if child + 1 < length and _key_before(
-            S.pool_key[a + 1], S.pool_index[a + 1], S.pool_key[a], S.pool_index[a]
-        ):
+        if child + 1 < length and _key_before(S.pool_key[a + 1], S.pool_index[a + 1], S.pool_key[a], S.pool_index[a]):
             child += 1
             a += 1
         if not _key_before(S.pool_key[a], S.pool_index[a], key, index):
@@ -99,22 +97,22 @@ INFINITY = float("inf")
 @jit
 def overdue_s(S, request):
     """When a waiting request will have waited too long in all."""
-    return request.queued_s + (S.par[0].max_wait_s - request.waited_s)
+    return request.queued_s + (S.par[0].max_wait_s - request.queued_for_s)
 
 
 @jit
 def note_overdue(S, q, now_s, request):
     """Keeps when the next of a queue will have waited too long."""
-    due_s = overdue_s(S, request)
-    if due_s > now_s:
-        S.queues[q].overdue_s = min(S.queues[q].overdue_s, due_s)
+    deadline_s = overdue_s(S, request)
+    if deadline_s > now_s:
+        S.queues[q].overdue_s = min(S.queues[q].overdue_s, deadline_s)
 
 
 @jit
 def rank_key(S, now_s, slot, rank):
     """The key in the queue: whoever has waited too long goes before all others."""
     q = S.slots[slot]
-    late = overdue_s(S, q) <= now_s if q.waiting == 1 else q.waited_s >= S.par[0].max_wait_s
+    late = overdue_s(S, q) <= now_s if q.waiting == 1 else q.queued_for_s >= S.par[0].max_wait_s
     return -INFINITY if late else key_of(S, rank, now_s, q)
 
 
@@ -146,7 +144,7 @@ def key_of(S, function, now_s, q):
     """A rank or leave key of a settled request; NaN is noted as a problem."""
     predicted = predicted_total(S, q.index, q.generated)
     remaining = max(1.0, predicted - q.generated)
-    waited_s = q.waited_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
+    queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
     key = function(
         now_s,
         q.arrival_s,
@@ -155,7 +153,7 @@ def key_of(S, function, now_s, q):
         predicted,
         remaining,
         _predicted_index(S, q.index, q.generated, remaining),
-        waited_s,
+        queued_for_s,
         q.priority,
         q.admission,
         q.eviction,
@@ -175,7 +173,7 @@ def push_event(S, end_s, r):
     S.ctr[0].events += 1
     while i > 0:
         parent = (i - 1) >> 1
-        if not _sooner(end_s, r, S.event_s[parent], S.event_replica[parent]):
+        if not _prefer_early(end_s, r, S.event_s[parent], S.event_replica[parent]):
             break
         S.event_s[i] = S.event_s[parent]
         S.event_replica[i] = S.event_replica[parent]
@@ -195,11 +193,11 @@ def pop_event(S):
         child = 2 * i + 1
         if child >= length:
             break
-        if child + 1 < length and _sooner(
+        if child + 1 < length and _prefer_early(
             S.event_s[child + 1], S.event_replica[child + 1], S.event_s[child], S.event_replica[child]
         ):
             child += 1
-        if not _sooner(S.event_s[child], S.event_replica[child], end_s, r):
+        if not _prefer_early(S.event_s[child], S.event_replica[child], end_s, r):
             break
         S.event_s[i] = S.event_s[child]
         S.event_replica[i] = S.event_replica[child]
@@ -210,12 +208,12 @@ def pop_event(S):
 
 
 @jit
-def _sooner(s_a, r_a, s_b, r_b):
+def _prefer_early(s_a, r_a, s_b, r_b):
     return s_a < s_b or (s_a == s_b and r_a < r_b)
 
 
 FINISHED, REJECTED = int(Status.FINISHED), int(Status.REJECTED)
-NOT_FINISHED = int(Refusal.PARENT_NOT_FINISHED)
+NOT_FINISHED = int(Rejection.PARENT_NOT_FINISHED)
 
 
 @jit
@@ -273,7 +271,7 @@ def _refuse_behind(S, i, now_s):
             if S.results[child].status == REJECTED:
                 continue
             S.results[child].status = REJECTED
-            S.results[child].refusal = NOT_FINISHED
+            S.results[child].rejection = NOT_FINISHED
             S.arrival_s[child] = now_s
             at -= 1
             S.sent[at] = child

@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import (
-    decode_attention,
-    masked_attention,
-    merged_prefill_attention,
-    prefill_attention,
-    row,
-)
+from lengthwise.cost._lookup import decode_attention, masked_attention, merged_prefill_attention, prefill_attention, row
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import advance, join, merge, next_event, pop_due, seat_anew, sit
 from lengthwise.engine._kernel_memory import (
@@ -20,8 +14,8 @@ from lengthwise.engine._kernel_memory import (
     end_request,
     enqueue,
     expire,
-    let_go,
     rank_again,
+    release_all,
     remaining_tokens,
 )
 from lengthwise.engine._kernel_queue import predicted_total, push_event, queue_pop
@@ -188,7 +182,7 @@ def hand_over(S, D, r, slot, now_s, rank, router):
     """A prompt is through, its first token out: its cache stays where it is until it has been fetched."""
     q, first = S.slots[slot], S.par[0].replicas
     q.home = r
-    q.held = q.blocks
+    q.reserved = q.blocks
     q.blocks = 0
     S.running[r] -= 1
     a, b = D.draws[q.index, 0], D.draws[q.index, 1]
@@ -213,7 +207,7 @@ def fetch(S, D, r, now_s, rank, memory):
     while queue.length > 0 and S.running[r] < par.max_num_seqs:
         slot = S.pool_slot[queue.offset]
         q = S.slots[slot]
-        if q.held == 0:  # swapped out: it comes back with a step
+        if q.reserved == 0:  # swapped out: it comes back with a step
             return
         q.context = q.prompt + q.generated
         S.work[0].decodes = 0
@@ -228,9 +222,9 @@ def fetch(S, D, r, now_s, rank, memory):
         q.admission = S.ctr[0].admissions
         q.entered = q.generated
         q.waiting = 0
-        q.waited_s += now_s - q.queued_s
+        q.queued_for_s += now_s - q.queued_s
         S.results[q.index].replica = r
-        q.there = r
+        q.remote = r
         S.running[r] += 1
         S.waiting[rep.queue] -= 1
         _set_out(S, D, r, slot, now_s)
@@ -244,8 +238,8 @@ def _set_out(S, D, r, slot, now_s):
     if ends_s <= now_s:
         _seat(S, r, slot)
         return
-    S.partials[r, rep.coming] = slot
-    rep.coming += 1
+    S.partials[r, rep.incoming] = slot
+    rep.incoming += 1
     D.slot_of[q.index] = slot
     push_event(S, ends_s, len(S.replicas) + q.index)
 
@@ -266,12 +260,12 @@ def _ends_s(S, r, q, now_s):
 def arrive(S, D, i):
     """The transfer of request ``i`` has ended."""
     slot = D.slot_of[i]
-    r = S.slots[slot].there
+    r = S.slots[slot].remote
     rep, at = S.replicas[r], 0
     while S.partials[r, at] != slot:
         at += 1
-    rep.coming -= 1
-    S.partials[r, at] = S.partials[r, rep.coming]
+    rep.incoming -= 1
+    S.partials[r, at] = S.partials[r, rep.incoming]
     _seat(S, r, slot)
     S.touched[r] = 1
 
@@ -279,7 +273,7 @@ def arrive(S, D, i):
 @jit_cold
 def _seat(S, r, slot):
     rep, q = S.replicas[r], S.slots[slot]
-    let_go(S, q)
+    release_all(S, q)
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.par[0].timeout_s)
     sit(S, slot)
     join(S, rep.idle, slot)
@@ -499,7 +493,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
 def _finish(S, r, slot, now_s):
     q = S.slots[slot]
     S.replicas[r].free_blocks += q.blocks
-    S.replicas[r].freed += q.blocks
+    S.replicas[r].total_released += q.blocks
     S.running[r] -= 1
     S.results[q.index].finished_s = now_s
     end_request(S, r, slot, FINISHED, now_s)
@@ -527,9 +521,7 @@ def may_coast(S, r, end_s, horizon_s):
     group = S.groups[g]
     alone = rep.partials == 0 and S.groups[rep.idle].members == 0
     closed = queue.length == 0 or S.running[r] >= par.max_num_seqs
-    before = (
-        end_s < min(horizon_s, rep.deadline_s, queue.deadline_s, queue.overdue_s) and end_s <= par.limit_s
-    )
+    before = end_s < min(horizon_s, rep.deadline_s, queue.deadline_s, queue.overdue_s) and end_s <= par.limit_s
     decided = rep.decide == 0 and rep.undecided + 1 < par.window
     settled = par.counts_steps == 0 and (par.takes_over == 0 or queue.length == 0 or decided)
     if not (alone and closed and before and settled) or next_event(S, g) <= group.steps + 1:

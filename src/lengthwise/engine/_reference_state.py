@@ -38,22 +38,22 @@ class Request:
     blocks: int = 0
     admission: int = -1
     eviction: int = 0
-    seat: int = 0
+    slot_index: int = 0
     last_token_s: float | None = None
     decoding: bool = False
     swapped: bool = False
     waiting: bool = True
     queued_s: float = 0.0
-    waited_s: float = 0.0
+    queued_for_s: float = 0.0
     charged: float = 0.0
     batch: int = 0
     entered: int = 0
-    kept: int = 0
+    retained: int = 0
     kept_mark: int = 0
     kept_on: int = -1
     key: float = 0.0
     home: Replica | None = None
-    held: int = 0
+    reserved: int = 0
     arrives_s: float = math.inf
 
     @property
@@ -75,7 +75,7 @@ class Step:
     end_s: float = 0.0
     decodes: list[Request] = field(default_factory=list)
     prompts: list[tuple[Request, int]] = field(default_factory=list)
-    resting: list[Request] = field(default_factory=list)
+    paused: list[Request] = field(default_factory=list)
     swap_s: float = 0.0
     evicted: bool = False
     flags: int = 0
@@ -113,7 +113,7 @@ class Replica:
     cost: CostReader
     idle: list[Request] = field(default_factory=list)
     flights: list[Step] = field(default_factory=list)
-    freed: int = 0
+    total_released: int = 0
     tokens: int = 0
     touched: bool = False
     decide: bool = False
@@ -124,7 +124,7 @@ class Replica:
     phase_rounds: int = 0
     since: list[Step] = field(default_factory=list)
     """The last step of the micro-batch whose turns are the rounds, and those that began after it."""
-    coming: list[Request] = field(default_factory=list)
+    incoming: list[Request] = field(default_factory=list)
     sends_until_s: float = 0.0
     receives_until_s: float = 0.0
 
@@ -134,10 +134,10 @@ class Replica:
         return self.line.waiting
 
     @property
-    def resident(self) -> list[Request]:
+    def num_running(self) -> list[Request]:
         """Every request that holds memory and a seat here, those on their way here too."""
-        flying = [q for s in self.flights for q in (*s.decodes, *s.resting, *(p for p, _ in s.prompts))]
-        return self.idle + flying + self.coming
+        flying = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
+        return self.idle + flying + self.incoming
 
 
 if TYPE_CHECKING:
@@ -198,9 +198,7 @@ class Meter:
         seqs, tokens = step.seqs, step.prompt_tokens
         outputs = len(step.decodes) + sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
         self._bin(end_s, (busy_s, seqs * busy_s, waiting * busy_s, held * busy_s, tokens, outputs))
-        self.steps.append(
-            (step.start_s, end_s, replica, len(step.decodes), len(step.prompts), tokens, held, waiting)
-        )
+        self.steps.append((step.start_s, end_s, replica, len(step.decodes), len(step.prompts), tokens, held, waiting))
         return float(end_s)
 
     def _sums(self, step: Any, cost: StepCost, kv_tokens: int, prompts: list[tuple[int, int]]) -> None:

@@ -8,14 +8,7 @@ from lengthwise import catalog, policy
 from lengthwise import cost as costs
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.schema.cost_tables import CostTables, FitError, Front
-from lengthwise.schema.deployment import (
-    DecodeSide,
-    Deployment,
-    EngineLimits,
-    Handover,
-    Parallelism,
-    Scheduler,
-)
+from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GpuSpec, LinkSpec, ModelSpec, NodeSpec
 
@@ -109,12 +102,7 @@ def _scheduler(scheduler: str | Scheduler) -> Scheduler:
 
 
 def _max_model_len(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    parallel: Parallelism,
-    limits: EngineLimits,
-    planner: str,
-    num_blocks: int | None,
+    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, planner: str, num_blocks: int | None
 ) -> int:
     """What was asked for, checked against the cache; else the longest that model and cache take."""
     room = costs.largest_model_len(model, gpu, parallel, limits, planner, num_blocks)
@@ -171,54 +159,54 @@ def _tables(
     raise UnknownNameError("cost source", source, COST_SOURCES)
 
 
-def disaggregate(here: Deployment, there: Deployment, handover: Handover | None = None) -> Deployment:
-    """A deployment whose prompts are prefilled by the replicas of ``here`` and decoded by those of ``there``.
+def disaggregate(local: Deployment, remote: Deployment, kv_transfer: Handover | None = None) -> Deployment:
+    """A deployment whose prompts are prefilled by the replicas of ``local`` and decoded by those of ``remote``.
 
-    Requests are bounded by the shorter ``max_model_len``. Of the scheduler of ``there`` batching, memory, preemption
-    and router count; its rank, waits and bins are those of ``here``.
+    Requests are bounded by the shorter ``max_model_len``. Of the scheduler of ``remote`` batching, memory, preemption
+    and router count; its rank, waits and bins are those of ``local``.
 
     Args:
-        here: What prefills; its routers, waits, clients and front are those of the whole.
-        there: What decodes.
-        handover: How the KV cache gets there; None: over the links that join a replica of each (``handover_over``).
+        local: What prefills; its routers, waits, clients and front are those of the whole.
+        remote: What decodes.
+        kv_transfer: How the KV cache gets there; None: over the links that join a replica of each (``handover_over``).
 
     Raises:
         InputError: The sides are of two models, GPUs or block sizes, or one of them has a decode side already.
     """
     for name in ("model", "gpu"):
-        mine, others = getattr(here, name), getattr(there, name)
+        mine, others = getattr(local, name), getattr(remote, name)
         if mine != others:
             raise InputError(f"both sides must have one {name}; they have {mine.name} and {others.name}")
-    here.require_one_side("the side that prefills")
-    there.require_one_side("the side that decodes")
-    if here.kv.block_size != there.kv.block_size:
+    local.require_one_side("the side that prefills")
+    remote.require_one_side("the side that decodes")
+    if local.kv.block_size != remote.kv.block_size:
         raise InputError(
-            f"block_size must be the same on both sides; it is {here.kv.block_size} and {there.kv.block_size}"
+            f"block_size must be the same on both sides; it is {local.kv.block_size} and {remote.kv.block_size}"
         )
     side = DecodeSide(
-        parallel=there.parallel,
-        limits=there.limits,
-        cost=there.cost,
-        kv=there.kv,
-        handover=handover
-        or handover_over(here.node.link_for(_replica_gpus(here) + _replica_gpus(there)), here, there),
-        batching=there.scheduler.batching,
-        memory=there.scheduler.memory,
-        preempt=there.scheduler.preempt,
-        router=there.scheduler.router,
+        parallel=remote.parallel,
+        limits=remote.limits,
+        cost=remote.cost,
+        kv=remote.kv,
+        kv_transfer=kv_transfer
+        or handover_over(local.node.link_for(_replica_gpus(local) + _replica_gpus(remote)), local, remote),
+        batching=remote.scheduler.batching,
+        memory=remote.scheduler.memory,
+        preempt=remote.scheduler.preempt,
+        router=remote.scheduler.router,
     )
-    return replace(here, max_model_len=min(here.max_model_len, there.max_model_len), decode=side)
+    return replace(local, max_model_len=min(local.max_model_len, remote.max_model_len), decode=side)
 
 
-def handover_over(link: LinkSpec | None, here: Deployment, there: Deployment) -> Handover:
+def handover_over(link: LinkSpec | None, local: Deployment, remote: Deployment) -> Handover:
     """What it takes to hand a request over: every GPU sends its share of the cache over a link of its own.
 
     Args:
         link: What joins the GPUs of both sides; None: each GPU writes to, then reads from, host memory.
-        here: What prefills.
-        there: What decodes.
+        local: What prefills.
+        remote: What decodes.
     """
-    out, into = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (here, there))
+    out, into = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (local, remote))
     if link is None:
         return Handover(0.0, out + into, HOST_LINK_BYTES_PER_S)
     return Handover(link.latency_s, max(out, into), link.bandwidth_bytes_per_s)

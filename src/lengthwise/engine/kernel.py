@@ -14,7 +14,7 @@ from lengthwise.engine._kernel_memory import lift, line_up, outstanding, release
 from lengthwise.engine._kernel_queue import first_sent, pop_event, predicted_total, push_event, take_sent
 from lengthwise.engine._kernel_steps import arrive, blocks_to_decode, end_step, fetch, launch, may_coast, ride
 from lengthwise.policy import contracts
-from lengthwise.schema.records import Refusal, Status
+from lengthwise.schema.records import Rejection, Status
 
 BAD_BIN = kernel_layout.BAD_BIN
 INFINITY = float("inf")
@@ -64,11 +64,11 @@ def _complete(S, b, now_s, rank):
 @jit_cold
 def _next_due(S):
     """When the first of all bins has waited long enough for its bin to fill."""
-    due_s = INFINITY
+    deadline_s = INFINITY
     for b in range(len(S.bin_count)):
         if S.bin_count[b] > 0:
-            due_s = min(due_s, S.slots[S.bin_slot[b, 0]].arrival_s + S.par[0].bin_wait_s)
-    return due_s
+            deadline_s = min(deadline_s, S.slots[S.bin_slot[b, 0]].arrival_s + S.par[0].bin_wait_s)
+    return deadline_s
 
 
 @jit_cold
@@ -93,10 +93,10 @@ def complete_oldest(S, now_s, rank):
 
 BAD_ROUTE = kernel_layout.BAD_ROUTE
 REJECTED = int(Status.REJECTED)
-NONE = int(Refusal.NONE)
-TOO_LONG = int(Refusal.PROMPT_REACHES_MAX_MODEL_LEN)
-OVER_BUDGET = int(Refusal.PROMPT_ABOVE_TOKEN_BUDGET)
-OVER_MEMORY = int(Refusal.PROMPT_ABOVE_KV_MEMORY)
+NONE = int(Rejection.NONE)
+TOO_LONG = int(Rejection.PROMPT_REACHES_MAX_MODEL_LEN)
+OVER_BUDGET = int(Rejection.PROMPT_ABOVE_TOKEN_BUDGET)
+OVER_MEMORY = int(Rejection.PROMPT_ABOVE_KV_MEMORY)
 
 
 @jit_cold
@@ -108,10 +108,10 @@ def arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
         take_sent(S, i)
         ctr.front_free_s = max(S.arrival_s[i], ctr.front_free_s) + S.par[0].front_queue_s
         to_front(S)
-        refusal = _refusal(S, i, memory, decode_memory)
-        if refusal != NONE:
+        rejection = _rejection(S, i, memory, decode_memory)
+        if rejection != NONE:
             S.results[i].status = REJECTED
-            S.results[i].refusal = refusal
+            S.results[i].rejection = rejection
             release(S, i, REJECTED, now_s)
             continue
         slot = _new_slot(S, i)
@@ -124,7 +124,7 @@ def arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
 
 
 @jit
-def _refusal(S, i, memory, decode_memory):
+def _rejection(S, i, memory, decode_memory):
     """Why not even an idle replica could take the request, if so."""
     par, prompt, predicted = S.par[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= par.max_model_len:
@@ -175,7 +175,7 @@ def _new_slot(S, i):
     q.blocks = 0
     q.admission = -1
     q.eviction = 0
-    q.seat = 0
+    q.slot_index = 0
     q.last_token_s = 0.0
     q.join_step = 0
     q.growing = 0
@@ -184,10 +184,10 @@ def _new_slot(S, i):
     q.waiting = 1
     q.batch = 0
     q.entered = 0
-    q.kept = 0
-    q.held = 0
+    q.retained = 0
+    q.reserved = 0
     q.queued_s = q.arrival_s
-    q.waited_s = 0.0
+    q.queued_for_s = 0.0
     q.charged = 0.0
     return slot
 
@@ -210,7 +210,7 @@ def _route(S, D, i, router):
 
 
 FORM_ONCE = contracts.FORM_ONCE
-OK, STUCK = kernel_layout.OK, kernel_layout.STUCK
+OK, BLOCKED = kernel_layout.OK, kernel_layout.BLOCKED
 
 
 def run(
@@ -288,18 +288,18 @@ def _end_first(S, D, now_s, rank, decode_router):
 
 
 @jit
-def _order(S, apart):
+def _order(S, disaggregated):
     """Replicas to schedule, in ``scratch_order``; returns how many.
 
-    The touched ones by number, ``apart`` those that only decode, else the others; over a central queue all of them
+    The touched ones by number, ``disaggregated`` those that only decode, else the others; over a central queue all of them
     while somebody waits, the emptiest first.
     """
     if S.par[0].central == 1 and S.queues[0].length > 0:
         _by_load(S)
         S.touched[:] = 0
         return S.par[0].replicas
-    count, first = 0, S.par[0].replicas if apart else 0
-    for r in range(first, len(S.replicas) if apart else S.par[0].replicas):
+    count, first = 0, S.par[0].replicas if disaggregated else 0
+    for r in range(first, len(S.replicas) if disaggregated else S.par[0].replicas):
         if S.touched[r] == 1:
             S.touched[r] = 0
             S.scratch_order[count] = r
@@ -319,7 +319,7 @@ def _somebody_waits(S):
         for i in range(S.groups[S.replicas[r].idle].members):
             first = min(first, S.slots[member(S, S.replicas[r].idle, i)].index)
     S.ctr[0].problem_request = first
-    return OK if first == len(S.results) else STUCK
+    return OK if first == len(S.results) else BLOCKED
 
 
 @jit
@@ -344,9 +344,7 @@ def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memor
         w.swap_s += swap_s
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
-        coasting = (
-            par.flights == 1 and w.prompts == 0 and may_coast(S, r, end_s, _horizon(S, left, evictions))
-        )
+        coasting = par.flights == 1 and w.prompts == 0 and may_coast(S, r, end_s, _horizon(S, left, evictions))
         if coasting:
             ride(S, r, end_s)
             now_s = end_s

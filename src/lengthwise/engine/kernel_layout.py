@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_TAKEOVER, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = (
-    range(9)
-)
+OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, BLOCKED, BAD_BIN, BAD_TAKEOVER, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = range(9)
 """What a run of the kernel comes back with."""
 
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")
@@ -34,7 +32,7 @@ slot_t = np.dtype(
         ("blocks", "i8"),
         ("admission", "i8"),
         ("eviction", "i8"),
-        ("seat", "i8"),
+        ("slot_index", "i8"),
         ("last_token_s", "f8"),
         ("join_step", "i8"),
         ("due", "i8"),
@@ -45,14 +43,14 @@ slot_t = np.dtype(
         ("waiting", "i8"),
         ("batch", "i8"),
         ("entered", "i8"),
-        ("kept", "i8"),
+        ("retained", "i8"),
         ("kept_mark", "i8"),
         ("kept_on", "i8"),
         ("home", "i8"),
-        ("there", "i8"),
-        ("held", "i8"),
+        ("remote", "i8"),
+        ("reserved", "i8"),
         ("queued_s", "f8"),
-        ("waited_s", "f8"),
+        ("queued_for_s", "f8"),
         ("charged", "f8"),
     ],
     align=True,
@@ -61,20 +59,13 @@ slot_t = np.dtype(
 ``home`` wait there to be fetched by one that decodes."""
 
 group_t = np.dtype(
-    [
-        ("steps", "i8"),
-        ("members", "i8"),
-        ("kv_tokens", "i8"),
-        ("cohorts", "i8"),
-        ("last_end_s", "f8"),
-    ],
-    align=True,
+    [("steps", "i8"), ("members", "i8"), ("kv_tokens", "i8"), ("cohorts", "i8"), ("last_end_s", "f8")], align=True
 )
 
 replica_t = np.dtype(
     [
         ("free_blocks", "i8"),
-        ("freed", "i8"),
+        ("total_released", "i8"),
         ("in_flight", "i8"),
         ("first_flight", "i8"),
         ("idle", "i8"),
@@ -88,7 +79,7 @@ replica_t = np.dtype(
         ("phase_rounds", "i8"),
         ("phase_mark", "i8"),
         ("side", "i8"),
-        ("coming", "i8"),
+        ("incoming", "i8"),
         ("sends_until_s", "f8"),
         ("receives_until_s", "f8"),
         ("busy_until_s", "f8"),
@@ -120,8 +111,7 @@ flight_t = np.dtype([("end_s", "f8"), ("group", "i8"), ("rests", "i8"), ("prompt
 """``rests``: 1 where the group goes along with prompts and is not computed."""
 
 queue_t = np.dtype(
-    [("offset", "i8"), ("room", "i8"), ("length", "i8"), ("deadline_s", "f8"), ("overdue_s", "f8")],
-    align=True,
+    [("offset", "i8"), ("room", "i8"), ("length", "i8"), ("deadline_s", "f8"), ("overdue_s", "f8")], align=True
 )
 
 step_t = np.dtype(
@@ -145,12 +135,12 @@ result_t = np.dtype(
         ("scheduled_s", "f8"),
         ("first_token_s", "f8"),
         ("finished_s", "f8"),
-        ("waited_s", "f8"),
+        ("queued_for_s", "f8"),
         ("output_tokens", "i8"),
         ("replica", "i4"),
         ("preemptions", "i4"),
         ("status", "i8"),
-        ("refusal", "i8"),
+        ("rejection", "i8"),
     ],
     align=True,
 )
@@ -163,7 +153,7 @@ counter_t = np.dtype(
         ("released", "i8"),
         ("admissions", "i8"),
         ("evictions", "i8"),
-        ("seats", "i8"),
+        ("free_slots", "i8"),
         ("step_rows", "i8"),
         ("gap_rows", "i8"),
         ("pool_top", "i8"),

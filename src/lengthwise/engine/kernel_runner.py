@@ -13,7 +13,7 @@ from lengthwise._jit import DISABLED
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
 from lengthwise.engine.outcome import Outcome, ending_s
-from lengthwise.engine.setup import Setup, policy_raised, stuck
+from lengthwise.engine.setup import Setup, blocked, policy_raised
 from lengthwise.policy.compile import signatures
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InternalError, PolicyError
@@ -93,7 +93,7 @@ class State(NamedTuple):
 def new_state(setup: Setup, log_rows: int) -> State:
     """State before the first event; ``log_rows`` bounds the step and the gap log (0: keep none)."""
     n, r, p = len(setup.arrival_s), setup.all_replicas, _stride(setup)
-    there, cost = setup.there, setup.deployment.cost
+    there, cost = setup.remote, setup.deployment.cost
     seqs, groups = max(setup.max_num_seqs, there.max_num_seqs if there else 0), r * (p + 1)
     queues = 1 if setup.central else r
     pool = n if queues == 1 else 4 * n * (1 + (there.replicas if there else 0)) + 128 * r
@@ -101,9 +101,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     events = r + (there.replicas * there.max_num_seqs if there else 0)
     return State(
         par=_view(
-            np.concatenate(
-                [_row(kernel_layout.param_t, _params(setup, side)) for side in (setup, there) if side]
-            )
+            np.concatenate([_row(kernel_layout.param_t, _params(setup, side)) for side in (setup, there) if side])
         ),
         ctr=_record(kernel_layout.counter_t, _counters(setup, n if queues == 1 else 0)),
         work=_records(kernel_layout.work_t, 1),
@@ -183,7 +181,7 @@ class DecodeState(NamedTuple):
 
 def decode_state(setup: Setup, state: State) -> DecodeState:
     """Beside ``new_state``; nothing is read of it where every replica does both."""
-    there, first = setup.there, setup.replicas
+    there, first = setup.remote, setup.replicas
     counts = (state.waiting, state.running, state.tokens)
     seen = (*(one[:first] for one in counts), *(one[first:] for one in counts))
     if there is None:
@@ -202,12 +200,7 @@ def _followers(setup: Setup) -> dict[str, Array]:
         nobody = np.zeros(1, np.int64)
         return {"follow_start": nobody, "follow": nobody, "follow_left": nobody, "sent": nobody}
     sent = np.empty(len(found.left), np.int64)
-    return {
-        "follow_start": found.start,
-        "follow": found.child,
-        "follow_left": found.left.copy(),
-        "sent": sent,
-    }
+    return {"follow_start": found.start, "follow": found.child, "follow_left": found.left.copy(), "sent": sent}
 
 
 def _released(setup: Setup) -> int:
@@ -224,18 +217,18 @@ def _counters(setup: Setup, pool_top: int) -> dict[str, Any]:
 def _params(setup: Setup, side: Setup) -> dict[str, Any]:
     own = {name: getattr(side, name) for name in kernel_layout.param_t.names or () if hasattr(side, name)}
     plan = {"empty_tokens": side.empty_plan[1], "empty_flags": side.empty_plan[2]}
-    before, handover = setup.deployment.cost.front, side.handover
+    before, kv_transfer = setup.deployment.cost.front, side.kv_transfer
     front = {"front_queue_s": before.queue_s, "front_request_s": before.request_s}
     parameters = enumerate(side.policies.batching.all_parameters)
     rest = {"predicted_window": setup.rows.window, "two_degrees": side.deployment.cost.other is not None}
-    sides = {"decodes": setup.there.replicas if setup.there else 0, "stride": _stride(setup)}
-    way = {"handover_fixed_s": handover.fixed_s, "handover_token_s": handover.token_s}
-    way["one_at_a_time"] = handover.one_at_a_time
+    sides = {"decodes": setup.remote.replicas if setup.remote else 0, "stride": _stride(setup)}
+    way = {"handover_fixed_s": kv_transfer.fixed_s, "handover_token_s": kv_transfer.token_s}
+    way["one_at_a_time"] = kv_transfer.one_at_a_time
     return own | plan | front | rest | sides | way | {f"parameter_{i}": value for i, value in parameters}
 
 
 def _replicas(setup: Setup) -> Array:
-    sides = [side for side in (setup, setup.there) if side]
+    sides = [side for side in (setup, setup.remote) if side]
     rows = np.concatenate([side.replica_rows for side in sides])
     rows["free_blocks"] = np.concatenate([np.full(side.replicas, side.total_blocks) for side in sides])
     rows["side"] = np.arange(len(rows)) >= setup.replicas
@@ -247,7 +240,7 @@ def _replicas(setup: Setup) -> Array:
 
 def _stride(setup: Setup) -> int:
     """Places for steps in flight, and for stages, that every replica has."""
-    sides = [side for side in (setup, setup.there) if side]
+    sides = [side for side in (setup, setup.remote) if side]
     return max(max(side.flights, side.pp) for side in sides)
 
 
@@ -306,18 +299,7 @@ Kind = tuple[Any, ...]
 @lru_cache(maxsize=1)
 def _compiled(state_type: Any, decode_type: Any) -> Any:
     s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
-    axes = (
-        "rank",
-        "rank",
-        "batching",
-        "memory",
-        "router",
-        "takeover",
-        "binning",
-        "batching",
-        "memory",
-        "router",
-    )
+    axes = ("rank", "rank", "batching", "memory", "router", "takeover", "binning", "batching", "memory", "router")
     signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes))
     return _jit.compile_now(kernel.run, signature, cached=True)
 
@@ -329,7 +311,7 @@ _KERNELS: dict[Kind, Any] = {}
 def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
     """What the kernel is called with; the state comes first."""
     state = new_state(setup, log_rows)
-    side = setup.there or setup
+    side = setup.remote or setup
     return state, decode_state(setup, state), *setup.functions, side.batching, side.memory, side.router
 
 
@@ -376,16 +358,16 @@ def _raise_for(code: int, setup: Setup, state: State) -> None:
         raise setup.bad_memory(request)
     if code == kernel_layout.BAD_ROUTE:
         raise setup.bad_route(request)
-    if code == kernel_layout.BAD_DECODE_MEMORY and setup.there:
-        raise setup.there.bad_memory(request)
-    if code == kernel_layout.BAD_DECODE_ROUTE and setup.there:
-        raise setup.there.bad_route(request)
+    if code == kernel_layout.BAD_DECODE_MEMORY and setup.remote:
+        raise setup.remote.bad_memory(request)
+    if code == kernel_layout.BAD_DECODE_ROUTE and setup.remote:
+        raise setup.remote.bad_route(request)
     if code == kernel_layout.BAD_BIN:
         raise setup.bad_bin(request)
     if code == kernel_layout.BAD_TAKEOVER:
         raise setup.bad_takeover(request)
-    if code == kernel_layout.STUCK:
-        raise PolicyError(stuck(setup, request))
+    if code == kernel_layout.BLOCKED:
+        raise PolicyError(blocked(setup, request))
     if code != kernel_layout.OK:
         raise InternalError(f"the kernel came back with {code}")
 
@@ -419,4 +401,4 @@ def _count_unfinished(state: State) -> None:
         tokens[members] += group["steps"] - slots["join_step"][members]
     cut = state.results["status"][index] == Status.UNFINISHED
     state.results["output_tokens"][index[cut]] = np.maximum(tokens[cut], 0)
-    state.results["waited_s"][index[cut]] = slots["waited_s"][cut]
+    state.results["queued_for_s"][index[cut]] = slots["queued_for_s"][cut]

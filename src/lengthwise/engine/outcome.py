@@ -9,15 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine.kernel_layout import GAP_OCTAVES, GAP_SMALLEST_EXPONENT, GAP_SUBBINS, SERIES_COLUMNS
-from lengthwise.schema.records import (
-    Records,
-    ReplicaTotals,
-    RequestRecords,
-    Status,
-    StepRecords,
-    TimeSeries,
-    TokenGaps,
-)
+from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, StepRecords, TimeSeries, TokenGaps
 from lengthwise.schema.workload import Workload
 
 Array = npt.NDArray[Any]
@@ -88,8 +80,8 @@ def _requests(workload: Workload, outcome: Outcome) -> RequestRecords:
         first_token_s=results["first_token_s"].copy(),
         finished_s=results["finished_s"].copy(),
         preemptions=results["preemptions"].copy(),
-        waited_s=results["waited_s"].copy(),
-        refusal=results["refusal"].astype(np.int8),
+        queued_for_s=results["queued_for_s"].copy(),
+        rejection=results["rejection"].astype(np.int8),
     )
 
 

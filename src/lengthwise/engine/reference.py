@@ -14,25 +14,25 @@ import numpy as np
 
 from lengthwise.engine._reference_state import Meter, Queue, Replica, Request, Step, outcome_of
 from lengthwise.engine.outcome import Outcome
-from lengthwise.engine.setup import Setup, stuck
+from lengthwise.engine.setup import Setup, blocked
 from lengthwise.engine.step_time import CostReader
 from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
     DECODES_REST,
     DECODES_WAIT,
-    EVEN_SHARES,
     FORM_ONCE,
     NEW_PHASE,
     ONE_BATCH,
     ONE_BY_ONE,
     PADDED,
+    RESERVE_BLOCK,
     RESTART_AS_DECODE,
     SERVICE_OUTPUT_WEIGHT,
-    SPARE_BLOCK,
+    UNIFORM_SHARES,
 )
 from lengthwise.schema.errors import PolicyError
-from lengthwise.schema.records import Refusal, Status
+from lengthwise.schema.records import Rejection, Status
 
 
 class Reference:
@@ -45,17 +45,15 @@ class Reference:
         self.histogram = setup.histogram.copy()
         lines = [Queue([], [[] for _ in range(setup.bins)]) for _ in range(setup.replicas)]
         self.lines = lines[:1] if setup.central else lines
-        self.here = [self._replica(setup, r, lines[0 if setup.central else r]) for r in range(setup.replicas)]
-        there = setup.there
-        self.decoding = (
-            [self._replica(there, r, Queue([], [])) for r in range(there.replicas)] if there else []
-        )
-        self.replicas = [*self.here, *self.decoding]
+        self.local = [self._replica(setup, r, lines[0 if setup.central else r]) for r in range(setup.replicas)]
+        there = setup.remote
+        self.decoding = [self._replica(there, r, Queue([], [])) for r in range(there.replicas)] if there else []
+        self.replicas = [*self.local, *self.decoding]
         self.load: dict[int, Replica] = {}
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
-        self.next = self.admissions = self.evictions = self.seats = self.batches = 0
+        self.next = self.admissions = self.evictions = self.free_slots = self.batches = 0
         self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
         self.left = setup.followers.left.tolist() if setup.followers else [0] * len(self.arrival_s)
         self.own = [i for i, parents in enumerate(self.left) if parents == 0]
@@ -99,15 +97,13 @@ class Reference:
 
     def _next_event(self) -> float:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
-        bins = [self._due_s(b) for line in self.lines for b in line.bins]
-        transfers = [q.arrives_s for rep in self.decoding for q in rep.coming]
+        bins = [self._deadline_s(b) for line in self.lines for b in line.bins]
+        transfers = [q.arrives_s for rep in self.decoding for q in rep.incoming]
         return float(min([self.entry_s, *ends, *bins, *transfers]))
 
     def _first_sent(self) -> int | None:
         """Who goes to the front next: of those that are sent, who was first, of the same instant the lowest number."""
-        others = [
-            (float(self.arrival_s[i]), i) for i in self.own[self.next : self.next + 1] if i < self.released
-        ]
+        others = [(float(self.arrival_s[i]), i) for i in self.own[self.next : self.next + 1] if i < self.released]
         return min([*others, *self.sent[:1]])[1] if others or self.sent else None
 
     def _passed_s(self, i: int) -> float:
@@ -136,35 +132,35 @@ class Reference:
         while self.entry_s == now:
             i = self._enters()
             request = self.s.request(Request, i, float(self.arrival_s[i]))
-            refusal = self._refusal(request)
-            if refusal != Refusal.NONE:
+            rejection = self._rejection(request)
+            if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
-                self.results[i]["refusal"] = refusal
+                self.results[i]["rejection"] = rejection
                 self._release(i, Status.REJECTED, now)
                 continue
             self._route(request, now)
 
     def _route(self, q: Request, now: float) -> None:
-        rep = self.here[0]
+        rep = self.local[0]
         if not self.s.central:
-            rep = self._picked(self.s, self.here, q)
+            rep = self._picked(self.s, self.local, q)
             self._load(rep, q)
         if self.s.charges:
             self._lift(q.tenant)
         self._gather(rep.line, q, now)
 
-    def _picked(self, side: Setup, among: list[Replica], q: Request) -> Replica:
+    def _picked(self, side: Setup, num_candidates: list[Replica], q: Request) -> Replica:
         """The replica of one side that its router says."""
         waiting, running = (
-            np.array([r.line.length for r in among]),
-            np.array([len(r.resident) for r in among]),
+            np.array([r.line.length for r in num_candidates]),
+            np.array([len(r.num_running) for r in num_candidates]),
         )
-        tokens = np.array([r.tokens for r in among])
+        tokens = np.array([r.tokens for r in num_candidates])
         a, b = side.draws[q.index]
         choice = side.router(q.index, float(a), float(b), waiting, running, tokens)
-        if not 0 <= choice < len(among):
+        if not 0 <= choice < len(num_candidates):
             raise side.bad_route(choice)
-        return among[choice]
+        return num_candidates[choice]
 
     def _load(self, rep: Replica, q: Request) -> None:
         """The request is this replica's from now on, for routers; the replica has something to look at."""
@@ -205,13 +201,13 @@ class Reference:
         for rep in self.replicas:
             rep.touched = rep.touched or (rep.line is line and not self.s.central)
 
-    def _due_s(self, waiting: list[Request]) -> float:
+    def _deadline_s(self, waiting: list[Request]) -> float:
         return waiting[0].arrival_s + self.s.bin_wait_s if waiting else math.inf
 
     def _complete_due(self, now: float) -> None:
         for line in self.lines:
             for number, waiting in enumerate(line.bins):
-                if self._due_s(waiting) <= now:
+                if self._deadline_s(waiting) <= now:
                     self._complete(line, number, now)
 
     def _complete_oldest(self) -> bool:
@@ -231,16 +227,16 @@ class Reference:
         rep.touched = True
         rep.steps_since += 1
         rep.undecided += 1
-        for q in sorted(step.resting, key=lambda q: q.seat):
-            self._sit(rep, q)
+        for q in sorted(step.paused, key=lambda q: q.slot_index):
+            self._assign_slot(rep, q)
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.meter.gap(now - last, times[last])  # type: ignore[operator]
-        for q in sorted(step.decodes, key=lambda q: q.seat):
+        for q in sorted(step.decodes, key=lambda q: q.slot_index):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
             if q.prefilled < q.context:
-                self._sit(rep, q)
+                self._assign_slot(rep, q)
                 continue
             if q.last_token_s is not None:
                 rep.meter.gap(now - q.last_token_s, 1)
@@ -253,29 +249,29 @@ class Reference:
         q.decoding = True
         q.generated += 1
         q.last_token_s = now
-        if q.generated < q.output and self.decoding and rep in self.here:
+        if q.generated < q.output and self.decoding and rep in self.local:
             self._hand_over(rep, q, now)
             return
         if q.generated < q.output:
-            self._sit(rep, q)
+            self._assign_slot(rep, q)
             return
         self.results[q.index]["finished_s"] = now
         self._leave(rep, q, Status.FINISHED, now)
 
-    def _sit(self, rep: Replica, q: Request) -> None:
+    def _assign_slot(self, rep: Replica, q: Request) -> None:
         """Back among the idle, behind those who came before."""
-        self.seats += 1
-        q.seat = self.seats
+        self.free_slots += 1
+        q.slot_index = self.free_slots
         rep.idle.append(q)
 
     def _leave(self, rep: Replica, q: Request, status: Status, now: float) -> None:
         rep.free += q.blocks
-        rep.freed += q.blocks
-        if q.held:
-            self._let_go(q)
+        rep.total_released += q.blocks
+        if q.reserved:
+            self._release_all(q)
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._produced(q)
-        self.results[q.index]["waited_s"] = q.waited_s + (now - q.queued_s if q.waiting else 0.0)
+        self.results[q.index]["queued_for_s"] = q.queued_for_s + (now - q.queued_s if q.waiting else 0.0)
         rep.ended_since += 1
         if not self.s.central:
             self.load.pop(q.index).tokens -= self.s.outstanding(q.index)
@@ -303,7 +299,7 @@ class Reference:
             self.released += 1
             self._to_front()
         if status == Status.FINISHED:
-            for child in self._behind(i):
+            for child in self._waiting_after(i):
                 self._one_less(child, now)
         else:
             self._refuse_behind(i, now)
@@ -312,14 +308,14 @@ class Reference:
         """All that would have come after a request that did not finish are refused."""
         refused = [i]
         while refused:
-            for child in self._behind(refused.pop()):
+            for child in self._waiting_after(refused.pop()):
                 if self.results[child]["status"] != Status.REJECTED:
                     self.results[child]["status"] = Status.REJECTED
-                    self.results[child]["refusal"] = Refusal.PARENT_NOT_FINISHED
+                    self.results[child]["rejection"] = Rejection.PARENT_NOT_FINISHED
                     self.arrival_s[child] = now
                     refused.append(child)
 
-    def _behind(self, i: int) -> list[int]:
+    def _waiting_after(self, i: int) -> list[int]:
         found = self.s.followers
         return found.child[found.start[i] : found.start[i + 1]].tolist() if found else []
 
@@ -340,7 +336,7 @@ class Reference:
         replicas go first: what they take, and give back, is then known to those that prefill.
         """
         if self.decoding:
-            for rep in [*self.decoding, *self.here]:
+            for rep in [*self.decoding, *self.local]:
                 if rep.touched:
                     rep.touched = False
                     self._schedule(rep, now)
@@ -349,7 +345,7 @@ class Reference:
             before = self.evictions
             order = [rep for rep in self.replicas if rep.touched]
             if self.s.central and self.replicas[0].queue:
-                order = sorted(self.replicas, key=lambda rep: (len(rep.resident), rep.number))
+                order = sorted(self.replicas, key=lambda rep: (len(rep.num_running), rep.number))
             for rep in order:
                 rep.touched = False
                 self._schedule(rep, now)
@@ -380,7 +376,7 @@ class Reference:
             rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
             rep.steps_since = rep.ended_since = 0
-            self._give_way(rep, step)
+            self._preemption(rep, step)
         if not flags & DECODES_WAIT:
             self._take_decodes(rep, step, flags)
         prompt_tokens = max(0, tokens - len(step.decodes))
@@ -400,7 +396,7 @@ class Reference:
             decodes,
             len(rep.idle) - decodes,
             len(rep.queue),
-            len(rep.resident) + step.seqs,
+            len(rep.num_running) + step.seqs,
             len(rep.flights),
             rep.s.token_budget,
             rep.s.max_num_seqs,
@@ -419,7 +415,7 @@ class Reference:
     def _let_rest(self, rep: Replica, step: Step) -> None:
         """Free decodes go along with the step's prompts; they are not computed."""
         if not step.decodes:
-            step.resting = [q for q in rep.idle if q.decoding]
+            step.paused = [q for q in rep.idle if q.decoding]
             rep.idle = [q for q in rep.idle if not q.decoding]
 
     def _expire(self, rep: Replica, now: float) -> None:
@@ -430,30 +426,30 @@ class Reference:
             rep.queue.remove(q)
             self._leave(rep, q, Status.TIMED_OUT, now)
 
-    def _give_way(self, rep: Replica, step: Step) -> None:
+    def _preemption(self, rep: Replica, step: Step) -> None:
         """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them.
 
         Whoever has produced nothing since it was admitted is left alone: every admission is worth a
         token at least, or two requests could take turns for ever.
         """
         stays = not rep.s.takes_over and not step.flags & ADMIT_AFTER_EVICTION
-        if not (stays and len(rep.resident) >= rep.s.max_num_seqs):  # else nobody could get in
+        if not (stays and len(rep.num_running) >= rep.s.max_num_seqs):  # else nobody could get in
             self._rank_again(rep.line)
         due = rep.decide or rep.undecided >= rep.s.window
         if not (rep.s.takes_over and due and rep.queue):
             return
-        running = sorted((self._rank_of(q), q.seat, q) for q in rep.idle if q.generated > q.entered)
-        seats, free, left = rep.s.max_num_seqs - len(rep.resident), rep.free, len(running)
+        running = sorted((self._rank_of(q), q.slot_index, q) for q in rep.idle if q.generated > q.entered)
+        free_slots, free, left = rep.s.max_num_seqs - len(rep.num_running), rep.free, len(running)
         for w in sorted(rep.queue, key=lambda q: (q.key, q.index))[: rep.s.max_num_seqs]:
-            k, room, seat = left, free, seats
-            while not (seat > 0 and (blocks := self._blocks_to_enter(w, room, seat)) >= 0):
+            k, room, slot_index = left, free, free_slots
+            while not (slot_index > 0 and (blocks := self._blocks_to_enter(w, room, slot_index)) >= 0):
                 if k == 0 or not self._takes_place(rep, w, *running[k - 1]):
                     break
                 k -= 1
                 room += running[k][2].blocks
-                seat += 1
+                slot_index += 1
             else:
-                left, free, seats = k, room - blocks, seat - 1
+                left, free, free_slots = k, room - blocks, slot_index - 1
                 continue
             break
         for _, _, q in reversed(running[left:]):
@@ -461,9 +457,9 @@ class Reference:
         step.evicted = rep.decide = False
         rep.undecided = 0
 
-    def _blocks_to_enter(self, q: Request, free: int, seats: int) -> int:
+    def _blocks_to_enter(self, q: Request, free: int, free_slots: int) -> int:
         predicted, _ = self.s.predicted_at(q.index, q.generated)
-        return self.s.ask_memory(q.context, q.context, predicted, free, self.s.max_num_seqs - seats, 0)
+        return self.s.ask_memory(q.context, q.context, predicted, free, self.s.max_num_seqs - free_slots, 0)
 
     def _takes_place(self, rep: Replica, w: Request, key: float, _: int, q: Request) -> bool:
         """Whether waiting ``w`` may take the seat of running ``q``, whose key this is."""
@@ -481,9 +477,9 @@ class Reference:
             self.s.remaining(q),
             q.generated,
             rep.cost.return_steps(tokens, swapped_s, len(decodes), kv_tokens),
-            len(rep.resident),
+            len(rep.num_running),
             len(rep.queue),
-            w.waited_s + (self.now_s - w.queued_s),
+            w.queued_for_s + (self.now_s - w.queued_s),
             int(self.results[q.index]["preemptions"]),
         )
         if math.isnan(gain):
@@ -492,11 +488,11 @@ class Reference:
 
     def _rank_of(self, q: Request) -> float:
         """The key in the queue: whoever has waited too long goes before all others."""
-        overdue = self._overdue_s(q) <= self.now_s if q.waiting else q.waited_s >= self.s.max_wait_s
+        overdue = self._overdue_s(q) <= self.now_s if q.waiting else q.queued_for_s >= self.s.max_wait_s
         return -math.inf if overdue else self.s.key(self.s.rank, self.now_s, q, self.service[q.tenant])
 
     def _overdue_s(self, q: Request) -> float:
-        return q.queued_s + (self.s.max_wait_s - q.waited_s)
+        return q.queued_s + (self.s.max_wait_s - q.queued_for_s)
 
     def _rank_again(self, line: Queue) -> None:
         """Keys that time has changed."""
@@ -518,10 +514,10 @@ class Reference:
             rep.decide = rep.decide or rep.line is line
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
-        spare = 1 if flags & SPARE_BLOCK else 0
+        spare = 1 if flags & RESERVE_BLOCK else 0
         strict, most = bool(flags & FORM_ONCE), rep.s.max_step_seqs
-        if flags & EVEN_SHARES:
-            here = len(rep.resident) - len(rep.coming) + step.seqs
+        if flags & UNIFORM_SHARES:
+            here = len(rep.num_running) - len(rep.incoming) + step.seqs
             most = min(most, step.seqs + -(-here // rep.s.flights))
         for q in sorted((q for q in rep.idle if q.decoding), key=self._leave_order):
             if step.seqs == most:
@@ -544,14 +540,14 @@ class Reference:
                     step.prompts.append((q, chunk))
 
     def _make_room(
-        self, rep: Replica, step: Step, q: Request, need: int, spare: int = 0, *, strict: bool = False
+        self, rep: Replica, step: Step, q: Request, need: int, reserve: int = 0, *, strict: bool = False
     ) -> bool:
         """Gives the request its blocks, evicting the worst idle ones; False if that was itself.
 
         A spare block is not asked of the last one on a replica (but by Vidur's strict rule): it
         could never run.
         """
-        while rep.free < need or (rep.free < spare and (strict or len(rep.resident) + step.seqs > 1)):
+        while rep.free < need or (rep.free < reserve and (strict or len(rep.num_running) + step.seqs > 1)):
             victim = max(rep.idle, key=self._leave_order)
             self._evict(rep, step, victim)
             if victim is q:
@@ -561,15 +557,15 @@ class Reference:
         return True
 
     def _leave_order(self, q: Request) -> tuple[float, int]:
-        return self.s.key(self.s.leave, self.now_s, q, self.service[q.tenant]), q.seat
+        return self.s.key(self.s.leave, self.now_s, q, self.service[q.tenant]), q.slot_index
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         rep.idle.remove(q)
         if rep.s.finds_again:
-            q.kept = (q.context - 1 if q.decoding else q.prefilled) // rep.s.block_size
-            q.kept_mark, q.kept_on = rep.freed + q.blocks - q.kept, rep.number
+            q.retained = (q.context - 1 if q.decoding else q.prefilled) // rep.s.block_size
+            q.kept_mark, q.kept_on = rep.total_released + q.blocks - q.retained, rep.number
         rep.free += q.blocks
-        rep.freed += q.blocks
+        rep.total_released += q.blocks
         step.evicted = True
         if rep.s.swap and q.decoding:
             q.swapped = True
@@ -605,11 +601,11 @@ class Reference:
         while (
             rep.queue
             and admitted < admit
-            and len(rep.resident) + step.seqs < rep.s.max_num_seqs
+            and len(rep.num_running) + step.seqs < rep.s.max_num_seqs
             and step.seqs < rep.s.max_step_seqs
         ):
             q = min(rep.queue, key=lambda q: (q.key, q.index))
-            if q.held:  # it comes by a transfer, not with a step
+            if q.reserved:  # it comes by a transfer, not with a step
                 return
             if admitted > 0 and q.batch != batch and flags & ONE_BATCH:
                 return
@@ -624,8 +620,8 @@ class Reference:
                 return
             rep.queue.remove(q)
             rep.free -= blocks
-            rep.freed -= found // rep.s.block_size
-            q.kept, q.prefilled = 0, found or q.prefilled
+            rep.total_released -= found // rep.s.block_size
+            q.retained, q.prefilled = 0, found or q.prefilled
             q.blocks = blocks
             if q.admission < 0 and self.s.charges:
                 self._charge(q)
@@ -634,7 +630,7 @@ class Reference:
             admitted += 1
             q.admission, batch = self.admissions, q.batch
             q.entered = q.generated
-            q.waiting, q.waited_s = False, q.waited_s + (self.now_s - q.queued_s)
+            q.waiting, q.queued_for_s = False, q.queued_for_s + (self.now_s - q.queued_s)
             self._place(rep, step, q, chunk)
 
     def _charge(self, q: Request) -> None:
@@ -651,7 +647,7 @@ class Reference:
         if q.swapped:
             q.swapped = False
             step.swap_s += q.blocks * rep.s.swap_s_per_block
-            self._sit(rep, q)
+            self._assign_slot(rep, q)
         else:
             step.prompts.append((q, chunk))
 
@@ -661,10 +657,10 @@ class Reference:
         Blocks are taken in the order in which they were freed, those of its end before those of its beginning.
         """
         here = rep.s.finds_again and q.kept_on == rep.number
-        if not here or not q.kept or q.swapped or not flags & CHUNKED:
+        if not here or not q.retained or q.swapped or not flags & CHUNKED:
             return 0
-        taken_since = max(0, rep.freed - rep.free - q.kept_mark)
-        return max(0, q.kept - taken_since) * rep.s.block_size
+        taken_since = max(0, rep.total_released - rep.free - q.kept_mark)
+        return max(0, q.retained - taken_since) * rep.s.block_size
 
     def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int, found: int = 0) -> int:
         """How much of the prompt the step may take beyond what was found again; 0: it must wait."""
@@ -679,7 +675,7 @@ class Reference:
         return q.context if q.context <= left else 0
 
     def _ask_memory(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
-        held = [*rep.resident, *step.decodes, *(p for p, _ in step.prompts)]
+        held = [*rep.num_running, *step.decodes, *(p for p, _ in step.prompts)]
         peak = self._peak_tokens([*held, q]) if rep.s.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
         blocks = rep.s.ask_memory(q.context, chunk, predicted, rep.free, len(held), peak)
@@ -698,26 +694,26 @@ class Reference:
             peak = max(peak, held + remaining[q.index] * position)
         return peak
 
-    def _refusal(self, q: Request) -> Refusal:
+    def _rejection(self, q: Request) -> Rejection:
         """Why not even an idle replica could take the request, if so."""
         if q.prompt >= self.s.max_model_len:
-            return Refusal.PROMPT_REACHES_MAX_MODEL_LEN
+            return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
         chunk = self._chunk(Step(0.0), q, self.s.empty_plan[1], self.s.empty_plan[2])
         if chunk <= 0:
-            return Refusal.PROMPT_ABOVE_TOKEN_BUDGET
+            return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
         peak = q.prompt + self.s.whole_remaining(q) if self.s.needs_peak else 0
         predicted, _ = self.s.predicted_at(q.index, 0)
         blocks = self.s.ask_memory(q.prompt, chunk, predicted, self.s.total_blocks, 0, peak)
-        if blocks >= 0 and self.s.there:
-            blocks = self._blocks_to_decode(self.s.there, q)
-        return Refusal.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Refusal.NONE
+        if blocks >= 0 and self.s.remote:
+            blocks = self._blocks_to_decode(self.s.remote, q)
+        return Rejection.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Rejection.NONE
 
-    def _blocks_to_decode(self, there: Setup, q: Request) -> int:
+    def _blocks_to_decode(self, remote: Setup, q: Request) -> int:
         """Blocks that an idle replica of the decode side would give the request after its first token; -1: none."""
         context = q.prompt + 1
-        peak = context + there.whole_remaining(q, 1) if there.needs_peak else 0
-        predicted, _ = there.predicted_at(q.index, 1)
-        return there.ask_memory(context, context, predicted, there.total_blocks, 0, peak)
+        peak = context + remote.whole_remaining(q, 1) if remote.needs_peak else 0
+        predicted, _ = remote.predicted_at(q.index, 1)
+        return remote.ask_memory(context, context, predicted, remote.total_blocks, 0, peak)
 
     def _launch(self, rep: Replica, step: Step) -> None:
         kv_tokens = sum(q.context for q in step.decodes)
@@ -746,21 +742,21 @@ class Reference:
 
     def _hand_over(self, rep: Replica, q: Request, now: float) -> None:
         """A prompt is through, its first token out: its cache stays where it is until it has been fetched."""
-        q.home, q.held, q.blocks = rep, q.blocks, 0
-        if self.s.there is None:
+        q.home, q.reserved, q.blocks = rep, q.blocks, 0
+        if self.s.remote is None:
             raise PolicyError("nobody decodes")
-        to = self._picked(self.s.there, self.decoding, q)
+        to = self._picked(self.s.remote, self.decoding, q)
         self._load(to, q)
         self._enqueue(to.line, q, now)
 
     def _fetch(self, rep: Replica, now: float) -> None:
         """Starts transfers, in the order of the queue, for as long as there are seats and memory for whole requests."""
         self._expire(rep, now)
-        if len(rep.resident) < rep.s.max_num_seqs:
+        if len(rep.num_running) < rep.s.max_num_seqs:
             self._rank_again(rep.line)
-        while rep.queue and len(rep.resident) < rep.s.max_num_seqs:
+        while rep.queue and len(rep.num_running) < rep.s.max_num_seqs:
             q = min(rep.queue, key=lambda q: (q.key, q.index))
-            if not q.held:  # swapped out: it comes back with a step
+            if not q.reserved:  # swapped out: it comes back with a step
                 return
             blocks = self._ask_memory(rep, Step(now), q, q.context)
             if blocks < 0:
@@ -770,56 +766,54 @@ class Reference:
             q.blocks = blocks
             self.admissions += 1
             q.admission, q.entered = self.admissions, q.generated
-            q.waiting, q.waited_s = False, q.waited_s + (now - q.queued_s)
+            q.waiting, q.queued_for_s = False, q.queued_for_s + (now - q.queued_s)
             self.results[q.index]["replica"] = rep.number
             q.arrives_s = self._arrives_s(rep, q, now)
-            rep.coming.append(q)
+            rep.incoming.append(q)
             if q.arrives_s <= now:
                 self._arrive(rep, q)
 
     def _arrives_s(self, rep: Replica, q: Request, now: float) -> float:
         """When a transfer that is let in now ends."""
-        handover = rep.s.handover
-        taken_s = handover.fixed_s + (q.context - 1) * handover.token_s
-        if not handover.one_at_a_time:
+        kv_transfer = rep.s.kv_transfer
+        taken_s = kv_transfer.fixed_s + (q.context - 1) * kv_transfer.token_s
+        if not kv_transfer.one_at_a_time:
             return now + taken_s
         home = q.home_replica
-        home.sends_until_s = rep.receives_until_s = (
-            max(now, home.sends_until_s, rep.receives_until_s) + taken_s
-        )
+        home.sends_until_s = rep.receives_until_s = max(now, home.sends_until_s, rep.receives_until_s) + taken_s
         return home.sends_until_s
 
     def _transfers_end(self, now: float) -> None:
         """Those that end now, in the order of the workload."""
-        ends = [(q.index, q, rep) for rep in self.decoding for q in rep.coming if q.arrives_s == now]
+        ends = [(q.index, q, rep) for rep in self.decoding for q in rep.incoming if q.arrives_s == now]
         for _, q, rep in sorted(ends, key=lambda end: end[0]):
             self._arrive(rep, q)
             rep.touched = True
 
     def _arrive(self, rep: Replica, q: Request) -> None:
-        rep.coming.remove(q)
-        self._let_go(q)
-        self._sit(rep, q)
+        rep.incoming.remove(q)
+        self._release_all(q)
+        self._assign_slot(rep, q)
 
-    def _let_go(self, q: Request) -> None:
+    def _release_all(self, q: Request) -> None:
         """The blocks where the request was prefilled are free."""
         home = q.home_replica
-        home.free += q.held
-        home.freed += q.held
+        home.free += q.reserved
+        home.total_released += q.reserved
         home.touched = True
-        q.held = 0
+        q.reserved = 0
 
     # -- the end ------------------------------------------------------------------------------
 
     def _check_nobody_waits(self) -> None:
-        if waiting := [q.index for rep in self.replicas for q in (*rep.queue, *rep.resident)]:
-            raise PolicyError(stuck(self.s, min(waiting)))
+        if waiting := [q.index for rep in self.replicas for q in (*rep.queue, *rep.num_running)]:
+            raise PolicyError(blocked(self.s, min(waiting)))
 
     def _close(self) -> None:
         for rep in self.replicas:
-            for q in (*rep.resident, *rep.queue):
+            for q in (*rep.num_running, *rep.queue):
                 self.results[q.index]["output_tokens"] = self._produced(q)
-                self.results[q.index]["waited_s"] = q.waited_s
+                self.results[q.index]["queued_for_s"] = q.queued_for_s
 
     def _produced(self, q: Request) -> int:
         """Output tokens; those that a restart counts as decoded prompt (RESTART_AS_DECODE) left out."""

@@ -157,8 +157,8 @@ _SERIES_BINS = 2048
 class Setup:
     """One run before it starts. The policy functions take their axis' full argument list.
 
-    ``there`` is the side that decodes, where one is apart: a setup of its own over the same requests, whose replicas
-    are numbered from ``first`` on and whose requests come by ``handover``. ``all_replicas`` are those of both sides.
+    ``remote`` is the side that decodes, where one is apart: a setup of its own over the same requests, whose replicas
+    are numbered from ``first`` on and whose requests come by ``kv_transfer``. ``all_replicas`` are those of both sides.
     """
 
     deployment: Deployment
@@ -187,8 +187,8 @@ class Setup:
     followers: Followers | None = None
     first: int = 0
     all_replicas: int = 1
-    there: Setup | None = None
-    handover: Handover = Handover()
+    remote: Setup | None = None
+    kv_transfer: Handover = Handover()
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -271,7 +271,7 @@ class Setup:
 
     @property
     def takes_over(self) -> bool:
-        return self.policies.takeover != known("takeover")["never"]
+        return self.policies.takeover != known("takeover")["disabled"]
 
     @property
     def bins(self) -> int:
@@ -299,9 +299,7 @@ class Setup:
 
     @property
     def counts_steps(self) -> bool:
-        return self.policies.batching.uses(
-            "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
-        )
+        return self.policies.batching.uses("steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds")
 
     @property
     def tenants(self) -> int:
@@ -360,7 +358,7 @@ class Setup:
             predicted,
             max(1.0, predicted - q.generated),
             index,
-            q.waited_s + (now_s - q.queued_s if q.waiting else 0.0),
+            q.queued_for_s + (now_s - q.queued_s if q.waiting else 0.0),
             q.priority,
             q.admission,
             q.eviction,
@@ -371,9 +369,7 @@ class Setup:
             raise self.bad_rank(q.index)
         return key
 
-    def ask_memory(
-        self, context: int, chunk: int, predicted: float, free: int, resident: int, peak: int
-    ) -> int:
+    def ask_memory(self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int) -> int:
         """What the memory policy says to a request."""
         blocks: int = self.memory(
             context,
@@ -384,7 +380,7 @@ class Setup:
             free,
             self.total_blocks,
             self.watermark_blocks,
-            resident,
+            num_running,
             peak,
         )
         return blocks
@@ -419,9 +415,7 @@ class Setup:
         )
 
     def bad_bin(self, number: int) -> PolicyError:
-        return PolicyError(
-            f"binning {self.policies.binning.name!r} chose bin {number}; there are {self.bins}, from 0"
-        )
+        return PolicyError(f"binning {self.policies.binning.name!r} chose bin {number}; there are {self.bins}, from 0")
 
     def bad_takeover(self, request: int) -> PolicyError:
         return PolicyError(
@@ -430,9 +424,7 @@ class Setup:
         )
 
 
-def prepare(
-    workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool
-) -> Setup:
+def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool) -> Setup:
     """Everything resolved and checked; raises InputError or PolicyError before any time passes."""
     here = _side(workload, deployment, seed=seed, limit_s=limit_s, compiled=compiled)
     if deployment.decode is None:
@@ -440,18 +432,13 @@ def prepare(
     check_sides(deployment)
     there = _side(workload, deployment.decoding(), seed=(seed, 1), limit_s=limit_s, compiled=compiled)
     replicas = here.replicas + there.replicas
-    handover = deployment.decode.handover
-    there = replace(there, first=here.replicas, all_replicas=replicas, handover=handover)
-    return replace(here, all_replicas=replicas, there=there)
+    kv_transfer = deployment.decode.kv_transfer
+    there = replace(there, first=here.replicas, all_replicas=replicas, kv_transfer=kv_transfer)
+    return replace(here, all_replicas=replicas, remote=there)
 
 
 def _side(
-    workload: Workload,
-    deployment: Deployment,
-    *,
-    seed: int | tuple[int, int],
-    limit_s: float,
-    compiled: bool,
+    workload: Workload, deployment: Deployment, *, seed: int | tuple[int, int], limit_s: float, compiled: bool
 ) -> Setup:
     from lengthwise import policy as room
 
@@ -492,9 +479,7 @@ def _side(
 def _rows(made: Predictions | None) -> Rows:
     if made is None:
         return Rows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
-    return Rows(
-        made.window_tokens, _column(made.start), _column(made.total_tokens), _column(made.index_tokens)
-    )
+    return Rows(made.window_tokens, _column(made.start), _column(made.total_tokens), _column(made.index_tokens))
 
 
 def _followers(after: After | None) -> Followers | None:
@@ -535,13 +520,13 @@ def _blank_results(n: int) -> Array:
 
 def policy_raised(setup: Setup, error: Exception) -> PolicyError:
     """The error of a run in which a policy raised; users' own are named before ours."""
-    each = setup.policies.each() + (setup.there.policies.each() if setup.there else ())
+    each = setup.policies.each() + (setup.remote.policies.each() if setup.remote else ())
     own = [p for p in each if not p.builtin] or each
     names = ", ".join(f"{p.axis} policy {p.name!r}" for p in own)
     return PolicyError(f"{names} raised {type(error).__name__}: {error}")
 
 
-def stuck(setup: Setup, request: int) -> str:
+def blocked(setup: Setup, request: int) -> str:
     """What a run says in which somebody waits and nothing will happen any more."""
     p = setup.policies
     return (

@@ -54,9 +54,7 @@ class CostReader:
         self._axis = [grid_value(i) for i in range(max(*cost.prefill_s.shape, *cost.decode_s.shape))]
         self._other = None if cost.other is None else CostReader(cost.other)
 
-    def step(
-        self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]], swap_s: float = 0.0
-    ) -> StepCost:
+    def step(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]], swap_s: float = 0.0) -> StepCost:
         """The cost of ``decodes`` decodes over ``kv_tokens`` and of ``prompts`` (chunk, context before it)."""
         one = self.read(decodes, kv_tokens, prompts)
         if self._other is not None:
@@ -137,7 +135,7 @@ class CostReader:
             return total
         steps = sum(-(-context // rule.step_tokens) for _, context in prompts)
         chunk = int(sum(chunk * chunk for chunk, _ in prompts) ** 0.5 + 0.5)
-        return (rule.merge_factor if len(prompts) > 1 else 1.0) * _stepped(self._cost.prefill_s, chunk, steps)
+        return (rule.merge_factor if len(prompts) > 1 else 1.0) * _step_lookup(self._cost.prefill_s, chunk, steps)
 
     def _decode(self, decodes: int, kv_tokens: int, prompts: int) -> float:
         rule = self._cost.rule
@@ -149,7 +147,7 @@ class CostReader:
                 seconds *= self._bilinear(self._cost.beside_prompts, decodes, kv_tokens)
             return seconds
         column = -(-(kv_tokens // decodes) // rule.step_tokens)
-        return (rule.merge_factor if decodes > 1 else 1.0) * _stepped(self._cost.decode_s, decodes, column)
+        return (rule.merge_factor if decodes > 1 else 1.0) * _step_lookup(self._cost.decode_s, decodes, column)
 
     def _bilinear(self, table: Floats, x: int, y: int) -> float:
         i, u = self._cell(x, table.shape[0])
@@ -172,7 +170,7 @@ def _row(table: Floats, index: int) -> float:
     return float(table[-1] + (index - last) * ((table[-1] - table[-1 - span]) / max(span, 1)))
 
 
-def _stepped(table: Floats, i: int, j: int) -> float:
+def _step_lookup(table: Floats, i: int, j: int) -> float:
     return float(table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)])
 
 

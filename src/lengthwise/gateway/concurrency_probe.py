@@ -22,30 +22,28 @@ class Seen:
     last_s: float
 
 
-def seats(server: Server, wanted: int) -> int:
-    """How many of ``wanted`` requests the engine ran at once; ``wanted`` where it would perhaps run more.
+def max_num_seqs(server: Server, desired: int) -> int:
+    """How many of ``desired`` requests the engine ran at once; ``desired`` where it would perhaps run more.
 
     Raises:
         InputError: Nobody answers there.
     """
-    return at_once(asyncio.run(_tried(server, wanted)))
+    return at_once(asyncio.run(_attempted(server, desired)))
 
 
 def at_once(seen: list[Seen]) -> int:
     """The most that were under way together, where one waited for the end of another; else all."""
-    waited = any(
-        late.sent_s < early.first_s and early.last_s < late.first_s for late in seen for early in seen
-    )
+    waited = any(late.sent_s < early.first_s and early.last_s < late.first_s for late in seen for early in seen)
     if not waited:
         return len(seen)
     return max(sum(one.first_s <= other.first_s <= one.last_s for one in seen) for other in seen)
 
 
-async def _tried(server: Server, wanted: int) -> list[Seen]:
+async def _attempted(server: Server, desired: int) -> list[Seen]:
     async with Client(server) as client:
         await client.probe()
         body = client.body(_PROMPT, TOKENS)
-        found = await asyncio.gather(*(_one(client, body) for _ in range(wanted)))
+        found = await asyncio.gather(*(_one(client, body) for _ in range(desired)))
     return [one for one in found if one is not None]
 
 

@@ -115,7 +115,7 @@ class Phases:
         mean_prompt_tokens: Of a prompt; None: unknown.
         threshold: Encodings have more or fewer requests, so that their prompts' tokens stay within this share of their
             mean, and the decode batch within it of its own; None: they are never resized.
-        most_in_flight: Requests at an engine at most; None: with a threshold what that lets the decode batch be and an
+        max_in_flight: Requests at an engine at most; None: with a threshold what that lets the decode batch be and an
             encoding more (of whose seats some are about to be left), else the engine's own seats.
     """
 
@@ -124,7 +124,7 @@ class Phases:
     decode_batch: float | None = None
     mean_prompt_tokens: float | None = None
     threshold: float | None = None
-    most_in_flight: int | None = None
+    max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
         whole("encode_batch", self.encode_batch, 1)
@@ -135,8 +135,8 @@ class Phases:
                 raise InputError(f"{name} must be at least 1; it is {value!r}")
         if self.threshold is not None:
             self._check_threshold(self.threshold)
-        if self.most_in_flight is not None:
-            whole("most_in_flight", self.most_in_flight, self.encode_batch)
+        if self.max_in_flight is not None:
+            whole("max_in_flight", self.max_in_flight, self.encode_batch)
 
     def _check_threshold(self, threshold: float) -> None:
         if not 0 <= threshold < 1:
@@ -149,8 +149,8 @@ class Phases:
     @property
     def high(self) -> int | None:
         """The most requests that an engine may have at once by the schedule; None: it sets no bound."""
-        if self.most_in_flight is not None or self.threshold is None or self.decode_batch is None:
-            return self.most_in_flight
+        if self.max_in_flight is not None or self.threshold is None or self.decode_batch is None:
+            return self.max_in_flight
         return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.encode_batch
 
 
@@ -420,10 +420,10 @@ class GatewayConfig:
     order: Order = Order()
     admission: Admission = Admission()
     dispatch: Dispatch = Dispatch()
-    forecasting: Forecasting = Forecasting()
+    prediction: Forecasting = Forecasting()
     keys: tuple[Key, ...] = ()
     limits: Limits = Limits()
-    care: Care = Care()
+    resilience: Care = Care()
     listen: Listen = Listen()
 
     def __post_init__(self) -> None:
@@ -463,9 +463,7 @@ def listening(host: str, port: int, name: str) -> socket.socket:
         door.listen(2048)
     except OSError as error:
         door.close()
-        raise InputError(
-            f"the {name} must be free; {host}:{port}: {error.strerror}. Choose another one"
-        ) from error
+        raise InputError(f"the {name} must be free; {host}:{port}: {error.strerror}. Choose another one") from error
     door.setblocking(False)
     return door
 

@@ -15,7 +15,7 @@ from lengthwise.gateway.scheduling import UNHELD
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Worker
 
-_ASK_S = 2.0
+_REQUEST_TIMEOUT_S = 2.0
 _DEV_ROUTE = "/is_sleeping"
 """vLLM has it only with VLLM_SERVER_DEV_MODE=1, and with it /sleep, /collective_rpc and their like, without a key."""
 
@@ -42,14 +42,13 @@ def notices(config: GatewayConfig) -> list[str]:
         )
     if listen.admin_port is not None and not is_local(listen.admin_host):
         found.append(
-            f"the admin port listens on {listen.admin_host} and takes no key: let only Prometheus and "
-            "yourself reach it"
+            f"the admin port listens on {listen.admin_host} and takes no key: let only Prometheus and yourself reach it"
         )
     if config.order.mode == "observe" and listen.journal is None:
         found.append(
             "observe keeps no journal: add --journal FILE to look back at a whole day with serve --report FILE"
         )
-    if config.order.mode in UNHELD and (held := _held(config)):
+    if config.order.mode in UNHELD and (held := _reserved(config)):
         found.append(
             f"mode {config.order.mode} holds nothing back, but in_flight is set for {held}: what comes beyond it waits "
             "here, not in the engine. Leave in_flight out to send all"
@@ -74,12 +73,10 @@ async def engine_notices(workers: Iterable[Worker], mode: str) -> list[str]:
     ]
     if mode in ("isrtf", "windowed"):
         found += [
-            f"{worker.name} {told}" for worker in workers if worker.asked and (told := _uncut(worker, mode))
+            f"{worker.name} {told}" for worker in workers if worker.client_request and (told := _uncut(worker, mode))
         ]
     if mode == "engine-priority":
-        found += [
-            f"{worker.name} {told}. {_HOW_TO_ORDER}" for worker in workers if (told := worker.priorities())
-        ]
+        found += [f"{worker.name} {told}. {_HOW_TO_ORDER}" for worker in workers if (told := worker.priorities())]
     return found
 
 
@@ -88,9 +85,9 @@ async def asked_notices(config: GatewayConfig) -> list[str]:
     from lengthwise.gateway.fleet import Fleet
 
     async with Fleet(config) as fleet:
-        await fleet.settled(_SETTLE_S)
+        await fleet.stable(_SETTLE_S)
         workers, now_s = fleet.workers(), monotonic()
-        silent = [worker for worker in workers if not worker.asked]
+        silent = [worker for worker in workers if not worker.client_request]
         found = await engine_notices(workers, config.order.mode)
     return found + [f"{worker.name} could not be asked: {worker.trouble(now_s)}" for worker in silent]
 
@@ -103,7 +100,7 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _held(config: GatewayConfig) -> str:
+def _reserved(config: GatewayConfig) -> str:
     """The engines that are given no more than a set number at once, in words; "" none."""
     found = [engine.name or engine.shown for engine in config.engines if engine.in_flight is not None]
     if config.discovery.engine.in_flight is not None:
@@ -117,12 +114,12 @@ def _wants_certificates(listen: Listen) -> bool:
 
 def _uncut(worker: Worker, mode: str) -> str:
     """Who is not cut there, and why, in words; "" all who may be cut are."""
-    able = worker.abilities
+    able = worker.capabilities
     if able.ids_each and able.token_ids:
         return _FILLS_IN if able.own_defaults is None else ""
     if not worker.engine.probe:
         why = "was not asked whether it tells token ids (probe = false)"
-    elif not worker.facts.heard:
+    elif not worker.metadata.received:
         return "has not said yet whether it tells token ids: until it does, nothing is cut there"
     else:
         why = "takes no token ids, or does not tell them with each piece (return_token_ids)"
@@ -133,11 +130,11 @@ async def _dev_mode(worker: Worker) -> bool:
     """Whether it answers what only development mode has."""
     import aiohttp
 
-    if not worker.asked or worker.kind != "vllm":
+    if not worker.client_request or worker.kind != "vllm":
         return False
     try:
         async with (
-            asyncio.timeout(_ASK_S),
+            asyncio.timeout(_REQUEST_TIMEOUT_S),
             worker.session.get(worker.url + _DEV_ROUTE, allow_redirects=False) as told,
         ):
             return bool(told.status == 200)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from lengthwise.backend.openai_protocol import Abilities
-from lengthwise.gateway.request import Forecast, Leading, Outcome, Refusal, Request
+from lengthwise.gateway.request import Leading, LengthPrediction, Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
 
@@ -17,10 +17,10 @@ class Listener:
     All times are of the gateway's clock. A subclass overrides what it wants to hear.
     """
 
-    def arrived(self, request: Request) -> None:
+    def on_arrival(self, request: Request) -> None:
         """Admitted to the queue, its first forecast made."""
 
-    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:
+    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
         """Not let in."""
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:
@@ -32,10 +32,10 @@ class Listener:
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
         """More tokens came; ``request.generated_tokens`` counts them already."""
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:
+    def returned(self, request: Request, cause: str, now_s: float) -> None:
         """Back in the queue with its tokens: why = "cut", "window", "failed_over" or "retried"."""
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         """It is over; exactly once for every one that arrived."""
 
     def phase(self, phase: Phase) -> None:
@@ -57,13 +57,13 @@ class Listeners(Listener):
         if type(listener).tokens is not Listener.tokens:
             self._of_tokens.append(listener)
 
-    def arrived(self, request: Request) -> None:  # noqa: D102 - as above
+    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as above
         for one in self._all:
-            one.arrived(request)
+            one.on_arrival(request)
 
-    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102
+    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
         for one in self._all:
-            one.refused(reason, refusal, tenant, model)
+            one.refused(reason, rejection, tenant, model)
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         for one in self._all:
@@ -77,15 +77,15 @@ class Listeners(Listener):
         for one in self._of_tokens:
             one.tokens(request, new_tokens, now_s)
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:  # noqa: D102
+    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         for one in self._all:
-            one.returned(request, why, now_s)
+            one.returned(request, cause, now_s)
 
-    def ended(  # noqa: D102
+    def finished(  # noqa: D102
         self, request: Request, outcome: Outcome, now_s: float, detail: str = ""
     ) -> None:
         for one in self._all:
-            one.ended(request, outcome, now_s, detail)
+            one.finished(request, outcome, now_s, detail)
 
     def phase(self, phase: Phase) -> None:  # noqa: D102
         for one in self._all:
@@ -104,7 +104,7 @@ monotonic: Clock = time.monotonic
 """A real one. A jump of the wall clock does not move it."""
 
 
-class Asked(Protocol):
+class ClientRequest(Protocol):
     """A request as the edge hands it on (``edge.Asked``)."""
 
     api: str
@@ -125,7 +125,7 @@ class Asked(Protocol):
     headers: list[tuple[str, str]]
     address: str
 
-    def let_go(self, *, text: bool, others_bytes: int) -> None:
+    def release(self, *, text: bool, others_bytes: int) -> None:
         """Forgets its body."""
         ...
 
@@ -144,7 +144,7 @@ class Worker(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def abilities(self) -> Abilities: ...
+    def capabilities(self) -> Abilities: ...
     @property
     def session(self) -> Any: ...
 
@@ -153,21 +153,21 @@ class Fleet(Protocol):
     """The engines (``fleet.Fleet``)."""
 
     def worker(self, name: str) -> Worker: ...
-    def failed(self, name: str, why: str) -> None: ...
+    def failed(self, name: str, cause: str) -> None: ...
     def erred(self, name: str, caller: Hashable | None) -> None: ...
-    def began(self, name: str) -> None: ...
-    def answered(self, name: str, model: str) -> None: ...
+    def started(self, name: str) -> None: ...
+    def succeeded(self, name: str, model: str) -> None: ...
     def rejected(self, name: str, model: str, session: str) -> None: ...
     def suspects(self, name: str, model: str) -> bool: ...
-    def judged(self, name: str, model: str, *, wrong: bool) -> None: ...
+    def record_outcome(self, name: str, model: str, *, wrong: bool) -> None: ...
     def states(self) -> Sequence[WorkerState]: ...
 
 
 class Forecaster(Protocol):
     """Who predicts lengths (``forecast.Forecaster``).
 
-    ``again`` is told the prompt as long as it is kept: throughout only where ``reads_text`` says so.
+    ``retry`` is told the prompt as long as it is kept: throughout only where ``reads_text`` says so.
     """
 
-    async def first(self, request: Request, text: str | None) -> Forecast: ...
-    async def again(self, request: Request, text: str | None, generated_text: str | None) -> Forecast: ...
+    async def first(self, request: Request, text: str | None) -> LengthPrediction: ...
+    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction: ...

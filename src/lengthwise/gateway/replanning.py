@@ -31,14 +31,14 @@ class News:
     """What came of lengths that moved.
 
     Attributes:
-        said: In sentences.
+        message: In sentences.
         phases: The schedule to be kept from now on; None: it stays.
         schedule: What is kept then, in words; "" as before.
         failed: Whether it could not be planned anew.
         more: What its maker has to say besides; it can be pickled.
     """
 
-    said: tuple[str, ...]
+    message: tuple[str, ...]
     phases: Phases | None = None
     schedule: str = ""
     failed: bool = False
@@ -53,7 +53,7 @@ class Follower(Protocol):
         """What speaks for a move now; news are due where it reaches ``1 / false_alarms``."""
 
     @property
-    def false_alarms(self) -> float:
+    def false_positive_rate(self) -> float:
         """Probability of ever an alarm while lengths do not change."""
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> News | None:
@@ -73,7 +73,7 @@ class Followed:
         trouble: Why nobody does; "" somebody does.
         observed: Requests told.
         evidence: As ``Follower.evidence`` was last.
-        false_alarms: As the follower says; NaN until it has begun.
+        false_positive_rate: As the follower says; NaN until it has begun.
         schedule: What is kept, in words; "" what the gateway was told first.
         changed: How often B_E or N_D were changed.
         left: How often the schedule was left as it was.
@@ -86,7 +86,7 @@ class Followed:
     trouble: str
     observed: int
     evidence: float
-    false_alarms: float
+    false_positive_rate: float
     schedule: str
     changed: int
     left: int
@@ -99,24 +99,24 @@ class InOrder:
     """Told as they end, the first are the short ones; in the order of arrival they are a fair sample at any time."""
 
     def __init__(self) -> None:
-        self._came: deque[int] = deque()
+        self._arrivals: deque[int] = deque()
         self._in: set[int] = set()
         self._over: dict[int, tuple[int, int] | None] = {}
 
-    def arrived(self, request_id: int) -> None:
+    def on_arrival(self, request_id: int) -> None:
         """It is in."""
-        self._came.append(request_id)
+        self._arrivals.append(request_id)
         self._in.add(request_id)
 
-    def ended(self, request_id: int, lengths: tuple[int, int] | None, now_s: float) -> list[Lengths]:
+    def finished(self, request_id: int, lengths: tuple[int, int] | None, now_s: float) -> list[Lengths]:
         """It is over; what is known now that was not before. None: it says nothing of lengths."""
         if request_id not in self._in:
             return []
         self._in.remove(request_id)
         self._over[request_id] = lengths
         known: list[Lengths] = []
-        while self._came and self._came[0] in self._over:
-            pair = self._over.pop(self._came.popleft())
+        while self._arrivals and self._arrivals[0] in self._over:
+            pair = self._over.pop(self._arrivals.popleft())
             if pair is not None:
                 known.append((*pair, now_s))
         return known
@@ -139,7 +139,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - the parent is told, whatever it is
         _write(answers, {"refused": f"{type(error).__name__}: {error}"})
         return
-    _write(answers, {"refused": "", "false_alarms": follower.false_alarms})
+    _write(answers, {"refused": "", "false_positive_rate": follower.false_positive_rate})
     while (payload := _read(asked)) is not None:
         _write(answers, _answer(follower, pickle.loads(payload)))  # noqa: S301
 
@@ -188,21 +188,21 @@ class Process:
         plan_s: An answer must be there within this.
 
     Attributes:
-        false_alarms: As the follower says.
+        false_positive_rate: As the follower says.
     """
 
     def __init__(self, make: Make, start_s: float, plan_s: float) -> None:
         self._load = pickle.dumps(make)
         self._start_s, self._plan_s = start_s, plan_s
         self._process: asyncio.subprocess.Process | None = None
-        self.false_alarms = float("nan")
+        self.false_positive_rate = float("nan")
 
     async def __aenter__(self) -> Self:
         """Begins; raises LengthwiseError where the follower cannot be had."""
         try:
             self._process = await spawned(__name__)
-            hello = await self._told(LENGTH.pack(len(self._load)) + self._load, self._start_s)
-            self.false_alarms = _greeted(hello)
+            hello = await self._report(LENGTH.pack(len(self._load)) + self._load, self._start_s)
+            self.false_positive_rate = _greeted(hello)
         except BaseException:
             await self._end()
             raise
@@ -220,10 +220,10 @@ class Process:
         Raises:
             LengthwiseError: It has ended, or takes too long.
         """
-        told = await self._told(framed(list(lengths)), self._plan_s)
+        told = await self._report(framed(list(lengths)), self._plan_s)
         return told["news"], told["evidence"]
 
-    async def _told(self, message: bytes, within_s: float) -> dict[str, Any]:
+    async def _report(self, message: bytes, within_s: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -261,7 +261,7 @@ def _greeted(hello: dict[str, Any]) -> float:
     """The false-alarm rate of a follower that is there."""
     if hello["refused"]:
         raise LengthwiseError(hello["refused"])
-    return float(hello["false_alarms"])
+    return float(hello["false_positive_rate"])
 
 
 _log = logging.getLogger("lengthwise.gateway")
@@ -281,7 +281,7 @@ class Care:
     plan_s: float = 300.0
 
 
-class Following(Listener):
+class PlanTracker(Listener):
     """An async context manager: while it is entered, the schedule follows the lengths of requests.
 
     They are told in the order of arrival, each once all that came before it have ended: told as they end, the first
@@ -294,10 +294,10 @@ class Following(Listener):
         phases: The schedule that is kept first.
         keep: Has another schedule kept from each engine's next phase on.
         clock: The gateway's.
-        care: How the process is treated.
+        resilience: How the process is treated.
 
     Attributes:
-        told: All news so far with when they came, oldest first.
+        report: All news so far with when they came, oldest first.
         paused: Whether who arrives now is left out: a probe, not traffic.
     """
 
@@ -307,9 +307,9 @@ class Following(Listener):
         phases: Phases,
         keep: Callable[[Phases], Awaitable[None]],
         clock: Clock,
-        care: Care = Care(),
+        resilience: Care = Care(),
     ) -> None:
-        self._make, self._phases, self._keep, self._clock, self._care = make, phases, keep, clock, care
+        self._make, self._phases, self._keep, self._clock, self._care = make, phases, keep, clock, resilience
         self._order = InOrder()
         self._waiting: list[Lengths] = []
         self._something, self._idle = asyncio.Event(), asyncio.Event()
@@ -319,7 +319,7 @@ class Following(Listener):
         self._observed, self._evidence, self._false_alarms = 0, 1.0, math.nan
         self._changed = self._left = self._failed = 0
         self._began_s, self.paused = clock(), False
-        self.told: list[tuple[float, News]] = []
+        self.report: list[tuple[float, News]] = []
 
     async def __aenter__(self) -> Self:
         """Begins; who ends until the follower is there is told to it then."""
@@ -334,41 +334,41 @@ class Following(Listener):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def settled(self) -> None:
+    async def stable(self) -> None:
         """Returns when all that ended so far has been looked at, or nobody looks."""
         await self._idle.wait()
 
     @property
     def state(self) -> Followed:
         """How lengths are followed now."""
-        last_s, last = self.told[-1] if self.told else (math.nan, News(()))
+        last_s, last = self.report[-1] if self.report else (math.nan, News(()))
         return Followed(
             up=not self._trouble,
             trouble=self._trouble,
             observed=self._observed,
             evidence=self._evidence,
-            false_alarms=self._false_alarms,
+            false_positive_rate=self._false_alarms,
             schedule=self._schedule,
             changed=self._changed,
             left=self._left,
             failed=self._failed,
-            last=last.said,
+            last=last.message,
             last_s=last_s,
         )
 
     # Of requests:
 
-    def arrived(self, request: Request) -> None:  # noqa: D102 - as Listener
+    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         if not (self._trouble or self.paused):
-            self._order.arrived(request.id)
+            self._order.on_arrival(request.id)
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         del detail
         if self._trouble:
             return
         counts = outcome is Outcome.FINISHED and request.choices == 1 and request.generated_tokens > 0
         lengths = (max(1, request.prompt_tokens), request.generated_tokens) if counts else None
-        self._waiting += self._order.ended(request.id, lengths, max(0.0, now_s - self._began_s))
+        self._waiting += self._order.finished(request.id, lengths, max(0.0, now_s - self._began_s))
         if self._waiting:
             self._idle.clear()
             self._something.set()
@@ -378,24 +378,24 @@ class Following(Listener):
     async def _live(self) -> None:
         try:
             async with Process(self._make, self._care.start_s, self._care.plan_s) as process:
-                self._false_alarms = process.false_alarms
+                self._false_alarms = process.false_positive_rate
                 while True:
                     await self._something.wait()
                     await self._tell(process)
         except Exception as error:  # noqa: BLE001 - requests are served whatever becomes of the watch
-            self._gone(error)
+            self._lost(error)
 
     async def _tell(self, process: Process) -> None:
         lengths, self._waiting = self._waiting[:_MOST_TOLD], self._waiting[_MOST_TOLD:]
         news, self._evidence = await process.observe(lengths)
         self._observed += len(lengths)
         for one in news:
-            await self._heard(one)
+            await self._received(one)
         if not self._waiting:
             self._something.clear()
             self._idle.set()
 
-    async def _heard(self, news: News) -> None:
+    async def _received(self, news: News) -> None:
         before, phases = self._phases, news.phases
         if phases is not None and phases != before:
             await self._keep(phases)
@@ -406,17 +406,17 @@ class Following(Listener):
         self._changed += moved
         self._left += not (moved or news.failed)
         self._schedule = news.schedule or self._schedule
-        self.told.append((self._clock(), news))
-        for sentence in news.said:
-            _log.log(logging.WARNING if news.failed else logging.INFO, "%s", sentence)
+        self.report.append((self._clock(), news))
+        for description in news.message:
+            _log.log(logging.WARNING if news.failed else logging.INFO, "%s", description)
 
-    def _gone(self, error: Exception) -> None:
+    def _lost(self, error: Exception) -> None:
         """Nobody watches any more."""
         what = str(error) if isinstance(error, LengthwiseError) else f"{type(error).__name__}: {error}"
         self._trouble = what or type(error).__name__
         self._failed += 1
         said = f"lengths are followed no more, the schedule stays as it is: {self._trouble}"
-        self.told.append((self._clock(), News((said,), failed=True)))
+        self.report.append((self._clock(), News((said,), failed=True)))
         self._waiting, self._order = [], InOrder()
         self._idle.set()
         _log.error("%s", said)

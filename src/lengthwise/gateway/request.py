@@ -40,7 +40,7 @@ class Leading:
     block_tokens: float = 0.0
 
 
-NOTHING = Leading()
+EMPTY = Leading()
 
 
 class Prints:
@@ -60,18 +60,18 @@ class Prints:
     def of_text(self, text: str, tokens: int, *, model: str, tenant: int = 0) -> Leading:
         """Of a text with so many tokens; the same text of another tenant, or for another model, is another."""
         if len(text) < BLOCK_LETTERS:
-            return NOTHING
-        keys = _chained(self._begun("text", model, tenant), text, BLOCK_LETTERS)
+            return EMPTY
+        keys = _chained(self._started("text", model, tenant), text, BLOCK_LETTERS)
         return Leading(keys, tokens * BLOCK_LETTERS / len(text))
 
     def of_ids(self, ids: Sequence[int], *, model: str, tenant: int = 0) -> Leading:
         """Of token ids."""
         if len(ids) < BLOCK_IDS:
-            return NOTHING
+            return EMPTY
         kind, leading = _words(ids[: SIZES[-1] * BLOCK_IDS])
-        return Leading(_chained(self._begun(kind, model, tenant), leading, BLOCK_IDS), float(BLOCK_IDS))
+        return Leading(_chained(self._started(kind, model, tenant), leading, BLOCK_IDS), float(BLOCK_IDS))
 
-    def _begun(self, *of: str | int) -> blake2b:
+    def _started(self, *of: str | int) -> blake2b:
         """A hash that nothing of the prompt has gone into yet."""
         begun = self._keyed.copy()
         begun.update(repr(of).encode("utf-8", "surrogatepass"))
@@ -86,14 +86,14 @@ def _words(ids: Sequence[int]) -> tuple[str, array[int]]:
         return "wide ids", array("Q", [one & (1 << 64) - 1 for one in ids])
 
 
-def _chained(begun: blake2b, prompt: str | array[int], block: int) -> tuple[int, ...]:
+def _chained(started: blake2b, prompt: str | array[int], block: int) -> tuple[int, ...]:
     keys, at, length = [], 0, len(prompt)
     for size in SIZES:
         end = size * block
         if end > length:
             break
-        begun.update(_as_bytes(prompt[at:end]))
-        keys.append(int.from_bytes(begun.digest(), "little"))
+        started.update(_as_bytes(prompt[at:end]))
+        keys.append(int.from_bytes(started.digest(), "little"))
         at = end
     return tuple(keys)
 
@@ -103,7 +103,7 @@ def _as_bytes(piece: str | array[int]) -> bytes:
 
 
 Floats = npt.NDArray[np.float64]
-MOST_TOKENS = float(1 << 20)
+MAX_TOKENS = float(1 << 20)
 
 
 class Outcome(StrEnum):
@@ -122,7 +122,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class LengthPrediction:
     """What is predicted of an output's whole length; never the true one.
 
     Attributes:
@@ -142,7 +142,7 @@ class Forecast:
         return max(1.0, self.total_tokens - generated_tokens)
 
 
-NO_FORECAST = Forecast(256.0)
+NO_FORECAST = LengthPrediction(256.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,12 +161,12 @@ class Request:
         session: Requests of one session like the same engine; "" none.
         leading: How its prompt begins: others that begin alike like the same engine.
         resumable: Whether a cut cannot change its answer.
-        forecast: What is predicted now.
+        length_prediction: What is predicted now.
         deadline_s: When the client gives up unless its answer has begun, on the gateway's clock; inf unknown.
         told_tokens: The length that the client fixed (``forecast.told_tokens``); 0: none.
         choices: Outputs that were asked for; lengths are learnt from one alone.
         at_once: Whether its engine tells nothing of its answer before the end: what comes first is all, no first token.
-        whole: Whether its client gets the answer in one piece, at its end (it is not streamed).
+        complete: Whether its client gets the answer in one piece, at its end (it is not streamed).
     """
 
     id: int
@@ -178,19 +178,19 @@ class Request:
     priority: int = 0
     body_bytes: int = 0
     session: str = ""
-    leading: Leading = NOTHING
+    leading: Leading = EMPTY
     resumable: bool = False
-    forecast: Forecast = NO_FORECAST
+    length_prediction: LengthPrediction = NO_FORECAST
     deadline_s: float = float("inf")
     told_tokens: int = 0
     choices: int = 1
     at_once: bool = False
-    whole: bool = False
+    complete: bool = False
     # Of the scheduler:
     generated_tokens: int = 0
     worker: str = ""
     """Where it runs; "" while it waits."""
-    waited_s: float = 0.0
+    queued_for_s: float = 0.0
     """In the queue, in all, up to its last dispatch."""
     queued_s: float = field(default=float("nan"))
     """When it joined the queue last."""
@@ -203,7 +203,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """Why a request is not served: an HTTP status, what to tell, and when to come again (None: nothing to say)."""
 
     status: int

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
-from lengthwise.gateway.request import Forecast, Outcome, Refusal, Request
+from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Decisions, Scheduler, Statistics, WorkerState
 
 CUT, GONE = "cut", "worker gone"
@@ -18,12 +18,12 @@ class Refused(Exception):  # noqa: N818 - what happened, not an error of ours
     """A request is not served.
 
     Attributes:
-        refusal: Status, reason, what to tell.
+        rejection: Status, reason, what to tell.
     """
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
 
 
 class Over(Exception):  # noqa: N818
@@ -36,25 +36,25 @@ class Turn:
     Attributes:
         request: Whose.
         worker: Where it may run; "" while it waits.
-        cut: Set when the scheduler wants the worker's place back: abort, then ``again``.
+        cut: Set when the scheduler wants the worker's place back: abort, then ``retry``.
         on_interrupt: Called with CUT or GONE when the worker's place is to be given back at once.
         kept: Whether it was said that it cannot be cut where it is.
     """
 
-    __slots__ = ("_future", "_hub", "_over", "cut", "kept", "on_interrupt", "request", "worker")
+    __slots__ = ("_future", "_hub", "_over", "cut", "on_interrupt", "request", "retained", "worker")
 
     def __init__(self, hub: Hub, request: Request) -> None:
         self._hub, self.request, self.worker = hub, request, ""
         self.cut = asyncio.Event()
         self.on_interrupt: Callable[[str], None] | None = None
         self._future: asyncio.Future[str] | None = None
-        self._over = self.kept = False
+        self._over = self.retained = False
 
     async def placed(self) -> None:
         """Returns once a worker is assigned; raises Refused or Over."""
         self.worker = ""
         self.cut.clear()
-        self.kept = False
+        self.retained = False
         self._future = asyncio.get_running_loop().create_future()
         self._hub.wake()
         try:
@@ -78,18 +78,18 @@ class Turn:
 
     def uncuttable(self) -> None:
         """It cannot be cut where it is now; at another worker it may be."""
-        if self.kept or self._over:
+        if self.retained or self._over:
             return
-        self.kept = True
+        self.retained = True
         if self.request.resumable:
             self.cut.clear()
             self._hub.uncuttable(self.request)
 
-    async def again(self, why: str, *, avoid: str = "", generated: int | None = None) -> Turn:
+    async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Turn:
         """This turn at another worker (or the same), once it has come again.
 
         Args:
-            why: "cut", "window", "failed_over" or "retried".
+            cause: "cut", "window", "failed_over" or "retried".
             avoid: A worker that failed it.
             generated: Tokens that it keeps; None: all that were told.
 
@@ -100,7 +100,7 @@ class Turn:
         if self._over:
             raise Over
         kept = self.request.generated_tokens if generated is None else generated
-        self._hub.returned(self.request, why, kept, avoid)
+        self._hub.returned(self.request, cause, kept, avoid)
         await self.placed()
         return self
 
@@ -139,27 +139,27 @@ class Turn:
             self.worker = worker
             self._future.set_result(worker)
 
-    def expired(self, refusal: Refusal) -> None:
+    def expired(self, rejection: Rejection) -> None:
         """It waited in vain."""
         if self._future is not None and not self._future.done():
-            self._future.set_exception(Refused(refusal))
-        self.end(Outcome.EXPIRED, refusal.reason)
+            self._future.set_exception(Refused(rejection))
+        self.end(Outcome.EXPIRED, rejection.reason)
 
-    def stopped(self, refusal: Refusal) -> None:
+    def stopped(self, rejection: Rejection) -> None:
         """The gateway ends: who waits is told so."""
         if self._future is not None and not self._future.done():
-            self._future.set_exception(Refused(refusal))
+            self._future.set_exception(Refused(rejection))
         self.end(Outcome.FAILED, "the gateway stopped")
 
-    def interrupt(self, why: str) -> None:
+    def interrupt(self, cause: str) -> None:
         """Its place is wanted back, or its worker is gone."""
         if self.worker:
             self.cut.set()
             if self.on_interrupt is not None:
-                self.on_interrupt(why)
+                self.on_interrupt(cause)
 
 
-_DRAINING = Refusal(503, "draining", "The gateway is shutting down; send the request again.", 1.0)
+_DRAINING = Rejection(503, "draining", "The gateway is shutting down; send the request again.", 1.0)
 _LEAST_REST_S = 0.001
 """Between two timed looks: a scheduler that asks for "now" again and again does not spin the loop."""
 
@@ -176,24 +176,19 @@ class Hub:
         listeners: Told of what happens.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        clock: Clock = monotonic,
-        listeners: Sequence[Listener] = (),
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock = monotonic, listeners: Sequence[Listener] = ()) -> None:
         self.clock = clock
         self.listeners = Listeners(listeners)
         self._scheduler = scheduler
         self._turns: dict[int, Turn] = {}
         self._awake = False
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = math.inf
+        self._deadline_s = math.inf
         self._empty: asyncio.Event | None = None
         self._closed = False
 
     @property
-    def held(self) -> int:
+    def reserved(self) -> int:
         """Requests that are in: waiting or at a worker."""
         return len(self._turns)
 
@@ -203,11 +198,11 @@ class Hub:
         Raises:
             Refused: Not let in, or it waited in vain.
         """
-        refusal = _DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
-        if refusal is not None:
-            self.listeners.refused(refusal.reason, refusal, request.tenant, request.model)
-            raise Refused(refusal)
-        self.listeners.arrived(request)
+        rejection = _DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
+        if rejection is not None:
+            self.listeners.refused(rejection.reason, rejection, request.tenant, request.model)
+            raise Refused(rejection)
+        self.listeners.on_arrival(request)
         turn = self._turns[request.id] = Turn(self, request)
         await turn.placed()
         return turn
@@ -225,18 +220,18 @@ class Hub:
                 turn.interrupt(GONE)
         self.wake()
 
-    def reforecast(self, request: Request, forecast: Forecast) -> None:
+    def reforecast(self, request: Request, length_prediction: LengthPrediction) -> None:
         """A new forecast of a request that is in."""
         if request.id in self._turns:
             now_s = self.clock()
-            self._scheduler.reforecast(now_s, request.id, forecast)
+            self._scheduler.reforecast(now_s, request.id, length_prediction)
             self._wake_when_due(now_s)
 
-    def late(self, request_id: int, forecast: Forecast) -> None:
+    def late(self, request_id: int, length_prediction: LengthPrediction) -> None:
         """A forecast that came after its deadline."""
         if request_id in self._turns:
             now_s = self.clock()
-            self._scheduler.reforecast(now_s, request_id, forecast)
+            self._scheduler.reforecast(now_s, request_id, length_prediction)
             self._wake_when_due(now_s)
 
     def statistics(self) -> Statistics:
@@ -261,7 +256,7 @@ class Hub:
             turn.stopped(_DRAINING)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._due_s = None, math.inf
+            self._timer, self._deadline_s = None, math.inf
 
     def wake(self) -> None:
         """Decisions are made in the next tick of the loop."""
@@ -275,7 +270,7 @@ class Hub:
         when_s = self._scheduler.next_s(now_s)
         if when_s <= now_s:
             self.wake()
-        elif when_s < self._due_s:
+        elif when_s < self._deadline_s:
             self._sleep_until(when_s, now_s)
 
     def _decide(self) -> None:
@@ -289,10 +284,10 @@ class Hub:
     def _apply(self, decisions: Decisions, now_s: float) -> None:
         for phase in decisions.phases:
             self.listeners.phase(phase)
-        for one, refusal in decisions.expire:
+        for one, rejection in decisions.expire:
             turn = self._turns.get(one)
             if turn is not None:
-                turn.expired(refusal)
+                turn.expired(rejection)
         for one in decisions.cut:
             turn = self._turns.get(one)
             if turn is not None:
@@ -308,11 +303,11 @@ class Hub:
     def _sleep_until(self, when_s: float, now_s: float) -> None:
         """A timer that rings before stays: it costs one look more, once, and not two timers a request."""
         if self._timer is not None:
-            if self._due_s <= when_s:
+            if self._deadline_s <= when_s:
                 return
             self._timer.cancel()
             self._timer = None
-        self._due_s = when_s
+        self._deadline_s = when_s
         if when_s < math.inf:
             rest_s = max(when_s - now_s, _LEAST_REST_S)
             self._timer = asyncio.get_running_loop().call_later(rest_s, self._timed)
@@ -337,11 +332,11 @@ class Hub:
         self._scheduler.uncuttable(now_s, request.id)
         self._wake_when_due(now_s)
 
-    def returned(self, request: Request, why: str, total: int, avoid: str) -> None:
+    def returned(self, request: Request, cause: str, total: int, avoid: str) -> None:
         """It is back in the queue with the tokens that it keeps."""
         now_s = self.clock()
         self._scheduler.returned(now_s, request.id, total, avoid=avoid)
-        self.listeners.returned(request, why, now_s)
+        self.listeners.returned(request, cause, now_s)
 
     def full(self, request: Request, worker: str, hold_s: float = 0.0) -> None:
         """Its worker's own queue was full: it is back, and the worker gets fewer, and none for so long."""
@@ -355,7 +350,7 @@ class Hub:
             return
         now_s = self.clock()
         self._scheduler.left(now_s, request.id)
-        self.listeners.ended(request, outcome, now_s, detail)
+        self.listeners.finished(request, outcome, now_s, detail)
         if not self._turns and self._empty is not None:
             self._empty.set()
         self.wake()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.request import Forecast, Refusal, Request
+from lengthwise.gateway.request import LengthPrediction, Rejection, Request
 
 UNHELD = ("observe", "engine-priority", "engine-plugin")
 """Modes in which requests are sent at once, up to an engine's ``in_flight``: it orders them, or nobody does."""
@@ -69,10 +69,10 @@ class Phase:
 
     Attributes:
         worker: Whose.
-        why: What ended it: "steps" all iterations were there, "idle" nobody was left, "stalled" the slowest were not
+        cause: What ended it: "steps" all iterations were there, "idle" nobody was left, "stalled" the slowest were not
             waited for any longer.
-        begun_s: Its encoding began.
-        ended_s: The next one could begin, or nobody was left.
+        started_s: Its encoding began.
+        finished_s: The next one could begin, or nobody was left.
         encode_batch: Requests of its encoding.
         prompt_tokens: Of these.
         decode_batch: Requests at the worker after its encoding.
@@ -82,9 +82,9 @@ class Phase:
     """
 
     worker: str
-    why: str
-    begun_s: float
-    ended_s: float
+    cause: str
+    started_s: float
+    finished_s: float
     encode_batch: int
     prompt_tokens: int
     decode_batch: int
@@ -104,7 +104,7 @@ class Decisions:
         phases: Phases that are over since the last decisions.
     """
 
-    expire: tuple[tuple[int, Refusal], ...] = ()
+    expire: tuple[tuple[int, Rejection], ...] = ()
     cut: tuple[int, ...] = ()
     assign: tuple[tuple[int, str], ...] = ()
     phases: tuple[Phase, ...] = ()
@@ -158,8 +158,8 @@ class Statistics:
 class Scheduler(Protocol):
     """What the hub asks of ``gateway.core.Scheduler``."""
 
-    def offer(self, now_s: float, request: Request) -> Refusal | None: ...  # noqa: D102
-    def reforecast(self, now_s: float, id: int, forecast: Forecast) -> None: ...  # noqa: A002, D102
+    def offer(self, now_s: float, request: Request) -> Rejection | None: ...  # noqa: D102
+    def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None: ...  # noqa: A002, D102
     def progressed(self, now_s: float, id: int, generated_tokens: int) -> None: ...  # noqa: A002, D102
     def uncuttable(self, now_s: float, id: int) -> None: ...  # noqa: A002, D102
     def returned(  # noqa: D102

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     from lengthwise.gateway.admin import AdminApp
     from lengthwise.gateway.relay import Relay
-    from lengthwise.gateway.replanning import Following, Make
+    from lengthwise.gateway.replanning import Make, PlanTracker
 
 _gateway_log = logging.getLogger("lengthwise.gateway")
-_LOOK_S = 0.01
+_POLL_INTERVAL_S = 0.01
 _SETTLE_S = 2.0
 """So long the start waits for engines to tell what they are; who is slower is heard later."""
-_FIXED = ("listen", "forecasting")
+_FIXED = ("listen", "prediction")
 _LAST_S = 1.0
 """How long answers that the end has cut off may take to leave."""
 
@@ -92,11 +92,11 @@ class Gateway:
         self.admin_port: int | None = None
         self._changing = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
-        self._ended = False
+        self._finished = False
         self._admin: AdminApp | None = None
         self._edge: uvicorn.Server | None = None
         self._follow = follow
-        self.following: Following | None = None
+        self.tracker: PlanTracker | None = None
 
     async def __aenter__(self) -> Self:
         """Starts; raises InputError where a port cannot be had."""
@@ -121,21 +121,21 @@ class Gateway:
         """
         self.app.draining = True
         try:
-            async with asyncio.timeout(self.config.care.drain_s):
-                while self.hub.held or self.app.in_flight:
+            async with asyncio.timeout(self.config.resilience.drain_s):
+                while self.hub.reserved or self.app.in_flight:
                     await self.hub.emptied()
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_POLL_INTERVAL_S)
         except TimeoutError:
             _gateway_log.warning(
-                "%d requests had not finished after %g s", self.hub.held, self.config.care.drain_s
+                "%d requests had not finished after %g s", self.hub.reserved, self.config.resilience.drain_s
             )
             return False
         return True
 
     async def stop(self) -> None:
         """Ends at once."""
-        if not self._ended:
-            self._ended = True
+        if not self._finished:
+            self._finished = True
             self.app.draining = True
             self.hub.close()
             await self._stack.aclose()
@@ -163,9 +163,7 @@ class Gateway:
 
         for name in _FIXED:
             if getattr(config, name) != getattr(self.config, name):
-                raise InputError(
-                    f"[{name}] cannot change while the gateway runs; start it anew with the new file"
-                )
+                raise InputError(f"[{name}] cannot change while the gateway runs; start it anew with the new file")
         check_ports(config)
         check_change(self.config.order, config.order)
         tls = config.listen.tls
@@ -185,7 +183,7 @@ class Gateway:
     async def _start(self) -> None:
         from lengthwise.gateway.core import Scheduler
         from lengthwise.gateway.edge import App, Tenants, server
-        from lengthwise.gateway.forecast import told_tokens
+        from lengthwise.gateway.length_prediction import told_tokens
         from lengthwise.gateway.relay import Relay
         from lengthwise.gateway.relay.engine_request import hinted_for
         from lengthwise.gateway.telemetry import Telemetry
@@ -205,7 +203,7 @@ class Gateway:
         self.telemetry = await self._stack.enter_async_context(telemetry)
         self.hub.listeners.add(telemetry)
         self.forecaster = await self._stack.enter_async_context(
-            self._make_forecaster(config.forecasting, self._clock, self.hub.late)
+            self._make_forecaster(config.prediction, self._clock, self.hub.late)
         )
         self.hub.listeners.add(self.forecaster)
         self.fleet = await self._stack.enter_async_context(
@@ -214,11 +212,9 @@ class Gateway:
         self.hub.listeners.add(self.fleet.listener)
         if self._follow is not None:
             await self._start_following(self._follow)
-        await self.fleet.settled(_SETTLE_S)
+        await self.fleet.stable(_SETTLE_S)
         hinted = hinted_for(config, self.scheduler.engine_priority)
-        self.relay: Relay = Relay(
-            self.hub, self.fleet, self.forecaster, config, hinted=hinted, told=told_tokens
-        )
+        self.relay: Relay = Relay(self.hub, self.fleet, self.forecaster, config, hinted=hinted, report=told_tokens)
         self._stack.push_async_callback(self.relay.aclose)
         self.app = App(
             config,
@@ -231,13 +227,7 @@ class Gateway:
         )
         host, port = door.getsockname()[:2]
         self._edge = server(
-            self.app,
-            config.limits,
-            host=host,
-            port=port,
-            tls=listen.tls,
-            drain_s=_LAST_S,
-            proxies=listen.proxies,
+            self.app, config.limits, host=host, port=port, tls=listen.tls, drain_s=_LAST_S, proxies=listen.proxies
         )
         await self._serve(self._edge, door)
         self.port = port
@@ -246,14 +236,14 @@ class Gateway:
 
     async def _start_following(self, make: Make) -> None:
         """Who watches lengths, told of every request."""
-        from lengthwise.gateway.replanning import Following
+        from lengthwise.gateway.replanning import PlanTracker
 
         phases = self.config.dispatch.phases
         assert phases is not None, "mode rra has a schedule"
-        following = Following(make, phases, self.keep, self._clock)
-        self.following = await self._stack.enter_async_context(following)
+        following = PlanTracker(make, phases, self.keep, self._clock)
+        self.tracker = await self._stack.enter_async_context(following)
         self.hub.listeners.add(following)
-        self.telemetry.metrics.following = lambda: following.state
+        self.telemetry.metrics.tracker = lambda: following.state
 
     async def _start_admin(self, door: socket.socket) -> None:
         """The page and its metrics, on a port of their own."""
@@ -286,11 +276,11 @@ class Gateway:
             if running.done():
                 running.result()
                 raise InputError(f"the gateway could not listen at {door.getsockname()}")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
 
 def _forecaster(*arguments: Any) -> Any:
-    from lengthwise.gateway.forecast import Forecaster
+    from lengthwise.gateway.length_prediction import Forecaster
 
     return Forecaster(*arguments)
 
@@ -352,13 +342,13 @@ async def _until_told(
             if started is not None:
                 await started(gateway)
             await first.wait()
-            _log.info("ending: %d requests may finish within %g s", gateway.hub.held, config.care.drain_s)
+            _log.info("ending: %d requests may finish within %g s", gateway.hub.reserved, config.resilience.drain_s)
             await _first_of(gateway.drain(), second.wait())
         await asyncio.gather(*reloads)
 
 
 @contextlib.contextmanager
-def _signals(first: asyncio.Event, second: asyncio.Event, again: Callable[[], None]) -> Any:
+def _signals(first: asyncio.Event, second: asyncio.Event, retry: Callable[[], None]) -> Any:
     loop = asyncio.get_running_loop()
 
     def told() -> None:
@@ -366,7 +356,7 @@ def _signals(first: asyncio.Event, second: asyncio.Event, again: Callable[[], No
 
     handlers = {signal.SIGTERM: told, signal.SIGINT: told}
     if hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = again
+        handlers[signal.SIGHUP] = retry
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     try:
@@ -401,7 +391,7 @@ async def _first_of(*works: Any) -> None:
 _STOP_S = 60.0
 
 
-class Beside:
+class BackgroundGateway:
     """A gateway on another thread.
 
     Attributes:
@@ -425,12 +415,8 @@ class Beside:
 
 @contextmanager
 def beside(
-    config: GatewayConfig,
-    listeners: tuple[Listener, ...] = (),
-    *,
-    engines_s: float = 30.0,
-    follow: Make | None = None,
-) -> Iterator[Beside]:
+    config: GatewayConfig, listeners: tuple[Listener, ...] = (), *, engines_s: float = 30.0, follow: Make | None = None
+) -> Iterator[BackgroundGateway]:
     """A gateway that serves until the end of the block, all of its engines up.
 
     Args:
@@ -443,11 +429,9 @@ def beside(
         InputError: It cannot start.
         EngineError: An engine is not there, or cannot be used.
     """
-    ready: Future[tuple[Beside, asyncio.Event]] = Future()
+    ready: Future[tuple[BackgroundGateway, asyncio.Event]] = Future()
     thread = threading.Thread(
-        target=lambda: _run(_serve(config, listeners, engines_s, follow, ready), ready),
-        name="gateway",
-        daemon=True,
+        target=lambda: _run(_serve(config, listeners, engines_s, follow, ready), ready), name="gateway", daemon=True
     )
     thread.start()
     running, over = ready.result()
@@ -472,18 +456,16 @@ async def _serve(
     listeners: tuple[Listener, ...],
     engines_s: float,
     follow: Make | None,
-    ready: Future[tuple[Beside, asyncio.Event]],
+    ready: Future[tuple[BackgroundGateway, asyncio.Event]],
 ) -> None:
     over = asyncio.Event()
     async with Gateway(config, listeners=listeners, follow=follow) as gateway:
-        await gateway.fleet.settled(engines_s)
+        await gateway.fleet.stable(engines_s)
         now_s = asyncio.get_running_loop().time()
         for worker in gateway.fleet.workers():
             if trouble := worker.trouble(now_s):
-                raise EngineError(
-                    f"the engine {worker.engine.shown} must be there and serve a model; it is {trouble}"
-                )
-        running = Beside(gateway, asyncio.get_running_loop())
+                raise EngineError(f"the engine {worker.engine.shown} must be there and serve a model; it is {trouble}")
+        running = BackgroundGateway(gateway, asyncio.get_running_loop())
         gateway.telemetry.trips.subscribe(running.rows.append)
         ready.set_result((running, over))
         await over.wait()

@@ -1,5 +1,5 @@
+from .decisions import answer, decision, gap_closed, ratio
 from .experiment import Bench, Contestant, Each, Question, ends, lab, one_by_one
-from .verdicts import answer, gap_closed, ratio, verdict
 
 __all__ = [
     "Bench",
@@ -7,10 +7,10 @@ __all__ = [
     "Each",
     "Question",
     "answer",
+    "decision",
     "ends",
     "gap_closed",
     "lab",
     "one_by_one",
     "ratio",
-    "verdict",
 ]

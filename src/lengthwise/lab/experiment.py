@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.lab.verdicts import Run, answer, estimates, verdict
+from lengthwise.lab.decisions import Run, answer, decision, estimates
 from lengthwise.metrics import request_column
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError
@@ -53,7 +53,7 @@ class Question:
         unit: Of the loads.
         base: How steps are formed and memory is given under FCFS and the oracle, which differ in rank alone.
         name: For tables.
-        facts: What is fixed, for headings.
+        metadata: What is fixed, for headings.
         level: Confidence level of intervals.
     """
 
@@ -65,7 +65,7 @@ class Question:
     unit: LoadUnit = LoadUnit.CAPACITY
     base: Scheduler = Scheduler(rank="fcfs_evicted_first", memory="paged_by_chunk")  # noqa: RUF009 - it is frozen
     name: str = ""
-    facts: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
     level: float = 0.95
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Question:
 def ends(question: Question) -> tuple[tuple[Contestant, str], tuple[Contestant, str]]:
     """FCFS and the oracle with their predictors: shortest first with lengths known, nobody interrupted (ELIS)."""
     fcfs = question.base
-    oracle = replace(fcfs, rank="sjf", takeover="never")
+    oracle = replace(fcfs, rank="sjf", takeover="disabled")
     return (Contestant(FCFS, fcfs, predicts=False), ""), (Contestant(ORACLE, oracle), ORACLE)
 
 
@@ -148,7 +148,7 @@ def at_rate(workload: Workload, rate_rps: float) -> Workload:
     return replace(workload, arrival_s=since_s * ((len(workload) - 1) / (since_s[-1] * rate_rps)))
 
 
-def alone_s(workload: Workload, deployment: Deployment, how: str) -> Floats:
+def isolated_s(workload: Workload, deployment: Deployment, how: str) -> Floats:
     """[n] seconds that each request takes with nobody else there; NaN for those that are refused."""
     one = replace(deployment, parallel=replace(deployment.parallel, replicas=1))
     single = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=1)
@@ -171,13 +171,13 @@ def saturated_rps(workload: Workload, deployment: Deployment, how: str) -> float
     return (len(busy) - 1 - first) / float(busy[-1] - busy[first])
 
 
-def measured(records: Records, seats: int, alone: Floats) -> dict[str, float]:
+def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str, float]:
     """The numbers of a run by the names of ``schema.lab.Cell``, the paired ones left out.
 
     Args:
         records: What the run left behind.
-        seats: Requests that can run at a time on all replicas.
-        alone: [n] seconds that each request takes alone.
+        max_num_seqs: Requests that can run at a time on all replicas.
+        isolated: [n] seconds that each request takes alone.
 
     Raises:
         InputError: Nothing was served.
@@ -185,20 +185,18 @@ def measured(records: Records, seats: int, alone: Floats) -> dict[str, float]:
     r = records.requests
     done = r.status == Status.FINISHED
     if not done.any():
-        raise InputError(
-            "no request of the lab's workload was served; raise timeout_s or look at lengthwise explain"
-        )
-    jct_s, wait_s = (request_column(r, name)[done] for name in ("jct_s", "waited_s"))
-    slowdown = jct_s / alone[done]
+        raise InputError("no request of the lab's workload was served; raise timeout_s or look at lengthwise explain")
+    jct_s, wait_s = (request_column(r, name)[done] for name in ("jct_s", "queued_for_s"))
+    slowdown = jct_s / isolated[done]
     return {
         "jct.mean": float(jct_s.mean()),
         "jct.p50": float(np.quantile(jct_s, 0.5)),
         "jct.p99": float(np.quantile(jct_s, 0.99)),
         "ttft.mean": float(request_column(r, "ttft_s")[done].mean()),
         "wait.mean": float(wait_s.mean()),
-        "wait.max": float(np.nanmax(r.waited_s)),
+        "wait.max": float(np.nanmax(r.queued_for_s)),
         "waiting_share": float(wait_s.sum() / jct_s.sum()),
-        "found_full": _found_full(r, seats),
+        "found_full": _found_full(r, max_num_seqs),
         "slowdown.mean": float(slowdown.mean()),
         "slowdown.p99": float(np.quantile(slowdown, 0.99)),
         "requests_per_s": float(done.sum() / records.end_s),
@@ -208,11 +206,11 @@ def measured(records: Records, seats: int, alone: Floats) -> dict[str, float]:
     }
 
 
-def _found_full(r: RequestRecords, seats: int) -> float:
+def _found_full(r: RequestRecords, max_num_seqs: int) -> float:
     """Share of requests that, when they arrive, find at least so many others under way."""
     gone_s = np.sort(np.where(np.isfinite(r.finished_s), r.finished_s, r.arrival_s))
     there = np.arange(len(gone_s)) - np.searchsorted(gone_s, r.arrival_s, side="right")
-    return float((there >= seats).mean())
+    return float((there >= max_num_seqs).mean())
 
 
 def _recomputed(records: Records, r: RequestRecords, done: npt.NDArray[np.bool_]) -> float:
@@ -256,14 +254,14 @@ def lab(
     batches = list(dict.fromkeys(question.batch_sizes))
     places = [(batch, load) for batch in batches for load in question.loads]
     here = ([c for c in cells if (c.batch, c.load) == place] for place in places)
-    verdicts = tuple(verdict(one, seeds=question.seeds, level=question.level) for one in here)
+    decisions = tuple(decision(one, seeds=question.seeds, level=question.level) for one in here)
     return LabTable(
         name=question.name,
-        facts=question.facts,
+        metadata=question.metadata,
         unit=question.unit,
         cells=cells,
-        verdicts=verdicts,
-        answer=answer(verdicts, question.unit),
+        decisions=decisions,
+        answer=answer(decisions, question.unit),
         seeds=question.seeds,
         requests=runner.count,
         level=question.level,
@@ -280,7 +278,7 @@ class _Runner:
     progress: Progress
     how: str
     workloads: dict[tuple[int, str], Workload] = field(default_factory=dict)
-    alone: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
+    isolated: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     rates: dict[Place, float] = field(default_factory=dict)
     fcfs_p99_s: dict[Place, float] = field(default_factory=dict)
     done: int = 0
@@ -296,11 +294,9 @@ class _Runner:
         runs = len(self._sides()) * len(batches) * len(q.loads) * q.seeds
         self.of = len(wanted) + q.seeds + len(saturated) + runs
         self.progress(0, self.of)
-        self.workloads = dict(
-            zip(wanted, self._all(wanted, lambda at: self.bench.requests(*at)), strict=True)
-        )
+        self.workloads = dict(zip(wanted, self._all(wanted, lambda at: self.bench.requests(*at)), strict=True))
         self._check_same()
-        self.alone = dict(zip(seeds, self._all(list(seeds), self._alone), strict=True))
+        self.isolated = dict(zip(seeds, self._all(list(seeds), self._alone), strict=True))
         capacity = dict(zip(saturated, self._all(saturated, self._saturated), strict=True))
         for batch in batches:
             of_batch = [capacity[at] for at in saturated if at[1] == batch]
@@ -310,16 +306,16 @@ class _Runner:
     def cells(self) -> Iterator[Cell]:
         """Every cell; FCFS and the oracle come first at each load and batch size."""
         q, sides = self.question, self._sides()
-        fcfs = self._wave(sides[:1])
+        fcfs = self._batch_size(sides[:1])
         for place in self.rates:
             self.fcfs_p99_s[place] = float(np.mean([run["jct.p99"] for run in fcfs[place, 0]]))
-        runs = fcfs | self._wave(sides, first=1)
+        runs = fcfs | self._batch_size(sides, first=1)
         for place, rate_rps in self.rates.items():
             for at, (policy, predictor) in enumerate(sides):
                 values = estimates(runs[place, at], runs[place, 0], runs[place, 1], q.level)
                 yield Cell(policy.name, predictor, *place, rate_rps, values)
 
-    def _wave(self, sides: list[Side], first: int = 0) -> dict[tuple[Place, int], list[Run]]:
+    def _batch_size(self, sides: list[Side], first: int = 0) -> dict[tuple[Place, int], list[Run]]:
         """The runs of some sides at every place, one a seed."""
         keys = [(place, at) for place in self.rates for at in range(first, len(sides))]
         tasks = [(*place, sides[at], seed) for place, at in keys for seed in range(self.question.seeds)]
@@ -356,11 +352,11 @@ class _Runner:
         except InputError as error:
             error.add_note(f"in the lab's policy {policy.name!r} with predictor {predictor!r}")
             raise
-        return measured(records, batch * served.parallel.replicas, self.alone[seed])
+        return measured(records, batch * served.parallel.replicas, self.isolated[seed])
 
     def _alone(self, seed: int) -> npt.NDArray[np.float64]:
         most = max(self.question.batch_sizes)
-        return alone_s(self.workloads[seed, ""], self.bench.deployment(self.question.base, most), self.how)
+        return isolated_s(self.workloads[seed, ""], self.bench.deployment(self.question.base, most), self.how)
 
     def _saturated(self, at: tuple[int, int]) -> float:
         seed, batch = at
@@ -372,16 +368,14 @@ class _Runner:
             return 1.0
         if self._by_capacity:
             return float(np.mean(saturated))
-        return batch / float(np.nanmean(np.concatenate(list(self.alone.values()))))
+        return batch / float(np.nanmean(np.concatenate(list(self.isolated.values()))))
 
     def _check_same(self) -> None:
         """Predictors change predictions alone."""
         for (seed, name), workload in self.workloads.items():
             plain = self.workloads[seed, ""]
             if not np.array_equal(workload.output_tokens, plain.output_tokens):
-                raise InputError(
-                    f"predictor {name!r} changed the requests of seed {seed}; it may only predict"
-                )
+                raise InputError(f"predictor {name!r} changed the requests of seed {seed}; it may only predict")
 
     def _all(self, tasks: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
         results: dict[int, Any] = {}

@@ -3,11 +3,4 @@ from .external_results import read_foreign
 from .load import INTERRUPTED, bench
 from .records_file import read_records, write_records
 
-__all__ = [
-    "INTERRUPTED",
-    "bench",
-    "calibrate",
-    "read_foreign",
-    "read_records",
-    "write_records",
-]
+__all__ = ["INTERRUPTED", "bench", "calibrate", "read_foreign", "read_records", "write_records"]

@@ -8,15 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import gap_edges
-from lengthwise.schema.records import (
-    Records,
-    ReplicaTotals,
-    RequestRecords,
-    Status,
-    TimeSeries,
-    TokenGaps,
-    TokenTimes,
-)
+from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, TimeSeries, TokenGaps, TokenTimes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -71,8 +63,8 @@ def records_of(
             first_token_s=np.asarray(first_token_s, np.float64),
             finished_s=np.asarray(finished_s, np.float64),
             preemptions=np.zeros(n, np.int32),
-            waited_s=scheduled - arrival_s,
-            refusal=np.zeros(n, np.int8),
+            queued_for_s=scheduled - arrival_s,
+            rejection=np.zeros(n, np.int8),
         ),
         steps=None,
         gaps=_gaps(*_all_gaps(tokens, gap_s)),

@@ -23,7 +23,7 @@ NONE = math.nan
 
 
 @dataclass(slots=True)
-class Told:
+class Report:
     """One request, in seconds on one clock for all; NaN for what was not told.
 
     Attributes:
@@ -67,15 +67,15 @@ class Story:
     Attributes:
         source: The program.
         rows: Its requests.
-        facts: JSON-able.
-        doubts: What the format does not tell.
+        metadata: JSON-able.
+        warnings: What the format does not tell.
         concurrency: Of a closed loop.
     """
 
     source: str
-    rows: list[Told]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
+    rows: list[Report]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     concurrency: int | None = None
 
 
@@ -106,16 +106,16 @@ def measured_of(story: Story, name: str) -> Measured:
     errors = Counter(row.failure for row in rows if row.failure)
     tokens = _pieces(rows, zero_s)
     return Measured(
-        records, workload, story.source, dict(story.facts), tuple(_doubts(story, rows)), dict(errors), tokens
+        records, workload, story.source, dict(story.metadata), tuple(_warnings(story, rows)), dict(errors), tokens
     )
 
 
-def _times(rows: Sequence[Told], zero_s: float) -> dict[str, Any]:
+def _times(rows: Sequence[Report], zero_s: float) -> dict[str, Any]:
     names = ("arrival_s", "first_s", "last_s", "scheduled_s", "queued_s")
     return {name: np.array([getattr(row, name) for row in rows], float) - zero_s for name in names}
 
 
-def _records(rows: Sequence[Told], times: Mapping[str, Any], done: Sequence[bool], name: str) -> Records:
+def _records(rows: Sequence[Report], times: Mapping[str, Any], done: Sequence[bool], name: str) -> Records:
     ends = np.concatenate([times["last_s"], times["first_s"], times["arrival_s"]])
     tokens = _pieces(rows, rows[0].arrival_s)
     gaps = np.array([gap for row in rows for gap in row.gap_s], float)
@@ -134,7 +134,7 @@ def _records(rows: Sequence[Told], times: Mapping[str, Any], done: Sequence[bool
     )
 
 
-def _pieces(rows: Sequence[Told], zero_s: float) -> TokenTimes | None:
+def _pieces(rows: Sequence[Report], zero_s: float) -> TokenTimes | None:
     """Times of pieces, where gaps were told; a piece is one token where they are as many."""
     if not any(len(row.gap_s) for row in rows):
         return None
@@ -149,8 +149,8 @@ def _pieces(rows: Sequence[Told], zero_s: float) -> TokenTimes | None:
     return TokenTimes(start, np.concatenate(at_s).astype(float), np.concatenate(tokens).astype(np.int64))
 
 
-def _doubts(story: Story, rows: Sequence[Told]) -> list[str]:
-    made = list(story.doubts)
+def _warnings(story: Story, rows: Sequence[Report]) -> list[str]:
+    made = list(story.warnings)
     finished = [row for row in rows if row.status == Status.FINISHED]
     vague = sum(len(row.gap_s) > 0 and len(row.gap_s) + 1 != row.output_tokens for row in finished)
     if vague:
@@ -179,20 +179,20 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Story:
     """The profiled requests; they are due when the rate limiter let them go, where that was told."""
     kept = [line for line in lines if line["metadata"].get("benchmark_phase", "profiling") == "profiling"]
     issued = all(line["metadata"].get("credit_issued_ns") for line in kept)
-    doubts = [] if issued else ["requests arrive when they were sent: how late the client was is not told"]
-    doubts.append("whether it was an open or a closed loop is not told; arrivals are taken for given")
-    zero_ns = min((_begun(line, issued=issued) for line in kept), default=0)
-    return Story("aiperf", [_aiperf_request(line, zero_ns, issued=issued) for line in kept], {}, doubts)
+    warnings = [] if issued else ["requests arrive when they were sent: how late the client was is not told"]
+    warnings.append("whether it was an open or a closed loop is not told; arrivals are taken for given")
+    zero_ns = min((_started(line, issued=issued) for line in kept), default=0)
+    return Story("aiperf", [_aiperf_request(line, zero_ns, issued=issued) for line in kept], {}, warnings)
 
 
-def _begun(line: Mapping[str, Any], *, issued: bool) -> int:
+def _started(line: Mapping[str, Any], *, issued: bool) -> int:
     return int(line["metadata"]["credit_issued_ns" if issued else "request_start_ns"])
 
 
-def _aiperf_request(line: Mapping[str, Any], zero_ns: int, *, issued: bool) -> Told:
+def _aiperf_request(line: Mapping[str, Any], zero_ns: int, *, issued: bool) -> Report:
     """Times from the first request on: nanoseconds since 1970 lose digits in a float."""
     metrics, meta = line.get("metrics") or {}, line["metadata"]
-    arrival_s = (_begun(line, issued=issued) - zero_ns) * 1e-9
+    arrival_s = (_started(line, issued=issued) - zero_ns) * 1e-9
     sent_s = (int(meta["request_start_ns"]) - zero_ns) * 1e-9
     error = line.get("error")
     prompt = int(_value(metrics, "input_sequence_length", "error_isl") or 0)
@@ -201,12 +201,12 @@ def _aiperf_request(line: Mapping[str, Any], zero_ns: int, *, issued: bool) -> T
         known = isinstance(code, int) and 400 <= code < 600 and code != 499
         reason = f"http {code}" if known else str((error or {}).get("type") or "cancelled")
         cut_off = bool(meta.get("was_cancelled"))
-        return Told(arrival_s, prompt, 0, failure="" if cut_off else reason, cut_off=cut_off)
+        return Report(arrival_s, prompt, 0, failure="" if cut_off else reason, cut_off=cut_off)
     ttft_s = _seconds(metrics, "time_to_first_token")
     last_s = sent_s + _seconds(metrics, "request_latency")
     gaps = _seconds_of(metrics, "inter_chunk_latency")
     output = int(_value(metrics, "output_sequence_length", "output_token_count") or 0)
-    return Told(arrival_s, prompt, output, sent_s + ttft_s, last_s, gap_s=gaps)
+    return Report(arrival_s, prompt, output, sent_s + ttft_s, last_s, gap_s=gaps)
 
 
 def _value(metrics: Mapping[str, Any], *names: str) -> Any:
@@ -255,18 +255,18 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Story:
         "arrivals are of another clock than the engine's times; they were aligned so that the fastest request "
         "took no time from arrival to queue"
     )
-    doubts = [aligned]
+    warnings = [aligned]
     if waits and waits[-1] > 0.05:
-        doubts.append(
+        warnings.append(
             f"requests took up to {waits[-1]:.2f} s from arrival to the engine's queue (half of them "
             f"{waits[len(waits) // 2]:.3f} s): the front end was busy; workload.extra['queued_s'] has those times"
         )
-    facts = {"clock": "the engine's monotonic one", "shift_s": shift_s}
-    return Story("llmservingsim", rows, facts, doubts)
+    metadata = {"clock": "the engine's monotonic one", "shift_s": shift_s}
+    return Story("llmservingsim", rows, metadata, warnings)
 
 
-def _engine_log_request(line: Mapping[str, Any], shift_s: float) -> Told:
-    return Told(
+def _engine_log_request(line: Mapping[str, Any], shift_s: float) -> Report:
+    return Report(
         line["arrival_time"] + shift_s,
         int(line["input_toks"]),
         int(line["output_toks"]),
@@ -303,8 +303,8 @@ def read_guidellm(body: Mapping[str, Any], which: int | None) -> Story:
             "a GuideLLM report must hold a benchmark; this one holds none. Take the report of a run that finished"
         )
     if which is None and len(benchmarks) != 1:
-        listed = ", ".join(f"{i}: {_strategy(one).get('type_', '?')}" for i, one in enumerate(benchmarks))
-        raise InputError(f"a GuideLLM report holds {len(benchmarks)} benchmarks; name one ({listed})")
+        entries = ", ".join(f"{i}: {_strategy(one).get('type_', '?')}" for i, one in enumerate(benchmarks))
+        raise InputError(f"a GuideLLM report holds {len(benchmarks)} benchmarks; name one ({entries})")
     try:
         one = benchmarks[which or 0]
     except IndexError:
@@ -319,10 +319,10 @@ def read_guidellm(body: Mapping[str, Any], which: int | None) -> Story:
     strategy = _strategy(one)
     due = any(_timings(r).get("targeted_start") for r in requests.get("successful") or [])
     closed = str(strategy.get("type_")) in _CLOSED
-    doubts = [] if due else ["requests arrive when they were sent: how late the client was is not told"]
-    facts = {"strategy": dict(strategy), "args": body.get("args"), "metadata": body.get("metadata")}
+    warnings = [] if due else ["requests arrive when they were sent: how late the client was is not told"]
+    metadata = {"strategy": dict(strategy), "args": body.get("args"), "metadata": body.get("metadata")}
     streams = int(strategy.get("streams") or 1) if closed else None
-    return Story("guidellm", [row for row in rows if row], facts, doubts, streams)
+    return Story("guidellm", [row for row in rows if row], metadata, warnings, streams)
 
 
 def _strategy(one: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -342,7 +342,7 @@ def _timings(request: Mapping[str, Any]) -> Mapping[str, Any]:
     return timings if isinstance(timings, dict) else {n: request.get(o) for n, o in _OLD.items()}
 
 
-def _guidellm_request(request: Mapping[str, Any], bucket: str) -> Told | None:
+def _guidellm_request(request: Mapping[str, Any], bucket: str) -> Report | None:
     """A request; None where it never started."""
     at = _timings(request)
     begun = at.get("targeted_start") or at.get("request_start") or at.get("resolve_start")
@@ -351,7 +351,7 @@ def _guidellm_request(request: Mapping[str, Any], bucket: str) -> Told | None:
     first, last = at.get("first_token_iteration"), at.get("last_token_iteration")
     last = last if last is not None else at.get("request_end")
     failure = str(request.get("error") or (request.get("info") or {}).get("error") or "failed")
-    return Told(
+    return Report(
         float(begun),
         _tokens(request, "prompt_tokens", "input_metrics"),
         _tokens(request, "output_tokens", "output_metrics"),
@@ -370,16 +370,7 @@ def _tokens(request: Mapping[str, Any], name: str, metrics: str) -> int:
     return int(told or 0)
 
 
-_FACTS = (
-    "backend",
-    "model_id",
-    "tokenizer_id",
-    "date",
-    "request_rate",
-    "burstiness",
-    "max_concurrency",
-    "duration",
-)
+_METADATA = ("backend", "model_id", "tokenizer_id", "date", "request_rate", "burstiness", "max_concurrency", "duration")
 _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 
 
@@ -408,26 +399,24 @@ def read_vllm(body: Mapping[str, Any]) -> Story:
         raise InputError(
             f"lists of a result must have a value a request ({n}); they have {[len(one) for one in lists]}"
         )
-    doubts = ["requests arrive when they were sent: how late the client was is not told"]
+    warnings = ["requests arrive when they were sent: how late the client was is not told"]
     if not starts:
-        doubts = [
-            "arrivals are not told (start_times): every request counts from 0, loads over time are unknown"
-        ]
+        warnings = ["arrivals are not told (start_times): every request counts from 0, loads over time are unknown"]
     rows = [_vllm_request(body, i, starts[i] if starts else 0.0, errors[i]) for i in range(n)]
-    facts = {name: body[name] for name in _FACTS if name in body}
+    metadata = {name: body[name] for name in _METADATA if name in body}
     limit = body.get("max_concurrency")
     if limit and body.get("request_rate") in {"inf", math.inf, None}:
-        return Story("vllm bench serve", rows, facts, doubts, int(limit))
-    return Story("vllm bench serve", rows, facts, doubts)
+        return Story("vllm bench serve", rows, metadata, warnings, int(limit))
+    return Story("vllm bench serve", rows, metadata, warnings)
 
 
-def _vllm_request(body: Mapping[str, Any], at: int, start_s: float, error: str) -> Told:
+def _vllm_request(body: Mapping[str, Any], at: int, start_s: float, error: str) -> Report:
     prompt, output = int(body["input_lens"][at]), int(body["output_lens"][at])
     if error or output == 0:
-        return Told(start_s, prompt, output, failure=_reason(error))
+        return Report(start_s, prompt, output, failure=_reason(error))
     gaps: Sequence[float] = body["itls"][at]
     first_s = start_s + float(body["ttfts"][at]) if body["ttfts"][at] else NONE
-    return Told(start_s, prompt, output, first_s, first_s + sum(gaps), gap_s=gaps)
+    return Report(start_s, prompt, output, first_s, first_s + sum(gaps), gap_s=gaps)
 
 
 def _reason(error: str) -> str:
@@ -466,9 +455,7 @@ def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}: a request lacks a value, or has one that cannot be used: {error!r}"
-        ) from error
+        raise InputError(f"{path}: a request lacks a value, or has one that cannot be used: {error!r}") from error
 
 
 def _story(text: str, benchmark: int | None) -> Story:
@@ -489,9 +476,7 @@ def _of_lines(lines: list[Any]) -> Story:
     if lines and is_engine_log_record(lines[0]):
         return read_engine_log(lines)
     if lines and is_vllm_result(lines[0]):
-        raise InputError(
-            f"it holds {len(lines)} results of vllm bench serve (--append-result); give a file each"
-        )
+        raise InputError(f"it holds {len(lines)} results of vllm bench serve (--append-result); give a file each")
     known = "; ".join(f"{name}: {words}" for name, words in FORMATS.items())
     raise InputError(f"results must be of a known format; these are not. Known are {known}")
 
@@ -503,9 +488,7 @@ def _lines(text: str) -> list[Any]:
             try:
                 lines.append(json.loads(line))
             except ValueError as error:
-                raise InputError(
-                    f"line {number} must be JSON; it is cut off or something else: {error}"
-                ) from error
+                raise InputError(f"line {number} must be JSON; it is cut off or something else: {error}") from error
     return lines
 
 

@@ -22,7 +22,7 @@ from lengthwise import catalog
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, RequestError, Server
 from lengthwise.measure.client_records import records_of
-from lengthwise.measure.load_client import Row, Run, Watch, machine, prompts_of
+from lengthwise.measure.load_client import Monitor, Row, Run, machine, prompts_of
 from lengthwise.measure.prefix_cache import found_doubt, prefix_facts
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import BENCH, Measured, Records, Status, TokenTimes, shape_facts
@@ -61,29 +61,27 @@ Floats = npt.NDArray[np.float64]
 _EXACT_SHARE = 0.01
 
 
-def measured_of(run: Run, watch: Watch, end_s: float, facts: Mapping[str, Any], seed: int) -> Measured:
+def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> Measured:
     """What happened in a run; ``end_s`` is on the clock of ``time.perf_counter``."""
     rows, tokens = run.rows, _pieces(run.rows, run.start_s)
     records = _records(run, end_s - run.start_s, tokens, seed)
     told = [row for row in rows if row is not None]
-    client_s = np.array(
-        [row.sent_s - row.due_s if row and row.sent_s is not None else np.nan for row in rows]
-    )
+    client_s = np.array([row.sent_s - row.deadline_s if row and row.sent_s is not None else np.nan for row in rows])
     errors = Counter(row.reason for row in told if row.reason)
     finished = [row for row in told if row.status == Status.FINISHED]
     ends = Counter(row.finish_reason or "not told" for row in finished)
     ttft_s = records.requests.first_token_s - records.requests.arrival_s
     ttft_s = ttft_s[np.isfinite(ttft_s)]
-    watch.close(client_s[np.isfinite(client_s)], float(np.median(ttft_s)) if len(ttft_s) else np.inf)
-    own = {"client": watch.facts, "finish_reasons": dict(ends), "failures": failures_of(told)}
-    every = {**facts, **own, "prompts": run.prompts.how}
+    monitor.close(client_s[np.isfinite(client_s)], float(np.median(ttft_s)) if len(ttft_s) else np.inf)
+    own = {"client": monitor.metadata, "finish_reasons": dict(ends), "failures": failures_of(told)}
+    every = {**metadata, **own, "prompts": run.prompts.how}
     found = found_doubt(every)
     return Measured(
         records,
         replace(run.workload, name=run.workload.name or "workload"),
         BENCH,
         every,
-        (*_run_warnings(run, told, errors), *([found] if found else []), *watch.doubts()),
+        (*_run_warnings(run, told, errors), *([found] if found else []), *monitor.warnings()),
         dict(errors),
         tokens,
         client_s,
@@ -93,18 +91,14 @@ def measured_of(run: Run, watch: Watch, end_s: float, facts: Mapping[str, Any], 
 def _records(run: Run, end_s: float, tokens: TokenTimes, seed: int) -> Records:
     rows, workload = run.rows, run.workload
     closed = workload.concurrency is not None
-    due_s = np.array([np.nan if row is None else row.due_s - run.start_s for row in rows])
+    deadline_s = np.array([np.nan if row is None else row.deadline_s - run.start_s for row in rows])
     if not closed:
-        due_s = workload.arrival_s.copy()  # also of those that the run's end came before
+        deadline_s = workload.arrival_s.copy()  # also of those that the run's end came before
     done = [row is not None and row.status == Status.FINISHED for row in rows]
-    last_s = [
-        row.at_s[-1] - run.start_s if ok and row else np.nan for ok, row in zip(done, rows, strict=True)
-    ]
+    last_s = [row.at_s[-1] - run.start_s if ok and row else np.nan for ok, row in zip(done, rows, strict=True)]
     return records_of(
-        arrival_s=due_s,
-        prompt_tokens=np.array(
-            [_prompt(row, int(n)) for row, n in zip(rows, workload.prompt_tokens, strict=True)]
-        ),
+        arrival_s=deadline_s,
+        prompt_tokens=np.array([_prompt(row, int(n)) for row, n in zip(rows, workload.prompt_tokens, strict=True)]),
         output_tokens=np.array([row.output_tokens if row else 0 for row in rows]),
         status=[row.status if row else Status.UNFINISHED for row in rows],
         first_token_s=np.array([row.at_s[0] - run.start_s if row and row.at_s else np.nan for row in rows]),
@@ -116,9 +110,9 @@ def _records(run: Run, end_s: float, tokens: TokenTimes, seed: int) -> Records:
     )
 
 
-def _prompt(row: Row | None, wanted: int) -> int:
+def _prompt(row: Row | None, desired: int) -> int:
     told = row.usage.prompt_tokens if row is not None and row.usage is not None else 0
-    return wanted if row is None or row.lied_of_prompt else told or wanted
+    return desired if row is None or row.lied_of_prompt else told or desired
 
 
 def _pieces(rows: Sequence[Row | None], start_s: float) -> TokenTimes:
@@ -129,18 +123,18 @@ def _pieces(rows: Sequence[Row | None], start_s: float) -> TokenTimes:
     return TokenTimes(start, np.array(at_s, np.float64) - start_s, np.array(tokens, np.int64))
 
 
-def _run_warnings(run: Run, told: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
-    made = list(run.prompts.doubts)
-    finished = [row for row in told if row.status == Status.FINISHED]
-    ended = sum(row.ended for row in told)
+def _run_warnings(run: Run, report: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
+    made = list(run.prompts.warnings)
+    finished = [row for row in report if row.status == Status.FINISHED]
+    ended = sum(row.finished for row in report)
     if run.why_ended:
         made.append(
             f"a partial run, ended by {run.why_ended}: {ended:,} of {len(run.rows):,} requests had ended by then"
         )
     if failed := sum(errors.values()):
-        listed = ", ".join(f"{name}: {count:,}" for name, count in sorted(errors.items()))
-        made.append(f"{failed:,} of {len(told):,} requests failed ({listed}); latencies are of the others")
-    return made + _lengths(run, finished) + _tokens(run.client.abilities, finished)
+        entries = ", ".join(f"{name}: {count:,}" for name, count in sorted(errors.items()))
+        made.append(f"{failed:,} of {len(report):,} requests failed ({entries}); latencies are of the others")
+    return made + _lengths(run, finished) + _tokens(run.client.capabilities, finished)
 
 
 def _lengths(run: Run, finished: Sequence[Row]) -> list[str]:
@@ -148,9 +142,7 @@ def _lengths(run: Run, finished: Sequence[Row]) -> list[str]:
     made = []
     workload = run.workload
     rows = [(i, row) for i, row in enumerate(run.rows) if row is not None and row.status == Status.FINISHED]
-    told = [
-        (int(workload.prompt_tokens[i]), row.usage.prompt_tokens) for i, row in rows if row.usage is not None
-    ]
+    told = [(int(workload.prompt_tokens[i]), row.usage.prompt_tokens) for i, row in rows if row.usage is not None]
     wrong = [(want, got) for want, got in told if got and want != got]
     if len(wrong) > _EXACT_SHARE * len(finished):
         off = float(np.mean([got / want - 1 for want, got in wrong]))
@@ -168,12 +160,12 @@ def _lengths(run: Run, finished: Sequence[Row]) -> list[str]:
     return made
 
 
-def _tokens(able: Abilities, finished: Sequence[Row]) -> list[str]:
+def _tokens(capabilities: Abilities, finished: Sequence[Row]) -> list[str]:
     """Where numbers or times of tokens are not known."""
     if finished and not any(row.usage is not None or any(row.tokens) for row in finished):
         return ["the server does not tell how many tokens it made: each piece was taken for one"]
     vague = sum(not any(row.counts) for row in finished)
-    if vague and not (able.usage_each or able.ids_each):
+    if vague and not (capabilities.usage_each or capabilities.ids_each):
         doubt = (
             f"in {vague:,} of {len(finished):,} answers a piece held several tokens and nobody told how many: "
             "times between tokens (TBT) are times between pieces there"
@@ -184,24 +176,23 @@ def _tokens(able: Abilities, finished: Sequence[Row]) -> list[str]:
 
 def deployment_facts(measured: Measured, deployment: Mapping[str, Any]) -> Measured:
     """The run with what is behind the server, doubted where the server itself says otherwise."""
-    found = tuple(_deployment_warnings(measured.facts, deployment))
-    facts = {**measured.facts, "deployment": dict(deployment)}
-    return replace(measured, facts=facts, doubts=(*found, *measured.doubts))
+    found = tuple(_deployment_warnings(measured.metadata, deployment))
+    metadata = {**measured.metadata, "deployment": dict(deployment)}
+    return replace(measured, metadata=metadata, warnings=(*found, *measured.warnings))
 
 
-def _deployment_warnings(facts: Mapping[str, Any], deployment: Mapping[str, Any]) -> Iterator[str]:
-    served = catalog.served_model(str(facts["model"]))
+def _deployment_warnings(metadata: Mapping[str, Any], deployment: Mapping[str, Any]) -> Iterator[str]:
+    served = catalog.served_model(str(metadata["model"]))
     shape = deployment.get("model_shape")
     if served is not None and shape is not None and shape_facts(served) != dict(shape):
         yield (
-            f"the server says that it serves {facts['model']}, which is of another shape than the deployment's "
+            f"the server says that it serves {metadata['model']}, which is of another shape than the deployment's "
             f"{deployment.get('model')}"
         )
-    longest, own = facts["abilities"]["max_model_len"], deployment.get("max_model_len")
+    longest, own = metadata["capabilities"]["max_model_len"], deployment.get("max_model_len")
     if longest is not None and own is not None and longest != own:
         yield (
-            f"the server takes {longest:,} tokens a request (max_model_len), and the deployment is said to take "
-            f"{own:,}"
+            f"the server takes {longest:,} tokens a request (max_model_len), and the deployment is said to take {own:,}"
         )
 
 
@@ -237,19 +228,19 @@ class Scrape:
     def __init__(self, client: Client, start_s: float) -> None:
         self._client, self._start_s = client, start_s
         self.at_s: list[float] = []
-        self.took_s: list[float] = []
+        self.duration_s: list[float] = []
         self.rows: list[dict[str, float]] = []
 
     async def run(self) -> None:
         """Asks until it is cancelled; a second in which the server does not answer is left out."""
         while True:
-            begun_s = time.perf_counter()
+            started_s = time.perf_counter()
             text = await _page(self._client)
             if text is not None:
-                self.at_s.append(begun_s - self._start_s)
-                self.took_s.append(time.perf_counter() - begun_s)
+                self.at_s.append(started_s - self._start_s)
+                self.duration_s.append(time.perf_counter() - started_s)
                 self.rows.append(samples(text))
-            await asyncio.sleep(max(0.0, begun_s + EVERY_S - time.perf_counter()))
+            await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
 
     def columns(self) -> dict[str, list[float | None]]:
         """[seconds] a column a metric; "at_s", when it was asked, and "took_s" until the answer was there.
@@ -257,7 +248,7 @@ class Scrape:
         None where a metric was not told.
         """
         names = sorted({name for row in self.rows for name in row})
-        columns: dict[str, list[float | None]] = {"at_s": [*self.at_s], "took_s": [*self.took_s]}
+        columns: dict[str, list[float | None]] = {"at_s": [*self.at_s], "duration_s": [*self.duration_s]}
         return columns | {n: [row.get(n) for row in self.rows] for n in names}
 
 
@@ -289,7 +280,7 @@ def _column(name: str, labels: str) -> str | None:
 
 
 INTERRUPTED = "an interruption"
-_LOOK_S = 2.0
+_POLL_INTERVAL_S = 2.0
 """How long a server may take to tell its counters before a run and after it."""
 
 
@@ -308,9 +299,9 @@ def bench(
     priorities: bool = False,
     scrape: bool = False,
     give_up_after: int = 10,
-    abilities: Abilities | None = None,
+    capabilities: Abilities | None = None,
     deployment: Mapping[str, Any] | None = None,
-    told: Callable[[int, int], None] = lambda *_: None,
+    report: Callable[[int, int], None] = lambda *_: None,
 ) -> Measured:
     """What a server does with a workload, in the records of a simulation.
 
@@ -333,9 +324,9 @@ def bench(
         priorities: Send the workload's priorities, to servers that know them.
         scrape: Ask the server's ``/metrics`` every second, into ``facts["metrics"]``.
         give_up_after: So many lost requests in a row end the run.
-        abilities: What the server can do, where that was probed before.
+        capabilities: What the server can do, where that was probed before.
         deployment: What is known to be behind the address, for ``facts["deployment"]`` (see ``Measured``).
-        told: Called with the requests that ended and those there are.
+        report: Called with the requests that ended and those there are.
 
     Raises:
         InputError: Rate and concurrency are given both, a number is out of range, or no server answers.
@@ -362,7 +353,7 @@ def bench(
         "rate_rps": rate_rps,
         "concurrency": loaded.concurrency,
     }
-    measured = asyncio.run(_bench(asked, loaded, options, abilities, told, scrape=scrape))
+    measured = asyncio.run(_bench(asked, loaded, options, capabilities, report, scrape=scrape))
     return measured if deployment is None else deployment_facts(measured, deployment)
 
 
@@ -384,37 +375,35 @@ async def _bench(
     server: Server,
     workload: Workload,
     options: dict[str, Any],
-    abilities: Abilities | None,
-    told: Callable[[int, int], None],
+    capabilities: Abilities | None,
+    report: Callable[[int, int], None],
     *,
     scrape: bool,
 ) -> Measured:
     seed = options["seed"]
-    async with Client(server, abilities) as client:
-        if abilities is None:
+    async with Client(server, capabilities) as client:
+        if capabilities is None:
             await client.probe()
-        prompts = await prompts_of(
-            client, workload, seed=seed, salt=options["salt"], shared=options["shared_prefix"]
-        )
+        prompts = await prompts_of(client, workload, seed=seed, salt=options["salt"], shared=options["shared_prefix"])
         run = Run(
             client, workload, prompts, options["exact"], options["priorities"], options["give_up_after"],
-            lambda done: told(done, len(workload)),
+            lambda done: report(done, len(workload)),
         )  # fmt: skip
         run.prepare()
         with _interruptible(run):
             await run.warm_up(options["warmup_requests"])
-            before = await look(client, _LOOK_S)
-            watch = Watch()
+            before = await look(client, _POLL_INTERVAL_S)
+            watch = Monitor()
             seen = Scrape(client, watch.start_s) if scrape else None
-            await _watched(run, watch, seen, options["time_limit_s"])
+            await _monitor_task(run, watch, seen, options["time_limit_s"])
             end_s = time.perf_counter()
-            after = await look(client, _LOOK_S)
-        facts = _facts(client, watch, options, seen) | prefix_facts(before, after)
-        return measured_of(run, watch, end_s, facts, seed)
+            after = await look(client, _POLL_INTERVAL_S)
+        metadata = _metadata(client, watch, options, seen) | prefix_facts(before, after)
+        return measured_of(run, watch, end_s, metadata, seed)
 
 
-async def _watched(run: Run, watch: Watch, seen: Scrape | None, limit_s: float | None) -> None:
-    beside = [asyncio.ensure_future(watch.run())]
+async def _monitor_task(run: Run, monitor: Monitor, seen: Scrape | None, limit_s: float | None) -> None:
+    beside = [asyncio.ensure_future(monitor.run())]
     beside += [asyncio.ensure_future(seen.run())] if seen is not None else []
     try:
         await run.go(limit_s)
@@ -444,17 +433,17 @@ def _interruptible(run: Run) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _facts(client: Client, watch: Watch, options: dict[str, Any], seen: Scrape | None) -> dict[str, Any]:
-    able = client.abilities
-    facts = {
+def _metadata(client: Client, monitor: Monitor, options: dict[str, Any], seen: Scrape | None) -> dict[str, Any]:
+    able = client.capabilities
+    metadata = {
         "url": client.server.shown,
         "engine": able.engine,
         "version": able.version,
         "model": able.model,
-        "abilities": dataclasses.asdict(able) | {"models": list(able.models)},
+        "capabilities": dataclasses.asdict(able) | {"models": list(able.models)},
         "arguments": options,
-        "start": watch.start.isoformat(),
+        "start": monitor.start.isoformat(),
         "clock": "time.perf_counter (monotonic)",
         "machine": machine(),
     }
-    return facts if seen is None else facts | {"metrics": seen.columns()}
+    return metadata if seen is None else metadata | {"metrics": seen.columns()}

@@ -35,7 +35,7 @@ _ANCHOR = "the"
 _SAFE_IDS = np.arange(300, 1000)
 """Where no tokenizer can be asked: past the bytes and special tokens that begin usual vocabularies."""
 
-_ENOUGH = 16
+_THRESHOLD = 16
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Prompts:
     overhead: int = 0
     texts: Sequence[str] = ()
     shared: float = 0.0
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __call__(self, row: int, round_: int = 0) -> Prompt:
         """The prompt of a request; another ``round_`` gives one of the same length that shares nothing more."""
@@ -96,22 +96,22 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
     if "prompt" in workload.extra:
         texts = [str(text) for text in workload.extra["prompt"]]
         return Prompts("texts", lengths, texts=texts)
-    if client.abilities.token_ids:
+    if client.capabilities.token_ids:
         ids = await client.tokenize(" ".join(WORDS))
         known = np.asarray(np.unique(ids) if ids else _SAFE_IDS)
         return Prompts("token ids", lengths, seed, salt, ids=known, shared=shared)
-    if not client.abilities.usage:
+    if not client.capabilities.usage:
         doubt = "the server does not tell how long prompts are: they are as many words as tokens were wanted"
-        return Prompts("words", lengths, seed, salt, words=WORDS, shared=shared, doubts=(doubt,))
+        return Prompts("words", lengths, seed, salt, words=WORDS, shared=shared, warnings=(doubt,))
     overhead = await _counted(client, [])
-    words, doubts = await _worded(client, overhead)
-    return Prompts("words", lengths, seed, salt, words=words, overhead=overhead, shared=shared, doubts=doubts)
+    words, warnings = await _worded(client, overhead)
+    return Prompts("words", lengths, seed, salt, words=words, overhead=overhead, shared=shared, warnings=warnings)
 
 
 async def _worded(client: Client, overhead: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Words of one token each for this server, and a doubt where there are few."""
     words = await _single(client, WORDS, overhead)
-    if len(words) >= _ENOUGH:
+    if len(words) >= _THRESHOLD:
         return tuple(words), ()
     return WORDS, ("few words are one token each for this server: prompts are longer than wanted",)
 
@@ -133,9 +133,7 @@ async def _counted(client: Client, words: Sequence[str]) -> int:
     try:
         usages = [piece.usage async for piece in client.stream(body) if piece.usage is not None]
     except RequestError as error:
-        raise InputError(
-            f"{client.server.shown} failed while prompts were being measured: {error}"
-        ) from error
+        raise InputError(f"{client.server.shown} failed while prompts were being measured: {error}") from error
     return usages[-1].prompt_tokens if usages else 0
 
 
@@ -151,14 +149,14 @@ class Row:
     """Times are on the clock of ``time.perf_counter``.
 
     Attributes:
-        due_s: When it was to be sent.
+        deadline_s: When it was to be sent.
         wanted_tokens: Output tokens asked for.
         sent_s: When its headers went out; None before.
-        ended: Whether the answer is over, well or not; False where the run's end cut it off.
+        finished: Whether the answer is over, well or not; False where the run's end cut it off.
         failure: Of what it failed.
     """
 
-    due_s: float
+    deadline_s: float
     wanted_tokens: int
     ids: int = 0
     sent_s: float | None = None
@@ -167,7 +165,7 @@ class Row:
     texts: int = 0
     usage: Usage | None = None
     finish_reason: str | None = None
-    ended: bool = False
+    finished: bool = False
     failure: RequestError | None = None
 
     def sent(self, at_s: float) -> None:
@@ -189,7 +187,7 @@ class Row:
     def status(self) -> Status:
         """The bucket: what a server refuses is rejected, what it is too slow for has timed out."""
         if self.failure is None:
-            return Status.FINISHED if self.ended and self.at_s else Status.UNFINISHED
+            return Status.FINISHED if self.finished and self.at_s else Status.UNFINISHED
         if self.failure.reason.startswith("http "):
             return Status.REJECTED
         return Status.TIMED_OUT if self.failure.reason in _TIMED_OUT else Status.UNFINISHED
@@ -197,7 +195,7 @@ class Row:
     @property
     def output_tokens(self) -> int:
         """By usage, else by tokens that were told; as many as pieces (at least) where neither can be believed."""
-        if self.usage is not None and self._whole and not self.lied_of_output:
+        if self.usage is not None and self._complete and not self.lied_of_output:
             return self.usage.output_tokens
         return sum(self.counts) or len(self.at_s)
 
@@ -212,7 +210,7 @@ class Row:
     @property
     def lied_of_output(self) -> bool:
         """Whether the number of output tokens cannot be true: above what was asked for, or below what came."""
-        if self.usage is None or not self._whole:
+        if self.usage is None or not self._complete:
             return False
         told, said = sum(self.tokens), self.usage.output_tokens
         cut = self.finish_reason == "length" and said < self.wanted_tokens
@@ -224,15 +222,15 @@ class Row:
         return self.usage is not None and self.ids > 0 and self.usage.prompt_tokens not in {self.ids, 0}
 
     @property
-    def _whole(self) -> bool:
-        return self.ended and self.failure is None
+    def _complete(self) -> bool:
+        return self.finished and self.failure is None
 
     @property
     def reason(self) -> str:
         """What it failed of; "" where it did not."""
         if self.failure is not None:
             return self.failure.reason
-        if self.ended and not self.at_s:
+        if self.finished and not self.at_s:
             return EMPTY
         return LIED if self.lied_of_output or self.lied_of_prompt else ""
 
@@ -247,7 +245,7 @@ class Run:
 
     Attributes:
         give_up_after: So many requests lost in a row, or failed where none ever succeeded, end the run.
-        told: Called with the requests that ended so far.
+        report: Called with the requests that ended so far.
         rows: By request; those that were never due yet are None.
         start_s: When the first was due at the earliest (``perf_counter``).
         why_ended: Empty where all requests ended by themselves.
@@ -259,22 +257,22 @@ class Run:
     exact: bool = True
     priorities: bool = False
     give_up_after: int = 10
-    told: Callable[[int], None] = lambda _: None
+    report: Callable[[int], None] = lambda _: None
     rows: list[Row | None] = field(default_factory=list)
     start_s: float = 0.0
     why_ended: str = ""
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _bodies: dict[int, bytes] = field(default_factory=dict)
-    _ended: int = 0
+    _finished: int = 0
     _succeeded: int = 0
     _in_a_row: int = 0
 
     def __post_init__(self) -> None:
         self.rows = [None] * len(self.workload)
 
-    def stop(self, why: str) -> None:
+    def stop(self, cause: str) -> None:
         """Ends the run now; the first reason stays."""
-        self.why_ended = self.why_ended or why
+        self.why_ended = self.why_ended or cause
         self._stop.set()
 
     async def warm_up(self, requests: int) -> None:
@@ -321,33 +319,31 @@ class Run:
     async def _open(self) -> None:
         async with asyncio.TaskGroup() as group:
             for row, arrival_s in enumerate(self.workload.arrival_s.tolist()):
-                due_s = self.start_s + arrival_s
+                deadline_s = self.start_s + arrival_s
                 if row not in self._bodies:
                     self._bodies[row] = self._made(row)
-                if (wait_s := due_s - time.perf_counter()) > 0:
+                if (wait_s := deadline_s - time.perf_counter()) > 0:
                     await asyncio.sleep(wait_s)
                 elif row % 8 == 0:  # those that were started must come to be sent
                     await asyncio.sleep(0)
-                group.create_task(self._one(row, due_s))
+                group.create_task(self._one(row, deadline_s))
 
     async def _closed(self, concurrency: int) -> None:
         left = iter(range(len(self.workload)))
 
         async def worker() -> None:
-            due_s = self.start_s
+            deadline_s = self.start_s
             for row in left:
-                await self._one(row, due_s)
-                due_s = time.perf_counter()
+                await self._one(row, deadline_s)
+                deadline_s = time.perf_counter()
 
-        workers: list[Coroutine[Any, Any, None]] = [
-            worker() for _ in range(min(concurrency, len(self.workload)))
-        ]
+        workers: list[Coroutine[Any, Any, None]] = [worker() for _ in range(min(concurrency, len(self.workload)))]
         async with asyncio.TaskGroup() as group:
             for one in workers:
                 group.create_task(one)
 
-    async def _one(self, at: int, due_s: float) -> None:
-        row = self.rows[at] = Row(due_s, int(self.workload.output_tokens[at]))
+    async def _one(self, at: int, deadline_s: float) -> None:
+        row = self.rows[at] = Row(deadline_s, int(self.workload.output_tokens[at]))
         if self.prompts.how == "token ids":
             row.ids = int(self.workload.prompt_tokens[at])
         body = self._bodies.pop(at, None) or self._made(at)
@@ -357,12 +353,12 @@ class Run:
                     row.take(piece)
         except RequestError as error:
             row.failure = error
-        row.ended = True
+        row.finished = True
         self._count(row)
 
     def _count(self, row: Row) -> None:
-        self._ended += 1
-        self.told(self._ended)
+        self._finished += 1
+        self.report(self._finished)
         failure = row.failure
         if failure is None:
             self._succeeded, self._in_a_row = self._succeeded + 1, 0
@@ -439,26 +435,26 @@ _READINGS = 5
 _SKEW_S, _SKEW_SHARE = 0.05, 2e-4
 
 
-class Watch:
-    """Runs beside the requests; ``facts`` and ``doubts`` tell what it saw."""
+class Monitor:
+    """Runs beside the requests; ``metadata`` and ``warnings`` tell what it saw."""
 
     def __init__(self) -> None:
         self.start = datetime.now(UTC)
         self.start_s, self._cpu_s, self._apart_s = time.perf_counter(), time.process_time(), _clocks_apart_s()
         self.lags: list[float] = []
-        self.facts: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Measures for ever how late the event loop wakes."""
         while True:
-            due_s = time.perf_counter() + _TICK_S
+            deadline_s = time.perf_counter() + _TICK_S
             await asyncio.sleep(_TICK_S)
-            self.lags.append(max(0.0, time.perf_counter() - due_s))
+            self.lags.append(max(0.0, time.perf_counter() - deadline_s))
 
     def close(self, late_s: Sequence[float] | Floats, median_ttft_s: float = math.inf) -> None:
         """Ends the measurement; ``late_s`` is how late each request left after it was due."""
         span_s = max(time.perf_counter() - self.start_s, 1e-9)
-        self.facts = {
+        self.metadata = {
             "late_s": _quantiles(late_s),
             "late": beyond(late_s, min(_LATE_S, max(_LEAST_LATE_S, _LATE_SHARE * median_ttft_s))),
             "loop_lag_s": _quantiles(self.lags),
@@ -468,14 +464,14 @@ class Watch:
             "span_s": span_s,
             "median_ttft_s": median_ttft_s if math.isfinite(median_ttft_s) else None,
         }
-        self.facts["late_doubt"] = self._late_doubt()  # which of the doubts a calibration may weigh
+        self.metadata["late_doubt"] = self._late_doubt()  # which of the doubts a calibration may weigh
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What of it limits the trust in latencies."""
         return [*self._lateness(), *self._business(), *self._clocks()]
 
     def _late_doubt(self) -> str | None:
-        late, share = self.facts["late"], self.facts["cpu_share"]
+        late, share = self.metadata["late"], self.metadata["cpu_share"]
         if not late["surely_often"]:
             return None
         why = (
@@ -486,27 +482,27 @@ class Watch:
         return (
             f"the client sent {late['count']:,} of {late['of']:,} requests ({100 * late['share']:.1f} %) more than "
             f"{1e3 * late['limit_s']:.1f} ms after they were due (the worst "
-            f"{1e3 * self.facts['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were due, "
+            f"{1e3 * self.metadata['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were due, "
             f"hold it{why}"
         )
 
     def _ttft(self) -> str:
-        ttft_s = self.facts["median_ttft_s"]
+        ttft_s = self.metadata["median_ttft_s"]
         return "" if ttft_s is None else f"; median TTFT {1e3 * ttft_s:.1f} ms"
 
     def _lateness(self) -> Iterator[str]:
-        if self.facts["late_doubt"] is not None:
-            yield self.facts["late_doubt"]
-        lag, ttft = self.facts["loop_lag"], self._ttft()
+        if self.metadata["late_doubt"] is not None:
+            yield self.metadata["late_doubt"]
+        lag, ttft = self.metadata["loop_lag"], self._ttft()
         if lag["surely_often"]:
             yield (
                 f"the client woke more than {1e3 * lag['limit_s']:.0f} ms late in {lag['count']:,} of {lag['of']:,} "
-                f"looks (the worst {1e3 * self.facts['loop_lag_s']['max']:.0f} ms{ttft}): tokens may have waited to be "
+                f"looks (the worst {1e3 * self.metadata['loop_lag_s']['max']:.0f} ms{ttft}): tokens may have waited to be "
                 "read, so that TTFT is too long and the times between tokens are too short"
             )
 
     def _business(self) -> Iterator[str]:
-        share = self.facts["cpu_share"]
+        share = self.metadata["cpu_share"]
         if share > _BUSY:
             yield (
                 f"the client kept {100 * share:.0f} % of a core busy: it may itself be what was measured; "
@@ -514,7 +510,7 @@ class Watch:
             )
 
     def _clocks(self) -> Iterator[str]:
-        skew, span_s = abs(self.facts["clock_skew_s"]), self.facts["span_s"]
+        skew, span_s = abs(self.metadata["clock_skew_s"]), self.metadata["span_s"]
         if skew > _SKEW_S + _SKEW_SHARE * span_s:
             yield (
                 f"the wall clock moved by {skew:.2f} s against the monotonic one during the run; times are of the "

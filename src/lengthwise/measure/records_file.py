@@ -45,7 +45,7 @@ from lengthwise.schema.workload import Predictions, Workload
 
 T = TypeVar("T")
 _KINDS = frozenset("bif")
-_MOST_BYTES = 1 << 32
+_MAX_BYTES = 1 << 32
 
 
 def packed(value: Any) -> Any:
@@ -75,7 +75,7 @@ def _value(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     dtype, length = np.dtype(item["dtype"]), int(item["length"])
-    if dtype.kind not in _KINDS or not 0 <= length * dtype.itemsize <= _MOST_BYTES:
+    if dtype.kind not in _KINDS or not 0 <= length * dtype.itemsize <= _MAX_BYTES:
         raise ValueError(f"an array of {length} x {dtype} is none of ours")
     inflate = zlib.decompressobj()
     data = inflate.decompress(base64.b64decode(item["zlib"], validate=True), length * dtype.itemsize + 1)
@@ -102,7 +102,7 @@ def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
     workload.require_nobody_after("a file of records")
     columns = {PREFIX + n: v for n in (*_ALWAYS, *_OPTIONAL) if (v := getattr(workload, n)) is not None}
     extra = {name: np.asarray(values) for name, values in workload.extra.items()}
-    columns |= {_EXTRA + name: _storable(name, values) for name, values in extra.items()}
+    columns |= {_EXTRA + name: _to_storage(name, values) for name, values in extra.items()}
     rest: dict[str, Any] = {"name": workload.name, "concurrency": workload.concurrency}
     rest["extra"] = {name: values.dtype.str for name, values in extra.items()}
     if workload.predictions is not None:
@@ -148,7 +148,7 @@ def flat(series: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
     return start, series.filter(series.list.len() > 0).explode().to_numpy()
 
 
-def _storable(name: str, values: npt.NDArray[Any]) -> Any:
+def _to_storage(name: str, values: npt.NDArray[Any]) -> Any:
     import polars as pl
 
     try:
@@ -233,8 +233,8 @@ def _text(measured: Measured, workload: dict[str, Any]) -> str:
         "kind": "simulated" if measured.is_simulated else "measured",
         "made_by": f"lengthwise {version('lengthwise')}",
         "source": measured.source,
-        "facts": dict(measured.facts),
-        "doubts": list(measured.doubts),
+        "metadata": dict(measured.metadata),
+        "warnings": list(measured.warnings),
         "errors": dict(measured.errors),
         "name": records.name,
         "seed": records.seed,
@@ -311,8 +311,8 @@ def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
         records,
         workload_of(frame, meta["workload"]),
         meta["source"],
-        meta["facts"],
-        tuple(meta["doubts"]),
+        meta["metadata"],
+        tuple(meta["warnings"]),
         meta["errors"],
         tokens,
         frame[_CLIENT].to_numpy() if _CLIENT in frame.columns else None,

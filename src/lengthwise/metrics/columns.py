@@ -46,7 +46,7 @@ _COLUMNS = (
     "replica",
     *_DERIVED,
     "preemptions",
-    "waited_s",
+    "queued_for_s",
 )
 
 
@@ -97,9 +97,7 @@ def frame(records: Records, kind: Kind = "polars", table: Table = "requests") ->
     if table != "steps":
         raise UnknownNameError("table", table, ["requests", "steps"])
     if records.steps is None:
-        raise InputError(
-            "a frame of steps needs records that keep them; this run did not: simulate fewer requests"
-        )
+        raise InputError("a frame of steps needs records that keep them; this run did not: simulate fewer requests")
     return _FRAMES[kind]({f.name: getattr(records.steps, f.name) for f in dataclasses.fields(records.steps)})
 
 
@@ -123,11 +121,7 @@ def _extra(module: str, extra: str) -> Any:
         raise MissingExtraError(f"a frame of {module}", extra) from error
 
 
-_FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {
-    "polars": _polars,
-    "pandas": _pandas,
-    "arrow": _arrow,
-}
+_FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {"polars": _polars, "pandas": _pandas, "arrow": _arrow}
 
 
 END_SLACK_S = 1.0
@@ -137,9 +131,7 @@ def clock_doubt(r: RequestRecords, end_s: float) -> str:
     """Words on times that cannot be, of a clock that was set or of two that disagree; "" where all can."""
     with np.errstate(invalid="ignore"):
         wrong = (
-            (r.first_token_s < r.arrival_s)
-            | (r.finished_s < r.first_token_s)
-            | (r.finished_s > end_s + END_SLACK_S)
+            (r.first_token_s < r.arrival_s) | (r.finished_s < r.first_token_s) | (r.finished_s > end_s + END_SLACK_S)
         )
     if not wrong.any():
         return ""

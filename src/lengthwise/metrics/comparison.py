@@ -13,25 +13,10 @@ import numpy.typing as npt
 from lengthwise import catalog
 from lengthwise.metrics import statistics as bootstrap
 from lengthwise.metrics.columns import clock_doubt, request_column
-from lengthwise.metrics.statistics import (
-    Bootstrap,
-    Column,
-    absolute_errors,
-    column_of,
-    distances,
-    weighted_quantiles,
-)
+from lengthwise.metrics.statistics import Bootstrap, Column, absolute_errors, column_of, distances, weighted_quantiles
 from lengthwise.metrics.summary import Counts, Slo, Window, common, counts_of, rows_of, window_of
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.records import (
-    Measured,
-    Records,
-    RequestRecords,
-    Status,
-    TokenGaps,
-    TokenTimes,
-    shape_facts,
-)
+from lengthwise.schema.records import Measured, Records, RequestRecords, Status, TokenGaps, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
 
 
@@ -146,7 +131,7 @@ class Comparison:
         paired: Whether both are of the same requests, compared one by one.
         errors: By metric and statistic.
         distances: By metric, for those with a value a request (or token).
-        doubts: What limits the trust, a sentence each.
+        warnings: What limits the trust, a sentence each.
         level: Confidence level of the intervals.
         draws: Of the bootstrap.
         warmup_s: Requests that arrived before are left out.
@@ -158,7 +143,7 @@ class Comparison:
     paired: bool
     errors: tuple[MetricError, ...]
     distances: tuple[MetricDistance, ...]
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     level: float
     draws: int
     warmup_s: float
@@ -330,16 +315,16 @@ def _of_steps(records: Records) -> Gaps | None:
     return np.concatenate([gap for gap, _ in found]), np.concatenate([row for _, row in found])
 
 
-def _between(ends: Floats, first_s: Floats, last_s: Floats, later: Ints) -> Floats | None:
-    """Gaps of requests one after another, each of ``later`` tokens; None where steps are too few for them."""
+def _between(ends: Floats, first_s: Floats, last_s: Floats, after: Ints) -> Floats | None:
+    """Gaps of requests one after another, each of ``after`` tokens; None where steps are too few for them."""
     begin = np.searchsorted(ends, first_s, side="right")
     past = np.searchsorted(ends, last_s, side="right")
-    steps = np.where(np.isfinite(last_s), past - begin, later)  # who is not finished had a token at each
-    if (steps < later).any() or (begin + steps > len(ends)).any():
+    steps = np.where(np.isfinite(last_s), past - begin, after)  # who is not finished had a token at each
+    if (steps < after).any() or (begin + steps > len(ends)).any():
         return None
-    nth = np.arange(int(later.sum())) - np.repeat(np.cumsum(later) - later, later) + 1
-    each, of = np.repeat(steps, later), np.repeat(later, later)
-    at_s = ends[np.repeat(begin, later) + (nth * each + of - 1) // of - 1]
+    nth = np.arange(int(after.sum())) - np.repeat(np.cumsum(after) - after, after) + 1
+    each, of = np.repeat(steps, after), np.repeat(after, after)
+    at_s = ends[np.repeat(begin, after) + (nth * each + of - 1) // of - 1]
     before_s = np.concatenate([[0.0], at_s[:-1]])
     before_s[nth == 1] = first_s
     gaps: Floats = at_s - before_s
@@ -358,19 +343,21 @@ _SETTINGS = ("tp", "pp", "replicas", "max_num_seqs", "max_num_batched_tokens")
 _SETTLE = "`lengthwise bench URL SCENARIO.toml --records FILE` keeps the model's shape with the records, and settles it"
 
 
-def doubts_of_origin(a: Measured, b: Measured) -> Iterator[str]:
+def origin_warnings(a: Measured, b: Measured) -> Iterator[str]:
     """Models are held against each other by shape, whatever they are called; the rest by what both tell."""
     yield from _models(a, b)
     ours, theirs = _gpu(a), _gpu(b)
     if ours and theirs and ours != theirs:
         yield f"They are of different GPUs: {ours} and {theirs}."
-    engines = [str(run.facts.get("engine") or "") for run in (a, b)]
+    engines = [str(run.metadata.get("engine") or "") for run in (a, b)]
     if all(engines) and engines[0] != engines[1]:
         yield f"They are of different engines: {engines[0]} and {engines[1]}."
     apart = [
-        f"{name} {_behind(a)[name]} and {_behind(b)[name]}"
+        f"{name} {_waiting_after(a)[name]} and {_waiting_after(b)[name]}"
         for name in _SETTINGS
-        if name in _behind(a) and name in _behind(b) and _behind(a)[name] != _behind(b)[name]
+        if name in _waiting_after(a)
+        and name in _waiting_after(b)
+        and _waiting_after(a)[name] != _waiting_after(b)[name]
     ]
     if apart:
         yield f"Their deployments differ: {', '.join(apart)}."
@@ -398,18 +385,18 @@ def _models(a: Measured, b: Measured) -> Iterator[str]:
         )
 
 
-def _behind(run: Measured) -> Mapping[str, Any]:
-    told = run.facts.get("deployment")
+def _waiting_after(run: Measured) -> Mapping[str, Any]:
+    told = run.metadata.get("deployment")
     return told if isinstance(told, Mapping) else {}
 
 
 def _model(run: Measured) -> str:
-    return str(_behind(run).get("model") or run.facts.get("model") or "")
+    return str(_waiting_after(run).get("model") or run.metadata.get("model") or "")
 
 
 def _shape(run: Measured) -> Mapping[str, Any] | None:
     """As the records keep it; else of the model that the catalog knows by that name."""
-    told = _behind(run).get("model_shape")
+    told = _waiting_after(run).get("model_shape")
     if isinstance(told, Mapping):
         return told
     known = catalog.served_model(_model(run)) if _model(run) else None
@@ -418,41 +405,41 @@ def _shape(run: Measured) -> Mapping[str, Any] | None:
 
 def _gpu(run: Measured) -> str:
     """By the catalog's name, where it has one."""
-    name = str(_behind(run).get("gpu") or run.facts.get("gpu") or "")
+    name = str(_waiting_after(run).get("gpu") or run.metadata.get("gpu") or "")
     known = catalog.told_gpu(name) if name else None
     return name if known is None else known.name
 
 
-FEW = 100
+MIN_COUNT = 100
 """With fewer requests a tail is a handful of them."""
 
-WORTH = 0.01
+IMPROVEMENT = 0.01
 
 
 def doubts_of(a: Run, b: Run, *, paired: bool) -> tuple[str, ...]:
     """Each doubt once, the gravest first: what does not belong together, what is missing, what was measured."""
-    found = [*_together(a, b), *_served_lengths(a, b, paired=paired)]
+    found = [*_merged(a, b), *_served_lengths(a, b, paired=paired)]
     for name, run in (("A", a), ("B", b)):
         found += [*_partial(name, run)]
         doubt = clock_doubt(run.requests, run.records.end_s)
         found += [f"{name}: {doubt}."] if doubt else []
-        found += [f"{name}: {doubt}" for doubt in run.measured.doubts]
+        found += [f"{name}: {doubt}" for doubt in run.measured.warnings]
     fewest = min(len(run.requests.arrival_s) for run in (a, b))
-    if fewest < FEW:
+    if fewest < MIN_COUNT:
         found.append(f"There are {fewest} requests: tails (P95, P99) rest on a handful of them.")
     return tuple(dict.fromkeys(found))
 
 
-def _together(a: Run, b: Run) -> Iterator[str]:
+def _merged(a: Run, b: Run) -> Iterator[str]:
     ours, theirs = a.measured.workload, b.measured.workload
-    yield from doubts_of_origin(a.measured, b.measured)
+    yield from origin_warnings(a.measured, b.measured)
     if are_same_lengths(ours, theirs):
         if not are_same_times(ours, theirs):
             yield "The same requests arrive at different times in A and B: queues differ by the load, too."
         return
     for name, what in (("prompt_tokens", "prompts"), ("output_tokens", "outputs asked for")):
         mean_a, mean_b = (float(getattr(w, name).mean()) for w in (ours, theirs))
-        if abs(mean_a - mean_b) > WORTH * mean_b:
+        if abs(mean_a - mean_b) > IMPROVEMENT * mean_b:
             yield (
                 f"They do not belong together: {what} have {mean_a:,.0f} tokens on average in A and {mean_b:,.0f} in B."
             )
@@ -469,7 +456,7 @@ def _served_lengths(a: Run, b: Run, *, paired: bool) -> Iterator[str]:
     if paired:
         done = (a.requests.status == Status.FINISHED) & (b.requests.status == Status.FINISHED)
         other = a.requests.output_tokens[done] != b.requests.output_tokens[done]
-        if done.any() and other.mean() > WORTH:
+        if done.any() and other.mean() > IMPROVEMENT:
             yield f"{100 * other.mean():.0f} % of outputs are not as long in A as in B: JCT compares unlike work."
 
 
@@ -484,9 +471,9 @@ def _partial(name: str, run: Run) -> Iterator[str]:
         yield f"{name}: {errors:,} requests failed, most of: {worst}."
 
 
-FARTHEST = 100.0
+MAX_DISTANCE = 100.0
 """So many times the ratio of the runs, an interval's upper end comes of a truth that is nearly 0 in some draws."""
-NOTHING = 1e-3
+EMPTY = 1e-3
 """A quantile below this share of its run's mean is next to nothing, as the gaps of tokens that came in one piece."""
 
 
@@ -504,7 +491,7 @@ def without_nonsense(errors: Sequence[MetricError]) -> tuple[tuple[MetricError, 
 
 def _vague(one: MetricError, mean_b: float) -> bool:
     ratio = 1 + one.error
-    return not math.isfinite(one.high) or 1 + one.high > FARTHEST * ratio or one.b < NOTHING * mean_b
+    return not math.isfinite(one.high) or 1 + one.high > MAX_DISTANCE * ratio or one.b < EMPTY * mean_b
 
 
 def rates(a: Run, b: Run, slo: Slo | None, drawn: Bootstrap) -> Iterator[MetricError]:
@@ -533,12 +520,12 @@ def _spans(run: Run, metric: str, slo: Slo | None) -> Floats:
     return found
 
 
-def _rate_interval(ours: Floats, theirs: Floats, drawn: Bootstrap) -> tuple[float, float]:
+def _rate_interval(own: Floats, other: Floats, drawn: Bootstrap) -> tuple[float, float]:
     """By drawing spans; of paired runs the same ones, in which the same requests arrive."""
     rng = np.random.default_rng(drawn.seed)
     first = bootstrap.drawn(rng, bootstrap.SPANS, drawn.draws)
     second = first if drawn.paired else bootstrap.drawn(rng, bootstrap.SPANS, drawn.draws)
-    a, b = ((w @ s / bootstrap.SPANS)[:, None] for w, s in ((first, ours), (second, theirs)))
+    a, b = ((w @ s / bootstrap.SPANS)[:, None] for w, s in ((first, own), (second, other)))
     low, high = bootstrap.interval(a, b, drawn.level)
     return float(low[0]), float(high[0])
 
@@ -602,7 +589,7 @@ def compare(
         paired=pairs,
         errors=errors,
         distances=tuple(_distances(ours, theirs, paired=pairs)),
-        doubts=(*doubts_of(ours, theirs, paired=pairs), *_too_alike(drawn_errors, ours, theirs), *vague),
+        warnings=(*doubts_of(ours, theirs, paired=pairs), *_too_alike(drawn_errors, ours, theirs), *vague),
         level=level,
         draws=draws,
         warmup_s=warmup_s,
@@ -655,9 +642,7 @@ def _too_alike(errors: Sequence[MetricError], a: Run, b: Run) -> Iterator[str]:
 
 def _errors(metric: str, points: list[Floats], low: Floats, high: Floats) -> Iterator[MetricError]:
     for i, stat in enumerate(("mean", *STATS)):
-        yield MetricError(
-            metric, stat, float(points[0][i]), float(points[1][i]), float(low[i]), float(high[i])
-        )
+        yield MetricError(metric, stat, float(points[0][i]), float(points[1][i]), float(low[i]), float(high[i]))
 
 
 def _tbt(a: Run, b: Run, drawn: Bootstrap) -> Iterator[MetricError]:
@@ -665,9 +650,7 @@ def _tbt(a: Run, b: Run, drawn: Bootstrap) -> Iterator[MetricError]:
     pooled = [run.records.gaps for run in (a, b)]
     if not all(one.total for one in pooled):
         return
-    points = [
-        np.array([one.sum_s / one.total, *weighted_quantiles(*gaps_as_columns(one), _Q)]) for one in pooled
-    ]
+    points = [np.array([one.sum_s / one.total, *weighted_quantiles(*gaps_as_columns(one), _Q)]) for one in pooled]
     low = high = np.full(1 + len(_Q), np.nan)
     known = [gaps_of(run) for run in (a, b)]
     if known[0] is not None and known[1] is not None:

@@ -23,7 +23,7 @@ class Beyond:
         bound: "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach.
         measured: The largest that was measured.
         largest: The largest that the run had.
-        beyond: How many steps (for "context" and "prefix": requests) were beyond; of large runs, which keep no steps,
+        out_of_range: How many steps (for "context" and "prefix": requests) were beyond; of large runs, which keep no steps,
             how many spans of time.
         of: How many there were.
         unit: "steps", "requests" or "time".
@@ -32,14 +32,14 @@ class Beyond:
     bound: str
     measured: int
     largest: int
-    beyond: int
+    out_of_range: int
     of: int
     unit: str
 
     @property
     def share(self) -> float:
         """How much of the run was beyond."""
-        return self.beyond / self.of
+        return self.out_of_range / self.of
 
     @property
     def words(self) -> str:
@@ -47,7 +47,7 @@ class Beyond:
         return _WORDS[self.bound]
 
     @property
-    def sentence(self) -> str:
+    def description(self) -> str:
         """What a reader must know."""
         share = f"{100 * self.share:.{0 if self.share >= 0.1 else 1 if self.share >= 0.001 else 3}f} %"
         whose = {"steps": "steps", "requests": "requests", "time": "the time in steps"}[self.unit]
@@ -82,14 +82,12 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     whole = (r.prompt_tokens + r.output_tokens)[served]
     found = {"context": (whole, "requests"), "prefix": (_before_chunks(records, deployment), "requests")}
     if records.steps is not None:
-        found |= {
-            name: (values, "steps") for name, values in _of_steps(records.steps, whole, deployment).items()
-        }
+        found |= {name: (values, "steps") for name, values in _of_steps(records.steps, whole, deployment).items()}
     else:
         found |= {name: (values, "time") for name, values in _of_series(records, whole, deployment).items()}
     bounds = {name: getattr(reach, name) for name in _WORDS}
     return tuple(
-        _beyond(name, bound, *found[name])
+        _out_of_range(name, bound, *found[name])
         for name, bound in bounds.items()
         if bound is not None and len(found[name][0]) and int(np.ceil(found[name][0].max())) > bound
     )
@@ -105,10 +103,10 @@ def worst_of(runs: Sequence[tuple[Beyond, ...]]) -> tuple[Beyond, ...]:
 
 
 def _both(a: Beyond, b: Beyond) -> Beyond:
-    return replace(a, largest=max(a.largest, b.largest), beyond=a.beyond + b.beyond, of=a.of + b.of)
+    return replace(a, largest=max(a.largest, b.largest), out_of_range=a.out_of_range + b.out_of_range, of=a.of + b.of)
 
 
-def _beyond(name: str, bound: int, values: Array, unit: str) -> Beyond:
+def _out_of_range(name: str, bound: int, values: Array, unit: str) -> Beyond:
     return Beyond(name, bound, int(np.ceil(values.max())), int((values > bound).sum()), len(values), unit)
 
 
@@ -120,9 +118,7 @@ def _before_chunks(records: Records, deployment: Deployment) -> Array:
     r, budget = records.requests, deployment.limits.max_num_batched_tokens
     served = np.isfinite(r.scheduled_s)
     prompts = -np.sort(-r.prompt_tokens[served])
-    later = np.maximum(
-        -(-prompts // budget) - 1, 1
-    )  # chunks after its first that a prompt has at least, if cut
+    later = np.maximum(-(-prompts // budget) - 1, 1)  # chunks after its first that a prompt has at least, if cut
     if records.steps is None:
         chunks = int(later[prompts > budget].sum())
     else:  # whoever is preempted starts anew
@@ -131,8 +127,8 @@ def _before_chunks(records: Records, deployment: Deployment) -> Array:
     return np.where(np.cumsum(later) - later < chunks, prompts - 1, 0)
 
 
-def _of_steps(steps: StepRecords, whole: Array, deployment: Deployment) -> dict[str, Array]:
-    longest = int(whole.max(initial=0))
+def _of_steps(steps: StepRecords, total: Array, deployment: Deployment) -> dict[str, Array]:
+    longest = int(total.max(initial=0))
     return {
         "tokens": steps.decode_seqs + steps.prefill_tokens,
         "seqs": steps.decode_seqs + steps.prefill_seqs,
@@ -141,7 +137,7 @@ def _of_steps(steps: StepRecords, whole: Array, deployment: Deployment) -> dict[
     }
 
 
-def _of_series(records: Records, whole: Array, deployment: Deployment) -> dict[str, Array]:
+def _of_series(records: Records, total: Array, deployment: Deployment) -> dict[str, Array]:
     series, limits = records.series, deployment.limits
     busy = series.step_s > 0
     step_s = series.step_s[busy]
@@ -149,6 +145,6 @@ def _of_series(records: Records, whole: Array, deployment: Deployment) -> dict[s
     return {
         "tokens": tokens,
         "seqs": series.seqs_s[busy] / step_s,
-        "chunk": np.minimum(tokens, int(whole.max(initial=0))),
+        "chunk": np.minimum(tokens, int(total.max(initial=0))),
         "kv_tokens": series.kv_blocks_s[busy] / step_s * deployment.kv.block_size,
     }

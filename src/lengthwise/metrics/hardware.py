@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.catalog import (
-    active_parameters,
-    embedding_parameters,
-    kv_bytes_per_token,
-    parameters,
-    weight_bytes,
-)
+from lengthwise.catalog import active_parameters, embedding_parameters, kv_bytes_per_token, parameters, weight_bytes
 from lengthwise.schema.deployment import DecodeSide, Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, ReplicaTotals, Status
@@ -93,9 +87,7 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         batch_seqs=Estimate(_ratio(records.series.seqs_s.sum(), records.series.step_s.sum())),
         mfu=Estimate(mfu),
         mbu=Estimate(mbu),
-        kv_utilization=Estimate(
-            _ratio(held, _over_replicas(deployment, lambda side: side.kv.num_blocks) * span_s)
-        ),
+        kv_utilization=Estimate(_ratio(held, _over_replicas(deployment, lambda side: side.kv.num_blocks) * span_s)),
         power_w=Estimate(power_w),
         energy_j_per_output_token=Estimate(_ratio(power_w * span_s, output)),
         cost=_cost(deployment.price_per_hour_usd * span_s / 3600, prompt, output),
@@ -185,10 +177,10 @@ def _cost(usd: float, prompt: float, output: float) -> Cost:
 
 def _time_shares(totals: ReplicaTotals, stage_s: float) -> dict[str, Estimate]:
     """Shares of all stages' time; a step that a time limit cut counts whole, even beyond the end."""
-    spent_s = {name: float(getattr(totals, column).sum()) for name, column in SHARES.items()}
-    spent_s["idle"] = max(0.0, stage_s - sum(spent_s.values()))
-    return {name: Estimate(_ratio(part, sum(spent_s.values()))) for name, part in spent_s.items()}
+    elapsed_s = {name: float(getattr(totals, column).sum()) for name, column in SHARES.items()}
+    elapsed_s["idle"] = max(0.0, stage_s - sum(elapsed_s.values()))
+    return {name: Estimate(_ratio(part, sum(elapsed_s.values()))) for name, part in elapsed_s.items()}
 
 
-def _ratio(part: float, whole: float) -> float:
-    return float(part) / float(whole) if whole > 0 else math.nan
+def _ratio(part: float, total: float) -> float:
+    return float(part) / float(total) if total > 0 else math.nan

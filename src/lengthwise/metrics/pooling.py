@@ -60,9 +60,7 @@ def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = F
             f"came with {sorted(s.seeds[0] for s in b)}"
         )
     level = a[0].level
-    pairs = [
-        _merge((x, by_seed[x.seeds]), lambda p: _minus(p[0], p[1], relative=relative), sign=-1) for x in a
-    ]
+    pairs = [_merge((x, by_seed[x.seeds]), lambda p: _minus(p[0], p[1], relative=relative), sign=-1) for x in a]
     merged: Summary = _merge(pairs, lambda parts: _t_interval([p.value for p in parts], level))
     return dataclasses.replace(merged, seeds=tuple(s.seeds[0] for s in a), intervals="difference")
 
@@ -75,9 +73,7 @@ def _check(summaries: Sequence[Summary]) -> None:
         raise InputError("summaries of single seeds are needed; one of these combines several already")
     if len(set(seeds)) < len(seeds):
         twice = sorted({s[0] for s in seeds if seeds.count(s) > 1})
-        raise InputError(
-            f"every seed must stand there once, or intervals come out too narrow; twice: {twice}"
-        )
+        raise InputError(f"every seed must stand there once, or intervals come out too narrow; twice: {twice}")
 
 
 def _t_interval(values: list[float], level: float) -> Estimate:
@@ -148,9 +144,7 @@ SHARES = frozenset({"share", "met", "busy_share", "mfu", "mbu", "kv_utilization"
 """Fields of a summary whose numbers cannot be above 1."""
 
 
-def with_model_error(
-    summary: Summary, run: Summary, perturbed: Sequence[Summary], level: float = 0.9
-) -> Summary:
+def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary], level: float = 0.9) -> Summary:
     """The summary with a model interval on every number that all runs can tell.
 
     The interval runs between quantiles of the same number over the perturbed runs and holds the number
@@ -170,40 +164,33 @@ def with_model_error(
         raise InputError(
             f"a model interval needs runs and a level between 0 and 1; there are {len(perturbed)} at level {level}"
         )
-    told: Summary = _told(summary, run, list(perturbed), level, "")
+    told: Summary = _report(summary, run, list(perturbed), level, "")
     return dataclasses.replace(told, model_level=level)
 
 
-def _told(of: Any, run: Any, runs: list[Any], level: float, name: str) -> Any:
+def _report(of: Any, run: Any, runs: list[Any], level: float, name: str) -> Any:
     """The tree with an interval on each leaf; what the runs do not all have stays as it is."""
     if any(type(one) is not type(of) for one in (run, *runs)):
         return of
     if isinstance(of, Estimate):
-        return _interval(
-            of, run.value, [one.value for one in runs], level, 1.0 if name in SHARES else math.inf
-        )
+        return _interval(of, run.value, [one.value for one in runs], level, 1.0 if name in SHARES else math.inf)
     if isinstance(of, dict):
-        return {
-            key: _told(part, run[key], [one[key] for one in runs], level, name) for key, part in of.items()
-        }
+        return {key: _report(part, run[key], [one[key] for one in runs], level, name) for key, part in of.items()}
     if isinstance(of, tuple):
         return _tuple_with_error(of, run, runs, level, name)
     if dataclasses.is_dataclass(of) and not isinstance(of, type):
         fields = [field.name for field in dataclasses.fields(of)]
         parts = {
-            f: _told(getattr(of, f), getattr(run, f), [getattr(one, f) for one in runs], level, f)
-            for f in fields
+            f: _report(getattr(of, f), getattr(run, f), [getattr(one, f) for one in runs], level, f) for f in fields
         }
         return dataclasses.replace(of, **parts)
     return of
 
 
-def _tuple_with_error(
-    of: tuple[Any, ...], run: Any, runs: list[Any], level: float, name: str
-) -> tuple[Any, ...]:
+def _tuple_with_error(of: tuple[Any, ...], run: Any, runs: list[Any], level: float, name: str) -> tuple[Any, ...]:
     if len({len(of), len(run), *(len(one) for one in runs)}) > 1:
         return of
-    return tuple(_told(part, run[i], [one[i] for one in runs], level, name) for i, part in enumerate(of))
+    return tuple(_report(part, run[i], [one[i] for one in runs], level, name) for i, part in enumerate(of))
 
 
 def _interval(of: Estimate, base: float, values: list[float], level: float, top: float) -> Estimate:

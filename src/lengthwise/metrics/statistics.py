@@ -40,8 +40,8 @@ def over_seeds(values: Floats, level: float) -> tuple[Floats, Floats]:
     return values.mean(axis=0), t_quantile(level, n - 1) * error
 
 
-def over_batches(batches: Floats, centre: Floats, level: float) -> Floats:
-    """Half-widths around ``centre`` from the same statistics [b, k] of consecutive batches.
+def over_batches(batches: Floats, center: Floats, level: float) -> Floats:
+    """Half-widths around ``center`` from the same statistics [b, k] of consecutive batches.
 
     Sectioning (Asmussen and Glynn, Stochastic Simulation, 2007, III.5): the batches' spread is
     taken around the whole run's statistic, so that the bias of a quantile of a short batch
@@ -50,7 +50,7 @@ def over_batches(batches: Floats, centre: Floats, level: float) -> Floats:
     autoregressive adjustment of Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011).
     """
     n = len(batches)
-    off = batches - centre
+    off = batches - center
     variance = (off**2).sum(axis=0) / (n - 1)
     own = batches - batches.mean(axis=0)
     scale = (own**2).sum(axis=0)
@@ -175,15 +175,13 @@ def _known(batch_size: float) -> npt.NDArray[np.bool_]:
     return np.array([True, True, False, *(beyond >= _MIN_BEYOND), False])
 
 
-def _distribution(count: int, whole: Floats, half: Floats, error: float = 0.0) -> Distribution:
-    estimates = {
-        name: Estimate(float(v), float(h)) for name, v, h in zip(STATISTICS, whole, half, strict=True)
-    }
+def _distribution(count: int, total: Floats, half: Floats, error: float = 0.0) -> Distribution:
+    estimates = {name: Estimate(float(v), float(h)) for name, v, h in zip(STATISTICS, total, half, strict=True)}
     return Distribution(count=count, relative_error=error, **estimates)
 
 
-FEWEST = 8
-ALIKE = 0.3
+MIN_COUNT = 8
+MATCHING = 0.3
 """Blocks that resemble the one before more than this are joined with it."""
 MOST, DRIFT = 0.8, 0.95
 """So alike blocks are taken to be; beyond the second a run drifts all along, which tells nothing of chance."""
@@ -236,8 +234,8 @@ def cuts_of(a: Column, b: Column, q: Floats, level: float, *, paired: bool) -> t
 def _cut(rows: int, pulls: Callable[[int], Floats], level: float) -> Cut:
     blocks = max(2, round(math.sqrt(rows)))
     alike = likeness(pulls(blocks))
-    while alike[0] > ALIKE and blocks >= 2 * FEWEST:
-        blocks = max(FEWEST, blocks // 2)
+    while alike[0] > MATCHING and blocks >= 2 * MIN_COUNT:
+        blocks = max(MIN_COUNT, blocks // 2)
         alike = likeness(pulls(blocks))
     few = t_quantile(level, blocks - 1) / t_quantile(level, 10**6) * math.sqrt(blocks / (blocks - 1))
     alike = np.maximum(alike, alike[0])

@@ -17,7 +17,7 @@ from lengthwise.metrics.statistics import BATCHES, MIN_VALUES, Distribution, ove
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.records import Records, Refusal, RequestRecords, Status
+from lengthwise.schema.records import Records, Rejection, RequestRecords, Status
 
 Bools = npt.NDArray[np.bool_]
 
@@ -64,14 +64,14 @@ class Slo:
 
 @dataclass(frozen=True)
 class Counts:
-    """Requests by bucket, adding up to ``arrived``; summed over seeds where there are several.
+    """Requests by bucket, adding up to ``arrivals``; summed over seeds where there are several.
 
     Requests that had not arrived when the run ended are not counted at all. The last three say
     why requests were rejected: the prompt alone reaches ``max_model_len``, or is above the tokens
     of a step that may not cut it, or above what the KV memory admits.
     """
 
-    arrived: int
+    arrivals: int
     finished: int
     rejected: int
     timed_out: int
@@ -261,20 +261,20 @@ def rows_of(r: RequestRecords, rows: Window) -> RequestRecords:
 def counts_of(r: RequestRecords) -> Counts:
     """Requests by bucket."""
     by_status = np.bincount(r.status, minlength=len(Status))
-    why = np.bincount(r.refusal, minlength=len(Refusal))
+    why = np.bincount(r.rejection, minlength=len(Rejection))
     counts = Counts(
-        arrived=len(r.status),
+        arrivals=len(r.status),
         finished=int(by_status[Status.FINISHED]),
         rejected=int(by_status[Status.REJECTED]),
         timed_out=int(by_status[Status.TIMED_OUT]),
         unfinished=int(by_status[Status.UNFINISHED]),
         preemptions=int(r.preemptions.sum(dtype=np.int64)),
-        rejected_too_long=int(why[Refusal.PROMPT_REACHES_MAX_MODEL_LEN]),
-        rejected_over_token_budget=int(why[Refusal.PROMPT_ABOVE_TOKEN_BUDGET]),
-        rejected_over_kv_memory=int(why[Refusal.PROMPT_ABOVE_KV_MEMORY]),
+        rejected_too_long=int(why[Rejection.PROMPT_REACHES_MAX_MODEL_LEN]),
+        rejected_over_token_budget=int(why[Rejection.PROMPT_ABOVE_TOKEN_BUDGET]),
+        rejected_over_kv_memory=int(why[Rejection.PROMPT_ABOVE_KV_MEMORY]),
     )
     buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
-    assert buckets == counts.arrived, f"the buckets hold {buckets} requests, {counts.arrived} arrived"
+    assert buckets == counts.arrivals, f"the buckets hold {buckets} requests, {counts.arrivals} arrived"
     return counts
 
 
@@ -323,11 +323,8 @@ def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
     several = (r.status == Status.FINISHED) & (r.output_tokens > 1)
     if int(several.sum()) < MIN_VALUES:
         return math.nan
-    spent_s = (r.finished_s - r.first_token_s)[several]
+    elapsed_s = (r.finished_s - r.first_token_s)[several]
     gaps = r.output_tokens[several] - 1
-    sums = [
-        (s.sum(), g.sum())
-        for s, g in zip(*(np.array_split(x, BATCHES) for x in (spent_s, gaps)), strict=True)
-    ]
+    sums = [(s.sum(), g.sum()) for s, g in zip(*(np.array_split(x, BATCHES) for x in (elapsed_s, gaps)), strict=True)]
     batches = np.array([[s / g] for s, g in sums])
-    return float(over_batches(batches, np.array([spent_s.sum() / gaps.sum()]), level)[0])
+    return float(over_batches(batches, np.array([elapsed_s.sum() / gaps.sum()]), level)[0])

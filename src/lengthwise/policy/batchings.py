@@ -6,51 +6,51 @@ from lengthwise.policy.contracts import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
     DECODES_WAIT,
-    EVEN_SHARES,
     FORM_ONCE,
     ONE_BATCH,
     PADDED,
+    RESERVE_BLOCK,
     RESTART_AS_DECODE,
-    SPARE_BLOCK,
+    UNIFORM_SHARES,
     batching,
 )
 
-_UNLIMITED = 1 << 60
+_UNBOUNDED = 1 << 60
 _WINDOW_STEPS = 50
-_VIDUR = SPARE_BLOCK + FORM_ONCE
+_VIDUR = RESERVE_BLOCK + FORM_ONCE
 
 
 @batching
 def static(decodes, prefills, max_num_seqs):
     """Request-level batches: a batch runs until all of it has finished (FasterTransformer)."""
     admit = max_num_seqs if decodes + prefills == 0 else 0
-    return admit, _UNLIMITED, DECODES_WAIT
+    return admit, _UNBOUNDED, DECODES_WAIT
 
 
 @batching
 def static_bins(decodes, prefills, max_num_seqs):
     """As static, and only requests of one completed bin run together (Multi-Bin Batching)."""
     admit = max_num_seqs if decodes + prefills == 0 else 0
-    return admit, _UNLIMITED, DECODES_WAIT + ONE_BATCH
+    return admit, _UNBOUNDED, DECODES_WAIT + ONE_BATCH
 
 
 @batching
-def windowed(resident, steps_since_admit, ended_since_admit, max_num_seqs):
+def windowed(num_running, steps_since_admit, ended_since_admit, max_num_seqs):
     """A batch is formed anew after 50 steps, or when one of it has finished (ELIS, Algorithm 1)."""
-    opened = resident == 0 or ended_since_admit > 0 or steps_since_admit >= _WINDOW_STEPS
-    return max_num_seqs if opened else 0, _UNLIMITED, 0
+    opened = num_running == 0 or ended_since_admit > 0 or steps_since_admit >= _WINDOW_STEPS
+    return max_num_seqs if opened else 0, _UNBOUNDED, 0
 
 
 @batching
 def prefill_first(token_budget, max_num_seqs):
     """Whole prompts alone as soon as any can be admitted, else all decodes (vLLM v0)."""
-    return max_num_seqs, token_budget, DECODES_WAIT + SPARE_BLOCK
+    return max_num_seqs, token_budget, DECODES_WAIT + RESERVE_BLOCK
 
 
 @batching
 def mixed(max_num_seqs):
     """All decodes together with whole prompts, without a token budget (Orca)."""
-    return max_num_seqs, _UNLIMITED, 0
+    return max_num_seqs, _UNBOUNDED, 0
 
 
 @batching
@@ -68,7 +68,7 @@ def unified(token_budget, max_num_seqs):
 @batching
 def even(token_budget, max_num_seqs):
     """As unified, decodes in even micro-batches: as many as may be in flight (the decoding GPUs of ExeGPT's WAA)."""
-    return max_num_seqs, token_budget, CHUNKED + EVEN_SHARES
+    return max_num_seqs, token_budget, CHUNKED + UNIFORM_SHARES
 
 
 @batching

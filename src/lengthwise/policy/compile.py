@@ -25,26 +25,26 @@ _RESULT = {
 }
 
 
-def _whole(value: Any) -> int:
+def _complete(value: Any) -> int:
     """A whole number; NaN is an error rather than whatever the processor makes of it."""
     if value != value:  # noqa: PLR0124
         raise ValueError("it returned NaN where a whole number must stand")
     return int(value)
 
 
-def _whole_three_with(whole: Function) -> Function:
+def _whole_three_with(complete: Function) -> Function:
     def whole_three(values: Any) -> tuple[int, int, int]:
         a, b, c = values
-        return whole(a), whole(b), whole(c)
+        return complete(a), complete(b), complete(c)
 
     return whole_three
 
 
-def _adapter(policy: Policy, function: Function, whole: Function, whole_three: Function) -> Function:
+def _adapter(policy: Policy, function: Function, complete: Function, whole_three: Function) -> Function:
     """A function of all arguments of the axis that calls the policy with those it takes."""
     call = f"function({', '.join(policy.arguments)})"
     source = f"lambda {', '.join(ARGUMENTS[policy.axis])}: {_RESULT[policy.axis].format(call=call)}"
-    names = {"function": function, "whole": whole, "whole_three": whole_three}
+    names = {"function": function, "complete": complete, "whole_three": whole_three}
     adapter: Function = eval(source, names)  # noqa: S307  built from fixed names alone
     adapter.__name__ = adapter.__qualname__ = f"{policy.axis}_{policy.name}"
     adapter.__module__ = policy.function.__module__
@@ -67,7 +67,7 @@ def signatures() -> dict[str, Any]:
 
 def interpreted(policy: Policy) -> Function:
     """The policy as plain Python, under the full argument list of its axis."""
-    return _adapter(policy, policy.function, _whole, _whole_three_with(_whole))
+    return _adapter(policy, policy.function, _complete, _whole_three_with(_complete))
 
 
 def compiled(policy: Policy) -> Any:
@@ -85,7 +85,7 @@ def compiled(policy: Policy) -> Any:
 def _compiled(policy: Policy) -> Any:
     from lengthwise import _jit
 
-    whole = _jit.jit(_whole)
+    whole = _jit.jit(_complete)
     adapter = _adapter(policy, _jit.jit(policy.function), whole, _jit.jit(_whole_three_with(whole)))
     try:
         return _jit.compile_now(adapter, signatures()[policy.axis], cached=policy.builtin)
@@ -202,7 +202,7 @@ def _key_every_row(
     predicted_tokens: Any,
     remaining_tokens: Any,
     index_tokens: Any,
-    waited_s: Any,
+    queued_for_s: Any,
     priority: Any,
     admission: Any,
     eviction: Any,
@@ -219,7 +219,7 @@ def _key_every_row(
             predicted_tokens[i],
             remaining_tokens[i],
             index_tokens[i],
-            waited_s[i],
+            queued_for_s[i],
             priority[i],
             admission[i],
             eviction[i],

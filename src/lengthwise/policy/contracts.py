@@ -24,7 +24,7 @@ RANK_ARGUMENTS = (
     "predicted_tokens",
     "remaining_tokens",
     "index_tokens",
-    "waited_s",
+    "queued_for_s",
     "priority",
     "admission",
     "eviction",
@@ -35,7 +35,7 @@ BATCHING_ARGUMENTS = (
     "decodes",
     "prefills",
     "waiting",
-    "resident",
+    "num_running",
     "in_flight",
     "token_budget",
     "max_num_seqs",
@@ -65,7 +65,7 @@ MEMORY_ARGUMENTS = (
     "free_blocks",
     "total_blocks",
     "watermark_blocks",
-    "resident",
+    "num_running",
     "peak_tokens",
 )
 ROUTER_ARGUMENTS = ("sequence", "draw_a", "draw_b", "waiting", "running", "tokens")
@@ -76,9 +76,9 @@ TAKEOVER_ARGUMENTS = (
     "running_remaining_tokens",
     "running_generated_tokens",
     "recompute_steps",
-    "resident",
+    "num_running",
     "waiting",
-    "waited_s",
+    "queued_for_s",
     "preemptions",
 )
 BINNING_ARGUMENTS = ("predicted_tokens", "prompt_tokens")
@@ -107,7 +107,7 @@ PADDED = 2
 """Prompts count as a padded batch: (prompts) x (longest prompt)."""
 DECODES_WAIT = 4
 """Decodes run only in steps without prompts."""
-SPARE_BLOCK = 8
+RESERVE_BLOCK = 8
 """A decode runs only while a block is free, whether it needs one or not (vLLM v0, Vidur)."""
 ADMIT_AFTER_EVICTION = 16
 """A step that evicted may still admit (Vidur's Sarathi)."""
@@ -123,7 +123,7 @@ NEW_PHASE = 512
 """``phase_steps`` and ``phase_rounds`` count from this step on."""
 ONE_BY_ONE = 1024
 """The policy is asked again before each admission, and told what is in the step."""
-EVEN_SHARES = 2048
+UNIFORM_SHARES = 2048
 """A step takes at most an even share of the residents: one of as many micro-batches as may be in flight (ExeGPT)."""
 
 SERVICE_OUTPUT_WEIGHT = 2.0
@@ -188,12 +188,12 @@ def _arguments_of(axis: str, function: Function) -> tuple[str, ...]:
     return names
 
 
-def make(axis: str, function: Function, **facts: Any) -> Policy:
+def make(axis: str, function: Function, **metadata: Any) -> Policy:
     """A policy from a plain function; raises PolicyError for arguments its axis does not have."""
     names = _arguments_of(axis, function)
     builtin = str(getattr(function, "__module__", "")).startswith("lengthwise.policy.")
     name = getattr(function, "__name__", type(function).__name__)
-    return Policy(axis, name, function, names, **({"builtin": builtin} | facts))
+    return Policy(axis, name, function, names, **({"builtin": builtin} | metadata))
 
 
 @overload

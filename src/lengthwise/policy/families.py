@@ -17,7 +17,7 @@ from lengthwise.policy import phases
 from lengthwise.policy.contracts import Policy, make
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 
-MOST_BINS = 1024
+MAX_BINS = 1024
 _MOST = 1 << 24
 
 
@@ -61,11 +61,9 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
     Level l ends after ``quantum`` x (2^(l+1) - 1) tokens; a request joins at the level whose quantum holds
     ``prompt_weight`` x its prompt. It needs no prediction. Within a level: first come, first served.
     """
-    _require(1 <= _whole(quantum) < 1 << 24, "quantum must be a whole number of tokens, at least 1", quantum)
-    _require(1 <= _whole(levels) <= 32, "levels must be a whole number from 1 to 32", levels)
-    _require(
-        0 <= _number(prompt_weight) < math.inf, "prompt_weight must be at least 0 and finite", prompt_weight
-    )
+    _require(1 <= _complete(quantum) < 1 << 24, "quantum must be a whole number of tokens, at least 1", quantum)
+    _require(1 <= _complete(levels) <= 32, "levels must be a whole number from 1 to 32", levels)
+    _require(0 <= _number(prompt_weight) < math.inf, "prompt_weight must be at least 0 and finite", prompt_weight)
 
     def key(arrival_s, prompt_tokens, generated_tokens):
         level, room, joined, size = 0, quantum, 0, quantum
@@ -89,7 +87,7 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
 def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
     """As worth_it, the cost counted ``factor`` times, nobody made to leave more than ``most`` times."""
     _require(0 <= _number(factor) < math.inf, "factor must be at least 0 and finite", factor)
-    _require(_whole(most) >= 0, "most must be a whole number of at least 0", most)
+    _require(_complete(most) >= 0, "most must be a whole number of at least 0", most)
 
     def gain(
         waiting_key,
@@ -97,13 +95,13 @@ def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
         waiting_remaining_tokens,
         running_remaining_tokens,
         recompute_steps,
-        resident,
+        num_running,
         waiting,
         preemptions,
     ):
         saved = running_remaining_tokens - waiting_remaining_tokens
         if waiting_key < running_key and preemptions < most:
-            return saved - factor * recompute_steps * (resident + waiting)
+            return saved - factor * recompute_steps * (num_running + waiting)
         return 0.0
 
     return _named("takeover", f"worth(factor={factor:g}, most={most})", gain)
@@ -136,7 +134,7 @@ def rra(
         of |= means
     for key, value in of.items():
         least = 0 if key == "micro_batches" else 1
-        _require(least <= _whole(value) < _MOST, f"{key} must be a whole number of at least {least}", value)
+        _require(least <= _complete(value) < _MOST, f"{key} must be a whole number of at least {least}", value)
     told = of if threshold is None else of | {"threshold": f"{threshold:g}"}
     name = f"rra({', '.join(f'{key}={value}' for key, value in told.items())})"
     return replace(make("batching", function, parameters=tuple(map(int, parameters))), name=name)
@@ -156,7 +154,7 @@ def encode(encode_batch: int, threshold: float | None = None, prompt_tokens: int
         of |= {"prompt_tokens": prompt_tokens}
         function, parameters = phases.encode_steady, (encode_batch, round(1000 * threshold), prompt_tokens)
     for key, value in of.items():
-        _require(1 <= _whole(value) < _MOST, f"{key} must be a whole number of at least 1", value)
+        _require(1 <= _complete(value) < _MOST, f"{key} must be a whole number of at least 1", value)
     told = of if threshold is None else of | {"threshold": f"{threshold:g}"}
     name = f"encode({', '.join(f'{key}={value}' for key, value in told.items())})"
     return replace(make("batching", function, parameters=tuple(map(int, parameters))), name=name)
@@ -170,7 +168,7 @@ def bins(boundaries: Sequence[float]) -> Policy:
 @lru_cache(maxsize=256)
 def _bins(inner: tuple[float, ...]) -> Policy:
     count = len(inner)
-    _require(count < MOST_BINS, f"there must be fewer than {MOST_BINS} boundaries", count)
+    _require(count < MAX_BINS, f"there must be fewer than {MAX_BINS} boundaries", count)
     rising = all(a < b for a, b in pairwise(inner)) and all(map(math.isfinite, inner))
     _require(rising, "boundaries must be finite and increase", list(inner))
     edges = inner or (math.inf,)
@@ -216,9 +214,7 @@ def from_text(axis: str, text: str) -> Policy | None:
 
 def parameters_of(make: Callable[..., Policy]) -> str:
     """A family's parameters with their defaults: "quantum=64, levels=6"."""
-    return ", ".join(
-        str(p).partition(":")[0] + _default(p) for p in inspect.signature(make).parameters.values()
-    )
+    return ", ".join(str(p).partition(":")[0] + _default(p) for p in inspect.signature(make).parameters.values())
 
 
 def _default(parameter: inspect.Parameter) -> str:
@@ -246,9 +242,9 @@ def call_of(axis: str, text: str) -> tuple[str, dict[str, Any]]:
         raise PolicyError(wrong) from error
 
 
-def _named(axis: str, name: str, function: Callable[..., Any], **facts: Any) -> Policy:
+def _named(axis: str, name: str, function: Callable[..., Any], **metadata: Any) -> Policy:
     function.__name__ = function.__qualname__ = name.partition("(")[0]
-    return replace(make(axis, function, builtin=False, **facts), name=name)
+    return replace(make(axis, function, builtin=False, **metadata), name=name)
 
 
 def _number(value: Any) -> float:
@@ -257,7 +253,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _whole(value: Any) -> int:
+def _complete(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"a whole number must stand where {value!r} does")
     return int(value)

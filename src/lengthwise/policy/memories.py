@@ -20,20 +20,20 @@ def vidur_reserve_max(max_model_len, block_size, free_blocks):
 
 
 @memory
-def paged(context_tokens, block_size, free_blocks, watermark_blocks, resident):
+def paged(context_tokens, block_size, free_blocks, watermark_blocks, num_running):
     """Blocks for the whole prompt over a watermark, further ones on demand (vLLM v0, Sarathi)."""
     need = (context_tokens + block_size - 1) // block_size
     spare = free_blocks - need
-    if spare < 0 or (resident > 0 and spare < watermark_blocks):
+    if spare < 0 or (num_running > 0 and spare < watermark_blocks):
         return -1
     return need
 
 
 @memory
-def paged_by_chunk(context_tokens, chunk_tokens, block_size, free_blocks, watermark_blocks, resident):
+def paged_by_chunk(context_tokens, chunk_tokens, block_size, free_blocks, watermark_blocks, num_running):
     """The whole prompt must fit over the watermark, but blocks are taken chunk by chunk (vLLM v1)."""
     spare = free_blocks - (context_tokens + block_size - 1) // block_size
-    if spare < 0 or (resident > 0 and spare < watermark_blocks):
+    if spare < 0 or (num_running > 0 and spare < watermark_blocks):
         return -1
     return (chunk_tokens + block_size - 1) // block_size
 
@@ -46,9 +46,9 @@ def paged_strict(context_tokens, block_size, free_blocks, watermark_blocks):
 
 
 @memory
-def predicted_peak(context_tokens, block_size, free_blocks, total_blocks, resident, peak_tokens):
+def predicted_peak(context_tokens, block_size, free_blocks, total_blocks, num_running, peak_tokens):
     """Admit while the predicted peak of KV tokens fits; blocks on demand (LightLLM, Past-Future)."""
     need = (context_tokens + block_size - 1) // block_size
-    if need > free_blocks or (resident > 0 and peak_tokens > total_blocks * block_size):
+    if need > free_blocks or (num_running > 0 and peak_tokens > total_blocks * block_size):
         return -1
     return need

@@ -49,9 +49,7 @@ _SCHEDULERS = {
         takeover="worth(factor=100)",
         max_wait_s=LONGEST_WAIT_S,
     ),
-    "elis": Scheduler(
-        rank="srtf", batching="windowed", memory="paged", takeover="by_rank", max_wait_s=LONGEST_WAIT_S
-    ),
+    "elis": Scheduler(rank="srtf", batching="windowed", memory="paged", takeover="by_rank", max_wait_s=LONGEST_WAIT_S),
     "gittins": Scheduler(
         rank="gittins",
         leave="longest_remaining",
@@ -112,9 +110,7 @@ def resolve(axis: str, policy: Any) -> Policy:
         return from_text(wanted, policy) or _known_one(axis, policy)
     if not isinstance(policy, Policy) or policy.axis != wanted:
         got = f"one of axis {policy.axis!r}" if isinstance(policy, Policy) else repr(policy)
-        raise PolicyError(
-            f"{axis} must be a name or a function decorated with lengthwise.policy.{wanted}; got {got}"
-        )
+        raise PolicyError(f"{axis} must be a name or a function decorated with lengthwise.policy.{wanted}; got {got}")
     return policy
 
 
@@ -142,9 +138,7 @@ def catalog() -> list[tuple[str, str, str]]:
     """(axis, name, what it does) of every built-in policy and named scheduler."""
     rows = [(axis, name, policy.doc) for axis in _ROOMS for name, policy in sorted(known(axis).items())]
     for axis, families in FAMILIES.items():
-        rows += [
-            (axis, f"{name}({parameters_of(make)})", _first_line(make)) for name, make in families.items()
-        ]
+        rows += [(axis, f"{name}({parameters_of(make)})", _first_line(make)) for name, make in families.items()]
     return rows + [("scheduler", name, _describe(s)) for name, s in _SCHEDULERS.items()]
 
 
@@ -153,7 +147,7 @@ def _first_line(make: Callable[..., Policy]) -> str:
 
 
 def _describe(s: Scheduler) -> str:
-    takeover = "" if s.takeover == "never" else f", takeover {s.takeover}"
+    takeover = "" if s.takeover == "disabled" else f", takeover {s.takeover}"
     binning = "" if s.binning is None else f", binning {s.binning}"
     wait = f", who has waited {s.max_wait_s:g} s goes first" if math.isfinite(s.max_wait_s) else ""
     bins = f" for at most {s.batch_wait_s:g} s" if binning and math.isfinite(s.batch_wait_s) else ""

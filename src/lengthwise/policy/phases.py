@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from lengthwise.policy.contracts import DECODES_REST, DECODES_WAIT, NEW_PHASE, ONE_BY_ONE
 
-_UNLIMITED = 1 << 60
+_UNBOUNDED = 1 << 60
 
 
-def rra(
-    waiting, resident, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2
-):
+def rra(waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
     """Phases: B_E new requests are encoded, then there are N_D iterations of decoding (ExeGPT's RRA).
 
     Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase begins with the encoding of M
@@ -19,17 +17,17 @@ def rra(
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     encodes = min(most, parameter_0)
-    begins = resident == 0 or phase_rounds >= parameter_1
+    begins = num_running == 0 or phase_rounds >= parameter_1
     place = 0 if begins else phase_steps
-    if waiting == 0 or place >= encodes or (in_flight >= most and resident > 0):
+    if waiting == 0 or place >= encodes or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
     share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
     even = (waiting + encodes - place - 1) // (encodes - place)
-    return min(share, even), _UNLIMITED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if begins else 0)
+    return min(share, even), _UNBOUNDED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if begins else 0)
 
 
 def rra_steady(
-    decodes, waiting, resident, in_flight, stages, phase_steps, phase_rounds, step_prompts, step_tokens, next_tokens,
+    decodes, waiting, num_running, in_flight, stages, phase_steps, phase_rounds, step_prompts, step_tokens, next_tokens,
     parameter_0, parameter_1, parameter_2, parameter_3, parameter_4, parameter_5,
 ):  # fmt: skip
     """As ``rra``, with the batches of encoding resized so that work stays even (ExeGPT, section 5.2).
@@ -40,9 +38,9 @@ def rra_steady(
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     encodes = min(most, parameter_0)
-    begins = resident == 0 or phase_rounds >= parameter_1
+    begins = num_running == 0 or phase_rounds >= parameter_1
     place = 0 if begins else phase_steps
-    if waiting == 0 or place >= encodes or (in_flight >= most and resident > 0):
+    if waiting == 0 or place >= encodes or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
     low, high = 1000 - parameter_3, 1000 + parameter_3
     share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
@@ -56,7 +54,7 @@ def rra_steady(
     if step_prompts > 0 and not (more or (short and step_tokens + after < 2 * mean)):
         return 0, 0, DECODES_WAIT
     flags = DECODES_WAIT + DECODES_REST + ONE_BY_ONE
-    return _UNLIMITED, _UNLIMITED, flags + (NEW_PHASE if begins else 0)
+    return _UNBOUNDED, _UNBOUNDED, flags + (NEW_PHASE if begins else 0)
 
 
 def encode(parameter_0):
@@ -64,7 +62,7 @@ def encode(parameter_0):
 
     Parameter: B_E.
     """
-    return parameter_0, _UNLIMITED, DECODES_WAIT
+    return parameter_0, _UNBOUNDED, DECODES_WAIT
 
 
 def encode_steady(
@@ -82,4 +80,4 @@ def encode_steady(
     more = fits and (step_prompts < parameter_0 or short)
     if step_prompts > 0 and not (more or (short and step_tokens + after < 2 * parameter_2)):
         return 0, 0, DECODES_WAIT
-    return _UNLIMITED, _UNLIMITED, DECODES_WAIT + ONE_BY_ONE
+    return _UNBOUNDED, _UNBOUNDED, DECODES_WAIT + ONE_BY_ONE

@@ -18,15 +18,9 @@ def by_rank(waiting_key, running_key):
 
 
 @takeover
-def worth_it(
-    waiting_key,
-    running_key,
-    waiting_remaining_tokens,
-    running_remaining_tokens,
-    recompute_steps,
-    resident,
-    waiting,
+def is_improvement(
+    waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running, waiting
 ):
     """Only for more than it costs: predicted steps saved above those that recomputing takes from everybody."""
     saved = running_remaining_tokens - waiting_remaining_tokens
-    return saved - recompute_steps * (resident + waiting) if waiting_key < running_key else 0.0
+    return saved - recompute_steps * (num_running + waiting) if waiting_key < running_key else 0.0

@@ -46,9 +46,9 @@ def gittins(index_tokens):
     starvation="passed only by requests that have waited at least its wait x (their predicted remaining / its own), "
     "so by nobody who came later and is predicted at least as long",
 )
-def hrrn(waited_s, remaining_tokens):
+def hrrn(queued_for_s, remaining_tokens):
     """Highest response ratio next: wait over predicted remaining output, so that waiting always tells."""
-    return -waited_s / remaining_tokens
+    return -queued_for_s / remaining_tokens
 
 
 @rank(
@@ -61,9 +61,7 @@ def vtc(service_tokens):
     return service_tokens
 
 
-@rank(
-    starvation="batches go in the order in which their bins filled; no bin keeps a request beyond batch_wait_s"
-)
+@rank(starvation="batches go in the order in which their bins filled; no bin keeps a request beyond batch_wait_s")
 def completed_batches(batch):
     """Multi-Bin: batches in the order in which their bins filled, first come first served without bins."""
     return float(batch)

@@ -38,7 +38,7 @@ def least_waiting(waiting):
 
 
 @router
-def least_tokens(tokens):
+def min_tokens(tokens):
     """The fewest prompt and predicted output tokens outstanding."""
     best = 0
     for replica in range(1, len(tokens)):

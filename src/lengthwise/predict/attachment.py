@@ -32,7 +32,7 @@ def attach(
     *,
     window_tokens: int = 50,
     statistic: str = "mean",
-    repredict: bool = True,
+    update_predictions: bool = True,
     seed: int = 0,
     model: str | None = None,
 ) -> Workload:
@@ -53,7 +53,7 @@ def attach(
             "median"; a quantile such as "q0.9"; "tail_inflated", half of the mean and half of the mean of
             the longest tenth (an expectation inflated by its tail, as TIE proposes against long
             requests that look short).
-        repredict: Or only before the first token.
+        update_predictions: Or only before the first token.
         seed: Of an oracle's errors; one draw a request, the same at all its windows.
         model: Who will answer, where the workload has no column that says so.
 
@@ -65,11 +65,11 @@ def attach(
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")
     ask = statistic_of(statistic)
     n = len(workload)
-    rows = -(-workload.output_tokens // window_tokens) if repredict else np.ones(n, np.int64)
+    rows = -(-workload.output_tokens // window_tokens) if update_predictions else np.ones(n, np.int64)
     start = np.concatenate([[0], np.cumsum(rows)])
     total, index = np.empty(start[-1]), np.empty(start[-1])
-    for at, so_far, belief in _beliefs(workload, predictor, start, window_tokens, seed, model):
-        total[at], index[at] = ask(belief, so_far.astype(float)), belief.gittins(so_far)
+    for at, so_far, posterior in _beliefs(workload, predictor, start, window_tokens, seed, model):
+        total[at], index[at] = ask(posterior, so_far.astype(float)), posterior.gittins(so_far)
     predictions = Predictions(window_tokens, start, total, index)
     return replace(workload, predicted_tokens=predictions.first_tokens, predictions=predictions)
 
@@ -77,7 +77,7 @@ def attach(
 def statistic_of(name: str) -> Statistic:
     """The function of a statistic's name; InputError where there is none such."""
     if name == "mean":
-        return lambda belief, so_far: so_far + belief.remaining(so_far)
+        return lambda posterior, so_far: so_far + posterior.remaining(so_far)
     if name == "tail_inflated":
         return _tail_inflated
     found = _QUANTILE.fullmatch("q0.5" if name == "median" else name)
@@ -86,22 +86,17 @@ def statistic_of(name: str) -> Statistic:
             f'a statistic is "mean", "median", a quantile such as "q0.9", or "tail_inflated"; it is {name!r}'
         )
     level = float(found[1])
-    return lambda belief, so_far: belief.quantile_given(level, so_far)
+    return lambda posterior, so_far: posterior.quantile_given(level, so_far)
 
 
-def _tail_inflated(belief: LengthDistribution, so_far: Floats) -> Floats:
-    tail = np.mean([belief.quantile_given(level, so_far) for level in _TAIL_LEVELS], axis=0)
-    mean = so_far + belief.remaining(so_far)
+def _tail_inflated(posterior: LengthDistribution, so_far: Floats) -> Floats:
+    tail = np.mean([posterior.quantile_given(level, so_far) for level in _TAIL_LEVELS], axis=0)
+    mean = so_far + posterior.remaining(so_far)
     return np.asarray((1 - _TAIL_WEIGHT) * mean + _TAIL_WEIGHT * np.maximum(tail, mean))
 
 
 def _beliefs(
-    workload: Workload,
-    predictor: Predictor | Truthful,
-    start: Ints,
-    window_tokens: int,
-    seed: int,
-    model: str | None,
+    workload: Workload, predictor: Predictor | Truthful, start: Ints, window_tokens: int, seed: int, model: str | None
 ) -> Iterator[tuple[Ints, Ints, LengthDistribution]]:
     """Some rows, their tokens so far, and what the predictor says at each; what has passed may not be ruled out."""
     if isinstance(predictor, Truthful):
@@ -109,9 +104,9 @@ def _beliefs(
         for requests, at in _spans(start, 0, len(workload)):
             so_far = (at - start[requests]) * window_tokens
             yield at, so_far, predictor.peek(workload.output_tokens[requests], so_far, luck[requests])
-    elif getattr(predictor, "asks_once", False):
+    elif getattr(predictor, "predicts_once", False):
         for once in _chunks(np.arange(len(workload))):
-            said = _said(predictor, _prompts(workload, once, model), np.zeros(len(once), np.int64))
+            said = _message(predictor, _prompts(workload, once, model), np.zeros(len(once), np.int64))
             for requests, at in _spans(start, int(once[0]), int(once[-1]) + 1):
                 yield at, (at - start[requests]) * window_tokens, said.take(requests - once[0])
     else:
@@ -127,17 +122,14 @@ def _window_by_window(
         for part in _chunks(running):
             so_far = np.full(len(part), window * window_tokens, np.int64)
             known = partial(
-                _prompts(workload, part, model),
-                _column(workload, "output", part),
-                workload.output_tokens[part],
-                so_far,
+                _prompts(workload, part, model), _column(workload, "output", part), workload.output_tokens[part], so_far
             )
-            yield start[part] + window, so_far, _said(predictor, known, so_far)
+            yield start[part] + window, so_far, _message(predictor, known, so_far)
         window += 1
         running = running[start[running] + window < start[running + 1]]
 
 
-def _said(predictor: Predictor, prompts: Prompts, so_far: Ints) -> LengthDistribution:
+def _message(predictor: Predictor, prompts: Prompts, so_far: Ints) -> LengthDistribution:
     """The answer, if it is one."""
     said: Any = predictor.predict(prompts, so_far)
     if not isinstance(said, LengthDistribution) or len(said) != len(prompts):

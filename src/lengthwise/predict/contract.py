@@ -64,14 +64,14 @@ class Samples:
         censored: [n] bool: the output was cut (``finish_reason = "length"``), the true length is
             at least ``output_tokens``.
         output: [n] text of the output, for predictors that read partial output.
-        facts: Where they come from, for the card of what is trained on them.
+        metadata: Where they come from, for the card of what is trained on them.
     """
 
     prompts: Prompts
     output_tokens: Ints
     censored: npt.NDArray[np.bool_]
     output: Sequence[str] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.output_tokens)
@@ -118,9 +118,7 @@ class Predictor(Protocol):
         ...
 
 
-def partial(
-    prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints
-) -> Prompts:
+def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:
     """The requests as they are known once some tokens have come: with that share of the output's text."""
     if output is None:
         return prompts
@@ -136,9 +134,7 @@ def whole_numbers(column: str, values: Any) -> Ints:
         try:
             as_floats = np.asarray(values, np.float64)
         except (TypeError, ValueError):
-            raise InputError(
-                f"{column} must be whole numbers; among them is {_no_number(values)!r:.60}"
-            ) from None
+            raise InputError(f"{column} must be whole numbers; among them is {_no_number(values)!r:.60}") from None
         good = np.isfinite(as_floats) & (as_floats == np.floor(as_floats))
         if not good.all():
             row = int(np.argmin(good))

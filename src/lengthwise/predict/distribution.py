@@ -45,9 +45,7 @@ class LengthDistribution:
             raise InputError(
                 f"tokens must have a row a request and a column a level ({len(levels)}); shape {tokens.shape}"
             )
-        good = (
-            (tokens[:, 0] >= 1) & np.isfinite(tokens[:, -1]) & (tokens[:, 1:] >= tokens[:, :-1]).all(axis=1)
-        )
+        good = (tokens[:, 0] >= 1) & np.isfinite(tokens[:, -1]) & (tokens[:, 1:] >= tokens[:, :-1]).all(axis=1)
         if not good.all():
             row = int(np.argmin(good))
             raise InputError(
@@ -81,9 +79,7 @@ class LengthDistribution:
     def mean(self) -> Floats:
         """[n] expected length, tokens."""
         weights = _LEVEL_WEIGHTS if self.levels is LEVELS else _weights(self.levels)
-        return np.asarray(
-            (self.tokens * weights).sum(axis=1)
-        )  # a product of matrices would round by batch size
+        return np.asarray((self.tokens * weights).sum(axis=1))  # a product of matrices would round by batch size
 
     @property
     def median(self) -> Floats:
@@ -163,9 +159,7 @@ class LengthDistribution:
 
     def take(self, rows: Any) -> LengthDistribution:
         """Those of some of the requests."""
-        return self._of_checked(
-            self.tokens[rows], self.levels
-        )  # rows of what was checked need no second look
+        return self._of_checked(self.tokens[rows], self.levels)  # rows of what was checked need no second look
 
     def _ages(self, tokens_so_far: npt.ArrayLike) -> Floats:
         return np.broadcast_to(np.asarray(tokens_so_far, float), (len(self),))
@@ -184,11 +178,11 @@ class LengthDistribution:
         # The second form is exact at the right end, the first at the left one: quantiles never cross.
         return np.where(share < 0.5, a + (b - a) * share, b - (b - a) * (1 - share))
 
-    def _by_rows(self, tokens_so_far: npt.ArrayLike, ask: Callable[..., Floats], tail: float) -> Floats:
+    def _by_rows(self, tokens_so_far: npt.ArrayLike, request: Callable[..., Floats], tail: float) -> Floats:
         a = self._ages(tokens_so_far)
         steps, out = np.diff(self.levels), np.empty(len(self))
         for rows in _chunks(len(self)):
-            out[rows] = ask(self.tokens[rows], a[rows, None], steps)
+            out[rows] = request(self.tokens[rows], a[rows, None], steps)
         return np.maximum(np.where(self._outlived(a), a * tail, out), 1.0)
 
 
@@ -279,9 +273,7 @@ def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: Fl
     """
     seen, cdf = kaplan_meier(lengths, censored)
     reached = float(cdf[-1]) if len(cdf) else 0.0
-    inside = (
-        np.searchsorted(cdf, np.minimum(levels, reached) - 1e-12) if len(cdf) else np.zeros(len(levels), int)
-    )
+    inside = np.searchsorted(cdf, np.minimum(levels, reached) - 1e-12) if len(cdf) else np.zeros(len(levels), int)
     most = float(np.max(np.asarray(lengths, float)))
     known = seen[np.minimum(inside, len(seen) - 1)] if len(seen) else np.full(len(levels), most)
     if reached >= 1 - 1e-12:

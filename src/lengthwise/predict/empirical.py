@@ -23,7 +23,7 @@ class Constant:
     """
 
     kind: ClassVar[str] = "constant"
-    asks_once: ClassVar[bool] = True
+    predicts_once: ClassVar[bool] = True
 
     def __init__(self, tokens: float | None = None) -> None:
         if tokens is not None and not 1 <= tokens < np.inf:
@@ -63,7 +63,7 @@ class Ecdf:
     """
 
     kind: ClassVar[str] = "ecdf"
-    asks_once: ClassVar[bool] = True
+    predicts_once: ClassVar[bool] = True
 
     def fit(self, samples: Samples) -> Self:
         """Learns a distribution a model, and that of all."""
@@ -72,9 +72,7 @@ class Ecdf:
         parts = [models == name for name in names]
         rows = [np.ones(len(samples), bool), *parts]
         self.models_ = names
-        self.table_ = np.array(
-            [length_quantiles(samples.output_tokens[r], samples.censored[r], LEVELS) for r in rows]
-        )
+        self.table_ = np.array([length_quantiles(samples.output_tokens[r], samples.censored[r], LEVELS) for r in rows])
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
@@ -122,18 +120,14 @@ class BucketEcdf:
     """
 
     kind: ClassVar[str] = "bucket_ecdf"
-    asks_once: ClassVar[bool] = True
+    predicts_once: ClassVar[bool] = True
 
-    def __init__(
-        self, by: Sequence[str] = ("model", "prompt_tokens"), buckets: int = 8, shrink: float = 32.0
-    ) -> None:
+    def __init__(self, by: Sequence[str] = ("model", "prompt_tokens"), buckets: int = 8, shrink: float = 32.0) -> None:
         for feature in by:
             if feature not in FEATURES:
                 raise UnknownNameError("feature of a bucket", feature, FEATURES)
         if buckets < 1 or not 0 <= shrink < np.inf:
-            raise InputError(
-                f"buckets must be at least 1 and shrink not negative; got {buckets} and {shrink}"
-            )
+            raise InputError(f"buckets must be at least 1 and shrink not negative; got {buckets} and {shrink}")
         self.by, self.buckets, self.shrink = tuple(by), buckets, float(shrink)
 
     def fit(self, samples: Samples) -> Self:
@@ -198,9 +192,7 @@ class BucketEcdf:
         loaded.cuts_ = {name: array(arrays, f"cuts_{name}", 1) for name in loaded.by if name != "model"}
         loaded.table_ = quantile_table(arrays, "table", len(LEVELS))
         if len(loaded.table_) != len(loaded.cells_) or () not in loaded.cells_:
-            raise InputError(
-                f"table must have a row a bucket ({len(loaded.cells_)}); it has {len(loaded.table_)}"
-            )
+            raise InputError(f"table must have a row a bucket ({len(loaded.cells_)}); it has {len(loaded.table_)}")
         return loaded
 
 

@@ -79,8 +79,7 @@ class _Graph:
             if layer >= self.shape.layers - 2:
                 pooled.append(x)
         means = [
-            self.node("ReduceMean", x, "axis_tokens", keepdims=0)
-            for x in (pooled if len(pooled) == 2 else pooled * 2)
+            self.node("ReduceMean", x, "axis_tokens", keepdims=0) for x in (pooled if len(pooled) == 2 else pooled * 2)
         ]
         self.node("Concat", *means, out="pooled", axis=-1)
 
@@ -103,9 +102,7 @@ class _Graph:
             eps,
         )
         inner = self.node("Gelu", self.dense(x, f"{at}.intermediate.dense"))
-        return self.norm(
-            self.node("Add", x, self.dense(inner, f"{at}.output.dense")), f"{at}.output.LayerNorm", eps
-        )
+        return self.norm(self.node("Add", x, self.dense(inner, f"{at}.output.dense")), f"{at}.output.LayerNorm", eps)
 
     def dense(self, x: str, name: str) -> str:
         return self.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], name)
@@ -116,17 +113,13 @@ class _Graph:
         rounded = np.rint(weight / scale[:, None]).astype(np.int8).T
         quantised = [f"{name}.x8", f"{name}.scale", f"{name}.zero"]
         self.node("DynamicQuantizeLinear", x, out=quantised)
-        product = self.node(
-            "MatMulInteger", quantised[0], self.const(f"{name}.weight8", rounded), quantised[2]
-        )
+        product = self.node("MatMulInteger", quantised[0], self.const(f"{name}.weight8", rounded), quantised[2])
         scales = self.node("Mul", quantised[1], self.const(f"{name}.scales", scale.astype(np.float32)))
         back = self.node("Mul", self.node("Cast", product, to=1), scales)
         return self.node("Add", back, self.const(f"{name}.bias", bias))
 
     def norm(self, x: str, name: str, eps: float) -> str:
-        gain, bias = (
-            self.const(f"{name}.{part}", self.weights[f"{name}.{part}"]) for part in ("weight", "bias")
-        )
+        gain, bias = (self.const(f"{name}.{part}", self.weights[f"{name}.{part}"]) for part in ("weight", "bias"))
         return self.node("LayerNormalization", x, gain, bias, epsilon=eps)
 
     def const(self, name: str, values: Any) -> str:
@@ -171,9 +164,7 @@ def encoder_folder(folder: Path | str | None = None) -> Path:
         folder = Path(spec.origin).parent / "model"
     missing = [name for name in _FILES if not (Path(folder) / name).is_file()]
     if missing:
-        raise InputError(
-            f"an encoder's folder must hold {', '.join(_FILES)}; {folder} lacks {', '.join(missing)}"
-        )
+        raise InputError(f"an encoder's folder must hold {', '.join(_FILES)}; {folder} lacks {', '.join(missing)}")
     return Path(folder)
 
 
@@ -225,7 +216,7 @@ class SentenceEncoder:
             self._known.popitem(last=False)
         return vector
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drops the vectors that were kept."""
         self._known.clear()
 
@@ -265,8 +256,7 @@ def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32,
     try:
         config = json.loads(Path(folder, "config.json").read_text("utf-8"))
         weights = {
-            name.removeprefix("bert."): value
-            for name, value in load_file(Path(folder, "model.safetensors")).items()
+            name.removeprefix("bert."): value for name, value in load_file(Path(folder, "model.safetensors")).items()
         }
         most = int(config["num_hidden_layers"])
         shape = BertShape(
@@ -278,14 +268,11 @@ def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32,
         graph = bert_graph(weights, shape)
         words = weights["embeddings.word_embeddings.weight"].astype(np.float32)
         places = (
-            weights["embeddings.position_embeddings.weight"]
-            + weights["embeddings.token_type_embeddings.weight"][0]
+            weights["embeddings.position_embeddings.weight"] + weights["embeddings.token_type_embeddings.weight"][0]
         )
         tokenizer = Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
     except (KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            f"an encoder must be a BERT with 32-bit weights; {folder} is not: {error!r}"
-        ) from error
+        raise InputError(f"an encoder must be a BERT with 32-bit weights; {folder} is not: {error!r}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     options = onnxruntime.SessionOptions()

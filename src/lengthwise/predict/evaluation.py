@@ -36,22 +36,22 @@ class Known:
         """Those of some of the requests."""
         return replace(self, tokens=self.tokens[rows], weight=self.weight[rows])
 
-    def mean(self, said: LengthDistribution) -> Floats:
+    def mean(self, predicted: LengthDistribution) -> Floats:
         """[n] the predicted mean of lengths up to the horizon."""
         if np.isinf(self.horizon):
-            return said.mean
-        a, b = said.tokens[:, :-1], said.tokens[:, 1:]
+            return predicted.mean
+        a, b = predicted.tokens[:, :-1], predicted.tokens[:, 1:]
         low, high = np.minimum(a, self.horizon), np.minimum(b, self.horizon)
         within = np.divide(high - low, b - a, out=(b <= self.horizon).astype(float), where=b > a)
         means = within * (low + high) / 2 + (1 - within) * self.horizon
-        return np.asarray((means * np.diff(said.levels)).sum(axis=1))
+        return np.asarray((means * np.diff(predicted.levels)).sum(axis=1))
 
-    def below(self, said: LengthDistribution, quantile: Floats, level: float) -> Floats:
+    def below(self, predicted: LengthDistribution, quantile: Floats, level: float) -> Floats:
         """[n] whether a length is at most a quantile; beyond the horizon, how likely it is said to be."""
         seen = (self.tokens <= quantile).astype(float)
         if np.isinf(self.horizon):
             return seen
-        before = said.cdf(self.horizon - 0.5)  # a length is a whole number: this one is not before it
+        before = predicted.cdf(self.horizon - 0.5)  # a length is a whole number: this one is not before it
         share = np.divide(level - before, 1 - before, out=np.ones(len(seen)), where=before < 1)
         taken = np.where(quantile >= self.horizon, np.clip(share, 0, 1), 0.0)
         return np.where(self.tokens >= self.horizon, taken, seen)
@@ -110,40 +110,40 @@ def resampled(group: Ints, draws: int, seed: int) -> list[Ints]:
 
 
 def of_all(
-    said: LengthDistribution, known: Known, model: npt.NDArray[Any], again: Sequence[Ints]
+    predicted: LengthDistribution, known: Known, model: npt.NDArray[Any], repeats: Sequence[Ints]
 ) -> dict[str, Estimate]:
     """Every score with its interval."""
-    columns = _Columns(said, known, model)
+    columns = _Columns(predicted, known, model)
     names = [*_SCORES, "tau_within", *(f"{what}_{k}" for k in BINS for what in ("accuracy", "within_one"))]
-    return {name: _estimate(columns, name, again) for name in names}
+    return {name: _estimate(columns, name, repeats) for name in names}
 
 
 def of_some(
-    said: LengthDistribution, known: Known, again: Sequence[Ints], names: Sequence[str]
+    predicted: LengthDistribution, known: Known, repeats: Sequence[Ints], names: Sequence[str]
 ) -> dict[str, Estimate]:
     """Some scores with their intervals."""
-    columns = _Columns(said, known, np.zeros(len(said), object))
-    return {name: _estimate(columns, name, again) for name in names}
+    columns = _Columns(predicted, known, np.zeros(len(predicted), object))
+    return {name: _estimate(columns, name, repeats) for name in names}
 
 
-def points(said: LengthDistribution, known: Known, model: npt.NDArray[Any]) -> dict[str, float]:
+def points(predicted: LengthDistribution, known: Known, model: npt.NDArray[Any]) -> dict[str, float]:
     """Scores without intervals, for many small groups."""
-    columns = _Columns(said, known, model)
-    everyone = np.arange(len(said))
+    columns = _Columns(predicted, known, model)
+    everyone = np.arange(len(predicted))
     return {name: columns.score(name, everyone) for name in _SCORES}
 
 
 class _Columns:
     """What scores are made of, a value a request, all up to the horizon."""
 
-    def __init__(self, said: LengthDistribution, known: Known, model: npt.NDArray[Any]) -> None:
+    def __init__(self, predicted: LengthDistribution, known: Known, model: npt.NDArray[Any]) -> None:
         self.actual, self.weight, end = known.tokens, known.weight, known.horizon
-        self.median = np.minimum(whole(said.median), end)
-        self.mean = np.minimum(whole(known.mean(said)), end)
-        low, high = whole(said.quantile(0.05)), whole(said.quantile(0.95))
-        self.covered = known.below(said, np.rint(high), 0.95) - known.below(said, np.rint(low) - 1, 0.05)
+        self.median = np.minimum(whole(predicted.median), end)
+        self.mean = np.minimum(whole(known.mean(predicted)), end)
+        low, high = whole(predicted.quantile(0.05)), whole(predicted.quantile(0.95))
+        self.covered = known.below(predicted, np.rint(high), 0.95) - known.below(predicted, np.rint(low) - 1, 0.05)
         self.width = high - low
-        errors = [(self.actual - np.minimum(whole(said.quantile(p)), end), p) for p in _PINBALL]
+        errors = [(self.actual - np.minimum(whole(predicted.quantile(p)), end), p) for p in _PINBALL]
         self.pinball = np.mean([np.maximum(p * e, (p - 1) * e) for e, p in errors], axis=0)
         self.model = np.unique(model.astype(str), return_inverse=True)[1].reshape(-1)
         self.bins: dict[int, Floats] = {}
@@ -167,7 +167,7 @@ class _Columns:
         """The weighted mean over some rows."""
         return float(np.average(values[rows], weights=self.weight[rows]))
 
-    def told(self, predicted: Floats, actual: Floats, rows: Ints) -> float:
+    def report(self, predicted: Floats, actual: Floats, rows: Ints) -> float:
         return r2(predicted[rows], actual[rows], self.weight[rows])
 
 
@@ -198,20 +198,20 @@ def _by(group: Ints, rows: Ints) -> list[Ints]:
     return [rows[part] for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1)]
 
 
-def _estimate(columns: _Columns, name: str, again: Sequence[Ints]) -> Estimate:
+def _estimate(columns: _Columns, name: str, repeats: Sequence[Ints]) -> Estimate:
     value = columns.score(name, np.arange(len(columns.actual)))
     ranked = name.startswith("tau")
-    if not again or not np.isfinite(value):
+    if not repeats or not np.isfinite(value):
         return Estimate(value)
-    seen = [columns.score(name, rows[:: -(-len(rows) // _MOST_RANKED)] if ranked else rows) for rows in again]
+    seen = [columns.score(name, rows[:: -(-len(rows) // _MOST_RANKED)] if ranked else rows) for rows in repeats]
     return Estimate(value, 1.96 * float(np.nanstd(seen)))
 
 
 _SCORES: dict[str, Callable[[_Columns, Ints], float]] = {
     "mae": lambda c, r: c.over(np.abs(c.actual - c.median), r),
     "rmse": lambda c, r: float(np.sqrt(c.over((c.actual - c.mean) ** 2, r))),
-    "r2": lambda c, r: c.told(c.mean, c.actual, r),
-    "log_r2": lambda c, r: c.told(np.log(c.median), np.log(c.actual), r),
+    "r2": lambda c, r: c.report(c.mean, c.actual, r),
+    "log_r2": lambda c, r: c.report(np.log(c.median), np.log(c.actual), r),
     "bias": lambda c, r: c.over(c.mean - c.actual, r),
     "tau": lambda c, r: kendall(c.median[r], c.actual[r]),
     "coverage90": lambda c, r: c.over(c.covered, r),
@@ -358,24 +358,18 @@ def latency_ms(
     return float(np.median(taken))
 
 
-def _of_model(said: LengthDistribution, known: Known, rows: Ints) -> dict[str, float]:
-    found = points(said.take(rows), known.take(rows), np.zeros(len(rows), object))
+def _of_model(predicted: LengthDistribution, known: Known, rows: Ints) -> dict[str, float]:
+    found = points(predicted.take(rows), known.take(rows), np.zeros(len(rows), object))
     return {"requests": float(len(rows)), **found}
 
 
-def _share_below(said: LengthDistribution, known: Known, level: float) -> float:
-    below = known.below(said, whole(said.quantile(level)), level)
+def _share_below(predicted: LengthDistribution, known: Known, level: float) -> float:
+    below = known.below(predicted, whole(predicted.quantile(level)), level)
     return float(np.average(below, weights=known.weight))
 
 
 def _windows(
-    predictor: Predictor,
-    kept: Samples,
-    known: Known,
-    windows: Sequence[int],
-    group: Ints,
-    draws: int,
-    seed: int,
+    predictor: Predictor, retained: Samples, known: Known, windows: Sequence[int], group: Ints, draws: int, seed: int
 ) -> list[Window]:
     y, w = known.tokens, known.weight
     whole = float((w * (y - np.average(y, weights=w)) ** 2).sum())
@@ -384,7 +378,7 @@ def _windows(
         rows = np.flatnonzero(y > so_far)
         if len(rows) < _LEAST_RUNNING:
             break
-        part, still = kept.take(rows), known.take(rows)
+        part, still = retained.take(rows), known.take(rows)
         tokens = np.full(len(rows), so_far, np.int64)
         prompts = part.prompts
         if so_far and part.output is not None and any(part.output):
@@ -394,9 +388,7 @@ def _windows(
         found = of_some(said, still, again, ("mae", "r2", "tau", "coverage90"))
         error = float((still.weight * (still.mean(said) - still.tokens) ** 2).sum())
         r2_all = 1 - error / whole if whole > 0 else float("nan")
-        made.append(
-            Window(so_far, len(rows), found["mae"], found["r2"], found["tau"], found["coverage90"], r2_all)
-        )
+        made.append(Window(so_far, len(rows), found["mae"], found["r2"], found["tau"], found["coverage90"], r2_all))
     return made
 
 
@@ -409,14 +401,14 @@ def _seen(predictor: Any, prompts: Prompts) -> int | None:
     return int(np.sum(known(distinct)))
 
 
-def _some(said: LengthDistribution, kept: Samples, model: npt.NDArray[Any], seed: int) -> dict[str, Any]:
-    rows = np.sort(np.random.default_rng(seed).permutation(len(kept))[:_SHOWN])
-    part = said.take(rows)
+def _some(predicted: LengthDistribution, retained: Samples, model: npt.NDArray[Any], seed: int) -> dict[str, Any]:
+    rows = np.sort(np.random.default_rng(seed).permutation(len(retained))[:_SHOWN])
+    part = predicted.take(rows)
     return {
         "predicted": part.median,
         "low": part.quantile(0.05),
         "high": part.quantile(0.95),
-        "actual": kept.output_tokens[rows],
+        "actual": retained.output_tokens[rows],
         "model": [str(m) for m in model[rows]],
     }
 
@@ -474,14 +466,10 @@ def knowable(
     rng = np.random.default_rng(seed)
     again = [np.bincount(rng.integers(0, len(one), len(one)), minlength=len(one)) for _ in range(draws)]
     shares = [
-        Estimate(
-            _pooled(*parts[i]), 1.96 * float(np.std([_pooled(*_parts(count, *sums[i], w)) for w in again]))
-        )
+        Estimate(_pooled(*parts[i]), 1.96 * float(np.std([_pooled(*_parts(count, *sums[i], w)) for w in again])))
         for i in (0, 1)
     ]
-    of_run = {
-        str(name): (_share(parts[0], i), _share(parts[1], i)) for i, name in enumerate(names) if good[0][i]
-    }
+    of_run = {str(name): (_share(parts[0], i), _share(parts[1], i)) for i, name in enumerate(names) if good[0][i]}
     return Knowable(shares[0], shares[1], of_run)
 
 

@@ -62,10 +62,10 @@ NUMBERS = {
 }  # fmt: skip
 
 TOKENS_EACH = {
-    "word": 1.35, "character": 0.25, "letter": 0.3, "token": 1.0, "sentence": 24.0, "line": 12.0, "paragraph": 95.0,
+    "word": 1.35, "character": 0.25, "letter": 0.3, "token": 1.0, "description": 24.0, "line": 12.0, "paragraph": 95.0,
     "page": 500.0, "verse": 40.0, "stanza": 40.0, "essay": 600.0, "bullet": 25.0, "step": 30.0, "tip": 40.0,
     "way": 40.0, "idea": 35.0, "example": 30.0, "reason": 40.0, "question": 18.0, "item": 15.0, "point": 30.0,
-    "name": 8.0, "title": 10.0, "fact": 30.0, "thing": 30.0, "day": 60.0, "book": 25.0, "movie": 20.0, "song": 15.0,
+    "name": 8.0, "title": 10.0, "fact": 30.0, "thing": 30.0, "day": 60.0, "registry": 25.0, "movie": 20.0, "song": 15.0,
 }  # fmt: skip
 """About how many tokens one of what is asked for has."""
 
@@ -105,11 +105,11 @@ OPENINGS: dict[str, float] = {
     for word in words.split()
 }
 PHRASES: dict[str, float] = {
-    "step by step": 0.5, "in detail": 0.6, "pros and cons": 0.5, "one word": -2.0, "sentence": -0.6,
+    "step by step": 0.5, "in detail": 0.6, "pros and cons": 0.5, "one word": -2.0, "description": -0.6,
     "in one line": -1.2, "true or false": -1.2, "yes or no": -1.5, "how many": -0.8, "how much": -0.5, "how to": 0.3,
     "how do i": 0.4, "how can": 0.5, "how does": 0.4, "what are some": 0.6, "what are": 0.4, "difference": 0.5,
     "what is": -0.1, "who is": -0.3, "what would happen": 0.4, "tell me about": 0.4, "act as": 0.2,
-    "following": -0.2, "given": -0.2, "list of": 0.3, "short story": -0.1, "in the world": -0.3,
+    "tracker": -0.2, "given": -0.2, "list of": 0.3, "short story": -0.1, "in the world": -0.3,
     "from scratch": 0.4, "no more than": -0.3, "explain": 0.3, "n't explain": -1.0, "output:": -0.3,
     "step-by-step": 0.5,
 }  # fmt: skip
@@ -135,7 +135,7 @@ _SAYS_WEIGHT = np.array(list(PHRASES.values()))
 
 NAMES: tuple[str, ...] = (
     "log_chars", "log_words", "log_lines", "word_chars", "digit_share", "upper_share", "foreign_share",
-    "cjk_share", "log_head_chars", "log_rest_chars", "asked_log_tokens", "asked", "largest_number",
+    "cjk_share", "log_head_chars", "log_rest_chars", "asked_log_tokens", "requested", "largest_number",
     "first_category", "second_category", "last_is_question", "guess_words", "guess_opening", "guess_most",
     "guess_least",
     *(f"count {mark!r}" for mark in _MARKS),
@@ -181,7 +181,7 @@ def _prompt_row(text: str) -> tuple[list[float], list[str]]:
         *_shares(seen),
         math.log1p(head),
         math.log1p(len(stripped) - head),
-        *_asked(words, distinct),
+        *_requested(words, distinct),
         *first[:2],
         float(stripped.endswith("?")),
         guess,
@@ -237,7 +237,7 @@ def _shares(text: str) -> tuple[float, float, float, float]:
     return digits / n, capitals / n, foreign, cjk
 
 
-def _asked(words: list[str], distinct: Iterable[str]) -> tuple[float, float, float]:
+def _requested(words: list[str], distinct: Iterable[str]) -> tuple[float, float, float]:
     """Log tokens that counts such as "three short paragraphs" ask for (0: none), how many, largest number."""
     tokens, found, largest = 0.0, 0, 0
     counts = _counts(distinct)
@@ -305,13 +305,13 @@ _CLOSINGS = (
     "sincerely", "regards", "the end", "answer is", "therefore", "feel free", '"answer"', "in the end", "ultimately",
     "good luck", "enjoy", "output:", "note that", "conclusion",
 )  # fmt: skip
-_OPENINGS = (
+_PREFIXES = (
     "sorry",
     "as an ai",
     "here are",
     "here is",
     "here's",
-    "sure",
+    "fixed_prefix",
     "certainly",
     "step",
     "title",
@@ -325,25 +325,25 @@ PROGRESS: tuple[str, ...] = (
     "log_so_far", "has_text", "chars_a_token", "log_lines", "paragraphs", "items", "last_number", "items_to_come",
     "in_code", "code_blocks", "ends_sentence", "ends_line", "chars_since_break", "fresh_words", "closings",
     "log_first_line", "mean_line_chars", "braces", "bold",
-    *(f"opens {word!r}" for word in _OPENINGS),
+    *(f"opens {word!r}" for word in _PREFIXES),
     *(f"closes {word!r}" for word in _CLOSINGS),
 )  # fmt: skip
 """The columns of ``progress_features``."""
 
 
-def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, asked: Sequence[int]) -> FloatArray:
+def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requested: Sequence[int]) -> FloatArray:
     """[n, len(PROGRESS)] float64; where there is no text all but the first column are 0.
 
     Args:
         tokens_so_far: [n] tokens that have come, at least 1.
         texts: [n] their text; "" where nobody kept it.
-        asked: [n] items that the prompt asked for, 0 where it named no number.
+        requested: [n] items that the prompt asked for, 0 where it named no number.
     """
     made = np.zeros((len(tokens_so_far), len(PROGRESS)))
     made[:, 0] = np.log(np.maximum(tokens_so_far, 1))
     for row, text in enumerate(texts or ()):
         if text:
-            made[row, 1:] = _progress_row(text, int(tokens_so_far[row]), asked[row])
+            made[row, 1:] = _progress_row(text, int(tokens_so_far[row]), requested[row])
     return made
 
 
@@ -354,7 +354,7 @@ def text_so_far(output: str, output_tokens: int, tokens_so_far: int) -> str:
     return output[: math.ceil(len(output) * tokens_so_far / output_tokens)]
 
 
-def _progress_row(text: str, so_far: int, asked: int) -> list[float]:
+def _progress_row(text: str, so_far: int, requested: int) -> list[float]:
     numbers = _ITEM.findall(text)
     last = next((int(n) for n in reversed(numbers) if n), 0)
     words = _PROGRESS_WORD.findall(text[-12 * _LATEST_WORDS :])[-_LATEST_WORDS:]
@@ -370,7 +370,7 @@ def _progress_row(text: str, so_far: int, asked: int) -> list[float]:
         min(text.count("\n\n"), 40),
         min(len(numbers), 60),
         min(last, 60),
-        min(max(asked - max(last, len(numbers)), -1), 40) if asked and numbers else -2.0,
+        min(max(requested - max(last, len(numbers)), -1), 40) if requested and numbers else -2.0,
         fences % 2,
         min(fences // 2, 10),
         bool(end) and end[-1] in ".!?\u3002}\"'`)",
@@ -382,7 +382,7 @@ def _progress_row(text: str, so_far: int, asked: int) -> list[float]:
         len(text) / (lines + 1),
         text.count("{") - text.count("}"),
         min(text.count("**") // 2, 30),
-        *[word in opening for word in _OPENINGS],
+        *[word in opening for word in _PREFIXES],
         *closed,
     ]
 
@@ -414,7 +414,7 @@ class Axes:
         _, directions = np.linalg.eigh(np.cov(known.T))
         return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
 
-    def beside(self, x: Float64Array, read: tuple[Int64Array, npt.NDArray[Any]] | None) -> Float64Array:
+    def additional(self, x: Float64Array, read: tuple[Int64Array, npt.NDArray[Any]] | None) -> Float64Array:
         """[n, m + k] columns ``x`` and the places of the vectors of some rows; 0 for the others."""
         places = np.zeros((len(x), self.turn.shape[1]))
         if read is not None:

@@ -45,7 +45,7 @@ def packed(model: Lexical) -> State:
         "other": model.other_,
         "templates": model.templates_,
         "habits": model.habits_,
-        "most_tokens": model.most_tokens_,
+        "max_tokens": model.most_tokens_,
         "horizon": model.windows_.horizon,
     }
     arrays: Arrays = {
@@ -62,8 +62,8 @@ def packed(model: Lexical) -> State:
     trees = (location.trees, model.scale_, model.windows_.middle, model.windows_.scale)
     for name, tree in zip(_TREES, trees, strict=True):
         arrays |= tree.arrays(name)
-    if location.sense is not None:
-        arrays |= location.sense.arrays("sense") | {"sense.share": np.array(location.sense_share)}
+    if location.direction is not None:
+        arrays |= location.direction.arrays("direction") | {"sense.share": np.array(location.sense_share)}
     if model.windows_.axes is not None:
         arrays |= {"axes.middle": model.windows_.axes.middle, "axes.turn": model.windows_.axes.turn}
     return meta, arrays
@@ -91,9 +91,7 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
     columns = (len(NAMES), len(NAMES) + 1, window, window)
     trees = [Trees.of_arrays(dict(arrays), n, c) for n, c in zip(_TREES, columns, strict=True)]
     words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
-    model.location_ = Location(
-        words, linear, middle, spread, float(meta["share"]), trees[0], **_sense(arrays)
-    )
+    model.location_ = Location(words, linear, middle, spread, float(meta["share"]), trees[0], **_sense(arrays))
     model.seen_ = array(arrays, "seen", 1).astype(np.uint32)
     model.scale_ = trees[1]
     model.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
@@ -103,7 +101,7 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
     model.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
     model.templates_ = {str(end): int(place) for end, place in meta["templates"].items()}
     model.habits_ = {str(key): float(habit) for key, habit in meta["habits"].items()}
-    model.other_, model.most_tokens_ = float(meta["other"]), float(meta["most_tokens"])
+    model.other_, model.most_tokens_ = float(meta["other"]), float(meta["max_tokens"])
 
 
 def _sense(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
@@ -112,7 +110,7 @@ def _sense(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
         return {}
     columns = array(arrays, "sense.middle", 1).shape[0]
     share = float(array(arrays, "sense.share", 0))
-    return {"sense": Head.of_arrays(arrays, "sense", columns), "sense_share": share}
+    return {"direction": Head.of_arrays(arrays, "direction", columns), "sense_share": share}
 
 
 def _axes(arrays: Mapping[str, npt.NDArray[Any]]) -> Axes | None:
@@ -125,9 +123,7 @@ def _axes(arrays: Mapping[str, npt.NDArray[Any]]) -> Axes | None:
 _TREES = ("location", "scale", "windows.middle", "windows.scale")
 
 
-def _shaped(
-    arrays: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int, ...]
-) -> npt.NDArray[np.float64]:
+def _shaped(arrays: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     found = array(arrays, name, len(shape))
     if found.shape != shape:
         raise InputError(f"{name} must have the shape {shape}; it has {found.shape}")
@@ -163,9 +159,7 @@ def template_shares(words: Sequence[list[str]]) -> FloatArray:
 def templates(words: Sequence[list[str]]) -> dict[str, int]:
     """Beginnings and ends that many of the prompts share, numbered."""
     counted = Counter(end for read in words for end in _ends(read))
-    return {
-        end: place for place, end in enumerate(sorted(e for e, n in counted.items() if n >= _LEAST_TEMPLATE))
-    }
+    return {end: place for place, end in enumerate(sorted(e for e, n in counted.items() if n >= _LEAST_TEMPLATE))}
 
 
 def template_of(read: list[str], known: Mapping[str, int]) -> int:
@@ -197,7 +191,7 @@ _ROUNDS = 2
 _LEAST_SCALE = 0.02
 _MODELS, _MODELS_SD = 3.0, 0.35
 """What is thought of models before any is seen: so many, whose log lengths differ by such a deviation."""
-_BEYOND = 4.0
+_OUT_OF_RANGE = 4.0
 _MEDIAN = int(np.searchsorted(LEVELS, 0.5))
 
 
@@ -225,9 +219,7 @@ class Lexical:
 
     def __init__(self, seed: int = 0, window_tokens: int = 50, most_windows: int = 20_000) -> None:
         if window_tokens < 1 or most_windows < 1:
-            raise InputError(
-                f"window_tokens and most_windows must be at least 1; got {window_tokens}, {most_windows}"
-            )
+            raise InputError(f"window_tokens and most_windows must be at least 1; got {window_tokens}, {most_windows}")
         self.seed, self.window_tokens, self.most_windows = seed, window_tokens, most_windows
 
     def fit(self, samples: Samples) -> Self:
@@ -256,12 +248,10 @@ class Lexical:
             offset = shrunk_means(full - held, model, weight)
             total = np.asarray(np.bincount(prompt, weight), float)
             target = np.bincount(prompt, weight * (full - offset[model])) / total
-            held = design.quick(target, total)[prompt]
+            held = design.fast(target, total)[prompt]
         full = imputed(y, samples.censored, held + offset[model])
         total = np.asarray(np.bincount(prompt, weight), float)
-        self.location_, out = design.locate(
-            np.bincount(prompt, weight * (full - offset[model])) / total, total
-        )
+        self.location_, out = design.locate(np.bincount(prompt, weight * (full - offset[model])) / total, total)
         held = out[prompt]
         offset = shrunk_means(full - held, model, weight)
         self.offsets_ = {str(name): float(o) for name, o in zip(models, offset, strict=True)}
@@ -274,14 +264,9 @@ class Lexical:
             prompt=prompt, weight=weight, endings=self._endings, window_tokens=self.window_tokens,
             most=self.most_windows, seed=self.seed,
         )  # fmt: skip
-        self.most_tokens_ = _BEYOND * float(samples.output_tokens.max())
+        self.most_tokens_ = _OUT_OF_RANGE * float(samples.output_tokens.max())
         self.seen_ = np.unique(_digests([str(text) for text in prompts]))
-        self.facts_ = {
-            **samples.facts,
-            "samples": len(y),
-            "prompts": len(prompts),
-            "models": sorted(self.offsets_),
-        }
+        self.facts_ = {**samples.metadata, "samples": len(y), "prompts": len(prompts), "models": sorted(self.offsets_)}
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
@@ -291,7 +276,7 @@ class Lexical:
         texts = prompts.text if prompts.text is not None else [""] * n
         features, words = prompt_features(texts)
         offset, known = self._offsets(prompts.model, n)
-        vectors = self._vectors(texts) if location.sense is not None else None
+        vectors = self._vectors(texts) if location.direction is not None else None
         mu = location(features, words, vectors) + offset + self._habit(words, prompts.model)
         scale = self._scale(features, mu)
         z = self.z_.take(np.where(known, 0, 1), axis=0)
@@ -368,11 +353,11 @@ class Lexical:
         return np.asarray(np.maximum(np.exp(log), _LEAST_SCALE))
 
     def _spread(
-        self, features: Floats, y: Floats, full: Floats, held: Floats, offset: Floats,
+        self, features: Floats, y: Floats, full: Floats, validation: Floats, offset: Floats,
         censored: npt.NDArray[np.bool_], weight: Floats, model: Ints,
     ) -> None:  # fmt: skip
         """Learns the scale, and the quantiles of residuals over it: of models seen, and of others."""
-        mu = held + offset
+        mu = validation + offset
         size = np.log(np.maximum(np.abs(full - mu), _LEAST_SCALE))
         rows = np.random.default_rng(self.seed).permutation(len(y))[: self.most_windows]
         x = np.column_stack([features, mu])
@@ -380,7 +365,7 @@ class Lexical:
         scale = self._scale(features, mu)
         same = residual_quantiles((y - mu) / scale, censored, np.ones(len(y)), LEVELS)
         even = weight / np.bincount(model, weight)[model]
-        other = residual_quantiles((y - held - self.other_) / scale, censored, even, LEVELS)
+        other = residual_quantiles((y - validation - self.other_) / scale, censored, even, LEVELS)
         seen = np.asarray(np.bincount(model, weight * offset) / np.bincount(model, weight))
         had = float(np.mean((seen - self.other_) ** 2))
         expected = (_MODELS * _MODELS_SD**2 + len(seen) * had) / (_MODELS + max(0, len(seen) - 1))

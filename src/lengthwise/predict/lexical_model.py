@@ -54,7 +54,7 @@ class Location:
         linear: [m] weights of the standardised features; its last is the constant.
         share: The linear part's share of the two.
         trees: The other part.
-        sense: Networks on features and an encoder's vector; None where there are no vectors.
+        direction: Networks on features and an encoder's vector; None where there are no vectors.
         sense_share: Their share of the whole.
     """
 
@@ -64,24 +64,20 @@ class Location:
     spread: FloatArray
     share: float
     trees: Trees
-    sense: Head | None = None
+    direction: Head | None = None
     sense_share: float = 0.0
 
-    def __call__(
-        self, features: FloatArray, words: Sequence[list[str]], vectors: Vectors | None = None
-    ) -> FloatArray:
+    def __call__(self, features: FloatArray, words: Sequence[list[str]], vectors: Vectors | None = None) -> FloatArray:
         """[n] of prompts by their features, their words and their vectors."""
         linear = 0.0
         if self.share > 0:
             learnt = np.array([score(read, self.weights) for read in words])
-            linear = (
-                learnt + standard(features, self.middle, self.spread) @ self.linear[:-1] + self.linear[-1]
-            )
+            linear = learnt + standard(features, self.middle, self.spread) @ self.linear[:-1] + self.linear[-1]
         lexical = self.share * linear + (self._of_trees(features) if self.share < 1 else 0.0)
-        if self.sense is None or vectors is None:
+        if self.direction is None or vectors is None:
             return np.asarray(lexical)
-        sense = self.sense(np.hstack([features, vectors]))
-        return np.asarray((1 - self.sense_share) * lexical + self.sense_share * sense)
+        direction = self.direction(np.hstack([features, vectors]))
+        return np.asarray((1 - self.sense_share) * lexical + self.sense_share * direction)
 
     def _of_trees(self, features: FloatArray) -> FloatArray:
         return (1 - self.share) * self.trees.predict(features)
@@ -107,7 +103,7 @@ class Design:
     ) -> None:
         from scipy import sparse
 
-        self.sense = None if vectors is None else np.hstack([features, vectors])
+        self.direction = None if vectors is None else np.hstack([features, vectors])
         self.features, self.seed, n = features, seed, len(words)
         self.fold = np.random.default_rng(seed).permutation(n) % max(2, min(_LOCATION_FOLDS, n))
         self.middle, self.spread = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
@@ -119,7 +115,7 @@ class Design:
         dense = sparse.csr_matrix(_DENSE * standard(features, self.middle, self.spread))
         self.x: Any = sparse.hstack([bag, dense]).tocsr()
 
-    def quick(self, y: FloatArray, weight: FloatArray) -> FloatArray:
+    def fast(self, y: FloatArray, weight: FloatArray) -> FloatArray:
         """[n] what a ridge regression of middling penalty says of prompts left out of it."""
         return self._linear(y, weight / weight.mean(), RIDGES[1])
 
@@ -130,7 +126,7 @@ class Design:
         """
         weight = weight / weight.mean()  # a penalty means the same whatever the weights sum to
         linear = {ridge: self._linear(y, weight, ridge) for ridge in RIDGES}
-        trees = self._held(y, lambda a, b: self._trees(a, y, weight).predict(self.features[b]))
+        trees = self._reserved(y, lambda a, b: self._trees(a, y, weight).predict(self.features[b]))
         _, share, ridge = min(
             (float(np.average(np.abs(y - s * linear[r] - (1 - s) * trees), weights=weight)), s, r)
             for r in RIDGES
@@ -143,29 +139,29 @@ class Design:
         return self._with_sense(location, share * linear[ridge] + (1 - share) * trees, y, weight)
 
     def _with_sense(
-        self, location: Location, held: FloatArray, y: FloatArray, weight: FloatArray
+        self, location: Location, validation: FloatArray, y: FloatArray, weight: FloatArray
     ) -> tuple[Location, FloatArray]:
         """The same with networks on the vectors, in the share that serves prompts left out best."""
-        x = self.sense
+        x = self.direction
         if x is None:
-            return location, held
-        sense = self._held(y, lambda a, b: learn_head(x[a], y[a], weight[a], self.seed)(x[b]))
+            return location, validation
+        direction = self._reserved(y, lambda a, b: learn_head(x[a], y[a], weight[a], self.seed)(x[b]))
         _, share = min(
-            (float(np.average(np.abs(y - (1 - s) * held - s * sense), weights=weight)), s)
+            (float(np.average(np.abs(y - (1 - s) * validation - s * direction), weights=weight)), s)
             for s in SENSE_SHARES
         )
         if share == 0:
-            return location, held
+            return location, validation
         head = learn_head(x, y, weight, self.seed)
-        return replace(location, sense=head, sense_share=float(share)), (1 - share) * held + share * sense
+        return replace(location, direction=head, sense_share=float(share)), (1 - share) * validation + share * direction
 
     def _linear(self, y: FloatArray, weight: FloatArray, penalty: float) -> FloatArray:
-        return self._held(y, lambda a, b: self._ridge(a, y, weight, penalty)[0](b))
+        return self._reserved(y, lambda a, b: self._ridge(a, y, weight, penalty)[0](b))
 
-    def _held(self, y: FloatArray, fitted: Callable[[IntArray, IntArray], FloatArray]) -> FloatArray:
+    def _reserved(self, y: FloatArray, fit_result: Callable[[IntArray, IntArray], FloatArray]) -> FloatArray:
         out = np.full(len(y), float(y.mean()))
         for k in range(int(self.fold.max()) + 1 if len(y) > 1 else 0):
-            out[self.fold == k] = fitted(np.flatnonzero(self.fold != k), np.flatnonzero(self.fold == k))
+            out[self.fold == k] = fit_result(np.flatnonzero(self.fold != k), np.flatnonzero(self.fold == k))
         return out
 
     def _trees(self, rows: IntArray, y: FloatArray, weight: FloatArray) -> Trees:
@@ -200,22 +196,14 @@ def _vocabulary(words: Sequence[list[str]]) -> dict[str, int]:
     return {term: place for place, (_, term) in enumerate(often)}
 
 
-def residual_quantiles(
-    residual: FloatArray, censored: Bools, weight: FloatArray, levels: FloatArray
-) -> FloatArray:
+def residual_quantiles(residual: FloatArray, censored: Bools, weight: FloatArray, levels: FloatArray) -> FloatArray:
     """[q] of residuals, some of them only known to be at least so large (Kaplan and Meier)."""
-    rows = np.random.default_rng(0).choice(
-        len(residual), min(4 * len(residual), 60_000), p=weight / weight.sum()
-    )
+    rows = np.random.default_rng(0).choice(len(residual), min(4 * len(residual), 60_000), p=weight / weight.sum())
     seen, cdf = kaplan_meier(residual[rows], censored[rows])
     if len(seen) == 0:
         return np.full(len(levels), float(residual.max()))
     inside = np.interp(levels, np.concatenate([[0.0], cdf]), np.concatenate([[seen[0]], seen]))
-    beyond = (
-        np.maximum(levels - cdf[-1], 0) / max(1e-9, 1 - cdf[-1])
-        if cdf[-1] < 1 - 1e-9
-        else np.zeros(len(levels))
-    )
+    beyond = np.maximum(levels - cdf[-1], 0) / max(1e-9, 1 - cdf[-1]) if cdf[-1] < 1 - 1e-9 else np.zeros(len(levels))
     tail = max(float(residual.max()) - float(seen[-1]), 0.2)
     out = np.maximum.accumulate(np.asarray(inside) + tail * beyond)
     p01, p05, p95, p99 = np.interp([0.01, 0.05, 0.95, 0.99], levels, out)
@@ -241,16 +229,14 @@ def imputed(y: FloatArray, censored: Bools, predicted: FloatArray) -> FloatArray
     return out
 
 
-_PROMPT = [
-    NAMES.index(name) for name in ("log_chars", "asked_log_tokens", "guess", "foreign_share", "words of code")
-]
+_PROMPT = [NAMES.index(name) for name in ("log_chars", "asked_log_tokens", "guess", "foreign_share", "words of code")]
 COLUMNS = len(PROGRESS) + len(_PROMPT) + 4
 _MOST_WINDOWS = 40
 _LEAST_SCALE = 0.05
-_LEAST_ROWS = 200
+_MIN_ROWS = 200
 _LEAST_ALIVE, _LEAST_UNCUT = 50, 0.5
-_TOLD, _WINDOW_FOLDS = 0.75, 3
-_EVEN = 0.25
+_REPORTED, _WINDOW_FOLDS = 0.75, 3
+_UNIFORM = 0.25
 """Weights of windows are this power of the samples': what is left depends on the prompt less than the whole does."""
 _BANDS = np.array([100, 200, 400, 800])
 
@@ -285,7 +271,7 @@ class Windows:
         age = np.minimum(so_far, self.horizon)
         x, survival = _table(so_far, age, texts, mu, scale, words, features, self.base_z)
         if self.axes is not None:
-            x = self.axes.beside(x, read_endings(texts or (), endings))
+            x = self.axes.additional(x, read_endings(texts or (), endings))
         middle = survival + self.middle.predict(x)
         size = _size(self.scale.predict(x))
         z = self.z[_band(age, x[:, 1] > 0)]
@@ -317,24 +303,20 @@ def learn_windows(
     base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)
     horizon = _horizon(samples, window_tokens)
     row, so_far = _drawn(np.minimum(samples.output_tokens, horizon + 1), window_tokens, most, seed)
-    if len(row) < _LEAST_ROWS:
+    if len(row) < _MIN_ROWS:
         return Windows(*_survival_alone(base_z), base_z, horizon)
     texts = _texts_of(samples, row, so_far, seed)
-    x, survival = _table(
-        so_far, so_far, texts, mu[row], scale[row], [words[r] for r in row], features[row], base_z
-    )
+    x, survival = _table(so_far, so_far, texts, mu[row], scale[row], [words[r] for r in row], features[row], base_z)
     left = np.log(samples.output_tokens[row] - so_far + 0.0) - survival
-    cut, each = samples.censored[row], weight[row] ** _EVEN
+    cut, each = samples.censored[row], weight[row] ** _UNIFORM
     fold = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)[prompt[row]] % _WINDOW_FOLDS
     read = read_endings(texts, endings)
     axes = None if read is None else Axes.of(read[1])
-    x = x if axes is None else axes.beside(x, read)
-    held = _held(fold, lambda a, b: _middle(x[a], left[a], cut[a], each[a], seed).predict(x[b]))
+    x = x if axes is None else axes.additional(x, read)
+    held = _reserved(fold, lambda a, b: _middle(x[a], left[a], cut[a], each[a], seed).predict(x[b]))
     full = np.where(cut, np.maximum(left, held) + 0.3, left)
     log_size = np.log(np.maximum(np.abs(full - held), _LEAST_SCALE))
-    size = _held(
-        fold, lambda a, b: grow(x[a], log_size[a], each[a], trees=60, depth=3, seed=seed).predict(x[b])
-    )
+    size = _reserved(fold, lambda a, b: grow(x[a], log_size[a], each[a], trees=60, depth=3, seed=seed).predict(x[b]))
     z = _tables((left - held) / _size(size), cut, np.ones(len(row)), _band(so_far, x[:, 1] > 0))
     whole = _middle(x, left, cut, each, seed)
     doubt = grow(x, log_size, each, trees=60, depth=3, seed=seed)
@@ -345,20 +327,20 @@ def _texts_of(samples: Samples, row: Ints, so_far: Ints, seed: int) -> list[str]
     """Texts so far of three quarters of the windows; "" for the others, and where nobody kept them."""
     if samples.output is None:
         return [""] * len(row)
-    told = np.random.default_rng(seed).random(len(row)) < _TOLD
+    told = np.random.default_rng(seed).random(len(row)) < _REPORTED
     return [
         text_so_far(samples.output[r], int(samples.output_tokens[r]), int(s)) if known else ""
         for r, s, known in zip(row, so_far, told, strict=True)
     ]
 
 
-def _held(fold: Ints, said: Callable[[Ints, Ints], Floats]) -> Floats:
+def _reserved(fold: Ints, predicted: Callable[[Ints, Ints], Floats]) -> Floats:
     """[n] what is said of each fold's rows by who learnt from the others'."""
     out = np.zeros(len(fold))
     for k in range(_WINDOW_FOLDS):
         own, rest = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
         if len(own) and len(rest):
-            out[rest] = said(own, rest)
+            out[rest] = predicted(own, rest)
     return out
 
 
@@ -414,8 +396,8 @@ def _reached(log: Floats, mu: Floats, scale: Floats, base_z: Floats) -> Floats:
     return np.asarray(np.interp((log - mu) / scale, steps, LEVELS))
 
 
-def _band(so_far: Ints, told: npt.NDArray[np.bool_]) -> Ints:
-    return np.asarray(np.searchsorted(_BANDS, so_far) + (len(_BANDS) + 1) * told, np.int64)
+def _band(so_far: Ints, report: npt.NDArray[np.bool_]) -> Ints:
+    return np.asarray(np.searchsorted(_BANDS, so_far) + (len(_BANDS) + 1) * report, np.int64)
 
 
 def _tables(z: Floats, cut: npt.NDArray[np.bool_], weight: Floats, band: Ints) -> Floats:
@@ -424,7 +406,7 @@ def _tables(z: Floats, cut: npt.NDArray[np.bool_], weight: Floats, band: Ints) -
     made = np.tile(of_all, (2 * (len(_BANDS) + 1), 1))
     for k in np.unique(band):
         rows = band == k
-        if rows.sum() >= _LEAST_ROWS and not cut[rows].all():
+        if rows.sum() >= _MIN_ROWS and not cut[rows].all():
             made[k] = residual_quantiles(z[rows], cut[rows], weight[rows], LEVELS)
     return made
 

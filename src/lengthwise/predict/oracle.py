@@ -54,28 +54,26 @@ class LogNormalError:
     """The truth times exp(bias + sigma z), z normal: wrong by a factor, long ones by more.
 
     The belief is a log-normal about the wrong length with the same sigma: it knows how wrong it
-    may be, though not that it is biased. With ``certain`` it is the wrong length alone.
+    may be, though not that it is biased. With ``exact_lengths`` it is the wrong length alone.
 
     Args:
         sigma: Standard deviation of the error's logarithm; 0.5 is wrong by a factor of 1.65.
         bias: Mean of the error's logarithm; below 0 it says too little.
         half_life_tokens: See above; None: the error stays.
-        certain: Believe in the wrong length as if it were sure.
+        exact_lengths: Believe in the wrong length as if it were sure.
     """
 
     def __init__(
-        self,
-        sigma: float,
-        bias: float = 0.0,
-        half_life_tokens: float | None = None,
-        *,
-        certain: bool = False,
+        self, sigma: float, bias: float = 0.0, half_life_tokens: float | None = None, *, exact_lengths: bool = False
     ) -> None:
         if not 0 <= sigma < 20 or not abs(bias) < 20:
-            raise InputError(
-                f"sigma must be within 0 .. 20 and bias within -20 .. 20; got {sigma} and {bias}"
-            )
-        self.sigma, self.bias, self.half_life_tokens, self.certain = sigma, bias, half_life_tokens, certain
+            raise InputError(f"sigma must be within 0 .. 20 and bias within -20 .. 20; got {sigma} and {bias}")
+        self.sigma, self.bias, self.half_life_tokens, self.exact_lengths = (
+            sigma,
+            bias,
+            half_life_tokens,
+            exact_lengths,
+        )
         check_half_life(half_life_tokens)
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
@@ -83,7 +81,7 @@ class LogNormalError:
         share = left_of_error(tokens_so_far, self.half_life_tokens, len(luck))
         wrong = output_tokens * np.exp(share * (self.bias + self.sigma * _normal(luck)))
         wrong = np.clip(wrong, 1, 1e9)
-        if self.certain or self.sigma == 0:
+        if self.exact_lengths or self.sigma == 0:
             return LengthDistribution.point(wrong)
         doubt = np.exp(share[:, None] * self.sigma * _normal(LEVELS))
         return LengthDistribution(np.clip(wrong[:, None] * doubt, 1, 1e9), LEVELS)
@@ -123,8 +121,7 @@ class Reversed:
         """Short ones said to be long, long ones short."""
         del tokens_so_far, luck
         return LengthDistribution(
-            np.repeat(self.pivot**2 / output_tokens[:, None].astype(float), 2, axis=1).clip(1),
-            np.array([0.0, 1.0]),
+            np.repeat(self.pivot**2 / output_tokens[:, None].astype(float), 2, axis=1).clip(1), np.array([0.0, 1.0])
         )
 
 
@@ -166,15 +163,9 @@ class Quantised:
             self.boundaries_: Floats | None = None
         else:
             self.boundaries_ = np.asarray(boundaries, float)
-            good = (
-                len(self.boundaries_) >= 2
-                and np.isfinite(self.boundaries_).all()
-                and self.boundaries_[0] >= 0
-            )
+            good = len(self.boundaries_) >= 2 and np.isfinite(self.boundaries_).all() and self.boundaries_[0] >= 0
             if not good or (np.diff(self.boundaries_) <= 0).any():
-                raise InputError(
-                    f"boundaries must be at least two lengths that grow; they are {list(boundaries)}"
-                )
+                raise InputError(f"boundaries must be at least two lengths that grow; they are {list(boundaries)}")
         self.table_: Floats | None = None
 
     @property
@@ -194,9 +185,7 @@ class Quantised:
         uniform = self._uniform()
         self.table_ = np.array(
             [
-                length_quantiles(lengths[member == i], cut[member == i], LEVELS)
-                if (member == i).any()
-                else row
+                length_quantiles(lengths[member == i], cut[member == i], LEVELS) if (member == i).any() else row
                 for i, row in enumerate(uniform)
             ]
         )
@@ -210,19 +199,17 @@ class Quantised:
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
         """The distribution within the class that it takes each request for."""
         table = self._uniform() if self.table_ is None else self.table_
-        said = self.said(self.class_of(output_tokens), tokens_so_far, luck)
+        said = self.predicted(self.class_of(output_tokens), tokens_so_far, luck)
         return LengthDistribution(table, LEVELS).take(said)
 
-    def said(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
+    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
         """[n] the class that it takes each request for: the true one."""
         del tokens_so_far, luck
         return true
 
     def _edges(self) -> Floats:
         if self.boundaries_ is None:
-            raise InputError(
-                f"{self.classes} classes without boundaries need samples; call fit(samples) first"
-            )
+            raise InputError(f"{self.classes} classes without boundaries need samples; call fit(samples) first")
         return self.boundaries_
 
     def _uniform(self) -> Floats:
@@ -245,11 +232,7 @@ class BinNeighbour(Quantised):
     """
 
     def __init__(
-        self,
-        boundaries: Sequence[float] | int,
-        p: float,
-        split: float = 0.5,
-        half_life_tokens: float | None = None,
+        self, boundaries: Sequence[float] | int, p: float, split: float = 0.5, half_life_tokens: float | None = None
     ) -> None:
         super().__init__(boundaries)
         if not 0 <= p <= 0.5 or not 0 <= split <= 1:
@@ -257,7 +240,7 @@ class BinNeighbour(Quantised):
         self.p, self.split, self.half_life_tokens = p, split, half_life_tokens
         check_half_life(half_life_tokens)
 
-    def said(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
+    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
         """[n] the class that it takes each request for."""
         p = self.p * left_of_error(tokens_so_far, self.half_life_tokens, len(luck))
         first, last = true == 0, true == self.classes - 1
@@ -286,7 +269,7 @@ class Confusion(Quantised):
         if not (self.matrix >= 0).all() or not np.allclose(self.matrix.sum(axis=1), 1, atol=1e-6):
             raise InputError(f"each row of matrix must be probabilities that sum to 1; they are {matrix}")
 
-    def said(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
+    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
         """[n] the class that it takes each request for."""
         del tokens_so_far
         up_to = np.cumsum(self.matrix, axis=1)[:, :-1]

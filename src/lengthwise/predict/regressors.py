@@ -14,7 +14,7 @@ from lengthwise.schema.errors import InputError, MissingExtraError
 
 Floats = npt.NDArray[np.float64]
 
-_FEW, _MOST_AT_ONCE = 4, 4
+_MIN_COUNT, _MOST_AT_ONCE = 4, 4
 """Up to so many rows, and decisions, it is faster to take them all than to walk."""
 
 
@@ -37,9 +37,7 @@ class Trees:
     def __post_init__(self) -> None:
         trees, nodes = self.feature.shape
         if self.threshold.shape != (trees, nodes) or self.value.shape != (trees, nodes + 1):
-            raise InputError(
-                "trees must have a threshold a node and one leaf more than nodes; the file is damaged"
-            )
+            raise InputError("trees must have a threshold a node and one leaf more than nodes; the file is damaged")
         object.__setattr__(self, "_first", (np.arange(trees) * nodes)[None, :])
         object.__setattr__(self, "_columns", self.feature.astype(np.intp))
         object.__setattr__(self, "_leaves", (np.arange(trees) * (nodes + 1))[None, :])
@@ -53,7 +51,7 @@ class Trees:
         """[n] float64, for rows of features [n, m]."""
         if self.feature.shape[0] == 0:
             return np.full(len(x), self.base)
-        if len(x) <= _FEW and self.depth <= _MOST_AT_ONCE:
+        if len(x) <= _MIN_COUNT and self.depth <= _MOST_AT_ONCE:
             return self._at_once(x)
         first, leaves = self._first, self._leaves  # type: ignore[attr-defined]
         feature, threshold = self.feature.ravel(), self.threshold.ravel()
@@ -117,15 +115,7 @@ def _leaf_of(depth: int) -> npt.NDArray[np.uint8]:
 
 
 def grow(
-    x: Floats,
-    y: Floats,
-    weight: Floats,
-    *,
-    trees: int,
-    depth: int,
-    seed: int,
-    rate: float = 0.05,
-    least: int = 20,
+    x: Floats, y: Floats, weight: Floats, *, trees: int, depth: int, seed: int, rate: float = 0.05, least: int = 20
 ) -> Trees:
     """Trees that follow ``y`` [n] from ``x`` [n, m] by weighted least squares.
 
@@ -237,9 +227,7 @@ class Head:
         k, _, u = parts[2].shape if parts[2].ndim == 3 else (0, 0, 0)
         shapes = [(columns,), (columns,), (k, columns, u), (k, u), (k, u), (k,)]
         if k == 0 or [part.shape for part in parts] != shapes or not all(np.isfinite(p).all() for p in parts):
-            raise InputError(
-                f"the networks of {name} must fit {columns} columns and be finite; train it again"
-            )
+            raise InputError(f"the networks of {name} must fit {columns} columns and be finite; train it again")
         return cls(*parts)
 
 

@@ -43,7 +43,7 @@ CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 FAILED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "content_filter"})
 """Reasons to end that say nothing about the length."""
 
-MOST_TOKENS = 10**9
+MAX_TOKENS = 10**9
 """No request has more."""
 
 
@@ -77,7 +77,7 @@ def row_of(raw: Mapping[str, Any]) -> Row:
     prompt, output = _text(_first(found, "prompt")), _text(_first(found, "output"))
     talk = _first(found, "prompt")
     if isinstance(talk, list):
-        prompt, said = _talk(talk)
+        prompt, said = _conversation(talk)
         output = output if output is not None else said
     elif "instruction" in found and isinstance(found.get("input"), str) and found["input"].strip():
         prompt = f"{str(prompt).strip()}\n\n{found['input'].strip()}"
@@ -101,17 +101,13 @@ def _unfolded(raw: Mapping[str, Any]) -> dict[str, Any]:
             flat |= _unfolded(inner)
     usage = _table(flat.get("usage"))
     if usage is not None:
-        flat |= {
-            key: usage[key] for key in ("completion_tokens", "prompt_tokens") if usage.get(key) is not None
-        }
+        flat |= {key: usage[key] for key in ("completion_tokens", "prompt_tokens") if usage.get(key) is not None}
     choices = flat.pop("choices", None)
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
         choice = choices[0]
         message = choice.get("message") or {}
         if not isinstance(message, Mapping):
-            raise ValueError(
-                f"the message of a choice must be a table with its content; it is {message!r:.60}"
-            )
+            raise ValueError(f"the message of a choice must be a table with its content; it is {message!r:.60}")
         flat["output"] = message.get("content") if message else choice.get("text")
         flat["finish_reason"] = choice.get("finish_reason")
     return flat
@@ -135,7 +131,7 @@ def _first(found: Mapping[str, Any], column: str) -> Any:
     return None
 
 
-def _talk(turns: Sequence[Any]) -> tuple[str, str | None]:
+def _conversation(turns: Sequence[Any]) -> tuple[str, str | None]:
     """All up to the last answer as the prompt, and that answer, of a list of messages."""
     told = [_turn(turn) for turn in turns]
     last = next((i for i in range(len(told) - 1, -1, -1) if told[i][0]), None)
@@ -165,21 +161,21 @@ def _count(value: Any, column: str) -> int | None:
         number = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not (math.isfinite(number) and number == int(number)) or not 0 <= number <= MOST_TOKENS:
-        raise ValueError(f"{column} must be a whole number from 0 to {MOST_TOKENS:,}; it is {value!r:.60}")
+    if not (math.isfinite(number) and number == int(number)) or not 0 <= number <= MAX_TOKENS:
+        raise ValueError(f"{column} must be a whole number from 0 to {MAX_TOKENS:,}; it is {value!r:.60}")
     return int(number)
 
 
-ENDED = frozenset(
+FINISHED = frozenset(
     {"stop", "end_turn", "eos", "eos_token", "end", "stop_sequence", "complete", "completed", "finished", "tool_calls",
      "tool_use", "function_call"}
 )  # fmt: skip
 """Reasons to end that mean: by itself."""
 
 
-def doubts(rows: Sequence[Row], keys: Iterable[str]) -> dict[str, Any]:
+def warnings(rows: Sequence[Row], keys: Iterable[str]) -> dict[str, Any]:
     """Facts of rows with outputs: how many have no prompt, which reasons to end are unknown, likely misspelt keys."""
-    ends = Counter(r.finish for r in rows if r.finish and r.finish not in CUT | FAILED | ENDED)
+    ends = Counter(r.finish for r in rows if r.finish and r.finish not in CUT | FAILED | FINISHED)
     told: dict[str, Any] = {
         "no_prompt": sum(not r.prompt for r in rows),
         "unknown_finish": dict(ends.most_common(5)),
@@ -232,12 +228,12 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
     late: list[tuple[int, str]] = []
     for path in paths:
         for number, raw in _raw_rows(path):
-            row, place = _told(raw, path, number), raw.get("custom_id")
+            row, place = _report(raw, path, number), raw.get("custom_id")
             if place is not None and "response" not in raw and row.tokens is None:
                 asked[str(place)] = row.prompt or ""
                 continue
             if row.tokens is None and (row.finish or "") not in FAILED and not raw.get("error"):
-                raise InputError(_nothing(path, number, raw))
+                raise InputError(_empty(path, number, raw))
             if place is not None and row.prompt is None:
                 late.append((len(rows), str(place)))
             rows.append(row)
@@ -259,7 +255,7 @@ def read_prompts(file: Path | str) -> list[str]:
         return list(dict.fromkeys(line for line in found if line))
     prompts = []
     for number, raw in _raw_rows(path):
-        prompt = _told(raw, path, number).prompt
+        prompt = _report(raw, path, number).prompt
         if prompt is None:
             raise InputError(f"{path}, row {number} must have a prompt; it has {', '.join(map(str, raw))}")
         prompts.append(prompt)
@@ -300,9 +296,7 @@ def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     drawn = np.array([_drawn(text, seed) for text in distinct])
     held = drawn < share
     if len(distinct) < 2:
-        raise InputError(
-            f"at least two different prompts are needed to hold some out; there is {len(distinct)}"
-        )
+        raise InputError(f"at least two different prompts are needed to hold some out; there is {len(distinct)}")
     if held.all() or not held.any():
         held = drawn <= np.sort(drawn)[min(len(drawn) - 2, int(share * len(drawn)))]
     test = held[prompt]
@@ -325,15 +319,13 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
         raise InputError(f"{told} must hold requests with outputs; there is none")
     kept = [r for r in rows if r.tokens and (r.finish or "") not in FAILED]
     if not kept:
-        raise InputError(
-            f"all {len(rows)} outputs in {told} are empty or failed; at least one must have come"
-        )
-    facts = {
+        raise InputError(f"all {len(rows)} outputs in {told} are empty or failed; at least one must have come")
+    metadata = {
         "sources": [path.name for path in paths],
         "left_out": len(rows) - len(kept),
         "estimated_tokens": sum(r.output_tokens is None for r in kept),
         "censored": sum((r.finish or "") in CUT for r in kept),
-        **doubts(kept, keys),
+        **warnings(kept, keys),
     }
     names = [r.model or model for r in kept]
     counts = [r.prompt_tokens for r in kept]
@@ -348,11 +340,11 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
         np.array([r.tokens for r in kept], np.int64),
         np.array([(r.finish or "") in CUT for r in kept], bool),
         [r.output or "" for r in kept] if any(r.output is not None for r in kept) else None,
-        facts,
+        metadata,
     )
 
 
-def _told(raw: dict[str, Any], path: Path, number: int) -> Row:
+def _report(raw: dict[str, Any], path: Path, number: int) -> Row:
     try:
         return row_of(raw)
     except (TypeError, ValueError) as error:
@@ -365,7 +357,7 @@ def _too_deep(path: Path, number: int) -> str:
     return f"{path}, row {number} must be JSON of a few levels; it is nested too deeply to be read"
 
 
-def _nothing(path: Path, number: int, raw: dict[str, Any]) -> str:
+def _empty(path: Path, number: int, raw: dict[str, Any]) -> str:
     return (
         f"{path}, row {number} must have an output ({', '.join(NAMES['output'][:3])}, ...) or its tokens "
         f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}{hint(raw)}"
@@ -387,9 +379,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} must be text in UTF-8, or Parquet; byte {error.start} is neither"
-        ) from error
+        raise InputError(f"{path} must be text in UTF-8, or Parquet; byte {error.start} is neither") from error
     if not text.strip():
         raise InputError(f"{path} is empty; it must hold requests with outputs")
     if path.name.removesuffix(".gz").endswith(".csv"):
@@ -434,19 +424,19 @@ def _line(line: str, path: Path, number: int) -> Any:
         raise InputError(_too_deep(path, number)) from None
 
 
-def _bench(whole: dict[str, Any]) -> list[dict[str, Any]]:
+def _bench(complete: dict[str, Any]) -> list[dict[str, Any]]:
     """The requests of a benchmark's result with a list a column; another object is one row."""
-    lengths = whole.get("output_lens")
+    lengths = complete.get("output_lens")
     if not isinstance(lengths, list):
-        return [whole]
+        return [complete]
     columns = {
         "output_tokens": lengths,
-        "prompt_tokens": whole.get("input_lens"),
-        "output": whole.get("generated_texts"),
-        "prompt": whole.get("prompts"),
+        "prompt_tokens": complete.get("input_lens"),
+        "output": complete.get("generated_texts"),
+        "prompt": complete.get("prompts"),
     }
     known = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == len(lengths)}
-    model = whole.get("model_id")
+    model = complete.get("model_id")
     return [{"model": model} | {k: v[i] for k, v in known.items()} for i in range(len(lengths))]
 
 
@@ -488,9 +478,9 @@ def served(file: Path | str) -> Served:
     path = Path(file)
     rows, times, left_out = [], [], 0
     for number, raw in _raw_rows(path):
-        row = _told(raw, path, number)
+        row = _report(raw, path, number)
         if row.tokens is None and (row.finish or "") not in FAILED and not raw.get("error"):
-            raise InputError(_nothing(path, number, raw))
+            raise InputError(_empty(path, number, raw))
         if not row.tokens or (row.finish or "") in FAILED:
             left_out += 1
             continue

@@ -29,9 +29,7 @@ def fitted(predictor: object, attribute: str) -> Any:
     """What the predictor learnt under this name; InputError where it has learnt nothing yet."""
     value = getattr(predictor, attribute, None)
     if value is None:
-        raise InputError(
-            f"a {type(predictor).__name__} must learn before it predicts; call fit(samples) first"
-        )
+        raise InputError(f"a {type(predictor).__name__} must learn before it predicts; call fit(samples) first")
     return value
 
 
@@ -41,9 +39,7 @@ def array(arrays: Mapping[str, npt.NDArray[Any]], name: str, ndim: int) -> npt.N
     if found is None:
         raise InputError(f"there must be an array {name}; there are {', '.join(sorted(arrays)) or 'none'}")
     if found.ndim != ndim or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
-        raise InputError(
-            f"{name} must be finite numbers of {ndim} dimensions; it is {found.dtype} {found.shape}"
-        )
+        raise InputError(f"{name} must be finite numbers of {ndim} dimensions; it is {found.dtype} {found.shape}")
     return found.astype(np.float64)
 
 
@@ -80,7 +76,7 @@ KINDS: dict[str, str] = {
 }
 """Where the class of each kind lives; it is imported when a file asks for it."""
 
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 _DAMAGED = (
     OSError,
     ValueError,
@@ -95,13 +91,13 @@ _DAMAGED = (
 )
 
 
-def save(predictor: Any, path: Path | str, facts: Mapping[str, Any] | None = None) -> None:
+def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = None) -> None:
     """A file at ``path`` from which ``load`` makes an equal predictor; equal predictors give equal bytes.
 
     Args:
         predictor: One with a ``kind`` and a ``state()``, trained.
         path: Where; the usual ending is ``.lwp``.
-        facts: Training facts for those who read the file, beside the predictor's own ``facts_``.
+        metadata: Training facts for those who read the file, beside the predictor's own ``facts_``.
 
     Raises:
         InputError: It cannot be saved, or has not learnt yet.
@@ -109,7 +105,7 @@ def save(predictor: Any, path: Path | str, facts: Mapping[str, Any] | None = Non
     """
     meta, arrays = packed(predictor)
     own = getattr(predictor, "facts_", None) or {}
-    whole = {"format": FORMAT, "made_by": _version(), "facts": {**own, **(facts or {})}, **meta}
+    whole = {"format": FORMAT, "made_by": _version(), "metadata": {**own, **(metadata or {})}, **meta}
     numbers = io.BytesIO()
     np.savez_compressed(numbers, allow_pickle=False, **arrays)
     out = io.BytesIO()
@@ -131,9 +127,7 @@ def load(path: Path | str) -> Any:
     except FileNotFoundError:
         raise InputError(f"there is no predictor file {path}") from None
     except _DAMAGED as error:
-        raise InputError(
-            f"{path} must be a whole file of `save`; it is damaged or something else: {error}"
-        ) from error
+        raise InputError(f"{path} must be a whole file of `save`; it is damaged or something else: {error}") from error
     if meta.get("format") != FORMAT:
         raise InputError(
             f"{path} must be of format {FORMAT}; it is of {meta.get('format')!r}, "
@@ -144,7 +138,7 @@ def load(path: Path | str) -> Any:
     except LengthwiseError as error:
         error.add_note(f"in {path}")
         raise
-    predictor.facts_ = dict(meta.get("facts") or {})
+    predictor.facts_ = dict(meta.get("metadata") or {})
     return predictor
 
 
@@ -175,9 +169,7 @@ def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     except LengthwiseError:
         raise
     except (*_DAMAGED, AttributeError, IndexError, StopIteration) as error:
-        raise InputError(
-            f"the saved state of a {kind!r} must be as it was written; it is not: {error!r}"
-        ) from error
+        raise InputError(f"the saved state of a {kind!r} must be as it was written; it is not: {error!r}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
@@ -209,7 +201,7 @@ def _array(data: bytes, name: str) -> npt.NDArray[Any]:
 
 def _refuse_huge(file: zipfile.ZipFile) -> None:
     size = sum(part.file_size for part in file.infolist())
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise ValueError(f"it would unpack to {size} bytes")
 
 

@@ -26,7 +26,7 @@ class Conditional:
     """
 
     kind: ClassVar[str] = "conditional"
-    asks_once: ClassVar[bool] = True
+    predicts_once: ClassVar[bool] = True
 
     def __init__(self, inner: Predictor) -> None:
         self.inner = inner
@@ -57,7 +57,7 @@ class Conditional:
 
 AGES = (0, 50, 100, 200, 400, 800, 1600)
 _LEAST_SCORES = 30
-_LEAST_SPREAD = 0.05
+_MIN_SPREAD = 0.05
 _SAVED = 400
 
 
@@ -97,9 +97,7 @@ class Conformal:
         if not 0 < share < 1:
             raise InputError(f"share must be between 0 and 1; it is {share}")
         if not ages or ages[0] != 0 or sorted(set(ages)) != list(ages) or window < 1:
-            raise InputError(
-                f"ages must grow from 0 and window be at least 1; got {tuple(ages)} and {window}"
-            )
+            raise InputError(f"ages must grow from 0 and window be at least 1; got {tuple(ages)} and {window}")
         self.inner, self.share, self.window, self.ages = inner, share, window, tuple(ages)
         self.prefit, self.seed, self._new = prefit, seed, 0
 
@@ -118,9 +116,7 @@ class Conformal:
         self._calibrate()
         return self
 
-    def observe(
-        self, prompts: Prompts, output_tokens: npt.ArrayLike, censored: npt.ArrayLike | None = None
-    ) -> Self:
+    def observe(self, prompts: Prompts, output_tokens: npt.ArrayLike, censored: npt.ArrayLike | None = None) -> Self:
         """Takes finished requests into the window, the oldest going.
 
         It calibrates anew whenever a hundredth of the window is new.
@@ -212,19 +208,17 @@ class Conformal:
         return loaded
 
 
-def _left(said: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+def _left(predicted: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     """[n, q] what is to come by quantile, and [n, 1] the predictor's doubt."""
-    left = np.maximum(said.tokens - so_far[:, None], 1.0)
+    left = np.maximum(predicted.tokens - so_far[:, None], 1.0)
     low, high = np.searchsorted(LEVELS, (0.1, 0.9))
-    return left, np.maximum(np.log(left[:, high] / left[:, low]), _LEAST_SPREAD)[:, None]
+    return left, np.maximum(np.log(left[:, high] / left[:, low]), _MIN_SPREAD)[:, None]
 
 
 def _quantiles(scores: Floats, censored: npt.NDArray[np.bool_], tail: float) -> Floats:
     """[q] of each level the score that so many do not exceed, on the safe side by one sample."""
     n = len(scores)
-    safe = np.where(
-        LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n)
-    )
+    safe = np.where(LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n))
     if censored.any():
         return np.array([_quantile(scores[:, q], censored, float(p), tail) for q, p in enumerate(safe)])
     rank = np.clip(np.ceil(safe * n - 1e-9).astype(int) - 1, 0, n - 1)
@@ -256,11 +250,7 @@ class Ensemble:
     kind: ClassVar[str] = "ensemble"
 
     def __init__(
-        self,
-        members: Sequence[Predictor],
-        weights: Sequence[float] | None = None,
-        share: float = 0.25,
-        seed: int = 0,
+        self, members: Sequence[Predictor], weights: Sequence[float] | None = None, share: float = 0.25, seed: int = 0
     ) -> None:
         if not members:
             raise InputError("an ensemble must have at least one member; it has none")
@@ -287,9 +277,7 @@ class Ensemble:
         tokens = np.zeros((len(prompts), len(LEVELS)))
         for weight, member in zip(weights, self.members, strict=True):
             if weight > 0:
-                tokens += (
-                    weight * member.predict(prompts, tokens_so_far).given(tokens_so_far).at(LEVELS).tokens
-                )
+                tokens += weight * member.predict(prompts, tokens_so_far).given(tokens_so_far).at(LEVELS).tokens
         return LengthDistribution.of(tokens)
 
     def state(self) -> State:
@@ -309,9 +297,7 @@ class Ensemble:
         """The predictor that was saved."""
         from lengthwise.predict.serialization import unpacked
 
-        members = [
-            unpacked(part, within(f"member{number}", arrays)) for number, part in enumerate(meta["members"])
-        ]
+        members = [unpacked(part, within(f"member{number}", arrays)) for number, part in enumerate(meta["members"])]
         loaded = cls(members, meta["weights"], meta["share"], meta["seed"])
         loaded.weights_ = _normal(array(arrays, "weights", 1), len(members))
         return loaded
@@ -320,9 +306,7 @@ class Ensemble:
 def _normal(weights: npt.ArrayLike, members: int) -> Floats:
     given = np.asarray(weights, float)
     if given.shape != (members,) or not np.isfinite(given).all() or (given < 0).any() or given.sum() <= 0:
-        raise InputError(
-            f"weights must be {members} numbers, not negative, not all 0; they are {given.tolist()}"
-        )
+        raise InputError(f"weights must be {members} numbers, not negative, not all 0; they are {given.tolist()}")
     return np.asarray(given / given.sum())
 
 
@@ -331,13 +315,13 @@ def pinball(tokens: Floats, samples: Samples) -> float:
     return float(_loss(tokens, samples)[0])
 
 
-def _least_loss(said: Floats, held: Samples) -> Floats:
+def _least_loss(predicted: Floats, validation: Samples) -> Floats:
     """[m] weights by exponentiated gradient; the loss is convex in them."""
-    weights = np.full(len(said), 1 / len(said))
-    mean, scale = np.zeros(len(said)), max(pinball(said.mean(axis=0), held), 1e-9)
+    weights = np.full(len(predicted), 1 / len(predicted))
+    mean, scale = np.zeros(len(predicted)), max(pinball(predicted.mean(axis=0), validation), 1e-9)
     for step in range(_STEPS):
-        _, slope = _loss(np.tensordot(weights, said, 1), held)
-        gradient = (said * slope).mean(axis=(1, 2)) / scale
+        _, slope = _loss(np.tensordot(weights, predicted, 1), validation)
+        gradient = (predicted * slope).mean(axis=(1, 2)) / scale
         weights = weights * np.exp(-np.clip(gradient - gradient.min(), 0, 50) / np.sqrt(1 + step))
         weights /= weights.sum()
         mean += weights / _STEPS
@@ -361,21 +345,19 @@ class Guarded:
     It may answer with a LengthDistribution, with anything that has ``tokens`` and ``levels``, or with
     plain lengths [n]. ``faults_`` counts the rows by kind: "raised" (an exception), "shape" (not a
     row a request, or no numbers), "not_a_number", "not_positive" (below 1), "absurd" (above
-    ``most_tokens``), "disordered" (quantiles decrease), "already_passed" (a length that is not above
+    ``max_tokens``), "disordered" (quantiles decrease), "already_passed" (a length that is not above
     the tokens so far).
 
     Args:
         inner: Any predictor, to be distrusted.
         prior: What stands in for it; None: the empirical distribution by model.
-        most_tokens: No output is longer.
+        max_tokens: No output is longer.
     """
 
     kind: ClassVar[str] = "guarded"
 
-    def __init__(
-        self, inner: Predictor, prior: Predictor | None = None, most_tokens: float = 2.0**20
-    ) -> None:
-        self.inner, self.prior, self.most_tokens = inner, Ecdf() if prior is None else prior, most_tokens
+    def __init__(self, inner: Predictor, prior: Predictor | None = None, max_tokens: float = 2.0**20) -> None:
+        self.inner, self.prior, self.max_tokens = inner, Ecdf() if prior is None else prior, max_tokens
         self.faults_: dict[str, int] = dict.fromkeys(FAULTS, 0)
         self.last_error_: str | None = None
         self.unfit_ = False
@@ -395,15 +377,15 @@ class Guarded:
         """The other's distributions where they can be used, else the prior's."""
         a = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
         prior = self.prior.predict(prompts, tokens_so_far).given(a).at(LEVELS)
-        answer = self._asked(prompts, tokens_so_far)
+        answer = self._requested(prompts, tokens_so_far)
         if answer is None:
             return prior
         tokens, levels = answer
-        good = self._judged(tokens, a)
+        good = self._evaluated(tokens, a)
         safe = LengthDistribution(np.where(good[:, None], tokens, np.maximum(a, 1)[:, None] + 1), levels)
         return LengthDistribution(np.where(good[:, None], safe.at(LEVELS).tokens, prior.tokens), LEVELS)
 
-    def _asked(self, prompts: Prompts, tokens_so_far: int | Ints) -> tuple[Floats, Floats] | None:
+    def _requested(self, prompts: Prompts, tokens_so_far: int | Ints) -> tuple[Floats, Floats] | None:
         """Quantiles [n, q] and levels [q], or None where nothing of the answer can be used."""
         if self.unfit_:
             self.faults_["raised"] += len(prompts)
@@ -418,13 +400,13 @@ class Guarded:
             self.faults_["shape"] += len(prompts)
         return answer
 
-    def _judged(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
+    def _evaluated(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
         """[n] which rows can be used; the others are counted under their first fault."""
         with np.errstate(invalid="ignore"):
             faults = {
                 "not_a_number": np.isnan(tokens).any(axis=1),
                 "not_positive": (tokens < 1).any(axis=1),
-                "absurd": (tokens > self.most_tokens).any(axis=1),
+                "absurd": (tokens > self.max_tokens).any(axis=1),
                 "disordered": (np.diff(tokens, axis=1) < 0).any(axis=1),
                 "already_passed": (a > 0) & (tokens[:, 0] <= a),
             }
@@ -440,7 +422,7 @@ class Guarded:
 
         inner, of_inner = packed(self.inner)
         prior, of_prior = packed(self.prior)
-        meta = {"inner": inner, "prior": prior, "most_tokens": self.most_tokens}
+        meta = {"inner": inner, "prior": prior, "max_tokens": self.max_tokens}
         return meta, prefixed("inner", of_inner) | prefixed("prior", of_prior)
 
     @classmethod
@@ -449,7 +431,7 @@ class Guarded:
         from lengthwise.predict.serialization import unpacked
 
         inner, prior = (unpacked(meta[part], within(part, arrays)) for part in ("inner", "prior"))
-        return cls(inner, prior, float(meta["most_tokens"]))
+        return cls(inner, prior, float(meta["max_tokens"]))
 
 
 def _numbers(answer: Any, n: int) -> tuple[Floats, Floats] | None:

@@ -25,16 +25,7 @@ from lengthwise.report.apps_text import (
     took_about,
 )
 from lengthwise.report.formatting import UNKNOWN, percent
-from lengthwise.report.html_document import (
-    SERIES,
-    asset,
-    document,
-    header,
-    plotly_js,
-    scrolling,
-    section,
-    swatch,
-)
+from lengthwise.report.html_document import SERIES, asset, document, header, plotly_js, scrolling, section, swatch
 from lengthwise.schema.app import AppPlan, AppSpan, AppStage
 from lengthwise.schema.files import write_whole
 
@@ -54,7 +45,7 @@ class Spell:
         what: "load" or "run".
         start_s: From when.
         end_s: Until when.
-        ended: The event that ended it; "": the run's end.
+        finished: The event that ended it; "": the run's end.
     """
 
     lane: Lane
@@ -62,7 +53,7 @@ class Spell:
     what: str
     start_s: float
     end_s: float
-    ended: str = ""
+    finished: str = ""
 
 
 def is_given(manifest: Mapping[str, Any]) -> bool:
@@ -127,22 +118,22 @@ MODEL_HEADS = ("model", "answers", "output tokens", "tokens/s while it ran", "pl
 _ENDED = ("done", "skipped", "dead", "blocked")
 
 
-def outcome(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> list[str]:
+def outcome(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> list[str]:
     """How a run ended, a sentence each; nothing where there was none."""
-    facts = about.manifest
-    if facts is None:
+    metadata = app_metadata.manifest
+    if metadata is None:
         return []
     return [
-        *_ended(facts),
-        *_beside(plan, facts),
-        *_troubles(facts),
-        *_unheard(facts),
-        *_resumed(facts, models, about),
+        *_finished(metadata),
+        *_additional(plan, metadata),
+        *_troubles(metadata),
+        *_unheard(metadata),
+        *_resumed(metadata, models, app_metadata),
     ]
 
 
-def _ended(facts: Mapping[str, Any]) -> Iterator[str]:
-    states = facts["counts"].get("all", {})
+def _finished(metadata: Mapping[str, Any]) -> Iterator[str]:
+    states = metadata["counts"].get("all", {})
     told = ", ".join(f"{states[name]:,} {name}" for name in _ENDED if states.get(name))
     left = sum(count for name, count in states.items() if name not in _ENDED)
     how = {
@@ -152,59 +143,57 @@ def _ended(facts: Mapping[str, Any]) -> Iterator[str]:
         "failed": "Engines of the run failed",
     }
     rest = f", {left:,} not yet" if left else ""
-    yield f"{how.get(facts['how'], facts['how'])} after {took(facts['seconds'])}: {told or 'nothing'}{rest}."
+    yield f"{how.get(metadata['how'], metadata['how'])} after {took(metadata['seconds'])}: {told or 'nothing'}{rest}."
 
 
-def _beside(plan: AppPlan | None, facts: Mapping[str, Any]) -> Iterator[str]:
+def _additional(plan: AppPlan | None, metadata: Mapping[str, Any]) -> Iterator[str]:
     if plan is None:
         return
     told = f"Planned were {took_about(plan.makespan)}"
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
         told += f" (nine draws of ten: {took(low)} to {took(high)})"
-    if facts["how"] != "done" or facts["resumed"] or not plan.makespan.value > 0:
+    if metadata["how"] != "done" or metadata["resumed"] or not plan.makespan.value > 0:
         yield f"{told}, for the whole of it at one go."
         return
-    change = facts["seconds"] / plan.makespan.value - 1.0
+    change = metadata["seconds"] / plan.makespan.value - 1.0
     apart = f"{abs(change):.0%} {'longer' if change > 0 else 'shorter'}".replace("%", " %")
     yield f"{told}; it took {'as long' if abs(change) < 0.005 else apart}."
 
 
-def _troubles(facts: Mapping[str, Any]) -> Iterator[str]:
-    counts = happened(facts)
+def _troubles(metadata: Mapping[str, Any]) -> Iterator[str]:
+    counts = happened(metadata)
     if died := counts.get("died"):
         yield f"Engines died {died} time{'s' if died > 1 else ''}; what they worked on was asked again."
     if replanned := counts.get("replan"):
         yield f"The plan was made anew {replanned} time{'s' if replanned > 1 else ''}, as the run had left it."
 
 
-def _unheard(facts: Mapping[str, Any]) -> Iterator[str]:
-    for one in facts.get("silent", ()):
+def _unheard(metadata: Mapping[str, Any]) -> Iterator[str]:
+    for one in metadata.get("silent", ()):
         yield f"At its end {one['words']}, since {took(one['since_s'])} of the run."
 
 
-def _resumed(facts: Mapping[str, Any], models: Sequence[str], about: AppFacts) -> Iterator[str]:
-    if facts["resumed"]:
+def _resumed(metadata: Mapping[str, Any], models: Sequence[str], app_metadata: AppFacts) -> Iterator[str]:
+    if metadata["resumed"]:
         yield "It went on with a run that was stopped before; charts and seconds are of the last part alone."
-    if silent := [name for name in models if not about.answers.get(name)]:
+    if silent := [name for name in models if not app_metadata.answers.get(name)]:
         yield f"Without an answer: {', '.join(silent)}."
 
 
-def model_cells(plan: AppPlan | None, model: int, name: str, about: AppFacts) -> list[str]:
+def model_cells(plan: AppPlan | None, model: int, name: str, app_metadata: AppFacts) -> list[str]:
     """A model as cells under ``MODEL_HEADS``."""
-    assert about.manifest is not None
+    assert app_metadata.manifest is not None
     spans = [s for s in plan.spans if s.model == model and s.what == "run"] if plan is not None else []
-    planned = (
-        f"{took(min(s.start_s for s in spans))} to {took(max(s.end_s for s in spans))}" if spans else UNKNOWN
-    )
-    spells = spells_of(about.manifest)
+    planned = f"{took(min(s.start_s for s in spans))} to {took(max(s.end_s for s in spans))}" if spans else UNKNOWN
+    spells = spells_of(app_metadata.manifest)
     ran = worked_s(spells).get(name)
-    tokens = about.tokens.get(name, 0)
+    tokens = app_metadata.tokens.get(name, 0)
     ran_s = union_s([(s.start_s, s.end_s) for s in spells if s.model == name and s.what == "run"])
-    is_whole = ran_s > 0 and not about.manifest["resumed"]
+    is_whole = ran_s > 0 and not app_metadata.manifest["resumed"]
     return [
         name,
-        f"{about.answers.get(name, 0):,}",
+        f"{app_metadata.answers.get(name, 0):,}",
         f"{tokens:,}",
         f"{tokens / ran_s:,.0f}" if is_whole else UNKNOWN,
         planned,
@@ -221,27 +210,8 @@ def union_s(spells: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-STAGE_HEADS = (
-    "stage",
-    "from",
-    "to",
-    "model",
-    "dp",
-    "tp",
-    "pp",
-    "GPUs",
-    "on",
-    "made ready",
-    "ends as finished",
-)
-METHOD_HEADS = (
-    "method",
-    "makespan",
-    "on the draws planned with",
-    "search",
-    "stages",
-    "times as long, end to end",
-)
+STAGE_HEADS = ("stage", "from", "to", "model", "dp", "tp", "pp", "GPUs", "on", "made ready", "ends as finished")
+METHOD_HEADS = ("method", "makespan", "on the draws planned with", "search", "stages", "times as long, end to end")
 WHAT_IF_HEADS = ("with", "makespan", "difference")
 PLAN_NOTE = (
     "A row is a GPU. Filled: a model runs, its replicas and the GPUs of each (dp, tp, pp) written in it; striped: it "
@@ -258,9 +228,7 @@ METHOD_NOTE = (
     "and of what a look ahead finds. Without preemption a model that runs keeps its plan until it is done."
 )
 WHAT_IF_NOTE = "Planned anew for each, and told on the same draws as the plan."
-STAGE_NOTE = (
-    "A stage ends when the first of its models has finished. On the first draw of lengths planned with."
-)
+STAGE_NOTE = "A stage ends when the first of its models has finished. On the first draw of lengths planned with."
 TERMS = f"""<dl class="notes">
 <dt>dp, tp, pp</dt><dd>replicas of a model; GPUs that each layer is cut over; stages that the layers are cut into</dd>
 <dt>Makespan</dt><dd>from the start until the last answer</dd>
@@ -276,37 +244,37 @@ answered</dd>
 def page(
     plan: AppPlan | None,
     models: Sequence[str],
-    about: AppFacts,
+    app_metadata: AppFacts,
     *,
     styles: str,
     scripts: Sequence[str],
     data: str,
 ) -> str:
     """The whole document; ``data`` is what its charts draw, as JSON."""
-    heading = about.name or "An application"
+    heading = app_metadata.name or "An application"
     body = [
-        header(heading, list(about.facts)),
-        section("The answer", _said(plan, models, about)),
-        _charts(plan, models, about),
-        _models(plan, models, about),
-        *(_of_plan(plan, models, about) if plan is not None else ()),
+        header(heading, list(app_metadata.metadata)),
+        section("The answer", _message(plan, models, app_metadata)),
+        _charts(plan, models, app_metadata),
+        _models(plan, models, app_metadata),
+        *(_of_plan(plan, models, app_metadata) if plan is not None else ()),
         section("How to read it", TERMS),
     ]
     return document(heading, "".join(body), styles=styles, scripts=scripts, data=data)
 
 
-def _said(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> str:
-    told = outcome(plan, models, about)
-    told += sentences(plan, about) if plan is not None and about.manifest is None else []
+def _message(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> str:
+    told = outcome(plan, models, app_metadata)
+    told += sentences(plan, app_metadata) if plan is not None and app_metadata.manifest is None else []
     return f'<ul class="verdicts">{"".join(f"<li><p>{escape(one)}</p></li>" for one in told)}</ul>'
 
 
-def _charts(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> str:
+def _charts(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> str:
     charts = ""
-    if about.manifest is not None:
+    if app_metadata.manifest is not None:
         charts += section("What happened", _chart_html("run"), RUN_NOTE)
     if plan is not None:
-        title = "As it was planned" if about.manifest is not None else "What runs where and when"
+        title = "As it was planned" if app_metadata.manifest is not None else "What runs where and when"
         charts += section(title, _legend(plan, models) + _chart_html("plan"), PLAN_NOTE)
     return charts
 
@@ -332,57 +300,49 @@ def _legend(plan: AppPlan, models: Sequence[str]) -> str:
 def _swatch(model: int) -> str:
     """A model's colour, and its pattern where that colour came before."""
     again = min(model // SERIES, 2)
-    return (
-        swatch(model).replace('class="swatch"', f'class="swatch again-{again}"') if again else swatch(model)
-    )
+    return swatch(model).replace('class="swatch"', f'class="swatch again-{again}"') if again else swatch(model)
 
 
-def _models(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> str:
-    if about.manifest is None:
+def _models(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> str:
+    if app_metadata.manifest is None:
         return ""
-    rows = (model_cells(plan, k, name, about) for k, name in enumerate(models))
+    rows = (model_cells(plan, k, name, app_metadata) for k, name in enumerate(models))
     return section("Model by model", _table("Model by model", MODEL_HEADS, rows))
 
 
-def _of_plan(plan: AppPlan, models: Sequence[str], about: AppFacts) -> Iterable[str]:
-    stages = [
-        row for number, stage in enumerate(plan.stages, 1) for row in _stage(number, stage, models, about)
-    ]
+def _of_plan(plan: AppPlan, models: Sequence[str], app_metadata: AppFacts) -> Iterable[str]:
+    stages = [row for number, stage in enumerate(plan.stages, 1) for row in _stage(number, stage, models, app_metadata)]
     yield section("Stages", _table("Stages", STAGE_HEADS, stages), STAGE_NOTE)
-    yield section("Where the GPUs' time goes", _idle(plan, about))
+    yield section("Where the GPUs' time goes", _idle(plan, app_metadata))
     if plan.methods:
         rows = ([one.name.replace("_", " "), took_about(one.makespan), took(one.planned_s), took(one.search_s),
                  str(one.stages), f"{one.gain:.2f}"] for one in plan.methods)  # fmt: skip
         yield section("Planned otherwise", _table("Planned otherwise", METHOD_HEADS, rows), METHOD_NOTE)
     if plan.what_ifs:
         of_s = plan.makespan.value
-        changes = (
-            [supposed(w), took_about(w.makespan), difference(w.difference, of_s)] for w in plan.what_ifs
-        )
-        yield section(
-            "What something else would bring", _table("What if", WHAT_IF_HEADS, changes), WHAT_IF_NOTE
-        )
+        changes = ([supposed(w), took_about(w.makespan), difference(w.difference, of_s)] for w in plan.what_ifs)
+        yield section("What something else would bring", _table("What if", WHAT_IF_HEADS, changes), WHAT_IF_NOTE)
     if plan.notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
         yield section("What is assumed", f'<ul class="notice">{items}</ul>')
 
 
-def _stage(number: int, stage: AppStage, models: Sequence[str], about: AppFacts) -> Iterable[list[str]]:
+def _stage(number: int, stage: AppStage, models: Sequence[str], app_metadata: AppFacts) -> Iterable[list[str]]:
     """A row for each model; what is the stage's own stands in the first."""
     made = switched(stage)
     for k, plan in enumerate(stage.plans):
         own = [str(number), took(stage.start_s), took(stage.end_s)] if k == 0 else ["", "", ""]
-        how, took_s = made.get(plan.model, ("", 0.0))
+        how, duration_s = made.get(plan.model, ("", 0.0))
         places = " ".join(",".join(map(str, replica)) for replica in stage.placement.get(plan.model, ()))
         yield [
             *own, models[plan.model], str(plan.dp), str(plan.tp), str(plan.pp),
-            gpus_had(plan, is_mixed=about.is_mixed), places,
-            f"{how} {took(took_s)}" if how else "", "yes" if stage.ends_by == plan.model else "",
+            gpus_had(plan, is_mixed=app_metadata.is_mixed), places,
+            f"{how} {took(duration_s)}" if how else "", "yes" if stage.ends_by == plan.model else "",
         ]  # fmt: skip
 
 
-def _idle(plan: AppPlan, about: AppFacts) -> str:
-    count = len(about.gpus) or 1 + max((span.gpu for span in plan.spans), default=0)
+def _idle(plan: AppPlan, app_metadata: AppFacts) -> str:
+    count = len(app_metadata.gpus) or 1 + max((span.gpu for span in plan.spans), default=0)
     shares = idle_shares(plan, count)
     works = max(0.0, 1.0 - sum(share for _, share in shares))
     whole_s = count * (plan.stages[-1].end_s if plan.stages else 0.0)
@@ -427,18 +387,16 @@ class Bar:
     words: str
 
 
-def figures(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> dict[str, Any]:
+def figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> dict[str, Any]:
     """The charts: "plan", where there is one, and "run", where it was run; both by one clock."""
     charts = []
     if plan is not None:
-        rows = list(about.gpus) or [
-            f"GPU {k}" for k in range(1 + max((s.gpu for s in plan.spans), default=0))
-        ]
+        rows = list(app_metadata.gpus) or [f"GPU {k}" for k in range(1 + max((s.gpu for s in plan.spans), default=0))]
         bars = [_planned(span, models) for span in plan.spans]
         charts.append(("plan", rows, bars, [stage.end_s for stage in plan.stages]))
-    if about.manifest is not None:
-        lanes = lanes_of(about.manifest, about.gpus)
-        spells = spells_of(about.manifest)
+    if app_metadata.manifest is not None:
+        lanes = lanes_of(app_metadata.manifest, app_metadata.gpus)
+        spells = spells_of(app_metadata.manifest)
         charts.append(("run", list(lanes.values()), _ran(spells, lanes, models), []))
     end_s = max((bar.end_s for _, _, bars, _ in charts for bar in bars), default=0.0)
     scale, unit = scale_of(end_s)
@@ -450,9 +408,7 @@ def figures(plan: AppPlan | None, models: Sequence[str], about: AppFacts) -> dic
     }
 
 
-def _chart_data(
-    name: str, rows: Sequence[str], bars: Sequence[Bar], marks: Sequence[float], scale: float
-) -> Any:
+def _chart_data(name: str, rows: Sequence[str], bars: Sequence[Bar], marks: Sequence[float], scale: float) -> Any:
     return {
         "id": name,
         "rows": list(rows),
@@ -468,12 +424,8 @@ def _planned(span: AppSpan, models: Sequence[str]) -> Bar:
     name = models[span.model] if span.model >= 0 else ""
     label, how = "", ""
     if span.plan is not None:
-        label = f"{span.plan.dp}{TIMES}{span.plan.tp}" + (
-            f"{TIMES}{span.plan.pp}" if span.plan.pp > 1 else ""
-        )
-        how = (
-            f", {shape(span.plan)} (dp {TIMES} tp {TIMES} pp: {span.plan.dp}, {span.plan.tp}, {span.plan.pp})"
-        )
+        label = f"{span.plan.dp}{TIMES}{span.plan.tp}" + (f"{TIMES}{span.plan.pp}" if span.plan.pp > 1 else "")
+        how = f", {shape(span.plan)} (dp {TIMES} tp {TIMES} pp: {span.plan.dp}, {span.plan.tp}, {span.plan.pp})"
     says = {"run": f"{name} runs{how}", "load": f"{name} is loaded{how}"}
     words = says.get(span.what) or f"idle: {WHY.get(span.what, span.what)}" + (f" ({name})" if name else "")
     when = f"{took(span.start_s)} to {took(span.end_s)}, {took(span.end_s - span.start_s)}"
@@ -487,7 +439,7 @@ def _ran(spells: Sequence[Spell], lanes: Mapping[Any, str], models: Sequence[str
     bars = []
     for spell in spells:
         words = f"{spell.model} {'runs' if spell.what == 'run' else 'is loaded'}"
-        if spell.ended == "died":
+        if spell.finished == "died":
             words += ", then its engine died"
         when = f"{took(spell.start_s)} to {took(spell.end_s)}, {took(spell.end_s - spell.start_s)}"
         bars.append(
@@ -497,7 +449,7 @@ def _ran(spells: Sequence[Spell], lanes: Mapping[Any, str], models: Sequence[str
                 spell.end_s,
                 number.get(spell.model, -1),
                 spell.what,
-                "died" if spell.ended == "died" else "",
+                "died" if spell.finished == "died" else "",
                 f"{words}\n{when}",
             )
         )
@@ -509,7 +461,7 @@ def _short(value: float) -> float:
 
 
 def write_app_html(
-    path: Path | str, plan: AppPlan | None, about: AppFacts, models: Sequence[str] | None = None
+    path: Path | str, plan: AppPlan | None, app_metadata: AppFacts, models: Sequence[str] | None = None
 ) -> None:
     """A page of a plan, of a run (``about.manifest``), or of both side by side; it fetches nothing.
 
@@ -518,7 +470,7 @@ def write_app_html(
     Args:
         path: Of the page.
         plan: The plan; None: engines were given.
-        about: What is said beside it.
+        app_metadata: What is said beside it.
         models: Names, where there is no plan.
 
     Raises:
@@ -530,9 +482,9 @@ def write_app_html(
     text = page(
         plan,
         names,
-        about,
+        app_metadata,
         styles=asset("page.css") + asset("apps/apps.css"),
         scripts=[plotly, asset("look.js"), asset("apps/apps.js")],
-        data=json.dumps(figures(plan, names, about), separators=(",", ":"), allow_nan=False),
+        data=json.dumps(figures(plan, names, app_metadata), separators=(",", ":"), allow_nan=False),
     )
     write_whole(path, text.encode())

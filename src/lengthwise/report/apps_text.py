@@ -20,7 +20,7 @@ WHY = {
     "tail": "the end: all that is left runs",
 }
 """What GPUs do in which no model runs."""
-LITTLE = 1e-6
+MIN_RELEVANT = 1e-6
 """Shares of a makespan below it are what adding up in another order makes, not a difference."""
 PLUS_MINUS, MINUS, TIMES = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 
@@ -36,7 +36,7 @@ def took(value: float) -> str:
 
 def took_about(estimate: Estimate) -> str:
     """A time with its interval, both to the digits that the interval leaves: "45.30 +- 0.28 s"."""
-    if not estimate.has_interval or _is_nothing(estimate.half_width, estimate.value):
+    if not estimate.has_interval or _is_empty(estimate.half_width, estimate.value):
         return took(estimate.value)
     scale, unit = scale_of(estimate.value)
     value, half = rounded(estimate.value / scale, estimate.half_width / scale)
@@ -46,10 +46,10 @@ def took_about(estimate: Estimate) -> str:
 def difference(estimate: Estimate, of_s: float) -> str:
     """A difference of times of about ``of_s`` seconds, with its sign and interval; "none" where there is none."""
     half_s = 0.0 if math.isnan(estimate.half_width) else estimate.half_width
-    if _is_nothing(estimate.value, of_s) and _is_nothing(half_s, of_s):
+    if _is_empty(estimate.value, of_s) and _is_empty(half_s, of_s):
         return "none"
     scale, unit = scale_of(max(abs(estimate.value), half_s))
-    known = not _is_nothing(half_s, of_s)
+    known = not _is_empty(half_s, of_s)
     value, half = rounded(abs(estimate.value) / scale, half_s / scale if known else math.nan)
     sign = "" if not re.search("[1-9]", value) else "+" if estimate.value > 0 else MINUS
     return f"{sign}{value} {PLUS_MINUS} {half} {unit}" if known else f"{sign}{value} {unit}"
@@ -62,8 +62,8 @@ def scale_of(value: float) -> tuple[float, str]:
     return (60.0, "min") if abs(value) < 7200 else (3600.0, "h")
 
 
-def _is_nothing(value: float, of_s: float) -> bool:
-    return abs(value) <= LITTLE * max(abs(of_s), 1e-9)
+def _is_empty(value: float, of_s: float) -> bool:
+    return abs(value) <= MIN_RELEVANT * max(abs(of_s), 1e-9)
 
 
 def shape(plan: ModelPlan) -> str:
@@ -100,9 +100,7 @@ def supposed(what_if: AppWhatIf) -> str:
     """What would be different."""
     found = re.fullmatch(r"(island|gpus)_(plus|minus)_(\d+)", what_if.name)
     if found is None:
-        return {"disk_twice_as_fast": "a disk twice as fast"}.get(
-            what_if.name, what_if.name.replace("_", " ")
-        )
+        return {"disk_twice_as_fast": "a disk twice as fast"}.get(what_if.name, what_if.name.replace("_", " "))
     kind, way, count = found.groups()
     more = "more" if way == "plus" else "fewer"
     if kind == "gpus":
@@ -127,7 +125,7 @@ class AppFacts:
 
     Attributes:
         name: Of the application.
-        facts: What is fixed, in a few words each: rows, tasks, models, nodes.
+        metadata: What is fixed, in a few words each: rows, tasks, models, nodes.
         gpus: A name for each GPU, in their order; () where engines were given.
         is_mixed: Whether they are of several kinds.
         manifest: Of a run, as its folder holds it; None: it was only planned.
@@ -136,7 +134,7 @@ class AppFacts:
     """
 
     name: str
-    facts: Sequence[str] = ()
+    metadata: Sequence[str] = ()
     gpus: Sequence[str] = ()
     is_mixed: bool = False
     manifest: Mapping[str, Any] | None = None
@@ -144,18 +142,18 @@ class AppFacts:
     answers: Mapping[str, int] = field(default_factory=dict)
 
 
-WORTH_SHARE = 0.005
+MIN_SHARE = 0.005
 """Shares of GPU time below it are not named."""
 
 
-def sentences(plan: AppPlan, about: AppFacts) -> list[str]:
+def sentences(plan: AppPlan, app_metadata: AppFacts) -> list[str]:
     """The answer: how long, how sure, what GPUs do, what others would take, what would help."""
-    return [*_makespan(plan, about), *_idle(plan, about), *_others(plan), *_helps(plan)]
+    return [*_makespan(plan, app_metadata), *_idle(plan, app_metadata), *_others(plan), *_helps(plan)]
 
 
-def _makespan(plan: AppPlan, about: AppFacts) -> Iterator[str]:
+def _makespan(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
-    on = f" on {len(about.gpus)} GPU{'s' if len(about.gpus) != 1 else ''}" if about.gpus else ""
+    on = f" on {len(app_metadata.gpus)} GPU{'s' if len(app_metadata.gpus) != 1 else ''}" if app_metadata.gpus else ""
     told = f"All is done in {took_about(plan.makespan)}{on}, in {stages}"
     draws = len(plan.makespans_s)
     if draws > 1 and plan.makespan.has_interval:
@@ -166,12 +164,12 @@ def _makespan(plan: AppPlan, about: AppFacts) -> Iterator[str]:
         yield f"Nine draws of ten lie within {took(low)} to {took(high)}."
 
 
-def _idle(plan: AppPlan, about: AppFacts) -> Iterator[str]:
-    shares = idle_shares(plan, len(about.gpus))
+def _idle(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
+    shares = idle_shares(plan, len(app_metadata.gpus))
     if not shares:
         return
     works = max(0.0, 1.0 - sum(share for _, share in shares))
-    told = [f"{percent(share)} {WHY.get(why, why)}" for why, share in shares if share >= WORTH_SHARE]
+    told = [f"{percent(share)} {WHY.get(why, why)}" for why, share in shares if share >= MIN_SHARE]
     rest = f"; the rest: {', '.join(told)}" if told else ""
     yield f"Models run in {percent(works)} of all GPU time{rest}."
 
@@ -187,10 +185,10 @@ def _others(plan: AppPlan) -> Iterator[str]:
         yield from _search(mine, others)
 
 
-def _search(mine: AppMethod, others: list[AppMethod]) -> Iterator[str]:
+def _search(own: AppMethod, others: list[AppMethod]) -> Iterator[str]:
     best = min(others, key=lambda one: one.makespan.value)
-    saved_s = best.makespan.value - mine.makespan.value
-    more_s = mine.search_s - best.search_s
+    saved_s = best.makespan.value - own.makespan.value
+    more_s = own.search_s - best.search_s
     if saved_s > 0 and more_s > 0:
         yield (
             f"Of the others' plans, that of {best.name.replace('_', ' ')} ends first; looking for a better one took "

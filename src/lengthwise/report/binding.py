@@ -45,7 +45,7 @@ UNSERVED = 0.01
 
 @dataclass(frozen=True)
 class Binding:
-    """The ``resource`` that binds and, in one ``sentence``, why.
+    """The ``resource`` that binds and, in one ``description``, why.
 
     The resource is "idle", "KV memory", "limits", "host", "network", "pipeline",
     "memory bandwidth", "compute", "kernels" (neither roof is near) or "unknown". ``warning`` comes
@@ -53,7 +53,7 @@ class Binding:
     """
 
     resource: str
-    sentence: str
+    description: str
     warning: str = ""
 
 
@@ -66,26 +66,24 @@ def binding_of(result: Result) -> Binding:
     """What binds a variant, told from its summary, its limits and whether its load was its own."""
     if result.deployment is None:
         warning = unserved(result.summary.counts)
-        return Binding(
-            "unknown", "What a measured engine spends its time on is not seen from outside.", warning
-        )
+        return Binding("unknown", "What a measured engine spends its time on is not seen from outside.", warning)
     limits = result.deployment.limits
     step_seqs = limits.max_num_seqs / result.deployment.parallel.pp
-    stays = result.deployment.scheduler.takeover == "never"
+    stays = result.deployment.scheduler.takeover == "disabled"
     return what_binds(
         result.summary,
         max_batch_seqs=step_seqs,
         offered=is_offered(result),
         evicts_for_memory=stays,
-        waited_s=waited_in_all(result.records),
+        queued_for_s=waited_in_all(result.records),
     )
 
 
 def waited_in_all(records: Records) -> float:
     """Mean seconds in queues, after evictions, too, of those that were ever scheduled; NaN without any."""
     r = records.requests
-    waited_s = r.waited_s[np.isfinite(r.scheduled_s)]
-    return float(waited_s.mean()) if len(waited_s) else math.nan
+    queued_for_s = r.queued_for_s[np.isfinite(r.scheduled_s)]
+    return float(queued_for_s.mean()) if len(queued_for_s) else math.nan
 
 
 def what_binds(
@@ -94,7 +92,7 @@ def what_binds(
     max_batch_seqs: float = math.inf,
     offered: bool = True,
     evicts_for_memory: bool = True,
-    waited_s: float = math.nan,
+    queued_for_s: float = math.nan,
 ) -> Binding:
     """What keeps a deployment from serving faster, told from its summary, and whether it keeps up.
 
@@ -108,7 +106,7 @@ def what_binds(
         max_batch_seqs: Sequences that a step may hold, where that is known.
         offered: Whether requests came at a rate of their own; a closed loop never falls behind.
         evicts_for_memory: Whether only a lack of memory preempts; False where requests take others' places.
-        waited_s: Mean time in queues in all, where that is known: before the first admission and after evictions.
+        queued_for_s: Mean time in queues in all, where that is known: before the first admission and after evictions.
     """
     h, warning = summary.hardware, unserved(summary.counts)
     if h is None or not h.busy_share.value > 0:
@@ -116,29 +114,25 @@ def what_binds(
     if (refused := _refused(summary, warning)) is not None:
         return refused
     resource, reason = _in_use(h, summary, evicts_for_memory=evicts_for_memory) or _roof(
-        h, _advice(summary, h, max_batch_seqs, warning)
+        h, _suggestion(summary, h, max_batch_seqs, warning)
     )
     if h.busy_share.value < 1 - IDLE_SHARE:
         resource = "idle"
-        reason = (
-            f"no step is in flight {percent(1 - h.busy_share.value)} of the time{_room(warning)}, {reason}"
-        )
-    queue = _queue(summary, waited_s, can_keep_up=offered and not warning)
+        reason = f"no step is in flight {percent(1 - h.busy_share.value)} of the time{_room(warning)}, {reason}"
+    queue = _queue(summary, queued_for_s, can_keep_up=offered and not warning)
     return Binding(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
 
 
 def unserved(counts: Counts) -> str:
     """A sentence on requests that were not served, "" where nearly all were."""
-    missing = counts.arrived - counts.finished
-    if missing <= UNSERVED * counts.arrived:
+    missing = counts.arrivals - counts.finished
+    if missing <= UNSERVED * counts.arrivals:
         return ""
     buckets = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
     why = ", ".join(f"{n:,} {name}" for name, n in buckets.items() if n)
     if not counts.finished:
         return f"No request was served ({why})."
-    return (
-        f"{percent(missing / counts.arrived)} of requests were not served ({why}); latencies are of the rest."
-    )
+    return f"{percent(missing / counts.arrivals)} of requests were not served ({why}); latencies are of the rest."
 
 
 def is_offered(result: Result) -> bool:
@@ -153,7 +147,7 @@ def is_offered(result: Result) -> bool:
 def _refused(summary: Summary, warning: str) -> Binding | None:
     """What refused most of the requests; None where most were let in."""
     c = summary.counts
-    if c.rejected < REFUSED * c.arrived:
+    if c.rejected < REFUSED * c.arrivals:
         return None
     why = [
         (c.rejected_over_kv_memory, "KV memory", "prompts need more KV memory than a replica has"),
@@ -172,7 +166,7 @@ def _in_use(h: Hardware, summary: Summary, *, evicts_for_memory: bool) -> tuple[
     busy = h.busy_share.value
     share = {name: e.value / busy for name, e in h.time_shares.items()}
     held = h.kv_utilization.value / busy
-    preempted = summary.counts.preemptions / max(1, summary.counts.arrived)
+    preempted = summary.counts.preemptions / max(1, summary.counts.arrivals)
     if held > KV_FULL or (preempted > PREEMPTED and evicts_for_memory):
         return "KV memory", (
             f"the KV cache is {percent(held)} full and {percent(preempted)} of the requests are preempted; "
@@ -180,14 +174,8 @@ def _in_use(h: Hardware, summary: Summary, *, evicts_for_memory: bool) -> tuple[
         )
     wastes = {
         "host": (share["host"], "the host (scheduling, input preparation) takes {} of the time"),
-        "network": (
-            share["communication"] + share["send"],
-            "communication between GPUs takes {} of the time",
-        ),
-        "pipeline": (
-            (h.time_shares["idle"].value - (1 - busy)) / busy,
-            "pipeline bubbles take {} of the stages' time",
-        ),
+        "network": (share["communication"] + share["send"], "communication between GPUs takes {} of the time"),
+        "pipeline": ((h.time_shares["idle"].value - (1 - busy)) / busy, "pipeline bubbles take {} of the stages' time"),
     }
     resource, (waste, reason) = max(wastes.items(), key=lambda item: item[1][0])
     return (resource, f"{reason.format(percent(waste))}{_far(h)}") if waste > WASTE_SHARE else None
@@ -242,7 +230,7 @@ def _nearer(mfu: float, mbu: float, advice: str) -> tuple[str, str]:
     )
 
 
-def _advice(summary: Summary, h: Hardware, max_batch_seqs: float, warning: str) -> str:
+def _suggestion(summary: Summary, h: Hardware, max_batch_seqs: float, warning: str) -> str:
     """How more sequences could share the reading of weights: by what keeps the batch small."""
     share = "would share the reading of weights"
     if h.batch_seqs.value >= AT_LIMIT * max_batch_seqs:
@@ -257,14 +245,14 @@ def _waits(summary: Summary) -> bool:
     return summary.queueing_delay_s.mean.value > summary.ttft_s.mean.value / 2
 
 
-def _queue(summary: Summary, waited_s: float, *, can_keep_up: bool) -> str:
+def _queue(summary: Summary, queued_for_s: float, *, can_keep_up: bool) -> str:
     """How long requests wait, and whether the deployment keeps up."""
     wait, ttft = summary.queueing_delay_s.mean.value, summary.ttft_s.mean.value
-    moved = summary.counts.preemptions / max(1, summary.counts.arrived) > MOVED
-    if moved and waited_s > wait:
-        share = percent(min(1.0, waited_s / summary.jct_s.mean.value))
+    moved = summary.counts.preemptions / max(1, summary.counts.arrivals) > MOVED
+    if moved and queued_for_s > wait:
+        share = percent(min(1.0, queued_for_s / summary.jct_s.mean.value))
         return (
-            f" Requests wait {seconds(waited_s)} in all on average, {share} of their JCT: {seconds(wait)} before they "
+            f" Requests wait {seconds(queued_for_s)} in all on average, {share} of their JCT: {seconds(wait)} before they "
             "are scheduled, the rest after evictions."
         )
     if _waits(summary):
@@ -272,7 +260,7 @@ def _queue(summary: Summary, waited_s: float, *, can_keep_up: bool) -> str:
         return f" Requests wait {seconds(wait)} on average before they are scheduled, {share} of their TTFT."
     if not wait >= 0:
         return ""
-    long = moved or waited_s > LONG_WAIT * summary.jct_s.mean.value
+    long = moved or queued_for_s > LONG_WAIT * summary.jct_s.mean.value
     keeps_up = can_keep_up and not long
     head = "It keeps up with the load: requests" if keeps_up else "Requests"
     of = "" if keeps_up else " before they are scheduled"

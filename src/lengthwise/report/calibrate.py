@@ -23,9 +23,7 @@ CDF_NOTE = (
     "Share of held-out requests that were at least this fast: as measured, and as simulated with the tables given "
     "(before) and with the calibrated ones (after). The closer a line is to the measured one, the better."
 )
-ERRORS_NOTE = (
-    "(simulated - measured) / measured; the interval is of the error after, over requests in blocks of time."
-)
+ERRORS_NOTE = "(simulated - measured) / measured; the interval is of the error after, over requests in blocks of time."
 FACTORS_NOTE = (
     "What the tables given are multiplied by, and the host's seconds. Told: no, where the runs leave it open; agrees, "
     "where what they tell is what the tables hold already."
@@ -51,7 +49,7 @@ class CalibrationPage:
     """What the page says, as text: tables with their heads as first rows, and a sentence each in the lists."""
 
     heading: str
-    facts: Sequence[str]
+    metadata: Sequence[str]
     warnings: Sequence[str]
     errors: Rows
     factors: Rows
@@ -87,7 +85,7 @@ def _body(page: CalibrationPage, ids: Sequence[str]) -> str:
     warned = f'<ul class="notice">{_items(page.warnings)}</ul>'
     return "".join(
         [
-            header(page.heading, page.facts),
+            header(page.heading, page.metadata),
             section("Warnings", warned) if page.warnings else "",
             section("Held-out requests", f'<ul class="legend">{legend}</ul><div class="grid">{plots}</div>', CDF_NOTE),
             section("Errors on held-out requests", _table("Errors", page.errors), ERRORS_NOTE),

@@ -24,7 +24,7 @@ from lengthwise.report.compare_text import (
     error_text,
     how_paired,
     interval_text,
-    is_sure,
+    is_significant,
     scale_of,
     value_text,
 )
@@ -104,9 +104,7 @@ def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
     for key, title, read in panels:
         curves = [_all(read(side, edges)) for side in sides]
         unit = "" if key == "running" else "a second"
-        made.append(
-            {"id": f"time-{key}", "kind": "time", "title": title, "unit": unit, "x": middle, "curves": curves}
-        )
+        made.append({"id": f"time-{key}", "kind": "time", "title": title, "unit": unit, "x": middle, "curves": curves})
     return made
 
 
@@ -117,9 +115,7 @@ def _present(side: Measured, edges: Array) -> Array:
     gone = np.sort(r.finished_s[np.isfinite(r.finished_s)])
     refused = np.sort(r.arrival_s[np.isnan(r.finished_s) & np.isnan(r.scheduled_s) & (r.status > 0)])
     count: Array = (
-        np.searchsorted(came, at, "right")
-        - np.searchsorted(gone, at, "right")
-        - np.searchsorted(refused, at, "right")
+        np.searchsorted(came, at, "right") - np.searchsorted(gone, at, "right") - np.searchsorted(refused, at, "right")
     )
     return count.astype(np.float64)
 
@@ -159,19 +155,14 @@ two tokens; arrival until last token</dd>
 
 
 def page(
-    comparison: Comparison,
-    *,
-    sections: dict[str, list[str]],
-    styles: str,
-    scripts: Sequence[str],
-    data: str,
+    comparison: Comparison, *, sections: dict[str, list[str]], styles: str, scripts: Sequence[str], data: str
 ) -> str:
     """The whole document; ``sections`` names the figures of each, ``data`` is their JSON."""
     heading = f"{comparison.a.name} against {comparison.b.name}"
     note = DISTANCE_NOTE + (PAIRED_NOTE if comparison.paired else "")
     body = [
-        header(heading, _facts(comparison)),
-        _doubts(comparison),
+        header(heading, _metadata(comparison)),
+        _warnings(comparison),
         section("How far A is off B", _errors_section(comparison), f"{how_paired(comparison)}. {CELL_NOTE}"),
         section("Error by quantile", _plots(sections["errors"]), ERRORS_NOTE),
         section("Distributions", _legend(comparison) + _plots(sections["cdf"]), CDF_NOTE),
@@ -183,22 +174,22 @@ def page(
     return document(heading, "".join(body), styles=styles, scripts=scripts, data=data)
 
 
-def _facts(comparison: Comparison) -> list[str]:
-    facts = [
+def _metadata(comparison: Comparison) -> list[str]:
+    metadata = [
         f"A: {comparison.a.source}",
         f"B: {comparison.b.source}, taken for the truth",
         "same requests" if comparison.paired else "different requests",
-        f"{comparison.a.counts.arrived:,} and {comparison.b.counts.arrived:,} requests",
+        f"{comparison.a.counts.arrivals:,} and {comparison.b.counts.arrivals:,} requests",
     ]
     if comparison.warmup_s:
-        facts.append(f"the first {comparison.warmup_s:g} s left out")
-    return facts
+        metadata.append(f"the first {comparison.warmup_s:g} s left out")
+    return metadata
 
 
-def _doubts(comparison: Comparison) -> str:
-    if not comparison.doubts:
+def _warnings(comparison: Comparison) -> str:
+    if not comparison.warnings:
         return ""
-    items = "".join(f"<li>{escape(doubt)}</li>" for doubt in comparison.doubts)
+    items = "".join(f"<li>{escape(doubt)}</li>" for doubt in comparison.warnings)
     return section("Doubts", f'<ul class="notice">{items}</ul>')
 
 
@@ -222,7 +213,7 @@ def _line(comparison: Comparison, metric: str) -> str:
 
 def _cell(comparison: Comparison, one: MetricError) -> str:
     scale, _ = scale_of(comparison, one.metric)
-    sure = ' class="worse"' if is_sure(one) else ""
+    sure = ' class="worse"' if is_significant(one) else ""
     between = f'<span class="half">{interval_text(one)}</span>' if one.has_interval else ""
     values = f"{value_text(one.a * scale)} : {value_text(one.b * scale)}"
     return f'<td{sure}><b>{error_text(one)}</b>{between}<span class="both">{values}</span></td>'
@@ -310,7 +301,7 @@ def compare_dict(comparison: Comparison) -> dict[str, Any]:
             "draws": comparison.draws,
             "warmup_s": comparison.warmup_s,
             "slo": comparison.slo.limits if comparison.slo else None,
-            "doubts": list(comparison.doubts),
+            "warnings": list(comparison.warnings),
             "a": dataclasses.asdict(comparison.a),
             "b": dataclasses.asdict(comparison.b),
             "errors": {one.key: _error(one) for one in comparison.errors},

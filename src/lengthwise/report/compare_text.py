@@ -75,7 +75,7 @@ def signed(share: float) -> str:
     return shown.replace("-", MINUS)
 
 
-def is_sure(one: MetricError) -> bool:
+def is_significant(one: MetricError) -> bool:
     """Whether the interval leaves no doubt that there is an error, and on which side."""
     return one.has_interval and (one.low > 0 or one.high < 0)
 
@@ -118,11 +118,11 @@ def compare_table(comparison: Comparison) -> Group:
 
     Yellow marks errors whose interval does not hold 0.
     """
-    return Group(_doubts(comparison), _numbers(comparison), _distances(comparison), _caption(comparison))
+    return Group(_warnings(comparison), _numbers(comparison), _distances(comparison), _caption(comparison))
 
 
-def _doubts(comparison: Comparison) -> Text:
-    lines = [Text.assemble(("doubt: ", "bold yellow"), doubt) for doubt in comparison.doubts]
+def _warnings(comparison: Comparison) -> Text:
+    lines = [Text.assemble(("doubt: ", "bold yellow"), doubt) for doubt in comparison.warnings]
     return Text("\n").join(lines) if lines else Text("No doubts.", style="dim")
 
 
@@ -143,7 +143,7 @@ def _numbers(comparison: Comparison) -> Table:
 def _row(comparison: Comparison, one: MetricError) -> tuple[Text | str, ...]:
     scale, unit = scale_of(comparison, one.metric)
     label = Text.assemble(f"{NAMES[one.metric]} {one.stat}".strip(), (f" {unit}" if unit else "", "dim"))
-    error = Text(error_text(one), style="yellow" if is_sure(one) else "")
+    error = Text(error_text(one), style="yellow" if is_significant(one) else "")
     values = (value_text(value * scale) for value in (one.a, one.b))
     return (label, *values, error, Text(interval_text(one), style="dim"))
 

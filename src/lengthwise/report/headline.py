@@ -40,8 +40,7 @@ def _latencies(field: str, label: str, headline: tuple[str, ...], more: tuple[st
 
     order = sorted((*headline, *more), key=("mean", "p50", "p90", "p99").index)
     return [
-        Metric(f"{field}.{n}", "Latency", f"{label} {n}", "s", LESS, read(n), headline=n in headline)
-        for n in order
+        Metric(f"{field}.{n}", "Latency", f"{label} {n}", "s", LESS, read(n), headline=n in headline) for n in order
     ]
 
 
@@ -78,14 +77,12 @@ METRICS: tuple[Metric, ...] = (
     _hardware("mbu", "MBU", "share", lambda h: h.mbu),
     _hardware("kv", "KV cache held", "share", lambda h: h.kv_utilization),
     _cost("output", "Per M output tokens", "usd", lambda h: h.cost.usd_per_million_output_tokens),
-    replace(
-        _cost("total", "Per M tokens, all", "usd", lambda h: h.cost.usd_per_million_tokens), headline=False
-    ),
+    replace(_cost("total", "Per M tokens, all", "usd", lambda h: h.cost.usd_per_million_tokens), headline=False),
     _cost("energy", "Energy/output token", "J", lambda h: h.energy_j_per_output_token),
 )
 
 
-WORTH_SHARE = 0.005
+MIN_SHARE = 0.005
 """A smaller difference than this is nothing to choose by, however sure it is."""
 
 
@@ -118,13 +115,7 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-_UNITS = {
-    "1/s": (1.0, "/s"),
-    "share": (100.0, "%"),
-    "seqs": (1.0, "seqs"),
-    "usd": (1.0, "$"),
-    "J": (1.0, "J"),
-}
+_UNITS = {"1/s": (1.0, "/s"), "share": (100.0, "%"), "seqs": (1.0, "seqs"), "usd": (1.0, "$"), "J": (1.0, "J")}
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
@@ -184,14 +175,14 @@ def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estim
         return None
     best = max(range(len(values)), key=lambda i: metric.better * values[i])
     others = [i for i in range(len(values)) if i != best]
-    return best if all(_beats(metric, results, estimates, best, i) for i in others) else None
+    return best if all(_improvement(metric, results, estimates, best, i) for i in others) else None
 
 
-def _beats(
+def _improvement(
     metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate], one: int, other: int
 ) -> bool:
     """Whether ``one`` is better than ``other`` beyond their intervals; never where one is unknown."""
-    if abs(estimates[one].value - estimates[other].value) < WORTH_SHARE * abs(estimates[other].value):
+    if abs(estimates[one].value - estimates[other].value) < MIN_SHARE * abs(estimates[other].value):
         return False
     if paired(results):
         gap = metric.read(difference(results[one].summaries, results[other].summaries))

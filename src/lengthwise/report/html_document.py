@@ -46,9 +46,9 @@ def document(heading: str, body: str, *, styles: str, scripts: Sequence[str], da
 """
 
 
-def header(heading: str, facts: Sequence[str]) -> str:
+def header(heading: str, metadata: Sequence[str]) -> str:
     """The page's head: the question and what is fixed."""
-    items = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    items = "".join(f"<li>{escape(fact)}</li>" for fact in metadata)
     return (
         f'<header><p class="brand">{LOGO}lengthwise</p><h1>{escape(heading)}</h1>'
         f'<ul class="facts">{items}</ul></header>\n'

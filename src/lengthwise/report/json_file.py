@@ -93,8 +93,8 @@ def _decode_facts(deployment: Deployment) -> dict[str, Any]:
             **{axis: _policy_name(getattr(there, axis)) for axis in axes},
             "max_num_seqs": there.limits.max_num_seqs,
             "kv_blocks": there.kv.num_blocks,
-            "handover_fixed_s": there.handover.fixed_s,
-            "handover_token_s": there.handover.token_s,
+            "handover_fixed_s": there.kv_transfer.fixed_s,
+            "handover_token_s": there.kv_transfer.token_s,
         }
     }
 
@@ -115,7 +115,7 @@ def _result(result: Result) -> dict[str, Any]:
         "summary": plain(dataclasses.asdict(result.summary)),
         "notes": list(result.notes),
         "model_error": _model_error(result),
-        "beyond_reach": [dataclasses.asdict(one) for one in result.beyond],
+        "beyond_reach": [dataclasses.asdict(one) for one in result.out_of_range],
         "engine": dict(result.engine),
         "scenario": result.scenario_text,
     }

@@ -100,9 +100,7 @@ def lab_data(table: LabTable) -> dict[str, Any]:
     policies = list(dict.fromkeys(policy for policy, _ in sides))
     predictors = list(dict.fromkeys(predictor for _, predictor in sides))
     return {
-        "unit": {"capacity": "share of capacity", "alone": "x the average rate", "rps": "requests/s"}[
-            table.unit
-        ],
+        "unit": {"capacity": "share of capacity", "isolated": "x the average rate", "rps": "requests/s"}[table.unit],
         "loads": [float(load) for load in table.loads],
         "loadTexts": [table.unit.text(load) for load in table.loads],
         "batches": table.batches,
@@ -118,8 +116,7 @@ def lab_data(table: LabTable) -> dict[str, Any]:
         "policies": [NAMES.get(policy, policy) for policy in policies],
         "predictors": [predictor or "needs none" for predictor in predictors],
         "metrics": [
-            {"name": m.name, "label": m.label, "unit": m.unit, "factor": m.factor, "better": m.better}
-            for m in told
+            {"name": m.name, "label": m.label, "unit": m.unit, "factor": m.factor, "better": m.better} for m in told
         ],
         "values": {m.name: [_of_side(table, side, m.name) for side in sides] for m in told},
     }
@@ -197,13 +194,13 @@ least, and costs the 99th percentile no more than it gains the mean; sure for al
 def page(table: LabTable, *, styles: str, scripts: Sequence[str], data: str) -> str:
     """The whole document; ``data`` is what its figures draw, as JSON."""
     heading, level = table.name or "Is length-aware scheduling worth it?", f"{100 * table.level:g} %"
-    facts = [
-        *table.facts.values(),
+    metadata = [
+        *table.metadata.values(),
         f"{table.requests:,} requests",
         "1 seed" if table.seeds == 1 else f"{table.seeds} seeds",
     ]
     body = [
-        header(heading, facts),
+        header(heading, metadata),
         section("Is length-aware scheduling worth it?", _answers(table)),
         section("Gap closed against the tail", _interactive(FRONTIER), FRONTIER_NOTE),
         section("By load and batch size", _interactive(ACROSS), ACROSS_NOTE),
@@ -219,16 +216,16 @@ def _interactive(html: str) -> str:
 
 
 def _answers(table: LabTable) -> str:
-    items = "".join(_answer(table, verdict) for verdict in table.verdicts)
+    items = "".join(_answer(table, decision) for decision in table.decisions)
     return f'<p class="muted">{RULE}</p><ul class="verdicts">{items}</ul>'
 
 
-def _answer(table: LabTable, verdict: Verdict) -> str:
-    kind = "yes" if verdict.worth_it else "no"
-    place = escape(place_text(table, verdict.batch, verdict.load))
+def _answer(table: LabTable, decision: Verdict) -> str:
+    kind = "yes" if decision.is_improvement else "no"
+    place = escape(place_text(table, decision.batch, decision.load))
     return (
-        f'<li><h3>{place}</h3><p class="binds {kind}">{verdict.head}</p>'
-        f'<p class="muted">{escape(verdict.sentence)}</p></li>'
+        f'<li><h3>{place}</h3><p class="binds {kind}">{decision.head}</p>'
+        f'<p class="muted">{escape(decision.description)}</p></li>'
     )
 
 
@@ -236,10 +233,10 @@ def _listing(table: LabTable) -> str:
     metrics = [BY_NAME.get(name) or _bare(name) for name in LISTED]
     heads = "".join(f'<th scope="col">{escape(_head(metric))}</th>' for metric in metrics)
     made = []
-    for verdict in table.verdicts:
-        cells = table.at(verdict.batch, verdict.load)
+    for decision in table.decisions:
+        cells = table.at(decision.batch, decision.load)
         rows = "".join(_row(cell, metrics) for cell in cells)
-        place = place_text(table, verdict.batch, verdict.load)
+        place = place_text(table, decision.batch, decision.load)
         whole = f"<thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody>"
         made.append(f"<details><summary>{escape(place)}</summary>{scrolling(place, whole)}</details>")
     return "".join(made)
@@ -327,37 +324,37 @@ def lab_table(table: LabTable) -> Group:
     """
     check_table(table)
     parts: list[RenderableType] = []
-    for verdict in table.verdicts:
-        parts += [Text(place_text(table, verdict.batch, verdict.load), style="bold")]
-        if verdict.reason != IDLE:  # where nothing queues all rows are alike
-            parts += [_grid(table.at(verdict.batch, verdict.load), verdict)]
-        parts += [_verdict(verdict), Text()]
+    for decision in table.decisions:
+        parts += [Text(place_text(table, decision.batch, decision.load), style="bold")]
+        if decision.reason != IDLE:  # where nothing queues all rows are alike
+            parts += [_grid(table.at(decision.batch, decision.load), decision)]
+        parts += [_decision(decision), Text()]
     seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
     lines = [Text(line) for line in table.answer]
-    facts = (
+    metadata = (
         f"{table.requests:,} requests x {seeds} a row, the same in all of them; ± half-widths of "
         f"{100 * table.level:g} % intervals, paired by seed. The gap is that in mean JCT between FCFS and the "
         "shortest first with lengths known."
     )
-    return Group(*parts, *lines, Text(facts, style="dim"))
+    return Group(*parts, *lines, Text(metadata, style="dim"))
 
 
-def _grid(cells: list[Cell], verdict: Verdict) -> Table:
+def _grid(cells: list[Cell], decision: Verdict) -> Table:
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("policy", overflow="fold", min_width=8)
     made.add_column("predictor", overflow="fold", min_width=8)
-    heads = {name: head for name, head in HEADS.items() if _told(name, cells)}
+    heads = {name: head for name, head in HEADS.items() if _report(name, cells)}
     for head in heads.values():
         made.add_column(head, justify="right", overflow="fold")
     for cell in cells:
         end = ENDS.get(cell.policy)
-        style = "dim" if end else "bold green" if verdict.worth_it and cell.name == verdict.best else ""
+        style = "dim" if end else "bold green" if decision.is_improvement and cell.name == decision.best else ""
         names = [end or cell.policy, "" if end else cell.predictor]
         made.add_row(*names, *(_text(cell, name) for name in heads), style=style)
     return made
 
 
-def _told(name: str, cells: list[Cell]) -> bool:
+def _report(name: str, cells: list[Cell]) -> bool:
     """Columns of zeros throughout say nothing."""
     return not name.endswith("_per_request") or any(cell[name].value > 0 for cell in cells)
 
@@ -370,6 +367,6 @@ def _text(cell: Cell, name: str) -> str:
     return f"{value} ± {half}" if with_half and half not in ("", "0") else value
 
 
-def _verdict(verdict: Verdict) -> Text:
-    head = (f"{verdict.head}: ", "bold green" if verdict.worth_it else "bold red")
-    return Text.assemble(head, verdict.sentence)
+def _decision(decision: Verdict) -> Text:
+    head = (f"{decision.head}: ", "bold green" if decision.is_improvement else "bold red")
+    return Text.assemble(head, decision.description)

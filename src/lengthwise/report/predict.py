@@ -70,8 +70,7 @@ def figures(found: Sequence[Evaluation]) -> dict[str, Any]:
             }
             for one in found
         ],
-        "pairs": {key: short(first[key]) for key in ("predicted", "low", "high", "actual")}
-        | {"model": first["model"]},
+        "pairs": {key: short(first[key]) for key in ("predicted", "low", "high", "actual")} | {"model": first["model"]},
     }
 
 
@@ -117,18 +116,16 @@ _MODEL_COLUMNS = {
 }
 
 
-def body(heading: str, found: Sequence[Evaluation], facts: Mapping[str, Any]) -> str:
+def body(heading: str, found: Sequence[Evaluation], metadata: Mapping[str, Any]) -> str:
     """Everything below the document's head."""
     return "".join(
         [
-            header(heading, _facts(found, facts)),
+            header(heading, _metadata(found, metadata)),
             section("Scores", _scores(found)),
             section("Is it honest?", _figure("calibration"), CALIBRATION_NOTE),
             section("Predicted and true", _figure("pairs"), PAIRS_NOTE),
             section(
-                "As tokens come",
-                f'<div class="grid">{"".join(map(_plot, ("mae", "tau", "r2")))}</div>',
-                WINDOWS_NOTE,
+                "As tokens come", f'<div class="grid">{"".join(map(_plot, ("mae", "tau", "r2")))}</div>', WINDOWS_NOTE
             )
             if len(found[0].windows) > 1
             else "",
@@ -139,11 +136,11 @@ def body(heading: str, found: Sequence[Evaluation], facts: Mapping[str, Any]) ->
     )
 
 
-def _facts(found: Sequence[Evaluation], facts: Mapping[str, Any]) -> list[str]:
+def _metadata(found: Sequence[Evaluation], metadata: Mapping[str, Any]) -> list[str]:
     first = found[0]
     told = [f"{first.requests:,} requests, {first.prompts:,} prompts, {len(first.by_model)} models"]
-    if "samples" in facts:
-        told.append(f"learnt from {facts['samples']:,} samples of {facts.get('prompts', 0):,} prompts")
+    if "samples" in metadata:
+        told.append(f"learnt from {metadata['samples']:,} samples of {metadata.get('prompts', 0):,} prompts")
     if first.censored:
         told.append(f"{first.censored:,} outputs ({100 * first.cut_share:.3g} %) were cut")
     if first.seen:
@@ -184,9 +181,7 @@ def _models(one: Evaluation, named: bool) -> str:
         for model, of in one.by_model.items()
     )
     title = f'<h3 class="later">{escape(one.name)}</h3>' if named else ""
-    return title + scrolling(
-        f"By model: {one.name}", f"<thead><tr><td></td>{heads}</tr></thead><tbody>{lines}</tbody>"
-    )
+    return title + scrolling(f"By model: {one.name}", f"<thead><tr><td></td>{heads}</tr></thead><tbody>{lines}</tbody>")
 
 
 def _cell(name: str, value: float) -> str:
@@ -196,7 +191,7 @@ def _cell(name: str, value: float) -> str:
 def write_predict_html(
     path: Path | str,
     found: Sequence[Evaluation],
-    facts: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     *,
     heading: str = "Predicted lengths",
 ) -> None:
@@ -211,7 +206,7 @@ def write_predict_html(
         raise InputError("a page needs at least one evaluation, each with a name of its own")
     text = document(
         heading,
-        body(heading, found, facts or {}),
+        body(heading, found, metadata or {}),
         styles=asset("page.css") + asset("predict/predict.css"),
         scripts=[plotly_js(), asset("look.js"), asset("predict/predict.js")],
         data=json.dumps(figures(found), separators=(",", ":"), allow_nan=False, ensure_ascii=False),
@@ -222,12 +217,12 @@ def write_predict_html(
 VERSION = 1
 
 
-def predict_json(found: Sequence[Evaluation], facts: Mapping[str, Any] | None = None) -> str:
+def predict_json(found: Sequence[Evaluation], metadata: Mapping[str, Any] | None = None) -> str:
     """The text of a JSON file with everything that was scored, under stable keys (see the module)."""
     made = {
         "format": "lengthwise.prediction",
         "version": VERSION,
-        "predictor": dict(facts or {}),
+        "predictor": dict(metadata or {}),
         "evaluations": [_evaluation(one) for one in found],
     }
     return json.dumps(plain(made), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"

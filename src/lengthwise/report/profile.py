@@ -56,7 +56,7 @@ def shard_text(view: OperatorView) -> str:
 
 Figure = dict[str, Any]
 LINES = 7
-FEWEST = 3
+MIN_COUNT = 3
 _MAX_CURVE_POINTS = 120
 
 
@@ -74,7 +74,7 @@ def line_figure(view: ProfileView, one: OperatorView) -> Figure | None:
         "id": f"lines-{one.operator.replace(' ', '-')}-{one.tp}-{one.dtype or 'any'}",
         "kind": "lines",
         "title": f"{one.operator.capitalize()}{', ' * bool(shard)}{shard}",
-        "said": said,
+        "message": said,
         "x": axis,
         "curves": curves,
     }
@@ -91,9 +91,7 @@ def _one_shape(rows: Profile, one: OperatorView) -> tuple[Profile, str]:
     caches, many = np.unique(rows["kv_dtype"], return_counts=True)
     cache = caches[int(np.argmax(many))]
     heads, kv, width, window = found[best].tolist()
-    text = (
-        f"{_plural(heads, 'head')} of {width}, {kv} for keys and values, cache in {cache or 'the same dtype'}"
-    )
+    text = f"{_plural(heads, 'head')} of {width}, {kv} for keys and values, cache in {cache or 'the same dtype'}"
     text += f", window {window:,}" if window else ""
     return rows.where((which.ravel() == best) & (rows["kv_dtype"] == cache)), text
 
@@ -143,7 +141,7 @@ def _curves(x: npt.NDArray[Any], seconds: npt.NDArray[np.float64], lines: list[s
     """A few lines with the most points, in order of their one number, else from the fastest to the slowest."""
     names = np.array(lines, dtype=np.str_)
     found, which, counts = np.unique(names, return_inverse=True, return_counts=True)
-    usable = [i for i in range(len(found)) if found[i] and counts[i] >= FEWEST]
+    usable = [i for i in range(len(found)) if found[i] and counts[i] >= MIN_COUNT]
     usable = [i for i in usable if counts[i] * 2 >= max(counts[j] for j in usable)]
     usable.sort(key=lambda i: (float(np.median(seconds[which == i])), str(found[i])))
     if len(usable) > LINES:
@@ -184,9 +182,7 @@ def map_figure(view: ProfileView, one: OperatorView) -> Figure | None:
     part = OPERATOR_PARTS[one.operator]
     if not one.tp or part not in ("prefill", "decode"):
         return None
-    columns = {
-        name: view.profile[name][one.rows].astype(float) for name in ("seqs", "chunk", "context", "kv_tokens")
-    }
+    columns = {name: view.profile[name][one.rows].astype(float) for name in ("seqs", "chunk", "context", "kv_tokens")}
     x, y, axes = columns["chunk"], columns["context"], ("tokens of the chunk", "cached context, tokens")
     if part == "decode":
         x, y = columns["seqs"], np.rint(columns["kv_tokens"] / np.maximum(columns["seqs"], 1))
@@ -261,9 +257,7 @@ def _by_tokens(view: ProfileView) -> Iterator[Figure]:
     for tp, dtype in shards:
         for at, (title, names) in enumerate(PANELS.items()):
             own = [o for o in view.operators if (o.tp, o.dtype) == (tp, dtype) and o.operator in names]
-            curves = [
-                _operator_curve(view, one) for one in sorted(own, key=lambda o: names.index(o.operator))
-            ]
+            curves = [_operator_curve(view, one) for one in sorted(own, key=lambda o: names.index(o.operator))]
             if curves:
                 yield {
                     "id": f"tokens-{tp}-{dtype or 'any'}-{at}",
@@ -305,20 +299,16 @@ def _roofline(view: ProfileView) -> Figure | None:
     return {
         "id": "roofline",
         "kind": "roofline",
-        "title": f"Rows under the roofs of the {view.profile.facts.gpu}",
+        "title": f"Rows under the roofs of the {view.profile.metadata.gpu}",
         "curves": curves,
         "peaks": numbers(np.unique(work.peak_flops[known])),
         "bandwidth": work.bandwidth,
     }
 
 
-OPERATORS_NOTE = (
-    "More than 100 % of the roofline is what a cache gives to data that the data sheet has in memory."
-)
+OPERATORS_NOTE = "More than 100 % of the roofline is what a cache gives to data that the data sheet has in memory."
 TOKENS_NOTE = "Seconds of one layer (of a step for embedding, head and sampler) over the tokens of a step."
-ATTENTION_NOTE = (
-    "A line for each of a few contexts or batches; of kernels of no model, the shape measured most."
-)
+ATTENTION_NOTE = "A line for each of a few contexts or batches; of kernels of no model, the shape measured most."
 KERNELS_NOTE = "A line for each of a few shapes or groups of GPUs."
 ROOFLINE_NOTE = (
     "What a row multiplies over the bytes it must move, and how fast it does so. The lines are the data sheet's "
@@ -339,7 +329,7 @@ _HEADS = ("", "", "sizes", "points", "time", "spread", "of the roofline", "best"
 def body(heading: str, view: ProfileView, drawn: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Everything below the document's head."""
     parts = [
-        header(heading, _facts(view)),
+        header(heading, _metadata(view)),
         section("Operators", _table(view), OPERATORS_NOTE),
         _figures("Seconds over tokens", drawn["tokens"], TOKENS_NOTE),
         _figures("Attention", drawn["attention"], ATTENTION_NOTE),
@@ -347,18 +337,18 @@ def body(heading: str, view: ProfileView, drawn: Mapping[str, Sequence[dict[str,
         _figures("Roofline", drawn["roofline"], ROOFLINE_NOTE),
         _figures("Where attention was measured", drawn["maps"], MAPS_NOTE),
         section("Gaps", _gaps(view.operators), GAPS_NOTE) if any(o.gaps for o in view.operators) else "",
-        section("Notes", _notes(view)) if view.profile.facts.notes else "",
+        section("Notes", _notes(view)) if view.profile.metadata.notes else "",
         section("How to read it", NOTES),
     ]
     return "".join(parts)
 
 
-def _facts(view: ProfileView) -> list[str]:
-    facts = view.profile.facts
-    told = [facts.gpu, facts.model or "kernels of no model", facts.engine, f"from {facts.source}"]
-    told += [f"measured {facts.measured}"] if facts.measured else []
-    told += [f"licence {facts.licence}"] if facts.licence else []
-    told += [f"{key.replace('_', ' ')}: {value}" for key, value in facts.machine.items() if _short(value)]
+def _metadata(view: ProfileView) -> list[str]:
+    metadata = view.profile.metadata
+    told = [metadata.gpu, metadata.model or "kernels of no model", metadata.engine, f"from {metadata.source}"]
+    told += [f"measured {metadata.measured}"] if metadata.measured else []
+    told += [f"licence {metadata.license}"] if metadata.license else []
+    told += [f"{key.replace('_', ' ')}: {value}" for key, value in metadata.machine.items() if _short(value)]
     return [*filter(None, told), f"{len(view.profile):,} points"]
 
 
@@ -397,11 +387,9 @@ def _figures(title: str, drawn: Sequence[dict[str, Any]], note: str) -> str:
 
 
 def _figure(one: dict[str, Any]) -> str:
-    items = "".join(
-        f"<li>{swatch(i)}{escape(curve['name'])}</li>" for i, curve in enumerate(one.get("curves", ()))
-    )
+    items = "".join(f"<li>{swatch(i)}{escape(curve['name'])}</li>" for i, curve in enumerate(one.get("curves", ())))
     legend = f'<ul class="legend">{items}</ul>' if items else ""
-    said = f'<p class="hint">{escape(one["said"])}</p>' if one.get("said") else ""
+    said = f'<p class="hint">{escape(one["message"])}</p>' if one.get("message") else ""
     return f'<figure><div class="plot" id="{escape(one["id"])}"></div>{said}{legend}</figure>'
 
 
@@ -417,14 +405,14 @@ def _gaps(operators: Sequence[OperatorView]) -> str:
     return scrolling("Gaps", f"{heads}<tbody>{lines}</tbody>", "gaps")
 
 
-def _gap_line(texts: Sequence[str], who: Mapping[str, Sequence[str]]) -> str:
+def _gap_line(texts: Sequence[str], owner: Mapping[str, Sequence[str]]) -> str:
     where = "<br>".join(map(escape, texts))
-    names = "; ".join(f"{name} ({', '.join(shards)})" for name, shards in who.items())
+    names = "; ".join(f"{name} ({', '.join(shards)})" for name, shards in owner.items())
     return f'<tr><td>{where}</td><td class="who">{escape(names)}</td></tr>'
 
 
 def _notes(view: ProfileView) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in view.profile.facts.notes)
+    items = "".join(f"<li>{escape(note)}</li>" for note in view.profile.metadata.notes)
     return f'<ul class="said">{items}</ul>'
 
 
@@ -435,7 +423,7 @@ def write_profile_html(path: Path | str, view: ProfileView, *, heading: str = ""
         MissingExtraError: plotly is not installed.
         OutputError: The file cannot be written.
     """
-    heading, drawn = heading or view.profile.facts.name or "A profile", figures(view)
+    heading, drawn = heading or view.profile.metadata.name or "A profile", figures(view)
     text = document(
         heading,
         body(heading, view, drawn),
@@ -454,7 +442,7 @@ def profile_json(view: ProfileView) -> str:
     made = {
         "format": "lengthwise.profile_view",
         "version": VERSION,
-        "facts": dataclasses.asdict(view.profile.facts),
+        "metadata": dataclasses.asdict(view.profile.metadata),
         "rows": len(view.profile),
         "operators": [_operator(one) for one in view.operators],
     }
@@ -466,7 +454,7 @@ def check_json(found: ProfileCheck) -> str:
     made = {
         "format": "lengthwise.profile_check",
         "version": VERSION,
-        "moved": len(found.moved),
+        "changed": len(found.changed),
         **dataclasses.asdict(found),
     }
     return _text(made)

@@ -27,7 +27,7 @@ class Result:
         summaries: One a seed, where there are several; variants with the same seeds are then
             compared pair by pair, which tells smaller differences apart.
         notes: What limits the trust in the numbers, a sentence each: extrapolated costs, for one.
-        beyond: Where runs went beyond the measurements behind the cost tables.
+        out_of_range: Where runs went beyond the measurements behind the cost tables.
         model_draws: Runs under tables that are a little off, behind the model intervals.
         engine: What is known of a measured engine, by label.
     """
@@ -39,7 +39,7 @@ class Result:
     scenario_text: str = ""
     summaries: Sequence[Summary] = ()
     notes: Sequence[str] = ()
-    beyond: Sequence[Beyond] = ()
+    out_of_range: Sequence[Beyond] = ()
     model_draws: int = 0
     engine: Mapping[str, str] = field(default_factory=dict)
 
@@ -109,25 +109,23 @@ def promises(result: Result) -> str:
     if goodput is None:
         return ""
     limits = goodput.slo.limits.items()
-    return ", ".join(
-        f"{SLOS[name.removesuffix('_s')]} \N{LESS-THAN OR EQUAL TO} {seconds(v)}" for name, v in limits
-    )
+    return ", ".join(f"{SLOS[name.removesuffix('_s')]} \N{LESS-THAN OR EQUAL TO} {seconds(v)}" for name, v in limits)
 
 
-def _load(told: dict[str, Any]) -> str:
-    if "concurrency" in told:
-        return f"{told['concurrency']:,} requests at a time"
-    rate = told.get("request_rate")
+def _load(report: dict[str, Any]) -> str:
+    if "concurrency" in report:
+        return f"{report['concurrency']:,} requests at a time"
+    rate = report.get("request_rate")
     if isinstance(rate, int | float):
         return "all at once" if rate == float("inf") else f"{rate:g} requests a second"
-    kind = told.get("arrivals")
+    kind = report.get("arrivals")
     kind = kind.get("kind") if isinstance(kind, dict) else kind
     return str(kind).replace("_", " ") if kind else ""
 
 
-def _lengths(told: Any) -> str:
+def _lengths(report: Any) -> str:
     """A distribution of lengths: its kind and its first numbers."""
-    if not isinstance(told, dict):
-        return str(told)
-    numbers = [f"{key} {value:g}" for key, value in told.items() if isinstance(value, int | float)]
-    return " ".join([str(told.get("kind", "")), *numbers]).strip()
+    if not isinstance(report, dict):
+        return str(report)
+    numbers = [f"{key} {value:g}" for key, value in report.items() if isinstance(value, int | float)]
+    return " ".join([str(report.get("kind", "")), *numbers]).strip()

@@ -15,7 +15,7 @@ from lengthwise.metrics import difference
 from lengthwise.report.binding import binding_of, bound_by
 from lengthwise.report.curves import CDFS, levels, over_time, quantile_curve
 from lengthwise.report.formatting import UNKNOWN
-from lengthwise.report.headline import METRICS, NEITHER, WORTH_SHARE, Cell, Row, latency_unit, paired, rows
+from lengthwise.report.headline import METRICS, MIN_SHARE, NEITHER, Cell, Row, latency_unit, paired, rows
 from lengthwise.report.html_document import (
     SERIES,
     asset,
@@ -58,9 +58,7 @@ def _card(key: str, row: Row, results: Sequence[Result]) -> str:
     title = "Requests" if row.metric.key == "rates.requests" else TITLES[key]
     hint = {1: "higher is better", -1: "lower is better", 0: ""}[row.metric.better]
     top = max(_top(c.estimate) for c in row.cells)
-    lines = "".join(
-        _bar_row(i, r.name, c, top) for i, (r, c) in enumerate(zip(results, row.cells, strict=True))
-    )
+    lines = "".join(_bar_row(i, r.name, c, top) for i, (r, c) in enumerate(zip(results, row.cells, strict=True)))
     unit = {"/s": "a second", "%": "%", "$": "$"}.get(row.unit, row.unit)
     return (
         f'<article class="card"><h3>{escape(title)} <span class="unit">{unit}</span></h3>'
@@ -180,9 +178,7 @@ def _panels(results: Sequence[Result], points: int) -> list[Figure]:
             "title": title,
             "unit": unit,
             "format": fmt,
-            "curves": [
-                {"variant": i, "x": _short(c["time_s"]), "y": _short(c[key])} for i, c in enumerate(columns)
-            ],
+            "curves": [{"variant": i, "x": _short(c["time_s"]), "y": _short(c[key])} for i, c in enumerate(columns)],
         }
         for key, (title, unit, fmt) in PANELS.items()
         if any(np.isfinite(c[key]).any() for c in columns)
@@ -207,7 +203,7 @@ def _short(values: Any) -> list[float | None]:
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 
 
-FACTS = {
+METADATA = {
     "model": "Model",
     "gpu": "GPU",
     "gpus": "GPUs",
@@ -236,27 +232,27 @@ FACTS = {
 
 def what_ran(results: Sequence[Result]) -> str:
     """HTML: what all variants have in common, what differs side by side, and the scenarios."""
-    facts = [{} if r.deployment is None else deployment_facts(r.deployment) for r in results]
+    metadata = [{} if r.deployment is None else deployment_facts(r.deployment) for r in results]
     common: list[tuple[str, list[Any]]] = []
     differing: list[tuple[str, list[Any]]] = []
-    labels = {name: name for r in results for name in r.engine} | (FACTS if any(facts) else {})
+    labels = {name: name for r in results for name in r.engine} | (METADATA if any(metadata) else {})
     for key, label in labels.items():
-        values = [(f or r.engine).get(key, UNKNOWN) for f, r in zip(facts, results, strict=True)]
+        values = [(f or r.engine).get(key, UNKNOWN) for f, r in zip(metadata, results, strict=True)]
         (common if len(set(values)) == 1 else differing).append((label, values))
     return _common(common) + _differing(differing, results) + _scenarios(results)
 
 
-def _common(facts: Sequence[tuple[str, list[Any]]]) -> str:
-    items = "".join(f"<div><dt>{label}</dt><dd>{_fact(values[0])}</dd></div>" for label, values in facts)
+def _common(metadata: Sequence[tuple[str, list[Any]]]) -> str:
+    items = "".join(f"<div><dt>{label}</dt><dd>{_fact(values[0])}</dd></div>" for label, values in metadata)
     return f'<dl class="common">{items}</dl>'
 
 
-def _differing(facts: Sequence[tuple[str, list[Any]]], results: Sequence[Result]) -> str:
-    if not facts:
+def _differing(metadata: Sequence[tuple[str, list[Any]]], results: Sequence[Result]) -> str:
+    if not metadata:
         return ""
     lines = "".join(
         f'<tr><th scope="row">{label}</th>{"".join(f"<td>{_fact(v)}</td>" for v in values)}</tr>'
-        for label, values in facts
+        for label, values in metadata
     )
     return scrolling("What differs", f"{variant_heads(results)}<tbody>{lines}</tbody>", "ran")
 
@@ -286,7 +282,7 @@ TIME_NOTE = "Means over steps, in the first seed's run."
 HIGHLIGHT_NOTE = "Highlighted: better than every other variant by 0.5 % or more, beyond the intervals."
 TAIL_BUTTON = '<button id="tail" type="button" aria-pressed="false" hidden>Show the slow tail</button>'
 
-FEW = 3
+MIN_COUNT = 3
 """So many workloads or SLOs are spelt out in the header."""
 
 MINUS = "\N{MINUS SIGN}"
@@ -309,50 +305,45 @@ hosts and cooling left out</dd>
 
 
 def page(
-    results: Sequence[Result],
-    *,
-    sections: dict[str, list[str]],
-    styles: str,
-    scripts: Sequence[str],
-    data: str,
+    results: Sequence[Result], *, sections: dict[str, list[str]], styles: str, scripts: Sequence[str], data: str
 ) -> str:
     """The whole document; ``sections`` names the figures of each, ``data`` is their JSON."""
     heading = title(results)
     body = [
-        header(heading, _facts(results, heading)),
+        header(heading, _metadata(results, heading)),
         section("At a glance", _notices(results) + cards(results), _intervals(results)),
-        _verdicts(results),
+        _decisions(results),
         _figures("Latency", LATENCY_NOTE, results, sections["latency"], TAIL_BUTTON),
         _figures("Over time", TIME_NOTE, results, sections["time"]),
         _time_shares_legend(sections["shares"]),
         section("All numbers", _table(results), HIGHLIGHT_NOTE),
-        _compared(results),
+        _comparison(results),
         section("What ran", what_ran(results)),
         section("How to read it", NOTES),
     ]
     return document(heading, "".join(body), styles=styles, scripts=scripts, data=data)
 
 
-def _facts(results: Sequence[Result], heading: str) -> list[str]:
+def _metadata(results: Sequence[Result], heading: str) -> list[str]:
     """What was asked, fact by fact: hardware, workload, promises, and how often it was run."""
     seeds = len(results[0].summary.seeds)
-    arrived = sorted(r.summary.counts.arrived // len(r.summary.seeds) for r in results)
-    few, many = f"{arrived[0]:,}", f"{arrived[-1]:,}"
-    facts = [
+    arrivals = sorted(r.summary.counts.arrivals // len(r.summary.seeds) for r in results)
+    few, many = f"{arrivals[0]:,}", f"{arrivals[-1]:,}"
+    metadata = [
         hardware(results),
-        _alike([workload(r) for r in results], "workloads"),
-        _alike([promises(r) for r in results], "SLOs"),
+        _matching([workload(r) for r in results], "workloads"),
+        _matching([promises(r) for r in results], "SLOs"),
         f"{len(results)} variants" if len(results) > 1 else results[0].name,
         f"{seeds} seeds each" if seeds > 1 else "one run each" if len(results) > 1 else "one run",
         f"{many} requests a run" if few == many else f"{few} to {many} requests a run",
     ]
-    return [fact for fact in facts if fact and fact != heading]
+    return [fact for fact in metadata if fact and fact != heading]
 
 
-def _alike(texts: Sequence[str], what: str) -> str:
+def _matching(texts: Sequence[str], what: str) -> str:
     """The different texts of the variants, or how many there are where they are many."""
     different = list(dict.fromkeys(text for text in texts if text))
-    return " / ".join(different) if len(different) <= FEW else f"{len(different)} {what}"
+    return " / ".join(different) if len(different) <= MIN_COUNT else f"{len(different)} {what}"
 
 
 def _intervals(results: Sequence[Result]) -> str:
@@ -364,13 +355,12 @@ def _intervals(results: Sequence[Result]) -> str:
 def _notices(results: Sequence[Result]) -> str:
     """What limits the trust in the numbers, before them."""
     items = "".join(
-        f"<li>{f'<b>{escape(who)}:</b> ' if who else ''}{escape(note)}</li>"
-        for who, note in notes_of(results)
+        f"<li>{f'<b>{escape(who)}:</b> ' if who else ''}{escape(note)}</li>" for who, note in notes_of(results)
     )
     return f'<ul class="notice">{items}</ul>' if items else ""
 
 
-def _verdicts(results: Sequence[Result]) -> str:
+def _decisions(results: Sequence[Result]) -> str:
     items = []
     for i, result in enumerate(results):
         binds = binding_of(result)
@@ -379,7 +369,7 @@ def _verdicts(results: Sequence[Result]) -> str:
             f"<li><h3>{swatch(i)}<span>{escape(result.name)}</span></h3>"
             f"{warning}"
             f'<p class="binds">{bound_by(binds).capitalize()} <b>{escape(binds.resource)}</b></p>'
-            f"<p>{escape(binds.sentence)}</p>"
+            f"<p>{escape(binds.description)}</p>"
             f'<p class="muted">{counts_note(result.summary.counts)}.</p></li>'
         )
     return f'<section><h2>What binds</h2><ul class="verdicts">{"".join(items)}</ul></section>\n'
@@ -403,13 +393,10 @@ def _time_shares_legend(ids: Sequence[str]) -> str:
     if not ids:
         return ""
     items = "".join(
-        f'<li data-part="{p}"><i class="swatch" style="--c:var(--part-{p})"></i>{t}</li>'
-        for p, t in PARTS.items()
+        f'<li data-part="{p}"><i class="swatch" style="--c:var(--part-{p})"></i>{t}</li>' for p, t in PARTS.items()
     )
     body = f'<ul class="legend">{items}</ul><figure><div class="plot" id="{ids[0]}"></div></figure>'
-    return section(
-        "Where the time went", body, "Shares of the time of all GPUs (pipeline stages), idle time included."
-    )
+    return section("Where the time went", body, "Shares of the time of all GPUs (pipeline stages), idle time included.")
 
 
 def _table(results: Sequence[Result]) -> str:
@@ -417,14 +404,12 @@ def _table(results: Sequence[Result]) -> str:
     for row in rows(results):
         if row.metric.group != group:
             group = row.metric.group
-            lines.append(
-                f'<tr class="group"><th scope="rowgroup">{group}</th>{"<td></td>" * len(results)}</tr>'
-            )
+            lines.append(f'<tr class="group"><th scope="rowgroup">{group}</th>{"<td></td>" * len(results)}</tr>')
         lines.append(_table_row(row))
     return scrolling("All numbers", f"{variant_heads(results)}<tbody>{''.join(lines)}</tbody>")
 
 
-def _compared(results: Sequence[Result]) -> str:
+def _comparison(results: Sequence[Result]) -> str:
     """Paired differences from the first variant, where the same seeds allow them."""
     if not paired(results):
         return ""
@@ -447,17 +432,15 @@ def _gap_cell(gap: Estimate | None, better: int) -> str:
     if gap is None or not math.isfinite(gap.value):
         return f"<td>{UNKNOWN}</td>" if gap is not None else ""
     decimals = 1 if gap.half_width < 0.1 else 0
-    sure = abs(gap.value) > max(gap.half_width, WORTH_SHARE)
-    verdict = ("better" if gap.value * better > 0 else "worse") if sure else ""
+    sure = abs(gap.value) > max(gap.half_width, MIN_SHARE)
+    decision = ("better" if gap.value * better > 0 else "worse") if sure else ""
     text = f"{100 * gap.value:+z,.{decimals}f}".replace("-", MINUS)
     half = f"{100 * gap.half_width:,.{decimals}f}"
-    return f'<td class="{verdict}">{text} % <span class="half">± {half}</span></td>'
+    return f'<td class="{decision}">{text} % <span class="half">± {half}</span></td>'
 
 
 def _table_row(row: Row) -> str:
-    cells = "".join(
-        f"<td{' class=leads' if cell.leads else ''}>{cell.text}{interval(cell)}</td>" for cell in row.cells
-    )
+    cells = "".join(f"<td{' class=leads' if cell.leads else ''}>{cell.text}{interval(cell)}</td>" for cell in row.cells)
     unit = f'<span class="unit">{row.unit}</span>'
     return f'<tr><th scope="row">{escape(row.metric.label)} {unit}</th>{cells}</tr>'
 
@@ -476,9 +459,7 @@ def write_html(path: Path | str, results: list[Result]) -> None:
     check_results(results)
     plotly = plotly_js()
     drawn = figures(results)
-    data = json.dumps(
-        [f for section in drawn.values() for f in section], separators=(",", ":"), allow_nan=False
-    )
+    data = json.dumps([f for section in drawn.values() for f in section], separators=(",", ":"), allow_nan=False)
     text = page(
         results,
         sections={name: [f["id"] for f in section] for name, section in drawn.items()},

@@ -81,15 +81,13 @@ def page(plan: SchedulePlan, *, styles: str, scripts: Sequence[str], data: str) 
     """The whole document; ``data`` is what its figures draw, as JSON."""
     heading = plan.name or "Which schedule"
     body = [
-        header(heading, list(plan.facts.values())),
+        header(heading, list(plan.metadata.values())),
         section("The answer", _answer(plan)),
         section("Throughput against the bound", _figure("front") + _kinks(plan), FRONT_NOTE),
         section("When each stage does what", _figure("timeline"), TIME_NOTE),
-        section("Chosen, and doing nothing", _beside(plan)),
-        _sure(plan),
-        section(
-            "What else there was", _table("What else there was", SIDE_HEADS, map(side_cells, plan.sides))
-        ),
+        section("Chosen, and doing nothing", _additional(plan)),
+        _significant(plan),
+        section("What else there was", _table("What else there was", SIDE_HEADS, map(side_cells, plan.sides))),
         _others(plan),
         section("If outputs drift", _drift(plan), DRIFT_NOTE),
         section("How to read it", TERMS),
@@ -98,7 +96,7 @@ def page(plan: SchedulePlan, *, styles: str, scripts: Sequence[str], data: str) 
 
 
 def _answer(plan: SchedulePlan) -> str:
-    said = "".join(f"<li><p>{escape(sentence)}</p></li>" for sentence in sentences(plan))
+    said = "".join(f"<li><p>{escape(description)}</p></li>" for description in sentences(plan))
     return f'<ul class="verdicts">{said}</ul>'
 
 
@@ -107,26 +105,20 @@ def _figure(name: str) -> str:
 
 
 def _kinks(plan: SchedulePlan) -> str:
-    items = "".join(f"<dt>from {seconds(k.bound_s)}</dt><dd>{escape(k.words)}</dd>" for k in plan.kinks)
+    items = "".join(f"<dt>from {seconds(k.bound_s)}</dt><dd>{escape(k.words)}</dd>" for k in plan.breakpoints)
     return f'<dl class="notes">{items}</dl>' if items else ""
 
 
-def _beside(plan: SchedulePlan) -> str:
-    heads = (
-        "",
-        plan.chosen.words,
-        plan.static.words if plan.static else "doing nothing: no batch meets the bound",
-    )
-    rows = [_facts(plan.chosen), _facts(plan.static)]
+def _additional(plan: SchedulePlan) -> str:
+    heads = ("", plan.chosen.words, plan.static.words if plan.static else "doing nothing: no batch meets the bound")
+    rows = [_metadata(plan.chosen), _metadata(plan.static)]
     return _table("Chosen", heads, ([name, one, rows[1][name]] for name, one in rows[0].items()))
 
 
-def _sure(plan: SchedulePlan) -> str:
+def _significant(plan: SchedulePlan) -> str:
     if not plan.spreads:
         return ""
-    return section(
-        "How sure it is", _table("How sure it is", SURE_HEADS, map(sure_cells, plan.spreads)), SURE_NOTE
-    )
+    return section("How sure it is", _table("How sure it is", SURE_HEADS, map(sure_cells, plan.spreads)), SURE_NOTE)
 
 
 def _others(plan: SchedulePlan) -> str:
@@ -136,7 +128,7 @@ def _others(plan: SchedulePlan) -> str:
     return section("Other systems", _table("Other systems", OTHER_HEADS, rows), OTHERS_NOTE)
 
 
-def _facts(row: ScheduleRow | None) -> dict[str, str]:
+def _metadata(row: ScheduleRow | None) -> dict[str, str]:
     names = (
         "requests/s",
         "latency",
@@ -170,8 +162,7 @@ def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> s
     """A table whose columns of words break into lines, so that the last one is seen without scrolling."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(map(_cell, heads[1:], rest))}</tr>'
-        for first, *rest in rows
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(map(_cell, heads[1:], rest))}</tr>' for first, *rest in rows
     )
     return scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>")
 
@@ -202,12 +193,10 @@ def figures(plan: SchedulePlan) -> dict[str, Any]:
     return {
         "bound": _short(plan.bound_s),
         "worst": plan.worst_case,
-        "curves": [
-            _curve(strategy.upper(), (SERIES[strategy], "solid"), points) for strategy, points in plan.front
-        ],
+        "curves": [_curve(strategy.upper(), (SERIES[strategy], "solid"), points) for strategy, points in plan.front],
         "others": _nothing_done(plan)
         + [_curve(SYSTEM_NAMES[one.system], OTHERS[one.system], one.front) for one in plan.others],
-        "chosen": _held(plan),
+        "chosen": _reserved(plan),
         "static": _static(plan),
         "stages": list(plan.stages),
         "bars": [
@@ -223,19 +212,19 @@ def _nothing_done(plan: SchedulePlan) -> list[dict[str, Any]]:
     return [_curve("doing nothing, by formula", (SERIES["static"], "dashdot"), points)] if points else []
 
 
-def _curve(name: str, look: tuple[int, str], points: tuple[FrontPoint, ...]) -> dict[str, Any]:
+def _curve(name: str, poll: tuple[int, str], points: tuple[FrontPoint, ...]) -> dict[str, Any]:
     return {
         "name": name,
-        "series": look[0],
-        "dash": look[1],
-        "x": [_short(p.held_s) for p in points],
+        "series": poll[0],
+        "dash": poll[1],
+        "x": [_short(p.constrained_latency_s) for p in points],
         "y": [_short(p.row.throughput_rps) for p in points],
         "band": [[_short(end) for end in p.band_rps] for p in points if p.band_rps is not None],
         "words": [p.row.words for p in points],
     }
 
 
-def _held(plan: SchedulePlan) -> dict[str, Any]:
+def _reserved(plan: SchedulePlan) -> dict[str, Any]:
     row = plan.chosen
     held_s = row.latency_high_s if plan.worst_case else row.latency_s
     return {"x": _short(held_s), "y": _short(row.throughput_rps), "words": row.words}
@@ -296,13 +285,13 @@ def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[s
     write_whole(path, (text + "\n").encode())
 
 
-def write_watched_json(path: Path | str, told: Watched) -> None:
+def write_watched_json(path: Path | str, report: Watched) -> None:
     """A JSON file with everything that a replay came to, under stable keys (see the module).
 
     Raises:
         OutputError: The file cannot be written.
     """
-    head = {"format": "lengthwise.schedule_watch", "version": VERSION, "answer": watched_said(told)}
-    tree = plain(head | dataclasses.asdict(told) | {"late": told.late})
+    head = {"format": "lengthwise.schedule_watch", "version": VERSION, "answer": watched_said(report)}
+    tree = plain(head | dataclasses.asdict(report) | {"late": report.late})
     text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(path, (text + "\n").encode())

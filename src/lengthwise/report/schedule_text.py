@@ -20,15 +20,7 @@ from lengthwise.schema.schedule import (
     Watched,
 )
 
-OTHER_HEADS = (
-    "system",
-    "best that meets the bound",
-    "requests/s",
-    "95 %",
-    "latency",
-    "worst case",
-    "of the choice",
-)
+OTHER_HEADS = ("system", "best that meets the bound", "requests/s", "95 %", "latency", "worst case", "of the choice")
 
 
 def other_cells(other: OtherSystem, chosen: ScheduleRow) -> list[str]:
@@ -60,21 +52,19 @@ def others_said(plan: SchedulePlan) -> list[str]:
     told = _above(above, ours) + _level(level)
     if below:
         fewer = ", ".join(f"{SYSTEM_NAMES[one.system]} {row.throughput_rps / ours:.2f}" for one, row in below)
-        told.append(
-            f"Played out on the same GPUs with the same costs, fewer come from (of the choice): {fewer}."
-        )
+        told.append(f"Played out on the same GPUs with the same costs, fewer come from (of the choice): {fewer}.")
     none = [SYSTEM_NAMES[other.system] for other in plan.others if other.best is None]
     return [*told, f"No configuration meets the bound of: {', '.join(none)}."] if none else told
 
 
-def _above(found: list[tuple[OtherSystem, ScheduleRow]], ours: float) -> list[str]:
+def _above(found: list[tuple[OtherSystem, ScheduleRow]], own: float) -> list[str]:
     if not found:
         return []
     (_, best), *rest = found
-    more = ", ".join(f"{SYSTEM_NAMES[one.system]} {row.throughput_rps / ours:.2f}" for one, row in rest)
+    more = ", ".join(f"{SYSTEM_NAMES[one.system]} {row.throughput_rps / own:.2f}" for one, row in rest)
     told = (
         f"Another system does better here, with the same costs and memory: {best.words} serves "
-        f"{_amount(best.throughput_rps)} requests/s, {best.throughput_rps / ours:.2f} times as many as the choice."
+        f"{_amount(best.throughput_rps)} requests/s, {best.throughput_rps / own:.2f} times as many as the choice."
     )
     return [f"{told} So do (of the choice): {more}." if more else told]
 
@@ -100,7 +90,7 @@ _IF = {
 
 def sure_said(plan: SchedulePlan) -> list[str]:
     """How far off the chosen schedule may be, a sentence a source, and of which nothing is known."""
-    return [*(_sentence(spread, plan) for spread in plan.spreads), *plan.spread_notes]
+    return [*(_description(spread, plan) for spread in plan.spreads), *plan.spread_notes]
 
 
 def sure_cells(spread: Spread) -> list[str]:
@@ -115,7 +105,7 @@ def sure_cells(spread: Spread) -> list[str]:
     ]
 
 
-def _sentence(spread: Spread, plan: SchedulePlan) -> str:
+def _description(spread: Spread, plan: SchedulePlan) -> str:
     held_s = spread.latency_high_s if plan.worst_case else spread.latency_s
     told = (
         f"If {_IF[spread.source].format(requests=spread.requests)}: {_ends(spread.throughput_rps)} requests/s, latency "
@@ -124,11 +114,7 @@ def _sentence(spread: Spread, plan: SchedulePlan) -> str:
     share = percent(spread.held_share)
     if math.isfinite(plan.bound_s):
         return f"{told}; the bound holds in {share} of {spread.draws} draws."
-    return (
-        f"{told}."
-        if spread.held_share == 1
-        else f"{told}; memory holds it in {share} of {spread.draws} draws."
-    )
+    return f"{told}." if spread.held_share == 1 else f"{told}; memory holds it in {share} of {spread.draws} draws."
 
 
 def _ends(ends: tuple[float, float]) -> str:
@@ -174,7 +160,7 @@ def side_cells(side: ScheduleSide) -> list[str]:
         best.words if best else UNKNOWN,
         *yield_cells(best),
         _at_most(side),
-        side.why or "chosen",
+        side.cause or "chosen",
     ]
 
 
@@ -189,14 +175,14 @@ def _at_most(side: ScheduleSide) -> str:
 def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
     """A move of the lengths as cells under ``DRIFT_HEADS``; without a bound there is none to hold or to tighten."""
     bounded = math.isfinite(bound_s)
-    kept, then = row.kept, row.replanned
+    kept, then = row.retained, row.replanned
     return [
         move_text(row),
         f"{row.mean_tokens:.1f}",
         f"{row.sd_tokens:.1f}",
         amount(kept.throughput_rps) if kept else "does not fit",
         seconds(row.kept_held_s),
-        ("holds" if row.holds else "broken") if bounded and row.kept else UNKNOWN,
+        ("is_satisfied" if row.is_satisfied else "broken") if bounded and row.retained else UNKNOWN,
         then.words if then else "none meets it",
         amount(then.throughput_rps) if then else UNKNOWN,
         "yes" if row.reload else "no",
@@ -223,8 +209,8 @@ def tokens_said(tokens: int) -> str:
 
 def move_text(row: DriftRow) -> str:
     """A move in words: "mean +15 %"."""
-    moved = f"{row.change:+.0%}" if row.moved != "skewness" else f"{row.change:+.1f}"
-    return f"{row.moved} {moved}".replace("%", " %")
+    moved = f"{row.change:+.0%}" if row.changed != "skewness" else f"{row.change:+.1f}"
+    return f"{row.changed} {moved}".replace("%", " %")
 
 
 def _parts(plan: SchedulePlan) -> list[str]:
@@ -274,8 +260,8 @@ def _certainty(plan: SchedulePlan) -> str:
 def _of_drift(plan: SchedulePlan) -> list[str]:
     """Under which drifts the bound breaks, under which memory holds the schedule no longer, and what would help."""
     bounded = math.isfinite(plan.bound_s)
-    unfit = [row for row in plan.drift if row.kept is None]
-    broken = [row for row in plan.drift if bounded and row.kept is not None and not row.holds]
+    unfit = [row for row in plan.drift if row.retained is None]
+    broken = [row for row in plan.drift if bounded and row.retained is not None and not row.is_satisfied]
     told = []
     if broken:
         told.append(f"The bound breaks when outputs move so: {_moves(broken)}.{_margin(broken)}")
@@ -301,43 +287,40 @@ def _moves(rows: Sequence[DriftRow]) -> str:
     return ", ".join(map(move_text, rows))
 
 
-ALIKE = 0.15
+MATCHING = 0.15
 """From here on neighbours are too alike for the promise of a watch."""
 
 
-def watched_said(told: Watched) -> list[str]:
+def watched_said(report: Watched) -> list[str]:
     """The answer: what was watched, whether lengths moved, and what leaving the schedule alone would have meant."""
-    row = told.planned
-    left = f" ({told.left_out:,} more did not end on their own)" if told.left_out else ""
+    row = report.planned
+    left = f" ({report.left_out:,} more did not end on their own)" if report.left_out else ""
     said = [
-        f"Planned for {_lengths(told.planned_lengths)}: {row.words}, {amount(row.throughput_rps)} requests/s.",
+        f"Planned for {_lengths(report.planned_lengths)}: {row.words}, {amount(row.throughput_rps)} requests/s.",
         (
-            f"Watched {told.requests:,} requests{left}; an alarm while lengths never change: at most "
-            f"{_share(told.false_alarms)}."
+            f"Watched {report.requests:,} requests{left}; an alarm while lengths never change: at most "
+            f"{_share(report.false_positive_rate)}."
         ),
     ]
-    if told.alike > ALIKE:
+    if report.matching > MATCHING:
         said.append(
-            f"Neighbours are alike (rank correlation {told.alike:.2f} beyond that of requests far apart), so that "
+            f"Neighbours are alike (rank correlation {report.matching:.2f} beyond that of requests far apart), so that "
             "alarms may be of that: test one request in several (--every 10)."
         )
-    if not told.adaptations:
+    if not report.adaptations:
         return [
             *said,
-            f"Lengths did not move as far as can be told; evidence {amount(told.evidence)} of {_alarm(told)}.",
+            f"Lengths did not move as far as can be told; evidence {amount(report.evidence)} of {_alarm(report)}.",
         ]
-    said += [sentence for one in told.adaptations for sentence in adapted_said(one)]
-    said += _free(told)
-    if math.isfinite(told.bound_s):
+    said += [description for one in report.adaptations for description in adapted_said(one)]
+    said += _free(report)
+    if math.isfinite(report.bound_s):
         said.append(
-            f"Had the first schedule been left as it was, about {told.late:,.0f} requests would have taken longer than "
-            f"{told.bound_s:g} s."
+            f"Had the first schedule been left as it was, about {report.late:,.0f} requests would have taken longer than "
+            f"{report.bound_s:g} s."
         )
-    runs = "the first schedule" if told.deployed == told.planned else told.deployed.words
-    return [
-        *said,
-        f"At the end {runs} runs; evidence for another move: {amount(told.evidence)} of {_alarm(told)}.",
-    ]
+    runs = "the first schedule" if report.deployed == report.planned else report.deployed.words
+    return [*said, f"At the end {runs} runs; evidence for another move: {amount(report.evidence)} of {_alarm(report)}."]
 
 
 def adapted_said(one: Adaptation) -> list[str]:
@@ -345,30 +328,28 @@ def adapted_said(one: Adaptation) -> list[str]:
     change = one.change
     when = f"Request {one.request:,} ({seconds(one.at_s)}): " if one.at_s else f"Request {one.request:,}: "
     moved = (
-        f"{when}{' and '.join(one.sides)} moved, about from request {one.began:,} on: {_lengths(change.after)}"
+        f"{when}{' and '.join(one.sides)} moved, about from request {one.started:,} on: {_lengths(change.after)}"
         if one.first
         else f"{when}planned once more, now that {one.requests:,} requests tell the lengths: {_lengths(change.after)}"
     )
-    return [f"{moved}. {_kept(change)}", _done(change), *_beyond(change)]
+    return [f"{moved}. {_retained(change)}", _done(change), *_out_of_range(change)]
 
 
-def _free(told: Watched) -> list[str]:
+def _free(report: Watched) -> list[str]:
     """That a margin leaves throughput unused, and what frees it."""
-    last = told.adaptations[-1].change
+    last = report.adaptations[-1].change
     if not (last.made and last.margin and last.new) or last.free_rps <= last.new.throughput_rps:
         return []
     unused = percent(1 - last.new.throughput_rps / last.free_rps)
-    left = (
-        f"The margin of {percent(last.margin)} leaves {unused} of {amount(last.free_rps)} requests/s unused"
-    )
+    left = f"The margin of {percent(last.margin)} leaves {unused} of {amount(last.free_rps)} requests/s unused"
     return [f"{left}, so that lengths may move on; --margin 0 frees it."]
 
 
-def _kept(change: Change) -> str:
-    if change.kept is None:
+def _retained(change: Change) -> str:
+    if change.retained is None:
         short = "fit the memory" if math.isinf(change.kept_held_s) else "find seats"
         return f"What runs would not {short}."
-    rate = f"{amount(change.kept.throughput_rps)} requests/s, latency {seconds(change.kept_held_s)}"
+    rate = f"{amount(change.retained.throughput_rps)} requests/s, latency {seconds(change.kept_held_s)}"
     if math.isinf(change.bound_s):
         return f"Left as it is: {rate}."
     over = change.kept_held_s / change.bound_s - 1
@@ -379,7 +360,7 @@ def _kept(change: Change) -> str:
 
 def _done(change: Change) -> str:
     if change.new is None:
-        return f"Nothing is changed: {change.why}."
+        return f"Nothing is changed: {change.cause}."
     margin = ""
     if change.margin:
         margin = f", bound {percent(change.margin)} tighter ({amount(change.free_rps)} requests/s without)"
@@ -387,29 +368,27 @@ def _done(change: Change) -> str:
     rate = f"{amount(change.new.throughput_rps)} requests/s, latency {seconds(change.new_held_s)}"
     best = f"{change.new.words}, {rate}{margin}, {load}"
     if not change.made:
-        return f"Left: the best now is {best}; {change.why}."
+        return f"Left: the best now is {best}; {change.cause}."
     repaid = f", repaid after {seconds(change.repaid_s)}" if 0 < change.repaid_s < math.inf else ""
-    return f"Changed to {best}{repaid}: {change.why}."
+    return f"Changed to {best}{repaid}: {change.cause}."
 
 
-def _beyond(change: Change) -> list[str]:
+def _out_of_range(change: Change) -> list[str]:
     """What would be better, and is not done while requests are served."""
     other = change.elsewhere
     if other is None:
         return []
     place = "host memory" if other.storage == "dram" else "drives"
     repaid = f", repaid after {seconds(other.repaid_s)}" if 0 < other.repaid_s < math.inf else ""
-    rate = (
-        f"{other.row.words}, {amount(other.row.throughput_rps)} requests/s, latency {seconds(other.held_s)}"
-    )
+    rate = f"{other.row.words}, {amount(other.row.throughput_rps)} requests/s, latency {seconds(other.constrained_latency_s)}"
     load = f"{seconds(other.load_s)} without service, from {place}{repaid}"
-    return [f"Better, but it has to be loaded: {rate}; {load}: {other.why}."]
+    return [f"Better, but it has to be loaded: {rate}; {load}: {other.cause}."]
 
 
-def _lengths(facts: LengthFacts) -> str:
+def _lengths(metadata: LengthFacts) -> str:
     return (
-        f"prompts {facts.prompt_mean:.0f} \N{PLUS-MINUS SIGN} {facts.prompt_sd:.0f}, outputs {facts.output_mean:.0f} "
-        f"\N{PLUS-MINUS SIGN} {facts.output_sd:.0f} tokens"
+        f"prompts {metadata.prompt_mean:.0f} \N{PLUS-MINUS SIGN} {metadata.prompt_sd:.0f}, outputs {metadata.output_mean:.0f} "
+        f"\N{PLUS-MINUS SIGN} {metadata.output_sd:.0f} tokens"
     )
 
 
@@ -417,5 +396,5 @@ def _share(share: float) -> str:
     return f"{100 * share:.2g} %"
 
 
-def _alarm(told: Watched) -> str:
-    return f"the {1 / told.false_alarms:,.0f} of an alarm"
+def _alarm(report: Watched) -> str:
+    return f"the {1 / report.false_positive_rate:,.0f} of an alarm"

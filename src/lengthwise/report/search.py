@@ -19,6 +19,7 @@ from lengthwise.report.search_text import (
     amount,
     axis_labels,
     check_study,
+    description,
     estimate_text,
     in_order,
     limit_text,
@@ -29,7 +30,6 @@ from lengthwise.report.search_text import (
     quantity,
     rank_text,
     scale,
-    sentence,
     setting_text,
     shown,
     spent_text,
@@ -38,7 +38,7 @@ from lengthwise.report.search_text import (
 )
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
-from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Region, Standing, Study
+from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Region, Status, Study
 
 BARS = 6
 """So many of the ranking are drawn beside the answer."""
@@ -62,29 +62,29 @@ def answers(study: Study) -> str:
 
 def shared_facts(study: Study) -> dict[str, str]:
     """Facts that are the same for all plans."""
-    first, *others = (plan.facts for plan in study.plans)
-    return {key: text for key, text in first.items() if all(facts.get(key) == text for facts in others)}
+    first, *others = (plan.metadata for plan in study.plans)
+    return {key: text for key, text in first.items() if all(metadata.get(key) == text for metadata in others)}
 
 
 def _card(plan: Plan, study: Study) -> str:
     shared = shared_facts(study)
-    own = [text for key, text in plan.facts.items() if key not in shared]
+    own = [text for key, text in plan.metadata.items() if key not in shared]
     asked = "".join(f"<li>{escape(str(part))}</li>" for part in (*own, *map(limit_text, plan.limits)))
-    body = _nothing(plan) if plan.best is None else _winner(plan, plan.best)
+    body = _empty(plan) if plan.best is None else _winner(plan, plan.best)
     return (
         f'<article class="card answer"><h3 class="asked">{escape(plan.name)}</h3><ul class="facts">{asked}</ul>'
-        f'{body}<p class="muted spent">{escape(spent_text(plan.spent))}</p></article>'
+        f'{body}<p class="muted spent">{escape(spent_text(plan.effort))}</p></article>'
     )
 
 
 def _winner(plan: Plan, best: Choice) -> str:
     value, half = shown(best.objective)
     half = f' <span class="half">± {half}</span>' if half else ""
-    why = "".join(f"<p>{escape(sentence)}</p>" for sentence in plan.why)
+    why = "".join(f"<p>{escape(description)}</p>" for description in plan.cause)
     return (
         f'<div class="split"><div><p class="winner">{escape(best.name)}</p>'
         f'<p class="objective"><b>{value}</b>{half} <span class="unit">{escape(plan.objective.unit)}</span></p>'
-        f'<p class="muted">{escape(sentence(plan.objective.label))}</p>{_key_facts(best)}{_tied(plan)}</div>'
+        f'<p class="muted">{escape(description(plan.objective.label))}</p>{_key_facts(best)}{_tied(plan)}</div>'
         f'<div class="ranking">{_bars(plan)}</div></div>'
         f'<div class="why"><h4>Why</h4>{why}{_binding(best)}</div>'
     )
@@ -92,16 +92,16 @@ def _winner(plan: Plan, best: Choice) -> str:
 
 def _key_facts(best: Choice) -> str:
     month = f"{DOLLARS}{best.price_per_hour_usd * MONTH_H:,.0f}"
-    facts = {
+    metadata = {
         "GPUs": f"{best.gpus:,}",
         "An hour": f"{DOLLARS}{best.price_per_hour_usd:,.2f}",
         f"A month of {MONTH_H} h": month,
     }
     if math.isfinite(best.capacity_rps.value):
-        facts["Sustains"] = f"{estimate_text(best.capacity_rps)} requests/s"
+        metadata["Sustains"] = f"{estimate_text(best.capacity_rps)} requests/s"
     if best.binds:
-        facts["Bound by"] = metric_name(best.binds)
-    items = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items())
+        metadata["Bound by"] = metric_name(best.binds)
+    items = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in metadata.items())
     return f'<dl class="common">{items}</dl>'
 
 
@@ -115,7 +115,7 @@ def _tied(plan: Plan) -> str:
 
 
 def _binding(best: Choice) -> str:
-    return f"<p>{escape(best.why)}</p>" if best.why else ""
+    return f"<p>{escape(best.cause)}</p>" if best.cause else ""
 
 
 def _bars(plan: Plan) -> str:
@@ -124,7 +124,7 @@ def _bars(plan: Plan) -> str:
     top = max((_high(c) for _, c in first), default=1.0)
     hint = "higher is better" if plan.objective.higher_is_better else "lower is better"
     lines = "".join(_bar(rank_text(plan, i), c, top, leads=i < max(plan.tied, 1)) for i, c in first)
-    return f'<p class="hint">{escape(sentence(plan.objective.label))}, {hint}</p><ul>{lines}</ul>'
+    return f'<p class="hint">{escape(description(plan.objective.label))}, {hint}</p><ul>{lines}</ul>'
 
 
 def _high(choice: Choice) -> float:
@@ -146,7 +146,7 @@ def _bar(rank: str, choice: Choice, top: float, *, leads: bool) -> str:
     )
 
 
-def _nothing(plan: Plan) -> str:
+def _empty(plan: Plan) -> str:
     misses = []
     for miss in nearest_misses(plan):
         seen = quantity(miss.limit.metric)
@@ -196,7 +196,7 @@ LISTED = 1000
 
 def listing(plan: Plan) -> str:
     """All configurations that ran, in a table that sorts and filters, and the others folded away."""
-    ran = [(i, c) for i, c in enumerate(plan.choices) if c.standing in (Standing.RANKED, Standing.SCOUTED)]
+    ran = [(i, c) for i, c in enumerate(plan.choices) if c.status in (Status.RANKED, Status.SCOUTED)]
     parts = [_ran(plan, ran)] if ran else ["<p>No configuration was ranked.</p>"]
     parts += [_regions(plan)] if plan.regions else []
     parts += [_excluded_listing(plan)] if len(ran) < len(plan.choices) else []
@@ -205,9 +205,7 @@ def listing(plan: Plan) -> str:
 
 def _ran(plan: Plan, ran: list[tuple[int, Choice]]) -> str:
     capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
-    scales = [
-        scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits
-    ]
+    scales = [scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
     units = [f"{quantity(li.metric).label} {s[1]}" for li, s in zip(plan.limits, scales, strict=True)]
     heads = ["configuration", "rank", "GPUs", "$/h", "$/month", objective_head(plan.objective)]
     heads += [*(["req/s"] if capacity else []), *units, "binds", "runs"]
@@ -218,7 +216,7 @@ def _ran(plan: Plan, ran: list[tuple[int, Choice]]) -> str:
     return (
         '<p class="tools"><label>Show only <input type="search" class="filter" placeholder="text in a row">'
         f'</label> <output class="count muted">{len(ran):,} configurations</output></p>'
-        f"{scrolling('All configurations', table, 'listing')}"
+        f"{scrolling('All configurations', table, 'table')}"
     )
 
 
@@ -237,7 +235,7 @@ def _line(plan: Plan, index: int, choice: Choice, factors: list[float], *, capac
         *([_number(choice.capacity_rps)] if capacity else []),
         *(_limit(choice, li, f) for li, f in zip(plan.limits, factors, strict=True)),
     ]
-    scouted = ' class="scouted"' if choice.standing is Standing.SCOUTED else ""
+    scouted = ' class="scouted"' if choice.status is Status.SCOUTED else ""
     binds = escape(metric_name(choice.binds)) or UNKNOWN
     return (
         f'<tr{scouted}><th scope="row">{escape(choice.name)}</th>{"".join(numbers)}'
@@ -264,9 +262,7 @@ def _limit(choice: Choice, limit: Limit, factor: float) -> str:
 
 def _regions(plan: Plan) -> str:
     lines = "".join(_region(region, plan) for region in sorted(plan.regions, key=lambda r: -r.count))
-    heads = "".join(
-        f'<th scope="col">{head}</th>' for head in ("why", "how many", "what they share", "one of them")
-    )
+    heads = "".join(f'<th scope="col">{head}</th>' for head in ("cause", "how many", "what they share", "one of them"))
     table = f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
     return f'<h3 class="later">What was left out</h3>{scrolling("Left out", table, "prose")}'
 
@@ -284,10 +280,10 @@ def _region(region: Region, plan: Plan) -> str:
 
 
 def _excluded_listing(plan: Plan) -> str:
-    others = standing(plan, Standing.REJECTED, Standing.PRUNED)
+    others = standing(plan, Status.REJECTED, Status.PRUNED)
     lines = "".join(_reason(plan, choice) for choice in others[:LISTED])
     more = f"<p>{len(others) - LISTED:,} more are not listed.</p>" if len(others) > LISTED else ""
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("configuration", "standing", "reason"))
+    heads = "".join(f'<th scope="col">{head}</th>' for head in ("configuration", "status", "reason"))
     table = f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
     return (
         f"<details><summary>{len(others):,} rejected or pruned configurations</summary>"
@@ -299,7 +295,7 @@ def _reason(plan: Plan, choice: Choice) -> str:
     known = math.isfinite(choice.bound)
     bound = f" (bound: {objective_text(plan.objective, Estimate(choice.bound))})" if known else ""
     return (
-        f'<tr><th scope="row">{escape(choice.name)}</th><td>{choice.standing.value}</td>'
+        f'<tr><th scope="row">{escape(choice.name)}</th><td>{choice.status.value}</td>'
         f"<td>{escape(choice.reason or choice.region)}{escape(bound)}</td></tr>"
     )
 
@@ -314,12 +310,8 @@ MEASURED_NOTE = (
     "with those limits may find a better one. Few loads lie above what the limits allow, so loosened limits "
     "show little here."
 )
-COMPARE_NOTE = (
-    "At their operating points. Coloured where the intervals do not overlap: the second one better or worse."
-)
-HEAT_NOTE = (
-    "The best objective over all other axes. A cell tells which configuration it is, or why there is none."
-)
+COMPARE_NOTE = "At their operating points. Coloured where the intervals do not overlap: the second one better or worse."
+HEAT_NOTE = "The best objective over all other axes. A cell tells which configuration it is, or why there is none."
 SHIFTS_NOTE = (
     "The best objective, and who has it, if one limit were another and the others stayed: roughly, from "
     "fewer simulations than the answer's."
@@ -378,7 +370,7 @@ def page(study: Study, *, styles: str, scripts: Sequence[str], data: str) -> str
     axes = any(len(plan.axes) > 1 for plan in plans)
     shifts = any(plan.shifts for plan in plans)
     body = [
-        header(heading, _facts(study)),
+        header(heading, _metadata(study)),
         answers(study),
         swaps(study),
         _which(plans),
@@ -392,11 +384,11 @@ def page(study: Study, *, styles: str, scripts: Sequence[str], data: str) -> str
     return document(heading, "".join(body), styles=styles, scripts=scripts, data=data)
 
 
-def _facts(study: Study) -> list[str]:
+def _metadata(study: Study) -> list[str]:
     """Facts that all plans share, what was optimised, how many questions and candidates there are."""
     shared = [str(text) for text in shared_facts(study).values()]
     objectives = list(dict.fromkeys(plan.objective.label for plan in study.plans))
-    candidates = sum(plan.spent.candidates for plan in study.plans)
+    candidates = sum(plan.effort.candidates for plan in study.plans)
     questions = [f"{len(study.plans)} questions"] if len(study.plans) > 1 else []
     return [*shared, *objectives, *questions, f"{candidates:,} candidates"]
 
@@ -414,16 +406,14 @@ def _interactive(html: str) -> str:
 
 def _by_plan(plans: Sequence[Plan]) -> str:
     """Every plan's list; the script shows one at a time."""
-    return "".join(
-        f'<div data-plan="{i}">{_named(plan, plans)}{listing(plan)}</div>' for i, plan in enumerate(plans)
-    )
+    return "".join(f'<div data-plan="{i}">{_named(plan, plans)}{listing(plan)}</div>' for i, plan in enumerate(plans))
 
 
 def _named(plan: Plan, plans: Sequence[Plan]) -> str:
     return f'<h3 class="later">{escape(plan.name)}</h3>' if len(plans) > 1 else ""
 
 
-KNOWN = (Standing.RANKED, Standing.SCOUTED)
+KNOWN = (Status.RANKED, Status.SCOUTED)
 
 BEYOND = 1e300
 """Stands for infinity, which JSON does not know."""
@@ -478,7 +468,7 @@ def _plan_columns(plan: Plan) -> dict[str, Any]:
 
 def _shown(plan: Plan) -> list[int]:
     """Places of the choices that there is a number of; the others may be very many."""
-    return [i for i, c in enumerate(plan.choices) if c.at or c.points or c.standing in KNOWN]
+    return [i for i, c in enumerate(plan.choices) if c.at or c.points or c.status in KNOWN]
 
 
 def _excluded_choices(plan: Plan, values: dict[str, list[str]]) -> tuple[list[list[str]], list[list[int]]]:
@@ -503,9 +493,7 @@ def _lines(plan: Plan, shown: Sequence[Choice]) -> dict[str, Any]:
     """Frontiers and shifts; they name a choice by its key or, as tables do, by its name."""
     places = {c.name: i for i, c in enumerate(shown)} | {c.key: i for i, c in enumerate(shown)}
     frontiers = {
-        name: [
-            [short(t.latency_s), short(t.cost_usd), places.get(t.choice, -1), short(t.rate_rps)] for t in ts
-        ]
+        name: [[short(t.latency_s), short(t.cost_usd), places.get(t.choice, -1), short(t.rate_rps)] for t in ts]
         for name, ts in plan.frontiers.items()
     }
     shifts: dict[str, list[Any]] = {shift.metric: [] for shift in plan.shifts}
@@ -515,7 +503,7 @@ def _lines(plan: Plan, shown: Sequence[Choice]) -> dict[str, Any]:
 
 
 def _objective(objective: Objective) -> dict[str, Any]:
-    return {"label": sentence(objective.label), "unit": objective.unit, "higher": objective.higher_is_better}
+    return {"label": description(objective.label), "unit": objective.unit, "higher": objective.higher_is_better}
 
 
 def _axis_values(plan: Plan, key: str) -> list[str]:
@@ -527,13 +515,7 @@ def _axis_values(plan: Plan, key: str) -> list[str]:
 def _metric(plan: Plan, metric: Quantity) -> dict[str, Any]:
     values = [p.value(metric.name) for c in plan.choices for p in load_curve(c)]
     factor, unit = scale(metric, _middle(values))
-    return {
-        "name": metric.name,
-        "label": metric.label,
-        "factor": factor,
-        "unit": unit,
-        "better": metric.better,
-    }
+    return {"name": metric.name, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
 
 
 def _middle(values: Sequence[float]) -> list[float]:
@@ -542,15 +524,13 @@ def _middle(values: Sequence[float]) -> list[float]:
     return [known[len(known) * 3 // 4]] if known else []
 
 
-def _choice(
-    plan: Plan, index: int, metrics: Sequence[Quantity], values: dict[str, list[str]]
-) -> dict[str, Any]:
+def _choice(plan: Plan, index: int, metrics: Sequence[Quantity], values: dict[str, list[str]]) -> dict[str, Any]:
     c = plan.choices[index]
     made: dict[str, Any] = {
         "name": c.name,
         "gpus": c.gpus,
         "price": short(c.price_per_hour_usd),
-        "standing": c.standing.value,
+        "status": c.status.value,
         "rank": rank_text(plan, index),
         "settings": _settings(c, values),
         "objective": [short(c.objective.value, 9), short(c.objective.half_width, 9)],
@@ -559,12 +539,10 @@ def _choice(
     if not curve:
         return made
     at = curve.index(c.at) if c.at else -1
-    halves = [
-        short(c.at.values[m.name].half_width) if c.at and m.name in c.at.values else None for m in metrics
-    ]
+    halves = [short(c.at.values[m.name].half_width) if c.at and m.name in c.at.values else None for m in metrics]
     return made | {
         "binds": metric_name(c.binds),
-        "why": c.why,
+        "cause": c.cause,
         "at": at,
         "halves": halves,
         "points": [_point(c, p, metrics) for p in curve],
@@ -574,7 +552,7 @@ def _choice(
 def _point(choice: Choice, point: Point, metrics: Iterable[Quantity]) -> list[float | int | None]:
     """Rate, cost, whether it held, and every metric."""
     values = (short(point.value(metric.name)) for metric in metrics)
-    return [short(point.rate_rps), short(usd_per_thousand(choice, point)), int(point.held), *values]
+    return [short(point.rate_rps), short(usd_per_thousand(choice, point)), int(point.satisfied), *values]
 
 
 def short(value: float, digits: int = 5) -> float | None:

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from lengthwise.report.formatting import UNKNOWN, rounded
 from lengthwise.report.headline import LESS, MORE, NEITHER
-from lengthwise.report.result_page import FACTS
+from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Spent, Standing, Study
+from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Spent, Status, Study
 
 LATENCIES = {
     "ttft": "TTFT",
@@ -44,7 +44,7 @@ OTHERS = {
     "busy_share": ("Busy", "share", NEITHER),
     "preemptions_per_request": ("Preemptions/request", "", LESS),
 }
-LABELS = {**FACTS, "policy": "Scheduler"}
+LABELS = {**METADATA, "policy": "Scheduler"}
 """What settings are called, by the last part of their keys."""
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
@@ -137,7 +137,7 @@ def objective_text(objective: Objective, estimate: Estimate) -> str:
     return f"{estimate_text(estimate)} {objective.unit}".strip()
 
 
-def sentence(text: str) -> str:
+def description(text: str) -> str:
     """The text with a large first letter."""
     return text[:1].upper() + text[1:]
 
@@ -186,23 +186,23 @@ def _unique(names: Sequence[str], rule: str) -> None:
         raise InputError(f"{rule}; used twice: {', '.join(twice[:5])}")
 
 
-def standing(plan: Plan, *kinds: Standing) -> list[Choice]:
+def standing(plan: Plan, *kinds: Status) -> list[Choice]:
     """The choices that came so far, in the plan's order."""
-    return [choice for choice in plan.choices if choice.standing in kinds]
+    return [choice for choice in plan.choices if choice.status in kinds]
 
 
 def rank_text(plan: Plan, index: int) -> str:
     """The rank of the choice at ``index``: "=1" where it is tied with the best, "~" where it was scouted."""
-    kind = plan.choices[index].standing
-    if kind is Standing.RANKED:
+    kind = plan.choices[index].status
+    if kind is Status.RANKED:
         return "=1" if index < plan.tied and plan.tied > 1 else f"{index + 1}"
-    return "~" if kind is Standing.SCOUTED else ""
+    return "~" if kind is Status.SCOUTED else ""
 
 
 def question(plan: Plan) -> list[str]:
     """What was asked, part by part: facts, limits, objective."""
     limits = ", ".join(limit_text(limit) for limit in plan.limits) or "no limits"
-    return [*(str(fact) for fact in plan.facts.values()), limits, plan.objective.label]
+    return [*(str(fact) for fact in plan.metadata.values()), limits, plan.objective.label]
 
 
 def tied_with_best(plan: Plan) -> list[Choice]:
@@ -210,15 +210,15 @@ def tied_with_best(plan: Plan) -> list[Choice]:
     return list(plan.choices[1 : plan.tied]) if plan.best is not None else []
 
 
-def spent_text(spent: Spent) -> str:
+def spent_text(effort: Spent) -> str:
     """What the search took, in a sentence: the first three counts add up; some of each were simulated."""
-    share = spent.pruned / spent.candidates if spent.candidates else 0.0
-    ranked = spent.candidates - spent.pruned - spent.rejected
-    reused = f" {spent.reused:,} evaluations came from an earlier run." if spent.reused else ""
+    share = effort.pruned / effort.candidates if effort.candidates else 0.0
+    ranked = effort.candidates - effort.pruned - effort.rejected
+    reused = f" {effort.reused:,} evaluations came from an earlier run." if effort.reused else ""
     return (
-        f"{spent.candidates:,} candidates: {ranked:,} ranked, {spent.pruned:,} pruned ({100 * share:.0f} %), "
-        f"{spent.rejected:,} rejected; {spent.simulated:,} of them simulated. {spent.simulations:,} simulations of "
-        f"{spent.requests:,} requests in {_duration(spent.seconds)}.{reused}"
+        f"{effort.candidates:,} candidates: {ranked:,} ranked, {effort.pruned:,} pruned ({100 * share:.0f} %), "
+        f"{effort.rejected:,} rejected; {effort.simulated:,} of them simulated. {effort.simulations:,} simulations of "
+        f"{effort.requests:,} requests in {_duration(effort.seconds)}.{reused}"
     )
 
 
@@ -244,12 +244,12 @@ def nearest_misses(plan: Plan, count: int = 3) -> list[Miss]:
 
 def _miss(plan: Plan, choice: Choice) -> Miss | None:
     tried = choice.points or ((choice.at,) if choice.at else ())
-    worst = [_worst(plan, choice, point) for point in tried if not point.held]
+    worst = [_worst(plan, choice, point) for point in tried if not point.satisfied]
     return min((m for m in worst if m is not None), key=lambda m: m.times, default=None)
 
 
 def _worst(plan: Plan, choice: Choice, point: Point) -> Miss | None:
-    broken = [limit for limit in plan.limits if not limit.holds(point.value(limit.metric))]
+    broken = [limit for limit in plan.limits if not limit.is_satisfied(point.value(limit.metric))]
     misses = [Miss(choice, point, limit, _times(limit, point.value(limit.metric))) for limit in broken]
     return max(misses, key=lambda m: m.times, default=None)
 
@@ -259,7 +259,7 @@ def _times(limit: Limit, value: float) -> float:
     return over / under if under > 0 else math.inf
 
 
-def verdict(plan: Plan) -> str:
+def decision(plan: Plan) -> str:
     """The answer in one line."""
     best = plan.best
     if best is None:
@@ -297,15 +297,15 @@ def search_table(study: Study, *, top: int = 10) -> Group:
 def _plan(plan: Plan, top: int) -> Iterator[RenderableType]:
     yield Text.assemble((plan.name, "bold"), ": ", "; ".join(question(plan)))
     if plan.best is None:
-        yield _nothing(plan)
+        yield _empty(plan)
     else:
         yield _ranking(plan, top)
-        yield _why(plan, top)
+        yield _reason(plan, top)
     yield _left_out(plan)
 
 
 def _ranking(plan: Plan, top: int) -> Table:
-    rows = [(i, c) for i, c in enumerate(plan.choices) if c.standing in (Standing.RANKED, Standing.SCOUTED)]
+    rows = [(i, c) for i, c in enumerate(plan.choices) if c.status in (Status.RANKED, Status.SCOUTED)]
     rows = rows[:top]
     limits = plan.limits[:LIMIT_COLUMNS]
     capacity = any(math.isfinite(c.capacity_rps.value) for _, c in rows)
@@ -320,11 +320,11 @@ def _ranking(plan: Plan, top: int) -> Table:
         made.add_column(escape(f"{quantity(limit.metric).label}\n{unit}"), justify="right", overflow="fold")
     for i, choice in rows:
         cells = [_limit_cell(choice, li, s[0]) for li, s in zip(limits, scales, strict=True)]
-        made.add_row(*_facts(plan, i, choice, capacity=capacity), *cells, style=_style(choice))
+        made.add_row(*_metadata(plan, i, choice, capacity=capacity), *cells, style=_style(choice))
     return made
 
 
-def _facts(plan: Plan, index: int, choice: Choice, *, capacity: bool) -> list[Text]:
+def _metadata(plan: Plan, index: int, choice: Choice, *, capacity: bool) -> list[Text]:
     tied = index < max(plan.tied, 1)
     texts = [Text(rank_text(plan, index)), Text(choice.name, style="bold green" if tied else "")]
     texts += [Text(f"{choice.gpus:,}"), Text(f"{choice.price_per_hour_usd:,.2f}")]
@@ -333,7 +333,7 @@ def _facts(plan: Plan, index: int, choice: Choice, *, capacity: bool) -> list[Te
 
 
 def _style(choice: Choice) -> str:
-    return "dim" if choice.standing is Standing.SCOUTED else ""
+    return "dim" if choice.status is Status.SCOUTED else ""
 
 
 def _at(choice: Choice, limit: Limit) -> float:
@@ -346,13 +346,13 @@ def _limit_cell(choice: Choice, limit: Limit, factor: float) -> Text:
     return Text(f"{text}*" if binds else text, style="bold" if binds else "")
 
 
-def _why(plan: Plan, top: int) -> Text:
+def _reason(plan: Plan, top: int) -> Text:
     """Below the table: what the marks say, why the winner wins, what binds it, who is not shown."""
     best = plan.choices[0]
     marks = [f"± half-widths of {100 * plan.level:g} % intervals."]
     marks += ["=1: cannot be told from the best."] if plan.tied > 1 else []
-    shown = standing(plan, Standing.RANKED, Standing.SCOUTED)
-    scouted = any(c.standing is Standing.SCOUTED for c in shown[:top])
+    shown = standing(plan, Status.RANKED, Status.SCOUTED)
+    scouted = any(c.status is Status.SCOUTED for c in shown[:top])
     marks += ["~: scouted, known roughly."] if scouted else []
     marks += ["*: the limit that binds."] if any(c.binds and "." in c.binds for c in shown[:top]) else []
     lines = [Text(" ".join(marks), style="dim")]
@@ -361,10 +361,10 @@ def _why(plan: Plan, top: int) -> Text:
     if unseen := plan.limits[LIMIT_COLUMNS:]:
         lines.append(Text(f"Held as well: {', '.join(limit_text(limit) for limit in unseen)}.", style="dim"))
     lines.append(Text.assemble("Best: ", (best.name, "bold")))
-    lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.why]
-    if best.binds or best.why:
+    lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
+    if best.binds or best.cause:
         binds = f"bound by {metric_name(best.binds)}. " if best.binds else ""
-        lines.append(Text.assemble("What binds it: ", (binds[:1].upper() + binds[1:], "bold"), best.why))
+        lines.append(Text.assemble("What binds it: ", (binds[:1].upper() + binds[1:], "bold"), best.cause))
     return Text("\n").join([*lines, *_shifts(plan)])
 
 
@@ -384,7 +384,7 @@ def _shifts(plan: Plan) -> Iterator[Text]:
         yield line
 
 
-def _nothing(plan: Plan) -> Text:
+def _empty(plan: Plan) -> Text:
     lines = [Text("Nothing that was tried holds the limits.", style="bold red")]
     for miss in nearest_misses(plan):
         seen = quantity(miss.limit.metric)
@@ -404,14 +404,12 @@ def _left_out(plan: Plan) -> Text:
     regions = sorted(plan.regions, key=lambda region: -region.count)
     for region in regions[:WORST_REGIONS]:
         lines.append(
-            Text.assemble(
-                "Left out: ", (f"{region.count:,}", "bold"), f" \N{MULTIPLICATION SIGN} {region.name}: "
-            )
+            Text.assemble("Left out: ", (f"{region.count:,}", "bold"), f" \N{MULTIPLICATION SIGN} {region.name}: ")
         )
         lines[-1].append(region.example, style="dim")
     if others := regions[WORST_REGIONS:]:
         lines.append(Text(f"Left out: {sum(r.count for r in others):,} for {len(others)} other reasons."))
-    return Text("\n").join([*lines, Text(spent_text(plan.spent))])
+    return Text("\n").join([*lines, Text(spent_text(plan.effort))])
 
 
 def _swaps(study: Study) -> Table:

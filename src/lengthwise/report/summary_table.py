@@ -110,8 +110,8 @@ def _cell(cell: Cell) -> Text:
 
 def _caption(results: list[Result]) -> Text:
     """Where intervals come from, buckets that are not plain, and what binds, once a sentence."""
-    lines = [Text(f"{_sentence(intervals_note(results))}.")]
-    if any(r.summary.counts.finished < r.summary.counts.arrived for r in results):
+    lines = [Text(f"{_description(intervals_note(results))}.")]
+    if any(r.summary.counts.finished < r.summary.counts.arrivals for r in results):
         lines += [Text.assemble((r.name, "bold"), f": {counts_note(r.summary.counts)}.") for r in results]
     else:
         lines[0].append(" All requests finished.")
@@ -126,10 +126,10 @@ def _caption(results: list[Result]) -> Text:
         if all(r.deployment is None for r in results if r.name in bound):
             continue
         line = Text.assemble((", ".join(bound), "bold"), ": ", (binding.warning, "bold"))
-        by = f" {_sentence(bound_by(binding))} " if binding.warning else f"{bound_by(binding)} "
-        lines.append(line.append_text(Text.assemble(by, (binding.resource, "bold"), f". {binding.sentence}")))
+        by = f" {_description(bound_by(binding))} " if binding.warning else f"{bound_by(binding)} "
+        lines.append(line.append_text(Text.assemble(by, (binding.resource, "bold"), f". {binding.description}")))
     return Text("\n").join(lines)
 
 
-def _sentence(text: str) -> str:
+def _description(text: str) -> str:
     return text[:1].upper() + text[1:]

@@ -21,7 +21,7 @@ from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_kept
 
 SHOWN_CUTS = 4
 """So many boundaries are written out."""
-LITTLE = 0.05
+MIN_RELEVANT = 0.05
 """A gain of less than this share is not worth a predictor."""
 
 
@@ -60,7 +60,7 @@ def _multibin_sentences(study: MultiBinStudy) -> list[str]:
             if study.bins_needed
             else f"No number of bins that was tried reaches {share} of the capacity."
         )
-    if most < LITTLE:
+    if most < MIN_RELEVANT:
         told.append(
             f"No number of bins is worth it here: the lengths differ so little that even infinitely many gain "
             f"{percent(most)}."
@@ -69,11 +69,7 @@ def _multibin_sentences(study: MultiBinStudy) -> list[str]:
         enough = next((row.bins for row in study.rows if row.throughput_rps > study.rate_rps), None)
         told.append(
             f"One bin cannot serve {amount(study.rate_rps)} requests a second; "
-            + (
-                f"{_bin_count_text(enough)} can."
-                if enough
-                else "none of these numbers of bins can with one server."
-            )
+            + (f"{_bin_count_text(enough)} can." if enough else "none of these numbers of bins can with one server.")
         )
     return told
 
@@ -88,7 +84,7 @@ def _queue_sentences(study: QueueStudy) -> list[str]:
             f"{seconds(blind.mean_s)} to {seconds(best.mean_s)} (by {percent(cut)})."
         )
     ]
-    if cut >= LITTLE:
+    if cut >= MIN_RELEVANT:
         kept = share_kept(blind, guessed, best)
         told.append(
             f"The predictor keeps {percent(kept)} of that."
@@ -98,11 +94,11 @@ def _queue_sentences(study: QueueStudy) -> list[str]:
     small = [
         load
         for load, fcfs, srpt in zip(study.loads, study.orders["fcfs"], study.orders["srpt"], strict=True)
-        if 1 - srpt.mean_s / fcfs.mean_s < LITTLE
+        if 1 - srpt.mean_s / fcfs.mean_s < MIN_RELEVANT
     ]
     if small:
         told.append(
-            f"Up to a load of {max(small):g} even perfect knowledge gains less than {percent(LITTLE)}: there is "
+            f"Up to a load of {max(small):g} even perfect knowledge gains less than {percent(MIN_RELEVANT)}: there is "
             "no queue to order, so length-aware scheduling is not worth it."
         )
     return told
@@ -157,22 +153,16 @@ def _saturation(study: MultiBinStudy) -> list[Figure]:
     curves = []
     for i, (bins, points) in enumerate(found.items()):
         curves.append(_line(_bin_count_label(bins), i, rates, [min(rate, limits[bins]) for rate in rates]))
-        curves.append(
-            _marks(_bin_count_label(bins), i, rates, [Estimate(p.value) for p in points]) | {"silent": True}
-        )
+        curves.append(_marks(_bin_count_label(bins), i, rates, [Estimate(p.value) for p in points]) | {"silent": True})
     x, y = {"label": "arrivals, requests a second"}, {"label": "served a second"}
-    return [
-        _figure("saturation", "Throughput by arrival rate", x, y, curves, [(study.capacity_rps, "capacity")])
-    ]
+    return [_figure("saturation", "Throughput by arrival rate", x, y, curves, [(study.capacity_rps, "capacity")])]
 
 
 def _robustness(study: MultiBinStudy) -> list[Figure]:
     if study.robustness is None:
         return []
     chances, found = study.robustness
-    curves = [
-        _line(_bin_count_label(bins), i, chances, rates) for i, (bins, rates) in enumerate(found.items())
-    ]
+    curves = [_line(_bin_count_label(bins), i, chances, rates) for i, (bins, rates) in enumerate(found.items())]
     x = {"label": "chance of each neighbouring bin"}
     return [_figure("robustness", "Throughput under wrong bins", x, {"label": "requests a second"}, curves)]
 
@@ -181,29 +171,15 @@ def _queue_figures(study: QueueStudy) -> list[Figure]:
     x = {"label": "load"}
     sojourns = [_order(study, name, [one.mean_s for one in study.orders[name]]) for name in SLOWEST]
     slower = [_order(study, name, [one.slowdown for one in study.orders[name]]) for name in SLOWEST]
-    shown = list(study.kept)[:: max(1, len(study.kept) // 4)]
-    kept = [_line(f"load {load:g}", i, study.sigmas, study.kept[load]) for i, load in enumerate(shown)]
-    waiting = [
-        _line(f"load {load:g}", i, study.sigmas, study.kept_unpreempted[load]) for i, load in enumerate(shown)
-    ]
+    shown = list(study.retained)[:: max(1, len(study.retained) // 4)]
+    kept = [_line(f"load {load:g}", i, study.sigmas, study.retained[load]) for i, load in enumerate(shown)]
+    waiting = [_line(f"load {load:g}", i, study.sigmas, study.kept_unpreempted[load]) for i, load in enumerate(shown)]
     error = {"label": "error of the predictor, sd of ln(predicted / true)"}
     share = {"label": "of the gap from FCFS to SRPT", "format": ".0%"}
     return [
-        _figure(
-            "sojourn",
-            "Mean time from arrival to end",
-            x,
-            {"label": "seconds, log scale", "log": True},
-            sojourns,
-        ),
-        _figure(
-            "slowdown",
-            "Mean slowdown",
-            x,
-            {"label": "time over service time, log scale", "log": True},
-            slower,
-        ),
-        _figure("kept", "What a predictor keeps, preemptive", error, share, kept),
+        _figure("sojourn", "Mean time from arrival to end", x, {"label": "seconds, log scale", "log": True}, sojourns),
+        _figure("slowdown", "Mean slowdown", x, {"label": "time over service time, log scale", "log": True}, slower),
+        _figure("retained", "What a predictor keeps, preemptive", error, share, kept),
         _figure("kept-waiting", "What a predictor keeps, not preemptive", error, share, waiting),
     ]
 
@@ -282,11 +258,11 @@ def page(
     """The whole document; ``ids`` are those of its figures, ``data`` what they draw, as JSON."""
     bins = isinstance(study, MultiBinStudy)
     heading = "What bins are worth" if bins else "What an order of service is worth"
-    said = "".join(f"<li><p>{escape(sentence)}</p></li>" for sentence in answers(study))
+    said = "".join(f"<li><p>{escape(description)}</p></li>" for description in answers(study))
     boxes = "".join(f'<figure><div class="plot" id="{name}"></div></figure>' for name in ids)
     table = _bins_table(study) if isinstance(study, MultiBinStudy) else _queue_table(study)
     body = [
-        header(heading, list(study.facts)),
+        header(heading, list(study.metadata)),
         section("The answer", f'<ul class="verdicts">{said}</ul>'),
         section("Curves", f'<div class="grid">{boxes}</div>', BINS_NOTE if bins else QUEUE_NOTE),
         section("All numbers", scrolling("All numbers", table)),
@@ -317,7 +293,7 @@ def _bins_table(study: MultiBinStudy) -> str:
 
 
 def _queue_table(study: QueueStudy) -> str:
-    heads = ["load", *(f"{label}, s" for label in ORDERS.values()), "gap", "kept"]
+    heads = ["load", *(f"{label}, s" for label in ORDERS.values()), "gap", "retained"]
     heads += ["slowdown, FCFS", "slowdown, SRPT"]
     return _table(heads, [(f"{load:g}", _queue_cells(study, i)) for i, load in enumerate(study.loads)])
 

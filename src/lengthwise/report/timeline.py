@@ -94,16 +94,7 @@ class _Lanes:
         return len(self._free_s) - 1, True
 
 
-_STEP_COLUMNS = (
-    "start_s",
-    "end_s",
-    "replica",
-    "decode_seqs",
-    "prefill_seqs",
-    "prefill_tokens",
-    "kv_blocks",
-    "waiting",
-)
+_STEP_COLUMNS = ("start_s", "end_s", "replica", "decode_seqs", "prefill_seqs", "prefill_tokens", "kv_blocks", "waiting")
 
 
 def _steps(steps: StepRecords, replicas: int) -> Iterator[Event]:
@@ -115,9 +106,7 @@ def _steps(steps: StepRecords, replicas: int) -> Iterator[Event]:
             yield _counter("batch", replica, idle_s, decode=0, prefill=0)
         lane, new = mine.take(start_s, end_s)
         if new:
-            yield _meta(
-                "thread_name", replica, lane, name="steps" if lane == 0 else f"steps in flight {lane + 1}"
-            )
+            yield _meta("thread_name", replica, lane, name="steps" if lane == 0 else f"steps in flight {lane + 1}")
         yield {
             "ph": "X",
             "name": _step_name(decodes, prefills),
@@ -136,7 +125,7 @@ def _steps(steps: StepRecords, replicas: int) -> Iterator[Event]:
         }
         yield _counter("batch", replica, start_s, decode=decodes, prefill=prefills)
         yield _counter("waiting", replica, start_s, requests=waiting)
-        yield _counter("kv_blocks", replica, start_s, held=blocks)
+        yield _counter("kv_blocks", replica, start_s, satisfied=blocks)
     for replica, mine in enumerate(lanes):
         if (idle_s := mine.idle_since_s(math.inf)) is not None:
             yield _counter("batch", replica, idle_s, decode=0, prefill=0)

@@ -3,9 +3,10 @@ from .baselines import SYSTEMS, curve
 from .choose import Choice, Planner, best_schedule, tensor_degrees
 from .configurations import Curve
 from .controls import Assumptions, Cluster, ControlColumns, Controls, Strategy, columns
+from .drift_monitor import Alarm, Monitor, Watcher
 from .engine_support import Cut, Runnable, runnable
 from .estimation import Estimates, Estimator, Reason, estimate
-from .frontier import StaticBatches, frontiers, kinks, static_batches
+from .frontier import StaticBatches, breakpoints, frontiers, static_batches
 from .full_answer import Explanation, Progress, answer, explain
 from .length_drift import Sample, banded, drift, over_costs, over_resamples
 from .lengths import TaskLengths
@@ -24,7 +25,6 @@ from .optimizer import (
     non_monotone,
 )
 from .stage_costs import cluster_tables
-from .watch import Alarm, Watch, Watcher
 
 __all__ = [
     "SYSTEMS",
@@ -42,6 +42,7 @@ __all__ = [
     "Estimator",
     "Explanation",
     "Found",
+    "Monitor",
     "NonMonotone",
     "Perf",
     "Performance",
@@ -57,12 +58,12 @@ __all__ = [
     "Terms",
     "Tolerances",
     "Variable",
-    "Watch",
     "Watcher",
     "answer",
     "banded",
     "best_schedule",
     "branch_and_bound",
+    "breakpoints",
     "cluster_tables",
     "columns",
     "curve",
@@ -71,7 +72,6 @@ __all__ = [
     "exhaustive",
     "explain",
     "frontiers",
-    "kinks",
     "least_tolerances",
     "non_monotone",
     "over_costs",

@@ -84,7 +84,7 @@ def _between(table, x, y):
 
 
 @jit
-def _stepped(table, i, j):
+def _step_lookup(table, i, j):
     return table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)]
 
 
@@ -97,7 +97,7 @@ def decode_attention_s(t, seqs, kv_tokens):
     factor = t.merge_factor if seqs > 1.0 else 1.0
     column = math.ceil(kv_tokens / seqs / t.step_tokens)
     whole = int(seqs)
-    low, high = _stepped(t.decode, whole, column), _stepped(t.decode, whole + 1, column)
+    low, high = _step_lookup(t.decode, whole, column), _step_lookup(t.decode, whole + 1, column)
     return factor * (low + (seqs - whole) * (high - low)) + masked
 
 
@@ -109,7 +109,7 @@ def encode_attention_s(t, seqs):
     if not t.merged:
         return seqs * t.prompt[3] + masked
     factor = t.merge_factor if seqs > 1.0 else 1.0
-    return factor * _stepped(t.prefill, int(math.sqrt(seqs * t.prompt[1]) + 0.5), 0) + masked
+    return factor * _step_lookup(t.prefill, int(math.sqrt(seqs * t.prompt[1]) + 0.5), 0) + masked
 
 
 @jit_cold
@@ -158,7 +158,7 @@ def encode_deviation_s(t, seqs, share, layers):
 
 
 MOST_ROUNDS = 64
-_EVEN = 1e-10
+_UNIFORM = 1e-10
 
 
 @jit
@@ -224,29 +224,29 @@ def steady_round(
         least, most = _spread(ready_s, before[0], jobs, math.inf, 0.0)
         least, most = _spread(first_s, before[1], groups, least, most)
         least, most = _spread(last_s, before[2], groups, least, most)
-        if most - least <= _EVEN * most:
+        if most - least <= _UNIFORM * most:
             return most, latency_s
         if turn == MOST_ROUNDS // 2 - 1:
             half_s = ready_s[0]
     return (ready_s[0] - half_s) / (MOST_ROUNDS // 2), latency_s
 
 
-_FEW = 4.0
+_MIN_COUNT = 4.0
 """Sequences of a micro-batch up to which it is asked how often there is none; from twice as many on it is not."""
 
 
-def rare(seqs: float, each: float, alone: bool) -> tuple[float, float]:
+def rare(seqs: float, each: float, isolated: bool) -> tuple[float, float]:
     """(how often there is one, how many times the mean sequences there then are), of ``seqs`` in the mean.
 
     An empty micro-batch takes no time: what is expected is that of one that is not, as often as there is one. Its
     ``each`` requests end one apart from the other, so with p of them still there it is empty in (1 - p)^each.
-    ``alone``: as one of them sees it that is there for certain. Between ``_FEW`` and twice as many the correction
+    ``isolated``: as one of them sees it that is there for certain. Between ``_MIN_COUNT`` and twice as many the correction
     fades, so that nothing jumps where it ends.
     """
-    if not 0.0 < seqs < min(each, 2.0 * _FEW):
+    if not 0.0 < seqs < min(each, 2.0 * _MIN_COUNT):
         return 1.0, 1.0
-    gone, counts = 1.0 - seqs / each, min(1.0, 2.0 - seqs / _FEW)
-    if alone:
+    gone, counts = 1.0 - seqs / each, min(1.0, 2.0 - seqs / _MIN_COUNT)
+    if isolated:
         return 1.0, 1.0 + counts * gone / seqs
     there = 1.0 - counts * gone**each
     return there, 1.0 / there
@@ -271,14 +271,14 @@ def part(new: float, parts: int, place: int) -> float:
     return (least + (1 if place >= parts - larger else 0)) * parts / whole
 
 
-def pace(there: float, parts: int, longest: float, largest_s: float, whole_s: float) -> float:
+def pace(present: float, parts: int, longest: float, largest_s: float, whole_s: float) -> float:
     """How many times its own seconds a visit takes, in the mean, at the pace of its iteration.
 
-    An iteration is as long as the slowest stage is busy, with as many of the micro-batches as are ``there``, or as the
+    An iteration is as long as the slowest stage is busy, with as many of the micro-batches as are ``present``, or as the
     way of the longest of them through all stages, if there is one at all: nobody begins anew before.
 
     Args:
-        there: How often a micro-batch is not empty.
+        present: How often a micro-batch is not empty.
         parts: Micro-batches.
         longest: How many times the mean visit that of the longest takes.
         largest_s: Seconds of the slowest stage's visit.
@@ -286,14 +286,14 @@ def pace(there: float, parts: int, longest: float, largest_s: float, whole_s: fl
     """
     alike_s = max(parts * largest_s, whole_s)
     if alike_s <= 0.0:
-        return there
-    return max(there * parts * largest_s, (1.0 - (1.0 - there) ** parts) * longest * whole_s) / alike_s
+        return present
+    return max(present * parts * largest_s, (1.0 - (1.0 - present) ** parts) * longest * whole_s) / alike_s
 
 
 _HALVINGS = 32
 _MOST_BEHIND = 1000.0
 """Batches among which the longest is looked for where the pipeline never idles."""
-_round, _rare, _beyond, _pace, _part = jit(steady_round), jit(rare), jit(beyond), jit(pace), jit(part)
+_round, _rare, _out_of_range, _pace, _part = jit(steady_round), jit(rare), jit(beyond), jit(pace), jit(part)
 
 
 @jit
@@ -366,7 +366,7 @@ def rra_rows(
         encode_range /= math.sqrt(float(encodes))
         encode_s = whole + (encodes - 1) * largest
         few = _fill_decode(
-            a, b, mixed, groups, count, new, m, n, offset[row], shares, scores[m, m - 1], visit_s, alone=False
+            a, b, mixed, groups, count, new, m, n, offset[row], shares, scores[m, m - 1], visit_s, isolated=False
         )
         round_s, latency_s = _round(
             m, encodes, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
@@ -382,19 +382,7 @@ def rra_rows(
         held_s = round_s
         if few:  # whose latency is asked for is there all the while: no iteration of its is an empty one
             _fill_decode(
-                a,
-                b,
-                mixed,
-                groups,
-                count,
-                new,
-                m,
-                n,
-                offset[row],
-                shares,
-                scores[m, m - 1],
-                visit_s,
-                alone=True,
+                a, b, mixed, groups, count, new, m, n, offset[row], shares, scores[m, m - 1], visit_s, isolated=True
             )
             held_s, latency_s = _round(
                 m, encodes, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
@@ -403,22 +391,20 @@ def rra_rows(
         decode_range = _rra_range(a, b, groups, slowest, new, m, n, offset[row], shares, z, visit_s)
         varying_s = max(latency_s - phases[row] * encode_s, 0.0)
         out[row, 0], out[row, 1] = round_s, latency_s
-        out[row, 2] = (
-            latency_s + encode_s * encode_range * math.sqrt(float(phases[row])) + varying_s * decode_range
-        )
+        out[row, 2] = latency_s + encode_s * encode_range * math.sqrt(float(phases[row])) + varying_s * decode_range
         out[row, 3], out[row, 4] = encode_s, max(m * decode_s, whole) / n
         out[row, 5], out[row, 6] = encode_range, decode_range
     return 0
 
 
 @jit
-def _fill_decode(a, b, mixed, groups, count, new, m, n, offset, shares, score, visit_s, alone):
+def _fill_decode(a, b, mixed, groups, count, new, m, n, offset, shares, score, visit_s, isolated):
     """Fills the columns of decode visits; whether at some iteration a micro-batch may well be empty (``rare``)."""
     few, each, uneven = False, max(new / m, 1.0), _part(new, m, m - 1)
     for u in range(n):
         seqs, kv_tokens = new * shares[offset + u, 0] / m, new * shares[offset + u, 1] / m
         dispersion = shares[offset + u, 2] / shares[offset + u, 0] if seqs > 0.0 else 0.0
-        there, more = _rare(seqs, each, alone)
+        there, more = _rare(seqs, each, isolated)
         few = few or more > 1.0
         seqs, kv_tokens, largest, whole = seqs * more, kv_tokens * more, 0.0, 0.0
         layer_a_s, layer_b_s = _layer_pair_s(a, b, mixed, seqs, kv_tokens, 0.0, 0.0)
@@ -432,7 +418,7 @@ def _fill_decode(a, b, mixed, groups, count, new, m, n, offset, shares, score, v
             groups,
             seqs,
             kv_tokens,
-            _beyond(seqs, dispersion, score) + (uneven - 1.0) * seqs,
+            _out_of_range(seqs, dispersion, score) + (uneven - 1.0) * seqs,
             visit_s[0, u + 1],
         )
         pace = _pace(there, m, longest, largest, whole)
@@ -481,7 +467,7 @@ def _iteration_s(a, b, mixed, groups, count, m, seqs, kv_tokens, more_tokens, sh
 
 
 @jit
-def _behind(spread, idle):
+def _waiting_after(spread, idle):
     """Standard deviations by which the longest batch that one still waits for, stage by stage, is longer.
 
     With room between stages nobody overtakes, and all who follow are as late as the longest one, until gaps add up to
@@ -534,13 +520,9 @@ def waa_rows(
         cycle_s = max(period_s, full_s)
         pace_s = cycle_s if lockstep else iteration_s
         spread = encode_range / z if z > 0.0 else 0.0
-        behind_s = (
-            (passing_s - largest) * spread * min(_behind(spread, cycle_s / largest - 1.0), longest[row])
-        )
+        behind_s = (passing_s - largest) * spread * min(_waiting_after(spread, cycle_s / largest - 1.0), longest[row])
         entry_s, high_entry_s, joins = passing_s + behind_s, largest * encode_range, 0.0
-        if (
-            iterations > 0
-        ):  # handed over one at a time, the middle one in the mean; joins the next micro-batch
+        if iterations > 0:  # handed over one at a time, the middle one in the mean; joins the next micro-batch
             entry_s, joins = entry_s + 0.5 * (new + 1.0) * (out_s + in_s), 1.0 / m
             high_entry_s += 0.5 * (new - 1.0) * (out_s + in_s)
         out[row, 0], out[row, 1] = cycle_s, entry_s + (iterations + 0.5 * joins) * pace_s

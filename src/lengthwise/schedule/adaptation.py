@@ -23,18 +23,11 @@ import numpy.typing as npt
 from lengthwise.catalog import weight_bytes
 from lengthwise.schedule.choose import Planner, improved, least_seen_s, rounded_up
 from lengthwise.schedule.controls import Cluster, ControlColumns, Strategy
+from lengthwise.schedule.drift_monitor import SIDES, Alarm, Monitor, Watcher
 from lengthwise.schedule.estimation import Estimates, Estimator
-from lengthwise.schedule.length_drift import (
-    first_margin,
-    left_alone,
-    moments,
-    moved,
-    moves_weights,
-    placed,
-)
+from lengthwise.schedule.length_drift import first_margin, left_alone, moments, moved, moves_weights, placed
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.sides import Side
-from lengthwise.schedule.watch import SIDES, Alarm, Watch, Watcher
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.schema.schedule import Adaptation, Change, Elsewhere, LengthFacts, Redeployment, ScheduleRow
 from lengthwise.schema.specs import ModelSpec
@@ -52,12 +45,12 @@ class InPlace:
     Args:
         planner: Of the lengths; it says what latency a bound is held against.
         deployed: What runs.
-        seats: Neither its encodings nor its decode batch are larger; infinite: any.
+        max_num_seqs: Neither its encodings nor its decode batch are larger; infinite: any.
     """
 
-    def __init__(self, planner: Planner, deployed: ScheduleRow, *, seats: float = math.inf) -> None:
+    def __init__(self, planner: Planner, deployed: ScheduleRow, *, max_num_seqs: float = math.inf) -> None:
         self._planner = planner
-        self._side = _DeployedSide(planner, deployed, seats)
+        self._side = _DeployedSide(planner, deployed, max_num_seqs)
 
     def best(self, bound_s: float = math.inf) -> ScheduleRow | None:
         """The one of the highest throughput found that meets a bound; None: none does."""
@@ -67,7 +60,7 @@ class InPlace:
         return None
 
     @property
-    def least_s(self) -> float:
+    def min_s(self) -> float:
         """The least latency that was seen, as it is once no bound could be met; infinite: nothing can run."""
         return least_seen_s([self._side])
 
@@ -75,22 +68,22 @@ class InPlace:
 class _DeployedSide(Side):
     """The schedules of the deployed layout that have seats."""
 
-    def __init__(self, planner: Planner, deployed: ScheduleRow, seats: float) -> None:
-        self._deployed, self._seats = deployed, seats
+    def __init__(self, planner: Planner, deployed: ScheduleRow, max_num_seqs: float) -> None:
+        self._deployed, self._max_num_seqs = deployed, max_num_seqs
         strategy = Strategy(deployed.strategy)
         super().__init__(planner.estimator, strategy, deployed.tp, worst_case=planner.worst_case)
 
     def estimates(self, points: Ints) -> Estimates:
         return self._split_as_deployed(self.columns(points))
 
-    def held_s(self, estimates: Estimates) -> Floats:
-        return np.where(estimates.decode_batch <= self._seats, super().held_s(estimates), np.inf)
+    def constrained_latency_s(self, estimates: Estimates) -> Floats:
+        return np.where(estimates.decode_batch <= self._max_num_seqs, super().constrained_latency_s(estimates), np.inf)
 
     def _groups(self) -> tuple[int, ...]:
         return (self._deployed.tp_groups,)
 
     def _largest_batch(self, groups: tuple[int, ...]) -> int:
-        return int(min(super()._largest_batch(groups), self._seats))
+        return int(min(super()._largest_batch(groups), self._max_num_seqs))
 
     def _all_runs(self, groups: tuple[int, ...], most: int) -> Ints:
         """All batches of as many micro-batches are one run: no GPU changes sides."""
@@ -109,9 +102,7 @@ Chosen = Callable[[float], ScheduleRow | None]
 """The best schedule under a bound; None: nothing meets it."""
 
 
-def margin_after(
-    planner: Planner, chosen: Chosen, before: TaskLengths, bound_s: float, most_cost: float
-) -> float:
+def margin_after(planner: Planner, chosen: Chosen, before: TaskLengths, bound_s: float, most_cost: float) -> float:
     """The first margin that holds the bound if lengths move on by as much as they moved, or by a part of it."""
     free = None if math.isinf(bound_s) else chosen(bound_s)
     if free is None:
@@ -137,10 +128,10 @@ def further(before: TaskLengths, task: TaskLengths, share: float, longest_tokens
     return TaskLengths(prompt, output)
 
 
-def _more(before: Floats, after: Floats, share: float, most_tokens: int) -> Floats:
+def _more(before: Floats, after: Floats, share: float, max_tokens: int) -> Floats:
     (mean, sd, _), (mean_after, sd_after, _) = moments(before), moments(after)
-    spread = moved(after, "sd", share * abs(sd_after / sd - 1) if sd else 0.0, most_tokens)
-    made = moved(spread, "mean", share * abs(mean_after / mean - 1), most_tokens)
+    spread = moved(after, "sd", share * abs(sd_after / sd - 1) if sd else 0.0, max_tokens)
+    made = moved(spread, "mean", share * abs(mean_after / mean - 1), max_tokens)
     return made[: int(made.nonzero()[0][-1]) + 1]
 
 
@@ -159,11 +150,7 @@ _MEASURED = {
 """The table does not name the GPUs; only the A40s of the paper are 32 and more (its A100s are 16)."""
 
 
-def redeployment(
-    model: ModelSpec,
-    cluster: Cluster,
-    strategy: Strategy = Strategy.RRA,
-) -> Redeployment:
+def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strategy.RRA) -> Redeployment:
     """Seconds to load all weights, every GPU and every node at a time.
 
     At the cluster's rates; of one that it does not say, the paper's own seconds where it measured the model on so many
@@ -215,7 +202,7 @@ def lengths_since(task: TaskLengths, alarm: Alarm, longest_tokens: int) -> TaskL
     seen = {"prompts": alarm.prompt_tokens, "outputs": alarm.output_tokens}
     moved = {side for side in SIDES if side in alarm.sides or alarm.evidence.get(side, 0.0) >= 1}
     prompt, output = (
-        _side(pmf, seen[side], moved=side in moved) if side in alarm.watched else pmf for side, pmf in sides
+        _side(pmf, seen[side], changed=side in moved) if side in alarm.watched else pmf for side, pmf in sides
     )
     most_output = max(longest_tokens // 2, longest_tokens - (len(prompt) - 1))
     output = _truncated(output, most_output)
@@ -233,10 +220,10 @@ def facts_of(task: TaskLengths, level: float, output_tokens: int | None = None) 
     )
 
 
-def _side(pmf: Floats, tokens: Ints, *, moved: bool) -> Floats:
+def _side(pmf: Floats, tokens: Ints, *, changed: bool) -> Floats:
     if len(tokens) >= ENOUGH:
         return np.asarray(np.bincount(tokens) / len(tokens))
-    if not moved:
+    if not changed:
         return pmf
     mean, sd, _ = moments(pmf)
     times = float(tokens.std(ddof=1)) / sd if sd > 0 and len(tokens) > 1 else 1.0
@@ -245,12 +232,12 @@ def _side(pmf: Floats, tokens: Ints, *, moved: bool) -> Floats:
     return placed(to, pmf, int(np.ceil(max(to.max(), tokens.max(), 1.0))))
 
 
-def _truncated(pmf: Floats, most_tokens: int) -> Floats:
+def _truncated(pmf: Floats, max_tokens: int) -> Floats:
     """Lengths cut at a limit, as an engine cuts them."""
-    if len(pmf) - 1 <= most_tokens:
+    if len(pmf) - 1 <= max_tokens:
         return pmf
-    cut = pmf[: most_tokens + 1].copy()
-    cut[-1] += pmf[most_tokens + 1 :].sum()
+    cut = pmf[: max_tokens + 1].copy()
+    cut[-1] += pmf[max_tokens + 1 :].sum()
     return cut
 
 
@@ -265,7 +252,7 @@ class Terms:
         least_gain: A schedule that meets the bound is left for this share of requests more, at least.
         most_cost: Share of throughput that a margin after the drift may cost at most.
         may_load: Whether weights may be loaded anew; else what that would bring is only told (``Change.elsewhere``).
-        seats: Neither encodings nor decode batches of what needs no loading may be larger; infinite: any.
+        max_num_seqs: Neither encodings nor decode batches of what needs no loading may be larger; infinite: any.
     """
 
     storage: str = "dram"
@@ -274,7 +261,7 @@ class Terms:
     least_gain: float = 0.02
     most_cost: float = 0.2
     may_load: bool = True
-    seats: float = math.inf
+    max_num_seqs: float = math.inf
 
     def __post_init__(self) -> None:
         if self.storage not in ("dram", "ssd"):
@@ -287,8 +274,8 @@ class Terms:
             raise InputError(f"least_gain must be at least 0; it is {self.least_gain}")
         if not 0 <= self.most_cost <= 1:
             raise InputError(f"most_cost must be from 0 to 1; it is {self.most_cost}")
-        if not self.seats >= 1:
-            raise InputError(f"seats must be at least 1; they are {self.seats}")
+        if not self.max_num_seqs >= 1:
+            raise InputError(f"seats must be at least 1; they are {self.max_num_seqs}")
 
 
 @dataclass(frozen=True)
@@ -303,11 +290,7 @@ class _Option:
 
 
 def replan(
-    planner: Planner,
-    deployed: ScheduleRow,
-    before: TaskLengths,
-    bound_s: float = math.inf,
-    terms: Terms = Terms(),
+    planner: Planner, deployed: ScheduleRow, before: TaskLengths, bound_s: float = math.inf, terms: Terms = Terms()
 ) -> Change:
     """What to do about a deployed schedule.
 
@@ -326,14 +309,14 @@ def replan(
     setting, worst_case = planner.estimator.setting, planner.worst_case
     left, held_s = left_alone(planner.estimator, deployed, worst_case=worst_case)
     kept = left if math.isfinite(held_s) and _seated(left, terms) else None
-    in_place = InPlace(planner, deployed, seats=terms.seats)
+    in_place = InPlace(planner, deployed, max_num_seqs=terms.max_num_seqs)
     near = in_place.best
     free = _chosen(planner, near, terms)(bound_s)
     margin, options = _options_within_bound(planner, near, deployed, before, bound_s, terms)
     best = max(options, key=lambda one: one.served(terms.horizon_s), default=None)
-    made, repaid_s, why = _verdict(kept, held_s, best, bound_s, terms)
+    made, repaid_s, why = _decision(kept, held_s, best, bound_s, terms)
     if best is None:
-        why = _nothing(least_seen_s(planner.sides) if terms.may_load else in_place.least_s, terms)
+        why = _empty(least_seen_s(planner.sides) if terms.may_load else in_place.min_s, terms)
     runs = best.row if made and best else kept
     level, fixed = setting.assumptions.level, setting.assumptions.output_tokens
     return Change(
@@ -342,15 +325,15 @@ def replan(
         bound_s=bound_s,
         margin=margin,
         free_rps=free.throughput_rps if free else 0.0,
-        kept=kept,
+        retained=kept,
         kept_held_s=held_s,
         late_share=late_share(planner.estimator, deployed, bound_s, worst_case=worst_case),
         new=best.row if best else None,
-        new_held_s=_held(best.row, worst_case=worst_case) if best else math.inf,
+        new_held_s=_reserved(best.row, worst_case=worst_case) if best else math.inf,
         load_s=best.load_s if best else 0.0,
         made=made,
         repaid_s=repaid_s,
-        why=why,
+        cause=why,
         elsewhere=None if terms.may_load else _elsewhere(planner, deployed, runs, bound_s, margin, terms),
     )
 
@@ -371,12 +354,7 @@ def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, w
 
 
 def _options_within_bound(
-    planner: Planner,
-    near: Chosen,
-    deployed: ScheduleRow,
-    before: TaskLengths,
-    bound_s: float,
-    terms: Terms,
+    planner: Planner, near: Chosen, deployed: ScheduleRow, before: TaskLengths, bound_s: float, terms: Terms
 ) -> tuple[float, list[_Option]]:
     """The margin, and what meets the bound so tightened; without a margin where nothing does."""
     chosen = _chosen(planner, near, terms)
@@ -389,9 +367,7 @@ def _options_within_bound(
     return 0.0, _options(planner, near, deployed, bound_s, terms)
 
 
-def _options(
-    planner: Planner, near: Chosen, deployed: ScheduleRow, bound_s: float, terms: Terms
-) -> list[_Option]:
+def _options(planner: Planner, near: Chosen, deployed: ScheduleRow, bound_s: float, terms: Terms) -> list[_Option]:
     """What could run instead: the best of the same layout, and the best of all where it may be loaded."""
     same = near(bound_s)
     found = [] if same is None else [_Option(same, 0.0)]
@@ -400,23 +376,18 @@ def _options(
 
 
 def _elsewhere(
-    planner: Planner,
-    deployed: ScheduleRow,
-    runs: ScheduleRow | None,
-    bound_s: float,
-    margin: float,
-    terms: Terms,
+    planner: Planner, deployed: ScheduleRow, runs: ScheduleRow | None, bound_s: float, margin: float, terms: Terms
 ) -> Elsewhere | None:
     """The best of all, where it would have to be loaded and that would be worth it."""
     row = _best(planner, bound_s * (1 - margin)) or _best(planner, bound_s)
     if row is None or not moves_weights(deployed, row):
         return None
     option, worst_case = _Option(row, _load_s(planner, deployed, row, terms)), planner.worst_case
-    held_s = _held(runs, worst_case=worst_case) if runs else math.inf
-    worth, repaid_s, why = _verdict(runs, held_s, option, bound_s, terms)
+    held_s = _reserved(runs, worst_case=worst_case) if runs else math.inf
+    worth, repaid_s, why = _decision(runs, held_s, option, bound_s, terms)
     if not worth:
         return None
-    return Elsewhere(row, _held(row, worst_case=worst_case), option.load_s, terms.storage, repaid_s, why)
+    return Elsewhere(row, _reserved(row, worst_case=worst_case), option.load_s, terms.storage, repaid_s, why)
 
 
 def _load_s(planner: Planner, deployed: ScheduleRow, row: ScheduleRow, terms: Terms) -> float:
@@ -435,39 +406,39 @@ def _chosen(planner: Planner, near: Chosen, terms: Terms) -> Chosen:
 
 def _seated(row: ScheduleRow, terms: Terms) -> bool:
     """Whether what runs has the seats for it."""
-    return max(row.encode_batch, row.decode_batch) <= terms.seats
+    return max(row.encode_batch, row.decode_batch) <= terms.max_num_seqs
 
 
-def _verdict(
-    kept: ScheduleRow | None, held_s: float, best: _Option | None, bound_s: float, terms: Terms
+def _decision(
+    retained: ScheduleRow | None, constrained_latency_s: float, best: _Option | None, bound_s: float, terms: Terms
 ) -> tuple[bool, float, str]:
     """(whether to change, seconds until that has repaid, why)."""
     if best is None:
         return False, math.nan, ""
-    if kept is None or held_s > bound_s:
-        broken = f"what runs would take {held_s:.3g} s"
-        if kept is None:
-            broken = f"{'memory' if math.isinf(held_s) else 'seats'} would not hold what runs"
+    if retained is None or constrained_latency_s > bound_s:
+        broken = f"what runs would take {constrained_latency_s:.3g} s"
+        if retained is None:
+            broken = f"{'memory' if math.isinf(constrained_latency_s) else 'max_num_seqs'} would not hold what runs"
         if best.load_s >= terms.horizon_s:
             return False, math.nan, f"{broken}, but loading takes longer than the horizon"
         return True, math.nan, broken
-    served, would = kept.throughput_rps * terms.horizon_s, best.served(terms.horizon_s)
+    served, would = retained.throughput_rps * terms.horizon_s, best.served(terms.horizon_s)
     more = would / served - 1 if served else math.inf
     pays = more > terms.least_gain
     said = f"by the horizon {100 * abs(more):.1f} % {'more' if more >= 0 else 'fewer'} requests are served"
-    return pays, _repaid_s(kept, best), said
+    return pays, _repaid_s(retained, best), said
 
 
-def _nothing(least_s: float, terms: Terms) -> str:
+def _empty(min_s: float, terms: Terms) -> str:
     """That no schedule meets the bound: of all, or of those that need no loading."""
     of = "nothing" if terms.may_load else "nothing that needs no loading"
-    if math.isinf(least_s):
+    if math.isinf(min_s):
         return f"{of} fits the GPUs with these lengths"
-    return f"{of} meets the bound with these lengths: the least latency is {rounded_up(least_s)} s"
+    return f"{of} meets the bound with these lengths: the least latency is {rounded_up(min_s)} s"
 
 
-def _repaid_s(kept: ScheduleRow, best: _Option) -> float:
-    gain_rps = best.row.throughput_rps - kept.throughput_rps
+def _repaid_s(retained: ScheduleRow, best: _Option) -> float:
+    gain_rps = best.row.throughput_rps - retained.throughput_rps
     return best.load_s * best.row.throughput_rps / gain_rps if gain_rps > 0 else math.inf
 
 
@@ -479,7 +450,7 @@ def _best(planner: Planner, bound_s: float) -> ScheduleRow | None:
         return None
 
 
-def _held(row: ScheduleRow, *, worst_case: bool) -> float:
+def _reserved(row: ScheduleRow, *, worst_case: bool) -> float:
     return row.latency_high_s if worst_case else row.latency_s
 
 
@@ -493,7 +464,7 @@ class Adapter:
         deployed: What runs.
         bound_s: Latency that must be held; infinite: any.
         requests: How many requests the planned lengths were counted over; None: they are known.
-        watch: How lengths are watched; None: as usual.
+        monitor: How lengths are watched; None: as usual.
         terms: When a change is worth it; None: as usual.
 
     Attributes:
@@ -509,13 +480,13 @@ class Adapter:
         bound_s: float = math.inf,
         *,
         requests: int | None = None,
-        watch: Watch | None = None,
+        monitor: Monitor | None = None,
         terms: Terms | None = None,
     ) -> None:
         self._planner, self.bound_s, self._terms = planner, bound_s, terms or Terms()
         self.deployed, self.task = deployed, planner.estimator.setting.task
         self._first = deployed
-        self.watcher = Watcher(self.task, requests, watch or Watch())
+        self.watcher = Watcher(self.task, requests, monitor or Monitor())
         self._before = self.task
         self._last: Alarm | None = None
         self._since: list[tuple[int, int]] = []
@@ -547,11 +518,7 @@ class Adapter:
             return None
         prompts, outputs = np.array(self._since, dtype=np.int64).T
         known = replace(
-            self._last,
-            request=self.watcher.observed,
-            at_s=at_s,
-            prompt_tokens=prompts,
-            output_tokens=outputs,
+            self._last, request=self.watcher.observed, at_s=at_s, prompt_tokens=prompts, output_tokens=outputs
         )
         return self._adapted(known, first=False)
 
@@ -571,8 +538,8 @@ class Adapter:
         return Adaptation(
             request=alarm.request,
             at_s=alarm.at_s,
-            began=alarm.began,
-            began_s=alarm.began_s,
+            started=alarm.started,
+            started_s=alarm.started_s,
             requests=len(alarm.output_tokens),
             sides=alarm.sides,
             evidence=alarm.evidence,

@@ -51,7 +51,7 @@ from lengthwise.schedule.stage_costs import Setting, visits_s
 from lengthwise.schema.deployment import Deployment, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 
-_UNLIMITED = 1 << 60
+_UNBOUNDED = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class System:
         scheduler: Under which name ``lengthwise.policy`` has it; "": batches that nobody leaves (``whole_batches``).
         budgets: Tokens of a step that are tried, the usual one first; 0: without a budget.
         parts: Micro-batches of prompts for each of decodes that are tried; of whole batches alone.
-        apart: Some replicas only prefill, the others only decode.
+        disaggregated: Some replicas only prefill, the others only decode.
         cuts: Prompts may be cut to what is left of a budget; else the budget must hold the longest.
     """
 
@@ -70,10 +70,10 @@ class System:
     budgets: tuple[int, ...] = (0,)
     parts: tuple[int, ...] = (1,)
     cuts: bool = False
-    apart: bool = False
+    disaggregated: bool = False
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether a batch runs until its longest output is done, nobody leaving before."""
         return not self.scheduler
 
@@ -90,35 +90,35 @@ KNOWN: dict[str, System] = {
     "vllm": System("vllm_v0", (2048, 512, 8192)),
     "sarathi": System("sarathi", (512, 2048, 256, 1024), cuts=True),
     "vllm-v1": System("vllm_v1", (512, 2048, 256, 1024, 8192), cuts=True),
-    "vllm-v1-disaggregated": System("vllm_v1", (2048, 8192, 512), cuts=True, apart=True),
+    "vllm-v1-disaggregated": System("vllm_v1", (2048, 8192, 512), cuts=True, disaggregated=True),
 }
 
 
 def whole_batches(
-    waiting: int, resident: int, phase_steps: int, max_num_seqs: int, parameter_0: int
+    waiting: int, num_running: int, phase_steps: int, max_num_seqs: int, parameter_0: int
 ) -> tuple[int, int, int]:
     """A batch is let in when the one before is through: prompts in ``parameter_0`` even parts, then its decodes."""
     parts = min(parameter_0, max_num_seqs)
-    place = 0 if resident == 0 else phase_steps
+    place = 0 if num_running == 0 else phase_steps
     if waiting == 0 or place >= parts:
         return 0, 0, DECODES_WAIT
     share = max_num_seqs * (place + 1) // parts - max_num_seqs * place // parts
     flags = DECODES_WAIT
-    if resident == 0:
+    if num_running == 0:
         flags += NEW_PHASE
-    return share, _UNLIMITED, flags
+    return share, _UNBOUNDED, flags
 
 
 def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
     """A system as a point on the axes of the engine's schedulers."""
-    if not system.whole:
+    if not system.complete:
         return policy.scheduler(system.scheduler)
     batches = policy.batching(whole_batches)
     named = replace(batches, parameters=(prompt_parts,), name=f"whole_batches(parts={prompt_parts})")
     return Scheduler(batching=named, memory="paged")
 
 
-class Apart:
+class Disaggregated:
     """A cut of the cluster whose replicas are of two kinds, of equally many GPUs each."""
 
     first = 1
@@ -139,10 +139,7 @@ class Apart:
 
     def each(self, line: Line, batch: int) -> list[Configuration]:
         """The numbers of prefilling replicas on both sides of an even balance."""
-        prefill_rps, total = (
-            self._prefill_rps(line.prefill or line.replica, line.budget),
-            line.replica.replicas,
-        )
+        prefill_rps, total = (self._prefill_rps(line.prefill or line.replica, line.budget), line.replica.replicas)
         if not prefill_rps:
             return [Configuration(line, batch, 1)]
         decode_rps = self._decode_rps(line.replica, batch)
@@ -217,13 +214,7 @@ class Apart:
         last = len(of.layout.stages) - 1
         visits = [
             visits_s(
-                self._setting.packed(stage.tp),
-                seqs,
-                kv_tokens,
-                stage.layers,
-                place == 0,
-                place == last,
-                encode=False,
+                self._setting.packed(stage.tp), seqs, kv_tokens, stage.layers, place == 0, place == last, encode=False
             )
             for place, stage in enumerate(of.layout.stages)
         ]
@@ -236,7 +227,7 @@ def _times(deployment: Deployment, replicas: int) -> Deployment:
     return replace(deployment, parallel=Parallelism(of.tp, of.pp, replicas))
 
 
-class Whole:
+class Complete:
     """Batches that nobody leaves; memory is counted as ``static_batches`` counts it."""
 
     first = 1
@@ -344,7 +335,7 @@ def prompt_tokens(setting: Setting, seqs: float) -> float:
 
 SYSTEMS: tuple[str, ...] = tuple(KNOWN)
 """Names of the systems, by age."""
-FEWEST_REQUESTS = 100
+MIN_REQUESTS = 100
 NEAR, FINE = 0.1, 0.05
 """How much less throughput than the best at its latency a configuration may have to be looked at closer."""
 _PER_OCTAVE = 4
@@ -357,7 +348,7 @@ def curve(
     requests: int = 2000,
     seed: int = 0,
     batch_sizes: Sequence[int] | None = None,
-    told: Callable[[], None] = lambda: None,
+    report: Callable[[], None] = lambda: None,
 ) -> Curve:
     """What a system yields in each configuration worth a look.
 
@@ -368,7 +359,7 @@ def curve(
             and twice the batch at least.
         seed: Of the lengths; all configurations see lengths of one seed.
         batch_sizes: Sequences on a replica; None: by octaves up to what memory holds, finer near the best.
-        told: Called when a configuration was played out.
+        report: Called when a configuration was played out.
 
     Raises:
         UnknownNameError: There is no such system.
@@ -376,34 +367,34 @@ def curve(
     """
     if system not in KNOWN:
         raise UnknownNameError("system", system, SYSTEMS)
-    if requests < FEWEST_REQUESTS:
-        raise InputError(f"requests must be at least {FEWEST_REQUESTS}; they are {requests}")
+    if requests < MIN_REQUESTS:
+        raise InputError(f"requests must be at least {MIN_REQUESTS}; they are {requests}")
     if batch_sizes is not None and (not len(batch_sizes) or min(batch_sizes) < 1):
         raise InputError(f"batch_sizes must be whole numbers of at least 1; they are {list(batch_sizes)}")
-    tried = Configurations(_player(estimator.setting, KNOWN[system], requests, seed), told)
+    tried = Configurations(_player(estimator.setting, KNOWN[system], requests, seed), report)
     if batch_sizes is None:
-        _look(tried)
+        _poll(tried)
     else:
         for line in tried.lines(every=True):
-            tried.go(line, sorted(set(map(int, batch_sizes))), whole=True)
+            tried.go(line, sorted(set(map(int, batch_sizes))), complete=True)
     return curve_of(system, tried.rows)
 
 
 def _player(setting: Setting, system: System, requests: int, seed: int) -> Player:
     question = Question(setting.task, setting.bound_tokens, setting.assumptions.level, requests, seed)
-    kind = Whole if system.whole else Apart if system.apart else Streaming
+    kind = Complete if system.complete else Disaggregated if system.disaggregated else Streaming
     return kind(setting, system, question)
 
 
-def _look(tried: Configurations) -> None:
+def _poll(attempts: Configurations) -> None:
     """Octaves of every cut, other budgets of those near the best, and finer batches beside the points near the best."""
-    for line in tried.lines(every=False):
-        tried.go(line, octaves(tried.most(line)))
-    for at in tried.near(NEAR):
-        for line in tried.siblings(at.line):
-            tried.go(line, octaves(tried.most(line)))
-    for at in tried.near(FINE):
-        tried.go(at.line, _beside(at.batch, tried.most(at.line)), whole=True)
+    for line in attempts.lines(every=False):
+        attempts.go(line, octaves(attempts.most(line)))
+    for at in attempts.near(NEAR):
+        for line in attempts.siblings(at.line):
+            attempts.go(line, octaves(attempts.most(line)))
+    for at in attempts.near(FINE):
+        attempts.go(at.line, _additional(at.batch, attempts.most(at.line)), complete=True)
 
 
 def octaves(most: int) -> list[int]:
@@ -411,7 +402,7 @@ def octaves(most: int) -> list[int]:
     return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | ({most} if most > 0 else set()))
 
 
-def _beside(batch: int, most: int) -> list[int]:
+def _additional(batch: int, most: int) -> list[int]:
     steps = range(1 - _PER_OCTAVE, _PER_OCTAVE)
     sizes = {round(batch * 2 ** (step / _PER_OCTAVE)) for step in steps}
     return sorted(size for size in sizes if 1 <= size <= most)

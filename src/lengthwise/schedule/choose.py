@@ -52,15 +52,15 @@ def why_nothing_fits(setting: Setting, sides: Sequence[Side]) -> str:
     if WHY_NOT[Reason.WEIGHTS] in reasons and WHY_NOT[Reason.CACHE] not in reasons:
         told = (
             f"the weights of {setting.model.name} need {_least_bytes(setting, sides) / _GB:.3g} GB on the fullest GPU, "
-            f"and {setting.usable_bytes / _GB:.3g} GB are there for them ({cluster.gpu.name})"
+            f"and {setting.available_bytes / _GB:.3g} GB are there for them ({cluster.gpu.name})"
         )
     else:
         named = {why: [_named(side) for side in sides if side.why_not == why] for why in reasons}
         told = "; ".join(f"{why} ({', '.join(names)})" for why, names in named.items())
-    return f"no schedule fits {on}: {told}. {_advice(setting, reasons)}"
+    return f"no schedule fits {on}: {told}. {_suggestion(setting, reasons)}"
 
 
-def _advice(setting: Setting, reasons: Sequence[str]) -> str:
+def _suggestion(setting: Setting, reasons: Sequence[str]) -> str:
     """What to do: about memory where it is short anywhere, for more of it may do there; else about the layout."""
     if WHY_NOT[Reason.WEIGHTS] in reasons or WHY_NOT[Reason.CACHE] in reasons:
         return "Use more GPUs, or GPUs with more memory"
@@ -173,12 +173,12 @@ class Searched:
         return self.found.best
 
 
-def improved(searched: Sequence[Searched], bound_s: float) -> list[Searched]:
+def improved(search_results: Sequence[Searched], bound_s: float) -> list[Searched]:
     """Searches with what they missed as estimates are not quite monotone; each way to a choice ends with it."""
-    before = [one.side.evaluated for one in searched]
-    if not any(one.found.best for one in searched):
-        searched = [_looked_closer(one, bound_s) for one in searched]
-    climbed = [_climbed(one, bound_s) for one in searched]
+    before = [one.side.evaluated for one in search_results]
+    if not any(one.found.best for one in search_results):
+        search_results = [_looked_closer(one, bound_s) for one in search_results]
+    climbed = [_climbed(one, bound_s) for one in search_results]
     return [_counted(one, one.side.evaluated - was) for one, was in zip(climbed, before, strict=True)]
 
 
@@ -191,7 +191,7 @@ def _looked_closer(one: Searched, bound_s: float) -> Searched:
     """The search with the least latency among the neighbours of its fastest, which need not be quite monotone."""
     if not math.isfinite(one.found.fastest.latency_s):
         return one
-    points = one.side.beside(one.found.fastest.point)
+    points = one.side.additional(one.found.fastest.point)
     got = one.side.perf(points)
     at = int(np.argmin(got.latency_s))
     least = Reached(tuple(points[at].tolist()), float(got.latency_s[at]), float(got.throughput_rps[at]))
@@ -208,7 +208,7 @@ def _climbed(one: Searched, bound_s: float) -> Searched:
     best = _best_seen(one, bound_s)
     for _ in range(_MOST_CLIMBS if best else 0):
         assert best is not None
-        points = one.side.around(best.point)
+        points = one.side.neighbors(best.point)
         if one.side.strategy is Strategy.RRA:
             points = np.unique(np.concatenate([points, ridge(one.side, best.point, bound_s)]), axis=0)
         got = one.side.perf(points)
@@ -236,24 +236,22 @@ def _best_seen(one: Searched, bound_s: float) -> Reached | None:
 
 
 def told(
-    side: Side, searched: Sequence[Searched], won: Searched, row: ScheduleRow, bound_s: float
+    side: Side, search_results: Sequence[Searched], won: Searched, row: ScheduleRow, bound_s: float
 ) -> ScheduleSide:
     """A side as the answer lists it: its best, how much it could have at most, and why it lost."""
-    one = next((s for s in searched if s.side is side), None)
+    one = next((s for s in search_results if s.side is side), None)
     if one is None:
         return ScheduleSide(side.strategy.value, side.tp, None, 0.0, 0, 0, side.why_not)
     point = one.found.best.point if one.found.best else side.best_seen(bound_s)
     best = None if point is None else side.row(point)
-    why = "" if one is won else _why(one, best, row, bound_s)
-    return ScheduleSide(
-        side.strategy.value, side.tp, best, one.at_most_rps, side.size, one.found.evaluated, why
-    )
+    why = "" if one is won else _reason(one, best, row, bound_s)
+    return ScheduleSide(side.strategy.value, side.tp, best, one.at_most_rps, side.size, one.found.evaluated, why)
 
 
-def _why(one: Searched, best: ScheduleRow | None, row: ScheduleRow, bound_s: float) -> str:
-    least_s = one.found.fastest.latency_s
-    if least_s > bound_s:
-        return f"its least latency is {least_s:.3g} s"
+def _reason(one: Searched, best: ScheduleRow | None, row: ScheduleRow, bound_s: float) -> str:
+    min_s = one.found.fastest.latency_s
+    if min_s > bound_s:
+        return f"its least latency is {min_s:.3g} s"
     if best is None:
         return "what meets the bound has no more than the choice"
     if best.throughput_rps >= row.throughput_rps * (1 - TIE):
@@ -262,15 +260,10 @@ def _why(one: Searched, best: ScheduleRow | None, row: ScheduleRow, bound_s: flo
 
 
 def nothing(
-    estimator: Estimator,
-    sides: Sequence[Side],
-    searched: Sequence[Searched],
-    bound_s: float,
-    *,
-    worst_case: bool,
+    estimator: Estimator, sides: Sequence[Side], search_results: Sequence[Searched], bound_s: float, *, worst_case: bool
 ) -> ScheduleError:
     """That nothing meets the bound: the least latency there is, and what makes it."""
-    runs = [one for one in searched if math.isfinite(one.found.fastest.latency_s)]
+    runs = [one for one in search_results if math.isfinite(one.found.fastest.latency_s)]
     if not runs:
         return ScheduleError(why_nothing_fits(estimator.setting, sides))
     least = min(runs, key=lambda one: one.found.fastest.latency_s)
@@ -285,9 +278,9 @@ def nothing(
     )
 
 
-def _limit(row: ScheduleRow, iterations: int, held_s: float) -> str:
+def _limit(row: ScheduleRow, iterations: int, constrained_latency_s: float) -> str:
     """What takes most of a latency."""
-    share = 1 - row.encode_s / held_s
+    share = 1 - row.encode_s / constrained_latency_s
     if share >= 1 / 2:
         between = "" if row.decode_steps >= iterations else " and what is encoded between them"
         take = "takes" if iterations == 1 and not between else "take"
@@ -368,9 +361,7 @@ class Planner:
             raise InputError("a choice needs a strategy and a tensor-parallel degree; one of them is missing")
         gpus = estimator.setting.cluster.gpus
         if gpus < 2 and Strategy.RRA not in strategies:
-            raise InputError(
-                "WAA needs at least 2 GPUs, one to encode and one to decode; there is 1. Use RRA."
-            )
+            raise InputError("WAA needs at least 2 GPUs, one to encode and one to decode; there is 1. Use RRA.")
         self.estimator, self.worst_case = estimator, worst_case
         self.strategies = tuple(strategies)
         self._degrees = tuple(degrees)
@@ -382,12 +373,12 @@ class Planner:
             for tp in wanted
         ]
 
-    def best(self, bound_s: float = math.inf, *, apart: bool = False, exhaustive: bool = False) -> Choice:
+    def best(self, bound_s: float = math.inf, *, disaggregated: bool = False, exhaustive: bool = False) -> Choice:
         """The best schedule that meets a bound, as sure as ``Choice.gap`` says.
 
         Args:
             bound_s: Latency; infinite: any.
-            apart: Find the best of every side, so that runner-ups are as sure as the choice; costs more.
+            disaggregated: Find the best of every side, so that runner-ups are as sure as the choice; costs more.
             exhaustive: Look at every schedule.
 
         Raises:
@@ -395,12 +386,12 @@ class Planner:
             ScheduleError: Nothing meets it, or nothing fits.
         """
         started_s = self._clock()
-        searched = self.search(bound_s, self.sides, apart=apart, exhaustive=exhaustive)
+        search_results = self.search(bound_s, self.sides, disaggregated=disaggregated, exhaustive=exhaustive)
         if not exhaustive:
-            searched = improved(searched, bound_s)
-        some = [one for one in searched if one.found.best]
+            search_results = improved(search_results, bound_s)
+        some = [one for one in search_results if one.found.best]
         if not some:
-            raise nothing(self.estimator, self.sides, searched, bound_s, worst_case=self.worst_case)
+            raise nothing(self.estimator, self.sides, search_results, bound_s, worst_case=self.worst_case)
         most_rps = max(one.best.throughput_rps for one in some)
         ties = [one for one in some if one.best.throughput_rps >= most_rps * (1 - TIE)]
         won = min(ties, key=lambda one: one.best.latency_s)
@@ -410,10 +401,10 @@ class Planner:
             bound_s=bound_s,
             controls=won.side.controls(won.best.point),
             row=row,
-            sides=tuple(told(side, searched, won, row, bound_s) for side in self.sides),
-            evaluated=sum(one.found.evaluated for one in searched),
+            sides=tuple(told(side, search_results, won, row, bound_s) for side in self.sides),
+            evaluated=sum(one.found.evaluated for one in search_results),
             points=sum(side.size for side in self.sides),
-            gap=max(0.0, max(one.at_most_rps for one in searched) / row.throughput_rps - 1),
+            gap=max(0.0, max(one.at_most_rps for one in search_results) / row.throughput_rps - 1),
             seconds=self._clock() - started_s,
         )
 
@@ -433,22 +424,22 @@ class Planner:
         bound_s: float,
         sides: Sequence[Side],
         *,
-        apart: bool = False,
+        disaggregated: bool = False,
         exhaustive: bool = False,
         known_rps: float = 0.0,
     ) -> list[Searched]:
-        """What searches come to, of the sides that have points; unless ``apart``, each knows what others found.
+        """What searches come to, of the sides that have points; unless ``disaggregated``, each knows what others found.
 
         A throughput that is ``known_rps`` from elsewhere is not looked for again.
         """
-        searched: list[Searched] = []
+        search_results: list[Searched] = []
         for side in (side for side in sides if side.variables):
-            known_rps = 0.0 if apart else known_rps
+            known_rps = 0.0 if disaggregated else known_rps
             found = self._searched(side, bound_s, known_rps, exhaustive=exhaustive)
             known_rps = max(known_rps, found.best.throughput_rps if found.best else 0.0)
             most_rps = known_rps * (1 + found.gap) if known_rps else (0.0 if found.gap == 0 else math.inf)
-            searched.append(Searched(side, found, most_rps))
-        return searched
+            search_results.append(Searched(side, found, most_rps))
+        return search_results
 
     def _searched(self, side: Side, bound_s: float, known_rps: float, *, exhaustive: bool) -> Found:
         """What a search comes to; of the box's places it counts those that are schedules."""
@@ -462,9 +453,7 @@ class Planner:
             seen += int(side.within(points).sum())
             return side.perf(points)
 
-        found = branch_and_bound(
-            perf, side.variables, bound_s, self._tolerances, known_rps=known_rps * (1 - TIE)
-        )
+        found = branch_and_bound(perf, side.variables, bound_s, self._tolerances, known_rps=known_rps * (1 - TIE))
         return replace(found, evaluated=seen, of=side.size)
 
 

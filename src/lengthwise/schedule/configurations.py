@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schedule.simulation import Played, Replica
+from lengthwise.schedule.simulation import Replica, Simulated
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import FrontPoint, ScheduleRow
 
@@ -45,20 +45,20 @@ class Configuration:
 class Row:
     """What a configuration yields on all replicas; ``played`` None: memory does not hold it."""
 
-    played: Played | None
+    simulated: Simulated | None
     memory_share: float = math.nan
 
     @property
     def columns(self) -> dict[str, float]:
         """The columns of a curve that are not the configuration's."""
-        played = self.played or _NOTHING
+        played = self.simulated or _EMPTY
         return {
             "throughput_rps": played.throughput_rps,
             "throughput_low_rps": played.low_rps,
             "throughput_high_rps": played.high_rps,
             "latency_s": played.latency_s,
             "latency_high_s": played.latency_high_s,
-            "fits": self.played is not None,
+            "fits": self.simulated is not None,
             "first_s": played.first_s,
             "token_s": played.token_s,
             "residents": played.residents,
@@ -66,13 +66,13 @@ class Row:
         }
 
 
-_NOTHING = Played(0.0, 0.0, 0.0, math.inf, math.inf, math.nan, math.nan, 0.0, 0.0)
+_EMPTY = Simulated(0.0, 0.0, 0.0, math.inf, math.inf, math.nan, math.nan, 0.0, 0.0)
 
 
-def times(played: Played, replicas: int) -> Played:
+def times(simulated: Simulated, replicas: int) -> Simulated:
     """What so many replicas yield, each of which is the same."""
-    rates = {name: getattr(played, name) * replicas for name in ("throughput_rps", "low_rps", "high_rps")}
-    return replace(played, **rates)
+    rates = {name: getattr(simulated, name) * replicas for name in ("throughput_rps", "low_rps", "high_rps")}
+    return replace(simulated, **rates)
 
 
 class Player(Protocol):
@@ -96,10 +96,10 @@ class Player(Protocol):
 
 
 class Configurations:
-    """What was tried of a system so far; ``told`` of each when it was played out."""
+    """What was tried of a system so far; ``report`` of each when it was played out."""
 
-    def __init__(self, player: Player, told: Callable[[], None] = lambda: None) -> None:
-        self._player, self._told = player, told
+    def __init__(self, player: Player, report: Callable[[], None] = lambda: None) -> None:
+        self._player, self._report = player, report
         self._cuts = player.cuts()
         self._rows: dict[Configuration, Row] = {}
 
@@ -120,19 +120,19 @@ class Configurations:
         """The largest batch worth a try; 0: memory holds none."""
         return self._player.most(line)
 
-    def go(self, line: Line, batches: Sequence[int], *, whole: bool = False) -> None:
-        """Tries batches from small to large, as long as throughput rises; ``whole``: all of them."""
+    def go(self, line: Line, batches: Sequence[int], *, complete: bool = False) -> None:
+        """Tries batches from small to large, as long as throughput rises; ``complete``: all of them."""
         best_rps, waited = 0.0, 0
         for batch in batches or [1]:
-            got_rps = max(self._tried(at) for at in self._player.each(line, batch))
+            got_rps = max(self._attempted(at) for at in self._player.each(line, batch))
             waited = 0 if got_rps > best_rps * _FLAT else waited + 1
             best_rps = max(best_rps, got_rps)
-            if waited >= _PATIENCE and not whole:
+            if waited >= _PATIENCE and not complete:
                 return
 
     def near(self, share: float) -> list[Configuration]:
         """Configurations that have at least 1 - ``share`` of the best throughput at their latency."""
-        some = [(at, row.played) for at, row in self._rows.items() if row.played]
+        some = [(at, row.simulated) for at, row in self._rows.items() if row.simulated]
         some.sort(key=lambda one: one[1].latency_high_s)
         found, best_rps = [], 0.0
         for at, played in some:
@@ -141,11 +141,11 @@ class Configurations:
                 found.append(at)
         return found
 
-    def _tried(self, at: Configuration) -> float:
+    def _attempted(self, at: Configuration) -> float:
         if at not in self._rows:
             self._rows[at] = self._player.play(at)
-            self._told()
-        played = self._rows[at].played
+            self._report()
+        played = self._rows[at].simulated
         return played.throughput_rps if played else 0.0
 
 
@@ -273,7 +273,7 @@ def curve_of(system: str, rows: Sequence[tuple[Configuration, Row]]) -> Curve:
     """The rows as columns."""
     told = [_cells(at, row) for at, row in rows]
     columns: dict[str, Any] = {
-        name: np.array([cells[name] for cells in told], dtype=_WHOLE.get(name, np.float64)) for name in _NAMES
+        name: np.array([cells[name] for cells in told], dtype=_INTEGERS.get(name, np.float64)) for name in _NAMES
     }
     return Curve(system, **columns)
 
@@ -295,7 +295,5 @@ def _cells(at: Configuration, row: Row) -> dict[str, float]:
 
 _NAMES = tuple(field.name for field in fields(Curve) if field.name != "system")
 _PREFILL = ("prefill_tp", "prefill_pp", "prefill_replicas")
-_WHOLE: dict[str, Any] = dict.fromkeys(
-    ("tp", "pp", "replicas", "batch", "chunk", "parts", *_PREFILL), np.int64
-)
-_WHOLE["fits"] = np.bool_
+_INTEGERS: dict[str, Any] = dict.fromkeys(("tp", "pp", "replicas", "batch", "chunk", "parts", *_PREFILL), np.int64)
+_INTEGERS["fits"] = np.bool_

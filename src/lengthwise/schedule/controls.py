@@ -112,9 +112,7 @@ class ControlColumns:
             raise InputError(f"the controls must be columns of one length; their shapes are {lengths}")
         least = {"encode_batch": 1, "decode_steps": 1, "micro_batches": 0, "tp": 1, "tp_groups": 0}
         for name, smallest in least.items():
-            _require(
-                getattr(self, name) >= smallest, getattr(self, name), f"{name} must be at least {smallest}"
-            )
+            _require(getattr(self, name) >= smallest, getattr(self, name), f"{name} must be at least {smallest}")
         known = (self.strategy >= 0) & (self.strategy < len(CODES))
         _require(known, self.strategy, f"strategy must be from 0 to {len(CODES) - 1}")
         waa = self.strategy != CODES.index(Strategy.RRA)
@@ -133,10 +131,7 @@ def columns(controls: Iterable[Controls]) -> ControlColumns:
     Raises:
         InputError: A control is out of its range.
     """
-    rows = [
-        (CODES.index(c.strategy), c.encode_batch, c.decode_steps, _given(c), c.tp, c.tp_groups)
-        for c in controls
-    ]
+    rows = [(CODES.index(c.strategy), c.encode_batch, c.decode_steps, _given(c), c.tp, c.tp_groups) for c in controls]
     return ControlColumns(*np.array(rows, dtype=np.int64).reshape(len(rows), 6).T)
 
 
@@ -244,8 +239,7 @@ def waa_layout(layers: int, gpus: int, encode_gpus: int, tp: int = 1, tp_groups:
     decoding = min(tp_groups, decode_gpus // tp)
     encoding = tp_groups - decoding
     return Layout(
-        _pipeline(layers, encode_gpus, tp, encoding, "encode")
-        + _pipeline(layers, decode_gpus, tp, decoding, "decode")
+        _pipeline(layers, encode_gpus, tp, encoding, "encode") + _pipeline(layers, decode_gpus, tp, decoding, "decode")
     )
 
 
@@ -278,9 +272,7 @@ def _pipeline(layers: int, gpus: int, tp: int, tp_groups: int, role: Role) -> tu
     degrees = [tp] * tp_groups + [1] * (gpus - tp_groups * tp)
     shares = _shares(layers, degrees)
     if min(shares) < 1:
-        raise InputError(
-            f"{layers} layers must reach {len(degrees)} stages; use fewer GPUs, or groups of more of them"
-        )
+        raise InputError(f"{layers} layers must reach {len(degrees)} stages; use fewer GPUs, or groups of more of them")
     return tuple(Stage(degree, share, role) for degree, share in zip(degrees, shares, strict=True))
 
 

@@ -46,7 +46,7 @@ class Runnable:
         encode: The engine that encodes; RRA: that does all.
         decode: The engine that decodes; None: the same.
         exact: Whether it is the schedule that was chosen.
-        why: Why that one cannot be told; "" where it can.
+        cause: Why that one cannot be told; "" where it can.
     """
 
     row: ScheduleRow
@@ -54,7 +54,7 @@ class Runnable:
     encode: Cut
     decode: Cut | None = None
     exact: bool = True
-    why: str = ""
+    cause: str = ""
 
     @property
     def throughput_rps(self) -> float:
@@ -85,11 +85,11 @@ def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
         asked = ", ".join(planner.strategies)
         more = "" if Strategy.RRA in planner.strategies else ", or let rra be among the strategies"
         raise ScheduleError(
-            f"{chosen.words} cannot be told to engines: {_why(chosen)}. No schedule of {asked} that can be told them "
+            f"{chosen.words} cannot be told to engines: {_reason(chosen)}. No schedule of {asked} that can be told them "
             f"meets {bound_s:g} s; give a looser bound{more}"
         )
     best = max(found, key=lambda one: one.throughput_rps)
-    return replace(best, exact=False, why=_why(chosen))
+    return replace(best, exact=False, cause=_reason(chosen))
 
 
 def _as_it_is(row: ScheduleRow, gpus: int) -> Runnable | None:
@@ -111,7 +111,7 @@ def _even_cut(tp: int, groups: int, gpus: int) -> Cut | None:
     return Cut(tp, groups) if groups * tp == gpus else None
 
 
-def _why(row: ScheduleRow) -> str:
+def _reason(row: ScheduleRow) -> str:
     if row.strategy == Strategy.RRA:
         return "its stages have two tensor-parallel degrees, an engine's stages one"
     return (
@@ -134,8 +134,8 @@ def _even_phases(planner: Planner, bound_s: float) -> Iterator[Runnable]:
     gpus = estimator.setting.cluster.gpus
     for tp in (tp for tp in sorted(estimator.setting.tables) if tp <= gpus):
         side = _EvenSide(estimator, Strategy.RRA, tp, worst_case=planner.worst_case)
-        for searched in improved(planner.search(bound_s, [side]), bound_s):
-            best = searched.found.best
+        for search_results in improved(planner.search(bound_s, [side]), bound_s):
+            best = search_results.found.best
             row = None if best is None else side.row(best.point)
             cut = None if row is None else _even_cut(row.tp, row.tp_groups, gpus)
             if row is not None and cut is not None:

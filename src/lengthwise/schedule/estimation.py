@@ -112,11 +112,11 @@ class Filling:
         self.encoded, self.decode_batch, self.memory_share = np.zeros(n), np.zeros(n), np.full(n, np.nan)
         self.micro_batches, self.encode_gpus, self.reason = (np.zeros(n, dtype=np.int64) for _ in range(3))
 
-    def hold(self, here: Ints, needed_bytes: Floats, weight_bytes: float, usable_bytes: float) -> None:
+    def reserve(self, current: Ints, needed_bytes: Floats, weight_bytes: float, available_bytes: float) -> None:
         """Says whether memory holds it."""
-        self.memory_share[here] = needed_bytes / usable_bytes
-        reason = Reason.WEIGHTS if weight_bytes > usable_bytes else Reason.CACHE
-        self.reason[here] = np.where(needed_bytes > usable_bytes, reason, Reason.FITS)
+        self.memory_share[current] = needed_bytes / available_bytes
+        reason = Reason.WEIGHTS if weight_bytes > available_bytes else Reason.CACHE
+        self.reason[current] = np.where(needed_bytes > available_bytes, reason, Reason.FITS)
 
     def estimates(self) -> Estimates:
         """The finished columns."""
@@ -154,10 +154,10 @@ def layout_of(setting: Setting, encode_gpus: int, tp: int, tp_groups: int) -> La
     return waa_layout(setting.model.layers, setting.cluster.gpus, encode_gpus, tp, tp_groups)
 
 
-def batch_parts(setting: Setting, new: Floats, asked: Ints) -> Ints:
+def batch_parts(setting: Setting, new: Floats, requested: Ints) -> Ints:
     """[n] micro-batches of the decode batch, never more than its sequences."""
     batch = new * setting.phase(1, renewal=True).seqs[0]
-    return np.asarray(np.minimum(np.maximum(asked, 1), np.maximum(np.floor(batch).astype(np.int64), 1)))
+    return np.asarray(np.minimum(np.maximum(requested, 1), np.maximum(np.floor(batch).astype(np.int64), 1)))
 
 
 def encode_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
@@ -197,9 +197,7 @@ def waa_seconds(setting: Setting, layout: Layout, tp: int, new: Floats, parts: I
     return out
 
 
-def waa_bytes(
-    setting: Setting, layout: Layout, new: Floats, parts: Ints, batch: Floats
-) -> tuple[Floats, float]:
+def waa_bytes(setting: Setting, layout: Layout, new: Floats, parts: Ints, batch: Floats) -> tuple[Floats, float]:
     """([n] bytes on the fullest GPU at the level, the weights on the heaviest) of both sides."""
     sizes, kv_high = setting.sizes(layout.stages), _kv_high(setting, new, batch)
     handed = handed_bytes_per_token(setting.model)
@@ -245,9 +243,7 @@ def _encode_stages(gpus: int, tp: int, tp_groups: int, allowed: Ints) -> Ints:
     return np.asarray(allowed - encoding * (tp - 1))
 
 
-def _even_bytes(
-    setting: Setting, allowed: Ints, stages: Ints, new: Floats, parts: Ints
-) -> tuple[Floats, Floats]:
+def _even_bytes(setting: Setting, allowed: Ints, stages: Ints, new: Floats, parts: Ints) -> tuple[Floats, Floats]:
     """[allowed, n] bytes of an encoding and of a decoding GPU, were the layers spread evenly to fractions."""
     gpus, layers = setting.cluster.gpus, setting.model.layers
     batch = new * setting.phase(1, renewal=True).seqs[0]
@@ -297,9 +293,7 @@ class Estimator:
     ) -> None:
         self.setting = Setting(task, cluster, model, tables, assumptions)
 
-    def estimate(
-        self, controls: ControlColumns | Sequence[Controls], encoding: Ints | None = None
-    ) -> Estimates:
+    def estimate(self, controls: ControlColumns | Sequence[Controls], encoding: Ints | None = None) -> Estimates:
         """A row for each schedule.
 
         Args:
@@ -322,13 +316,13 @@ class Estimator:
         self._require(given)
         rows = Filling(len(given))
         rra = given.strategy == CODES.index(Strategy.RRA)
-        for tp, groups, here in _alike(given.tp, given.tp_groups, np.flatnonzero(rra)):
+        for tp, groups, here in _matching(given.tp, given.tp_groups, np.flatnonzero(rra)):
             self._rra(given, rows, here, tp, groups, timed=timed)
         others = np.flatnonzero(~rra)
         if len(others):
             chosen = encode_gpus(self.setting, given, others) if encoding is None else encoding[others]
             rows.encode_gpus[others] = chosen
-            for tp, groups, here in _alike(given.tp, given.tp_groups, others):
+            for tp, groups, here in _matching(given.tp, given.tp_groups, others):
                 for split, part in _by(rows.encode_gpus, here):
                     self._waa(given, rows, part, tp, groups, split)
         return rows
@@ -338,9 +332,7 @@ class Estimator:
         for steps in (given.decode_steps.min(initial=1), given.decode_steps.max(initial=1)):
             require_steps(self.setting.task, int(steps))
         if gpus < 2 and (given.strategy != CODES.index(Strategy.RRA)).any():
-            raise InputError(
-                "WAA needs at least 2 GPUs, one to encode and one to decode; there is 1. Use RRA."
-            )
+            raise InputError("WAA needs at least 2 GPUs, one to encode and one to decode; there is 1. Use RRA.")
         over = given.tp * given.tp_groups > gpus
         if over.any():
             row = int(np.argmax(over))
@@ -349,29 +341,27 @@ class Estimator:
                 f"{given.tp_groups[row]} groups of {given.tp[row]} do not"
             )
 
-    def _rra(
-        self, given: ControlColumns, rows: Filling, here: Ints, tp: int, groups: int, *, timed: bool
-    ) -> None:
+    def _rra(self, given: ControlColumns, rows: Filling, current: Ints, tp: int, groups: int, *, timed: bool) -> None:
         setting = self.setting
-        rows.encode_gpus[here] = setting.cluster.gpus
+        rows.encode_gpus[current] = setting.cluster.gpus
         try:
             layout = rra_layout(setting.model.layers, setting.cluster.gpus, tp, groups)
         except InputError:
-            rows.reason[here] = Reason.LAYERS
+            rows.reason[current] = Reason.LAYERS
             return
-        new, steps = given.encode_batch[here].astype(np.float64), given.decode_steps[here]
+        new, steps = given.encode_batch[current].astype(np.float64), given.decode_steps[current]
         offset, table = self._phases(steps)
-        parts = np.where(given.micro_batches[here] > 0, given.micro_batches[here], len(layout.stages))
+        parts = np.where(given.micro_batches[current] > 0, given.micro_batches[current], len(layout.stages))
         new = new * setting.resized.times(new / np.minimum(parts, new))
         batch = new * table[offset, 0]
-        there = np.maximum(np.floor(batch).astype(np.int64), given.encode_batch[here])
+        there = np.maximum(np.floor(batch).astype(np.int64), given.encode_batch[current])
         parts = np.minimum(parts, there)  # B_E are encoded in as many parts however few of them decode
-        rows.encoded[here], rows.micro_batches[here], rows.decode_batch[here] = new, parts, batch
+        rows.encoded[current], rows.micro_batches[current], rows.decode_batch[current] = new, parts, batch
         if timed:
             out = _rra_seconds(setting, layout, new, steps, parts, offset, table)
             out[:, 2] += out[:, 1] * np.where(parts > 1, OWN_ERROR, 0.0)
-            rows.seconds[here] = out
-        rows.hold(here, *_rra_bytes(setting, layout, new, parts, steps, offset, table), setting.usable_bytes)
+            rows.seconds[current] = out
+        rows.reserve(current, *_rra_bytes(setting, layout, new, parts, steps, offset, table), setting.available_bytes)
 
     def _phases(self, steps: Ints) -> tuple[Ints, Floats]:
         """([n] where a schedule's iterations begin, their shares one under another)."""
@@ -380,22 +370,20 @@ class Estimator:
         begin = np.concatenate([[0], np.cumsum(distinct)[:-1]])
         return begin[inverse], np.ascontiguousarray(np.concatenate(shares))
 
-    def _waa(
-        self, given: ControlColumns, rows: Filling, here: Ints, tp: int, groups: int, split: int
-    ) -> None:
+    def _waa(self, given: ControlColumns, rows: Filling, current: Ints, tp: int, groups: int, split: int) -> None:
         setting = self.setting
         try:
             layout = layout_of(setting, split, tp, groups)
         except InputError:
-            rows.reason[here] = Reason.LAYERS if split else Reason.GROUPS
+            rows.reason[current] = Reason.LAYERS if split else Reason.GROUPS
             return
-        new = given.encode_batch[here].astype(np.float64)
+        new = given.encode_batch[current].astype(np.float64)
         new = new * setting.resized.times(new)
-        parts = batch_parts(setting, new, given.micro_batches[here])
+        parts = batch_parts(setting, new, given.micro_batches[current])
         out = waa_seconds(setting, layout, tp, new, parts)
-        rows.seconds[here], rows.micro_batches[here] = out[:, :7], parts
-        rows.encoded[here], rows.decode_batch[here] = new, out[:, 7]
-        rows.hold(here, *waa_bytes(setting, layout, new, parts, out[:, 7]), setting.usable_bytes)
+        rows.seconds[current], rows.micro_batches[current] = out[:, :7], parts
+        rows.encoded[current], rows.decode_batch[current] = new, out[:, 7]
+        rows.reserve(current, *waa_bytes(setting, layout, new, parts, out[:, 7]), setting.available_bytes)
 
 
 def estimate(
@@ -411,13 +399,7 @@ def estimate(
 
 
 def _rra_seconds(
-    setting: Setting,
-    layout: Layout,
-    new: Floats,
-    steps: Ints,
-    parts: Ints,
-    offset: Ints,
-    table: Floats,
+    setting: Setting, layout: Layout, new: Floats, steps: Ints, parts: Ints, offset: Ints, table: Floats
 ) -> Floats:
     out = np.zeros((len(new), 7))
     groups, count = grouped(layout.stages)
@@ -450,7 +432,7 @@ def _rra_bytes(
     return stage_bytes(setting.sizes(layout.stages), layout.stages, kv_high, None, tokens, seqs)
 
 
-def _alike(tp: Ints, groups: Ints, rows: Ints) -> list[tuple[int, int, Ints]]:
+def _matching(tp: Ints, groups: Ints, rows: Ints) -> list[tuple[int, int, Ints]]:
     """Rows of one layout together; without groups the degree does not matter."""
     degree = np.where(groups[rows] > 0, tp[rows], 1)
     pairs = np.column_stack([degree, groups[rows]])

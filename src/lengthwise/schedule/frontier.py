@@ -47,7 +47,7 @@ _NEAR = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
 class _Seen(NamedTuple):
     """A schedule that was estimated: its latency, its throughput, whose it is among some sides, and where it lies."""
 
-    held_s: float
+    constrained_latency_s: float
     rps: float
     side: int
     point: Place
@@ -79,7 +79,7 @@ def fronts_seen(planner: Planner, at_s: Mapping[Strategy, Sequence[float]]) -> F
     fronts = []
     for strategy, kept_s in at_s.items():
         sides = _sides(planner, strategy)
-        points = _rows(sides, _thinned(_undominated(sides), kept_s))
+        points = _rows(sides, _sampled(_undominated(sides), kept_s))
         if points:
             fronts.append((strategy.value, tuple(points)))
     return tuple(fronts)
@@ -100,11 +100,11 @@ def _search_between(planner: Planner, sides: Sequence[Side], bounds: int) -> lis
     if not ends:
         return []
     top = max(ends, key=lambda end: end.throughput_rps)
-    least_s = _least_s(planner, sides)
-    searched_s = [least_s * times for times in NEAR_LEAST if least_s * times < top.latency_s]
+    min_s = _least_s(planner, sides)
+    searched_s = [min_s * times for times in NEAR_LEAST if min_s * times < top.latency_s]
     for bound_s in searched_s:
         improved(planner.search(bound_s, sides), bound_s)
-    stretches = [(-1.0, least_s, 0.0, top.latency_s, top.throughput_rps)]
+    stretches = [(-1.0, min_s, 0.0, top.latency_s, top.throughput_rps)]
     for _ in range(bounds - 1):
         _, low_s, low_rps, high_s, high_rps = heapq.heappop(stretches)
         middle_s = math.sqrt(low_s * high_s)
@@ -118,8 +118,8 @@ def _search_between(planner: Planner, sides: Sequence[Side], bounds: int) -> lis
 
 def _least_s(planner: Planner, sides: Sequence[Side]) -> float:
     """The least latency there is, as it is told where nothing meets a bound."""
-    searched = improved(planner.search(_NO_TIME_S, sides), _NO_TIME_S)
-    return min(one.found.fastest.latency_s for one in searched)
+    search_results = improved(planner.search(_NO_TIME_S, sides), _NO_TIME_S)
+    return min(one.found.fastest.latency_s for one in search_results)
 
 
 def _near(side: Side) -> Ints:
@@ -165,29 +165,29 @@ def _undominated(sides: Sequence[Side]) -> list[_Seen]:
     return found
 
 
-def kinks(fronts: Fronts) -> tuple[Kink, ...]:
+def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
     """From which bound on which strategy at which degree is the best of all.
 
     One takes over where the last one would not have as much within a bound ``NEAR_BOUND`` times as loose: kinds that
     overtake each other at every step of a batch are as good as one.
     """
     points = sorted(
-        (p for _, front in fronts for p in front), key=lambda p: (p.held_s, -p.row.throughput_rps)
+        (p for _, front in fronts for p in front), key=lambda p: (p.constrained_latency_s, -p.row.throughput_rps)
     )
     best, last, found = 0.0, ("", 0), []
     for point in points:
         if point.row.throughput_rps <= best:
             continue
         best, kind = point.row.throughput_rps, point.row.family[:2]
-        if kind != last and _most_rps(points, last, NEAR_BOUND * point.held_s) < best:
-            found.append(Kink(point.held_s, f"{_kind_words(*kind)}: {point.row.words}"))
+        if kind != last and _most_rps(points, last, NEAR_BOUND * point.constrained_latency_s) < best:
+            found.append(Kink(point.constrained_latency_s, f"{_kind_words(*kind)}: {point.row.words}"))
             last = kind
     return tuple(found)
 
 
 def _most_rps(points: Sequence[FrontPoint], kind: tuple[str, int], bound_s: float) -> float:
     """The most that schedules of a kind have within a bound."""
-    own = (p.row.throughput_rps for p in points if p.held_s <= bound_s and p.row.family[:2] == kind)
+    own = (p.row.throughput_rps for p in points if p.constrained_latency_s <= bound_s and p.row.family[:2] == kind)
     return max(own, default=0.0)
 
 
@@ -210,23 +210,25 @@ def _rows(sides: Sequence[Side], found: Sequence[_Seen]) -> list[FrontPoint]:
         points = np.array([found[i].point for i in at], dtype=np.int64)
         got, controls = side.estimates(points), side.columns(points)
         for row, i in enumerate(at):
-            made[i] = FrontPoint(found[i].held_s, row_of(controls.row(row), got, row))
+            made[i] = FrontPoint(found[i].constrained_latency_s, row_of(controls.row(row), got, row))
     return [made[i] for i in range(len(found))]
 
 
-def _thinned(found: Sequence[_Seen], at_s: Sequence[float]) -> list[_Seen]:
-    held_s, rps = np.array([one.held_s for one in found]), np.array([one.rps for one in found])
+def _sampled(found: Sequence[_Seen], at_s: Sequence[float]) -> list[_Seen]:
+    held_s, rps = np.array([one.constrained_latency_s for one in found]), np.array([one.rps for one in found])
     return [found[at] for at in shown_of(held_s, rps, at_s)]
 
 
-def shown_of(held_s: Floats, rps: Floats, at_s: Sequence[float]) -> list[int]:
+def shown_of(constrained_latency_s: Floats, rps: Floats, at_s: Sequence[float]) -> list[int]:
     """Which points of a frontier are shown, in its order.
 
     About ``MOST_POINTS``, so that at every bound as small a share of throughput is lacking as may be, and none at some.
     """
     if len(rps) <= MOST_POINTS:
         return list(range(len(rps)))
-    kept = {0, len(rps) - 1} | {int(at) for at in np.searchsorted(held_s, at_s, side="right") - 1 if at >= 0}
+    kept = {0, len(rps) - 1} | {
+        int(at) for at in np.searchsorted(constrained_latency_s, at_s, side="right") - 1 if at >= 0
+    }
     low, high = 0.0, math.log(rps[-1] / rps[0])
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
@@ -235,9 +237,9 @@ def shown_of(held_s: Floats, rps: Floats, at_s: Sequence[float]) -> list[int]:
     return _steps(rps, math.exp(high), kept)
 
 
-def _steps(rps: Floats, times: float, kept: Iterable[int]) -> list[int]:
+def _steps(rps: Floats, times: float, retained: Iterable[int]) -> list[int]:
     """Those kept, and from each on the first that has more than so many ``times`` its throughput."""
-    found, wanted = [0], sorted(kept)
+    found, wanted = [0], sorted(retained)
     while found[-1] < wanted[-1]:
         after = int(np.searchsorted(rps, times * rps[found[-1]], side="right"))
         found.append(min(after, wanted[bisect.bisect_right(wanted, found[-1])]))
@@ -324,7 +326,7 @@ class StaticBatches:
 def static_batches(estimator: Estimator) -> StaticBatches:
     """All static batches of an estimator's task on its cluster; none where they do not fit."""
     setting = estimator.setting
-    tp, layout = _widest(setting)
+    tp, layout = _max_width(setting)
     batch = np.concatenate([np.arange(1, MULTIPLE), np.arange(MULTIPLE, LARGEST + 1, MULTIPLE)])
     if not layout.stages:
         batch = batch[:0]
@@ -350,7 +352,7 @@ def static_batches(estimator: Estimator) -> StaticBatches:
     )
 
 
-def _widest(setting: Setting) -> tuple[int, Layout]:
+def _max_width(setting: Setting) -> tuple[int, Layout]:
     """The widest degree that divides the cluster within a node, and its stages; none: no layout has layers for all."""
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     for tp in sorted(setting.tables, reverse=True):
@@ -371,7 +373,7 @@ def _memory_share(setting: Setting, layout: Layout, batch: Ints, parts: Ints) ->
     kv_tokens = setting.prompt_tokens_high(whole) + whole * setting.task.max_output_tokens
     tokens = setting.prompt_tokens_high(in_visit)
     needed, _ = stage_bytes(setting.sizes(layout.stages), layout.stages, kv_tokens, None, tokens, in_visit)
-    return np.asarray(needed / setting.usable_bytes)
+    return np.asarray(needed / setting.available_bytes)
 
 
 def _encode_s(setting: Setting, layout: Layout, batch: Ints, parts: Ints) -> Floats:
@@ -402,14 +404,7 @@ def _decode_s(setting: Setting, layout: Layout, batch: Ints, parts: Ints, steps:
 
 
 def _visit(
-    setting: Setting,
-    stage: Stage,
-    place: int,
-    stages: int,
-    seqs: Floats,
-    kv_tokens: Floats | float,
-    *,
-    encode: bool,
+    setting: Setting, stage: Stage, place: int, stages: int, seqs: Floats, kv_tokens: Floats | float, *, encode: bool
 ) -> Floats:
     ends = place == 0, place == stages - 1
     return visits_s(setting.packed(stage.tp), seqs, kv_tokens, stage.layers, *ends, encode=encode)

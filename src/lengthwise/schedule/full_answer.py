@@ -17,7 +17,7 @@ from lengthwise.schedule.baselines import curve
 from lengthwise.schedule.choose import TIE, Choice, Planner
 from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_layout, waa_layout
 from lengthwise.schedule.estimation import Estimates, Estimator, Reason
-from lengthwise.schedule.frontier import explored_s, fronts_seen, kinks, most_seen_rps, static_batches
+from lengthwise.schedule.frontier import breakpoints, explored_s, fronts_seen, most_seen_rps, static_batches
 from lengthwise.schedule.length_drift import drift
 from lengthwise.schedule.lengths import PhaseShares
 from lengthwise.schedule.stage_costs import Setting, deviations, projected_share, visits_s
@@ -30,22 +30,17 @@ Progress = Callable[[int, int], None]
 
 
 def others(
-    planner: Planner,
-    bound_s: float,
-    systems: Iterable[str],
-    seed: int = 0,
-    progress: Progress = lambda *_: None,
+    planner: Planner, bound_s: float, systems: Iterable[str], seed: int = 0, progress: Progress = lambda *_: None
 ) -> tuple[OtherSystem, ...]:
     """What the systems yield, each once, the bound held as the planner holds it."""
     played = itertools.count(1)
     return tuple(
-        _other(planner, bound_s, system, seed, lambda: progress(next(played), 0))
-        for system in dict.fromkeys(systems)
+        _other(planner, bound_s, system, seed, lambda: progress(next(played), 0)) for system in dict.fromkeys(systems)
     )
 
 
-def _other(planner: Planner, bound_s: float, system: str, seed: int, told: Callable[[], None]) -> OtherSystem:
-    of = curve(planner.estimator, system, seed=seed, told=told)
+def _other(planner: Planner, bound_s: float, system: str, seed: int, report: Callable[[], None]) -> OtherSystem:
+    of = curve(planner.estimator, system, seed=seed, report=report)
     at = of.best_at(bound_s, worst_case=planner.worst_case)
     return OtherSystem(
         system=system,
@@ -57,7 +52,7 @@ def _other(planner: Planner, bound_s: float, system: str, seed: int, told: Calla
     )
 
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """What a search may miss; less than so much more is not told."""
 
 
@@ -71,7 +66,7 @@ def parts(planner: Planner, bound_s: float = math.inf, above_rps: float = 0.0) -
     """
     found = list(_found(planner, bound_s))
     best = max(found, key=lambda one: (one.throughput_rps, one.gpus), default=None)
-    return best if best and best.throughput_rps > above_rps * (1 + LEAST_GAIN) else None
+    return best if best and best.throughput_rps > above_rps * (1 + MIN_GAIN) else None
 
 
 def _found(planner: Planner, bound_s: float) -> Iterator[ScheduleParts]:
@@ -79,7 +74,7 @@ def _found(planner: Planner, bound_s: float) -> Iterator[ScheduleParts]:
     setting = planner.estimator.setting
     gpus = setting.cluster.gpus
     for size in _sizes(gpus, setting.cluster.node.gpus):
-        if weight_bytes(setting.model) > size * setting.usable_bytes:
+        if weight_bytes(setting.model) > size * setting.available_bytes:
             continue
         tables = {tp: one for tp, one in setting.tables.items() if tp <= size}
         cluster = replace(setting.cluster, gpus=size)
@@ -169,9 +164,7 @@ def _rra(setting: Setting, controls: Controls, estimates: Estimates, rounds: int
 
 def _waa(setting: Setting, controls: Controls, estimates: Estimates, rounds: int) -> Explanation:
     encode_gpus = int(estimates.encode_gpus[0])
-    layout = waa_layout(
-        setting.model.layers, setting.cluster.gpus, encode_gpus, controls.tp, controls.tp_groups
-    )
+    layout = waa_layout(setting.model.layers, setting.cluster.gpus, encode_gpus, controls.tp, controls.tp_groups)
     parts, batch = int(estimates.micro_batches[0]), float(estimates.decode_batch[0])
     share, projected = setting.phase(1, renewal=True), projected_share(setting.model)
     context = share.kv_tokens[0] / share.seqs[0] if share.seqs[0] else 0.0
@@ -192,9 +185,7 @@ def _waa(setting: Setting, controls: Controls, estimates: Estimates, rounds: int
     return Explanation(controls, estimates, layout, encode_s, decode_s, timeline)
 
 
-def _phase_s(
-    setting: Setting, stages: tuple[Stage, ...], new: float, share: PhaseShares, parts: int
-) -> Floats:
+def _phase_s(setting: Setting, stages: tuple[Stage, ...], new: float, share: PhaseShares, parts: int) -> Floats:
     """[N_D, stages] seconds of decode visits of a micro-batch, ``new`` requests in all, as the estimate has them."""
     uneven, new = part(new, parts, parts - 1), new / parts
     there, more = np.array([rare(one, max(new, 1.0), False) for one in (new * share.seqs).tolist()]).T
@@ -206,9 +197,7 @@ def _phase_s(
         larger = np.array([beyond(one, by, score) for one, by in zip(seqs, dispersion, strict=True)])
         larger += (uneven - 1.0) * seqs
         ahead = np.nan_to_num(kv_tokens * (1 + larger / seqs))
-        longest = np.nan_to_num(
-            _decode_s(setting, stages, seqs + larger, ahead)[:, 0] / visit_s[:, 0], nan=1.0
-        )
+        longest = np.nan_to_num(_decode_s(setting, stages, seqs + larger, ahead)[:, 0] / visit_s[:, 0], nan=1.0)
     rows = zip(there, longest, visit_s.max(axis=1), visit_s.sum(axis=1), strict=True)
     times = [pace(some, parts, most, largest_s, whole_s) for some, most, largest_s, whole_s in rows]
     return np.asarray(np.array(times)[:, None] * visit_s)
@@ -256,7 +245,7 @@ def answer(
     bound_s: float = math.inf,
     *,
     name: str = "",
-    facts: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
     exhaustive: bool = False,
     baselines: Sequence[str] = (),
     seed: int = 0,
@@ -268,7 +257,7 @@ def answer(
         planner: Whose schedules.
         bound_s: Latency that must be held; infinite: any.
         name: Of the question.
-        facts: What is fixed, by name.
+        metadata: What is fixed, by name.
         exhaustive: Look at every schedule for the choice.
         baselines: Other systems to hold it against (``SYSTEMS``), which takes longer than all the rest.
         seed: Of the lengths that those are played with.
@@ -282,13 +271,13 @@ def answer(
     setting = planner.estimator.setting
     searched_s = explored_s(planner)
     if most_seen_rps(planner, bound_s) > choice.row.throughput_rps * (1 + TIE):
-        choice = _again(planner, choice)
+        choice = _retry(planner, choice)
     fronts = fronts_seen(planner, {of: [*known_s, bound_s] for of, known_s in searched_s.items()})
     static = static_batches(planner.estimator)
     explained = explain(planner.estimator, choice.controls)
     return SchedulePlan(
         name=name,
-        facts=dict(facts or {}),
+        metadata=dict(metadata or {}),
         bound_s=bound_s,
         level=setting.assumptions.level,
         quantile_tokens=setting.bound_tokens,
@@ -302,7 +291,7 @@ def answer(
         static=static.best(bound_s),
         static_front=static.front(bound_s),
         front=fronts,
-        kinks=kinks(fronts),
+        breakpoints=breakpoints(fronts),
         drift=drift(planner, choice),
         redeploy=redeployment(setting.model, setting.cluster, Strategy(choice.row.strategy)),
         stages=_stages(explained, choice),
@@ -316,7 +305,7 @@ def answer(
 def _chosen(planner: Planner, bound_s: float, *, exhaustive: bool) -> Choice:
     """The choice; where there is none the error says which part of the GPUs would have one by itself."""
     try:
-        return planner.best(bound_s, apart=True, exhaustive=exhaustive)
+        return planner.best(bound_s, disaggregated=True, exhaustive=exhaustive)
     except ScheduleError as error:
         less = parts(planner, bound_s)
         if less is None:
@@ -327,9 +316,9 @@ def _chosen(planner: Planner, bound_s: float, *, exhaustive: bool) -> Choice:
         ) from None
 
 
-def _again(planner: Planner, choice: Choice) -> Choice:
+def _retry(planner: Planner, choice: Choice) -> Choice:
     """The choice once more, where the frontier came by something better; it has cost all that was estimated."""
-    better = planner.best(choice.bound_s, apart=True)
+    better = planner.best(choice.bound_s, disaggregated=True)
     evaluated = sum(side.evaluated for side in planner.sides)
     return replace(better, evaluated=evaluated, seconds=choice.seconds + better.seconds)
 

@@ -41,9 +41,7 @@ MARGINS = (0.02, 0.04, 0.06, 0.08, 0.10, 0.13, 0.16, 0.20, 0.25, 0.30, 0.35, 0.4
 _BISECTIONS = 60
 
 
-def drift(
-    planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] = MOVES
-) -> tuple[DriftRow, ...]:
+def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] = MOVES) -> tuple[DriftRow, ...]:
     """A row a move of the output lengths; moves of a spread that is not there are left out.
 
     Raises:
@@ -52,15 +50,13 @@ def drift(
     task = planner.estimator.setting.task
     _, sd, _ = moments(task.output_pmf)
     tighter = lru_cache(maxsize=len(MARGINS))(lambda margin: _tighter(planner, choice.bound_s, margin))
-    return tuple(
-        _row(planner, choice, tighter, what, change) for what, change in moves if sd > 0 or what == "mean"
-    )
+    return tuple(_row(planner, choice, tighter, what, change) for what, change in moves if sd > 0 or what == "mean")
 
 
-def moved(pmf: Floats, what: str, change: float, most_tokens: int) -> Floats:
+def moved(pmf: Floats, what: str, change: float, max_tokens: int) -> Floats:
     """A distribution whose mean or sd is ``1 + change`` times as large, or whose skewness is ``change`` more.
 
-    The other two moments stay, but for what rounding to tokens and the ends (1 and ``most_tokens``) do.
+    The other two moments stay, but for what rounding to tokens and the ends (1 and ``max_tokens``) do.
 
     Raises:
         InputError: ``what`` is not "mean", "sd" or "skewness".
@@ -68,12 +64,12 @@ def moved(pmf: Floats, what: str, change: float, most_tokens: int) -> Floats:
     tokens = np.arange(len(pmf), dtype=np.float64)
     mean, sd, skewness = moments(pmf)
     if what == "mean":
-        return placed(tokens + mean * change, pmf, most_tokens)
+        return placed(tokens + mean * change, pmf, max_tokens)
     if what == "sd":
-        return placed(mean + (tokens - mean) * (1 + change), pmf, most_tokens)
+        return placed(mean + (tokens - mean) * (1 + change), pmf, max_tokens)
     if what != "skewness":
         raise InputError(f"mean, sd or skewness may move, not {what!r}")
-    return placed(mean + sd * _skewed((tokens - mean) / sd, pmf, skewness + change), pmf, most_tokens)
+    return placed(mean + sd * _skew((tokens - mean) / sd, pmf, skewness + change), pmf, max_tokens)
 
 
 def moments(pmf: Floats) -> tuple[float, float, float]:
@@ -84,7 +80,7 @@ def moments(pmf: Floats) -> tuple[float, float, float]:
     return (mean, sd, float(pmf @ ((tokens - mean) / sd) ** 3)) if sd > 1e-9 * mean else (mean, 0.0, 0.0)
 
 
-def _skewed(z: Floats, pmf: Floats, wanted: float) -> Floats:
+def _skew(z: Floats, pmf: Floats, desired: float) -> Floats:
     """Standard scores bent by ``z + c (z^2 - 1)`` until their skewness is as wanted, or as near as that can."""
     low, high = -0.5, 0.5
     for _ in range(_BISECTIONS):
@@ -92,26 +88,26 @@ def _skewed(z: Floats, pmf: Floats, wanted: float) -> Floats:
         bent = z + bend * (z * z - 1)
         bent -= pmf @ bent
         bent /= math.sqrt(pmf @ bent**2)
-        low, high = (bend, high) if pmf @ bent**3 < wanted else (low, bend)
+        low, high = (bend, high) if pmf @ bent**3 < desired else (low, bend)
     return bent
 
 
-def placed(tokens: Floats, pmf: Floats, most_tokens: int) -> Floats:
+def placed(tokens: Floats, pmf: Floats, max_tokens: int) -> Floats:
     """Probabilities of whole tokens; what lies between two goes to both, so that the mean stays."""
-    within = np.clip(tokens, 1.0, float(most_tokens))
+    within = np.clip(tokens, 1.0, float(max_tokens))
     below = np.floor(within).astype(np.int64)
-    above = np.minimum(below + 1, most_tokens)
+    above = np.minimum(below + 1, max_tokens)
     share = within - below
-    made = np.bincount(below, weights=pmf * (1 - share), minlength=most_tokens + 1)
-    made = made + np.bincount(above, weights=pmf * share, minlength=most_tokens + 1)
+    made = np.bincount(below, weights=pmf * (1 - share), minlength=max_tokens + 1)
+    made = made + np.bincount(above, weights=pmf * share, minlength=max_tokens + 1)
     made[made < 1e-15] = 0.0
     return np.asarray(made / made.sum())
 
 
 def _row(planner: Planner, choice: Choice, tighter: Tighter, what: str, change: float) -> DriftRow:
     setting = planner.estimator.setting
-    most_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
-    task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, what, change, most_tokens))
+    max_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
+    task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, what, change, max_tokens))
     estimator = Estimator(task, setting.cluster, setting.model, setting.tables, setting.assumptions)
     kept, held_s = left_alone(estimator, choice.row, worst_case=planner.worst_case)
     replanned = _replanned(planner, estimator, choice.bound_s)
@@ -120,9 +116,9 @@ def _row(planner: Planner, choice: Choice, tighter: Tighter, what: str, change: 
         what,
         change,
         *moments(task.output_pmf),
-        kept=kept if math.isfinite(held_s) else None,
+        retained=kept if math.isfinite(held_s) else None,
         kept_held_s=held_s,
-        holds=holds,
+        is_satisfied=holds,
         replanned=replanned,
         margin=0.0 if holds else first_margin(planner, estimator, choice.bound_s, tighter),
         reload=replanned is not None and moves_weights(choice.row, replanned),
@@ -144,9 +140,7 @@ def left_alone(estimator: Estimator, row: ScheduleRow, *, worst_case: bool) -> t
     return row_of(controls, got), float((got.latency_high_s if worst_case else got.latency_s)[0])
 
 
-def first_margin(
-    planner: Planner, estimator: Estimator, bound_s: float, tighter: Tighter | None = None
-) -> float:
+def first_margin(planner: Planner, estimator: Estimator, bound_s: float, tighter: Tighter | None = None) -> float:
     """The first margin whose schedule, chosen by a planner, holds a bound for an estimator's task; NaN: none does.
 
     ``tighter`` gives the planner's choice by margin, where it is known already.
@@ -182,7 +176,7 @@ def moves_weights(row: ScheduleRow, other: ScheduleRow) -> bool:
 Ints = npt.NDArray[np.int64]
 Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
-RESAMPLES, FEWEST = 200, 50
+RESAMPLES, MIN_COUNT = 200, 50
 """Draws of the bootstrap, and of very many requests."""
 SAMPLING_LEVEL = 0.95
 
@@ -252,7 +246,7 @@ def over_resamples(
         seed: Of the draws.
     """
     setting, rng = estimator.setting, np.random.default_rng(seed)
-    fewer = max(FEWEST, _MOST_DRAWN // sample.requests)
+    fewer = max(MIN_COUNT, _MOST_DRAWN // sample.requests)
     rows = []
     for _ in range(min(draws, fewer)):
         task = sample.task(setting.task, rng)
@@ -303,9 +297,7 @@ def banded(estimator: Estimator, fronts: Fronts, off: Sequence[DegreesTables], l
     return tuple((strategy, _banded(under, points, level)) for strategy, points in fronts)
 
 
-def _banded(
-    under: Sequence[Estimator], points: tuple[FrontPoint, ...], level: float
-) -> tuple[FrontPoint, ...]:
+def _banded(under: Sequence[Estimator], points: tuple[FrontPoint, ...], level: float) -> tuple[FrontPoint, ...]:
     given, split = _columns(points)
     drawn = np.array([estimator.estimate(given, split).throughput_rps for estimator in under])
     ends = np.quantile(drawn, _tails(level), axis=0, method="hazen").T.tolist()

@@ -16,7 +16,7 @@ from lengthwise.workload import Joint, Marginal, draw, preset
 
 Floats = npt.NDArray[np.float64]
 
-MOST_TOKENS = 2**20
+MAX_TOKENS = 2**20
 """Longest prompt or output that is tabled."""
 
 _BISECTIONS = 54
@@ -52,9 +52,7 @@ class TaskLengths:
         return cls(_pmf_of(prompt, "prompts"), _pmf_of(output, "outputs"), name)
 
     @classmethod
-    def from_samples(
-        cls, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, name: str = ""
-    ) -> TaskLengths:
+    def from_samples(cls, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, name: str = "") -> TaskLengths:
         """How often each length was seen.
 
         Raises:
@@ -151,9 +149,7 @@ def _checked(pmf: npt.ArrayLike, side: str) -> Floats:
     values = np.array(pmf, dtype=np.float64)
     good = values.ndim == 1 and len(values) > 1 and np.isfinite(values).all() and (values >= 0).all()
     if not good or values[0] != 0 or abs(values.sum() - 1) > _SUM_SLACK:
-        raise InputError(
-            f"{side} must be probabilities of 0, 1, 2, ... tokens that add up to 1, 0 tokens at 0"
-        )
+        raise InputError(f"{side} must be probabilities of 0, 1, 2, ... tokens that add up to 1, 0 tokens at 0")
     values = values[: np.flatnonzero(values)[-1] + 1]
     values /= values.sum()
     values.setflags(write=False)
@@ -164,10 +160,10 @@ def _counted(tokens: npt.ArrayLike, what: str) -> Floats:
     seen = np.asarray(tokens)
     if seen.ndim != 1 or seen.size == 0:
         raise InputError(f"{what} must be a column of at least one length; the shape is {seen.shape}")
-    whole = np.isfinite(seen) & (seen == np.floor(seen)) & (seen >= 1) & (seen <= MOST_TOKENS)
+    whole = np.isfinite(seen) & (seen == np.floor(seen)) & (seen >= 1) & (seen <= MAX_TOKENS)
     if not whole.all():
         raise InputError(
-            f"{what} must be whole numbers of tokens from 1 to {MOST_TOKENS}; one is {seen[np.argmin(whole)]}"
+            f"{what} must be whole numbers of tokens from 1 to {MAX_TOKENS}; one is {seen[np.argmin(whole)]}"
         )
     return np.bincount(seen.astype(np.int64)) / seen.size
 
@@ -175,22 +171,22 @@ def _counted(tokens: npt.ArrayLike, what: str) -> Floats:
 def _pmf_of(marginal: Marginal, what: str) -> Floats:
     """Where the quantile function passes each half token, by bisection over its level."""
     top = np.array([1 - _NEGLIGIBLE])
-    longest = int(_whole(marginal.quantile(top))[0])
-    if longest > MOST_TOKENS:
+    longest = int(_complete(marginal.quantile(top))[0])
+    if longest > MAX_TOKENS:
         raise InputError(
-            f"{what} must not be longer than {MOST_TOKENS} tokens; a tail reaches {longest}. Give a maximum."
+            f"{what} must not be longer than {MAX_TOKENS} tokens; a tail reaches {longest}. Give a maximum."
         )
     tokens = np.arange(longest)
     low, high = np.zeros(longest), np.ones(longest)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        below = _whole(marginal.quantile(np.clip(middle, _NEGLIGIBLE, 1 - _NEGLIGIBLE))) <= tokens
+        below = _complete(marginal.quantile(np.clip(middle, _NEGLIGIBLE, 1 - _NEGLIGIBLE))) <= tokens
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     cdf = np.append(np.where(tokens > 0, low, 0.0), 1.0)
     return np.diff(np.maximum.accumulate(cdf), prepend=0.0)
 
 
-def _whole(tokens: Floats) -> Floats:
+def _complete(tokens: Floats) -> Floats:
     return np.asarray(np.maximum(np.rint(tokens), 1.0))
 
 

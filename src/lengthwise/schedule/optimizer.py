@@ -100,9 +100,7 @@ class Box:
     def __init__(self, variables: Sequence[Variable]) -> None:
         if not variables:
             raise InputError("a search must have 1 variable or more; there are none")
-        self._values = [
-            np.array(v.values[::-1] if v.rising is False else v.values, np.int64) for v in variables
-        ]
+        self._values = [np.array(v.values[::-1] if v.rising is False else v.values, np.int64) for v in variables]
         self.shape = tuple(len(values) for values in self._values)
         self.size = math.prod(self.shape)
         self._unknown = [variable.rising is None for variable in variables]
@@ -215,7 +213,7 @@ class Found:
 
 
 Key = tuple[float, float, Place]
-NOTHING: Key = (math.inf, math.inf, ())
+EMPTY: Key = (math.inf, math.inf, ())
 
 
 class Seen:
@@ -230,7 +228,7 @@ class Seen:
     def __init__(self, perf: Performance, box: Box, bound_s: float) -> None:
         self._perf, self._box, self._bound_s = perf, box, bound_s
         self._known: dict[Place, tuple[float, float]] = {}
-        self.best, self.fastest, self.calls = NOTHING, NOTHING, 0
+        self.best, self.fastest, self.calls = EMPTY, EMPTY, 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -308,7 +306,7 @@ def branch_and_bound(
     tolerances: Tolerances | None = None,
     *,
     known_rps: float = 0.0,
-    wave: int = 16,
+    batch_size: int = 16,
     most: int | None = None,
     trace: int = 0,
 ) -> Found:
@@ -321,24 +319,22 @@ def branch_and_bound(
         tolerances: How far perf may be from monotone.
         known_rps: A throughput that is had elsewhere: what has no more of it is not looked for, and the gap is
             that of the better of both.
-        wave: Blocks split at a time: more make fewer and larger calls, and some points in vain.
+        batch_size: Blocks split at a time: more make fewer and larger calls, and some points in vain.
         most: Points evaluated at most; the search then ends with the gap that is left.
         trace: Blocks kept to be drawn, at most.
 
     Raises:
         InputError: A number is out of range, or perf's answer cannot be used.
     """
-    _check(bound_s, wave)
+    _check(bound_s, batch_size)
     box = Box(variables)
     seen = Seen(perf, box, bound_s)
     if known_rps > 0:
         seen.best = -known_rps, -math.inf, ()
     search = _Search(seen, box, bound_s, tolerances or Tolerances(), trace)
-    search.run(wave, math.inf if most is None else most)
+    search.run(batch_size, math.inf if most is None else most)
     best, fastest = seen.reached()
-    return Found(
-        best, fastest, len(seen), box.size, seen.calls, search.gap(), tuple(_blocks(box, search.traced))
-    )
+    return Found(best, fastest, len(seen), box.size, seen.calls, search.gap(), tuple(_blocks(box, search.traced)))
 
 
 class _Search:
@@ -350,23 +346,23 @@ class _Search:
         self._first = list(box.blocks())
         self._limit_s = bound_s * (1 + tolerances.latency)
         self._slack = 1 + tolerances.throughput
-        self._worth = self._slack / (1 + tolerances.accepted)
+        self._is_improvement = self._slack / (1 + tolerances.accepted)
         self._queue: list[Entry] = []
         self._missed = 0.0
         self.traced: list[tuple[Place, Place, str]] = []
 
-    def run(self, wave: int, most: float) -> None:
+    def run(self, batch_size: int, most: float) -> None:
         """Until no block can hold anything better, or too few evaluations are left to split one."""
         if most < 2 * len(self._first):
             raise InputError(f"at least {2 * len(self._first)} points must be allowed here, not {most}")
         self._seen.evaluate(corner for block in self._first for corner in block)
         for block in self._first:
-            self._judge(-math.inf, 0.0, *block)
-        while blocks := self._taken(int(min(wave, (most - len(self._seen)) // 2))):
+            self._evaluate(-math.inf, 0.0, *block)
+        while blocks := self._taken(int(min(batch_size, (most - len(self._seen)) // 2))):
             halves = [half for block in blocks for half in self._halves(block)]
             self._seen.evaluate(corner for half in halves for corner in half[2:])
             for half in halves:
-                self._judge(*half)
+                self._evaluate(*half)
 
     def gap(self) -> float:
         """By what share the best of all may exceed the best so far."""
@@ -376,23 +372,23 @@ class _Search:
             return 0.0
         return could / best - 1 if best > 0 else math.inf
 
-    def _judge(self, loss: float, least_s: float, lowest: Place, highest: Place) -> None:
+    def _evaluate(self, loss: float, min_s: float, lowest: Place, highest: Place) -> None:
         """Keeps a block whose corners are evaluated if more than they may be in it."""
         latency_s, throughput = self._seen[lowest][0], self._seen[highest][1]
-        entry = max(loss, -throughput), max(least_s, latency_s), lowest, highest
+        entry = max(loss, -throughput), max(min_s, latency_s), lowest, highest
         if sum(highest) - sum(lowest) <= 1:
             self._note(entry, "done")
         elif entry[1] > self._limit_s or entry[1] == math.inf:
             self._note(entry, "too slow")
-        elif self._hopeless(entry):
+        elif self._infeasible(entry):
             self._drop(entry)
         else:
             heapq.heappush(self._queue, entry)
 
-    def _hopeless(self, entry: Entry) -> bool:
+    def _infeasible(self, entry: Entry) -> bool:
         """Whether a block holds nothing better than the best so far."""
         loss, latency_s, place = self._seen.best
-        mine = entry[0] * self._worth
+        mine = entry[0] * self._is_improvement
         return mine > loss or (mine == loss and entry[1:3] >= (latency_s, place))
 
     def _drop(self, entry: Entry) -> None:
@@ -404,7 +400,7 @@ class _Search:
         taken: list[Entry] = []
         while self._queue and len(taken) < count:
             entry = heapq.heappop(self._queue)
-            if self._hopeless(entry):
+            if self._infeasible(entry):
                 self._drop(entry)
             else:
                 self._note(entry, "split")
@@ -413,14 +409,14 @@ class _Search:
 
     def _halves(self, entry: Entry) -> Iterator[Entry]:
         """A block cut across its longest side; the parts of a line share the point between them."""
-        loss, least_s, lowest, highest = entry
+        loss, min_s, lowest, highest = entry
         sides = zip(lowest, highest, self._scales, strict=True)
         shares = [(high - low) * scale for low, high, scale in sides]
         axis = shares.index(max(shares))
         middle = (lowest[axis] + highest[axis]) // 2
         beyond = middle + (sum(map(bool, shares)) > 1)
-        yield loss, least_s, lowest, (*highest[:axis], middle, *highest[axis + 1 :])
-        yield loss, least_s, (*lowest[:axis], beyond, *lowest[axis + 1 :]), highest
+        yield loss, min_s, lowest, (*highest[:axis], middle, *highest[axis + 1 :])
+        yield loss, min_s, (*lowest[:axis], beyond, *lowest[axis + 1 :]), highest
 
     def _note(self, entry: Entry, fate: str) -> None:
         if len(self.traced) < self._trace:
@@ -432,19 +428,17 @@ def _blocks(box: Box, traced: Sequence[tuple[Place, Place, str]]) -> Iterator[Bl
         yield Block(box.point(lowest), box.point(highest), fate)
 
 
-def _check(bound_s: float, wave: int) -> None:
+def _check(bound_s: float, batch_size: int) -> None:
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
-    if wave < 1:
-        raise InputError(f"a wave must be 1 block or more, not {wave}")
+    if batch_size < 1:
+        raise InputError(f"a wave must be 1 block or more, not {batch_size}")
 
 
 CHUNK = 65_536
 
 
-def exhaustive(
-    perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK
-) -> Found:
+def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK) -> Found:
     """The point of the highest throughput whose latency meets a bound, whatever perf is like.
 
     Args:
@@ -461,23 +455,23 @@ def exhaustive(
     if chunk < 1:
         raise InputError(f"a chunk must be 1 point or more, not {chunk}")
     box = Box(variables)
-    best, fastest, calls = NOTHING, NOTHING, 0
+    best, fastest, calls = EMPTY, EMPTY, 0
     for _, places in box.chunks(chunk):
         got = performance_at(perf, box, places)
         calls += 1
         best = min(best, _best(got, places, bound_s))
-        fastest = min(fastest, _fastest(got, places))
+        fastest = min(fastest, _min_decode_s(got, places))
     return Found(*reached(box, best, fastest), box.size, box.size, calls, 0.0)
 
 
 def _best(got: Perf, places: Ints, bound_s: float) -> Key:
     good = np.flatnonzero((got.latency_s <= bound_s) & np.isfinite(got.latency_s))
     if not len(good):
-        return NOTHING
+        return EMPTY
     return _least(-got.throughput_rps[good], got.latency_s[good], places[good])
 
 
-def _fastest(got: Perf, places: Ints) -> Key:
+def _min_decode_s(got: Perf, places: Ints) -> Key:
     loss = np.where(np.isfinite(got.latency_s), -np.nan_to_num(got.throughput_rps), 0.0)
     return _least(got.latency_s, loss, places)
 
@@ -571,9 +565,7 @@ def least_tolerances(perf: Performance, variables: Sequence[Variable]) -> Tolera
     return Tolerances(_excess(whole.throughput_rps, runs, axes), _excess(whole.latency_s, runs, axes))
 
 
-def _broken(
-    values: Floats, runs: npt.NDArray[np.bool_], axis: int, tolerance: float, scale: float | None
-) -> float:
+def _broken(values: Floats, runs: npt.NDArray[np.bool_], axis: int, tolerance: float, scale: float | None) -> float:
     before = _highest_before(np.where(runs, values, -np.inf), axis)
     slack = tolerance * (np.where(runs, values, 0.0) if scale is None else scale)
     return _share(before > np.where(runs, values, np.inf) + slack, runs)

@@ -80,7 +80,7 @@ class Side:
     def perf_anew(self, points: Ints) -> Perf:
         """The same, nothing kept; of what memory does not hold the throughput it would have."""
         got = self.estimates(points)
-        return Perf(np.where(self.within(points), self.held_s(got), np.inf), got.would_rps)
+        return Perf(np.where(self.within(points), self.constrained_latency_s(got), np.inf), got.would_rps)
 
     def within(self, points: Ints) -> npt.NDArray[np.bool_]:
         """Whether points are schedules, not places beyond a run's end."""
@@ -92,7 +92,7 @@ class Side:
         """All that is estimated of points."""
         return self._estimator.estimate(self.columns(points))
 
-    def held_s(self, estimates: Estimates) -> Floats:
+    def constrained_latency_s(self, estimates: Estimates) -> Floats:
         """The latency that a bound is held against."""
         return estimates.latency_high_s if self._worst_case else estimates.latency_s
 
@@ -127,7 +127,7 @@ class Side:
         best: Place = tuple(points[good[np.argmax(rps[good])]].tolist())
         return best
 
-    def around(self, point: Place) -> Ints:
+    def neighbors(self, point: Place) -> Ints:
         """[n, variables] RRA's neighbours of a point: as large a decode batch at other phases, and a little beside.
 
         Few decode iterations between encodings are where throughput is least monotone: waiting micro-batches.
@@ -146,7 +146,7 @@ class Side:
         ])  # fmt: skip
         return np.unique(made.astype(np.int64), axis=0)
 
-    def beside(self, point: Place) -> Ints:
+    def additional(self, point: Place) -> Ints:
         """[n, variables] the points that differ from one in their second variable at most, if it has a direction."""
         second = self.variables[1]
         values = (point[1],) if second.rising is None else second.values

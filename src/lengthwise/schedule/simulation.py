@@ -34,11 +34,11 @@ Ints = npt.NDArray[np.int64]
 
 SPANS = 10
 """Parts of a run that its interval comes from."""
-NEAREST, FEWEST = 4, 20
+NEAREST, MIN_COUNT = 4, 20
 """Latencies are read off so many times the share of outputs that is longer than the quantile, and so many at least."""
 _WARM = 3
 """Times that every seat has changed hands before anything is counted."""
-_FEW, _PER_SEAT, _TURNS = 8, 32, 2
+_MIN_COUNT, _PER_SEAT, _TURNS = 8, 32, 2
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Played:
+class Simulated:
     """What came out, of one replica.
 
     Attributes:
@@ -90,53 +90,51 @@ class Played:
 
 def counted_requests(requests: int, batch: int) -> int:
     """How many requests are counted: ``requests``, fewer where few are served at a time, twice each seat at least."""
-    return max(requests // _FEW, min(requests, _PER_SEAT * batch), _TURNS * batch)
+    return max(requests // _MIN_COUNT, min(requests, _PER_SEAT * batch), _TURNS * batch)
 
 
-def play(deployment: Deployment, question: Question, concurrency: int | None = None) -> Played:
+def play(deployment: Deployment, question: Question, concurrency: int | None = None) -> Simulated:
     """Requests come and go one by one; ``concurrency``: so many are there at a time, and the next when one ends."""
-    seats, asked = concurrency or deployment.limits.max_num_seqs, question.output_tokens
-    counted = counted_requests(question.requests, seats)
-    warm = _WARM * seats
-    after = math.ceil(seats * asked / question.task.mean_output_tokens)
+    max_num_seqs, asked = concurrency or deployment.limits.max_num_seqs, question.output_tokens
+    counted = counted_requests(question.requests, max_num_seqs)
+    warm = _WARM * max_num_seqs
+    after = math.ceil(max_num_seqs * asked / question.task.mean_output_tokens)
     prompts, outputs = _drawn(question, warm + counted + after)
     records = _records(deployment, prompts, outputs, concurrency)
-    begun_s = records.requests.scheduled_s
-    in_order = np.argsort(begun_s, kind="stable")
+    started_s = records.requests.scheduled_s
+    in_order = np.argsort(started_s, kind="stable")
     inside = in_order[warm : warm + counted]
-    rate = _rate(begun_s[in_order], warm, counted)
-    spent_s = (records.requests.finished_s - begun_s)[inside]
-    latency_s = latency_at(outputs[inside], spent_s, asked, question.level)
-    return Played(*rate, *latency_s, *_of_tokens(records, inside, deployment))
+    rate = _rate(started_s[in_order], warm, counted)
+    elapsed_s = (records.requests.finished_s - started_s)[inside]
+    latency_s = latency_at(outputs[inside], elapsed_s, asked, question.level)
+    return Simulated(*rate, *latency_s, *_of_tokens(records, inside, deployment))
 
 
-def play_whole(deployment: Deployment, question: Question) -> Played:
+def play_whole(deployment: Deployment, question: Question) -> Simulated:
     """Batches that nobody leaves: each request stays until the longest of its batch is done."""
     batch, asked = deployment.limits.max_num_seqs, question.output_tokens
     batches = max(SPANS, -(-counted_requests(question.requests, batch) // batch))
     prompts, outputs = _drawn(question, (batches + 2) * batch)
     longest = np.repeat(outputs.reshape(-1, batch).max(axis=1), batch)
     records = _records(deployment, prompts, longest)
-    begun_s, lasted_s = _batches_s(records, batch)
+    started_s, lasted_s = _batches_s(records, batch)
     inside = np.arange(batch, (batches + 1) * batch)
-    rate, low, high = (batch * rps for rps in _rate(begun_s, 1, batches))
+    rate, low, high = (batch * rps for rps in _rate(started_s, 1, batches))
     latency_s, _ = latency_at(outputs[inside], np.repeat(lasted_s, batch)[inside], asked, question.level)
     padded = _records(deployment, prompts, np.full(len(prompts), question.task.max_output_tokens))
     high_s = float(np.quantile(_batches_s(padded, batch)[1][1:-1], question.level))
-    return Played(
-        rate, low, high, latency_s, max(high_s, latency_s), *_of_tokens(records, inside, deployment)
-    )
+    return Simulated(rate, low, high, latency_s, max(high_s, latency_s), *_of_tokens(records, inside, deployment))
 
 
-def latency_at(output_tokens: Ints, spent_s: Floats, asked: int, level: float) -> tuple[float, float]:
-    """(mean, within which a share ``level`` is done) of requests with ``asked`` output tokens, seconds.
+def latency_at(output_tokens: Ints, elapsed_s: Floats, requested: int, level: float) -> tuple[float, float]:
+    """(mean, within which a share ``level`` is done) of requests with ``requested`` output tokens, seconds.
 
     Outputs near it are taken to scatter alike, and normally, around a line.
     """
-    beyond = (output_tokens - asked).astype(np.float64)
-    few = min(len(beyond), max(FEWEST, math.ceil(NEAREST * (1 - level) * len(beyond))))
+    beyond = (output_tokens - requested).astype(np.float64)
+    few = min(len(beyond), max(MIN_COUNT, math.ceil(NEAREST * (1 - level) * len(beyond))))
     near = np.abs(beyond) <= np.partition(np.abs(beyond), few - 1)[few - 1]
-    beyond, own_s = beyond[near], spent_s[near]
+    beyond, own_s = beyond[near], elapsed_s[near]
     centred = beyond - beyond.mean()
     spread = float(centred @ centred)
     slope = float(centred @ own_s) / spread if spread > 0 else 0.0
@@ -162,19 +160,19 @@ def _records(deployment: Deployment, prompts: Ints, outputs: Ints, concurrency: 
     return simulate(Workload(arrival_s, prompts, outputs, concurrency=concurrency), deployment, keep_steps=0)
 
 
-def _rate(begun_s: Floats, first: int, counted: int) -> tuple[float, float, float]:
+def _rate(started_s: Floats, first: int, counted: int) -> tuple[float, float, float]:
     """(a second, ends of its interval) of what begins in this order, from number ``first`` on."""
     marks = first + np.arange(SPANS + 1) * counted // SPANS
-    each_s = np.diff(begun_s[marks]) / np.diff(marks)
-    mean_s = float(begun_s[first + counted] - begun_s[first]) / counted
+    each_s = np.diff(started_s[marks]) / np.diff(marks)
+    mean_s = float(started_s[first + counted] - started_s[first]) / counted
     half_s = t_quantile(0.95, SPANS - 1) * float(each_s.std(ddof=1)) / math.sqrt(SPANS)
     return 1 / mean_s, 1 / (mean_s + half_s), 1 / (mean_s - half_s) if mean_s > half_s else math.inf
 
 
 def _batches_s(records: Records, batch: int) -> tuple[Floats, Floats]:
     """When each batch begins, and how long it lasts."""
-    begun_s = records.requests.scheduled_s.reshape(-1, batch).min(axis=1)
-    return begun_s, records.requests.finished_s.reshape(-1, batch).max(axis=1) - begun_s
+    started_s = records.requests.scheduled_s.reshape(-1, batch).min(axis=1)
+    return started_s, records.requests.finished_s.reshape(-1, batch).max(axis=1) - started_s
 
 
 def _of_tokens(records: Records, inside: Ints, of: Deployment) -> tuple[float, float, float, float]:
@@ -183,15 +181,15 @@ def _of_tokens(records: Records, inside: Ints, of: Deployment) -> tuple[float, f
     Where a side only decodes, residents and blocks are of one of its replicas.
     """
     got, totals = records.requests, records.totals
-    begun_s, first_s, last_s = got.scheduled_s, got.first_token_s, got.finished_s
-    from_s, to_s = begun_s[inside[0]], begun_s[inside[-1]]
-    there_s = begun_s if of.decode is None else first_s
+    started_s, first_s, last_s = got.scheduled_s, got.first_token_s, got.finished_s
+    from_s, to_s = started_s[inside[0]], started_s[inside[-1]]
+    there_s = started_s if of.decode is None else first_s
     shared_s = np.maximum(np.minimum(last_s, to_s) - np.maximum(there_s, from_s), 0.0)
     first = of.parallel.replicas if of.decode else 0
     replicas = len(totals.busy_s) - first
     gaps = max(int((got.output_tokens[inside] - 1).sum()), 1)
     return (
-        float((first_s - begun_s)[inside].mean()),
+        float((first_s - started_s)[inside].mean()),
         float((last_s - first_s)[inside].sum()) / gaps,
         float(shared_s.sum() / (to_s - from_s)) / replicas,
         float(totals.kv_block_s[first:].sum() / totals.busy_s[first:].sum()),
@@ -221,7 +219,7 @@ def replicas_of(setting: Setting) -> tuple[Replica, ...]:
         if tp > node or gpus % tp:
             continue
         for pp in (stages for stages in range(1, gpus // tp + 1) if gpus // tp % stages == 0):
-            layout = _even(setting.model.layers, tp, pp)
+            layout = _uniform(setting.model.layers, tp, pp)
             if layout.stages:
                 found.append(Replica(tp, pp, gpus // tp // pp, layout))
     return tuple(found)
@@ -235,25 +233,19 @@ def cache_tokens(setting: Setting, layout: Layout, step_tokens: float, step_seqs
         share = shares[stage.tp]
         weights = share.weight_bytes(stage.layers, stage.role, first=place == 0, last=place == last)
         activations = step_tokens * share.token_bytes + step_seqs * share.seq_bytes
-        left = min(
-            left, (setting.usable_bytes - weights - activations) / (stage.layers * share.kv_layer_bytes)
-        )
+        left = min(left, (setting.available_bytes - weights - activations) / (stage.layers * share.kv_layer_bytes))
     return max(0, math.floor(left))
 
 
-def memory_share(
-    setting: Setting, layout: Layout, held_tokens: float, step_tokens: float, step_seqs: float
-) -> float:
+def memory_share(setting: Setting, layout: Layout, held_tokens: float, step_tokens: float, step_seqs: float) -> float:
     """What the fullest GPU needs over what it has."""
     columns = (np.array([float(value)]) for value in (held_tokens, step_tokens, step_seqs))
     kv, tokens, seqs = columns
     needed, _ = stage_bytes(setting.sizes(layout.stages), layout.stages, kv, None, tokens, seqs)
-    return float(needed[0] / setting.usable_bytes)
+    return float(needed[0] / setting.available_bytes)
 
 
-def deployed(
-    setting: Setting, of: Replica, batch: int, budget: int, scheduler: Scheduler, blocks: int
-) -> Deployment:
+def deployed(setting: Setting, of: Replica, batch: int, budget: int, scheduler: Scheduler, blocks: int) -> Deployment:
     """One of the replicas: ``batch`` sequences resident, an even part of them in each stage's step.
 
     Its tables are the estimator's of that degree, without what stands before the engine: the queue is full anyway.
@@ -268,7 +260,7 @@ def deployed(
         limits=limits,
         scheduler=scheduler,
         cost=replace(setting.tables[of.tp], stage_layers=layers, front=Front()),
-        kv=KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, _block_bytes(setting, of.layout), setting.usable_bytes),
+        kv=KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, _block_bytes(setting, of.layout), setting.available_bytes),
         max_model_len=longest_tokens(setting),
     )
 
@@ -304,7 +296,7 @@ def _block_bytes(setting: Setting, layout: Layout) -> float:
     return BLOCK_TOKENS * max(each)
 
 
-def _even(layers: int, tp: int, pp: int) -> Layout:
+def _uniform(layers: int, tp: int, pp: int) -> Layout:
     try:
         return rra_layout(layers, tp * pp, tp, pp if tp > 1 else 0)
     except InputError:  # more stages than layers
@@ -349,7 +341,7 @@ def in_system(estimator: Estimator, controls: Controls) -> int | None:
     expected, setting = estimator.estimate([controls]), estimator.setting
     entry_s = float(expected.latency_s[0] - setting.iterations * expected.decode_s[0])
     under_way = math.ceil(controls.encode_batch * entry_s / float(expected.cycle_s[0]))
-    return _seats(setting, controls) + under_way + 2 * controls.encode_batch
+    return _max_num_seqs(setting, controls) + under_way + 2 * controls.encode_batch
 
 
 def _phases(setting: Setting, controls: Controls, expected: Estimates, threshold: float | None) -> Deployment:
@@ -362,9 +354,7 @@ def _phases(setting: Setting, controls: Controls, expected: Estimates, threshold
         given |= _adjusted(setting, controls, threshold)
         given["decode_batch"] = round(float(expected.decode_batch[0]))
     layout = rra_layout(setting.model.layers, setting.cluster.gpus, controls.tp, controls.tp_groups)
-    return _side(
-        setting, layout.stages, EngineLimits(max_num_seqs=MOST_SEQS, watermark=0.0), _told("rra", given)
-    )
+    return _side(setting, layout.stages, EngineLimits(max_num_seqs=MOST_SEQS, watermark=0.0), _report("rra", given))
 
 
 def _sides(setting: Setting, controls: Controls, expected: Estimates, threshold: float | None) -> Deployment:
@@ -378,29 +368,23 @@ def _sides(setting: Setting, controls: Controls, expected: Estimates, threshold:
     given |= {} if threshold is None else _adjusted(setting, controls, threshold)
     held = batches_held(setting.model, len(layout.encode))
     limits = EngineLimits(max_num_seqs=MOST_SEQS, watermark=0.0, max_in_flight=held - 1)
-    here = _side(
-        setting, layout.encode, limits, _told("encode", given), _room_blocks(setting, controls, held)
-    )
-    seats = _seats(setting, controls)
+    here = _side(setting, layout.encode, limits, _report("encode", given), _room_blocks(setting, controls, held))
+    max_num_seqs = _max_num_seqs(setting, controls)
     parts = int(expected.micro_batches[0])
     there = _side(
-        setting, layout.decode, EngineLimits(max_num_seqs=seats, watermark=0.0, max_in_flight=parts), "even"
+        setting, layout.decode, EngineLimits(max_num_seqs=max_num_seqs, watermark=0.0, max_in_flight=parts), "uniform"
     )
     sizes = setting.sizes(layout.stages)
     both_ways = sum(layer_cache_bytes(sizes, stages) for stages in (layout.encode, layout.decode))
     return disaggregate(here, there, Handover(0.0, both_ways, HOST_LINK_BYTES_PER_S))
 
 
-def _seats(setting: Setting, controls: Controls) -> int:
+def _max_num_seqs(setting: Setting, controls: Controls) -> int:
     return max(round(controls.encode_batch * (setting.task.mean_output_tokens - 1)), 1)
 
 
 def _side(
-    setting: Setting,
-    stages: tuple[Stage, ...],
-    limits: EngineLimits,
-    batching: str,
-    blocks: int = ENDLESS_BLOCKS,
+    setting: Setting, stages: tuple[Stage, ...], limits: EngineLimits, batching: str, blocks: int = ENDLESS_BLOCKS
 ) -> Deployment:
     """A replica of groups and single GPUs, a stage each, on the tables of the estimate."""
     cluster, degree = setting.cluster, max(stage.tp for stage in stages)
@@ -433,5 +417,5 @@ def _adjusted(setting: Setting, controls: Controls, threshold: float) -> dict[st
     return {"threshold": threshold, "prompt_tokens": round(mean)}
 
 
-def _told(name: str, given: dict[str, float]) -> str:
+def _report(name: str, given: dict[str, float]) -> str:
     return f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})"

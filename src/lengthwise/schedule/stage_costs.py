@@ -114,9 +114,7 @@ def decode_visit_s(
     return visits_s(for_prompts(tables, task), seqs, kv_tokens, layers, first, last, encode=False)
 
 
-def degree_tables(
-    tables: DegreesTables, task: TaskLengths, degrees: Iterable[int]
-) -> dict[int, DegreeTables]:
+def degree_tables(tables: DegreesTables, task: TaskLengths, degrees: Iterable[int]) -> dict[int, DegreeTables]:
     """``for_prompts`` of each degree.
 
     Raises:
@@ -245,12 +243,12 @@ def shares_of(model: ModelSpec, cluster: Cluster, tp: int) -> Shares:
     )
 
 
-def usable_bytes(model: ModelSpec, cluster: Cluster) -> float:
+def available_bytes(model: ModelSpec, cluster: Cluster) -> float:
     """What a GPU offers for weights, cache and activations, all GPUs talking to each other."""
     stages = min(cluster.gpus, model.layers)
     limits = EngineLimits(gpu_memory_utilization=cluster.gpu_memory_utilization)
     plan = plan_memory(model, cluster.gpu, Parallelism(pp=stages), limits, model.max_model_len, num_blocks=1)
-    return plan.usable_bytes
+    return plan.available_bytes
 
 
 def stage_bytes(
@@ -289,9 +287,7 @@ def handed_bytes_per_token(model: ModelSpec) -> float | None:
     return model.hidden * max(2.0, dtype_bytes(model.dtype)) if model.encoder_layers else None
 
 
-def handover_s(
-    model: ModelSpec, shares: dict[int, Shares], stages: tuple[Stage, ...], tokens: float
-) -> float:
+def handover_s(model: ModelSpec, shares: dict[int, Shares], stages: tuple[Stage, ...], tokens: float) -> float:
     """Seconds that a prompt's handover holds the busiest GPU's link to host memory, in one direction."""
     handed = handed_bytes_per_token(model)
     if handed is not None:
@@ -324,7 +320,7 @@ class Setting:
     _packed: dict[int, DegreeTables] = field(default_factory=dict)
     _sizes: dict[int, Shares] = field(default_factory=dict)
     _phases: dict[int, PhaseShares] = field(default_factory=dict)
-    _usable: list[float] = field(default_factory=list)
+    _available: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.task.require_within(self.model)
@@ -352,11 +348,11 @@ class Setting:
         return max(self.bound_tokens - self.assumptions.from_encode, 0)
 
     @property
-    def usable_bytes(self) -> float:
+    def available_bytes(self) -> float:
         """Of a GPU."""
-        if not self._usable:
-            self._usable.append(usable_bytes(self.model, self.cluster))
-        return self._usable[0]
+        if not self._available:
+            self._available.append(available_bytes(self.model, self.cluster))
+        return self._available[0]
 
     def packed(self, tp: int) -> DegreeTables:
         """The tables of a degree."""
@@ -381,9 +377,7 @@ class Setting:
     def prompt_tokens_high(self, seqs: Floats) -> Floats:
         """[n] prompt tokens of ``seqs`` requests at the level."""
         spread = self.z * np.sqrt(seqs * self.task.prompt_variance)
-        return np.asarray(
-            np.minimum(seqs * self.task.mean_prompt_tokens + spread, seqs * self.task.max_prompt_tokens)
-        )
+        return np.asarray(np.minimum(seqs * self.task.mean_prompt_tokens + spread, seqs * self.task.max_prompt_tokens))
 
 
 def grouped(stages: tuple[Stage, ...]) -> tuple[Floats, Floats]:

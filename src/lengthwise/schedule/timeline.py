@@ -77,13 +77,9 @@ def steady_round(
         )
     scales = np.ones(encodes) if scale is None else np.array(scale, dtype=np.float64)
     if scales.shape != (encodes,):
-        raise InputError(
-            f"scale must be one for each of the {encodes} that encode; its shape is {scales.shape}"
-        )
+        raise InputError(f"scale must be one for each of the {encodes} that encode; its shape is {scales.shape}")
     scratch = workspace(micro_batches, len(visit_s))
-    return Round(
-        *_steady_round_kernel()(micro_batches, encodes, steps, at, counts, visit_s, scales, *scratch)
-    )
+    return Round(*_steady_round_kernel()(micro_batches, encodes, steps, at, counts, visit_s, scales, *scratch))
 
 
 def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -105,11 +101,7 @@ def decode_iteration_s(visit_s: npt.ArrayLike, micro_batches: int) -> float:
 
 
 def round_visits(
-    encode_s: npt.ArrayLike,
-    decode_s: npt.ArrayLike,
-    micro_batches: int,
-    rounds: int,
-    scale: npt.ArrayLike = (),
+    encode_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
 ) -> list[Visit]:
     """Every visit of so many rounds of RRA, from an empty pipeline; arguments as of ``steady_round``.
 

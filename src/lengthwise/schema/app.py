@@ -152,7 +152,7 @@ class AppMethod:
         stages: How many.
         gain: How many times as long it takes end to end, search and all, as the plan that was taken.
         makespans_s: Seconds of each draw, the same draws for every method.
-        ahead_s: Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
+        lead_s: Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
     """
 
     name: str
@@ -162,11 +162,11 @@ class AppMethod:
     stages: int
     gain: float
     makespans_s: tuple[float, ...] = ()
-    ahead_s: float = math.nan
+    lead_s: float = math.nan
 
     def __post_init__(self) -> None:
-        if math.isnan(self.ahead_s):
-            object.__setattr__(self, "ahead_s", self.search_s)
+        if math.isnan(self.lead_s):
+            object.__setattr__(self, "lead_s", self.search_s)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class AppPlan:
         method: That made it.
         stages: As they come on the first draw planned with.
         planned: Plans of each stage, which the dynamic scheduler follows.
-        spare: Plans of models that are in no stage: they had nothing to do in the lengths planned with.
+        reserve: Plans of models that are in no stage: they had nothing to do in the lengths planned with.
         makespan: Seconds, the mean over draws that were not planned with, and its 95 % interval.
         makespans_s: [draws] of each of them.
         quantiles_s: By level: 0.05, 0.5, 0.95.
@@ -205,7 +205,7 @@ class AppPlan:
     method: str
     stages: tuple[AppStage, ...]
     planned: tuple[tuple[ModelPlan, ...], ...]
-    spare: tuple[ModelPlan, ...]
+    reserve: tuple[ModelPlan, ...]
     makespan: Estimate
     makespans_s: tuple[float, ...]
     quantiles_s: dict[float, float]
@@ -245,7 +245,7 @@ class Tasks:
         parent_start: [n+1] where a task's parents begin in ``parent``.
         parent: [m] tasks whose outputs a task waits for.
         shown: [m] how often the parent's output stands in the task's prompt; 0: only waited for.
-        coin: [n] which coin, or -1: it always comes to be.
+        random_draw: [n] which coin, or -1: it always comes to be.
         coin_chance: [k] probability that the coin falls so, given that the one before it did.
         coin_after: [k] the coin that it hangs on, with a smaller number, or -1.
     """
@@ -263,7 +263,7 @@ class Tasks:
     parent_start: Ints
     parent: Ints
     shown: Ints
-    coin: Ints
+    random_draw: Ints
     coin_chance: Floats = field(default_factory=lambda: np.zeros(0))
     coin_after: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -272,11 +272,9 @@ class Tasks:
 
     def __post_init__(self) -> None:
         n = len(self.model)
-        for name in ("call", "row", "round", "index", "prompt_tokens", "max_tokens", "known_tokens", "coin"):
+        for name in ("call", "row", "round", "index", "prompt_tokens", "max_tokens", "known_tokens", "random_draw"):
             if len(getattr(self, name)) != n:
-                raise InputError(
-                    f"{name} must have one value a task ({n}); it has {len(getattr(self, name))}"
-                )
+                raise InputError(f"{name} must have one value a task ({n}); it has {len(getattr(self, name))}")
         if len(self.parent_start) != n + 1 or len(self.parent) != len(self.shown):
             raise InputError("parent_start must have one entry more than tasks, shown one for each parent")
         child = np.repeat(np.arange(n), np.diff(self.parent_start))

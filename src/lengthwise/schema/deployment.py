@@ -104,7 +104,7 @@ class Scheduler:
     memory: Any = "paged"
     preempt: str = "recompute"
     router: Any = "round_robin"
-    takeover: Any = "never"
+    takeover: Any = "disabled"
     binning: Any = None
     max_wait_s: float = float("inf")
     batch_wait_s: float = float("inf")
@@ -115,9 +115,7 @@ class Scheduler:
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; it is {getattr(self, name)}")
         if not isinstance(self.window_tokens, int | np.integer) or self.window_tokens < 1:
-            raise InputError(
-                f"window_tokens must be a whole number of at least 1; it is {self.window_tokens!r}"
-            )
+            raise InputError(f"window_tokens must be a whole number of at least 1; it is {self.window_tokens!r}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class KvPlan:
     weight_bytes: float
     activation_bytes: float
     kv_bytes_per_block: float
-    usable_bytes: float
+    available_bytes: float
     swap_s_per_block: float = 0.0
     planner: str = "lengthwise"
 
@@ -173,7 +171,7 @@ class DecodeSide:
         limits: Its engine's knobs.
         cost: What its steps take.
         kv: What its memory holds.
-        handover: What it takes to get there.
+        kv_transfer: What it takes to get there.
         batching: Forms a step.
         memory: Admits to KV memory; asked for a whole request when its transfer is to start.
         preempt: How one leaves: "recompute" goes back to the replica that prefilled it, "swap" stays.
@@ -184,7 +182,7 @@ class DecodeSide:
     limits: EngineLimits
     cost: CostTables
     kv: KvPlan
-    handover: Handover = Handover()
+    kv_transfer: Handover = Handover()
     batching: Any = "unified"
     memory: Any = "paged"
     preempt: str = "recompute"
@@ -230,7 +228,7 @@ class Deployment:
         if there is None:
             raise InputError("there is no decode side; give the deployment one")
         axes = {"batching": there.batching, "memory": there.memory, "router": there.router}
-        scheduler = replace(self.scheduler, **axes, preempt=there.preempt, takeover="never", binning=None)
+        scheduler = replace(self.scheduler, **axes, preempt=there.preempt, takeover="disabled", binning=None)
         return replace(
             self,
             parallel=there.parallel,
@@ -241,14 +239,14 @@ class Deployment:
             decode=None,
         )
 
-    def require_one_side(self, who: str) -> None:
+    def require_one_side(self, owner: str) -> None:
         """Nothing, where every replica does both.
 
         Raises:
-            InputError: There is a decode side, and ``who`` does not know what to make of it.
+            InputError: There is a decode side, and ``owner`` does not know what to make of it.
         """
         if self.decode is not None:
             raise InputError(
-                f"{who} takes no decode side yet: every replica must prefill and decode. Take decode out of the "
+                f"{owner} takes no decode side yet: every replica must prefill and decode. Take decode out of the "
                 "deployment ([deployment.decode] in a scenario)"
             )

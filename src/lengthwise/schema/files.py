@@ -35,7 +35,7 @@ def write_whole(path: Path | str, data: bytes | Callable[[Path], None]) -> None:
         else:
             _replace(target, data)
     except (OSError, RuntimeError) as error:
-        raise OutputError(f"cannot write {path}: {_why(target, error)}") from error
+        raise OutputError(f"cannot write {path}: {_reason(target, error)}") from error
 
 
 def _replace(target: Path, data: bytes | Callable[[Path], None]) -> None:
@@ -68,7 +68,7 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _why(target: Path, error: Exception) -> str:
+def _reason(target: Path, error: Exception) -> str:
     folder = target.parent
     if target.is_dir():
         return "it is a folder; give the name of a file"

@@ -19,7 +19,7 @@ class LoadUnit(StrEnum):
 
     CAPACITY = "capacity"
     """The rate at which first come first served stays busy, measured at each batch size."""
-    ALONE = "alone"
+    ALONE = "isolated"
     """Batch size / mean time of a request that is alone (ELIS, section 6.2)."""
     RPS = "rps"
     """Requests a second, as given."""
@@ -81,15 +81,15 @@ class Verdict:
 
     batch: int
     load: float
-    worth_it: bool
+    is_improvement: bool
     reason: str
     best: str
-    sentence: str
+    description: str
 
     @property
     def head(self) -> str:
         """The answer in two or three words."""
-        if self.worth_it:
+        if self.is_improvement:
             return "Worth it"
         return {ONE_SEED: "Not sure", NOT_COMPARED: "Cannot be compared"}.get(self.reason, "Not worth it")
 
@@ -100,10 +100,10 @@ class LabTable:
 
     Attributes:
         name: Of the question.
-        facts: What was fixed, for headings: "model", "workload" and so on.
+        metadata: What was fixed, for headings: "model", "workload" and so on.
         unit: Of the loads.
         cells: Every policy, predictor, load and batch size; FCFS and the oracle among them.
-        verdicts: One a batch size and load.
+        decisions: One a batch size and load.
         answer: All verdicts in a few sentences.
         seeds: How many runs are behind a cell.
         requests: In each run.
@@ -111,10 +111,10 @@ class LabTable:
     """
 
     name: str
-    facts: dict[str, str]
+    metadata: dict[str, str]
     unit: LoadUnit
     cells: tuple[Cell, ...]
-    verdicts: tuple[Verdict, ...]
+    decisions: tuple[Verdict, ...]
     answer: tuple[str, ...]
     seeds: int
     requests: int

@@ -9,7 +9,7 @@ from typing import Any
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 
 
-class Standing(StrEnum):
+class Status(StrEnum):
     """How far a configuration came."""
 
     RANKED = "ranked"
@@ -35,11 +35,11 @@ class Limit:
     at_least: bool = False
 
     @property
-    def sense(self) -> str:
+    def direction(self) -> str:
         """The sign between metric and bound."""
         return ">=" if self.at_least else "<="
 
-    def holds(self, value: float) -> bool:
+    def is_satisfied(self, value: float) -> bool:
         """Whether a value keeps the promise; NaN (nothing to measure) does."""
         return not (value < self.bound if self.at_least else value > self.bound)
 
@@ -69,12 +69,12 @@ class Point:
     "goodput" as a share of requests, "requests_per_s", "output_tokens_per_s",
     "usd_per_million_output_tokens", "usd_per_thousand_requests", "energy_j_per_output_token",
     "power_w", "mfu", "mbu", "kv_utilization", "busy_share", "preemptions_per_request",
-    "served" (share of requests neither rejected nor given up). ``held`` tells whether all limits hold.
+    "served" (share of requests neither rejected nor given up). ``satisfied`` tells whether all limits hold.
     """
 
     rate_rps: float
     values: dict[str, Estimate]
-    held: bool
+    satisfied: bool
 
     def value(self, metric: str) -> float:
         """The middle of a metric; NaN where it was not measured."""
@@ -91,7 +91,7 @@ class Choice:
         settings: Scenario keys ("deployment.tp") and their values: the axes of the search only.
         gpus: Of all replicas.
         price_per_hour_usd: Of all GPUs.
-        standing: How far it came.
+        status: How far it came.
         reason: Why it was rejected or pruned, in a sentence; else empty.
         region: A short name of the reason, the same for all that failed alike; else empty.
         objective: In the objective's unit.
@@ -101,7 +101,7 @@ class Choice:
         at: Its operating point, at which the objective was measured; None if it never ran.
         points: Its load curve, by rate; the operating point among them.
         binds: What keeps the rate from being higher: a limit's metric, or "throughput".
-        why: What binds the hardware at the operating point, in a sentence.
+        cause: What binds the hardware at the operating point, in a sentence.
         simulations: Runs that were spent on it.
         requests: Requests simulated in them.
     """
@@ -111,7 +111,7 @@ class Choice:
     settings: dict[str, Any]
     gpus: int
     price_per_hour_usd: float
-    standing: Standing
+    status: Status
     reason: str = ""
     region: str = ""
     objective: Estimate = UNKNOWN
@@ -121,7 +121,7 @@ class Choice:
     at: Point | None = None
     points: tuple[Point, ...] = ()
     binds: str = ""
-    why: str = ""
+    cause: str = ""
     simulations: int = 0
     requests: int = 0
 
@@ -182,39 +182,39 @@ class Plan:
 
     Attributes:
         name: Of the question, unique among plans shown together.
-        facts: What was asked, for headings: "model", "workload", and so on.
+        metadata: What was asked, for headings: "model", "workload", and so on.
         objective: What was optimised.
         limits: What had to hold.
         axes: The space: scenario keys and the values that were tried.
         choices: Ranked ones best first, then scouted, pruned and rejected ones.
         tied: So many of the first choices cannot be told from the best: their intervals overlap.
-        why: Why the winner wins, in sentences.
+        cause: Why the winner wins, in sentences.
         frontiers: By latency metric, trades from cheap to fast.
         shifts: Sensitivity to each limit, by metric and rising bound; the asked one among them.
         regions: Rejected and pruned regions with the reason.
-        spent: What it took.
+        effort: What it took.
         level: Confidence level of the intervals.
     """
 
     name: str
-    facts: dict[str, str]
+    metadata: dict[str, str]
     objective: Objective
     limits: tuple[Limit, ...]
     axes: dict[str, tuple[Any, ...]]
     choices: tuple[Choice, ...]
     tied: int
-    why: tuple[str, ...]
+    cause: tuple[str, ...]
     frontiers: dict[str, tuple[Trade, ...]]
     shifts: tuple[Shift, ...]
     regions: tuple[Region, ...]
-    spent: Spent
+    effort: Spent
     level: float = 0.95
 
     @property
     def best(self) -> Choice | None:
         """The winner; None if nothing holds the limits."""
         first = self.choices[0] if self.choices else None
-        return first if first is not None and first.standing is Standing.RANKED else None
+        return first if first is not None and first.status is Status.RANKED else None
 
 
 @dataclass(frozen=True)

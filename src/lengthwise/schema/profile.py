@@ -127,7 +127,7 @@ class ProfileFacts:
         gpu: The device: a catalog name where there is one, else what the source calls it.
         model: The model whose shards were measured; "" for kernels of no model.
         engine: Whose kernels these are, such as "vLLM 0.19.0" or "torch 2.13.0".
-        licence: Of the data.
+        license: Of the data.
         measured: Date or dates (ISO), or "".
         machine: JSON-able facts: processor, driver, versions, threads; MADE_UP, where rows are no measurements.
         notes: What a reader must know: points skipped, units converted.
@@ -138,7 +138,7 @@ class ProfileFacts:
     gpu: str
     model: str = ""
     engine: str = ""
-    licence: str = ""
+    license: str = ""
     measured: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class Profile:
         ProfileError: A column is unknown, of another length, or holds what it must not.
     """
 
-    facts: ProfileFacts
+    metadata: ProfileFacts
     columns: Mapping[str, npt.NDArray[Any]]
 
     def __post_init__(self) -> None:
@@ -182,9 +182,7 @@ class Profile:
         operators = np.unique(self.columns["operator"])
         unknown = sorted(set(operators.tolist()) - set(OPERATOR_PARTS))
         if unknown:
-            raise ProfileError(
-                f"operators must be of {', '.join(OPERATOR_PARTS)}; there are {', '.join(unknown)}"
-            )
+            raise ProfileError(f"operators must be of {', '.join(OPERATOR_PARTS)}; there are {', '.join(unknown)}")
         seconds = self.columns["seconds"]
         bad = np.flatnonzero(~np.isfinite(seconds) | (seconds < 0))
         if len(bad):
@@ -195,9 +193,7 @@ class Profile:
         for name in WHOLE_COLUMNS:
             bad = np.flatnonzero(self.columns[name] < 0)
             if len(bad):
-                raise ProfileError(
-                    f"{name} must not be negative; row {bad[0]} has {self.columns[name][bad[0]]}"
-                )
+                raise ProfileError(f"{name} must not be negative; row {bad[0]} has {self.columns[name][bad[0]]}")
 
     def __len__(self) -> int:
         return len(self.columns["seconds"])
@@ -222,7 +218,7 @@ class Profile:
 
     def made_up(self, operator: str) -> tuple[int, ...]:
         """TP degrees of an operator that rows tell and nobody measured, ascending."""
-        told = self.facts.machine.get(MADE_UP, {}).get(operator, ())
+        told = self.metadata.machine.get(MADE_UP, {}).get(operator, ())
         there = set(self.of(operator)["tp"].tolist()) if told else set()
         return tuple(sorted(there & set(told)))
 

@@ -27,7 +27,7 @@ class Status(IntEnum):
     UNFINISHED = 3
 
 
-class Refusal(IntEnum):
+class Rejection(IntEnum):
     """Why not even an idle replica could take a rejected request; the last: who it comes after did not finish."""
 
     NONE = 0
@@ -44,9 +44,9 @@ class RequestRecords:
     ``output_tokens`` counts what was produced (0 when rejected); ``replica`` is -1 for a
     request that no replica took. ``scheduled_s`` is when it was first put into a step.
     ``arrival_s`` is when the client sent it: what it waited before the engine (``CostTables.front``) is in every time
-    that counts from there, and in ``waited_s``: time spent in front, queues and bins in all, up to the last
+    that counts from there, and in ``queued_for_s``: time spent in front, queues and bins in all, up to the last
     admission or the end.
-    ``refusal`` (Refusal) says why a rejected one could never run. One that came after others
+    ``rejection`` (Refusal) says why a rejected one could never run. One that came after others
     (``Workload.after``) arrived when it was sent, or when it was refused because one of these had not
     finished. In a closed loop that was cut off, and behind requests that were, those that were never let in
     have arrival NaN.
@@ -61,8 +61,8 @@ class RequestRecords:
     first_token_s: Floats
     finished_s: Floats
     preemptions: npt.NDArray[np.int32]
-    waited_s: Floats
-    refusal: npt.NDArray[np.int8]
+    queued_for_s: Floats
+    rejection: npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,10 @@ class Measured:
             nobody saw are 0 and ``steps`` is None.
         workload: The requests in the same order; ``output_tokens`` is what was asked for.
         source: "simulate", "bench", or the program whose result was read ("vllm bench serve", "guidellm"...).
-        facts: JSON-able: url, engine and version, model (as it is served), arguments, start (ISO), machine, clock;
+        metadata: JSON-able: url, engine and version, model (as it is served), arguments, start (ISO), machine, clock;
             "prefix_cache", where the server tells: prompt tokens that it looked up in it and found there;
             "deployment", where it is known: model, "model_shape" (``shape_facts``), gpu, tp, pp, replicas, limits.
-        doubts: What limits the trust, a sentence each: a late client, a partial run, lengths not kept.
+        warnings: What limits the trust, a sentence each: a late client, a partial run, lengths not kept.
         errors: Requests that failed, by what they failed of.
         tokens: When the pieces of the answers came, where it was kept.
         client_s: [n] the client's own part of each TTFT and JCT: from when a request was due until its headers
@@ -205,8 +205,8 @@ class Measured:
     records: Records
     workload: Workload
     source: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
     tokens: TokenTimes | None = None
     client_s: npt.NDArray[np.float64] | None = None

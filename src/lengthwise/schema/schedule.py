@@ -142,7 +142,7 @@ class ScheduleSide:
         at_most_rps: No schedule of this side that meets the bound has more; of RRA about so (``at_most_proved``).
         points: Schedules of this side.
         evaluated: How many of them were estimated.
-        why: Why it lost; "" for the choice.
+        cause: Why it lost; "" for the choice.
     """
 
     strategy: str
@@ -151,7 +151,7 @@ class ScheduleSide:
     at_most_rps: float
     points: int
     evaluated: int
-    why: str
+    cause: str
 
     @property
     def at_most_proved(self) -> bool:
@@ -192,7 +192,7 @@ class FrontPoint:
     ``band_rps`` is its throughput under cost tables that are off, as ``Spread`` has it; None: nothing is known of that.
     """
 
-    held_s: float
+    constrained_latency_s: float
     row: ScheduleRow
     band_rps: tuple[float, float] | None = None
 
@@ -231,28 +231,28 @@ class DriftRow:
     """The chosen schedule under outputs of another distribution.
 
     Attributes:
-        moved: "mean", "sd" or "skewness".
+        changed: "mean", "sd" or "skewness".
         change: Relative change of mean or sd; absolute change of the skewness.
         mean_tokens: Of the outputs as they then are.
         sd_tokens: Likewise.
         skewness: Likewise.
-        kept: The schedule left as it is; None: memory would no longer hold it.
+        retained: The schedule left as it is; None: memory would no longer hold it.
         kept_held_s: Its latency that the bound is held against; infinite where it cannot run.
-        holds: Whether the bound would still be met.
+        is_satisfied: Whether the bound would still be met.
         replanned: The best schedule for the new lengths; None: none meets the bound.
         margin: How much tighter the bound must have been for the schedule chosen under it to hold the bound now;
             0: it holds; NaN: no tighter bound would have kept it.
         reload: Whether re-planning moves weights, not only batch sizes and phases.
     """
 
-    moved: str
+    changed: str
     change: float
     mean_tokens: float
     sd_tokens: float
     skewness: float
-    kept: ScheduleRow | None
+    retained: ScheduleRow | None
     kept_held_s: float
-    holds: bool
+    is_satisfied: bool
     replanned: ScheduleRow | None
     margin: float
     reload: bool
@@ -284,7 +284,7 @@ class SchedulePlan:
 
     Attributes:
         name: Of the question.
-        facts: What is fixed, by name.
+        metadata: What is fixed, by name.
         bound_s: Latency that must be held; infinite: none.
         level: Quantile of the output length that the bound is for.
         quantile_tokens: That output.
@@ -297,7 +297,7 @@ class SchedulePlan:
         seconds: The choice took.
         static: Doing nothing: the largest static batch that meets the bound; None: none does. ``static_front``: at any.
         front: By strategy, from the least latency on.
-        kinks: Where another kind of schedule takes over.
+        breakpoints: Where another kind of schedule takes over.
         drift: Rows of what drift would do.
         redeploy: What loading anew costs.
         stages: Names of the timeline's rows.
@@ -310,7 +310,7 @@ class SchedulePlan:
     """
 
     name: str
-    facts: dict[str, str]
+    metadata: dict[str, str]
     bound_s: float
     level: float
     quantile_tokens: int
@@ -323,7 +323,7 @@ class SchedulePlan:
     seconds: float
     static: ScheduleRow | None = None
     front: tuple[tuple[str, tuple[FrontPoint, ...]], ...] = ()
-    kinks: tuple[Kink, ...] = ()
+    breakpoints: tuple[Kink, ...] = ()
     drift: tuple[DriftRow, ...] = ()
     redeploy: Redeployment = Redeployment(math.nan, math.nan, "")
     stages: tuple[str, ...] = ()
@@ -363,20 +363,20 @@ class Elsewhere:
 
     Attributes:
         row: It.
-        held_s: Its latency that the bound is held against.
+        constrained_latency_s: Its latency that the bound is held against.
         load_s: Seconds without service until it runs.
         storage: Where weights would be loaded from: "dram" or "ssd".
         repaid_s: After how long more requests have been served than without; infinite: never; NaN where it is not
             about throughput.
-        why: What speaks for it, in words.
+        cause: What speaks for it, in words.
     """
 
     row: ScheduleRow
-    held_s: float
+    constrained_latency_s: float
     load_s: float
     storage: str
     repaid_s: float
-    why: str
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ class Change:
         bound_s: Latency that must be held; infinite: none.
         margin: How much tighter the bound was taken for the new schedule.
         free_rps: What the best has under the bound itself, without a margin; 0: nothing meets it.
-        kept: The deployed schedule under the new lengths; None: memory or seats would not hold it.
+        retained: The deployed schedule under the new lengths; None: memory or seats would not hold it.
         kept_held_s: Its latency that the bound is held against; infinite where it cannot run.
         late_share: Share of requests that then take longer than the bound; of those that the bound was for at
             most one minus its quantile were.
@@ -399,7 +399,7 @@ class Change:
         made: Whether to change.
         repaid_s: After how long more requests have been served than without the change; infinite: never; NaN where
             it is not about throughput.
-        why: The reason, in words.
+        cause: The reason, in words.
         elsewhere: What would be worth loading where that may not be done while serving; None: nothing.
     """
 
@@ -408,7 +408,7 @@ class Change:
     bound_s: float
     margin: float
     free_rps: float
-    kept: ScheduleRow | None
+    retained: ScheduleRow | None
     kept_held_s: float
     late_share: float
     new: ScheduleRow | None
@@ -416,13 +416,13 @@ class Change:
     load_s: float
     made: bool
     repaid_s: float
-    why: str
+    cause: str
     elsewhere: Elsewhere | None = None
 
     @property
-    def holds(self) -> bool:
+    def is_satisfied(self) -> bool:
         """Whether the deployed schedule still meets the bound."""
-        return self.kept is not None and self.kept_held_s <= self.bound_s
+        return self.retained is not None and self.kept_held_s <= self.bound_s
 
     @property
     def moves_weights(self) -> bool:
@@ -437,8 +437,8 @@ class Adaptation:
     Attributes:
         request: The request at which it was sure that lengths moved, counted from 1.
         at_s: When that was.
-        began: The request from which on lengths are taken to be others.
-        began_s: When that was.
+        started: The request from which on lengths are taken to be others.
+        started_s: When that was.
         requests: How many the new lengths were taken from.
         sides: "prompts", "outputs" or both.
         evidence: By side, what a unit staked on its change became.
@@ -450,8 +450,8 @@ class Adaptation:
 
     request: int
     at_s: float
-    began: int
-    began_s: float
+    started: int
+    started_s: float
     requests: int
     sides: tuple[str, ...]
     evidence: dict[str, float]
@@ -471,12 +471,12 @@ class Watched:
         requests: How many were told.
         left_out: How many more did not end on their own.
         bound_s: Latency that must be held; infinite: none.
-        false_alarms: Probability of ever an alarm while lengths do not change.
+        false_positive_rate: Probability of ever an alarm while lengths do not change.
         planned: The schedule that ran first.
         planned_lengths: What it was planned for.
         deployed: The one that runs at the end.
         adaptations: Alarms, and what came of them.
-        alike: How much more a tested request is like the next one than like one fifty later: the larger rank
+        matching: How much more a tested request is like the next one than like one fifty later: the larger rank
             correlation of both sides. Well above 0, alarms may be of that.
         evidence: At the end: what a unit staked on another change became; an alarm is given at 1 / false_alarms.
     """
@@ -486,17 +486,17 @@ class Watched:
     requests: int
     left_out: int
     bound_s: float
-    false_alarms: float
+    false_positive_rate: float
     planned: ScheduleRow
     planned_lengths: LengthFacts
     deployed: ScheduleRow
     adaptations: tuple[Adaptation, ...]
-    alike: float
+    matching: float
     evidence: float
 
     @property
     def late(self) -> float:
         """Requests that would have taken longer than the bound, had the first schedule been left as it was."""
-        ends = [*(one.began - 1 for one in self.adaptations[1:]), self.requests]
+        ends = [*(one.started - 1 for one in self.adaptations[1:]), self.requests]
         spans = zip(self.adaptations, ends, strict=True) if self.adaptations else ()
-        return sum(one.first_late_share * max(end - one.began + 1, 0) for one, end in spans)
+        return sum(one.first_late_share * max(end - one.started + 1, 0) for one, end in spans)

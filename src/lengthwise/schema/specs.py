@@ -89,12 +89,12 @@ class ModelSpec:
     max_model_len: int
     tied_embeddings: bool = False
     encoder_layers: int = 0
-    facts: ModelFacts = ModelFacts()
+    metadata: ModelFacts = ModelFacts()
 
     @property
     def dtype(self) -> str:
         """The published weights' dtype."""
-        return self.facts.dtype
+        return self.metadata.dtype
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MOST_TOKENS = 1e12
+MAX_TOKENS = 1e12
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,7 @@ class Predictions:
         return len(self.start) - 1
 
     def __post_init__(self) -> None:
-        for column, dtype in (
-            ("start", np.int64),
-            ("total_tokens", np.float64),
-            ("index_tokens", np.float64),
-        ):
+        for column, dtype in (("start", np.int64), ("total_tokens", np.float64), ("index_tokens", np.float64)):
             value = np.require(getattr(self, column), dtype=dtype, requirements=["C", "A"])
             object.__setattr__(self, column, value)
         if self.window_tokens < 1:
@@ -59,10 +55,8 @@ class Predictions:
 
     def _check(self, column: str, values: Floats) -> None:
         if values.shape != (self.start[-1],):
-            raise InputError(
-                f"{column} must have {self.start[-1]} rows, as start says; it has shape {values.shape}"
-            )
-        good = np.isfinite(values) & (values >= 0) & (values < MOST_TOKENS)
+            raise InputError(f"{column} must have {self.start[-1]} rows, as start says; it has shape {values.shape}")
+        good = np.isfinite(values) & (values >= 0) & (values < MAX_TOKENS)
         if not good.all():
             row = int(np.argmin(good))
             request = int(np.searchsorted(self.start, row, side="right")) - 1
@@ -83,7 +77,7 @@ class Predictions:
         return Predictions(self.window_tokens, start, self.total_tokens[at], self.index_tokens[at])
 
 
-MOST_TENANTS = 1_000_000
+MAX_TENANTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -171,15 +165,15 @@ class Workload:
                 object.__setattr__(self, column, np.ascontiguousarray(value, dtype=dtype))
         self._check()
 
-    def require_nobody_after(self, who: str) -> None:
+    def require_nobody_after(self, owner: str) -> None:
         """Nothing, where no request comes after others.
 
         Raises:
-            InputError: Some do, and ``who`` does not know what to make of it.
+            InputError: Some do, and ``owner`` does not know what to make of it.
         """
         if self.after is not None:
             raise InputError(
-                f"{who} takes no requests that come after others yet. Leave after out (dataclasses.replace(workload, "
+                f"{owner} takes no requests that come after others yet. Leave after out (dataclasses.replace(workload, "
                 "after=None)), or simulate"
             )
 
@@ -198,13 +192,11 @@ class Workload:
         for column in ("prompt_tokens", "output_tokens"):
             value = getattr(self, column)
             _require(value >= 1, value, f"{column} must be at least 1")
-            _require(value < MOST_TOKENS, value, f"{column} must be below 1e12")
+            _require(value < MAX_TOKENS, value, f"{column} must be below 1e12")
         if self.predicted_tokens is not None:
             value = self.predicted_tokens
-            _require(
-                np.isfinite(value) & (value >= 0), value, "predicted_tokens must be finite and not negative"
-            )
-            _require(value < MOST_TOKENS, value, "predicted_tokens must be below 1e12")
+            _require(np.isfinite(value) & (value >= 0), value, "predicted_tokens must be finite and not negative")
+            _require(value < MAX_TOKENS, value, "predicted_tokens must be below 1e12")
         self._check_predictions_and_tenants(n)
         if self.concurrency is not None:
             if self.concurrency < 1:
@@ -224,12 +216,10 @@ class Workload:
 
     def _check_predictions_and_tenants(self, n: int) -> None:
         if self.predictions is not None and len(self.predictions) != n:
-            raise InputError(
-                f"predictions must be of as many requests ({n}); they are of {len(self.predictions)}"
-            )
+            raise InputError(f"predictions must be of as many requests ({n}); they are of {len(self.predictions)}")
         if self.tenant is not None:
-            good = (self.tenant >= 0) & (self.tenant < MOST_TENANTS)
-            _require(good, self.tenant, f"tenant must be from 0 to {MOST_TENANTS - 1}")
+            good = (self.tenant >= 0) & (self.tenant < MAX_TENANTS)
+            _require(good, self.tenant, f"tenant must be from 0 to {MAX_TENANTS - 1}")
 
 
 _COLUMNS: dict[str, type] = {
@@ -245,9 +235,7 @@ _COLUMNS: dict[str, type] = {
 def _require_whole(column: str, values: npt.NDArray[Any]) -> None:
     if not np.issubdtype(values.dtype, np.integer) and values.ndim == 1 and len(values):
         numbers = values.astype(np.float64)
-        _require(
-            np.isfinite(numbers) & (numbers == np.floor(numbers)), values, f"{column} must be whole numbers"
-        )
+        _require(np.isfinite(numbers) & (numbers == np.floor(numbers)), values, f"{column} must be whole numbers")
 
 
 def _require(good: npt.NDArray[np.bool_], values: npt.NDArray[Any], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
-from lengthwise.schema.plan import Choice, Standing
+from lengthwise.schema.plan import Choice, Status
 from lengthwise.search import makespan, objective_at_capacity, objective_at_rate
 from lengthwise.search.bounds import fits_any
 from lengthwise.search.limits import AT_RATE, Question
@@ -54,21 +54,19 @@ class Bench:
 
     def bound(self, settings: Settings) -> Choice:
         """What closed forms say: PRUNED for now, with a bound, or REJECTED."""
-        blank = Choice(settings_key(settings), "", settings, 0, 0.0, Standing.PRUNED)
+        blank = Choice(settings_key(settings), "", settings, 0, 0.0, Status.PRUNED)
         try:
             deployment = self._deployment(settings)
         except (UnknownNameError, PolicyError):
             raise  # a slip in the question, not a configuration that cannot run
         except InputError as error:
-            return replace(blank, standing=Standing.REJECTED, reason=str(error), region=_region(error))
-        sized = replace(
-            blank, gpus=deployment.parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd
-        )
+            return replace(blank, status=Status.REJECTED, reason=str(error), region=_region(error))
+        sized = replace(blank, gpus=deployment.parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if sized.gpus > self.question.max_gpus or sized.gpus == 0:
             return self._too_many(sized, deployment)
         if not fits_any(deployment, self.load):
             reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is refused"
-            return replace(sized, standing=Standing.REJECTED, reason=reason, region="takes no request")
+            return replace(sized, status=Status.REJECTED, reason=reason, region="takes no request")
         bounded: Choice = self._kind.bound(sized, deployment, self.load, self.question)
         return bounded
 
@@ -117,7 +115,7 @@ class Bench:
         return replace(
             choice,
             gpus=gpus,
-            standing=Standing.REJECTED,
+            status=Status.REJECTED,
             reason=f"it takes {gpus} GPUs, and there may be {self.question.max_gpus}",
             region=f"takes more than {self.question.max_gpus} GPUs",
         )
@@ -126,9 +124,7 @@ class Bench:
 def sized(deployment: Deployment, gpus: int) -> Deployment:
     """The deployment with as many replicas as make so many GPUs."""
     parallel = deployment.parallel
-    return replace(
-        deployment, parallel=replace(parallel, replicas=max(1, gpus // (parallel.tp * parallel.pp)))
-    )
+    return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // (parallel.tp * parallel.pp))))
 
 
 def better(a: float, b: float, question: Question) -> bool:

@@ -31,13 +31,13 @@ from lengthwise.search.load import Load
 FloatArray = npt.NDArray[np.float64]
 
 
-def hull(step_s: FloatArray, slope_s: float, most_tokens: float) -> tuple[FloatArray, FloatArray]:
+def hull(step_s: FloatArray, slope_s: float, max_tokens: float) -> tuple[FloatArray, FloatArray]:
     """A convex function below seconds (which do not fall) over tokens: the hull of few points below them.
 
     Beyond the last second they rise by ``slope_s`` a token.
     """
     ends = _ends(len(step_s))
-    far = max(most_tokens, 2.0 * len(step_s))
+    far = max(max_tokens, 2.0 * len(step_s))
     tokens = np.append(ends.astype(np.float64), far)
     seconds = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the least of each piece, at its end
     seconds = np.append(seconds, step_s[-1] + slope_s * (far - ends[-1]))
@@ -205,7 +205,7 @@ class _Stages:
             for (n, slope, _), row in stages.items()
         )
 
-    def alone_s(self, prompt: npt.NDArray[np.int64]) -> Floats:
+    def isolated_s(self, prompt: npt.NDArray[np.int64]) -> Floats:
         """[n] the least time in which prompts are computed, in chunks of any length one after the other."""
         last = len(self.through_s) - 1
         beyond = np.maximum(prompt - last, 0)
@@ -223,9 +223,7 @@ def _slopes(each_s: Floats) -> Floats:
     return slopes
 
 
-def _stage_rate(
-    step_s: Floats, slope_s: float, attention_s: float, tokens: float, most: float
-) -> tuple[float, float]:
+def _stage_rate(step_s: Floats, slope_s: float, attention_s: float, tokens: float, most: float) -> tuple[float, float]:
     """The largest x / (Wc(tokens x) + x attention) over x up to ``most``, from above, and its x."""
     hull_tokens, hull_s = hull(step_s, slope_s, most * tokens)
     x = np.geomspace(most * 1e-6, most, _GRID)
@@ -269,7 +267,7 @@ def _impossible(
     limits: Iterable[Limit], stages: _Stages, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
 ) -> dict[str, str]:
     """Limits that even an idle deployment breaks."""
-    shortest, ttft_s = float(stages.through_s[1]), stages.alone_s(prompt)
+    shortest, ttft_s = float(stages.through_s[1]), stages.isolated_s(prompt)
     alone = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * shortest}
     alone |= {name: np.full(int((output > 1).sum()), shortest) for name in ("tbt", "tpot")}
     found: dict[str, str] = {}
@@ -279,9 +277,7 @@ def _impossible(
         if len(values) == 0:
             continue
         least = (
-            values.mean()
-            if statistic == "mean"
-            else np.quantile(values, float(statistic[1:]) / 100, method="lower")
+            values.mean() if statistic == "mean" else np.quantile(values, float(statistic[1:]) / 100, method="lower")
         )
         if least > limit.bound * SLACK:
             found[limit.metric] = (

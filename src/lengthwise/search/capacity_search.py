@@ -43,12 +43,7 @@ _LEAST_SPAN = 1.008
 
 
 def largest(
-    strain: Callable[[float], float],
-    guess: float,
-    top: float,
-    span: float,
-    tolerance: float,
-    slope: float = 0.0,
+    strain: Callable[[float], float], guess: float, top: float, span: float, tolerance: float, slope: float = 0.0
 ) -> float:
     """The largest rate up to ``top`` that is not strained beyond 1; 0 if none from FLOOR_SHARE of it on.
 
@@ -175,31 +170,31 @@ class Trials:
             return math.nan
         if len(self.strains) < 2:
             return 0.0  # the ceiling holds: no limit is crossed
-        nearest = min(self._around(rate_rps), key=lambda r: abs(r - rate_rps))
+        nearest = min(self._context(rate_rps), key=lambda r: abs(r - rate_rps))
         pooled = max(float(self._pooled(nearest).max()), LEAST_STRAIN)
-        return self.doubt(nearest, level) / pooled / self.slope(rate_rps) * rate_rps
+        return self.warning(nearest, level) / pooled / self.slope(rate_rps) * rate_rps
 
     def forgiven(self, rate_rps: float) -> float:
         """Share of the rate by which a queue may grow unseen, where its growth is what binds."""
         if self.binds != "throughput" or len(self.strains) < 2:
             return 0.0
-        return GROWTH + max(self._noise(rate) for rate in self._around(rate_rps))
+        return GROWTH + max(self._noise(rate) for rate in self._context(rate_rps))
 
     def slope(self, rate_rps: float) -> float:
         """How steeply the strain rises at a rate, logarithm by logarithm; 0 where only one was tried."""
         if len(self.strains) < 2:
             return 0.0
-        low, high = self._around(rate_rps)
+        low, high = self._context(rate_rps)
         means = [max(float(self._pooled(r).max()), LEAST_STRAIN) for r in (low, high)]
         return max(math.log(means[1] / means[0]) / math.log(high / low), _LEAST_SLOPE)
 
-    def _around(self, rate_rps: float) -> tuple[float, float]:
+    def _context(self, rate_rps: float) -> tuple[float, float]:
         """The nearest rates below and above that were tried."""
         rates = sorted(self.strains)
         at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
         return rates[at], rates[at + 1]
 
-    def doubt(self, rate_rps: float, level: float) -> float:
+    def warning(self, rate_rps: float, level: float) -> float:
         """Half-width of the pooled strain at a rate that was tried; 0 for a single seed."""
         strains, n = self.strains[rate_rps], len(self.seeds)
         if n < 2:
@@ -209,11 +204,11 @@ class Trials:
         return half if worst < strains.shape[1] - 1 else half / (GROWTH + self._noise(rate_rps))
 
 
-LEAST_REQUESTS = 400
-MOST_REQUESTS = 2**19
+MIN_REQUESTS = 400
+MAX_REQUESTS = 2**19
 """Of one run."""
 
-WAIT_SPANS, STAY_SPANS, LEAST_S = 12.0, 1.5, 30.0
+WAIT_SPANS, STAY_SPANS, MIN_S = 12.0, 1.5, 30.0
 """A scouting run lasts so many times the longest limited wait, so many times a request's stay, and so long."""
 
 EXACT_WAIT_SPANS, EXACT_STAY_SPANS = 40.0, 5.0
@@ -293,7 +288,7 @@ def capacity(
     """
     found, slope = scout(deployment, load, promises), 0.0
     used, before = range(min(seeds, load.seeds or seeds)), math.nan
-    most = min(MOST_REQUESTS, load.most)
+    most = min(MAX_REQUESTS, load.most)
     requests = min(exact_length(found, promises), most // 2)
     while found.rate_rps.value > 0:
         trials = Trials(deployment, load, promises, requests, used, found.effort, each)
@@ -324,7 +319,7 @@ def rough_capacity(
 ) -> Capacity:
     """A capacity from a few short runs, for comparisons under the same requests; no interval."""
     top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
-    requests = min(2 * run_length(top, promises), load.most, MOST_REQUESTS)
+    requests = min(2 * run_length(top, promises), load.most, MAX_REQUESTS)
     trials = Trials(deployment, load, promises, requests, range(min(seeds, load.seeds or seeds)), effort)
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
     rate = largest(trials.strain, start, top.rate_rps, 1.05, SEED_TOLERANCE)
@@ -333,14 +328,14 @@ def rough_capacity(
 
 def run_length(top: Ceiling, promises: Promises) -> int:
     """Requests of the shortest useful run."""
-    span_s = max(WAIT_SPANS * promises.guard_s, STAY_SPANS * top.jct_s, LEAST_S)
-    return int(min(max(LEAST_REQUESTS, math.ceil(span_s * top.rate_rps)), MOST_REQUESTS))
+    span_s = max(WAIT_SPANS * promises.guard_s, STAY_SPANS * top.jct_s, MIN_S)
+    return int(min(max(MIN_REQUESTS, math.ceil(span_s * top.rate_rps)), MAX_REQUESTS))
 
 
 def exact_length(found: Capacity, promises: Promises) -> int:
     """Requests of the first runs of an exact answer, from what scouting found."""
-    span_s = max(EXACT_WAIT_SPANS * promises.guard_s, EXACT_STAY_SPANS * found.ceiling.jct_s, LEAST_S)
-    return int(min(max(2 * LEAST_REQUESTS, math.ceil(span_s * found.rate_rps.value)), MOST_REQUESTS))
+    span_s = max(EXACT_WAIT_SPANS * promises.guard_s, EXACT_STAY_SPANS * found.ceiling.jct_s, MIN_S)
+    return int(min(max(2 * MIN_REQUESTS, math.ceil(span_s * found.rate_rps.value)), MAX_REQUESTS))
 
 
 FRACTIONS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.25)

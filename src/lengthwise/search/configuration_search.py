@@ -13,19 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.plan import (
-    Choice,
-    Limit,
-    Plan,
-    Point,
-    Region,
-    Shift,
-    Spent,
-    Standing,
-    Study,
-    Swap,
-    Trade,
-)
+from lengthwise.schema.plan import Choice, Limit, Plan, Point, Region, Shift, Spent, Status, Study, Swap, Trade
 from lengthwise.search.bench import Bench, Task, better
 from lengthwise.search.limits import LATENCIES, Question
 from lengthwise.search.space import Axes, Settings, names_of, settings_key
@@ -112,13 +100,13 @@ class Run:
 KEEPS_UP = 0.97
 """Of the offered rate: what serves less has a queue that grows, and latencies that depend on the run."""
 
-USUAL = ("ttft.p90", "tbt.p99", "jct.p90")
+DEFAULT = ("ttft.p90", "tbt.p99", "jct.p90")
 
 
 def frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:
     """By latency metric, the trades of cost against it, over all points that keep the other limits."""
     limited = [limit.metric for limit in limits if limit.metric.partition(".")[0] in LATENCIES]
-    metrics = dict.fromkeys([*limited, *USUAL])
+    metrics = dict.fromkeys([*limited, *DEFAULT])
     return {metric: frontier(choices, metric, limits) for metric in metrics}
 
 
@@ -128,11 +116,11 @@ def frontier(choices: Sequence[Choice], metric: str, limits: Sequence[Limit]) ->
     trades = [
         Trade(c.name, p.rate_rps, usd_per_thousand(c, p.rate_rps), p.value(metric))
         for c in choices
-        if c.standing in (Standing.RANKED, Standing.SCOUTED)
+        if c.status in (Status.RANKED, Status.SCOUTED)
         for p in c.points
         if math.isfinite(p.value(metric))
         and _keeps_up(p)
-        and all(limit.holds(p.value(limit.metric)) for limit in others)
+        and all(limit.is_satisfied(p.value(limit.metric)) for limit in others)
     ]
     kept: list[Trade] = []
     for trade in sorted(trades, key=lambda t: (t.cost_usd, t.latency_s)):
@@ -167,25 +155,25 @@ def shifts(run: Run, choices: Sequence[Choice], question: Question) -> tuple[Shi
     limits = [limit for limit in question.promises.limits if limit.metric.partition(".")[0] in LATENCIES]
     told: list[Shift] = []
     for limit in limits:
-        asked = _asked(choices, limit, question)
+        asked = _requested(choices, limit, question)
         run.expect("shift", run.done.get("shift", 0) + len(asked) * len(FACTORS))
         rough = {factor: run.each("shift", asked, (limit.metric, factor)) for factor in FACTORS}
         told += [_best(limit, factor, asked, rough, question) for factor in FACTORS]
     return tuple(told)
 
 
-def _asked(choices: Sequence[Choice], limit: Limit, question: Question) -> list[Choice]:
+def _requested(choices: Sequence[Choice], limit: Limit, question: Question) -> list[Choice]:
     """The leaders, and those who are fast in this metric."""
-    known = [c for c in choices if c.standing is Standing.RANKED]
+    known = [c for c in choices if c.status is Status.RANKED]
     fast = {trade.choice for trade in frontier(known, limit.metric, question.promises.limits)[-LEADERS:]}
     return [c for at, c in enumerate(known) if at < LEADERS or c.name in fast]
 
 
 def _best(
-    limit: Limit, factor: float, asked: Sequence[Choice], rough: dict[float, list[Choice]], question: Question
+    limit: Limit, factor: float, requested: Sequence[Choice], rough: dict[float, list[Choice]], question: Question
 ) -> Shift:
     best, name = math.nan, ""
-    for at, choice in enumerate(asked):
+    for at, choice in enumerate(requested):
         then, now = rough[factor][at].objective.value, rough[1.0][at].objective.value
         value = choice.objective.value * then / now if now else math.nan
         if better(value, best, question):
@@ -193,12 +181,12 @@ def _best(
     return Shift(limit.metric, limit.bound * factor, name, best)
 
 
-FEW = 4
+MIN_COUNT = 4
 
 
 def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
     """For each axis, the best configuration that has another value there: what the winner's value is worth."""
-    best = choices[0] if choices and choices[0].standing is Standing.RANKED else None
+    best = choices[0] if choices and choices[0].status is Status.RANKED else None
     if best is None:
         return ()
     told = []
@@ -206,7 +194,7 @@ def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tup
         others = [c for c in choices if _known(c) and c.settings.get(key) != best.settings.get(key)]
         others = [c for c in others if key in c.settings and key in best.settings]
         if others:
-            told.append(_sentence(key, best, others[0], question))
+            told.append(_description(key, best, others[0], question))
     return tuple(told)
 
 
@@ -217,19 +205,17 @@ def regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
         if choice.region:
             groups.setdefault(choice.region, []).append(choice)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    return tuple(
-        Region(name, len(group), group[0].reason, _shared(group, choices)) for name, group in ordered
-    )
+    return tuple(Region(name, len(group), group[0].reason, _shared(group, choices)) for name, group in ordered)
 
 
 def _known(choice: Choice) -> bool:
-    return choice.standing in (Standing.RANKED, Standing.SCOUTED)
+    return choice.status in (Status.RANKED, Status.SCOUTED)
 
 
-def _sentence(key: str, best: Choice, other: Choice, question: Question) -> str:
+def _description(key: str, best: Choice, other: Choice, question: Question) -> str:
     short = key.rpartition(".")[2]
     head = f"{short} = {best.settings[key]}: the best with another, {other.name}, "
-    rough = " (scouted)" if other.standing is Standing.SCOUTED else ""
+    rough = " (scouted)" if other.status is Status.SCOUTED else ""
     sign = 1 if question.objective.higher_is_better else -1
     off = sign * (best.objective.value - other.objective.value)
     if off <= _half(best) + _half(other):
@@ -250,7 +236,7 @@ def _shared(group: Sequence[Choice], choices: Sequence[Choice]) -> dict[str, tup
     for key in dict.fromkeys(k for c in group for k in c.settings):
         own = list(dict.fromkeys(c.settings[key] for c in group if key in c.settings))
         whole = {c.settings[key] for c in choices if key in c.settings}
-        if len(own) < len(whole) and len(own) <= FEW:
+        if len(own) < len(whole) and len(own) <= MIN_COUNT:
             shared[key] = tuple(own)
     return shared
 
@@ -295,7 +281,7 @@ def search(
     axes: Axes,
     run: Run,
     options: Options = Options(),
-    facts: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> Plan:
     """The plan of a question over configurations.
 
@@ -305,27 +291,27 @@ def search(
         axes: What varies, for reports.
         run: What evaluates, where and what is kept.
         options: How far to go.
-        facts: What was asked, for headings.
+        metadata: What was asked, for headings.
     """
     question = run.bench.question
     looked = _explored(run, options) if options.strategy else _scouted(list(settings), run, options)
     ranked = _ranked(looked, run, options)
     ordered = named(_ordered(ranked, question))
-    first = [c for c in ordered if c.standing is Standing.RANKED]
+    first = [c for c in ordered if c.status is Status.RANKED]
     moved = shifts(run, ordered, question) if options.sensitivity and first else ()
     return Plan(
         name=name,
-        facts=facts or {},
+        metadata=metadata or {},
         objective=question.objective,
         limits=question.promises.limits,
         axes=axes,
         choices=tuple(ordered),
         tied=_tied(first, question),
-        why=advantages(ordered, axes, question),
+        cause=advantages(ordered, axes, question),
         frontiers=frontiers(ordered, question.promises.limits),
         shifts=moved,
         regions=regions(ordered),
-        spent=_spent(ordered, run),
+        effort=_spent(ordered, run),
         level=question.level,
     )
 
@@ -338,16 +324,16 @@ def named(choices: Sequence[Choice]) -> list[Choice]:
 
 def _scouted(settings: list[Settings], run: Run, options: Options) -> list[Choice]:
     """Every configuration: scouted, rejected, or pruned by its bound."""
-    blank = [Choice(settings_key(s), "", s, 0, 0.0, Standing.PRUNED) for s in settings]
+    blank = [Choice(settings_key(s), "", s, 0, 0.0, Status.PRUNED) for s in settings]
     run.expect("bound", len(blank))
     bounded = run.each("bound", blank)
-    alive = [c for c in bounded if c.standing is Standing.PRUNED]
-    done = [c for c in bounded if c.standing is not Standing.PRUNED]
+    alive = [c for c in bounded if c.status is Status.PRUNED]
+    done = [c for c in bounded if c.status is not Status.PRUNED]
     waiting = sorted(alive, key=lambda c: _order(c.bound, run.bench.question))
     run.expect("scout", len(waiting))
     pruned: list[Choice] = []
     for wave in _waves(waiting):
-        hopeful = [c for c in wave if options.exhaustive or not _hopeless(c, done, run, options)]
+        hopeful = [c for c in wave if options.exhaustive or not _infeasible(c, done, run, options)]
         pruned += [c for c in wave if c not in hopeful]
         done += run.each("scout", hopeful, _least(done, run, options))
         run.expect("scout", len(waiting) - len(pruned))
@@ -359,21 +345,21 @@ def _explored(run: Run, options: Options) -> list[Choice]:
     question, strategy = run.bench.question, options.strategy
     assert strategy is not None  # the caller has seen to it
     done: list[Choice] = []
-    while wave := strategy.ask():
-        blank = [Choice(settings_key(s), "", s, 0, 0.0, Standing.PRUNED) for s in wave]
+    while wave := strategy.suggest():
+        blank = [Choice(settings_key(s), "", s, 0, 0.0, Status.PRUNED) for s in wave]
         bounded = run.each("bound", blank)
-        scouted = iter(run.each("scout", [c for c in bounded if c.standing is Standing.PRUNED]))
-        whole = [next(scouted) if c.standing is Standing.PRUNED else c for c in bounded]
+        scouted = iter(run.each("scout", [c for c in bounded if c.status is Status.PRUNED]))
+        whole = [next(scouted) if c.status is Status.PRUNED else c for c in bounded]
         strategy.tell([(c.settings, _score(c, question)) for c in whole])
         done += whole
     return done
 
 
-def _ranked(looked: list[Choice], run: Run, options: Options) -> list[Choice]:
+def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]:
     """The same choices, the best of them exact: all that could be among the best."""
     question = run.bench.question
-    by_key = {c.key: c for c in looked}
-    roughly = {c.key: c.objective.value for c in looked if c.standing is Standing.SCOUTED}
+    by_key = {c.key: c for c in evaluated}
+    roughly = {c.key: c.objective.value for c in evaluated if c.status is Status.SCOUTED}
     exact: dict[str, Choice] = {}
     while wave := _contenders(by_key, exact, roughly, question, options):
         run.expect("rank", len(exact) + len(wave))
@@ -387,16 +373,12 @@ def _ranked(looked: list[Choice], run: Run, options: Options) -> list[Choice]:
 
 
 def _contenders(
-    by_key: dict[str, Choice],
-    exact: dict[str, Choice],
-    roughly: dict[str, float],
-    question: Question,
-    options: Options,
+    by_key: dict[str, Choice], exact: dict[str, Choice], roughly: dict[str, float], question: Question, options: Options
 ) -> list[Choice]:
     """What is to be ranked next: the first ``top``, then whoever may still beat the best."""
-    left = [c for c in by_key.values() if c.standing is Standing.SCOUTED and c.key not in exact]
+    left = [c for c in by_key.values() if c.status is Status.SCOUTED and c.key not in exact]
     left.sort(key=lambda c: _order(c.objective.value, question))
-    held = [c for c in exact.values() if c.standing is Standing.RANKED]
+    held = [c for c in exact.values() if c.status is Status.RANKED]
     if len(held) < options.top:
         return left[: options.top - len(held)]
     best = _best_of(held, question)
@@ -409,7 +391,7 @@ def _contenders(
 
 def _surely(exact: dict[str, Choice], question: Question, options: Options) -> tuple[float, ...]:
     """What the best reaches at least, once so many are ranked as were asked for: below it, roughly will do."""
-    held = [c for c in exact.values() if c.standing is Standing.RANKED]
+    held = [c for c in exact.values() if c.status is Status.RANKED]
     if len(held) < options.top:
         return ()
     best = _best_of(held, question).objective
@@ -417,29 +399,27 @@ def _surely(exact: dict[str, Choice], question: Question, options: Options) -> t
     return (best.value - half if question.objective.higher_is_better else best.value + half,)
 
 
-def _best_of(held: Sequence[Choice], question: Question) -> Choice:
-    return min(held, key=lambda c: _order(c.objective.value, question))
+def _best_of(satisfied: Sequence[Choice], question: Question) -> Choice:
+    return min(satisfied, key=lambda c: _order(c.objective.value, question))
 
 
 def _pruned_too_early(
     by_key: dict[str, Choice], exact: dict[str, Choice], question: Question, options: Options
 ) -> list[Choice]:
     """Those pruned by a hope that did not come true."""
-    held = [c for c in exact.values() if c.standing is Standing.RANKED]
+    held = [c for c in exact.values() if c.status is Status.RANKED]
     held.sort(key=lambda c: _order(c.objective.value, question))
-    pruned = [c for c in by_key.values() if c.standing is Standing.PRUNED and not c.simulations]
+    pruned = [c for c in by_key.values() if c.status is Status.PRUNED and not c.simulations]
     if len(held) < options.top:
         return [replace(c, reason="", region="") for c in pruned[:LARGEST_WAVE]]
     last = held[options.top - 1].objective.value
     return [replace(c, reason="", region="") for c in pruned if better(c.bound, last, question)]
 
 
-def _hopeless(choice: Choice, done: Sequence[Choice], run: Run, options: Options) -> bool:
+def _infeasible(choice: Choice, done: Sequence[Choice], run: Run, options: Options) -> bool:
     """Whether its bound is worse than what the last of the best surely reaches."""
     question = run.bench.question
-    found = sorted(
-        (c.objective.value for c in done if c.standing is Standing.SCOUTED), key=lambda v: _order(v, question)
-    )
+    found = sorted((c.objective.value for c in done if c.status is Status.SCOUTED), key=lambda v: _order(v, question))
     if len(found) < options.top or math.isnan(choice.bound):
         return False
     last = found[options.top - 1]
@@ -449,27 +429,23 @@ def _hopeless(choice: Choice, done: Sequence[Choice], run: Run, options: Options
 
 def _least(done: Sequence[Choice], run: Run, options: Options) -> tuple[float, ...]:
     """The objective that a configuration must reach to be scouted whole; nothing while few are known."""
-    found = sorted(
-        _order(c.objective.value, run.bench.question) for c in done if c.standing is Standing.SCOUTED
-    )
+    found = sorted(_order(c.objective.value, run.bench.question) for c in done if c.status is Status.SCOUTED)
     if options.exhaustive or len(found) < options.top or not run.bench.question.objective.higher_is_better:
         return ()
     return (-found[options.top - 1] * FAR,)
 
 
 def _pruned(choice: Choice) -> Choice:
-    return replace(
-        choice, reason="even without any queueing it would be worse", region="cannot be among the best"
-    )
+    return replace(choice, reason="even without any queueing it would be worse", region="cannot be among the best")
 
 
 def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
     """Ranked first, best first; then scouted, pruned and rejected ones."""
-    standings = list(Standing)
+    standings = list(Status)
 
     def key(c: Choice) -> tuple[float, ...]:
-        known = c.bound if c.standing is Standing.PRUNED else c.objective.value
-        return (standings.index(c.standing), _order(known, question), _use(c, question), -c.bound_rps)
+        known = c.bound if c.status is Status.PRUNED else c.objective.value
+        return (standings.index(c.status), _order(known, question), _use(c, question), -c.bound_rps)
 
     return sorted(choices, key=lambda c: (*key(c), c.key))
 
@@ -478,11 +454,7 @@ def _use(choice: Choice, question: Question) -> float:
     """How much of the limits a choice uses at its operating point: what parts equal objectives."""
     if choice.at is None:
         return math.inf
-    used = [
-        choice.at.value(limit.metric) / limit.bound
-        for limit in question.promises.limits
-        if not limit.at_least
-    ]
+    used = [choice.at.value(limit.metric) / limit.bound for limit in question.promises.limits if not limit.at_least]
     return max(used, default=0.0)
 
 
@@ -493,7 +465,7 @@ def _order(value: float, question: Question) -> float:
 
 
 def _score(choice: Choice, question: Question) -> float | None:
-    if choice.standing is not Standing.SCOUTED:
+    if choice.status is not Status.SCOUTED:
         return None
     return -_order(choice.objective.value, question)
 
@@ -520,12 +492,12 @@ def _waves(waiting: Sequence[Choice]) -> Iterator[list[Choice]]:
 
 
 def _spent(choices: Sequence[Choice], run: Run) -> Spent:
-    count = {standing: sum(c.standing is standing for c in choices) for standing in Standing}
+    count = {standing: sum(c.status is standing for c in choices) for standing in Status}
     return Spent(
         candidates=len(choices),
         simulated=sum(c.simulations > 0 for c in choices),
-        pruned=count[Standing.PRUNED],
-        rejected=count[Standing.REJECTED],
+        pruned=count[Status.PRUNED],
+        rejected=count[Status.REJECTED],
         reused=run.reused,
         simulations=run.simulations,
         requests=run.requests,
@@ -542,10 +514,7 @@ def study(name: str, plans: Sequence[Plan], runs: Sequence[Run]) -> Study:
         _swap(one, plan, run)
         for one in plans
         for plan, run in zip(plans, runs, strict=True)
-        if one.objective == plan.objective
-        and one.best is not None
-        and plan.best is not None
-        and len(plans) > 1
+        if one.objective == plan.objective and one.best is not None and plan.best is not None and len(plans) > 1
     ]
     return Study(name, tuple(plans), tuple(swaps))
 
@@ -557,14 +526,14 @@ def _swap(one: Plan, other: Plan, run: Run) -> Swap:
     there = next((c for c in other.choices if c.key == one.best.key), None)
     if there is None:
         return Swap(one.name, other.name, UNKNOWN, math.nan)
-    if there.standing in (Standing.SCOUTED, Standing.PRUNED):
+    if there.status in (Status.SCOUTED, Status.PRUNED):
         run.expect("rank", run.done.get("rank", 0) + 1)
-        there = run.each("rank", [_sized(there)])[0]
-    value = there.objective if there.standing is Standing.RANKED else UNKNOWN
+        there = run.each("rank", [_with_size(there)])[0]
+    value = there.objective if there.status is Status.RANKED else UNKNOWN
     return Swap(one.name, other.name, value, _ratio(value, other))
 
 
-def _sized(choice: Choice) -> Choice:
+def _with_size(choice: Choice) -> Choice:
     """As it was before it was pruned."""
     return replace(choice, reason="", region="")
 

@@ -77,7 +77,7 @@ class Promises:
             value = values_of(window, self.guard_s, self.quantiles)[limit.metric]
             return value / limit.bound if not limit.at_least else limit.bound / max(value, 1e-300)
         if statistic == "mean" and metric in WAITS:
-            return _mean(window.waited(WAITS[metric], limit.bound)) / limit.bound
+            return _mean(window.num_waiting(WAITS[metric], limit.bound)) / limit.bound
         if statistic == "mean":
             return values_of(window, self.guard_s, self.quantiles)[limit.metric] / limit.bound
         beyond = _share_beyond(window, metric, limit.bound)
@@ -111,9 +111,9 @@ def check_limit(limit: Limit) -> Limit:
     if not limit.bound > 0 or math.isinf(limit.bound):
         raise InputError(f"the limit on {limit.metric} must be above 0 and finite; it is {limit.bound}")
     if metric == "goodput" and not (limit.at_least and limit.bound < 1):
-        raise InputError(f"a limit on goodput is a least share below 1; it is {limit.sense} {limit.bound}")
+        raise InputError(f"a limit on goodput is a least share below 1; it is {limit.direction} {limit.bound}")
     if metric in LATENCIES and limit.at_least:
-        raise InputError(f"a limit on {limit.metric} is an upper one; it is {limit.sense} {limit.bound}")
+        raise InputError(f"a limit on {limit.metric} is an upper one; it is {limit.direction} {limit.bound}")
     return limit
 
 
@@ -128,7 +128,7 @@ def good_share(window: Window, slo: Slo | None, guard_s: float) -> float:
         raise InputError("goodput needs limits for a single request: set [slo] ttft, tpot or jct")
     good: npt.NDArray[np.bool_] | None = None
     for name, bound in slo.limits.items():
-        value = window.pace(guard_s) if name == "tpot_s" else window.waiting(name, guard_s)
+        value = window.token_interval(guard_s) if name == "tpot_s" else window.waiting(name, guard_s)
         met = value <= bound
         good = met if good is None else good & met
     return float(good.mean()) if good is not None and len(good) else math.nan
@@ -213,15 +213,11 @@ class Question:
     def __post_init__(self) -> None:
         needs = self.objective.name in (*AT_RATE, "goodput")
         if needs and self.rate_rps is None:
-            raise InputError(
-                f"the objective {self.objective.name} needs a rate: set search.rate, in requests a second"
-            )
+            raise InputError(f"the objective {self.objective.name} needs a rate: set search.rate, in requests a second")
         if not 0 < self.precision < 1:
             raise InputError(f"precision must be between 0 and 1; it is {self.precision}")
         if self.objective.name == "goodput" and self.promises.slo is None:
-            raise InputError(
-                "the objective goodput needs limits for a single request: set [slo] ttft, tpot or jct"
-            )
+            raise InputError("the objective goodput needs limits for a single request: set [slo] ttft, tpot or jct")
 
 
 def objective(name: str) -> Objective:

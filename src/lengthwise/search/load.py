@@ -83,33 +83,33 @@ class Load:
             return drawn[seed, size]
 
 
-def _first(whole: Workload, n: int, rate_rps: float) -> Workload:
+def _first(complete: Workload, n: int, rate_rps: float) -> Workload:
     """The first requests, their times stretched so that these very ones come at the mean rate."""
     if not rate_rps > 0 or math.isinf(rate_rps):
         raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
     if n < 2:
         raise InputError(f"a rate needs at least 2 requests to come one after the other; there is {n}")
-    whole.require_nobody_after("a search for a rate")
-    since_s = whole.arrival_s[:n] - whole.arrival_s[0]
-    if whole.concurrency is not None or not since_s[-1] > 0:
+    complete.require_nobody_after("a search for a rate")
+    since_s = complete.arrival_s[:n] - complete.arrival_s[0]
+    if complete.concurrency is not None or not since_s[-1] > 0:
         raise InputError(
             "a rate can only be searched for requests that arrive one after the other; these come all at once or "
             "in a closed loop. Give the workload a request_rate (its value does not matter here), or arrivals"
         )
-    return _cut(whole, n, since_s * ((n - 1) / (since_s[-1] * rate_rps)))
+    return _cut(complete, n, since_s * ((n - 1) / (since_s[-1] * rate_rps)))
 
 
-def _cut(whole: Workload, n: int, arrival_s: Floats) -> Workload:
+def _cut(complete: Workload, n: int, arrival_s: Floats) -> Workload:
     cut = slice(0, n)
     return replace(
-        whole,
+        complete,
         arrival_s=arrival_s,
-        prompt_tokens=whole.prompt_tokens[cut],
-        output_tokens=whole.output_tokens[cut],
-        predicted_tokens=None if whole.predicted_tokens is None else whole.predicted_tokens[cut],
-        predictions=None if whole.predictions is None else whole.predictions.take(np.arange(n)),
-        priority=None if whole.priority is None else whole.priority[cut],
-        tenant=None if whole.tenant is None else whole.tenant[cut],
-        extra={key: column[cut] for key, column in whole.extra.items()},
+        prompt_tokens=complete.prompt_tokens[cut],
+        output_tokens=complete.output_tokens[cut],
+        predicted_tokens=None if complete.predicted_tokens is None else complete.predicted_tokens[cut],
+        predictions=None if complete.predictions is None else complete.predictions.take(np.arange(n)),
+        priority=None if complete.priority is None else complete.priority[cut],
+        tenant=None if complete.tenant is None else complete.tenant[cut],
+        extra={key: column[cut] for key, column in complete.extra.items()},
         concurrency=None,
     )

@@ -10,7 +10,7 @@ import numpy as np
 from lengthwise import engine
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Standing
+from lengthwise.schema.plan import Choice, Status
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.capacity_search import point_of
 from lengthwise.search.limits import Promises, Question
@@ -26,20 +26,16 @@ def bound(choice: Choice, deployment: Deployment, load: Load, question: Question
     return replace(choice, bound=shortest_s, bound_rps=max(rates))
 
 
-def scout(
-    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
-) -> Choice:
+def scout(choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan) -> Choice:
     """One seed."""
     del least  # one run tells the makespan
-    return _run(choice, deployment, load, question, range(1), Standing.SCOUTED)
+    return _run(choice, deployment, load, question, range(1), Status.SCOUTED)
 
 
-def rank(
-    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
-) -> Choice:
+def rank(choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan) -> Choice:
     """The mean over seeds."""
     del least  # nothing is saved by knowing less
-    return _run(choice, deployment, load, question, _seeds(load, question), Standing.RANKED)
+    return _run(choice, deployment, load, question, _seeds(load, question), Status.RANKED)
 
 
 def _seeds(load: Load, question: Question) -> range:
@@ -47,7 +43,7 @@ def _seeds(load: Load, question: Question) -> range:
 
 
 def _run(
-    choice: Choice, deployment: Deployment, load: Load, question: Question, seeds: range, standing: Standing
+    choice: Choice, deployment: Deployment, load: Load, question: Question, seeds: range, status: Status
 ) -> Choice:
     windows = []
     for seed in seeds:
@@ -57,13 +53,13 @@ def _run(
     makespan = mean_point(ends, question.level)["makespan"]
     requests = len(windows[0].records.requests.arrival_s)
     at = point_of(requests / makespan.value, windows, Promises(()), question.level)
-    broken = [limit for limit in question.promises.limits if not limit.holds(at.value(limit.metric))]
+    broken = [limit for limit in question.promises.limits if not limit.is_satisfied(at.value(limit.metric))]
     done = replace(
         choice,
-        standing=Standing.REJECTED if broken else standing,
+        status=Status.REJECTED if broken else status,
         reason=f"{broken[0].metric} is {at.value(broken[0].metric):.3g}" if broken else "",
         region=f"breaks {broken[0].metric}" if broken else "",
-        objective=makespan if standing is Standing.RANKED else Estimate(makespan.value),
+        objective=makespan if status is Status.RANKED else Estimate(makespan.value),
         at=at,
         points=(at,),
         binds="throughput",
@@ -73,5 +69,5 @@ def _run(
     served = at.value("served")
     if np.isfinite(served) and served < 1:
         reason = f"{1 - served:.1%} of the requests can never fit"
-        done = replace(done, standing=Standing.REJECTED, reason=reason, region="does not serve all requests")
+        done = replace(done, status=Status.REJECTED, reason=reason, region="does not serve all requests")
     return done

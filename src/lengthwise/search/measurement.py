@@ -48,7 +48,7 @@ class Window:
         values = request_column(self._arrivals(guard_s), name)
         return np.where(np.isnan(values), math.inf, values)
 
-    def waited(self, name: str, guard_s: float) -> Floats:
+    def num_waiting(self, name: str, guard_s: float) -> Floats:
         """[m] the same, but what was still under way at the end counts with the time until then.
 
         That is for means, which one infinity would make infinite however long the run.
@@ -59,7 +59,7 @@ class Window:
         so_far = np.where(under_way, self.end_s - arrivals.arrival_s, values)
         return np.where(np.isnan(so_far), math.inf, so_far)
 
-    def pace(self, guard_s: float) -> Floats:
+    def token_interval(self, guard_s: float) -> Floats:
         """[m] TPOT of the same arrivals, up to the end for those under way; 0 without a second token.
 
         Infinite: no token came.
@@ -83,8 +83,8 @@ class Window:
         r = self.records.requests
         still = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
         first, last = (self._queued(at_s, still) for at_s in (self.start_s, self.end_s))
-        arrived = int(np.searchsorted(r.arrival_s, self.end_s) - np.searchsorted(r.arrival_s, self.start_s))
-        return (last - first) / max(arrived, 1)
+        arrival_count = int(np.searchsorted(r.arrival_s, self.end_s) - np.searchsorted(r.arrival_s, self.start_s))
+        return (last - first) / max(arrival_count, 1)
 
     def _queued(self, at_s: float, still: Array) -> int:
         r = self.records.requests
@@ -167,13 +167,11 @@ SIMPLE = (
 )
 """Metrics without a statistic; "goodput" beside them."""
 
-_ARRIVING = {"ttft": "ttft_s", "queueing_delay": "queueing_delay_s"}
+_ARRIVAL_METRICS = {"ttft": "ttft_s", "queueing_delay": "queueing_delay_s"}
 _FINISHING = {"jct": "jct_s", "tpot": "tpot_s"}
 
 
-def values_of(
-    window: Window, guard_s: float, quantiles: Mapping[str, float] = STATISTICS
-) -> dict[str, float]:
+def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = STATISTICS) -> dict[str, float]:
     """Every metric of the window by name, as in Point.values, but for goodput.
 
     TTFT and queueing delay are of the requests that arrive in it, all but those of its last
@@ -181,9 +179,9 @@ def values_of(
     """
     finished = window.as_records()
     values: dict[str, float] = {}
-    for name, column in _ARRIVING.items():
+    for name, column in _ARRIVAL_METRICS.items():
         values |= _statistics(name, window.waiting(column, guard_s), quantiles)
-        told = window.waited(column, guard_s)
+        told = window.num_waiting(column, guard_s)
         values[f"{name}.mean"] = float(told.mean()) if len(told) else math.nan
     for name, column in _FINISHING.items():
         told = request_column(finished.requests, column)
@@ -246,5 +244,5 @@ def _simple(window: Window, finished: Records) -> dict[str, float]:
     }
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan
+def _ratio(part: float, complete: float) -> float:
+    return part / complete if complete > 0 else math.nan

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Point, Standing
+from lengthwise.schema.plan import Choice, Point, Status
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.capacity_search import (
     FLOOR_SHARE,
-    LEAST_REQUESTS,
+    MIN_REQUESTS,
     Capacity,
     breaks_at,
     capacity,
@@ -36,16 +36,14 @@ def bound(choice: Choice, deployment: Deployment, load: Load, question: Question
     top = ceiling(deployment, load.sample(), question.promises.limits)
     if top.impossible:
         metric, reason = next(iter(top.impossible.items()))
-        return replace(choice, standing=Standing.REJECTED, reason=reason, region=f"breaks {metric} when idle")
+        return replace(choice, status=Status.REJECTED, reason=reason, region=f"breaks {metric} when idle")
     best = math.nan
     if question.objective.name == "requests_per_dollar":
         best = top.rate_rps * 3600 / choice.price_per_hour_usd
     return replace(choice, bound=best, bound_rps=top.rate_rps)
 
 
-def scout(
-    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
-) -> Choice:
+def scout(choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan) -> Choice:
     """With a rough capacity, and its numbers there; PRUNED where it breaks a limit at the ``least`` objective."""
     rate = least * choice.price_per_hour_usd / 3600
     if question.objective.name == "requests_per_dollar" and rate < choice.bound_rps:
@@ -56,15 +54,11 @@ def scout(
     if not found.rate_rps.value > 0:
         return _rejected(choice, found)
     rate = SCOUTED_SHARE * found.rate_rps.value
-    at = point_at(
-        rate, deployment, load, question.promises, found.requests, range(1), question.level, found.effort
-    )
-    return _with(choice, found, at, question, Standing.SCOUTED)
+    at = point_at(rate, deployment, load, question.promises, found.requests, range(1), question.level, found.effort)
+    return _with(choice, found, at, question, Status.SCOUTED)
 
 
-def rank(
-    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
-) -> Choice:
+def rank(choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan) -> Choice:
     """With its capacity to the precision that was asked for, and its load curve; SCOUTED if below ``least``."""
     asked = question.objective.name == "requests_per_dollar" and not math.isnan(least)
     least_rps = least * choice.price_per_hour_usd / 3600 if asked else 0.0
@@ -85,27 +79,25 @@ def rank(
     seeds = range(min(CURVE_SEEDS, question.seeds, load.seeds or CURVE_SEEDS))
 
     def measure(rate_rps: float, share: float = 1.0) -> Point:
-        requests = max(LEAST_REQUESTS, int(found.requests * share))
-        return point_at(
-            rate_rps, deployment, load, question.promises, requests, seeds, question.level, found.effort
-        )
+        requests = max(MIN_REQUESTS, int(found.requests * share))
+        return point_at(rate_rps, deployment, load, question.promises, requests, seeds, question.level, found.effort)
 
     at = measure(lower_end(found))
     for _ in range(STEPS_DOWN):
-        if not at.held:  # chance had it at the crossing; the operating point is one that holds
+        if not at.satisfied:  # chance had it at the crossing; the operating point is one that holds
             at = measure(at.rate_rps * STEP_DOWN)
-    return replace(_with(choice, found, at, question, Standing.RANKED), points=curve(at, measure))
+    return replace(_with(choice, found, at, question, Status.RANKED), points=curve(at, measure))
 
 
-def _with(choice: Choice, found: Capacity, at: Point, question: Question, standing: Standing) -> Choice:
+def _with(choice: Choice, found: Capacity, at: Point, question: Question, status: Status) -> Choice:
     if question.objective.name == "energy":
         objective = at.values["energy_j_per_output_token"]
     else:
         objective = scaled(found.rate_rps, 3600 / choice.price_per_hour_usd)
     known = replace(
         choice,
-        standing=standing,
-        objective=objective if standing is Standing.RANKED else Estimate(objective.value),
+        status=status,
+        objective=objective if status is Status.RANKED else Estimate(objective.value),
         capacity_rps=found.rate_rps,
         bound_rps=found.ceiling.rate_rps,
         at=at,
@@ -119,7 +111,7 @@ def _rejected(choice: Choice, found: Capacity) -> Choice:
     lowest = found.ceiling.rate_rps * FLOOR_SHARE
     rejected = replace(
         choice,
-        standing=Standing.REJECTED,
+        status=Status.REJECTED,
         reason=f"{found.binds} breaks at every rate that was tried, down to {lowest:.3g} requests a second",
         region=f"breaks {found.binds} at any rate",
     )

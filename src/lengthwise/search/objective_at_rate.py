@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Point, Standing
+from lengthwise.schema.plan import Choice, Point, Status
 from lengthwise.search.bounds import ceiling
-from lengthwise.search.capacity_search import LEAST_REQUESTS, Effort, Trials, curve, point_at, run_length
+from lengthwise.search.capacity_search import MIN_REQUESTS, Effort, Trials, curve, point_at, run_length
 from lengthwise.search.capacity_search import scout as scout_capacity
 from lengthwise.search.limits import AT_RATE, Question
 from lengthwise.search.load import Load
@@ -28,11 +28,11 @@ def bound(choice: Choice, deployment: Deployment, load: Load, question: Question
     top = ceiling(deployment, load.sample(), question.promises.limits)
     if top.impossible:
         metric, reason = next(iter(top.impossible.items()))
-        return replace(choice, standing=Standing.REJECTED, reason=reason, region=f"breaks {metric} when idle")
+        return replace(choice, status=Status.REJECTED, reason=reason, region=f"breaks {metric} when idle")
     if not _finds_replicas(choice, question):
         if question.objective.name in AT_RATE and top.rate_rps < rate:
             reason = f"it serves at most {top.rate_rps:.3g} requests a second"
-            return replace(choice, standing=Standing.REJECTED, reason=reason, region="cannot serve the rate")
+            return replace(choice, status=Status.REJECTED, reason=reason, region="cannot serve the rate")
         best = _objective(deployment, question) if question.objective.name in AT_RATE else math.nan
         return replace(choice, bound=best, bound_rps=top.rate_rps)
     least = math.ceil(rate / top.rate_rps)
@@ -42,9 +42,7 @@ def bound(choice: Choice, deployment: Deployment, load: Load, question: Question
     return replace(choice, bound=_objective(sized, question), bound_rps=top.rate_rps)
 
 
-def scout(
-    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
-) -> Choice:
+def scout(choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan) -> Choice:
     """A rough number of replicas and one run there."""
     del least  # bounds tell enough: replicas are whole
     effort = Effort()
@@ -56,12 +54,10 @@ def scout(
         deployment = _resized(deployment, math.ceil(_rate(question) / alone.rate_rps.value))
         if deployment.parallel.gpus > question.max_gpus:
             return _spent(_too_many(choice, deployment, question), effort)
-    return _measured(choice, deployment, load, question, effort, range(1), 1, Standing.SCOUTED)
+    return _measured(choice, deployment, load, question, effort, range(1), 1, Status.SCOUTED)
 
 
-def rank(
-    choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan
-) -> Choice:
+def rank(choice: Choice, deployment: Deployment, load: Load, question: Question, least: float = math.nan) -> Choice:
     """The fewest replicas that hold the rate (where they are asked for), and the load curve."""
     del least  # nothing is saved by knowing less
     effort, certain = Effort(), True
@@ -72,8 +68,8 @@ def rank(
         deployment = _resized(deployment, replicas)
         if deployment.parallel.gpus > question.max_gpus:
             return _spent(_too_many(choice, deployment, question), effort)
-    ranked = _measured(choice, deployment, load, question, effort, seeds, LENGTHS, Standing.RANKED)
-    if ranked.standing is Standing.RANKED and question.objective.name in AT_RATE:
+    ranked = _measured(choice, deployment, load, question, effort, seeds, LENGTHS, Status.RANKED)
+    if ranked.status is Status.RANKED and question.objective.name in AT_RATE:
         step = _objective(deployment, question) / deployment.parallel.replicas
         off = 0.0 if certain or not _finds_replicas(choice, question) else step
         ranked = replace(ranked, objective=Estimate(ranked.objective.value, off))
@@ -114,7 +110,7 @@ class _Sizing:
         requests = _requests(deployment, self.load, self.question, LENGTHS)
         trials = Trials(deployment, self.load, self.question.promises, requests, self.seeds, self.effort)
         strain = trials.strain(rate)
-        return strain, trials.doubt(rate, self.question.level)
+        return strain, trials.warning(rate, self.question.level)
 
 
 def _measured(
@@ -125,30 +121,28 @@ def _measured(
     effort: Effort,
     seeds: range,
     lengths: int,
-    standing: Standing,
+    status: Status,
 ) -> Choice:
     """The choice with its numbers at the rate; REJECTED if they break a limit."""
     requests = _requests(deployment, load, question, lengths)
 
     def measure(rate_rps: float, share: float = 1.0, most: int = CURVE_SEEDS) -> Point:
-        few = max(LEAST_REQUESTS, int(requests * share))
-        return point_at(
-            rate_rps, deployment, load, question.promises, few, seeds[:most], question.level, effort
-        )
+        few = max(MIN_REQUESTS, int(requests * share))
+        return point_at(rate_rps, deployment, load, question.promises, few, seeds[:most], question.level, effort)
 
     at = measure(_rate(question), most=len(seeds))
     sized = replace(choice, gpus=deployment.parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
-    if not at.held and (standing is Standing.RANKED or not _finds_replicas(choice, question)):
+    if not at.satisfied and (status is Status.RANKED or not _finds_replicas(choice, question)):
         return _broken(replace(sized, at=at, points=(at,)), _worst(at, question), effort, "at the rate")
     points: tuple[Point, ...] = (at,)
-    if standing is Standing.RANKED:
+    if status is Status.RANKED:
         points = curve(at, measure)
     objective = _read(at, deployment, question)
     return _spent(
         replace(
             sized,
-            standing=standing,
-            objective=objective if standing is Standing.RANKED else Estimate(objective.value),
+            status=status,
+            objective=objective if status is Status.RANKED else Estimate(objective.value),
             at=at,
             points=points,
             binds=_worst(at, question),
@@ -180,9 +174,7 @@ def _read(at: Point, deployment: Deployment, question: Question) -> Estimate:
 
 def _objective(deployment: Deployment, question: Question) -> float:
     return float(
-        deployment.parallel.gpus
-        if question.objective.name == "fewest_gpus"
-        else deployment.price_per_hour_usd
+        deployment.parallel.gpus if question.objective.name == "fewest_gpus" else deployment.price_per_hour_usd
     )
 
 
@@ -209,7 +201,7 @@ def _too_many(choice: Choice, deployment: Deployment, question: Question) -> Cho
         choice,
         gpus=deployment.parallel.gpus,
         price_per_hour_usd=deployment.price_per_hour_usd,
-        standing=Standing.REJECTED,
+        status=Status.REJECTED,
         reason=f"the rate takes {deployment.parallel.gpus} GPUs, and there may be {question.max_gpus}",
         region=f"takes more than {question.max_gpus} GPUs",
     )
@@ -217,17 +209,12 @@ def _too_many(choice: Choice, deployment: Deployment, question: Question) -> Cho
 
 def _broken(choice: Choice, metric: str, effort: Effort, where: str) -> Choice:
     rejected = replace(
-        choice,
-        standing=Standing.REJECTED,
-        reason=f"{metric} breaks {where}",
-        region=f"breaks {metric} {where}",
+        choice, status=Status.REJECTED, reason=f"{metric} breaks {where}", region=f"breaks {metric} {where}"
     )
     return _spent(rejected, effort)
 
 
 def _spent(choice: Choice, effort: Effort) -> Choice:
     return replace(
-        choice,
-        simulations=choice.simulations + effort.simulations,
-        requests=choice.requests + effort.requests,
+        choice, simulations=choice.simulations + effort.simulations, requests=choice.requests + effort.requests
     )

@@ -25,11 +25,11 @@ class Space:
     """
 
     axes: Axes
-    either: tuple[Axes, ...] = ()
+    any_of: tuple[Axes, ...] = ()
 
     def alternatives(self) -> list[Axes]:
         """All axes of each alternative."""
-        return [self.axes | own for own in self.either] or [dict(self.axes)]
+        return [self.axes | own for own in self.any_of] or [dict(self.axes)]
 
     def __len__(self) -> int:
         sizes = (_product(len(values) for values in axes.values()) for axes in self.alternatives())
@@ -63,9 +63,7 @@ def checked(space: Space) -> Space:
     for axes in space.alternatives():
         for key, values in axes.items():
             if not values:
-                raise InputError(
-                    f"the axis {key} of the search space must have at least one value; it has none"
-                )
+                raise InputError(f"the axis {key} of the search space must have at least one value; it has none")
     if len(space) > MOST_CANDIDATES:
         raise InputError(
             f"a space must have at most {MOST_CANDIDATES:,} configurations; this one has {len(space):,}. Take values "

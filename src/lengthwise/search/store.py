@@ -17,11 +17,11 @@ from typing import Any, Self
 
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Point, Standing
+from lengthwise.schema.plan import Choice, Point, Status
 
 FILE = "evaluations.sqlite"
 SCHEMA_VERSION = 1
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 _PAGE = 1_000
 _TABLE = "CREATE TABLE evaluations (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value TEXT NOT NULL)"
 _NO_STORE = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
@@ -65,12 +65,12 @@ class Store:
             OutputError: The folder cannot be written.
         """
         path = Path(folder) / FILE
-        with _told(path):
+        with _report(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Autocommit: a put is one statement, and a read leaves no transaction that grows old.
-            connection = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
+            connection = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None)
         try:
-            with _told(path):
+            with _report(path):
                 _prepare(connection, path)
         except BaseException:
             connection.close()
@@ -79,7 +79,7 @@ class Store:
 
     def get(self, key: str) -> dict[str, Any] | None:
         """What is stored under a key, or None."""
-        with _told(self.path):
+        with _report(self.path):
             row = self._connection.execute("SELECT value FROM evaluations WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
@@ -95,11 +95,11 @@ class Store:
         """
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-        with _told(self.path):
+        with _report(self.path):
             self._connection.execute(statement, (key, text))
 
     def __len__(self) -> int:
-        with _told(self.path):
+        with _report(self.path):
             return int(self._connection.execute("SELECT count(*) FROM evaluations").fetchone()[0])
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -112,7 +112,7 @@ class Store:
     def _rows_after(self, last: int) -> list[tuple[int, str, str]]:
         """A page: a cursor left open would keep the log from being folded into the file."""
         statement = f"SELECT id, key, value FROM evaluations WHERE id > ? ORDER BY id LIMIT {_PAGE}"  # noqa: S608
-        with _told(self.path):
+        with _report(self.path):
             return self._connection.execute(statement, (last,)).fetchall()
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ def _set_journal(connection: sqlite3.Connection) -> None:
 
     SQLite does not wait here for others who set it at the same moment, so that it is asked again.
     """
-    for _ in range(int(PATIENCE_S / 0.05)):
+    for _ in range(int(TIMEOUT_S / 0.05)):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
@@ -180,7 +180,7 @@ def _set_journal(connection: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _report(path: Path) -> Iterator[None]:
     """Errors of files and of SQLite in the words of lengthwise."""
     try:
         yield
@@ -190,9 +190,7 @@ def _told(path: Path) -> Iterator[None]:
         raise  # a closed store, or another thread's: no fault of the file
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_STORE:
-            raise InputError(
-                f"{path} is no store of evaluations, or damaged ({error}): name another folder"
-            ) from error
+            raise InputError(f"{path} is no store of evaluations, or damaged ({error}): name another folder") from error
         raise OutputError(f"cannot keep evaluations in {path}: {error}") from error
 
 
@@ -251,23 +249,23 @@ def _installed(library: str) -> str | None:
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """What JSON can hold of a choice: everything."""
-    return dataclasses.asdict(choice) | {"standing": str(choice.standing)}
+    return dataclasses.asdict(choice) | {"status": str(choice.status)}
 
 
-def from_dict(told: dict[str, Any]) -> Choice:
+def from_dict(report: dict[str, Any]) -> Choice:
     """The choice that ``to_dict`` told of."""
     return Choice(
-        **told
+        **report
         | {
-            "standing": Standing(told["standing"]),
-            "objective": Estimate(**told["objective"]),
-            "capacity_rps": Estimate(**told["capacity_rps"]),
-            "at": None if told["at"] is None else _point(told["at"]),
-            "points": tuple(_point(point) for point in told["points"]),
+            "status": Status(report["status"]),
+            "objective": Estimate(**report["objective"]),
+            "capacity_rps": Estimate(**report["capacity_rps"]),
+            "at": None if report["at"] is None else _point(report["at"]),
+            "points": tuple(_point(point) for point in report["points"]),
         }
     )
 
 
-def _point(told: dict[str, Any]) -> Point:
-    values = {name: Estimate(**estimate) for name, estimate in told["values"].items()}
-    return Point(told["rate_rps"], values, told["held"])
+def _point(report: dict[str, Any]) -> Point:
+    values = {name: Estimate(**estimate) for name, estimate in report["values"].items()}
+    return Point(report["rate_rps"], values, report["satisfied"])

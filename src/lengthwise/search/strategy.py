@@ -22,7 +22,7 @@ class Strategy(Protocol[C]):
     waves, whatever the number of workers and the order in which they came.
     """
 
-    def ask(self) -> list[C]:
+    def suggest(self) -> list[C]:
         """The candidates to evaluate now, none of them twice; empty: the search is at its end."""
         ...
 
@@ -34,7 +34,7 @@ class Strategy(Protocol[C]):
 Settings = dict[str, Any]
 Axes = dict[str, tuple[Any, ...]]
 
-_AGAIN = 4  # draws before what was proposed already gives way to something unseen
+_RETRY_STATUSES = 4  # draws before what was proposed already gives way to something unseen
 _ALTERNATIVE = "alternative"
 
 
@@ -55,24 +55,22 @@ class Bayesian:
         InputError: There are no alternatives, an axis has no values, or a number is less than 1.
     """
 
-    def __init__(self, axes: Sequence[Axes], trials: int, seed: int, wave: int = 8) -> None:
-        _check(axes, trials, wave)
+    def __init__(self, axes: Sequence[Axes], trials: int, seed: int, batch_size: int = 8) -> None:
+        _check(axes, trials, batch_size)
         self._optuna = _imported()
         self._space = _Space(axes)
-        self._left, self._wave = trials, wave
+        self._left, self._batch_size = trials, batch_size
         self._chance = np.random.default_rng(seed)
         self._open: dict[str, Any] = {}
         self._seen: set[str] = set()
         with _quiet(self._optuna):
-            self._study = self._optuna.create_study(
-                direction="maximize", sampler=_sampler(self._optuna, seed)
-            )
+            self._study = self._optuna.create_study(direction="maximize", sampler=_sampler(self._optuna, seed))
 
-    def ask(self) -> list[Settings]:
+    def suggest(self) -> list[Settings]:
         """The next wave; empty: all trials are made, or no settings are left."""
         wave: list[Settings] = []
         with _quiet(self._optuna):
-            while len(wave) < min(self._wave, self._left):
+            while len(wave) < min(self._batch_size, self._left):
                 if (settings := self._proposed() or self._unseen()) is None:
                     break
                 wave.append(settings)
@@ -96,8 +94,8 @@ class Bayesian:
 
     def _proposed(self) -> Settings | None:
         """What the estimator would try, unless it keeps to what was tried."""
-        for _ in range(_AGAIN):
-            trial = self._study.ask()
+        for _ in range(_RETRY_STATUSES):
+            trial = self._study.suggest()
             settings = self._space.suggested(trial)
             if self._taken(settings, trial):
                 return settings
@@ -112,7 +110,7 @@ class Bayesian:
             if _name(self._space.settings(parameters)) in self._seen:
                 continue
             self._study.enqueue_trial(parameters)
-            trial = self._study.ask()
+            trial = self._study.suggest()
             settings = self._space.suggested(trial)
             self._taken(settings, trial)
             return settings
@@ -135,10 +133,7 @@ class _Space:
         self.size = sum(self._sizes)
         kinds: dict[str, list[tuple[Any, ...]]] = {}
         self._names: list[dict[str, str]] = [
-            {
-                axis: _parameter(kinds.setdefault(axis, []), axis, tuple(values))
-                for axis, values in side.items()
-            }
+            {axis: _parameter(kinds.setdefault(axis, []), axis, tuple(values)) for axis, values in side.items()}
             for side in axes
         ]
 
@@ -181,14 +176,14 @@ def _name(settings: Settings) -> str:
     return repr(sorted(settings.items()))
 
 
-def _check(axes: Sequence[Axes], trials: int, wave: int) -> None:
+def _check(axes: Sequence[Axes], trials: int, batch_size: int) -> None:
     if not axes:
         raise InputError("there must be 1 alternative or more to choose from")
     for alternative in axes:
         if empty := [axis for axis, values in alternative.items() if not values]:
             raise InputError(f"every axis must have a value: {empty[0]!r} has none")
-    if trials < 1 or wave < 1:
-        raise InputError(f"trials and wave must be 1 or more, not {trials} and {wave}")
+    if trials < 1 or batch_size < 1:
+        raise InputError(f"trials and wave must be 1 or more, not {trials} and {batch_size}")
 
 
 def _imported() -> Any:

@@ -110,7 +110,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 @contextmanager
-def crew(jobs: int) -> Iterator[_Crew]:
+def worker_pool(jobs: int) -> Iterator[_Crew]:
     """Up to so many processes, which end with the context."""
     workers = _Crew(jobs)
     try:
@@ -134,7 +134,7 @@ class _Crew:
             while busy:
                 ready: list[Any] = connection.wait(list(busy), timeout=WAKE_S)
                 for pipe in ready:
-                    which, told = busy.pop(pipe), self._heard(pipe)
+                    which, told = busy.pop(pipe), self._received(pipe)
                     if waiting and told.error is None:
                         busy[pipe] = self._hand(pipe, tasks, waiting.popleft())
                     yield from zip(which, told.results, strict=False)
@@ -170,7 +170,7 @@ class _Crew:
             pipe.send_bytes(load)
         return which
 
-    def _heard(self, pipe: Pipe) -> Answer[Any]:
+    def _received(self, pipe: Pipe) -> Answer[Any]:
         try:
             told: Answer[Any] = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own child's
         except (EOFError, ConnectionResetError) as error:
@@ -178,15 +178,13 @@ class _Crew:
             process.join()
             code = process.exitcode
             self.dismiss([pipe])
-            raise LengthwiseError(_died(code)) from error
+            raise LengthwiseError(_exit_message(code)) from error
         return told
 
 
-def _died(code: int | None) -> str:
+def _exit_message(code: int | None) -> str:
     if code == -9:  # Windows has no name for it
-        return (
-            "a worker process was killed (signal 9), as the system does when memory is short: try fewer jobs"
-        )
+        return "a worker process was killed (signal 9), as the system does when memory is short: try fewer jobs"
     name = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return f"a worker process died ({name}); what it printed says why"
 
@@ -281,8 +279,7 @@ def _join(ray: Any, address: str, jobs: int) -> None:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"no Ray cluster answers at {address!r} ({error}): start one with `ray start --head`, "
-            "or use 'local'"
+            f"no Ray cluster answers at {address!r} ({error}): start one with `ray start --head`, or use 'local'"
         ) from error
 
 
@@ -314,14 +311,14 @@ def _check_nodes(ray: Any) -> None:
         _check_node(ray, name, told)
 
 
-def _check_node(ray: Any, name: str, told: Any) -> None:
+def _check_node(ray: Any, name: str, report: Any) -> None:
     ours = version("lengthwise")
     try:
-        theirs, code = ray.get(told)
+        theirs, code = ray.get(report)
     except ray.exceptions.RayError as error:
         raise InputError(
             f"node {name} of the Ray cluster has no lengthwise that can search: "
-            f"install {ours} there ({_gist(error)})"
+            f"install {ours} there ({_short_message(error)})"
         ) from error
     if code != code_version():
         raise InputError(
@@ -350,24 +347,24 @@ class _Cluster:
                     flying[done.remote(load, [tasks[at] for at in which])] = which
                 landed, _ = self.ray.wait(list(flying), timeout=WAKE_S)
                 for told in landed:
-                    yield from self._told(told, flying.pop(told))
+                    yield from self._report(told, flying.pop(told))
         finally:
             for told in flying:
                 self.ray.cancel(told, force=True)
 
-    def _told(self, told: Any, which: range) -> Iterator[tuple[int, Any]]:
+    def _report(self, report: Any, which: range) -> Iterator[tuple[int, Any]]:
         try:
-            came: Answer[Any] = self.ray.get(told)
+            came: Answer[Any] = self.ray.get(report)
         except self.ray.exceptions.RayError as error:
             raise LengthwiseError(
-                f"the Ray cluster could not do a task, tried {_RETRIES + 1} times: {_gist(error)}"
+                f"the Ray cluster could not do a task, tried {_RETRIES + 1} times: {_short_message(error)}"
             ) from error
         yield from zip(which, came.results, strict=False)
         if came.error is not None:
             raise came.error.as_raised()
 
 
-def _gist(error: Exception) -> str:
+def _short_message(error: Exception) -> str:
     """Of Ray's pages of trace the line that says what happened."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
@@ -440,7 +437,7 @@ def processes(jobs: int | None = None) -> AbstractContextManager[Workers]:
     Raises:
         InputError: ``jobs`` is less than 1.
     """
-    return crew(at_least_one(available_cpus() if jobs is None else jobs))
+    return worker_pool(at_least_one(available_cpus() if jobs is None else jobs))
 
 
 def ray(address: str = "local", *, jobs: int | None = None) -> AbstractContextManager[Workers]:

@@ -172,7 +172,7 @@ class KubeApi:
             if watch.namespace == namespace:
                 watch.events.put_nowait(_line(event))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Versions up to now are too old to be gone on with: 410."""
         self._oldest = self._version
         self._past.clear()
@@ -206,11 +206,11 @@ class KubeApi:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             self.refused += 1
             return web.json_response({"kind": "Status", "code": 401}, status=401)
-        if request.query.get("watch") in ("1", "true"):
-            return await self._watched(request)
-        return web.json_response(self._listed(request))
+        if request.query.get("monitor") in ("1", "true"):
+            return await self._monitor_task(request)
+        return web.json_response(self._entries(request))
 
-    def _listed(self, request: web.Request) -> Json:
+    def _entries(self, request: web.Request) -> Json:
         self.lists += 1
         namespace, service = request.match_info["namespace"], _selected(request)
         rows = [
@@ -224,7 +224,7 @@ class KubeApi:
             metadata["continue"] = str(begin + page)
         return {"kind": "EndpointSliceList", "metadata": metadata, "items": rows[begin : begin + page]}
 
-    async def _watched(self, request: web.Request) -> web.StreamResponse:
+    async def _monitor_task(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
         self.watches += 1
@@ -249,8 +249,8 @@ class KubeApi:
             self._open.discard(watch)
         return answer
 
-    async def _write(self, watch: _Watch, answer: web.StreamResponse, request: web.Request) -> None:
-        while (line := await watch.events.get()) is not None:
+    async def _write(self, monitor: _Watch, answer: web.StreamResponse, request: web.Request) -> None:
+        while (line := await monitor.events.get()) is not None:
             await asyncio.sleep(self.moods.slow_s)
             if self.moods.silent:
                 continue

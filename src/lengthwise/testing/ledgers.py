@@ -40,7 +40,7 @@ class ModelLedger:
         self._tasks: list[_Task] = []
         self._results: dict[str, Output] = {}
         self._partials: dict[str, Partial] = {}
-        self._facts: dict[str, str] = {}
+        self._metadata: dict[str, str] = {}
 
     def open(self, identity: str, tasks: Tasks) -> bool:
         """Lays out, unless that was done."""
@@ -75,7 +75,7 @@ class ModelLedger:
                 found.append(Lease(number, task.fence, task.attempts + 1))
         return found
 
-    def beat(self, owner: str, *, now_s: float, lease_s: float) -> int:
+    def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
         """Prolongs."""
         held = [task for task in self._tasks if task.state == State.LEASED and task.owner == owner]
         for task in held:
@@ -89,7 +89,7 @@ class ModelLedger:
             task.state = State.READY
         return len(over)
 
-    def settle(self, endings: Sequence[Ending]) -> list[bool]:
+    def finalize(self, endings: Sequence[Ending]) -> list[bool]:
         """Ends leases, one after the other."""
         accepted = [self._end(ending) for ending in endings]
         self._follow()
@@ -140,13 +140,13 @@ class ModelLedger:
         output = self._results[str(task.key)] if done else None
         return TaskRow(number, task.state, task.attempts, task.key, output, task.error)
 
-    def facts(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """By name."""
-        return dict(self._facts)
+        return dict(self._metadata)
 
-    def note(self, facts: dict[str, str]) -> None:
+    def note(self, metadata: dict[str, str]) -> None:
         """Notes or forgets."""
-        self._facts = {name: value for name, value in {**self._facts, **facts}.items() if value}
+        self._metadata = {name: value for name, value in {**self._metadata, **metadata}.items() if value}
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -207,11 +207,11 @@ class _Walker:
         "lease",
         "lease",
         "lease",
-        "settle",
-        "settle",
-        "settle",
+        "finalize",
+        "finalize",
+        "finalize",
         "save",
-        "beat",
+        "heartbeat",
         "expire",
         "note",
         "reopen",
@@ -221,7 +221,7 @@ class _Walker:
     def __init__(self, opened: Callable[[], Ledger], model: ModelLedger, rng: np.random.Generator) -> None:
         self._opened, self._model, self._rng = opened, model, rng
         self._handles = [opened(), opened()]
-        self._now_s, self._layouts, self._said = 0.0, 0, 0
+        self._now_s, self._layouts, self._message = 0.0, 0, 0
         self._leases: list[Lease] = []
         self._tasks = some_tasks(rng, _TASKS)
         self.lay_out()
@@ -229,7 +229,7 @@ class _Walker:
     def compare(self, when: str, law: Law) -> None:
         ledger, model, every = self._handle(), self._model, range(_TASKS + 1)
         for name, values in (("rows", (0, 99)), ("counts", ()), ("results", (_KEYS,)), ("partials", (_KEYS,)),
-                             ("facts", ()), ("outputs", (every,))):  # fmt: skip
+                             ("metadata", ()), ("outputs", (every,))):  # fmt: skip
             came, told = getattr(ledger, name)(*values), getattr(model, name)(*values)
             if came != told:
                 raise AssertionError(f"{when}: {name} must be {told}; {came} came")
@@ -256,38 +256,34 @@ class _Walker:
         self._leases += told
         return came, told
 
-    def settle(self) -> tuple[Any, Any]:
+    def finalize(self) -> tuple[Any, Any]:
         """Leases of any age, some of them twice."""
         if not self._leases:
             return None, None
         recent = self._leases[-8:]
-        some = [
-            recent[int(i)] for i in self._rng.integers(0, len(recent), size=int(self._rng.integers(1, 5)))
-        ]
-        return self._both("settle", [self._ending(lease) for lease in some])
+        some = [recent[int(i)] for i in self._rng.integers(0, len(recent), size=int(self._rng.integers(1, 5)))]
+        return self._both("finalize", [self._ending(lease) for lease in some])
 
     def _ending(self, lease: Lease) -> Ending:
-        state, self._said = _ENDS[int(self._rng.integers(0, len(_ENDS)))], self._said + 1
+        state, self._message = _ENDS[int(self._rng.integers(0, len(_ENDS)))], self._message + 1
         if state == State.DONE:
-            output = Output(f"said {self._said}", "stop", 3, self._said)
+            output = Output(f"said {self._message}", "stop", 3, self._message)
             return Ending(lease.task, lease.fence, state, str(self._rng.choice(_KEYS)), output)
         if state == State.READY:
             later_s, counts = self._now_s + float(self._rng.integers(0, 3)), bool(self._rng.integers(0, 2))
-            error = f"error {self._said}" if counts else None
+            error = f"error {self._message}" if counts else None
             return Ending(lease.task, lease.fence, state, error=error, not_before_s=later_s, counts=counts)
-        return Ending(
-            lease.task, lease.fence, state, error=f"error {self._said}" if state == State.DEAD else None
-        )
+        return Ending(lease.task, lease.fence, state, error=f"error {self._message}" if state == State.DEAD else None)
 
     def save(self) -> tuple[Any, Any]:
-        self._said += 1
+        self._message += 1
         keys = [str(key) for key in self._rng.choice(_KEYS, size=3)]
         return self._both(
-            "save", [(key, Partial(f"so far {i} {self._said}", (1,), (2, 3))) for i, key in enumerate(keys)]
+            "save", [(key, Partial(f"so far {i} {self._message}", (1,), (2, 3))) for i, key in enumerate(keys)]
         )
 
-    def beat(self) -> tuple[Any, Any]:
-        return self._both("beat", str(self._rng.choice(_OWNERS)), now_s=self._now_s, lease_s=5.0)
+    def heartbeat(self) -> tuple[Any, Any]:
+        return self._both("heartbeat", str(self._rng.choice(_OWNERS)), now_s=self._now_s, lease_s=5.0)
 
     def expire(self) -> tuple[Any, Any]:
         self._now_s += float(self._rng.integers(0, 4))
@@ -313,14 +309,7 @@ class _Walker:
 Opened = Callable[[str], Ledger]
 Check = Callable[[Opened, int], None]
 
-_ODD_TEXTS = (
-    "",
-    "\x00",
-    "\ud800 half a pair",
-    "\U0001f600\u202e",
-    "x" * 1_000_000,
-    "'; DROP TABLE tasks; --%s?",
-)
+_ODD_TEXTS = ("", "\x00", "\ud800 half a pair", "\U0001f600\u202e", "x" * 1_000_000, "'; DROP TABLE tasks; --%s?")
 
 
 def check_ledger(opened: Opened, *, seed: int = 0, skip: Sequence[str] = ()) -> list[str]:
@@ -366,9 +355,7 @@ def _out_of_place(row: TaskRow, parents: set[State]) -> str:
     waits = not behind_dead and not parents <= {State.DONE, State.SKIPPED}
     if (row.state == State.BLOCKED) != behind_dead or (row.state == State.WAITING) != waits:
         came = sorted(state.name for state in parents)
-        return (
-            f"a task must be where its parents let it; task {row.task} is {row.state.name}, they are {came}"
-        )
+        return f"a task must be where its parents let it; task {row.task} is {row.state.name}, they are {came}"
     if (row.state == State.DONE) != (row.output is not None):
         return f"DONE and no other has an answer; task {row.task} is {row.state.name} with {row.output}"
     return ""
@@ -387,18 +374,16 @@ def lays_out_once(opened: Opened, seed: int) -> None:
     ledger, other = opened("layout"), opened("layout")
     _equal("a run that is new", [ledger.open("one", tasks), other.open("one", tasks)], [False, True])
     (old,) = _leased(ledger, 1)
-    _equal("an accepted ending", ledger.settle([_done(old, "k", "first")]), [True])
+    _equal("an accepted ending", ledger.finalize([_done(old, "k", "first")]), [True])
     held = _leased(ledger, 5)
     _equal("a changed run", other.open("two", tasks), False)
     _equal("counts of a changed run", sum(other.counts().values()), 30)
     _equal("results of a changed run", set(other.results(["k", "none"])), {"k"})
     again = _leased(other, 30)
-    _require(
-        {lease.task for lease in held} <= {lease.task for lease in again}, "tasks of a changed run are new"
-    )
+    _require({lease.task for lease in held} <= {lease.task for lease in again}, "tasks of a changed run are new")
     _equal(
         "leases of before the change",
-        ledger.settle([_done(lease, f"s{lease.task}", "old") for lease in held]),
+        ledger.finalize([_done(lease, f"s{lease.task}", "old") for lease in held]),
         [False] * len(held),
     )
     ledger.close()
@@ -412,14 +397,12 @@ def first_answer_stays(opened: Opened, seed: int) -> None:
     ledger.save([("k", Partial("half", (1, 2), (3,))), ("other", Partial("h"))])
     _equal("what was saved", ledger.partials(["k"]), {"k": Partial("half", (1, 2), (3,))})
     (lease,) = _leased(ledger, 1)
-    _equal(
-        "a stale ending", ledger.settle([replace(_done(lease, "k", "first"), fence=lease.fence - 1)]), [False]
-    )
+    _equal("a stale ending", ledger.finalize([replace(_done(lease, "k", "first"), fence=lease.fence - 1)]), [False])
     _equal("partials of an answered key", ledger.partials(["k", "other"]), {"other": Partial("h")})
     ledger.save([("k", Partial("late"))])
     _equal("partials of an answered key", ledger.partials(["k"]), {})
     twice = [_done(lease, "k", "second"), _done(lease, "k", "third")]
-    _equal("one lease ended twice", ledger.settle(twice), [True, False])
+    _equal("one lease ended twice", ledger.finalize(twice), [True, False])
     output = ledger.outputs([lease.task])[lease.task]
     _equal("the answer of its key", output and output.text, "first")
     ledger.close()
@@ -434,19 +417,19 @@ def keeps_any_text(opened: Opened, seed: int) -> None:
         one, two = _leased(ledger, 2)
         ledger.save([("part", Partial(text))])
         ledger.note({"fact": text})
-        ledger.settle([_done(one, "k", text), Ending(two.task, two.fence, State.DEAD, error=text)])
+        ledger.finalize([_done(one, "k", text), Ending(two.task, two.fence, State.DEAD, error=text)])
         ledger.close()
         ledger = opened(f"texts_{number}")
         _equal("an answer", ledger.results(["k"])["k"].text, text)
         _equal("an answer so far", ledger.partials(["part"])["part"].text, text)
         _equal("an error", ledger.rows(two.task, 1)[0].error, text)
-        _equal("a fact", ledger.facts(), {"fact": text} if text else {})
+        _equal("a fact", ledger.metadata(), {"fact": text} if text else {})
         ledger.close()
 
 
 def refuses_whole(opened: Opened, seed: int) -> None:
     """A batch with an ending that cannot be is refused whole."""
-    ledger = opened("refusal")
+    ledger = opened("rejection")
     ledger.open("run", some_tasks(np.random.default_rng(seed), 20, models=1, most_parents=0))
     one, two = _leased(ledger, 2)
     before = ledger.rows(0, 20)
@@ -454,7 +437,7 @@ def refuses_whole(opened: Opened, seed: int) -> None:
     for wrong in (Ending(two.task, two.fence, State.DONE), Ending(two.task, two.fence, State.BLOCKED),
                   Ending(two.task, two.fence, State.SKIPPED, "k", answer)):  # fmt: skip
         try:
-            ledger.settle([_done(one, "good", "x"), wrong])
+            ledger.finalize([_done(one, "good", "x"), wrong])
         except InputError:
             _equal("after a refusal", (ledger.rows(0, 20), ledger.results(["good", "k"])), (before, {}))
         else:
@@ -476,7 +459,7 @@ def sums_up(opened: Opened, seed: int) -> None:
             answer = Output("x", "stop", int(key[1:]), 1 + int(key[1:]))
             of = (key, answer) if state == State.DONE else (None, None)
             error = "e" if state in (State.DEAD, State.READY) else None
-            ledger.settle([Ending(lease.task, lease.fence, state, of[0], of[1], error)])
+            ledger.finalize([Ending(lease.task, lease.fence, state, of[0], of[1], error)])
     rows = ledger.rows(0, 60)
     ended = [row for row in rows if row.state >= State.DONE]
     tokens = {row.task: (row.output.prompt_tokens, row.output.output_tokens) for row in ended if row.output}
@@ -502,7 +485,7 @@ def many_lease_at_once(opened: Opened, seed: int) -> None:
         while any(not state >= State.DONE for _, state in ledger.counts()):
             leases = ledger.lease(0, 7, owner=f"owner{number}", now_s=0, lease_s=1e9)
             mine += [lease.task for lease in leases]
-            taken = ledger.settle([_done(lease, f"k{lease.task}", "x") for lease in leases])
+            taken = ledger.finalize([_done(lease, f"k{lease.task}", "x") for lease in leases])
             _require(all(taken), "who holds a lease must be able to end it")
         ledger.close()
         return mine

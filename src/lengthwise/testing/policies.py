@@ -23,15 +23,7 @@ from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, M
 from lengthwise.schema.workload import Predictions, Workload
 
 _CALLS = 60
-_REAL = {
-    "now_s",
-    "arrival_s",
-    "waited_s",
-    "service_tokens",
-    "predicted_tokens",
-    "index_tokens",
-    "recompute_steps",
-}
+_REAL = {"now_s", "arrival_s", "queued_for_s", "service_tokens", "predicted_tokens", "index_tokens", "recompute_steps"}
 _KEYS = {"waiting_key", "running_key"}
 _REMAINING = {"remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens"}
 _SHARES = {"draw_a", "draw_b"}
@@ -54,11 +46,9 @@ def _call(axis: str, rng: np.random.Generator, number: int) -> tuple[Any, ...]:
     top = (1, 10, 1000, 10**9)[number % 4]
     given = {name: _kind(axis, name)(rng, top, replicas) for name in ARGUMENTS[axis]}
     if axis == "batching" and number % 3 == 0:
-        given |= dict.fromkeys(("decodes", "prefills", "resident", "in_flight", *_STEP), 0)
+        given |= dict.fromkeys(("decodes", "prefills", "num_running", "in_flight", *_STEP), 0)
     elif axis == "batching":
-        given["resident"] = max(
-            given["resident"], given["decodes"] + given["prefills"] + given["step_prompts"]
-        )
+        given["num_running"] = max(given["num_running"], given["decodes"] + given["prefills"] + given["step_prompts"])
     if axis == "memory":
         given["free_blocks"] = min(given["free_blocks"], given["total_blocks"])
     return tuple(given.values())
@@ -89,9 +79,9 @@ def _rank(got: float, _: dict[str, Any], __: Policy) -> str:
 
 
 def _batching(got: tuple[int, int, int], given: dict[str, Any], _: Policy) -> str:
-    if got[2] < 0 or got[2] >= 2 * room.EVEN_SHARES:
+    if got[2] < 0 or got[2] >= 2 * room.UNIFORM_SHARES:
         return "must return flags of lengthwise.policy added up"
-    idle = given["resident"] == 0 and given["waiting"] > 0
+    idle = given["num_running"] == 0 and given["waiting"] > 0
     return "must admit somebody on an idle replica" if idle and (got[0] < 1 or got[1] < 1) else ""
 
 
@@ -179,9 +169,9 @@ def _scheduler(policy: Policy, rng: np.random.Generator) -> Scheduler:
     made = Scheduler(
         rank=str(rng.choice(_RANKS)),
         batching=str(rng.choice(_BATCHINGS)),
-        takeover=str(rng.choice(["never", "by_rank", "worth_it"])),
+        takeover=str(rng.choice(["disabled", "by_rank", "is_improvement"])),
         preempt=str(rng.choice(["recompute", "swap"])),
-        router=str(rng.choice(["round_robin", "central", "least_tokens"])),
+        router=str(rng.choice(["round_robin", "central", "min_tokens"])),
     )
     if policy.axis == "binning":
         made = replace(made, rank="completed_batches", batching="static_bins", batch_wait_s=0.2)
@@ -270,9 +260,7 @@ def check_policy(
     Raises:
         AssertionError: A check failed; one sentence says what must hold and what came.
     """
-    _require(
-        isinstance(policy, Policy), f"a policy is made by a decorator of lengthwise.policy; got {policy!r}"
-    )
+    _require(isinstance(policy, Policy), f"a policy is made by a decorator of lengthwise.policy; got {policy!r}")
     tried = worlds(policy, count, seed)
     left_out = {*skip, *(() if compiled else _COMPILED)}
     passed = [name for name in POLICY_CHECKS if name not in left_out]
@@ -288,14 +276,14 @@ def answers_in_range(policy: Policy, _: Sequence[World]) -> None:
         got = _called(policy, function, arguments)
         given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
         wrong = fault(policy, got, given)
-        _require(not wrong, f"{_who(policy)} {wrong}; it returned {got!r} for {_shown(policy, given)}")
+        _require(not wrong, f"{_owner(policy)} {wrong}; it returned {got!r} for {_shown(policy, given)}")
 
 
 def same_answer_again(policy: Policy, _: Sequence[World]) -> None:
     """The same arguments get the same answer: no randomness, no clock, no memory of earlier calls."""
     function = room.interpreted(policy)
     first, second = ([_called(policy, function, a) for a in calls(policy)] for _ in range(2))
-    _require(first == second, f"{_who(policy)} must answer the same arguments alike; it changed its mind")
+    _require(first == second, f"{_owner(policy)} must answer the same arguments alike; it changed its mind")
 
 
 def compiles(policy: Policy, _: Sequence[World]) -> None:
@@ -303,7 +291,7 @@ def compiles(policy: Policy, _: Sequence[World]) -> None:
     try:
         room.compiled(policy)
     except LengthwiseError as error:
-        raise AssertionError(f"{_who(policy)} must compile: {error}") from error
+        raise AssertionError(f"{_owner(policy)} must compile: {error}") from error
 
 
 def compiled_as_interpreted(policy: Policy, _: Sequence[World]) -> None:
@@ -314,24 +302,22 @@ def compiled_as_interpreted(policy: Policy, _: Sequence[World]) -> None:
         given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
         _require(
             one == other,
-            f"{_who(policy)} must say the same compiled and interpreted; it said {one!r} and {other!r} for "
+            f"{_owner(policy)} must say the same compiled and interpreted; it said {one!r} and {other!r} for "
             f"{_shown(policy, given)}",
         )
 
 
-def nobody_is_lost(policy: Policy, tried: Sequence[World]) -> None:
+def nobody_is_lost(policy: Policy, attempts: Sequence[World]) -> None:
     """Every request ends, or could never fit."""
-    for world in tried:
+    for world in attempts:
         ended = _run(policy, world).requests.status
         left = ~np.isin(ended, (Status.FINISHED, Status.REJECTED))
-        _require(
-            not left.any(), f"{_who(policy)} must let every request end; {left.sum()} did not in {world}"
-        )
+        _require(not left.any(), f"{_owner(policy)} must let every request end; {left.sum()} did not in {world}")
 
 
-def waiting_is_bounded(policy: Policy, tried: Sequence[World]) -> None:
+def waiting_is_bounded(policy: Policy, attempts: Sequence[World]) -> None:
     """With ``max_wait_s`` nobody who came later passes who has waited so long; the wait ends with those before it."""
-    for world in tried:
+    for world in attempts:
         for max_wait_s in _MAX_WAITS_S:
             _bounded(policy, world.bounded(max_wait_s))
 
@@ -346,21 +332,21 @@ def _bounded(policy: Policy, world: World) -> None:
         passed_by = line & ~earlier & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
         _require(
             not passed_by.any(),
-            f"{_who(policy)}: after max_wait_s nobody may be passed by who came later; request {i} was, by request "
+            f"{_owner(policy)}: after max_wait_s nobody may be passed by who came later; request {i} was, by request "
             f"{np.argmax(passed_by)}, in {world}",
         )
         before = line & (earlier | (r.scheduled_s <= overdue_s[i])) & (r.finished_s > overdue_s[i])
         last_s = r.finished_s[before].max(initial=overdue_s[i])
         _require(
             r.scheduled_s[i] <= last_s,
-            f"{_who(policy)}: who has waited max_wait_s must be admitted when those before it have ended "
+            f"{_owner(policy)}: who has waited max_wait_s must be admitted when those before it have ended "
             f"({last_s:g} s); request {i} was at {r.scheduled_s[i]:g} s, in {world}",
         )
 
 
-def reads_no_true_length(policy: Policy, tried: Sequence[World]) -> None:
+def reads_no_true_length(policy: Policy, attempts: Sequence[World]) -> None:
     """Until a time, outputs that are still to come then change no decision."""
-    for world in tried:
+    for world in attempts:
         limit_s = 0.6 * _run(policy, world).end_s
         before = _run(policy, world, time_limit_s=limit_s)
         running = before.requests.status == Status.UNFINISHED
@@ -371,22 +357,22 @@ def reads_no_true_length(policy: Policy, tried: Sequence[World]) -> None:
         differs = _difference(before, after)
         _require(
             not differs,
-            f"{_who(policy)} must not depend on outputs still to come; {differs} did, before {limit_s:g} s in {world}",
+            f"{_owner(policy)} must not depend on outputs still to come; {differs} did, before {limit_s:g} s in {world}",
         )
 
 
-def same_run_again(policy: Policy, tried: Sequence[World]) -> None:
+def same_run_again(policy: Policy, attempts: Sequence[World]) -> None:
     """The same world gives the same records."""
-    for world in tried:
+    for world in attempts:
         differs = _difference(_run(policy, world), _run(policy, world))
-        _require(not differs, f"{_who(policy)} must repeat itself; {differs} differ in two runs of {world}")
+        _require(not differs, f"{_owner(policy)} must repeat itself; {differs} differ in two runs of {world}")
 
 
-def kernel_as_reference(policy: Policy, tried: Sequence[World]) -> None:
+def kernel_as_reference(policy: Policy, attempts: Sequence[World]) -> None:
     """The compiled kernel and the plain reference agree to the last bit."""
-    for world in tried:
+    for world in attempts:
         differs = _difference(_run(policy, world, engine="kernel"), _run(policy, world))
-        _require(not differs, f"{_who(policy)}: kernel and reference must agree; {differs} differ in {world}")
+        _require(not differs, f"{_owner(policy)}: kernel and reference must agree; {differs} differ in {world}")
 
 
 POLICY_CHECKS: dict[str, Check] = {
@@ -403,13 +389,11 @@ POLICY_CHECKS: dict[str, Check] = {
 """What a policy must keep, in the order in which it is looked at."""
 
 
-def _run(
-    policy: Policy, world: World, *, engine: str = "reference", time_limit_s: float = math.inf
-) -> Records:
+def _run(policy: Policy, world: World, *, engine: str = "reference", time_limit_s: float = math.inf) -> Records:
     try:
         return simulate(world.workload, world.deployment, engine=engine, time_limit_s=time_limit_s)
     except LengthwiseError as error:
-        raise AssertionError(f"{_who(policy)} must run without an error in {world}: {error}") from error
+        raise AssertionError(f"{_owner(policy)} must run without an error in {world}: {error}") from error
 
 
 def _difference(a: Records, b: Records) -> str:
@@ -429,12 +413,12 @@ def _called(policy: Policy, function: Callable[..., Any], arguments: tuple[Any, 
     except Exception as error:
         given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
         raise AssertionError(
-            f"{_who(policy)} must take all that its axis can ask; it raised {type(error).__name__}: {error} for "
+            f"{_owner(policy)} must take all that its axis can ask; it raised {type(error).__name__}: {error} for "
             f"{_shown(policy, given)}"
         ) from error
 
 
-def _who(policy: Policy) -> str:
+def _owner(policy: Policy) -> str:
     return f"{policy.axis} policy {policy.name!r}"
 
 

@@ -10,7 +10,7 @@ from lengthwise._jit import jit
 
 
 @jit
-def _dispatch(b, now_s, service_s, waiting, held, free_s, formed_s, start_s, end_s):
+def _dispatch(b, now_s, service_s, waiting, reserved, free_s, formed_s, start_s, end_s):
     """Sends all of bin ``b`` to the server that is free first; of several, to the first of them."""
     servers, begin_s, server = len(free_s), now_s, -1
     if servers > 0:
@@ -20,30 +20,28 @@ def _dispatch(b, now_s, service_s, waiting, held, free_s, formed_s, start_s, end
                 server = other
         begin_s = max(now_s, free_s[server])
     longest_s = 0.0
-    for place in range(held[b]):
+    for place in range(reserved[b]):
         longest_s = max(longest_s, service_s[waiting[b, place]])
     done_s = begin_s + longest_s
-    for place in range(held[b]):
+    for place in range(reserved[b]):
         request = waiting[b, place]
         formed_s[request], start_s[request], end_s[request] = now_s, begin_s, done_s
     if servers > 0:
         free_s[server] = done_s
-    held[b] = 0
+    reserved[b] = 0
 
 
 @jit
-def _oldest_bin(waiting, held):
+def _oldest_bin(waiting, reserved):
     """The bin whose first request came first; -1 where all are empty."""
     found = -1
-    for b in range(len(held)):
-        if held[b] > 0 and (found < 0 or waiting[b, 0] < waiting[found, 0]):
+    for b in range(len(reserved)):
+        if reserved[b] > 0 and (found < 0 or waiting[b, 0] < waiting[found, 0]):
             found = b
     return found
 
 
-def serve(
-    arrival_s, service_s, bins, batch, max_wait_s, drain, waiting, held, free_s, formed_s, start_s, end_s
-):
+def serve(arrival_s, service_s, bins, batch, max_wait_s, drain, waiting, reserved, free_s, formed_s, start_s, end_s):
     """Fills ``formed_s``, ``start_s`` and ``end_s`` of every request; returns the number of batches."""
     n, batches = len(arrival_s), 0
     timed = max_wait_s < float("inf")
@@ -52,25 +50,25 @@ def serve(
         now_s = arrival_s[step]
         while oldest >= 0 and arrival_s[waiting[oldest, 0]] + max_wait_s <= now_s:
             leave_s = arrival_s[waiting[oldest, 0]] + max_wait_s
-            _dispatch(oldest, leave_s, service_s, waiting, held, free_s, formed_s, start_s, end_s)
+            _dispatch(oldest, leave_s, service_s, waiting, reserved, free_s, formed_s, start_s, end_s)
             batches += 1
-            oldest = _oldest_bin(waiting, held)
+            oldest = _oldest_bin(waiting, reserved)
         b = bins[step]
-        waiting[b, held[b]] = step
-        held[b] += 1
-        if held[b] == batch:
-            _dispatch(b, now_s, service_s, waiting, held, free_s, formed_s, start_s, end_s)
+        waiting[b, reserved[b]] = step
+        reserved[b] += 1
+        if reserved[b] == batch:
+            _dispatch(b, now_s, service_s, waiting, reserved, free_s, formed_s, start_s, end_s)
             batches += 1
             if b == oldest:
-                oldest = _oldest_bin(waiting, held)
+                oldest = _oldest_bin(waiting, reserved)
         elif timed and oldest < 0:
             oldest = b
     if timed or drain != 0:
-        b = _oldest_bin(waiting, held) if timed else 0
-        while 0 <= b < len(held):
-            if held[b] > 0:
+        b = _oldest_bin(waiting, reserved) if timed else 0
+        while 0 <= b < len(reserved):
+            if reserved[b] > 0:
                 leave_s = arrival_s[waiting[b, 0]] + max_wait_s if timed else arrival_s[n - 1]
-                _dispatch(b, leave_s, service_s, waiting, held, free_s, formed_s, start_s, end_s)
+                _dispatch(b, leave_s, service_s, waiting, reserved, free_s, formed_s, start_s, end_s)
                 batches += 1
-            b = _oldest_bin(waiting, held) if timed else b + 1
+            b = _oldest_bin(waiting, reserved) if timed else b + 1
     return batches

@@ -62,9 +62,7 @@ def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
     """
     checked_counts(1, bins)
     if not 0 <= accuracy <= within_one <= 1:
-        raise InputError(
-            f"need 0 <= accuracy <= within one bin <= 1; they are {accuracy:g} and {within_one:g}"
-        )
+        raise InputError(f"need 0 <= accuracy <= within one bin <= 1; they are {accuracy:g} and {within_one:g}")
     if bins == 1:
         return np.ones((1, 1))
     far = 1 - within_one
@@ -87,23 +85,17 @@ def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: 
     checked_counts(1, bins)
     true, predicted = np.asarray(true_bin, np.int64), np.asarray(predicted_bin, np.int64)
     if true.shape != predicted.shape or true.ndim != 1:
-        raise InputError(
-            f"true and predicted bins must be two columns of one length; {true.shape}, {predicted.shape}"
-        )
+        raise InputError(f"true and predicted bins must be two columns of one length; {true.shape}, {predicted.shape}")
     for name, column in (("true", true), ("predicted", predicted)):
         if len(column) and not (column.min() >= 0 and column.max() < bins):
-            raise InputError(
-                f"{name} bins must lie within 0 to {bins - 1}; found {column.min()} to {column.max()}"
-            )
+            raise InputError(f"{name} bins must lie within 0 to {bins - 1}; found {column.min()} to {column.max()}")
     counts = np.zeros((bins, bins))
     np.add.at(counts, (true, predicted), 1.0)
     totals = counts.sum(axis=1, keepdims=True)
     return np.where(totals > 0, counts / np.maximum(totals, 1), np.eye(bins))
 
 
-def confuse(
-    true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike
-) -> npt.NDArray[np.int64]:
+def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """[n] the bin that each request is put into.
 
     Args:
@@ -124,9 +116,7 @@ def checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
     """The matrix as an array; raises InputError where it is not one of ``bins`` rows of probabilities."""
     matrix = np.asarray(confusion, float)
     if matrix.shape != (bins, bins):
-        raise InputError(
-            f"a confusion matrix of {bins} bins has shape ({bins}, {bins}); this has {matrix.shape}"
-        )
+        raise InputError(f"a confusion matrix of {bins} bins has shape ({bins}, {bins}); this has {matrix.shape}")
     if not ((matrix >= 0).all() and np.allclose(matrix.sum(axis=1), 1, atol=1e-9)):
         raise InputError("each row of a confusion matrix must hold probabilities that add up to 1")
     return matrix
@@ -156,12 +146,7 @@ def expected_batch_s(
 
 
 def throughput_rps(
-    times: ServiceTimes,
-    cuts_s: npt.ArrayLike,
-    batch: int,
-    confusion: npt.ArrayLike | None = None,
-    *,
-    servers: int = 1,
+    times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None, *, servers: int = 1
 ) -> float:
     """Requests a second that ``servers`` serve when there is always a batch: B / E[T_k] (Proposition 4.1)."""
     checked_count("servers", servers)
@@ -176,11 +161,7 @@ def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
 
 
 def latency_s(
-    times: ServiceTimes,
-    cuts_s: npt.ArrayLike,
-    batch: int,
-    rate_rps: float,
-    confusion: npt.ArrayLike | None = None,
+    times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, rate_rps: float, confusion: npt.ArrayLike | None = None
 ) -> float:
     """Expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1).
 
@@ -219,12 +200,7 @@ def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
 
 
 def bins_for(
-    times: ServiceTimes,
-    batch: int,
-    target_rps: float,
-    rule: Callable[[int], npt.ArrayLike],
-    *,
-    most: int = 1 << 14,
+    times: ServiceTimes, batch: int, target_rps: float, rule: Callable[[int], npt.ArrayLike], *, most: int = 1 << 14
 ) -> int | None:
     """The fewest bins of a rule whose throughput reaches ``target_rps``; None where not even ``most`` do.
 
@@ -319,9 +295,7 @@ def runs(
     The same seed draws the same requests whatever the bins, rates and confusions are.
     """
     if requests < 1 or math.isnan(rate_rps) or rate_rps <= 0:
-        raise InputError(
-            f"a run needs at least one request and a rate above 0; they are {requests} and {rate_rps:g}"
-        )
+        raise InputError(f"a run needs at least one request and a rate above 0; they are {requests} and {rate_rps:g}")
     cuts = checked_cuts(cuts_s)
     made = []
     for seed in seeds:
@@ -360,7 +334,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 RULES = ("optimal", "equal", "learned")
 """``optimal`` is what the paper proves for its two distributions, and learned boundaries for any other."""
 
-MOST_BINS = 1024
+MAX_BINS = 1024
 """Beyond so many a bin takes longer to fill than anybody would wait, and tables grow with their square."""
 
 ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -407,7 +381,7 @@ class MultiBinStudy:
         bins_needed: The fewest bins that reach it; None where none of those tried do.
         saturation: Arrival rates, and for each row's bins the throughput of one server there (Figure 3).
         robustness: Chances of a neighbouring bin, and for each row's bins the throughput (Figure 8).
-        facts: What was asked, for people.
+        metadata: What was asked, for people.
     """
 
     batch: int
@@ -420,7 +394,7 @@ class MultiBinStudy:
     bins_needed: int | None = None
     saturation: tuple[Floats, Mapping[int, Sequence[Estimate]]] | None = None
     robustness: tuple[Floats, Mapping[int, Floats]] | None = None
-    facts: Sequence[str] = field(default_factory=tuple)
+    metadata: Sequence[str] = field(default_factory=tuple)
 
     def overloads(self, row: Bins) -> bool:
         """Whether one server with a row's bins cannot keep up with the arrivals, so that its queue grows for ever."""
@@ -467,7 +441,7 @@ def multibin_study(
     requests: int = 20_000,
     seeds: int = 5,
     curves: bool = True,
-    facts: Sequence[str] = (),
+    metadata: Sequence[str] = (),
 ) -> MultiBinStudy:
     """Theory and simulation side by side.
 
@@ -483,7 +457,7 @@ def multibin_study(
         requests: Requests a simulated run; 0 simulates nothing.
         seeds: Simulated runs.
         curves: Whether to work out saturation and robustness, too.
-        facts: Passed on.
+        metadata: Passed on.
     """
     given = dict(accuracy or {})
     _check(batch, bins, given, target_share)
@@ -496,7 +470,7 @@ def multibin_study(
     target = target_share * capacity
     needed = None
     if not math.isnan(target_share):
-        needed = bins_for(times, batch, target, lambda k: cuts_of(times, batch, k, rule), most=MOST_BINS)
+        needed = bins_for(times, batch, target, lambda k: cuts_of(times, batch, k, rule), most=MAX_BINS)
     return MultiBinStudy(
         batch,
         rule,
@@ -508,7 +482,7 @@ def multibin_study(
         needed,
         _saturation(times, batch, cut, wrong, capacity, requests) if curves and requests else None,
         _robustness(times, batch, cut) if curves else None,
-        tuple(facts),
+        tuple(metadata),
     )
 
 
@@ -516,27 +490,19 @@ def _check(batch: int, bins: Sequence[int], accuracy: Mapping[int, float], targe
     service.checked_count("batch", batch)
     for count in bins:
         service.checked_count("bins", count)
-        if count > MOST_BINS:
-            raise InputError(f"bins must be at most {MOST_BINS:,}; they are {count:,}; ask for fewer")
+        if count > MAX_BINS:
+            raise InputError(f"bins must be at most {MAX_BINS:,}; they are {count:,}; ask for fewer")
     if stray := [k for k in accuracy if k not in bins]:
         raise InputError(
             f"an accuracy belongs to a number of bins that is asked for ({', '.join(map(str, bins))}); one was "
             f"given for {stray[0]} bins"
         )
     if not math.isnan(target_share) and not 0 < target_share < 1:
-        raise InputError(
-            f"the target must be a share below 1 of the capacity, and above 0; it is {target_share:g}"
-        )
+        raise InputError(f"the target must be a share below 1 of the capacity, and above 0; it is {target_share:g}")
 
 
 def _row(
-    times: ServiceTimes,
-    batch: int,
-    cuts_s: Floats,
-    wrong: Floats,
-    rate_rps: float,
-    requests: int,
-    seeds: int,
+    times: ServiceTimes, batch: int, cuts_s: Floats, wrong: Floats, rate_rps: float, requests: int, seeds: int
 ) -> Bins:
     timed = not math.isnan(rate_rps)
     shared = {"requests": requests, "seeds": range(seeds), "confusion": wrong}
@@ -579,11 +545,6 @@ def _saturation(
     return rates, found
 
 
-def _robustness(
-    times: ServiceTimes, batch: int, cut: Mapping[int, Floats]
-) -> tuple[Floats, dict[int, Floats]]:
-    found = {
-        k: np.array([throughput_rps(times, c, batch, neighbours(k, p)) for p in ERRORS])
-        for k, c in cut.items()
-    }
+def _robustness(times: ServiceTimes, batch: int, cut: Mapping[int, Floats]) -> tuple[Floats, dict[int, Floats]]:
+    found = {k: np.array([throughput_rps(times, c, batch, neighbours(k, p)) for p in ERRORS]) for k, c in cut.items()}
     return np.array(ERRORS), found

@@ -129,7 +129,7 @@ def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, s
     prediction is not interrupted any more (Mitzenmacher 2019, Theorem for SPRPT). Predictions are in
     the unit of the sizes. More than ``PAIRS`` pairs are thinned to evenly spaced ones by prediction.
     """
-    sizes, predicted = _thinned(*_pairs(sizes_s, predicted_s))
+    sizes, predicted = _sampled(*_pairs(sizes_s, predicted_s))
     load = _load_of_sizes(sizes, rate_rps, slots)
     fast, aim = sizes / slots, predicted / slots
     below, upto, order = _predicted_loads(fast, aim, rate_rps)
@@ -188,9 +188,7 @@ def _loads(sizes: Floats, shares: Floats, rate_rps: float) -> tuple[Floats, Floa
     return np.concatenate(([0.0], upto[:-1])), upto
 
 
-def _predicted_loads(
-    sizes: Floats, predicted: Floats, rate_rps: float
-) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+def _predicted_loads(sizes: Floats, predicted: Floats, rate_rps: float) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
     """For each pair the load predicted smaller and predicted at most as large; and their order."""
     order = np.argsort(predicted, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(sizes[order]))) * rate_rps / len(sizes)
@@ -225,7 +223,7 @@ def _residence(sizes: Floats, predicted: Floats, order: npt.NDArray[np.int64], r
     return np.asarray(start - end + np.maximum(sizes - predicted, 0.0))
 
 
-def _thinned(sizes: Floats, predicted: Floats) -> tuple[Floats, Floats]:
+def _sampled(sizes: Floats, predicted: Floats) -> tuple[Floats, Floats]:
     if len(sizes) <= PAIRS:
         return sizes, predicted
     order = np.lexsort((sizes, predicted))
@@ -236,15 +234,11 @@ def _thinned(sizes: Floats, predicted: Floats) -> tuple[Floats, Floats]:
 def _pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[Floats, Floats]:
     sizes, predicted = np.asarray(sizes_s, float), np.asarray(predicted_s, float)
     if sizes.ndim != 1 or sizes.shape != predicted.shape or len(sizes) == 0:
-        raise InputError(
-            f"sizes and predictions must be columns of one length; {sizes.shape}, {predicted.shape}"
-        )
+        raise InputError(f"sizes and predictions must be columns of one length; {sizes.shape}, {predicted.shape}")
     if not (np.isfinite(sizes).all() and (sizes > 0).all()):
         raise InputError("true sizes must be finite and above 0")
     if not (np.isfinite(predicted).all() and (predicted >= 0).all()):
-        raise InputError(
-            "predicted sizes must be finite and at least 0; look for NaN or negative predictions"
-        )
+        raise InputError("predicted sizes must be finite and at least 0; look for NaN or negative predictions")
     return sizes, predicted
 
 
@@ -266,9 +260,9 @@ class QueueStudy:
         loads: [m] shares of the time that a slot is busy.
         orders: For each order of service its sojourn at each load.
         sigmas: [s] errors of the predictor (standard deviation of ln(predicted / true)).
-        kept: For each load [s] the share of the gap from FCFS to SRPT that SPRPT keeps at that error.
+        retained: For each load [s] the share of the gap from FCFS to SRPT that SPRPT keeps at that error.
         kept_unpreempted: The same for SPJF.
-        facts: What was asked, for people.
+        metadata: What was asked, for people.
     """
 
     slots: int
@@ -276,9 +270,9 @@ class QueueStudy:
     loads: Floats
     orders: Mapping[str, Sequence[Sojourn]]
     sigmas: Floats
-    kept: Mapping[float, Floats]
+    retained: Mapping[float, Floats]
     kept_unpreempted: Mapping[float, Floats]
-    facts: Sequence[str] = field(default_factory=tuple)
+    metadata: Sequence[str] = field(default_factory=tuple)
 
 
 ORDERS: dict[str, str] = {
@@ -299,7 +293,7 @@ def queue_study(
     sigmas: Sequence[float] = SIGMAS,
     pairs: tuple[Floats, Floats] | None = None,
     seed: int = 0,
-    facts: Sequence[str] = (),
+    metadata: Sequence[str] = (),
 ) -> QueueStudy:
     """What knowing sizes, or guessing them with an error, is worth at each load.
 
@@ -311,7 +305,7 @@ def queue_study(
         sigmas: Errors of the curve of what is kept.
         pairs: (true, predicted) sizes of a real predictor, instead of ``sigma``.
         seed: Of the errors' order.
-        facts: Passed on.
+        metadata: Passed on.
     """
     service.checked_count("slots", slots)
     own = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
@@ -333,12 +327,5 @@ def queue_study(
         waiting = [spjf(*pair, rate, slots) for pair in noisy.values()]
         unpreempted[load] = np.array([share_kept(blind, one, best) for one in waiting])
     return QueueStudy(
-        slots,
-        times.mean_s,
-        np.array(list(rates)),
-        orders,
-        np.array(sigmas, float),
-        kept,
-        unpreempted,
-        tuple(facts),
+        slots, times.mean_s, np.array(list(rates)), orders, np.array(sigmas, float), kept, unpreempted, tuple(metadata)
     )

@@ -14,7 +14,7 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-_ENOUGH = 1e-3
+_THRESHOLD = 1e-3
 """Share of a whole batch inside a cut-off exponential above which its finite sum loses no digits."""
 
 
@@ -67,8 +67,7 @@ class UniformTimes:
         ends = (self.low_s, self.high_s)
         if not all(map(math.isfinite, ends)) or not 0 <= self.low_s < self.high_s:
             raise InputError(
-                f"uniform service times need 0 <= low < high, both finite; they are {self.low_s:g} and "
-                f"{self.high_s:g}"
+                f"uniform service times need 0 <= low < high, both finite; they are {self.low_s:g} and {self.high_s:g}"
             )
 
     @property
@@ -117,9 +116,7 @@ class ExponentialTimes:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate_per_s) and self.rate_per_s > 0):
-            raise InputError(
-                f"exponential service times need a rate above 0, 1 / mean; it is {self.rate_per_s:g}"
-            )
+            raise InputError(f"exponential service times need a rate above 0, 1 / mean; it is {self.rate_per_s:g}")
 
     @property
     def mean_s(self) -> float:
@@ -166,7 +163,7 @@ class ExponentialTimes:
         width, inside = self.rate_per_s * width_s, -math.expm1(-self.rate_per_s * width_s)
         if inside <= 0 or inside >= 1:  # an empty bin, or one without an end
             return float(harmonic[-1]) / self.rate_per_s if inside >= 1 else 0.0
-        if inside**batch > _ENOUGH:
+        if inside**batch > _THRESHOLD:
             first = np.sum(inside ** np.arange(1, batch + 1) / np.arange(1, batch + 1))
             return float(width - (width - first) / inside**batch) / self.rate_per_s
         # Else the sum's own tail, which shrinks by ``inside`` a term: some five terms a member of the batch.
@@ -231,9 +228,7 @@ class SampledTimes:
         object.__setattr__(self, "values_s", values)
 
     @classmethod
-    def from_quantiles(
-        cls, levels: npt.ArrayLike, values_s: npt.ArrayLike, count: int = 2000
-    ) -> SampledTimes:
+    def from_quantiles(cls, levels: npt.ArrayLike, values_s: npt.ArrayLike, count: int = 2000) -> SampledTimes:
         """``count`` cells of a distribution that is linear between its quantiles."""
         at = (np.arange(count) + 0.5) / count
         return cls(np.interp(at, np.asarray(levels, float), np.asarray(values_s, float)))
@@ -272,9 +267,7 @@ class SampledTimes:
         if len(values) <= count:
             return values, counts / counts.sum()
         runs = np.array_split(self._sorted, count)
-        return np.array([run.mean() for run in runs]), np.array([len(run) for run in runs]) / len(
-            self._sorted
-        )
+        return np.array([run.mean() for run in runs]), np.array([len(run) for run in runs]) / len(self._sorted)
 
     @cached_property
     def _distinct(self) -> tuple[Floats, npt.NDArray[np.int64]]:

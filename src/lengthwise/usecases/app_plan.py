@@ -13,12 +13,12 @@ from lengthwise import catalog
 from lengthwise.apps.app import App, Model
 from lengthwise.apps.expand import Unrolled, expand
 from lengthwise.apps.inputs import UNLIMITED_TOKENS, Rows
-from lengthwise.apps.plan import DEFAULT, METHODS, Asked, Space, plan, what_if
+from lengthwise.apps.plan import DEFAULT, METHODS, RequestSpec, Space, plan, what_if
 from lengthwise.apps.plan.draws import draw
 from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError
 
-Look = Callable[[Callable[[AppPlan], None]], AppPlan]
+SeekFunction = Callable[[Callable[[AppPlan], None]], AppPlan]
 """Finds a plan, and tells before that with which to begin."""
 
 
@@ -26,24 +26,24 @@ class Seeking:
     """Looks at once; a process that ends does not wait for it.
 
     Args:
-        look: Finds the plan; whoever asks for one hears of its errors.
+        poll: Finds the plan; whoever asks for one hears of its errors.
     """
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, poll: SeekFunction) -> None:
+        self._poll = poll
         self._first: Future[AppPlan] = Future()
-        self._whole: Future[AppPlan] = Future()
+        self._complete: Future[AppPlan] = Future()
         threading.Thread(target=self._run, name="plan", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            made = self._look(self._first.set_result)
+            made = self._poll(self._first.set_result)
         except BaseException as error:  # noqa: BLE001 - whoever asks for the plan is told
-            self._whole.set_exception(error)
+            self._complete.set_exception(error)
             if not self._first.done():
                 self._first.set_exception(error)
         else:
-            self._whole.set_result(made)
+            self._complete.set_result(made)
             if not self._first.done():
                 self._first.set_result(made)
 
@@ -51,9 +51,9 @@ class Seeking:
         """The plan to begin with, once it is there."""
         return self._first.result()
 
-    def whole(self) -> AppPlan:
+    def complete(self) -> AppPlan:
         """The plan, once it is found."""
-        return self._whole.result()
+        return self._complete.result()
 
 
 _WITH, _TRUE = 0, 1
@@ -66,7 +66,7 @@ class Planning:
 
     Attributes:
         method: "lengthwise", or a name of ``apps.plan.METHODS``.
-        beside: Whether the other methods are told beside it.
+        additional: Whether the other methods are told beside it.
         draws: To plan with.
         true_draws: To tell the makespan by.
         quantile: Plan against this quantile of the makespan; None: the mean.
@@ -75,7 +75,7 @@ class Planning:
     """
 
     method: str = DEFAULT
-    beside: bool = True
+    additional: bool = True
     draws: int = 3
     true_draws: int = 12
     quantile: float | None = None
@@ -90,9 +90,9 @@ class Planning:
             )
 
     @property
-    def asked(self) -> Asked:
+    def requested(self) -> RequestSpec:
         """As the planner takes it."""
-        return Asked(self.method, tuple(METHODS) if self.beside else (), self.quantile)
+        return RequestSpec(self.method, tuple(METHODS) if self.additional else (), self.quantile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +100,14 @@ class PlannedApp:
     """A plan with all that it was made from.
 
     Attributes:
-        unrolled: The application on its rows.
+        expanded: The application on its rows.
         draws: That were planned with.
         space: Plans and deployments of its models; None: engines are given.
         plan: What runs when; None: all engines are there at once.
         sought: Waits for the plan that is still looked for while engines of this one start; None: it is this one.
     """
 
-    unrolled: Unrolled
+    expanded: Unrolled
     draws: tuple[TaskDraw, ...]
     space: Space | None = None
     plan: AppPlan | None = None
@@ -144,33 +144,33 @@ def planned_app(
     if not begins:
         return replace(whole, plan=_plan_of(whole, space, how))
     seeking = Seeking(lambda begin: _plan_of(whole, space, how, begin))
-    return replace(whole, plan=seeking.first(), sought=seeking.whole)
+    return replace(whole, plan=seeking.first(), sought=seeking.complete)
 
 
 def _plan_of(
-    whole: PlannedApp, space: Space, how: Planning, begin: Callable[[AppPlan], None] | None = None
+    complete: PlannedApp, space: Space, how: Planning, begin: Callable[[AppPlan], None] | None = None
 ) -> AppPlan:
-    true_draws = draws_of(whole.unrolled, [(how.seed, _TRUE, k) for k in range(how.true_draws)])
-    tasks, models, times = whole.unrolled.tasks, space.models, space.times
-    notes = _notes(whole.unrolled)
+    true_draws = draws_of(complete.expanded, [(how.seed, _TRUE, k) for k in range(how.true_draws)])
+    tasks, models, times = complete.expanded.tasks, space.models, space.times
+    notes = _notes(complete.expanded)
 
     def noted(made: AppPlan) -> AppPlan:
         return replace(made, notes=(*notes, *made.notes))
 
     made = plan(
-        tasks, whole.draws, models, space.cluster, true_draws=true_draws, times=times, asked=how.asked,
+        tasks, complete.draws, models, space.cluster, true_draws=true_draws, times=times, requested=how.requested,
         begin=None if begin is None else lambda one: begin(noted(one)),
     )  # fmt: skip
     if how.what_ifs:
         others = what_if(
             tasks,
-            whole.draws,
+            complete.draws,
             models,
             space.cluster,
             made,
             true_draws=true_draws,
             times=times,
-            asked=how.asked,
+            requested=how.requested,
         )
         made = replace(made, what_ifs=others)
     return noted(made)
@@ -179,10 +179,10 @@ def _plan_of(
 def drawn_app(app: App, rows: Rows, how: Planning | None = None) -> PlannedApp:
     """An application on its rows, and lengths to expect, without a plan: its engines are given."""
     how = how or Planning()
-    unrolled = expand(app, rows.rows, rows.ids)
-    if not len(unrolled.tasks):
+    expanded = expand(app, rows.rows, rows.ids)
+    if not len(expanded.tasks):
         raise InputError("the application asks nothing on these rows: every list that it goes over is empty")
-    return PlannedApp(unrolled, draws_of(unrolled, [(how.seed, _WITH, k) for k in range(how.draws)]))
+    return PlannedApp(expanded, draws_of(expanded, [(how.seed, _WITH, k) for k in range(how.draws)]))
 
 
 def _of_this(plan: AppPlan, app: App) -> AppPlan:
@@ -200,16 +200,16 @@ def longest_of(models: Sequence[Model]) -> list[int]:
     return [one.max_model_len or catalog.model(one.spec).max_model_len for one in models]
 
 
-def draws_of(unrolled: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
+def draws_of(expanded: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
     """Ways in which an application may turn out."""
-    models = unrolled.app.models
+    models = expanded.app.models
     lengths, longest = [one.lengths for one in models], longest_of(models)
-    return tuple(draw(unrolled.tasks, lengths, longest, seed) for seed in seeds)
+    return tuple(draw(expanded.tasks, lengths, longest, seed) for seed in seeds)
 
 
-def _notes(unrolled: Unrolled) -> list[str]:
+def _notes(expanded: Unrolled) -> list[str]:
     """What is assumed for want of anything better, and what engines will refuse."""
-    app = unrolled.app
+    app = expanded.app
     unknown = [one.name for one in app.models if one.lengths is None]
     notes = []
     if unknown:
@@ -217,12 +217,12 @@ def _notes(unrolled: Unrolled) -> list[str]:
             f"outputs of {', '.join(unknown)} are taken to be as long as they may be; give lengths, or measure them "
             "(lengthwise app profile)"
         )
-    return notes + _too_long(unrolled)
+    return notes + _too_long(expanded)
 
 
-def _too_long(unrolled: Unrolled) -> list[str]:
+def _too_long(expanded: Unrolled) -> list[str]:
     """By call and model: requests that ask, with their own prompts alone, for more than the model's context."""
-    tasks, models, notes = unrolled.tasks, unrolled.app.models, []
+    tasks, models, notes = expanded.tasks, expanded.app.models, []
     longest = np.array(longest_of(models))
     asked = tasks.prompt_tokens + tasks.max_tokens
     # What has no limit is not sent with one.

@@ -16,22 +16,15 @@ from lengthwise.schema.app import Cluster
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases.app_profile_folder import (
     BOOK,
-    Book,
     Costed,
+    ProfileStore,
     Shape,
     Switched,
     cost_path,
     lengths_path,
     read_book,
 )
-from lengthwise.usecases.app_profile_measurement import (
-    Profiling,
-    Run,
-    Wanted,
-    identity,
-    read_lengths,
-    shapes,
-)
+from lengthwise.usecases.app_profile_measurement import Profiling, Run, Wanted, identity, read_lengths, shapes
 
 Key = tuple[str, str, int, int, str]
 """(model, GPU, tp, pp, how)."""
@@ -61,22 +54,20 @@ class Over:
                 f"{self.folder} must hold the profile of an application; there is no {BOOK} in it. "
                 "Measure one: lengthwise app profile APP.toml --out FOLDER"
             )
-        self.book: Book = read_book(self.folder)
+        self.profile_store: ProfileStore = read_book(self.folder)
 
     def models(self) -> tuple[Model, ...]:
         """The application's models with what was measured of them."""
         of = identity(self.app)
-        changed = [one.model for one in self.book.lengths if one.of.split("-")[0] != of]
+        changed = [one.model for one in self.profile_store.lengths if one.of.split("-")[0] != of]
         if any(model.name in changed for model in self.app.models):
-            self.notes.append(
-                "the application was changed since its lengths were measured; measure them again"
-            )
+            self.notes.append("the application was changed since its lengths were measured; measure them again")
         return tuple(self._costed(number, self._long(model)) for number, model in enumerate(self.app.models))
 
     def times(self) -> SwitchTimes:
         """Switch times: the measured ones first."""
         assumed = self.space.times
-        measured = dict(self.book.switch_times().measured)
+        measured = dict(self.profile_store.switch_times().measured)
         for number, model in enumerate(self.app.models):
             if model.name in self.fixed:
                 self._spread(number, model.name, measured)
@@ -86,14 +77,14 @@ class Over:
     def _spread(self, number: int, name: str, measured: dict[Key, float]) -> None:
         """What was measured of a shape holds for all of the same GPUs."""
         for plan in shapes(self.space, number, "all"):
-            mine = (one for one in self.book.switches if (one.model, one.gpu) == (name, plan.gpu))
+            mine = (one for one in self.profile_store.switches if (one.model, one.gpu) == (name, plan.gpu))
             if (found := next(mine, None)) is not None:
                 for how in HOWS:
                     if (seconds := measured.get((name, *shape_of(found), how))) is not None:
                         measured.setdefault((name, *plan.shape, how), seconds)
 
     def _long(self, model: Model) -> Model:
-        row, path = self.book.length(model.name), lengths_path(self.folder, model.name)
+        row, path = self.profile_store.length(model.name), lengths_path(self.folder, model.name)
         if row is None or not row.outputs or not path.exists():
             self.notes.append(f"lengths of {model.name} were not measured: they are as the application says")
             return model
@@ -105,7 +96,7 @@ class Over:
         return replace(model, lengths=read_lengths(path))
 
     def _costed(self, number: int, model: Model) -> Model:
-        row, path = self.book.cost(model.name), cost_path(self.folder, model.name)
+        row, path = self.profile_store.cost(model.name), cost_path(self.folder, model.name)
         if row is None or not path.exists():
             self.notes.append(f"costs of {model.name} were not calibrated: they are of {model.cost}")
             return model
@@ -152,21 +143,21 @@ class Profiled:
 
     Attributes:
         folder: Where it is.
-        book: All that is in it, measured now or before.
+        profile_store: All that is in it, measured now or before.
         notes: What could not be measured, and why.
     """
 
     folder: Path
-    book: Book
+    profile_store: ProfileStore
     notes: tuple[str, ...] = ()
 
 
 def profile_app(
     what: Profiling,
     folder: Path,
-    wanted: Wanted | None = None,
+    desired: Wanted | None = None,
     *,
-    told: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     now_s: Callable[[], float] = time.perf_counter,
 ) -> Profiled:
     """An application measured on this machine, with the very commands that a run starts engines by.
@@ -177,8 +168,8 @@ def profile_app(
     Args:
         what: Is measured.
         folder: Where it is kept; made where it is missing.
-        wanted: How much of it.
-        told: Hears what is being done, in words.
+        desired: How much of it.
+        report: Hears what is being done, in words.
         now_s: A clock that never goes back.
 
     Raises:
@@ -186,8 +177,8 @@ def profile_app(
         EngineError: An engine did not start, or did not wake; what was measured before is kept.
         OutputError: The folder cannot be written.
     """
-    run = Run(what, wanted or Wanted(), folder, told, now_s)
-    return Profiled(folder, run.whole(), tuple(run.notes))
+    run = Run(what, desired or Wanted(), folder, report, now_s)
+    return Profiled(folder, run.complete(), tuple(run.notes))
 
 
 def profiled(
@@ -226,7 +217,7 @@ def profiling_of(file: AppFile) -> Profiling:
         )
     urls = file.run.urls if file.run.launcher == "static" else None
     space = Space(file.served, _cluster(file), file.times)
-    return Profiling(file.app, file.rows.rows, file.loaded, space, file.run.patience, urls)
+    return Profiling(file.app, file.rows.rows, file.loaded, space, file.run.timeouts, urls)
 
 
 def with_profile(file: AppFile, folder: Path | str) -> AppFile:
@@ -237,16 +228,12 @@ def with_profile(file: AppFile, folder: Path | str) -> AppFile:
     """
     space = Space(file.served, _cluster(file), file.times)
     app, over, notes = profiled(file.app, space, folder, file.loaded)
-    return replace(
-        file, app=app, served=tuple(over.models), times=over.times, notes=(*_still(file, app), *notes)
-    )
+    return replace(file, app=app, served=tuple(over.models), times=over.times, notes=(*_still(file, app), *notes))
 
 
 def _still(file: AppFile, app: App) -> Iterator[str]:
     """Notes of the file that hold with the profile, too: what is told of lengths may not."""
-    changed = any(
-        old.lengths is not new.lengths for old, new in zip(file.app.models, app.models, strict=True)
-    )
+    changed = any(old.lengths is not new.lengths for old, new in zip(file.app.models, app.models, strict=True))
     return (note for note in file.notes if not (changed and note.startswith("no lengths are given")))
 
 

@@ -22,7 +22,7 @@ from lengthwise.schema.records import Measured, shape_facts
 from lengthwise.schema.workload import Workload
 
 Ints = npt.NDArray[np.int64]
-Told = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 _LEAST = (24, 32, 48)
 """Requests at least at one at a time, at the middle and at the most: a calibration fits to 50 and holds 10 out."""
 _TURNS = (1, 3, 3)
@@ -37,7 +37,7 @@ def calibrated(
     lengths: tuple[Ints, Ints],
     *,
     seed: int = 0,
-    told: Told = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> tuple[Calibration, int]:
     """Cost tables that agree with one replica, held against a load that they were not fitted to; and its requests.
 
@@ -50,20 +50,18 @@ def calibrated(
         deployment: Of the replica, with the tables to start from.
         lengths: (prompt, output) tokens of each of the sample's requests.
         seed: Of what is drawn of them, of prompts, and of the search.
-        told: Called with requests that ended and those there are, over all loads.
+        report: Called with requests that ended and those there are, over all loads.
 
     Raises:
         EngineError: The engine did not start.
         InputError: What was measured tells too little, or is not to be trusted.
     """
-    with _up(launcher, plan, gpus) as (server, seats):
-        loads = list(
-            _loads(min(seats, deployment.limits.max_num_seqs), lengths, deployment.max_model_len, seed)
-        )
+    with _up(launcher, plan, gpus) as (server, max_num_seqs):
+        loads = list(_loads(min(max_num_seqs, deployment.limits.max_num_seqs), lengths, deployment.max_model_len, seed))
         of = sum(len(load) for load in loads)
         runs, done = [], 0
         for load in loads:
-            runs.append(_bench(server, load, deployment, seed, lambda n, _, done=done: told(done + n, of)))  # type: ignore[misc]
+            runs.append(_bench(server, load, deployment, seed, lambda n, _, done=done: report(done + n, of)))  # type: ignore[misc]
             done += len(load)
     found = measure.calibrate(runs, deployment, seed=seed)
     return found, of
@@ -76,29 +74,27 @@ def _up(launcher: Launcher, plan: ModelPlan, gpus: Replica) -> Iterator[tuple[Se
         engine = runner.run(launcher.start(plan, gpus))
         try:
             if not isinstance(engine, HttpEngine):
-                raise InternalError(f"only engines at an address can be measured; {engine.about} has none")
-            yield engine.server, engine.seats
+                raise InternalError(f"only engines at an address can be measured; {engine.description} has none")
+            yield engine.server, engine.max_num_seqs
         finally:
             runner.run(launcher.stop(engine))
 
 
-def concurrencies(seats: int) -> tuple[int, ...]:
+def concurrencies(max_num_seqs: int) -> tuple[int, ...]:
     """How many requests at a time: one, some and all."""
-    return tuple(sorted({1, max(1, round(seats**0.5)), seats}))
+    return tuple(sorted({1, max(1, round(max_num_seqs**0.5)), max_num_seqs}))
 
 
-def _loads(seats: int, lengths: tuple[Ints, Ints], longest: int, seed: int) -> Iterator[Workload]:
+def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], longest: int, seed: int) -> Iterator[Workload]:
     """Requests drawn from the sample's; no two loads have the same."""
     rng = np.random.default_rng(seed)
-    levels = concurrencies(seats)
+    levels = concurrencies(max_num_seqs)
     least = _LEAST if len(levels) == 3 else (sum(_LEAST),) * len(levels)
     for level, few, turns in zip(levels, least, _TURNS, strict=False):
         yield _load(level, max(few, turns * level), lengths, longest, rng)
 
 
-def _load(
-    level: int, count: int, lengths: tuple[Ints, Ints], longest: int, rng: np.random.Generator
-) -> Workload:
+def _load(level: int, count: int, lengths: tuple[Ints, Ints], longest: int, rng: np.random.Generator) -> Workload:
     drawn = rng.integers(0, len(lengths[0]), count)
     output = np.clip(lengths[1][drawn], 2, max(2, longest // 2))
     prompt = np.clip(lengths[0][drawn], 1, longest - output)
@@ -106,17 +102,17 @@ def _load(
 
 
 def _bench(
-    server: Server, load: Workload, deployment: Deployment, seed: int, told: Callable[[int, int], None]
+    server: Server, load: Workload, deployment: Deployment, seed: int, report: Callable[[int, int], None]
 ) -> Measured:
     measured = measure.bench(
-        server, load, seed=seed, warmup_requests=2, deployment=_facts(deployment), told=told
+        server, load, seed=seed, warmup_requests=2, deployment=_metadata(deployment), report=report
     )
-    if any(f"ended by {measure.INTERRUPTED}" in doubt for doubt in measured.doubts):
+    if any(f"ended by {measure.INTERRUPTED}" in doubt for doubt in measured.warnings):
         raise KeyboardInterrupt
     return measured
 
 
-def _facts(deployment: Deployment) -> dict[str, Any]:
+def _metadata(deployment: Deployment) -> dict[str, Any]:
     """What is behind the server, as records keep it."""
     parallel, limits = deployment.parallel, deployment.limits
     return {
@@ -139,10 +135,8 @@ def require_help(found: Calibration) -> None:
         InputError: They only made held-out requests worse, or runs and tables disagree and nothing was moved.
     """
     if not found.helps:
-        raise InputError(
-            f"calibrated tables must not only be worse than those given: {'; '.join(found.warnings)}"
-        )
-    if not found.moved and found.disagreement:
+        raise InputError(f"calibrated tables must not only be worse than those given: {'; '.join(found.warnings)}")
+    if not found.changed and found.disagreement:
         raise InputError(
             f"runs and tables must agree, or tell which part of a step is off; they disagree ({found.disagreement})"
         )

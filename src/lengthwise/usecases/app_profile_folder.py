@@ -104,7 +104,7 @@ _Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
-class Book:
+class ProfileStore:
     """All that a folder knows; a row a model, or a model and a shape."""
 
     switches: tuple[Switched, ...] = ()
@@ -113,9 +113,7 @@ class Book:
 
     def switched(self, model: str, shape: Shape) -> Switched | None:
         """What was measured of a replica."""
-        return next(
-            (one for one in self.switches if (one.model, one.gpu, one.tp, one.pp) == (model, *shape)), None
-        )
+        return next((one for one in self.switches if (one.model, one.gpu, one.tp, one.pp) == (model, *shape)), None)
 
     def length(self, model: str) -> Lengths | None:
         """What was measured of a model's outputs."""
@@ -125,15 +123,15 @@ class Book:
         """What was calibrated of a model."""
         return next((one for one in self.costs if one.model == model), None)
 
-    def with_switched(self, row: Switched) -> Book:
+    def with_switched(self, row: Switched) -> ProfileStore:
         """The same with a replica's row."""
         return replace(self, switches=_put(self.switches, row, ("model", "gpu", "tp", "pp")))
 
-    def with_lengths(self, row: Lengths) -> Book:
+    def with_lengths(self, row: Lengths) -> ProfileStore:
         """The same with a model's row."""
         return replace(self, lengths=_put(self.lengths, row, ("model",)))
 
-    def with_cost(self, row: Costed) -> Book:
+    def with_cost(self, row: Costed) -> ProfileStore:
         """The same with a model's row: one shape each."""
         return replace(self, costs=_put(self.costs, row, ("model",)))
 
@@ -147,7 +145,7 @@ class Book:
         return SwitchTimes(measured)
 
 
-def read_book(folder: Path) -> Book:
+def read_book(folder: Path) -> ProfileStore:
     """What is in a folder; nothing where it is none.
 
     Raises:
@@ -155,14 +153,14 @@ def read_book(folder: Path) -> Book:
     """
     path = folder / BOOK
     if not path.exists():
-        return Book()
+        return ProfileStore()
     try:
         told = json.loads(path.read_text("utf-8"))
         if told["version"] != _VERSION:
             raise InputError(
                 f"{path} must be of version {_VERSION}; it is of {told['version']}. Measure into another folder"
             )
-        return Book(
+        return ProfileStore(
             tuple(_row(Switched, one) for one in told["switches"]),
             tuple(_row(Lengths, one) for one in told["lengths"]),
             tuple(_row(Costed, one) for one in told["costs"]),
@@ -170,17 +168,15 @@ def read_book(folder: Path) -> Book:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{path} is no profile of an application ({error!r}); measure into another folder"
-        ) from error
+        raise InputError(f"{path} is no profile of an application ({error!r}); measure into another folder") from error
 
 
-def write_book(folder: Path, book: Book) -> None:
+def write_book(folder: Path, profile_store: ProfileStore) -> None:
     """Writes the book, and the switch times that follow from it; each file is whole."""
-    told = {"version": _VERSION, **{name: [asdict(one) for one in getattr(book, name)] for name in _TABLES}}
+    told = {"version": _VERSION, **{name: [asdict(one) for one in getattr(profile_store, name)] for name in _TABLES}}
     write_whole(folder / BOOK, (json.dumps(told, indent=1) + "\n").encode())
-    if book.switches:
-        write_switch_times(folder / SWITCH_TIMES, book.switch_times())
+    if profile_store.switches:
+        write_switch_times(folder / SWITCH_TIMES, profile_store.switch_times())
 
 
 _TABLES = ("switches", "lengths", "costs")
@@ -221,6 +217,6 @@ def _put(rows: tuple[_Row, ...], row: _Row, keys: Sequence[str]) -> tuple[_Row, 
     return (*[one for one in rows if key(one) != key(row)], row)
 
 
-def _row(kind: type[_Row], told: Mapping[str, Any]) -> _Row:
-    values: dict[str, Any] = {n: tuple(one) if isinstance(one, list) else one for n, one in told.items()}
+def _row(kind: type[_Row], report: Mapping[str, Any]) -> _Row:
+    values: dict[str, Any] = {n: tuple(one) if isinstance(one, list) else one for n, one in report.items()}
     return kind(**values)

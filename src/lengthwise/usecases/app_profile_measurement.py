@@ -20,7 +20,7 @@ from lengthwise.apps.app import App
 from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.launch import Launcher, Loaded, LocalLauncher, Patience, StaticLauncher
 from lengthwise.apps.launch.engine import Engine
-from lengthwise.apps.launch.local import HOST, USUAL, launch_of
+from lengthwise.apps.launch.local import DEFAULT, HOST, launch_of
 from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.placement import place
 from lengthwise.apps.plan import Space
@@ -46,9 +46,9 @@ from lengthwise.schema.errors import InputError, InternalError, OutputError, Unk
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.usecases.app_profile_folder import (
-    Book,
     Costed,
     Lengths,
+    ProfileStore,
     Switched,
     cost_path,
     digest,
@@ -68,7 +68,7 @@ _PAGE = 5_000
 
 
 @dataclass(frozen=True)
-class Said:
+class Message:
     """One output."""
 
     call: str
@@ -91,8 +91,8 @@ def run_sample(
     space: Space,
     launcher: Launcher,
     folder: Path,
-    watch: Callable[[Progress], None] | None = None,
-) -> tuple[Ended, dict[str, list[Said]]]:
+    monitor: Callable[[Progress], None] | None = None,
+) -> tuple[Ended, dict[str, list[Message]]]:
     """How the application ended on these rows, and what its models said by their names.
 
     Goes on with what is in the folder: what was answered is not asked again.
@@ -103,23 +103,23 @@ def run_sample(
         space: Where the models have room.
         launcher: Of engines.
         folder: Of the run.
-        watch: Shown how far it is.
+        monitor: Shown how far it is.
     """
     job = _job(app, rows, space, launcher)
     with RunFolder(folder).taken(resume=True) as ledger:
-        ended = run_here(job, ledger, launcher, watch=watch)
-        return ended, _said(ledger, job.layout)
+        ended = run_here(job, ledger, launcher, monitor=monitor)
+        return ended, _message(ledger, job.layout)
 
 
 def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher) -> Job:
-    unrolled = expand(app, rows)
-    stages = packed(space, unrolled.tasks)
+    expanded = expand(app, rows)
+    stages = packed(space, expanded.tasks)
     spare = tuple(plan for stage in stages for plan in stage)
     longest = [space.deployment(plan).max_model_len for plan in sorted(spare)]
     lengths = [model.lengths for model in app.models]
-    draws = [draw(unrolled.tasks, lengths, longest, seed) for seed in range(_DRAWS)]
+    draws = [draw(expanded.tasks, lengths, longest, seed) for seed in range(_DRAWS)]
     words = repr((app.calls, app.loops, [model.identity() for model in app.models], list(rows)))
-    work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(draws), words)
+    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words)
     if isinstance(launcher, StaticLauncher):
         return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()))
     return job_of(work, Planned(Guide(stages, spare), ClusterRooms(space.cluster, space.seconds)))
@@ -138,31 +138,31 @@ def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
     return tuple(stages)
 
 
-def _said(ledger: Ledger, layout: Layout) -> dict[str, list[Said]]:
+def _message(ledger: Ledger, layout: Layout) -> dict[str, list[Message]]:
     """Outputs by model, in the application's order."""
     tasks, found = layout.tasks, {}
     for first in range(0, len(tasks), _PAGE):
         for row in ledger.rows(first, _PAGE):
             if row.output is not None:
                 found[int(layout.task_of[row.task])] = row
-    said: dict[str, list[Said]] = {name: [] for name in tasks.models}
+    said: dict[str, list[Message]] = {name: [] for name in tasks.models}
     for task in sorted(found):
         place, output = int(layout.place_of[task]), found[task].output
         call, model = layout.pairs[int(tasks.call[place])]
         if output is not None:
             name, number = tasks.calls[call], int(tasks.row[place])
             said[tasks.models[model]].append(
-                Said(name, number, output.prompt_tokens, output.output_tokens, output.finish_reason)
+                Message(name, number, output.prompt_tokens, output.output_tokens, output.finish_reason)
             )
     return said
 
 
-def write_lengths(path: Path, said: Sequence[Said]) -> None:
+def write_lengths(path: Path, message: Sequence[Message]) -> None:
     """Writes outputs as CSV, a line each."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(astuple(one) for one in said)
+    writer.writerows(astuple(one) for one in message)
     write_whole(path, text.getvalue().encode())
 
 
@@ -180,7 +180,7 @@ def read_lengths(path: Path) -> Empirical:
     return without_limits(np.array([one.output_tokens for one in said], np.int64), cut)
 
 
-def read_said(path: Path) -> list[Said]:
+def read_said(path: Path) -> list[Message]:
     """Outputs as they were written.
 
     Raises:
@@ -196,9 +196,9 @@ def read_said(path: Path) -> list[Said]:
     return said
 
 
-def _one(row: Mapping[str, str]) -> Said:
+def _one(row: Mapping[str, str]) -> Message:
     prompt, output = int(row["prompt_tokens"]), int(row["output_tokens"])
-    return Said(row["call"], int(row["row"]), prompt, output, row["finish_reason"])
+    return Message(row["call"], int(row["row"]), prompt, output, row["finish_reason"])
 
 
 def without_limits(tokens: Ints, cut: npt.NDArray[np.bool_]) -> Empirical:
@@ -224,7 +224,7 @@ class Profiling:
         rows: All of its inputs.
         loaded: How engines of its models are started, in their order.
         space: Where they have room on this machine.
-        patience: How long engines may take.
+        timeouts: How long engines may take.
         urls: Of engines that others run, by the models' numbers: they are asked, neither started nor stopped.
     """
 
@@ -232,7 +232,7 @@ class Profiling:
     rows: Sequence[Mapping[str, Any]]
     loaded: Sequence[Loaded]
     space: Space
-    patience: Patience = USUAL
+    timeouts: Patience = DEFAULT
     urls: Mapping[int, Sequence[str]] | None = None
 
 
@@ -246,7 +246,7 @@ class Wanted:
         times: How often each engine is started.
         shapes: "smallest": on as few GPUs of each kind as will do; "all": every replica that a plan may have.
         calibrate: Whether cost tables are calibrated.
-        again: Whether what is there is measured again.
+        repeat: Whether what is there is measured again.
         seed: Of the sample, and of what is sent.
     """
 
@@ -255,16 +255,14 @@ class Wanted:
     times: int = 3
     shapes: str = "smallest"
     calibrate: bool = False
-    again: bool = False
+    repeat: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.shapes not in SHAPES:
             raise UnknownNameError("choice of shapes", self.shapes, SHAPES)
         if self.rows < 0 or self.times < 1:
-            raise InputError(
-                f"rows must be at least 0 and times at least 1; they are {self.rows} and {self.times}"
-            )
+            raise InputError(f"rows must be at least 0 and times at least 1; they are {self.rows} and {self.times}")
 
 
 def shapes(space: Space, model: int, choice: str) -> list[ModelPlan]:
@@ -283,15 +281,15 @@ def identity(app: App) -> str:
     return digest(app.calls, app.loops, [model.identity() for model in app.models])
 
 
-def mean_over_rows(said: Sequence[Said]) -> Estimate:
+def mean_over_rows(message: Sequence[Message]) -> Estimate:
     """Mean output tokens; the interval is that of rows, whose outputs have much in common.
 
     A ratio of sums: by the linearised residuals of rows (Cochran, Sampling Techniques, 6.3).
     """
-    if not said:
+    if not message:
         return mean_of([])
-    row = np.unique([one.row for one in said], return_inverse=True)[1]
-    tokens = np.bincount(row, [one.output_tokens for one in said])
+    row = np.unique([one.row for one in message], return_inverse=True)[1]
+    tokens = np.bincount(row, [one.output_tokens for one in message])
     counts = np.bincount(row)
     mean = float(tokens.sum() / counts.sum())
     residuals = (tokens - mean * counts) / counts.mean()
@@ -316,7 +314,7 @@ def switch_seconds(
     *,
     times: int,
     now_s: Clock,
-    told: Callable[[int], None] = lambda _: None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> Seconds:
     """Seconds of a replica's start, sleep, wake and stop, each as often as it was started.
 
@@ -328,7 +326,7 @@ def switch_seconds(
         gpus: Where.
         times: How often.
         now_s: A clock that never goes back.
-        told: Called with how often it was started and stopped so far.
+        report: Called with how often it was started and stopped so far.
 
     Raises:
         EngineError: It did not start, or did not wake.
@@ -338,7 +336,7 @@ def switch_seconds(
         rounds = []
         for done in range(times):
             rounds.append(await _once(launcher, plan, gpus, now_s))
-            told(done + 1)
+            report(done + 1)
         return rounds
 
     rounds = asyncio.run(all_times())
@@ -351,14 +349,14 @@ async def _once(launcher: Launcher, plan: ModelPlan, gpus: Replica, now_s: Clock
     engine = await launcher.start(plan, gpus)
     found["start_s"] = now_s() - at_s
     try:
-        found |= await _slept(launcher, engine, now_s)
+        found |= await _sleep(launcher, engine, now_s)
     finally:
         at_s = now_s()
         await launcher.stop(engine)
     return {**found, "stop_s": now_s() - at_s}
 
 
-async def _slept(launcher: Launcher, engine: Engine, now_s: Clock) -> Mapping[str, float]:
+async def _sleep(launcher: Launcher, engine: Engine, now_s: Clock) -> Mapping[str, float]:
     """Seconds to sleep and to wake; nothing of an engine that cannot."""
     at_s = now_s()
     if not await launcher.sleep(engine):
@@ -381,49 +379,47 @@ class Run:
 
     Attributes:
         what: Is measured.
-        wanted: How much of it.
+        desired: How much of it.
         folder: Where it is kept.
-        told: Hears what is being done, in words.
+        report: Hears what is being done, in words.
         now_s: A clock that never goes back.
         notes: What could not be measured, and why.
     """
 
     what: Profiling
-    wanted: Wanted
+    desired: Wanted
     folder: Path
-    told: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     now_s: Callable[[], float] = time.perf_counter
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         known = [model.name for model in self.what.app.models]
-        for name in self.wanted.models:
+        for name in self.desired.models:
             if name not in known:
                 raise UnknownNameError("model of the application", name, known)
-        self.models = [
-            n for n, name in enumerate(known) if not self.wanted.models or name in self.wanted.models
-        ]
-        self.plans = {n: shapes(self.what.space, n, self.wanted.shapes) for n in self.models}
+        self.models = [n for n, name in enumerate(known) if not self.desired.models or name in self.desired.models]
+        self.plans = {n: shapes(self.what.space, n, self.desired.shapes) for n in self.models}
         self.of = {plan: self._command(plan) for plans in self.plans.values() for plan in plans}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot measure into {self.folder}: {error.strerror or error}") from error
-        self.book = read_book(self.folder)
+        self.profile_store = read_book(self.folder)
 
-    def whole(self) -> Book:
+    def complete(self) -> ProfileStore:
         """Everything that is wanted, measured now or before."""
         if self.what.urls:
             self.notes.append(_GIVEN)
         else:
             for plan in self.of:
                 self._switches(plan)
-        if self.wanted.rows:
+        if self.desired.rows:
             self._lengths()
-        if self.wanted.calibrate and not self.what.urls:
+        if self.desired.calibrate and not self.what.urls:
             for number in self.models:
                 self._cost(self.plans[number][0])
-        return self.book
+        return self.profile_store
 
     def _command(self, plan: ModelPlan) -> str:
         """Tells what is started from others; fails where nothing could be."""
@@ -436,17 +432,17 @@ class Run:
     def _name(self, plan: ModelPlan) -> str:
         return self.what.app.models[plan.model].name
 
-    def _keep(self, book: Book) -> None:
-        self.book = book
-        write_book(self.folder, book)
+    def _keep(self, profile_store: ProfileStore) -> None:
+        self.profile_store = profile_store
+        write_book(self.folder, profile_store)
 
     @contextmanager
     def _launcher(self) -> Iterator[LocalLauncher | StaticLauncher]:
         what = self.what
         made = (
-            StaticLauncher(what.loaded, what.urls, what.patience)
+            StaticLauncher(what.loaded, what.urls, what.timeouts)
             if what.urls
-            else LocalLauncher(what.loaded, self.folder / LOGS, what.space.deployment, what.patience)
+            else LocalLauncher(what.loaded, self.folder / LOGS, what.space.deployment, what.timeouts)
         )
         try:
             yield made
@@ -462,11 +458,11 @@ class Run:
 
     def _switches(self, plan: ModelPlan) -> None:
         name, of = self._name(plan), self.of[plan]
-        before = self.book.switched(name, plan.shape)
-        if not self.wanted.again and before is not None and before.of == of:
-            self.told(f"{name}: switches on {where(plan)} are there already")
+        before = self.profile_store.switched(name, plan.shape)
+        if not self.desired.repeat and before is not None and before.of == of:
+            self.report(f"{name}: switches on {where(plan)} are there already")
             return
-        times = self.wanted.times
+        times = self.desired.times
         with self._launcher() as launcher:
             seconds = switch_seconds(
                 launcher,
@@ -474,23 +470,21 @@ class Run:
                 self._gpus(plan),
                 times=times,
                 now_s=self.now_s,
-                told=lambda n: self.told(
-                    f"{name}: started and stopped {n} of {times} times on {where(plan)}"
-                ),
+                report=lambda n: self.report(f"{name}: started and stopped {n} of {times} times on {where(plan)}"),
             )
-        self._keep(self.book.with_switched(Switched(name, plan.gpu, plan.tp, plan.pp, of, **seconds)))
+        self._keep(self.profile_store.with_switched(Switched(name, plan.gpu, plan.tp, plan.pp, of, **seconds)))
 
     def _lengths(self) -> None:
         names = [self.what.app.models[n].name for n in self.models]
-        numbers = sampled_rows(len(self.what.rows), self.wanted.rows, self.wanted.seed)
+        numbers = sampled_rows(len(self.what.rows), self.desired.rows, self.desired.seed)
         rows = [self.what.rows[int(n)] for n in numbers]
         of = f"{identity(self.what.app)}-{digest(numbers.tolist(), rows)}"
-        if not self.wanted.again and all(self._has_lengths(name, of) for name in names):
-            self.told(f"lengths of {len(rows)} rows are there already")
+        if not self.desired.repeat and all(self._has_lengths(name, of) for name in names):
+            self.report(f"lengths of {len(rows)} rows are there already")
             return
-        self.told(f"{len(rows)} of {len(self.what.rows)} rows are run for their lengths")
+        self.report(f"{len(rows)} of {len(self.what.rows)} rows are run for their lengths")
         place = self.folder / SAMPLE
-        space = replace(self.what.space, times=self.book.switch_times())
+        space = replace(self.what.space, times=self.profile_store.switch_times())
         with self._launcher() as launcher:
             ended, said = run_sample(self.what.app, rows, space, launcher, place)
         if ended.how != "done":
@@ -501,21 +495,19 @@ class Run:
             self._keep_lengths(name, of, len(rows), said[name])
 
     def _has_lengths(self, name: str, of: str) -> bool:
-        row = self.book.length(name)
-        return (
-            row is not None and row.of == of and (not row.outputs or lengths_path(self.folder, name).exists())
-        )
+        row = self.profile_store.length(name)
+        return row is not None and row.of == of and (not row.outputs or lengths_path(self.folder, name).exists())
 
-    def _keep_lengths(self, name: str, of: str, rows: int, said: Sequence[Said]) -> None:
-        mean = mean_over_rows(said)
-        cut = sum(one.finish_reason == "length" for one in said)
-        if said:
-            write_lengths(lengths_path(self.folder, name), said)
+    def _keep_lengths(self, name: str, of: str, rows: int, message: Sequence[Message]) -> None:
+        mean = mean_over_rows(message)
+        cut = sum(one.finish_reason == "length" for one in message)
+        if message:
+            write_lengths(lengths_path(self.folder, name), message)
         else:
             self.notes.append(f"{name} was asked nothing in the sample: its lengths are not known")
         self._keep(
-            self.book.with_lengths(
-                Lengths(name, of, rows, len(said), cut, _known(mean.value), _known(mean.half_width))
+            self.profile_store.with_lengths(
+                Lengths(name, of, rows, len(message), cut, _known(mean.value), _known(mean.half_width))
             )
         )
 
@@ -524,16 +516,16 @@ class Run:
         from lengthwise.usecases import app_profile_cost as costs
 
         name, of = self._name(plan), self.of[plan]
-        path, before = cost_path(self.folder, name), self.book.cost(name)
-        if not self.wanted.again and before is not None and before.of == of and path.exists():
-            self.told(f"{name}: cost tables are there already")
+        path, before = cost_path(self.folder, name), self.profile_store.cost(name)
+        if not self.desired.repeat and before is not None and before.of == of and path.exists():
+            self.report(f"{name}: cost tables are there already")
             return
-        self.told(f"{name}: measured under load on {where(plan)}")
+        self.report(f"{name}: measured under load on {where(plan)}")
         try:
             with self._launcher() as launcher:
                 found, requests = costs.calibrated(
                     launcher, plan, self._gpus(plan), self.what.space.deployment(plan), self._sampled(name),
-                    seed=self.wanted.seed,
+                    seed=self.desired.seed,
                 )  # fmt: skip
             costs.require_help(found)
         except InputError as error:
@@ -541,7 +533,7 @@ class Run:
             return
         cost.save(found.tables, path, cost.MadeFor.of_deployment(self.what.space.deployment(plan)))
         row = Costed(name, plan.gpu, plan.tp, plan.pp, of, requests, *costs.off(found))
-        self._keep(self.book.with_cost(row))
+        self._keep(self.profile_store.with_cost(row))
 
     def _sampled(self, name: str) -> tuple[Any, Any]:
         """(prompt, output) tokens of what the model was asked in the sample."""
@@ -549,9 +541,7 @@ class Run:
         if not path.exists():
             raise InputError("it must have lengths first; measure them (rows above 0)")
         said = read_said(path)
-        return tuple(
-            np.array([getattr(one, n) for one in said], np.int64) for n in ("prompt_tokens", "output_tokens")
-        )  # type: ignore[return-value]
+        return tuple(np.array([getattr(one, n) for one in said], np.int64) for n in ("prompt_tokens", "output_tokens"))  # type: ignore[return-value]
 
 
 def _known(value: float) -> float | None:

@@ -53,16 +53,16 @@ class RanApp:
     """A run that is over, for now.
 
     Attributes:
-        ended: How.
+        completed: How.
         exported: What was written.
-        facts: Of its manifest.
+        metadata: Of its manifest.
         folder: Where all that is.
         plan: That it began with, or that was found while its engines started; None: engines were given.
     """
 
-    ended: Ended
+    completed: Ended
     exported: Exported
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     folder: Path
     plan: AppPlan | None = None
 
@@ -75,13 +75,13 @@ class Watching:
         progress: Shown how far it is; None: nobody.
         every_s: How often, in seconds of the run's clock.
         stopping: Told how often it was asked to stop.
-        begun: Told what is kept of a run before, before engines start; of a first run nothing.
+        started: Told what is kept of a run before, before engines start; of a first run nothing.
     """
 
     progress: Callable[[Progress], None] | None = None
     every_s: float = 0.5
     stopping: Callable[[int], None] | None = None
-    begun: Callable[[Reused], None] | None = None
+    started: Callable[[Reused], None] | None = None
 
 
 def run_app(
@@ -122,24 +122,24 @@ def run_app(
     failed: EnginesFailedError | None = None
     with RunFolder(folder, store).taken(resume=resume) as ledger:
         try:
-            ended = _ended(job, ledger, launcher, watching)
+            ended = _finished(job, ledger, launcher, watching)
         except EnginesFailedError as error:
-            ended, failed = error.ended, error
+            ended, failed = error.completed, error
         exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
-    if "jsonl" in forms and is_batch(planned.unrolled.app):
+    if "jsonl" in forms and is_batch(planned.expanded.app):
         exported = _as_batch(exported, folder)
-    facts = manifest(
+    metadata = manifest(
         replace(job, guide=guide_of(found.plan)) if found.plan is not None else job,
         ended,
         exported,
         app=identity(planned),
         inputs=rows.sha256,
-        models={one.name: one.identity() for one in planned.unrolled.app.models},
+        models={one.name: one.identity() for one in planned.expanded.app.models},
     )
-    write_manifest(folder, facts)
+    write_manifest(folder, metadata)
     if failed is not None:
         raise EngineError(f"{failed}. What was answered until then is in {folder}") from failed
-    return RanApp(ended, exported, facts, folder, found.plan)
+    return RanApp(ended, exported, metadata, folder, found.plan)
 
 
 @dataclass
@@ -149,13 +149,11 @@ class _Found:
     plan: AppPlan | None
 
 
-def _ended(job: Job, ledger: Ledger, launcher: Launcher, watching: Watching) -> Ended:
-    watch, every_s, begun = watching.progress, watching.every_s, watching.begun
+def _finished(job: Job, ledger: Ledger, launcher: Launcher, watching: Watching) -> Ended:
+    watch, every_s, begun = watching.progress, watching.every_s, watching.started
     if isinstance(launcher, SimulatedLauncher):
-        return run_simulated(job, ledger, launcher, watch=watch, watch_s=every_s, begun=begun)
-    return run_here(
-        job, ledger, launcher, watch=watch, watch_s=every_s, stopping=watching.stopping, begun=begun
-    )
+        return run_simulated(job, ledger, launcher, monitor=watch, watch_s=every_s, started=begun)
+    return run_here(job, ledger, launcher, monitor=watch, watch_s=every_s, stopping=watching.stopping, started=begun)
 
 
 def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:
@@ -168,9 +166,9 @@ def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:
     ]
     if engines.launcher == "simulated" or not any(told):
         return planned
-    app = planned.unrolled.app
+    app = planned.expanded.app
     models = [replace(model, asked_with=words) for model, words in zip(app.models, told, strict=True)]
-    return replace(planned, unrolled=replace(planned.unrolled, app=replace(app, models=models)))
+    return replace(planned, expanded=replace(planned.expanded, app=replace(app, models=models)))
 
 
 def _as_batch(exported: Exported, folder: Path) -> Exported:
@@ -182,15 +180,15 @@ def _as_batch(exported: Exported, folder: Path) -> Exported:
 
 def identity(planned: PlannedApp) -> str:
     """SHA-256 of what the application asks and of whom, in hex."""
-    app = planned.unrolled.app
+    app = planned.expanded.app
     whole = repr((app.calls, app.loops, [model.identity() for model in app.models]))
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings, found: _Found) -> Job:
-    unrolled = planned.unrolled
+    expanded = planned.expanded
     words = f"{identity(planned)} {rows.sha256}"
-    work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(planned.draws), words)
+    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(planned.draws), words)
     if isinstance(launcher, StaticLauncher):
         return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()), settings)
     assert planned.space is not None
@@ -202,7 +200,7 @@ def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings
     def seek(sought: Callable[[], AppPlan]) -> Guide:
         found.plan = sought()
         guide = guide_of(found.plan)
-        replanner.stages, replanner.spare = guide.stages, guide.spare
+        replanner.stages, replanner.reserve = guide.stages, guide.reserve
         return guide
 
     return replace(
@@ -215,7 +213,7 @@ def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings
 def _replanner(planned: PlannedApp, job: Job) -> Replanner:
     """Plans what is left anew, should lengths or the clock leave what was planned with."""
     assert planned.space is not None
-    models = planned.unrolled.app.models
+    models = planned.expanded.app.models
     lengths, longest = [one.lengths for one in models], longest_of(models)
     guide = job.guide
-    return Replanner(job.layout.tasks, lengths, longest, planned.space, guide.stages, guide.spare)
+    return Replanner(job.layout.tasks, lengths, longest, planned.space, guide.stages, guide.reserve)

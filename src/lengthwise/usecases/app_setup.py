@@ -10,16 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.apps.app import App
-from lengthwise.apps.launch import (
-    Launcher,
-    Lengths,
-    Loaded,
-    LocalLauncher,
-    Patience,
-    SimulatedLauncher,
-    StaticLauncher,
-)
-from lengthwise.apps.launch.local import USUAL
+from lengthwise.apps.launch import Launcher, Lengths, Loaded, LocalLauncher, Patience, SimulatedLauncher, StaticLauncher
+from lengthwise.apps.launch.local import DEFAULT
 from lengthwise.apps.plan import Space
 from lengthwise.config.app_file import AppFile, load_app
 from lengthwise.config.app_sections import LAUNCHERS, parse_cluster
@@ -68,7 +60,7 @@ class Engines:
         launcher: One of LAUNCHERS.
         loaded: How engines of each model are started and asked, in the application's order.
         urls: Of given engines, by the models' numbers.
-        patience: How long engines may take.
+        timeouts: How long engines may take.
         ray: Address of the Ray cluster; "local" starts one here.
         true_lengths: Of simulated engines, by the models' numbers: answers are drawn so many times as long as planned.
     """
@@ -76,7 +68,7 @@ class Engines:
     launcher: str = "local"
     loaded: Sequence[Loaded] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    patience: Patience = USUAL
+    timeouts: Patience = DEFAULT
     ray: str = "auto"
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
@@ -87,23 +79,21 @@ class Engines:
 
 def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
     """What makes a plan's engines be there; raises InputError where they cannot be had."""
-    names = [one.name for one in planned.unrolled.app.models]
+    names = [one.name for one in planned.expanded.app.models]
     space, logs = planned.space, folder / "logs"
     if engines.launcher == "static":
-        return StaticLauncher(engines.loaded, engines.urls, engines.patience)
+        return StaticLauncher(engines.loaded, engines.urls, engines.timeouts)
     if space is None or planned.plan is None:
-        raise InputError(
-            f"the launcher {engines.launcher} follows a plan; there is none. Name the GPUs (--node)"
-        )
+        raise InputError(f"the launcher {engines.launcher} follows a plan; there is none. Name the GPUs (--node)")
     if engines.launcher == "simulated":
-        lengths = Lengths.of(planned.unrolled.tasks, _truth(planned, engines.true_lengths))
+        lengths = Lengths.of(planned.expanded.tasks, _truth(planned, engines.true_lengths))
         return SimulatedLauncher(names, space.deployment, lengths, space.seconds, space.sleeps)
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher
 
         gpus = space.cluster.gpus if engines.ray == "local" else None
         return RayLauncher(
-            engines.loaded, logs, engines.ray, deployed=space.deployment, patience=engines.patience, gpus=gpus
+            engines.loaded, logs, engines.ray, deployed=space.deployment, timeouts=engines.timeouts, gpus=gpus
         )
     if (machines := len(space.cluster.machines)) > 1:
         raise InputError(
@@ -112,17 +102,17 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
         )
     for one in engines.loaded:
         _require_weights(one)
-    return LocalLauncher(engines.loaded, logs, space.deployment, engines.patience)
+    return LocalLauncher(engines.loaded, logs, space.deployment, engines.timeouts)
 
 
 def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     """The lengths of simulated engines, which nobody planned with: as given, or by model so many times as long."""
-    unrolled = planned.unrolled
+    expanded = planned.expanded
     models = [
         replace(one, lengths=stretched(one.lengths, times[number])) if number in times else one
-        for number, one in enumerate(unrolled.app.models)
+        for number, one in enumerate(expanded.app.models)
     ]
-    other = replace(unrolled, app=replace(unrolled.app, models=models))
+    other = replace(expanded, app=replace(expanded.app, models=models))
     (drawn,) = draws_of(other, [TRUE_SEED])
     return drawn
 
@@ -154,16 +144,14 @@ class AskedApp:
     def planned(self, how: Planning, given: AppPlan | None = None, *, begins: bool = False) -> PlannedApp:
         """Its plan, or with ``begins`` one to begin with; raises InputError where no GPUs are named."""
         if self.space is None:
-            raise InputError(
-                'a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file'
-            )
+            raise InputError('a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file')
         made = planned_app(self.app, self.file.rows, self.space, how, given=given, begins=begins)
         assert made.plan is not None
         sought = made.sought
-        later = None if sought is None else lambda: self._noted(sought())
-        return replace(made, plan=self._noted(made.plan), sought=later)
+        later = None if sought is None else lambda: self._recorded(sought())
+        return replace(made, plan=self._recorded(made.plan), sought=later)
 
-    def _noted(self, made: AppPlan) -> AppPlan:
+    def _recorded(self, made: AppPlan) -> AppPlan:
         return replace(made, notes=tuple(dict.fromkeys((*self.notes, *made.notes))))
 
     def drawn(self, how: Planning) -> PlannedApp:
@@ -174,12 +162,10 @@ class AskedApp:
         """Who answers, as the file says, or by another launcher."""
         run = self.file.run
         name = launcher or run.launcher
-        return Engines(name, self.file.loaded, run.urls or {}, run.patience, ray, run.true_lengths)
+        return Engines(name, self.file.loaded, run.urls or {}, run.timeouts, ray, run.true_lengths)
 
 
-def asked_app(
-    path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None
-) -> AskedApp:
+def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None) -> AskedApp:
     """An application's file, on GPUs, under a profile.
 
     Args:

@@ -69,11 +69,11 @@ def deployment_of_server(
     if scenario is None:
         return None
     sides = load(scenario, [*_source(workload), *overrides]).effective()
-    each = [_said(side) for side in sides if variant is None or side.name == variant]
+    each = [_message(side) for side in sides if variant is None or side.name == variant]
     return {key: value for key, value in each[0].items() if all(one[key] == value for one in each)}
 
 
-def _said(scenario: Scenario) -> dict[str, Any]:
+def _message(scenario: Scenario) -> dict[str, Any]:
     model, gpu, on = *hardware(scenario), scenario.deployment
     limits = scenario.engine
     return {

@@ -34,7 +34,7 @@ class Sustained:
         capacity: The largest rate that holds them.
         at: All numbers at the lower end of its interval; None where nothing holds.
         beyond: Where a run at that rate goes beyond the measurements behind the cost tables.
-        untold: That the file of cost tables does not tell what it is of; empty where it does.
+        missing: That the file of cost tables does not tell what it is of; empty where it does.
     """
 
     name: str
@@ -42,20 +42,18 @@ class Sustained:
     limits: tuple[Limit, ...]
     capacity: Capacity
     at: Point | None
-    beyond: tuple[Beyond, ...] = ()
-    untold: str = ""
+    out_of_range: tuple[Beyond, ...] = ()
+    missing: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know, a sentence each: extrapolated steps, a front that binds, untold origins."""
         front = front_note(self.deployment.cost, self.capacity.rate_rps.value)
-        beyond = (f"At capacity {one.sentence}." for one in self.beyond)
-        return (*beyond, *(note for note in (front, self.untold) if note))
+        beyond = (f"At capacity {one.description}." for one in self.out_of_range)
+        return (*beyond, *(note for note in (front, self.missing) if note))
 
 
-def capacities(
-    scenario: Scenario, *, jobs: int | None = None, progress: Progress = lambda *_: None
-) -> list[Sustained]:
+def capacities(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lambda *_: None) -> list[Sustained]:
     """The capacity of every variant, under the limits of [search] or the default one.
 
     Args:
@@ -86,15 +84,13 @@ def _sustained(side: Scenario, pool: ThreadPoolExecutor) -> Sustained:
     limits = search.with_stability(limits_of(section))
     promises, served = search.Promises(limits, slo_of(side)), deployment(side)
     load = load_of(side.workload, side.folder, side.run.seed, side.predictor, side.deployment.model)
-    found = search.capacity(
-        served, load, promises, precision=section.precision, seeds=section.seeds, each=pool.map
-    )
+    found = search.capacity(served, load, promises, precision=section.precision, seeds=section.seeds, each=pool.map)
     at = search.point_at_capacity(served, load, promises, found, section.seeds)
-    beyond = () if at is None else _beyond(served, load, at.rate_rps, found.requests)
+    beyond = () if at is None else _out_of_range(served, load, at.rate_rps, found.requests)
     return Sustained(side.name, served, limits, found, at, beyond, untold_note(side))
 
 
-def _beyond(served: Deployment, load: search.Load, rate_rps: float, requests: int) -> tuple[Beyond, ...]:
+def _out_of_range(served: Deployment, load: search.Load, rate_rps: float, requests: int) -> tuple[Beyond, ...]:
     """Where the first seed's run at a rate passes the reach of its tables; not run where they have none."""
     if served.cost.reach == Reach():
         return ()

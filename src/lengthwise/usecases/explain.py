@@ -129,7 +129,7 @@ def _blocks_at_admission(deployed: Deployment, context_tokens: int) -> int:
         "free_blocks": total,
         "total_blocks": total,
         "watermark_blocks": int(limits.watermark * total),
-        "resident": 0,
+        "num_running": 0,
         "peak_tokens": context_tokens,
     }
     return int(policy.interpreted(_memory(deployed))(**given))

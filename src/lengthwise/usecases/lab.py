@@ -14,7 +14,7 @@ from lengthwise.config.files import merged
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import LabPolicy, LabPredictor, LabSection
 from lengthwise.config.variants import deployment, scheduler
-from lengthwise.config.workload import DEFAULT_REQUESTS, Forecast, forecast, load_of, source_of
+from lengthwise.config.workload import DEFAULT_REQUESTS, LengthPrediction, length_prediction, load_of, source_of
 from lengthwise.policy import PREDICTED
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError
@@ -37,7 +37,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
         InputError: There is no [lab], or something of it does not work out; a note says where.
     """
     try:
-        question, bench = _asked(scenario)
+        question, bench = _requested(scenario)
         if not engine.ready():
             engine.warm_up()  # else every thread would compile it
         with search.threads(jobs) as workers:
@@ -47,7 +47,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
         raise
 
 
-def _asked(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]:
+def _requested(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]:
     section = _section(scenario)
     bench = ScenarioBench(scenario, {one.title: one for one in section.predictors})
     of_rates = section.rates is not None
@@ -60,7 +60,7 @@ def _asked(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]:
         unit=LoadUnit.RPS if of_rates else LoadUnit(section.unit),
         base=_fcfs(scenario),
         name=scenario.name,
-        facts=_facts(scenario, bench),
+        metadata=_metadata(scenario, bench),
     )
     return question, bench
 
@@ -76,9 +76,7 @@ def _section(scenario: Scenario) -> LabSection:
             "a laboratory compares its own policies; take the [[variants]] out, or put them into lab.policies"
         )
     if scenario.predictor.kind != "none" or scenario.workload.predicted != "none":
-        raise InputError(
-            "in a laboratory who predicts stands in lab.predictors; take the other predictions out"
-        )
+        raise InputError("in a laboratory who predicts stands in lab.predictors; take the other predictions out")
     return scenario.lab
 
 
@@ -86,9 +84,7 @@ def _fcfs(scenario: Scenario) -> Scheduler:
     """The scenario's own way to form steps and give memory, first come first served."""
     own = scheduler(scenario)
     rank = own.rank if own.rank in ("fcfs", "fcfs_evicted_first") else "fcfs_evicted_first"
-    return replace(
-        own, rank=rank, leave="latest_admitted", takeover="never", binning=None, max_wait_s=float("inf")
-    )
+    return replace(own, rank=rank, leave="latest_admitted", takeover="disabled", binning=None, max_wait_s=float("inf"))
 
 
 def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
@@ -119,7 +115,7 @@ class ScenarioBench:
     scenario: Scenario
     predictors: dict[str, LabPredictor]
     load: search.Load = field(init=False)
-    _forecasts: dict[str, Forecast | None] = field(default_factory=dict)
+    _forecasts: dict[str, LengthPrediction | None] = field(default_factory=dict)
     _deployed: dict[int, Deployment] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -128,7 +124,7 @@ class ScenarioBench:
         self.load = load_of(whole.workload, whole.folder, whole.run.seed)
         source = source_of(whole.workload, whole.folder)
         for title, section in self.predictors.items():
-            self._forecasts[title] = forecast(
+            self._forecasts[title] = length_prediction(
                 section, whole.folder, whole.deployment.model, lambda: source.others
             )
 
@@ -153,12 +149,12 @@ class ScenarioBench:
         return replace(self._deployed[batch], scheduler=scheduler)
 
 
-def _facts(scenario: Scenario, bench: ScenarioBench) -> dict[str, str]:
+def _metadata(scenario: Scenario, bench: ScenarioBench) -> dict[str, str]:
     on = scenario.deployment
     gpus = on.tp * on.pp * on.replicas
-    facts: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "model": on.model,
         "GPU": f"{gpus} x {on.gpu}" if gpus > 1 else on.gpu,
         "workload": bench.load.name,
     }
-    return facts
+    return metadata

@@ -38,24 +38,21 @@ def perturbed(cost: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostT
     The factors are a Latin hypercube: each part takes every one of ``draws`` evenly likely values once,
     in an order that makes parts as independent as so few draws can be. Equal input gives equal bytes.
     """
-    return [made for (made,) in _moved([cost], draws, seed)]
+    return [made for (made,) in _changed([cost], draws, seed)]
 
 
 def perturbed_degrees(
     tables: Mapping[int, CostTables], draws: int = DRAWS, seed: int = 0
 ) -> list[dict[int, CostTables]]:
     """The same of tables of several tensor-parallel degrees: a part is as far off in one of them as in the others."""
-    return [dict(zip(tables, made, strict=True)) for made in _moved(list(tables.values()), draws, seed)]
+    return [dict(zip(tables, made, strict=True)) for made in _changed(list(tables.values()), draws, seed)]
 
 
-def _moved(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
+def _changed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
     """[draws][tables] all of them off by the same normal value a part."""
     errors = [error for cost in tables for error in _errors(cost)]
     errors += [
-        error
-        for cost in tables
-        if cost.other
-        for error in _errors(cost.other, cost.other.errors or cost.errors)
+        error for cost in tables if cost.other for error in _errors(cost.other, cost.other.errors or cost.errors)
     ]
     parts = list(dict.fromkeys(part for part, _ in errors))
     if not parts or not draws:

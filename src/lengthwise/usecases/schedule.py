@@ -31,14 +31,14 @@ Ints = npt.NDArray[np.int64]
 
 def sample_of(source: Source) -> schedule.Sample | None:
     """The requests behind a source of lengths; None: they are distributions by formula."""
-    if source.whole is not None:
-        return schedule.Sample(source.whole.prompt_tokens, source.whole.output_tokens)
+    if source.complete is not None:
+        return schedule.Sample(source.complete.prompt_tokens, source.complete.output_tokens)
     lengths = source.lengths
     if isinstance(lengths, w.Samples):
         return schedule.Sample(np.asarray(lengths.prompt, np.int64), np.asarray(lengths.output, np.int64))
     if isinstance(lengths, w.Capped) and isinstance(lengths.lengths, w.Samples):
         return _capped(lengths, lengths.lengths)
-    return _listed(lengths) if isinstance(lengths, w.Joint) else None
+    return _entries(lengths) if isinstance(lengths, w.Joint) else None
 
 
 def _capped(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
@@ -59,7 +59,7 @@ def _capped(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
     return schedule.Sample(drawn.prompt[within], drawn.output[within]) if len(within) else None
 
 
-def _listed(lengths: w.Joint) -> schedule.Sample | None:
+def _entries(lengths: w.Joint) -> schedule.Sample | None:
     """Two lists of lengths, or one beside a formula; lists with weights do not say how many requests they are of."""
     prompt, output = (_list(side) for side in (lengths.prompt, lengths.output))
     if prompt is None and output is None:
@@ -275,31 +275,31 @@ def _planned(scenario: Scenario, *, exhaustive: bool, progress: schedule.Progres
         asked.planner,
         section.latency_bound,
         name=scenario.name,
-        facts=_facts(scenario, asked),
+        metadata=_metadata(scenario, asked),
         exhaustive=exhaustive,
         baselines=section.systems,
         seed=scenario.run.seed,
         progress=progress,
     )
-    return _doubted(plan, asked, scenario)
+    return _with_warnings(plan, asked, scenario)
 
 
-def _doubted(plan: SchedulePlan, asked: Question, scenario: Scenario) -> SchedulePlan:
+def _with_warnings(plan: SchedulePlan, requested: Question, scenario: Scenario) -> SchedulePlan:
     """The plan with how far the chosen schedule may be from what it says, and from what was measured."""
-    estimator, bound_s, worst_case = asked.planner.estimator, plan.bound_s, plan.worst_case
+    estimator, bound_s, worst_case = requested.planner.estimator, plan.bound_s, plan.worst_case
     spreads, notes = [], []
-    if asked.sample is not None:
+    if requested.sample is not None:
         spreads.append(
             schedule.over_resamples(
-                estimator, plan.chosen, asked.sample, bound_s, worst_case=worst_case, seed=scenario.run.seed
+                estimator, plan.chosen, requested.sample, bound_s, worst_case=worst_case, seed=scenario.run.seed
             )
         )
     else:
         notes.append("Lengths are distributions by formula: no sampling error is in them.")
-    if asked.off:
+    if requested.off:
         spreads.append(
             schedule.over_costs(
-                estimator, plan.chosen, asked.off, bound_s, worst_case=worst_case, level=model_error.LEVEL
+                estimator, plan.chosen, requested.off, bound_s, worst_case=worst_case, level=model_error.LEVEL
             )
         )
     elif scenario.run.model_draws == 0:
@@ -307,8 +307,8 @@ def _doubted(plan: SchedulePlan, asked: Question, scenario: Scenario) -> Schedul
     else:
         notes.append("The cost tables do not say how far they may be off.")
     setting = estimator.setting
-    notes += reach_notes(plan.chosen, asked.task, plan.level, setting.tables, setting.cluster.gpus)
-    front = schedule.banded(estimator, plan.front, asked.off, model_error.LEVEL)
+    notes += reach_notes(plan.chosen, requested.task, plan.level, setting.tables, setting.cluster.gpus)
+    front = schedule.banded(estimator, plan.front, requested.off, model_error.LEVEL)
     return replace(plan, spreads=tuple(spreads), spread_notes=tuple(notes), front=front)
 
 
@@ -325,9 +325,7 @@ def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> 
     """Cost tables of every tensor-parallel degree that the scenario's cost source has."""
     on, degrees = scenario.deployment, schedule.tensor_degrees(model, cluster)
     if on.cost == "roofline" and on.weight_dtype is None and on.kv_dtype is None:
-        return schedule.cluster_tables(
-            model, cluster, degrees, cost.host_overhead(host(on)) or cost.HostOverhead()
-        )
+        return schedule.cluster_tables(model, cluster, degrees, cost.host_overhead(host(on)) or cost.HostOverhead())
     if on.weight_dtype is not None or on.kv_dtype is not None:
         raise InputError("schedules take the model's own data types; take weight_dtype and kv_dtype out")
     if on.cost.startswith("tables:"):
@@ -359,8 +357,8 @@ def _built(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster, tp: 
     ).cost
 
 
-def _facts(scenario: Scenario, asked: Question) -> dict[str, str]:
-    section, task = asked.section, asked.task
+def _metadata(scenario: Scenario, requested: Question) -> dict[str, str]:
+    section, task = requested.section, requested.task
     bound = "no latency bound"
     if math.isfinite(section.latency_bound):
         held = "worst case" if section.worst_case else "expected"

@@ -61,9 +61,7 @@ class Live:
         order = done[np.argsort(ran.arrival_s[done], kind="stable")]
         known_s = np.maximum.accumulate(ran.finished_s[order])
         left_out = len(ran.status) - len(done)
-        return cls(
-            ran.prompt_tokens[order], ran.output_tokens[order], known_s, measured.records.name, left_out
-        )
+        return cls(ran.prompt_tokens[order], ran.output_tokens[order], known_s, measured.records.name, left_out)
 
     @classmethod
     def of_workload(cls, workload: Workload) -> Live:
@@ -76,7 +74,7 @@ class Live:
 
 def adapter_of(
     scenario: Scenario,
-    watch: schedule.Watch | None = None,
+    monitor: schedule.Monitor | None = None,
     terms: schedule.Terms | None = None,
     *,
     deployed: ScheduleRow | None = None,
@@ -88,7 +86,7 @@ def adapter_of(
 
     Args:
         scenario: As ``plan_schedule`` takes it.
-        watch: How lengths are watched.
+        monitor: How lengths are watched.
         terms: When a change is worth it.
         deployed: What runs; None: the best.
         bound_s: Latency that must be held; None: the scenario's.
@@ -105,12 +103,12 @@ def adapter_of(
         error.add_note(f"in {scenario.source}")
         raise
     requests = None if asked.sample is None else asked.sample.requests
-    return schedule.Adapter(asked.planner, row, bound, requests=requests, watch=watch, terms=terms)
+    return schedule.Adapter(asked.planner, row, bound, requests=requests, monitor=monitor, terms=terms)
 
 
-def _fitting(asked: Question, row: ScheduleRow) -> ScheduleRow:
+def _fitting(requested: Question, row: ScheduleRow) -> ScheduleRow:
     """The schedule, where the scenario's GPUs can run it."""
-    if not math.isfinite(left_alone(asked.planner.estimator, row, worst_case=asked.planner.worst_case)[1]):
+    if not math.isfinite(left_alone(requested.planner.estimator, row, worst_case=requested.planner.worst_case)[1]):
         raise InputError(f"{row.words} must fit the GPUs and lengths of the scenario; it does not")
     return row
 
@@ -133,17 +131,17 @@ def replay(adapter: schedule.Adapter, live: Live, name: str = "") -> Watched:
         requests=len(live),
         left_out=live.left_out,
         bound_s=adapter.bound_s,
-        false_alarms=adapter.watcher.watch.false_alarms,
+        false_positive_rate=adapter.watcher.monitor.false_positive_rate,
         planned=planned,
         planned_lengths=adapter.planned_lengths,
         deployed=adapter.deployed,
         adaptations=found,
-        alike=_alike(live, adapter.watcher.watch.every),
+        matching=_matching(live, adapter.watcher.monitor.every),
         evidence=adapter.watcher.evidence,
     )
 
 
-def _alike(live: Live, every: int) -> float:
+def _matching(live: Live, every: int) -> float:
     """How much likelier neighbours among those tested are of one size than requests fifty apart."""
     told = []
     for tokens in (live.prompt_tokens[::every], live.output_tokens[::every]):
@@ -177,14 +175,14 @@ class Follow:
     """How a schedule follows lengths.
 
     Attributes:
-        watch: How lengths are watched.
+        monitor: How lengths are watched.
         terms: When a change is worth it. Weights are never loaded: that is only told.
-        seats: Requests that every engine runs at once; infinite: any.
+        max_num_seqs: Requests that every engine runs at once; infinite: any.
     """
 
-    watch: schedule.Watch = field(default_factory=schedule.Watch)
+    monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
     terms: schedule.Terms = field(default_factory=schedule.Terms)
-    seats: float = math.inf
+    max_num_seqs: float = math.inf
 
 
 class PhaseFollower:
@@ -195,11 +193,11 @@ class PhaseFollower:
     Args:
         adapter: Of the schedule that runs, which loads nothing.
         planned: That schedule.
-        seats: Requests that every engine runs at once; infinite: any.
+        max_num_seqs: Requests that every engine runs at once; infinite: any.
     """
 
-    def __init__(self, adapter: schedule.Adapter, planned: PlannedRun, seats: float = math.inf) -> None:
-        self._adapter, self._planned, self._seats = adapter, planned, seats
+    def __init__(self, adapter: schedule.Adapter, planned: PlannedRun, max_num_seqs: float = math.inf) -> None:
+        self._adapter, self._planned, self._max_num_seqs = adapter, planned, max_num_seqs
 
     @property
     def evidence(self) -> float:
@@ -207,9 +205,9 @@ class PhaseFollower:
         return self._adapter.watcher.evidence
 
     @property
-    def false_alarms(self) -> float:
+    def false_positive_rate(self) -> float:
         """Probability of ever an alarm while lengths do not change."""
-        return self._adapter.watcher.watch.false_alarms
+        return self._adapter.watcher.monitor.false_positive_rate
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> News | None:
         """One more request, in the order of arrival; news if lengths moved, or are known better.
@@ -223,16 +221,16 @@ class PhaseFollower:
             return None
         self._planned = self._now(told)
         return News(
-            said=tuple(adapted_said(told)),
+            message=tuple(adapted_said(told)),
             phases=self._planned.phases,
             schedule=self._planned.row.words,
             more=Adapted(told, self._planned),
         )
 
-    def _now(self, told: Adaptation) -> PlannedRun:
+    def _now(self, report: Adaptation) -> PlannedRun:
         """What runs from now on; a schedule that was left has other means, too."""
-        change, task = told.change, self._adapter.task
-        row = change.new if change.made else change.kept
+        change, task = report.change, self._adapter.task
+        row = change.new if change.made else change.retained
         if row is None:  # nothing meets the bound, or fits: it goes on as it can
             row = _within(self._adapter.deployed, task)
         before = self._planned.phases
@@ -241,16 +239,16 @@ class PhaseFollower:
         return replace(
             self._planned,
             row=row,
-            phases=seated(phases, self._seats),
+            phases=seated(phases, self._max_num_seqs),
             bound_tokens=tokens,
             share=share_of(task, tokens, self._planned.level),
         )
 
 
-def seated(phases: Phases, seats: float) -> Phases:
+def seated(phases: Phases, max_num_seqs: float) -> Phases:
     """The phases with no more in flight than an engine runs at once."""
-    most = phases.most_in_flight or phases.encode_batch
-    return replace(phases, most_in_flight=int(max(min(most, seats), phases.encode_batch)))
+    most = phases.max_in_flight or phases.encode_batch
+    return replace(phases, max_in_flight=int(max(min(most, max_num_seqs), phases.encode_batch)))
 
 
 def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> PhaseFollower:
@@ -264,14 +262,12 @@ def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow
     Raises:
         InputError: Something of it does not work out; a note says where.
     """
-    terms = replace(follow.terms, may_load=False, seats=follow.seats)
-    adapter = adapter_of(scenario, follow.watch, terms, deployed=planned.row, bound_s=planned.bound_s)
-    return PhaseFollower(adapter, planned, follow.seats)
+    terms = replace(follow.terms, may_load=False, max_num_seqs=follow.max_num_seqs)
+    adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound_s)
+    return PhaseFollower(adapter, planned, follow.max_num_seqs)
 
 
-def follower_maker(
-    scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()
-) -> Callable[[], PhaseFollower]:
+def follower_maker(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> Callable[[], PhaseFollower]:
     """The same, to be made in another process; what would not work there is said here.
 
     Raises:

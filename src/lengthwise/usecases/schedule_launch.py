@@ -42,45 +42,43 @@ INSIDE_NEEDS = (
 )
 
 
-def readme(
-    plan: SchedulePlan, told: schedule.Runnable, in_flight: int, outside: str, doubt: Spread | None
-) -> str:
+def readme(plan: SchedulePlan, report: schedule.Runnable, in_flight: int, outside: str, warning: Spread | None) -> str:
     """The text of README.md.
 
     Args:
         plan: The choice.
-        told: What is run.
+        report: What is run.
         in_flight: Requests under way at a time.
         outside: Why vLLM's own scheduler cannot keep the phases; "" it can.
-        doubt: What is run, if costs are off; None: they do not say how far they may be.
+        warning: What is run, if costs are off; None: they do not say how far they may be.
     """
     parts = [
-        f"# {plan.name or told.row.words}",
-        _chosen(plan, told),
+        f"# {plan.name or report.row.words}",
+        _chosen(plan, report),
         "## Expected",
-        _expected(plan, told, doubt),
+        _expected(plan, report, warning),
         "## Run it",
-        _split_steps() if told.decode else _phase_steps(outside),
+        _split_steps() if report.decode else _phase_steps(outside),
         "## Check it",
-        _split_check(in_flight, told.pipelines) if told.decode else _phase_check(told),
+        _split_check(in_flight, report.pipelines) if report.decode else _phase_check(report),
         "## When lengths move",
-        _moving(split=told.decode is not None),
-        "## What vLLM does otherwise" if told.decode else "",
-        backend.listed(_cannot(plan)) if told.decode else "",
+        _moving(split=report.decode is not None),
+        "## What vLLM does otherwise" if report.decode else "",
+        backend.entries(_cannot(plan)) if report.decode else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def said(plan: SchedulePlan, told: schedule.Runnable) -> str:
+def said(plan: SchedulePlan, report: schedule.Runnable) -> str:
     """What is run, in a sentence or two."""
-    if told.exact:
-        return f"Engines can be told {told.row.words} as it is."
-    times = f"{told.pipelines} times " if told.pipelines > 1 else ""
-    share = told.throughput_rps / plan.chosen.throughput_rps
+    if report.exact:
+        return f"Engines can be told {report.row.words} as it is."
+    times = f"{report.pipelines} times " if report.pipelines > 1 else ""
+    share = report.throughput_rps / plan.chosen.throughput_rps
     return (
-        f"{plan.chosen.words} cannot be told to engines: {told.why}. {times}{told.row.words} is the best of those that "
-        f"can: {_three(told.throughput_rps)} requests/s, {share:.2f} of the choice, latency "
-        f"{_three(told.row.latency_s)} s, {_three(told.row.latency_high_s)} s in the worst case."
+        f"{plan.chosen.words} cannot be told to engines: {report.cause}. {times}{report.row.words} is the best of those that "
+        f"can: {_three(report.throughput_rps)} requests/s, {share:.2f} of the choice, latency "
+        f"{_three(report.row.latency_s)} s, {_three(report.row.latency_high_s)} s in the worst case."
     )
 
 
@@ -89,17 +87,17 @@ def _cannot(plan: SchedulePlan) -> tuple[str, ...]:
     return SPLIT_CANNOT if plan.threshold is None else (*SPLIT_CANNOT, NOT_RESIZED)
 
 
-def _chosen(plan: SchedulePlan, told: schedule.Runnable) -> str:
-    facts = "; ".join(plan.facts.values())
-    if told.exact:
-        return f"{facts}.\n\nChosen and run: **{told.row.words}**."
-    return f"{facts}.\n\nChosen: {plan.chosen.words}.\n\n{said(plan, told)}"
+def _chosen(plan: SchedulePlan, report: schedule.Runnable) -> str:
+    metadata = "; ".join(plan.metadata.values())
+    if report.exact:
+        return f"{metadata}.\n\nChosen and run: **{report.row.words}**."
+    return f"{metadata}.\n\nChosen: {plan.chosen.words}.\n\n{said(plan, report)}"
 
 
-def _expected(plan: SchedulePlan, told: schedule.Runnable, doubt: Spread | None) -> str:
-    row = told.row
+def _expected(plan: SchedulePlan, report: schedule.Runnable, warning: Spread | None) -> str:
+    row = report.row
     rows = [
-        ("requests a second", _three(told.throughput_rps)),
+        ("requests a second", _three(report.throughput_rps)),
         (f"latency of an output of {tokens_said(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
         ("the same when batches are heavy", f"{_three(row.latency_high_s)} s"),
         ("latency bound", f"{plan.bound_s:g} s" if math.isfinite(plan.bound_s) else "none"),
@@ -112,32 +110,31 @@ def _expected(plan: SchedulePlan, told: schedule.Runnable, doubt: Spread | None)
         "Estimated, not measured, with the cost tables of scenario.toml. Latency counts from when a request's encoding "
         "begins; the wait for that is not in it."
     )
-    return "\n".join(lines) + f"\n\n{note} {_doubted(plan, told, doubt)}"
+    return "\n".join(lines) + f"\n\n{note} {_with_warnings(plan, report, warning)}"
 
 
-def _doubted(plan: SchedulePlan, told: schedule.Runnable, doubt: Spread | None) -> str:
+def _with_warnings(plan: SchedulePlan, report: schedule.Runnable, warning: Spread | None) -> str:
     """How far off that may be, and how often the bound would then hold."""
-    if doubt is None:
+    if warning is None:
         return "How far the tables may be off is not known."
-    held_s = doubt.latency_high_s if plan.worst_case else doubt.latency_s
+    held_s = warning.latency_high_s if plan.worst_case else warning.latency_s
     rate, latency = (
-        " to ".join(map(_three, ends))
-        for ends in ([told.pipelines * end for end in doubt.throughput_rps], held_s)
+        " to ".join(map(_three, ends)) for ends in ([report.pipelines * end for end in warning.throughput_rps], held_s)
     )
     what = "the bound" if math.isfinite(plan.bound_s) else "memory"
-    verb = "holds" if math.isfinite(plan.bound_s) else "holds it"
+    verb = "is_satisfied" if math.isfinite(plan.bound_s) else "holds it"
     return (
         f"If the tables are off as far as they may be: {rate} requests/s, {latency} s"
-        f"{' when batches are heavy' if plan.worst_case else ''} ({percent(doubt.level)} of {doubt.draws} draws), and "
-        f"**{what} {verb} in {percent(doubt.held_share)} of the draws**."
+        f"{' when batches are heavy' if plan.worst_case else ''} ({percent(warning.level)} of {warning.draws} draws), and "
+        f"**{what} {verb} in {percent(warning.held_share)} of the draws**."
     )
 
 
-def outside(told: schedule.Runnable) -> str:
+def outside(report: schedule.Runnable) -> str:
     """Why vLLM's own scheduler cannot keep the phases; "" it can."""
-    if told.encode.stages > 1:
+    if report.encode.stages > 1:
         return (
-            f"this schedule has {told.encode.stages} pipeline stages, with as many batches under way at a time, and "
+            f"this schedule has {report.encode.stages} pipeline stages, with as many batches under way at a time, and "
             "its class holds an engine of one stage"
         )
     return ""
@@ -158,7 +155,7 @@ def _phase_steps(outside: str) -> str:
     return text + (
         "\n\nOr `sh vllm-phases.sh` instead of both: vLLM's own scheduler keeps the phases, to the step. Do not put "
         "that gateway before it: phases would be kept twice. It takes\n\n"
-        f"{backend.listed(INSIDE_NEEDS)}\n\n"
+        f"{backend.entries(INSIDE_NEEDS)}\n\n"
         "Where vLLM is another one, or after an error of the class, it keeps vLLM's own order, and its log says "
         '"keeps its own schedule" and why. Then no phases are kept: use the gateway, which counts iterations by the '
         "tokens that it sees and needs nothing of the engine."
@@ -184,8 +181,8 @@ def _split_steps() -> str:
     return _numbered([sides, door])
 
 
-def _phase_check(told: schedule.Runnable) -> str:
-    number = requests_to_count(told.row)
+def _phase_check(report: schedule.Runnable) -> str:
+    number = requests_to_count(report.row)
     return (
         f"With vllm.sh running and no gateway: `lengthwise schedule run scenario.toml --engine "
         f"http://127.0.0.1:{backend.PORT} --schedule {backend.PLAN} --requests {number} --out run` keeps the "
@@ -217,9 +214,7 @@ def _three(value: float) -> str:
 
 
 LEAST_STEP_TOKENS, MOST_STEP_TOKENS = 2**13, 2**15
-_RESIZED = (
-    "threshold = {:g}          # encodings are resized: prompts and decode batch stay so near their means"
-)
+_RESIZED = "threshold = {:g}          # encodings are resized: prompts and decode batch stay so near their means"
 PORT = 8080
 """Where the gateway listens; engines, or the router before them, have the one that a backend gives them."""
 
@@ -230,13 +225,13 @@ class ScheduleLaunch:
 
     Attributes:
         files: Their paths.
-        told: The schedule that engines are told.
-        said: That in a sentence or two, beside the choice.
+        report: The schedule that engines are told.
+        message: That in a sentence or two, beside the choice.
     """
 
     files: list[Path]
-    told: schedule.Runnable
-    said: str
+    report: schedule.Runnable
+    message: str
 
 
 def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) -> ScheduleLaunch:
@@ -252,7 +247,7 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     told = schedule.runnable(asked.planner, plan.chosen, plan.bound_s)
     why_outside = outside(told)
     engines, gateway, in_flight = _engines(scenario, asked, told, inside=not why_outside)
-    doubt = _doubt(plan, told, asked)
+    doubt = _warning(plan, told, asked)
     texts = {
         "README.md": readme(plan, told, in_flight, why_outside, doubt),
         **backend.scheduled_scripts(engines),
@@ -260,9 +255,7 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
         "scenario.toml": scenario.to_toml(),
     }
     files = backend.write_texts(folder, texts)
-    write_schedule_json(
-        folder / backend.PLAN, _planned(plan, told, doubt), None if told.exact else [said(plan, told)]
-    )
+    write_schedule_json(folder / backend.PLAN, _planned(plan, told, doubt), None if told.exact else [said(plan, told)])
     return ScheduleLaunch([*files, folder / backend.PLAN], told, said(plan, told))
 
 
@@ -281,63 +274,63 @@ def require_served(scenario: Scenario) -> None:
         )
 
 
-def _doubt(plan: SchedulePlan, told: schedule.Runnable, asked: Question) -> Spread | None:
+def _warning(plan: SchedulePlan, report: schedule.Runnable, requested: Question) -> Spread | None:
     """What is run, if costs are off as far as they may be; None: they do not say how far."""
-    if told.exact:
+    if report.exact:
         return next((spread for spread in plan.spreads if spread.source == "costs"), None)
-    if not asked.off:
+    if not requested.off:
         return None
-    setting = asked.planner.estimator.setting
-    cluster = replace(setting.cluster, gpus=setting.cluster.gpus // told.pipelines)
+    setting = requested.planner.estimator.setting
+    cluster = replace(setting.cluster, gpus=setting.cluster.gpus // report.pipelines)
     part = schedule.Estimator(setting.task, cluster, setting.model, setting.tables, setting.assumptions)
     return schedule.over_costs(
-        part, told.row, asked.off, plan.bound_s, worst_case=plan.worst_case, level=model_error.LEVEL
+        part, report.row, requested.off, plan.bound_s, worst_case=plan.worst_case, level=model_error.LEVEL
     )
 
 
-def _planned(plan: SchedulePlan, told: schedule.Runnable, doubt: Spread | None) -> SchedulePlan:
+def _planned(plan: SchedulePlan, report: schedule.Runnable, warning: Spread | None) -> SchedulePlan:
     """The plan of what is run; of another schedule than the chosen one only what is known of it."""
-    if told.exact:
+    if report.exact:
         return plan
-    kept = {"sides": plan.sides, "front": plan.front, "kinks": plan.kinks, "redeploy": plan.redeploy}
+    kept = {"sides": plan.sides, "front": plan.front, "breakpoints": plan.breakpoints, "redeploy": plan.redeploy}
     return SchedulePlan(
         name=plan.name,
-        facts=plan.facts | {"instead of": f"{plan.chosen.words}: {told.why}"},
+        metadata=plan.metadata | {"instead of": f"{plan.chosen.words}: {report.cause}"},
         bound_s=plan.bound_s,
         level=plan.level,
         quantile_tokens=plan.quantile_tokens,
         worst_case=plan.worst_case,
-        chosen=told.row,
+        chosen=report.row,
         gap=math.inf,
         evaluated=plan.evaluated,
         points=plan.points,
         seconds=plan.seconds,
         static=plan.static,
         threshold=plan.threshold,
-        spreads=() if doubt is None else (doubt,),
+        spreads=() if warning is None else (warning,),
         **kept,  # type: ignore[arg-type]
     )
 
 
 def _engines(
-    scenario: Scenario, asked: Question, told: schedule.Runnable, *, inside: bool
+    scenario: Scenario, requested: Question, report: schedule.Runnable, *, inside: bool
 ) -> tuple[backend.ScheduledEngines, str, int]:
     """The engines, the gateway's settings, and how many requests they have under way."""
-    row, task = told.row, asked.task
+    row, task = report.row, requested.task
     longest = task.max_prompt_tokens + task.max_output_tokens
     step_tokens = _step_tokens(row.encode_batch * task.mean_prompt_tokens)
-    if told.decode is None:
-        phases = phases_of(row, task, asked.section.threshold)
+    if report.decode is None:
+        phases = phases_of(row, task, requested.section.threshold)
         most = phases.high or row.encode_batch
-        whole = _deployed(scenario, told.encode, most, step_tokens, longest)
+        whole = _deployed(scenario, report.encode, most, step_tokens, longest)
         kept = _inside(phases, task) if inside else {}
         engines = backend.ScheduledEngines(row.words, whole, phases=kept)
         return engines, _gateway_of_phases(phases), most
-    seats = math.ceil(row.decode_batch) + row.encode_batch
-    encode = _deployed(scenario, told.encode, row.encode_batch, step_tokens, longest)
-    decode = _deployed(scenario, told.decode, seats, LEAST_STEP_TOKENS, longest)
-    engines = backend.ScheduledEngines(row.words, encode, decode, told.pipelines)
-    in_flight = told.pipelines * split_in_flight(row)
+    max_num_seqs = math.ceil(row.decode_batch) + row.encode_batch
+    encode = _deployed(scenario, report.encode, row.encode_batch, step_tokens, longest)
+    decode = _deployed(scenario, report.decode, max_num_seqs, LEAST_STEP_TOKENS, longest)
+    engines = backend.ScheduledEngines(row.words, encode, decode, report.pipelines)
+    in_flight = report.pipelines * split_in_flight(row)
     return engines, _gateway_of_pairs(in_flight), in_flight
 
 
@@ -345,9 +338,7 @@ def _step_tokens(tokens: float) -> int:
     return min(MOST_STEP_TOKENS, max(LEAST_STEP_TOKENS, 1024 * math.ceil(tokens / 1024)))
 
 
-def _deployed(
-    scenario: Scenario, cut: schedule.Cut, seqs: int, step_tokens: int, longest_tokens: int
-) -> Deployment:
+def _deployed(scenario: Scenario, cut: schedule.Cut, seqs: int, step_tokens: int, longest_tokens: int) -> Deployment:
     model, gpu = hardware(scenario)
     setting = scenario.engine
     limits = EngineLimits(
@@ -384,7 +375,7 @@ encode_batch = {phases.encode_batch}          # B_E: new requests of a phase
 decode_steps = {phases.decode_steps}          # N_D: decode iterations before the next ones are let in
 decode_batch = {phases.decode_batch:.6g}
 mean_prompt_tokens = {phases.mean_prompt_tokens:.6g}
-most_in_flight = {phases.most_in_flight}
+most_in_flight = {phases.max_in_flight}
 {resized}
 [listen]
 port = {PORT}

@@ -20,15 +20,7 @@ _HIGH = 2.326
 """Standard deviations above the mean that all but one in a hundred stay below."""
 _ROUNDING = 1e-9
 _MEND = "give the scenario that it was made for, or plan this one anew (lengthwise schedule SCENARIO --json PLAN.json)"
-_UNKNOWN = {
-    "throughput_rps",
-    "latency_s",
-    "latency_high_s",
-    "cycle_s",
-    "encode_s",
-    "decode_s",
-    "memory_share",
-}
+_UNKNOWN = {"throughput_rps", "latency_s", "latency_high_s", "cycle_s", "encode_s", "decode_s", "memory_share"}
 
 
 @dataclass(frozen=True)
@@ -55,9 +47,7 @@ class PlannedRun:
     level: float = 0.99
 
 
-def planned_run(
-    scenario: Scenario, file: Path | None = None, *, threshold: float | None = None
-) -> PlannedRun:
+def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: float | None = None) -> PlannedRun:
     """The schedule of a scenario as it can be kept before engines.
 
     Args:
@@ -74,7 +64,7 @@ def planned_run(
         row, bound_s, tokens, source = plan.chosen, plan.bound_s, plan.quantile_tokens, scenario.source
         planned, level = plan.threshold, plan.level
     else:
-        told = _told(file)
+        told = _report(file)
         _require_same(told, scenario, file)
         row, bound_s, tokens, planned, level = _read(told, file)
         source = str(file)
@@ -122,7 +112,7 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
         decode_batch=max(1.0, mean),
         mean_prompt_tokens=max(1.0, task.mean_prompt_tokens),
         threshold=threshold,
-        most_in_flight=high,
+        max_in_flight=high,
     )
 
 
@@ -158,21 +148,19 @@ def require_phases(row: ScheduleRow) -> None:
             "chosen, which engines keep as they are"
         )
     if row.strategy != Strategy.RRA:
-        raise InputError(
-            f"a schedule of phases (rra), or a split one (waa) can be run; this one is {row.words}"
-        )
+        raise InputError(f"a schedule of phases (rra), or a split one (waa) can be run; this one is {row.words}")
 
 
-def _require_same(told: dict[str, Any], scenario: Scenario, path: Path) -> None:
+def _require_same(report: dict[str, Any], scenario: Scenario, path: Path) -> None:
     """Nothing, if the plan is of the scenario's model and GPUs, as far as it says.
 
     Raises:
         InputError: It is of others.
     """
-    facts = told.get("facts")
-    facts = facts if isinstance(facts, dict) else {}
+    metadata = report.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
     for what, here in plan_facts(scenario).items():
-        there = facts.get(what)
+        there = metadata.get(what)
         if isinstance(there, str) and there.rsplit("/", 1)[-1].lower() != here.rsplit("/", 1)[-1].lower():
             raise InputError(
                 f"the plan {path} must be of the scenario's {what}, {here} ({scenario.source}); it is of {there}: "
@@ -194,7 +182,7 @@ def _require_reached(row: ScheduleRow, task: TaskLengths, scenario: Scenario, fi
         )
 
 
-def _told(path: Path) -> dict[str, Any]:
+def _report(path: Path) -> dict[str, Any]:
     try:
         told = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -206,38 +194,32 @@ def _told(path: Path) -> dict[str, Any]:
     return told
 
 
-def _read(told: dict[str, Any], path: Path) -> tuple[ScheduleRow, float, int, float | None, float]:
+def _read(report: dict[str, Any], path: Path) -> tuple[ScheduleRow, float, int, float | None, float]:
     try:
-        row = _row(told["chosen"])
-        bound_s = math.inf if told["bound_s"] is None else float(told["bound_s"])
-        threshold, level = told.get("threshold"), _level(told)
-        return (
-            row,
-            bound_s,
-            int(told["quantile_tokens"]),
-            None if threshold is None else float(threshold),
-            level,
-        )
+        row = _row(report["chosen"])
+        bound_s = math.inf if report["bound_s"] is None else float(report["bound_s"])
+        threshold, level = report.get("threshold"), _level(report)
+        return (row, bound_s, int(report["quantile_tokens"]), None if threshold is None else float(threshold), level)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} must hold a whole schedule; what is wrong there is {type(error).__name__}: {error}"
         ) from error
 
 
-def _level(told: dict[str, Any]) -> float:
-    level = float(told.get("level", PlannedRun.level))
+def _level(report: dict[str, Any]) -> float:
+    level = float(report.get("level", PlannedRun.level))
     if not 0 < level < 1:
         raise ValueError(f"level is {level}")
     return level
 
 
-def _row(told: dict[str, Any]) -> ScheduleRow:
+def _row(report: dict[str, Any]) -> ScheduleRow:
     """The row; what was not known or infinite is null in a file."""
     values: dict[str, Any] = {}
     for field in fields(ScheduleRow):
-        if field.name not in told:
+        if field.name not in report:
             continue
-        value = told[field.name]
+        value = report[field.name]
         values[field.name] = math.inf if value is None and field.name in _UNKNOWN else value
     for name in ("encode_batch", "decode_steps"):
         if not isinstance(values[name], int) or values[name] < 1:

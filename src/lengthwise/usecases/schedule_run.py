@@ -15,10 +15,10 @@ from lengthwise import measure
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, Server
 from lengthwise.config.scenario import Scenario
-from lengthwise.gateway.concurrency_probe import seats
+from lengthwise.gateway.concurrency_probe import max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed, Following, Make, News
+from lengthwise.gateway.replanning import Followed, Make, News, PlanTracker
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import beside
 from lengthwise.gateway.telemetry import Row
@@ -37,7 +37,7 @@ LEVEL = 0.95
 _WARM = 0.25
 """Share of the time in which batches fill, left out."""
 _MOST_CORRELATION = 0.8
-FEWEST_PHASES, FEWEST_REQUESTS = 3, 1000
+FEWEST_PHASES, MIN_REQUESTS = 3, 1000
 """Phases that an interval takes; requests of a run for which nothing else is said."""
 _PHASES = 30
 """Of an engine that are to count: a mean's interval is then a third of a phase's deviation wide on each side."""
@@ -72,21 +72,21 @@ class ScheduleOutcome:
         seen: Numbers beside the plan's.
         phases: Phases that were counted: with a full queue, after batches had filled.
         all_phases: All there were.
-        ended: Why phases ended: how many of each.
+        completed: Why phases ended: how many of each.
         requests: Requests whose latency counts.
         bound_s: Latency that was to be held; infinite: none.
-        held: Whether it was; None: too few requests to say.
-        sure: Whether the whole interval says so.
+        satisfied: Whether it was; None: too few requests to say.
+        significant: Whether the whole interval says so.
     """
 
     seen: tuple[SeenNumber, ...]
     phases: int
     all_phases: int
-    ended: dict[str, int]
+    completed: dict[str, int]
     requests: int
     bound_s: float
-    held: bool | None
-    sure: bool
+    satisfied: bool | None
+    significant: bool
 
 
 def schedule_outcome(
@@ -102,30 +102,28 @@ def schedule_outcome(
         engines: That served.
     """
     row, (from_s, to_s) = planned.row, window(rows)
-    steady = [one for one in phases if from_s <= one.begun_s <= to_s]
+    steady = [one for one in phases if from_s <= one.started_s <= to_s]
     served = [one for one in rows if one.outcome == "finished" and from_s <= one.dispatched_s <= to_s]
     latency = quantile([one.served_s for one in served], planned.share)
     seen = [
         SeenNumber("encode batch, B_E", "", row.encode_batch, *mean(_of(steady, "encode_batch"))),
         SeenNumber("decode iterations, N_D", "", row.decode_steps, *mean(_of(steady, "decode_steps"))),
         SeenNumber("decode batch, B_D", "", row.decode_batch, *mean(_of(steady, "decode_batch"))),
-        SeenNumber("cycle", "s", row.cycle_s, *mean(np.array([one.ended_s - one.begun_s for one in steady]))),
+        SeenNumber("cycle", "s", row.cycle_s, *mean(np.array([one.finished_s - one.started_s for one in steady]))),
         SeenNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
         SeenNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
     ]
     held, sure = held_within(planned.bound_s, latency)
     ended: defaultdict[str, int] = defaultdict(int)
     for one in phases:
-        ended[one.why] += 1
-    return ScheduleOutcome(
-        tuple(seen), len(steady), len(phases), dict(ended), len(served), planned.bound_s, held, sure
-    )
+        ended[one.cause] += 1
+    return ScheduleOutcome(tuple(seen), len(steady), len(phases), dict(ended), len(served), planned.bound_s, held, sure)
 
 
 def requests_to_count(row: ScheduleRow, engines: int = 1) -> int:
     """Requests that fill enough phases to count, behind those in which batches fill, at so many engines."""
     counted, filling = _PHASES * row.encode_batch / (1 - _WARM), (row.decode_batch + row.encode_batch) / _WARM
-    return max(FEWEST_REQUESTS, engines * math.ceil(max(counted, filling)))
+    return max(MIN_REQUESTS, engines * math.ceil(max(counted, filling)))
 
 
 def mean(values: Floats) -> tuple[float, float, float]:
@@ -133,11 +131,11 @@ def mean(values: Floats) -> tuple[float, float, float]:
     n = len(values)
     if n == 0:
         return math.nan, math.nan, math.nan
-    centre = float(values.mean())
+    center = float(values.mean())
     if n < FEWEST_PHASES:
-        return centre, math.nan, math.nan
-    half = _half_width(values - centre, n)
-    return centre, centre - half, centre + half
+        return center, math.nan, math.nan
+    half = _half_width(values - center, n)
+    return center, center - half, center + half
 
 
 def _half_width(off: Floats, n: int) -> float:
@@ -159,11 +157,11 @@ def _rate(phases: Iterable[Phase]) -> tuple[float, float, float]:
     rate, square = 0.0, 0.0
     for of in by_worker.values():
         new = _of(of, "encode_batch") + _of(of, "overdue")
-        took_s = np.array([one.ended_s - one.begun_s for one in of])
-        mine = float(new.sum() / took_s.sum())
+        duration_s = np.array([one.finished_s - one.started_s for one in of])
+        mine = float(new.sum() / duration_s.sum())
         rate += mine
         square += (
-            (_half_width(new - mine * took_s, len(of)) * len(of) / float(took_s.sum())) ** 2
+            (_half_width(new - mine * duration_s, len(of)) * len(of) / float(duration_s.sum())) ** 2
             if len(of) >= FEWEST_PHASES
             else math.nan
         )
@@ -218,13 +216,13 @@ class ScheduleLoad:
         concurrency: Requests that are in at a time; None: as many as keep the queue full.
         rate_rps: Requests a second instead, Poisson: the queue may run empty.
         seed: Of prompts and arrivals.
-        told: Called with the requests that ended and the requests in all.
+        report: Called with the requests that ended and the requests in all.
     """
 
     concurrency: int | None = None
     rate_rps: float | None = None
     seed: int = 0
-    told: Callable[[int, int], None] = lambda *_: None
+    report: Callable[[int, int], None] = lambda *_: None
 
     def at_once(self, filling: int, requests: int) -> int | None:
         """Requests that are in at a time, where so many keep the queue full; None: they come at a rate."""
@@ -246,7 +244,7 @@ def split_in_flight(row: ScheduleRow) -> int:
 
 def split_requests(row: ScheduleRow, routers: int = 1) -> int:
     """Requests of which enough are served with a full queue, behind those that fill it, by so many pairs."""
-    return max(FEWEST_REQUESTS, _TIMES * _filling(row) * routers)
+    return max(MIN_REQUESTS, _TIMES * _filling(row) * routers)
 
 
 def _filling(row: ScheduleRow) -> int:
@@ -282,7 +280,7 @@ def play_split(
             on_admin(gateway.gateway.admin_port)
         measured = measure.bench(
             Server(gateway.url), workload, rate_rps=load.rate_rps, concurrency=concurrency, seed=load.seed,
-            told=load.told,
+            report=load.report,
         )  # fmt: skip
         gateway.call(gateway.gateway.drain())
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
@@ -318,14 +316,14 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
 def _spans(done: Sequence[Row], from_s: float, to_s: float) -> tuple[Floats, Floats]:
     """Of equal spans of time: requests a second that ended, and requests at engines in the mean."""
     sent_s = np.array([one.dispatched_s for one in done], np.float64)
-    ended_s = np.array([one.ended_s for one in done], np.float64)
-    within = int(((ended_s >= from_s) & (ended_s < to_s)).sum())
+    finished_s = np.array([one.finished_s for one in done], np.float64)
+    within = int(((finished_s >= from_s) & (finished_s < to_s)).sum())
     if within == 0:
         return np.zeros(0), np.zeros(0)
     edges_s = np.linspace(from_s, to_s, max(1, min(_SPANS, within // _FEWEST_ENDS)) + 1)
     low_s, high_s = edges_s[:-1, None], edges_s[1:, None]
-    rate = ((ended_s >= low_s) & (ended_s < high_s)).sum(axis=1) / np.diff(edges_s)
-    there_s = np.clip(np.minimum(ended_s, high_s) - np.maximum(sent_s, low_s), 0.0, None).sum(axis=1)
+    rate = ((finished_s >= low_s) & (finished_s < high_s)).sum(axis=1) / np.diff(edges_s)
+    there_s = np.clip(np.minimum(finished_s, high_s) - np.maximum(sent_s, low_s), 0.0, None).sum(axis=1)
     return rate.astype(np.float64), there_s / np.diff(edges_s)
 
 
@@ -335,13 +333,11 @@ def _split_gateway_config(
     """As the ``gateway.toml`` of a split has it: nothing is asked of a router but requests."""
     return GatewayConfig(
         engines=tuple(
-            Engine(
-                url, name=f"pair {number}", kind="openai", api_key=api_key, in_flight=in_flight, probe=False
-            )
+            Engine(url, name=f"pair {number}", kind="openai", api_key=api_key, in_flight=in_flight, probe=False)
             for number, url in enumerate(routers, 1)
         ),
         order=Order("fcfs", max_wait_s=math.inf),
-        forecasting=Forecasting(predictor="none", learn=False),
+        prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=admin_port),
     )
 
@@ -415,7 +411,7 @@ def run_schedule(
         )
         return ScheduleRun(outcome, planned, measured, (), rows, engines=len(engines))
     servers = [Server(url, api_key=api_key) for url in engines]
-    there = _seats(planned.row, planned.phases, servers, 1 if follow is None else MORE_SEATS)
+    there = _max_num_seqs(planned.row, planned.phases, servers, 1 if follow is None else MORE_SEATS)
     planned = replace(planned, phases=seated(planned.phases, there))
     make = None if follow is None else _followed(scenario, planned, workload, servers, follow, there)
     heard, each = _Phases(), math.ceil(planned.row.decode_batch) + SPARE * planned.row.encode_batch
@@ -423,16 +419,16 @@ def run_schedule(
     with beside(_config(planned, engines, api_key, admin_port), (heard,), follow=make) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
-        following, server = gateway.gateway.following, Server(gateway.url)
+        following, server = gateway.gateway.tracker, Server(gateway.url)
         measured = measure.bench(
-            server, workload, rate_rps=load.rate_rps, concurrency=concurrency, seed=load.seed, told=load.told,
-            abilities=None if following is None else _probed(server, following),
+            server, workload, rate_rps=load.rate_rps, concurrency=concurrency, seed=load.seed, report=load.report,
+            capabilities=None if following is None else _probed(server, following),
         )  # fmt: skip
         gateway.call(gateway.gateway.drain())
         if following is not None:
-            gateway.call(following.settled(), within_s=_PLAN_S)
+            gateway.call(following.stable(), within_s=_PLAN_S)
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
-    news = () if following is None else tuple(following.told)
+    news = () if following is None else tuple(following.report)
     planned, since_s = _last(planned, news)
     since = [row for row in rows if row.arrival_s >= since_s]
     outcome = schedule_outcome(planned, heard.all, since, len(engines))
@@ -440,9 +436,7 @@ def run_schedule(
     return ScheduleRun(outcome, planned, measured, tuple(heard.all), rows, news, state, len(engines))
 
 
-def schedule_requests(
-    scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None
-) -> Workload:
+def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None) -> Workload:
     """The scenario's requests; where it does not say how many, as many as fill enough phases to count.
 
     Raises:
@@ -452,9 +446,7 @@ def schedule_requests(
     if section.num_requests is None and not section.is_replay:
         enough = split_requests if planned.phases is None else requests_to_count
         number = enough(planned.row, engines)
-        scenario = scenario.model_copy(
-            update={"workload": section.model_copy(update={"num_requests": number})}
-        )
+        scenario = scenario.model_copy(update={"workload": section.model_copy(update={"num_requests": number})})
     return requests(scenario, seed)
 
 
@@ -470,12 +462,7 @@ class _Phases(Listener):
 
 
 def _followed(
-    scenario: Scenario,
-    planned: PlannedRun,
-    workload: Workload,
-    servers: Sequence[Server],
-    follow: Follow,
-    there: int,
+    scenario: Scenario, planned: PlannedRun, workload: Workload, servers: Sequence[Server], follow: Follow, remote: int
 ) -> Make:
     """What makes the follower, now that it is known which schedule runs, and with how many seats.
 
@@ -483,8 +470,8 @@ def _followed(
     and an estimate that is off would look like a move.
     """
     counted = "prompt" not in workload.extra and all(_abilities(one).token_ids for one in servers)
-    watch = follow.watch if counted else replace(follow.watch, sides=("outputs",))
-    return follower_maker(scenario, planned, replace(follow, watch=watch, seats=there))
+    watch = follow.monitor if counted else replace(follow.monitor, sides=("outputs",))
+    return follower_maker(scenario, planned, replace(follow, monitor=watch, max_num_seqs=remote))
 
 
 def _last(planned: PlannedRun, news: Sequence[tuple[float, News]]) -> tuple[PlannedRun, float]:
@@ -509,12 +496,12 @@ def _require_not_followed(planned: PlannedRun, follow: Follow | None) -> None:
         )
 
 
-def _seats(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
+def _max_num_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
     """So many requests every engine runs at once; up to so many times the schedule's it is looked for."""
-    most = phases.most_in_flight or row.encode_batch
+    most = phases.max_in_flight or row.encode_batch
     there = times * most
     for server in servers:
-        found = seats(server, times * most)
+        found = max_num_seqs(server, times * most)
         there = min(there, found)
         for what, needed in (("B_E", row.encode_batch), ("B_D", math.ceil(row.decode_batch))):
             if found < needed:
@@ -525,13 +512,13 @@ def _seats(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: i
     return there
 
 
-def _probed(server: Server, following: Following) -> Abilities:
+def _probed(server: Server, tracker: PlanTracker) -> Abilities:
     """What the gateway and its engines can do, asked by requests that say nothing of lengths."""
-    following.paused = True
+    tracker.paused = True
     try:
         return _abilities(server)
     finally:
-        following.paused = False
+        tracker.paused = False
 
 
 def _abilities(server: Server) -> Abilities:
@@ -540,20 +527,16 @@ def _abilities(server: Server) -> Abilities:
     async def asked() -> Abilities:
         async with Client(server) as client:
             await client.probe()
-            return client.abilities
+            return client.capabilities
 
     return asyncio.run(asked())
 
 
-def _config(
-    planned: PlannedRun, engines: Sequence[str], api_key: str | None, admin_port: int | None
-) -> GatewayConfig:
+def _config(planned: PlannedRun, engines: Sequence[str], api_key: str | None, admin_port: int | None) -> GatewayConfig:
     return GatewayConfig(
-        engines=tuple(
-            Engine(url, name=f"engine {number}", api_key=api_key) for number, url in enumerate(engines, 1)
-        ),
+        engines=tuple(Engine(url, name=f"engine {number}", api_key=api_key) for number, url in enumerate(engines, 1)),
         order=Order("rra", max_wait_s=math.inf),
         dispatch=Dispatch(phases=planned.phases),
-        forecasting=Forecasting(predictor="none", learn=False),
+        prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=admin_port),
     )

@@ -21,37 +21,37 @@ from lengthwise.config.workload import load_of
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.plan import Choice, Plan, Standing, Study
+from lengthwise.schema.plan import Choice, Plan, Status, Study
 from lengthwise.search import Bench, Options, Question, Run, Store
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
 from lengthwise.usecases.simulate import slo_of
 
 
-def contents(whole: Scenario) -> dict[str, str]:
+def contents(complete: Scenario) -> dict[str, str]:
     """A digest by name of every file outside the scenario that decides its answers.
 
     A folder (of a profile) is told by the names, sizes and times of its files.
     """
-    on, of = whole.deployment, whole.scheduler
+    on, of = complete.deployment, complete.scheduler
     policies = (of.policy, of.rank, of.leave, of.batching, of.memory, of.router, of.takeover, of.binning)
     files = [text.rpartition(":")[0] for text in policies if text and ":" in text]
     named = (
-        whole.workload.trace,
-        whole.predictor.file,
+        complete.workload.trace,
+        complete.predictor.file,
         on.model,
         on.gpu,
         on.node,
         on.cost.partition(":")[2].partition("#")[0],
         *files,
     )
-    if whole.search is not None:
-        axes = (whole.search.space, *whole.search.either)
+    if complete.search is not None:
+        axes = (complete.search.space, *complete.search.any_of)
         named += tuple(v for a in axes for vs in a.values() for v in (vs if isinstance(vs, list) else [vs]))
     whole_texts = {text for text in named if isinstance(text, str) and text}
     parts = {part for text in whole_texts for part in (text, text.partition(":")[2], text.rpartition(":")[0])}
     parts |= {part.partition("#")[0] for part in parts}  # an estimator after a profile's name
-    places = {text: resolved(text, whole.folder) for text in parts if text}
+    places = {text: resolved(text, complete.folder) for text in parts if text}
     return {text: _digest(place) for text, place in sorted(places.items()) if place.exists()}
 
 
@@ -70,7 +70,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestSpec:
     """One question: a scenario without variants, and what evaluates its configurations."""
 
     name: str
@@ -78,21 +78,17 @@ class Asked:
     bench: Bench
 
 
-def questions(scenario: Scenario) -> list[Asked]:
+def questions(scenario: Scenario) -> list[RequestSpec]:
     """The questions of a scenario, one a variant.
 
     Raises:
         InputError: There is no [search], or something of it does not work out; a note says where.
     """
-    return [_asked(whole, scenario) for whole in scenario.effective()]
+    return [_requested(whole, scenario) for whole in scenario.effective()]
 
 
 def plan(
-    scenario: Scenario,
-    workers: Workers,
-    *,
-    store: Store | None = None,
-    progress: Progress = lambda *_: None,
+    scenario: Scenario, workers: Workers, *, store: Store | None = None, progress: Progress = lambda *_: None
 ) -> Study:
     """The answer of a scenario's search: a plan a variant, and what it costs to confuse them.
 
@@ -115,33 +111,30 @@ def plan(
     return search.study(scenario.name, plans, runs)
 
 
-def _planned(asked: Asked, run: Run) -> Plan:
-    section = _section(asked.scenario)
+def _planned(requested: RequestSpec, run: Run) -> Plan:
+    section = _section(requested.scenario)
     space = space_of(section)
     strategy: Strategy[dict[str, Any]] | None = None
     if section.strategy == "bayesian":
-        strategy = search.Bayesian(space.alternatives(), section.trials, asked.scenario.run.seed)
+        strategy = search.Bayesian(space.alternatives(), section.trials, requested.scenario.run.seed)
     options = Options(section.top, section.strategy == "exhaustive", section.sensitivity, strategy)
     candidates = [] if strategy else list(search.checked(space).candidates())
-    return search.search(asked.name, candidates, space.values(), run, options, _facts(asked))
+    return search.search(requested.name, candidates, space.values(), run, options, _metadata(requested))
 
 
-def settled(asked: Asked, choice: Choice) -> Scenario:
+def settled(requested: RequestSpec, choice: Choice) -> Scenario:
     """The scenario of a choice at its operating point, as ``lengthwise simulate`` runs it."""
-    whole = _with(asked.scenario, choice.settings)
+    whole = _with(requested.scenario, choice.settings)
     tp, pp = whole.deployment.tp, whole.deployment.pp
     update: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (tp * pp))}}
     rate = choice.at.rate_rps if choice.at is not None else None
-    offline = asked.bench.question.objective.name == "makespan"
+    offline = requested.bench.question.objective.name == "makespan"
     if offline:
-        update["workload"] = {
-            "arrivals": {"kind": "all_at_once"},
-            "num_requests": asked.bench.question.requests,
-        }
+        update["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif rate is not None:
         update["workload"] = {"request_rate": rate}
     base = whole.model_dump(exclude={"search"}, exclude_unset=True, exclude_none=True)
-    name = f"{asked.name}: {choice.name}" if asked.name else choice.name
+    name = f"{requested.name}: {choice.name}" if requested.name else choice.name
     made = type(whole).model_validate(merged(base, update | {"name": name}))
     return made.from_file(whole.source, whole.folder)
 
@@ -168,16 +161,16 @@ def _with(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
     return type(scenario).model_validate(merged(base, over)).from_file(scenario.source, scenario.folder)
 
 
-def _asked(whole: Scenario, scenario: Scenario) -> Asked:
-    with _located(whole, scenario):
-        section = _section(whole)
-        require_one_each(whole, space_of(section))
-        return Asked(
-            whole.name, whole, Bench(Built(_plain(whole)), _load(whole), question_of(whole, section))
+def _requested(complete: Scenario, scenario: Scenario) -> RequestSpec:
+    with _located(complete, scenario):
+        section = _section(complete)
+        require_one_each(complete, space_of(section))
+        return RequestSpec(
+            complete.name, complete, Bench(Built(_plain(complete)), _load(complete), question_of(complete, section))
         )
 
 
-def question_of(whole: Scenario, section: SearchSection) -> Question:
+def question_of(complete: Scenario, section: SearchSection) -> Question:
     """What a [search] asks; raises InputError where it lacks something."""
     limits = limits_of(section)
     objective = search.objective(section.objective)
@@ -186,10 +179,10 @@ def question_of(whole: Scenario, section: SearchSection) -> Question:
     _check_replicas(section)
     return Question(
         objective=objective,
-        promises=search.Promises(limits, slo_of(whole)),
+        promises=search.Promises(limits, slo_of(complete)),
         rate_rps=section.rate,
         max_gpus=section.max_gpus or search.UNLIMITED_GPUS,
-        requests=whole.workload.num_requests or 1000,
+        requests=complete.workload.num_requests or 1000,
         precision=section.precision,
         seeds=section.seeds,
     )
@@ -205,63 +198,61 @@ def _check_replicas(section: SearchSection) -> None:
         )
 
 
-def _section(whole: Scenario) -> SearchSection:
-    if whole.search is None:
+def _section(complete: Scenario) -> SearchSection:
+    if complete.search is None:
         raise InputError(
             'a search needs a table [search] with a space, such as: [search.space] gpu = ["A100-80GB", "H100"], '
             "tp = [1, 2, 4]"
         )
-    return whole.search
+    return complete.search
 
 
-def _plain(whole: Scenario) -> Scenario:
+def _plain(complete: Scenario) -> Scenario:
     """Without what only the search reads: less to send to a worker."""
-    return whole.model_copy(update={"search": None, "variants": []})
+    return complete.model_copy(update={"search": None, "variants": []})
 
 
-def _load(whole: Scenario) -> search.Load:
-    return load_of(whole.workload, whole.folder, whole.run.seed, whole.predictor, whole.deployment.model)
+def _load(complete: Scenario) -> search.Load:
+    return load_of(complete.workload, complete.folder, complete.run.seed, complete.predictor, complete.deployment.model)
 
 
-def _facts(asked: Asked) -> dict[str, str]:
-    whole, question = asked.scenario, asked.bench.question
+def _metadata(requested: RequestSpec) -> dict[str, str]:
+    whole, question = requested.scenario, requested.bench.question
     axes = space_of(_section(whole)).values()
-    facts = {"workload": asked.bench.load.name}
+    metadata = {"workload": requested.bench.load.name}
     if "deployment.model" not in axes:
-        facts = {"model": whole.deployment.model} | facts
+        metadata = {"model": whole.deployment.model} | metadata
     if note := untold_note(whole):
-        facts["cost tables"] = note
+        metadata["cost tables"] = note
     if question.rate_rps is not None:
-        facts["rate"] = f"{question.rate_rps:g} requests a second"
+        metadata["rate"] = f"{question.rate_rps:g} requests a second"
     if question.objective.name == "makespan":
-        facts["requests"] = f"{question.requests:,} requests at once"
+        metadata["requests"] = f"{question.requests:,} requests at once"
     if question.max_gpus < search.UNLIMITED_GPUS:
-        facts["GPUs"] = f"at most {question.max_gpus} GPUs"
-    return facts
+        metadata["GPUs"] = f"at most {question.max_gpus} GPUs"
+    return metadata
 
 
-def _identity(whole: Scenario) -> str:
+def _identity(complete: Scenario) -> str:
     """Whatever decides an evaluation beside the settings that are varied, and the code."""
-    section = _section(whole)
-    told = whole.model_dump(mode="json", exclude={"name", "description", "variants", "search"})
-    asked = section.model_dump(
-        mode="json", include={"objective", "rate", "max_gpus", "limits", "precision", "seeds"}
-    )
-    return search.content_key(told, asked, contents(whole), search.code_version())
+    section = _section(complete)
+    told = complete.model_dump(mode="json", exclude={"name", "description", "variants", "search"})
+    asked = section.model_dump(mode="json", include={"objective", "rate", "max_gpus", "limits", "precision", "seeds"})
+    return search.content_key(told, asked, contents(complete), search.code_version())
 
 
-def _explained(found: Plan, asked: Asked) -> Plan:
+def _explained(found: Plan, requested: RequestSpec) -> Plan:
     """The ranked choices with what binds their hardware at the operating point."""
-    ranked = [c for c in found.choices if c.standing is Standing.RANKED]
-    top = {c.key for c in ranked[: _section(asked.scenario).top]}
-    told = [replace(c, why=_binding(c, asked)) if c.key in top else c for c in found.choices]
+    ranked = [c for c in found.choices if c.status is Status.RANKED]
+    top = {c.key for c in ranked[: _section(requested.scenario).top]}
+    told = [replace(c, cause=_binding(c, requested)) if c.key in top else c for c in found.choices]
     return replace(found, choices=tuple(told))
 
 
-def _binding(choice: Choice, asked: Asked) -> str:
-    question, load = asked.bench.question, asked.bench.load
+def _binding(choice: Choice, requested: RequestSpec) -> str:
+    question, load = requested.bench.question, requested.bench.load
     assert choice.at is not None  # it is ranked
-    deployed = search.sized(asked.bench.build(choice.settings), choice.gpus)
+    deployed = search.sized(requested.bench.build(choice.settings), choice.gpus)
     offline = question.objective.name == "makespan"
     few = min(_EXPLAINED, load.most)
     requests = load.batch(0, question.requests) if offline else load.at(0, few, choice.at.rate_rps)
@@ -273,10 +264,10 @@ def _binding(choice: Choice, asked: Asked) -> str:
         summary,
         max_batch_seqs=limits.max_num_seqs / deployed.parallel.pp,
         offered=not offline,
-        waited_s=report.waited_in_all(records),
+        queued_for_s=report.waited_in_all(records),
     )
-    beyond = [f" {one.sentence}." for one in metrics.beyond_reach(records, deployed)]
-    return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.sentence}{''.join(beyond)}"
+    beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
+    return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
 
 _EXPLAINED, STEPS = 4000, 1_000_000
@@ -287,11 +278,11 @@ def _named_progress(name: str, progress: Progress) -> Progress:
 
 
 @contextmanager
-def _located(whole: Scenario, scenario: Scenario) -> Iterator[None]:
+def _located(complete: Scenario, scenario: Scenario) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        variant = f"variant {whole.name!r} of " if scenario.variants else ""
+        variant = f"variant {complete.name!r} of " if scenario.variants else ""
         error.add_note(f"in {variant}{scenario.source}")
         raise
 
@@ -317,7 +308,7 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
         raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
     made: list[Path] = []
     for asked, plan in zip(questions(scenario), study.plans, strict=True):
-        best = [c for c in plan.choices if c.standing is Standing.RANKED][:top]
+        best = [c for c in plan.choices if c.status is Status.RANKED][:top]
         for at, choice in enumerate(best):
             name = _slug(f"{plan.name if len(study.plans) > 1 else ''} {at + 1} {choice.name}")
             _write(folder / name, asked, plan, choice)
@@ -325,8 +316,8 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
     return made
 
 
-def _write(folder: Path, asked: Asked, plan: Plan, choice: Choice) -> None:
-    whole = _claimed(settled(asked, choice))
+def _write(folder: Path, requested: RequestSpec, plan: Plan, choice: Choice) -> None:
+    whole = _claimed(settled(requested, choice))
     variant = build(whole)[0]
     backend.write_launch(
         folder,
@@ -339,20 +330,20 @@ def _write(folder: Path, asked: Asked, plan: Plan, choice: Choice) -> None:
     )
 
 
-def _claimed(whole: Scenario) -> Scenario:
+def _claimed(complete: Scenario) -> Scenario:
     """Long enough to show the claim, several times, without the time in which the batches fill up."""
-    rate = whole.workload.request_rate
+    rate = complete.workload.request_rate
     if rate is None:
-        return whole.with_run(seeds=max(whole.run.seeds, CLAIM_SEEDS))
-    requests = max(whole.workload.num_requests or 0, CLAIM_REQUESTS, math.ceil(rate * CLAIM_S))
-    longer = whole if whole.workload.is_replay else _with_requests(whole, requests)
+        return complete.with_run(seeds=max(complete.run.seeds, CLAIM_SEEDS))
+    requests = max(complete.workload.num_requests or 0, CLAIM_REQUESTS, math.ceil(rate * CLAIM_S))
+    longer = complete if complete.workload.is_replay else _with_requests(complete, requests)
     warmup_s = WARMUP_SHARE * requests / rate if math.isfinite(rate) else 0.0
-    return longer.with_run(seeds=max(whole.run.seeds, CLAIM_SEEDS), warmup_s=round(warmup_s, 1))
+    return longer.with_run(seeds=max(complete.run.seeds, CLAIM_SEEDS), warmup_s=round(warmup_s, 1))
 
 
-def _with_requests(whole: Scenario, requests: int) -> Scenario:
-    section = whole.workload.model_copy(update={"num_requests": requests})
-    return whole.model_copy(update={"workload": section})
+def _with_requests(complete: Scenario, requests: int) -> Scenario:
+    section = complete.workload.model_copy(update={"num_requests": requests})
+    return complete.model_copy(update={"workload": section})
 
 
 def _rate(choice: Choice, variant: Variant) -> float:
@@ -369,9 +360,7 @@ def _claim(plan: Plan, choice: Choice) -> str:
     ]
     held = f": {', '.join(told)}" if told else ""
     objective = choice.objective
-    half = (
-        f" ± {report.rounded(objective.value, objective.half_width)[1]}" if objective.half_width > 0 else ""
-    )
+    half = f" ± {report.rounded(objective.value, objective.half_width)[1]}" if objective.half_width > 0 else ""
     what = plan.objective.label
     return (
         f"Simulated at {choice.at.rate_rps:.4g} requests a second{held}. "

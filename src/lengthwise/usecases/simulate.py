@@ -59,7 +59,7 @@ class Outcome:
         records: All that the first seed's run left behind.
         summaries: One a seed, in their order.
         summary: Over all seeds; with model intervals where the cost tables carry errors.
-        beyond: Where any seed's run went beyond the measurements behind the cost tables.
+        out_of_range: Where any seed's run went beyond the measurements behind the cost tables.
         model_draws: Runs under tables that are a little off, behind the model intervals.
     """
 
@@ -67,13 +67,13 @@ class Outcome:
     records: Records
     summaries: list[Summary]
     summary: Summary
-    beyond: tuple[Beyond, ...] = ()
+    out_of_range: tuple[Beyond, ...] = ()
     model_draws: int = 0
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know, a sentence each: extrapolated steps, a front that binds, no model intervals."""
-        said = [f"{one.sentence}." for one in self.beyond]
+        said = [f"{one.description}." for one in self.out_of_range]
         if note := front_note(self.variant.deployment.cost, sent_rps(self.records)):
             said.append(note)
         if note := untold_note(self.variant.scenario):
@@ -83,7 +83,7 @@ class Outcome:
         if NOT_MEASURED in self.variant.deployment.cost.source:
             said.append(_MADE_UP)
         if self.variant.deployment.cost.errors and not self.model_draws:
-            said.append(_NO_MODEL.format(why=_why_none(self.variant)))
+            said.append(_NO_MODEL.format(cause=_why_none(self.variant)))
         return tuple(said)
 
 
@@ -131,9 +131,7 @@ def run(
     repeated = asked.run.seeds if any(side.has_chance for side in sides) else 1
     seeds = range(asked.run.seed, asked.run.seed + repeated)
     tasks: list[Callable[[], _Run]] = [
-        partial(_one, side, seed, keep=seed == seeds[0], every_step=every_step)
-        for seed in seeds
-        for side in sides
+        partial(_one, side, seed, keep=seed == seeds[0], every_step=every_step) for seed in seeds for side in sides
     ]
     again = [_off(side, seeds[0]) for side in sides]
     runs = _all([*tasks, *(task for some in again for task in some)], jobs or available_cpus(), progress)
@@ -167,9 +165,7 @@ def _one(variant: Variant, seed: int, *, keep: bool, every_step: bool) -> _Run:
             strict=asked.run.strict,
             keep_steps=MANY_STEPS if keep and every_step else USUAL_STEPS,
         )
-        summary = metrics.summarize(
-            records, variant.deployment, slo=slo_of(asked), warmup_s=asked.run.warmup_s
-        )
+        summary = metrics.summarize(records, variant.deployment, slo=slo_of(asked), warmup_s=asked.run.warmup_s)
     return records if keep else None, summary, metrics.beyond_reach(records, variant.deployment)
 
 

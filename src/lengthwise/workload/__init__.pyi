@@ -10,17 +10,7 @@ from .arrivals import (
     Weibull,
     elis_gamma,
 )
-from .distributions import (
-    Empirical,
-    Fixed,
-    LogNormal,
-    Marginal,
-    Quantiles,
-    SkewNormal,
-    TruncatedNormal,
-    Uniform,
-    Zipf,
-)
+from .distributions import Empirical, Fixed, LogNormal, Marginal, Quantiles, SkewNormal, TruncatedNormal, Uniform, Zipf
 from .lengths import Capped, Conditional, Drawn, Joint, Lengths, Samples, draw
 from .preset_files import Preset, generate, preset, presets
 from .readers import READABLE, detect, read

@@ -52,12 +52,12 @@ def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[f
     if not (low < mean < high and sd > 0):
         raise InputError(f"low < mean < high and sd > 0 must hold; they are {low}, {mean}, {high}, {sd}")
 
-    def centre(spread: float) -> float:
+    def center(spread: float) -> float:
         reach = 10 * spread + 20 * spread**2 / sd
         return root(lambda at: _cut_moments(at, spread, low, high)[0] - mean, mean - reach, mean + reach)
 
     def excess(spread: float) -> float:
-        return _cut_moments(centre(spread), spread, low, high)[1] - sd
+        return _cut_moments(center(spread), spread, low, high)[1] - sd
 
     widest = 30 * max(sd, (mean - low) if isinf(high) else high - low)
     if excess(widest) < 0:
@@ -66,7 +66,7 @@ def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[f
             f"{excess(widest) + sd:.1f}; give a smaller sd, or mean and sd of the normal before the cut"
         )
     spread = root(excess, sd, widest)  # a cut only narrows, so the normal is at least as wide
-    return centre(spread), spread
+    return center(spread), spread
 
 
 def _cut_moments(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
@@ -218,9 +218,7 @@ class TruncatedNormal:
         require(away < 35, f"next to nothing of the normal lies in {self.low:g}..{self.high:g}")
 
     @classmethod
-    def from_moments(
-        cls, mean: float, sd: float, low: float = 1.0, high: float = float("inf")
-    ) -> TruncatedNormal:
+    def from_moments(cls, mean: float, sd: float, low: float = 1.0, high: float = float("inf")) -> TruncatedNormal:
         """The one whose mean and standard deviation after the cut are these.
 
         Raises:
@@ -256,9 +254,7 @@ class SkewNormal:
     def __post_init__(self) -> None:
         require_range(self.low, self.high)
         require(self.sd > 0, f"sd must be above 0; it is {self.sd}")
-        require(
-            abs(self.skewness) < 0.995, f"a skew normal's skewness is within 0.995; it is {self.skewness}"
-        )
+        require(abs(self.skewness) < 0.995, f"a skew normal's skewness is within 0.995; it is {self.skewness}")
         require(len(self._table[0]) > 1, f"nothing of the distribution lies in {self.low}..{self.high}")
 
     def quantile(self, u: Floats) -> Floats:
@@ -283,9 +279,7 @@ _Z90 = 1.2815515655446004
 def two_slope_table(mean: float, median: float, p90: float, low: float, high: float) -> tuple[Floats, Floats]:
     """Levels and tokens of the two-slope normal within ``low`` to ``high`` with these statistics."""
     if not 0 < low < median < p90 < high:
-        raise InputError(
-            f"0 < low < median < p90 < high must hold; they are {low:g}, {median:g}, {p90:g}, {high:g}"
-        )
+        raise InputError(f"0 < low < median < p90 < high must hold; they are {low:g}, {median:g}, {p90:g}, {high:g}")
     z = np.sort(np.concatenate((np.linspace(-5, 5, 401), [_Z90])))
     levels = np.array([erfc(-x / sqrt(2)) / 2 for x in z])
     levels[[0, -1]] = 0.0, 1.0

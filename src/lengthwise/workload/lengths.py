@@ -261,15 +261,15 @@ class Capped:
         return above
 
 
-def _cut_texts(drawn: Drawn, whole: Ints) -> dict[str, npt.NDArray[Any]]:
+def _cut_texts(drawn: Drawn, complete: Ints) -> dict[str, npt.NDArray[Any]]:
     """The texts, those of outputs that lost tokens shortened in proportion."""
     texts = dict(drawn.texts)
-    rows = np.flatnonzero(drawn.output < whole)
+    rows = np.flatnonzero(drawn.output < complete)
     if "output" in texts and len(rows):
         texts["output"] = texts["output"].copy()
         for row in rows:
             text = str(texts["output"][row] or "")
-            texts["output"][row] = text[: int(len(text) * drawn.output[row] / whole[row])]
+            texts["output"][row] = text[: int(len(text) * drawn.output[row] / complete[row])]
     return texts
 
 
@@ -282,7 +282,7 @@ def _draw(
     for start in range(0, n, _BLOCK):
         block = slice(start, min(start + _BLOCK, n))
         u, v = (_uniform(stream, block.stop - start) for stream in (prompt_rng, output_rng))
-        prompts[block], outputs[block] = _whole(prompt.quantile(u)), _whole(output(u, v))
+        prompts[block], outputs[block] = _complete(prompt.quantile(u)), _complete(output(u, v))
     return prompts, outputs
 
 
@@ -291,5 +291,5 @@ def _uniform(rng: np.random.Generator, n: int) -> Floats:
     return np.maximum(rng.random(n), 2.0**-54)
 
 
-def _whole(tokens: Floats) -> Ints:
+def _complete(tokens: Floats) -> Ints:
     return np.maximum(np.rint(tokens), 1).astype(np.int64)

@@ -103,27 +103,22 @@ class Preset:
 
     Attributes:
         name: How it is asked for.
-        about: What it is, in a sentence or two.
+        description: What it is, in a sentence or two.
         lengths: Draws the lengths.
         arrivals: The arrivals that come with it, when no others are asked for.
         source: Where the numbers come from.
-        licence: Under what terms they came.
+        license: Under what terms they came.
     """
 
     name: str
-    about: str
+    description: str
     lengths: Lengths
     arrivals: Arrivals
     source: str
-    licence: str
+    license: str
 
     def generate(
-        self,
-        num_requests: int,
-        arrivals: Arrivals | None = None,
-        seed: int = 0,
-        *,
-        predicted: Predicted = "none",
+        self, num_requests: int, arrivals: Arrivals | None = None, seed: int = 0, *, predicted: Predicted = "none"
     ) -> Workload:
         """A workload of this kind; see ``lengthwise.workload.preset_files``."""
         arrivals = self.arrivals if arrivals is None else arrivals
@@ -164,7 +159,7 @@ def _load(name: str) -> Preset:
     if "cap" in spec:
         lengths = Capped(lengths, **spec["cap"])
     arrivals = _ARRIVALS[spec["arrivals"]["kind"]](**_without_kind(spec["arrivals"]))
-    return Preset(name, spec["about"], lengths, arrivals, spec["source"], spec["licence"])
+    return Preset(name, spec["description"], lengths, arrivals, spec["source"], spec["license"])
 
 
 def _marginal(spec: dict[str, Any]) -> Marginal:
@@ -184,11 +179,7 @@ def _truncated_normal(mean: float, sd: float, high: float, *, before_cut: bool =
     return build(mean, sd, 1.0, high)
 
 
-_ARRIVALS: Mapping[str, Callable[..., Arrivals]] = {
-    "all_at_once": AllAtOnce,
-    "gamma": Gamma,
-    "poisson": Poisson,
-}
+_ARRIVALS: Mapping[str, Callable[..., Arrivals]] = {"all_at_once": AllAtOnce, "gamma": Gamma, "poisson": Poisson}
 _MARGINALS: Mapping[str, Callable[..., Marginal]] = {
     "mean_median_p90": Quantiles.from_mean_median_p90,
     "quantiles": Quantiles,

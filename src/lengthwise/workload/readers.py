@@ -190,9 +190,7 @@ def _window(source: Source, line: int, row: list[str]) -> tuple[int, _Window]:
     return client, _Window(start, round(rate * WINDOW_S), pattern, shape)
 
 
-def _histograms(
-    source: Source, number: int | None
-) -> Iterator[tuple[int, float, tuple[Empirical, Empirical]]]:
+def _histograms(source: Source, number: int | None) -> Iterator[tuple[int, float, tuple[Empirical, Empirical]]]:
     """Client, start of the window and the two histograms, of each window that has both."""
     for line, client, at, entry in _length_rows(source, number):
         if "text_tokens" in entry:
@@ -206,9 +204,7 @@ def _histograms(
             yield client, at, (prompt, output)
 
 
-def _length_rows(
-    source: Source, number: int | None
-) -> Iterator[tuple[int | None, int, float, dict[str, object]]]:
+def _length_rows(source: Source, number: int | None) -> Iterator[tuple[int | None, int, float, dict[str, object]]]:
     """Line, client, start of the window, and what there is to it."""
     if number is None:
         for line, entry in source.json_rows():

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import TraceError
-from lengthwise.schema.workload import MOST_TENANTS
+from lengthwise.schema.workload import MAX_TENANTS
 
 _SUFFIXES = {".gz", ".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".txt"}
 
@@ -43,9 +43,7 @@ class Source:
             if data[:2] == b"\x1f\x8b":
                 data = gzip.decompress(data)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TraceError(
-                f"{path}: the gzip file is cut off or damaged ({error}); fetch it again"
-            ) from error
+            raise TraceError(f"{path}: the gzip file is cut off or damaged ({error}); fetch it again") from error
         except OSError as error:
             raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
         if not data.strip():
@@ -147,9 +145,7 @@ class Trace:
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Trace:
         """The trace of these rows, in their order."""
         extra = {name: values[rows] for name, values in self.extra.items()}
-        return Trace(
-            self.arrival_s[rows], self.prompt_tokens[rows], self.output_tokens[rows], extra, self.name
-        )
+        return Trace(self.arrival_s[rows], self.prompt_tokens[rows], self.output_tokens[rows], extra, self.name)
 
 
 if TYPE_CHECKING:
@@ -233,7 +229,7 @@ class RowFormat:
         """Columns that must be there."""
         return [*([] if self.arrival_optional else [self.arrival]), self.prompt, self.output]
 
-    def kept(self, columns: list[str]) -> dict[str, str]:
+    def retained(self, columns: list[str]) -> dict[str, str]:
         """Further columns of these that are kept: column -> name in the workload, each name once."""
         taken = {*self.needed, self.arrival, *self.extra}
         texts = {c: TEXTS[c.lower()] for c in reversed(columns) if c not in taken and c.lower() in TEXTS}
@@ -336,7 +332,7 @@ def _frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
     types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
     if form.arrival in columns:
         types[form.arrival] = pl.String if form.unit_s is None else pl.Float64
-    kept = form.kept(columns)
+    kept = form.retained(columns)
     if form.kind == "csv":
         types |= dict.fromkeys(kept, pl.String)
         return pl.read_csv(source.data.rstrip(), columns=list(types), schema_overrides=types)
@@ -356,7 +352,7 @@ def _trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | None
     name = source.name
     if form.arrival not in frame.columns:
         name += " (lengths only: all at once)"
-    kept = form.kept(frame.columns)
+    kept = form.retained(frame.columns)
     extra = {kept[c]: _column(frame[c], kept[c]) for c in frame.columns if c in kept}
     return Trace(arrival_s, prompt, output, extra, name)
 
@@ -409,12 +405,10 @@ def _tenants(series: pl.Series) -> npt.NDArray[np.int64]:
     import polars as pl
 
     numbers = series.cast(pl.Int64, strict=False)
-    if not numbers.null_count() and ((numbers >= 0) & (numbers < MOST_TENANTS)).all():
+    if not numbers.null_count() and ((numbers >= 0) & (numbers < MAX_TENANTS)).all():
         return numbers.to_numpy()
     names = series.drop_nulls().unique(maintain_order=True)
-    return series.replace_strict(
-        names, range(len(names)), default=len(names), return_dtype=pl.Int64
-    ).to_numpy()
+    return series.replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64).to_numpy()
 
 
 def _first_fault(source: Source, form: RowFormat, columns: list[str], otherwise: str) -> TraceError:

@@ -19,7 +19,7 @@ from lengthwise.workload.trace_rows import TEXTS, Source
 
 _COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 _OPTIONAL = ("predicted_tokens", "priority", "tenant")
-_WHOLE = ("prompt_tokens", "output_tokens", "priority", "tenant")
+_INTEGERS = ("prompt_tokens", "output_tokens", "priority", "tenant")
 _EXTRA = "extra."
 _ROWS = "predictions."
 _MADE = ("total_tokens", "index_tokens")
@@ -34,7 +34,7 @@ def write_parquet(workload: Workload, path: Path) -> None:
 
     columns = {name: getattr(workload, name) for name in (*_COLUMNS, *_OPTIONAL)}
     columns = {name: values for name, values in columns.items() if values is not None}
-    columns |= {_EXTRA + name: _storable(name, values) for name, values in workload.extra.items()}
+    columns |= {_EXTRA + name: _to_storage(name, values) for name, values in workload.extra.items()}
     rest = {"version": 1, "name": workload.name, "concurrency": workload.concurrency}
     if workload.predictions is not None:
         columns |= _rows_by_request(workload.predictions)
@@ -79,9 +79,7 @@ def read_parquet(source: Source) -> Workload:
     if frame.is_empty():
         raise source.fault(None, "holds no request; a trace must hold at least one")
     try:
-        columns: dict[str, Any] = {
-            n: _numbers(source, frame[n]) for n in (*_COLUMNS, *_OPTIONAL) if n in frame.columns
-        }
+        columns: dict[str, Any] = {n: _numbers(source, frame[n]) for n in (*_COLUMNS, *_OPTIONAL) if n in frame.columns}
         return Workload(
             **columns,
             extra=_extra(frame),
@@ -109,10 +107,7 @@ def _rows_by_request(predictions: Predictions) -> dict[str, Any]:
     import polars as pl
 
     inner = predictions.start[1:-1]
-    return {
-        _ROWS + n: pl.Series([part.tolist() for part in np.split(getattr(predictions, n), inner)])
-        for n in _MADE
-    }
+    return {_ROWS + n: pl.Series([part.tolist() for part in np.split(getattr(predictions, n), inner)]) for n in _MADE}
 
 
 def _predictions(source: Source, frame: Any, window_tokens: int) -> Predictions | None:
@@ -127,7 +122,7 @@ def _predictions(source: Source, frame: Any, window_tokens: int) -> Predictions 
     return Predictions(window_tokens, start, total, index)
 
 
-def _storable(name: str, values: Any) -> Any:
+def _to_storage(name: str, values: Any) -> Any:
     import polars as pl
 
     array = np.asarray(values)
@@ -144,7 +139,7 @@ def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
     if not series.dtype.is_numeric() or series.null_count():
         raise source.fault(None, f"{series.name} must hold a number in every row")
     array: npt.NDArray[Any] = series.to_numpy()
-    if series.name in _WHOLE and not series.dtype.is_integer():
+    if series.name in _INTEGERS and not series.dtype.is_integer():
         raise source.fault(None, f"{series.name} must hold whole numbers; it holds {series.dtype}")
     return array
 
@@ -254,9 +249,7 @@ def _with_tenants(workload: Workload, frame: pl.DataFrame) -> pl.DataFrame:
 def _frame(workload: Workload, names: tuple[str, str, str], times: object) -> pl.DataFrame:
     import polars as pl
 
-    return pl.DataFrame(
-        dict(zip(names, (times, workload.prompt_tokens, workload.output_tokens), strict=True))
-    )
+    return pl.DataFrame(dict(zip(names, (times, workload.prompt_tokens, workload.output_tokens), strict=True)))
 
 
 _WRITERS = {"azure": _azure, "mooncake": _mooncake, "parquet": write_parquet, "vidur": _vidur}

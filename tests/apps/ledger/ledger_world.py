@@ -43,12 +43,10 @@ def drain(ledger, owner, *, batch=3, acknowledged=lambda _: None, most=10**9):
     """Works until nothing is ready; how many endings were accepted."""
     accepted = 0
     while accepted < most and (leases := ledger.lease(0, batch, owner=owner, now_s=0.0, lease_s=60.0)):
-        ledger.beat(owner, now_s=1.0, lease_s=60.0)
-        ledger.save(
-            [(f"k{lease.task // 5}", Partial(f"so far {lease.task}", (1,), (2,))) for lease in leases]
-        )
+        ledger.heartbeat(owner, now_s=1.0, lease_s=60.0)
+        ledger.save([(f"k{lease.task // 5}", Partial(f"so far {lease.task}", (1,), (2,))) for lease in leases])
         endings = [ending(lease) for lease in leases]
-        taken = ledger.settle(endings)
+        taken = ledger.finalize(endings)
         ledger.note({"last": str(leases[-1].task)})
         acknowledged([one for one, good in zip(endings, taken, strict=True) if good])
         accepted += sum(taken)
@@ -114,29 +112,29 @@ def drain_and_die(place, tasks, kill_at, log):
     os.write(file, f"statements {count}\n".encode())
 
 
-def watch(ledger, look):
+def watch(ledger, check):
     """Looks before each statement, those that begin and end a transaction too."""
     store = ledger._store
     if isinstance(store, SqliteStore):
-        store._connection.set_trace_callback(look)
+        store._connection.set_trace_callback(check)
         return
     for name in ("rows", "changed", "many", "load"):
-        setattr(PostgresSession, name, _watched(getattr(PostgresSession, name), look))
+        setattr(PostgresSession, name, _monitor_task(getattr(PostgresSession, name), check))
     write = store.write
-    store.write = lambda work: write(lambda session: _then(work(session), look))
+    store.write = lambda work: write(lambda session: _then(work(session), check))
 
 
-def _watched(method, look):
+def _monitor_task(method, check):
     def watched(*values):
-        look()
+        check()
         return method(*values)
 
     return watched
 
 
-def _then(done, look):
+def _then(done, check):
     """Once more before the transaction ends."""
-    look()
+    check()
     return done
 
 

@@ -11,19 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ledger_world import (
-    LIMIT_S,
-    child,
-    drain,
-    drain_and_die,
-    drain_until_killed,
-    ended,
-    finish,
-    tasks_of,
-    undisturbed,
-)
+from ledger_world import LIMIT_S, child, drain, drain_and_die, drain_until_killed, ended, finish, tasks_of, undisturbed
 
-from lengthwise.apps.ledger import ENDED, State, open_ledger
+from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.schema.errors import OutputError
 
 TASKS = tasks_of(9)
@@ -31,9 +21,9 @@ TASKS = tasks_of(9)
 
 def test_killed_before_any_statement_a_run_resumes_and_ends_alike(place, tmp_path):
     expected = undisturbed(place("expected"), TASKS)
-    assert {state for _, state, *_ in expected} == set(ENDED), "every kind of end is there"
+    assert {state for _, state, *_ in expected} == set(FINISHED), "every kind of end is there"
     log = tmp_path / "count"
-    assert ended(child(drain_and_die, place("whole"), TASKS, 0, str(log))) == 0
+    assert ended(child(drain_and_die, place("complete"), TASKS, 0, str(log))) == 0
     count = int(log.read_text().split()[-1])
     assert count > 40, "the points at which it is killed are those of a whole run"
     for kill_at in range(1, count + 1):
@@ -47,9 +37,7 @@ def died_at(place, tmp_path, kill_at, expected):
         if not ledger.counts():  # killed before the tasks were laid out: all or none of them are
             assert not ledger.open("run", TASKS)
         states = {row.task: row.state for row in ledger.rows(0, len(TASKS))}
-    acknowledged = {
-        int(task): State(int(state)) for task, state in map(str.split, log.read_text().splitlines())
-    }
+    acknowledged = {int(task): State(int(state)) for task, state in map(str.split, log.read_text().splitlines())}
     kept = {task: state for task, state in acknowledged.items() if state != State.READY}
     assert kept.items() <= states.items(), "what was acknowledged is there"
     assert finish(run, TASKS) == expected
@@ -103,9 +91,9 @@ def work(ledger, done):
         drain(ledger, "worker", batch=2, acknowledged=done.extend)
 
 
-def until(said):
+def until(message):
     end = time.monotonic() + LIMIT_S
-    while not said():
+    while not message():
         assert time.monotonic() < end, "never came"
         time.sleep(0.001)
 
@@ -119,7 +107,7 @@ def test_a_coordinator_that_is_frozen_loses_its_tasks_and_ends_nothing_when_it_w
     try:
         assert left(place()), "it is frozen on its way"
         # Frozen within a transaction, it holds a file's lock.
-        with open_ledger(place(), patience_s=1) as ledger, contextlib.suppress(OutputError):
+        with open_ledger(place(), timeout_s=1) as ledger, contextlib.suppress(OutputError):
             ledger.expire(now_s=1e9)
             drain(ledger, "other")
     finally:
@@ -136,7 +124,7 @@ def state_of(pid):
 def left(place):
     """Tasks that have not ended."""
     with open_ledger(place, read_only=True) as ledger:
-        return sum(n for (_, state), n in ledger.counts().items() if state not in ENDED)
+        return sum(n for (_, state), n in ledger.counts().items() if state not in FINISHED)
 
 
 def laid_out(place):

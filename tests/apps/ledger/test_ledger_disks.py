@@ -22,15 +22,13 @@ def test_on_a_full_disk_a_settle_is_refused_whole_and_works_when_there_is_room(t
         before = ledger.rows(0, 60)
         connection = ledger._store._connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(
-            f"PRAGMA max_page_count = {pages + 5}"
-        )  # SQLite then says what it says of a full disk
+        connection.execute(f"PRAGMA max_page_count = {pages + 5}")  # SQLite then says what it says of a full disk
         with pytest.raises(OutputError, match=r"full.*make room"):
-            ledger.settle([done(lease, LONG) for lease in leases])
+            ledger.finalize([done(lease, LONG) for lease in leases])
         assert ledger.rows(0, 60) == before, "all of it or nothing"
         assert ledger.results([f"k{lease.task}" for lease in leases]) == {}
         connection.execute(f"PRAGMA max_page_count = {2**31 - 2}")
-        assert ledger.settle([done(lease, "short") for lease in leases]) == [True] * 3
+        assert ledger.finalize([done(lease, "short") for lease in leases]) == [True] * 3
 
 
 def done(lease, text):
@@ -41,8 +39,8 @@ def test_where_a_file_may_not_grow_it_says_so_and_the_ledger_is_whole(tmp_path):
     path, tasks = str(tmp_path / "run.sqlite"), tasks_of(60)
     with open_ledger(path) as ledger:
         ledger.open("run", tasks)
-    assert ended(child(fill, path, tasks, str(tmp_path / "said"))) == 0
-    assert "what was recorded before stays" in (tmp_path / "said").read_text()
+    assert ended(child(fill, path, tasks, str(tmp_path / "message"))) == 0
+    assert "what was recorded before stays" in (tmp_path / "message").read_text()
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
@@ -65,7 +63,7 @@ def test_while_another_holds_the_file_it_waits(tmp_path):
 
 def test_held_by_another_for_too_long_it_says_so_and_reads_go_on(tmp_path):
     path = tmp_path / "run.sqlite"
-    with open_ledger(path, patience_s=0.1) as ledger:
+    with open_ledger(path, timeout_s=0.1) as ledger:
         ledger.open("run", tasks_of(5))
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -79,33 +77,31 @@ def test_held_by_another_for_too_long_it_says_so_and_reads_go_on(tmp_path):
 def test_held_by_another_client_of_the_server_for_too_long_it_says_so(server):
     import psycopg
 
-    place = server.place("held")
-    with open_ledger(place, patience_s=0.2) as ledger:
+    place = server.place("reserved")
+    with open_ledger(place, timeout_s=0.2) as ledger:
         ledger.open("run", tasks_of(5))
         (lease,) = ledger.lease(0, 1, owner="me", now_s=0, lease_s=1)
         url = place.partition("&schema")[0]
         with psycopg.connect(url) as other:
             other.execute("SELECT * FROM held.tasks FOR UPDATE")
             with pytest.raises(OutputError, match=r"free to be written within 0\.2 s; another client"):
-                ledger.settle([done(lease, "x")])
+                ledger.finalize([done(lease, "x")])
             assert ledger.lease(0, 5, owner="me", now_s=0, lease_s=1) == [], "what others hold is left out"
             assert ledger.expire(now_s=FAR_S) == 0
             assert sum(ledger.counts().values()) == 5
             other.rollback()
-        assert ledger.settle([done(lease, "x")]) == [True]
+        assert ledger.finalize([done(lease, "x")]) == [True]
 
 
 def test_a_client_that_stops_within_a_transaction_is_let_go_of(server):
     place = server.place("stopped")
-    with open_ledger(place, patience_s=0.3) as stopped, open_ledger(place, patience_s=30) as ledger:
+    with open_ledger(place, timeout_s=0.3) as stopped, open_ledger(place, timeout_s=30) as ledger:
         ledger.open("run", tasks_of(5))
         (lease,) = ledger.lease(0, 1, owner="me", now_s=0, lease_s=1)
 
         def stop(session):
             session.rows("SELECT * FROM tasks FOR UPDATE")
-            assert ledger.settle([done(lease, "x")]) == [True], (
-                "the server ends the transaction that does nothing"
-            )
+            assert ledger.finalize([done(lease, "x")]) == [True], "the server ends the transaction that does nothing"
             session.rows("SELECT 1")
 
         with pytest.raises(OutputError):

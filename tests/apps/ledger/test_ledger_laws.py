@@ -34,9 +34,9 @@ def test_both_stores_pass_the_kit(place):
 class Generous(TableLedger):
     """Forgets whose last lease it was."""
 
-    def settle(self, endings):
+    def finalize(self, endings):
         fences = {lease.task: lease.fence for lease in getattr(self, "last", [])}
-        return super().settle([replace(one, fence=fences.get(one.task, one.fence)) for one in endings])
+        return super().finalize([replace(one, fence=fences.get(one.task, one.fence)) for one in endings])
 
     def lease(self, *values, **named):
         self.last = super().lease(*values, **named)
@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.place = type(self).places(uuid.uuid4().hex[:8])
         self.ledger, self.model = open_ledger(self.place), ModelLedger()
-        self.now_s, self.runs, self.leases, self.said = 0.0, 0, [], itertools.count()
+        self.now_s, self.runs, self.leases, self.message = 0.0, 0, [], itertools.count()
         self.holder, self.fences, self.ends, self.answers = {}, {}, {}, {}
 
     def both(self, name, *values, **named):
@@ -96,12 +96,7 @@ class Machine(RuleBasedStateMachine):
         else:
             self.lay_out(seed, count)
 
-    @rule(
-        model=st.integers(0, 1),
-        most=st.integers(-1, 5),
-        owner=st.sampled_from(OWNERS),
-        lease_s=st.integers(0, 9),
-    )
+    @rule(model=st.integers(0, 1), most=st.integers(-1, 5), owner=st.sampled_from(OWNERS), lease_s=st.integers(0, 9))
     def lease(self, model, most, owner, lease_s):
         for lease in self.both("lease", model, most, owner=owner, now_s=self.now_s, lease_s=lease_s):
             assert lease.task not in self.holder, "leased to one at a time"
@@ -112,21 +107,19 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
-    def settle(self, data):
+    def finalize(self, data):
         some = data.draw(st.lists(st.sampled_from(self.leases[-10:]), min_size=1, max_size=4))
         endings = [self.ending(data, lease) for lease in some]
-        for lease, taken in zip(some, self.both("settle", endings), strict=True):
+        for lease, taken in zip(some, self.both("finalize", endings), strict=True):
             assert taken == (self.holder.get(lease.task) == lease), "the last lease ends it, once"
             if taken:
                 del self.holder[lease.task]
 
     def ending(self, data, lease):
         state = data.draw(st.sampled_from([State.DONE, State.DONE, State.READY, State.SKIPPED, State.DEAD]))
-        word = f"{next(self.said)}"
+        word = f"{next(self.message)}"
         if state == State.DONE:
-            return Ending(
-                lease.task, lease.fence, state, data.draw(st.sampled_from(KEYS)), Output(word, "stop", 1, 1)
-            )
+            return Ending(lease.task, lease.fence, state, data.draw(st.sampled_from(KEYS)), Output(word, "stop", 1, 1))
         later_s = self.now_s + data.draw(st.integers(0, 3)) if state == State.READY else 0.0
         error = data.draw(st.sampled_from([None, word]))
         return Ending(
@@ -134,8 +127,8 @@ class Machine(RuleBasedStateMachine):
         )
 
     @rule(owner=st.sampled_from(OWNERS), lease_s=st.integers(0, 9))
-    def beat(self, owner, lease_s):
-        self.both("beat", owner, now_s=self.now_s, lease_s=lease_s)
+    def heartbeat(self, owner, lease_s):
+        self.both("heartbeat", owner, now_s=self.now_s, lease_s=lease_s)
 
     @rule(later_s=st.integers(0, 6))
     def expire(self, later_s):
@@ -146,7 +139,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3))
     def save(self, keys):
-        self.both("save", [(key, Partial(f"{next(self.said)}", (), (1,))) for key in keys])
+        self.both("save", [(key, Partial(f"{next(self.message)}", (), (1,))) for key in keys])
 
     @rule(name=st.sampled_from(["a", "b"]), value=st.sampled_from(["", "x", "y"]))
     def note(self, name, value):
@@ -164,7 +157,7 @@ class Machine(RuleBasedStateMachine):
             return
         rows = self.both("rows", 0, 99)
         self.both("counts")
-        self.both("facts")
+        self.both("metadata")
         self.both("partials", KEYS)
         self.both("outputs", range(99))
         answers = self.both("results", KEYS)
@@ -184,8 +177,5 @@ def test_any_calls_in_any_order_answer_as_the_naive_rule_does(place, request, mo
     count = {"sqlite": 100, "postgres": 25}[request.node.callspec.params["place"]]
     monkeypatch.setattr(Machine, "places", staticmethod(place))
     run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=count, stateful_step_count=30, suppress_health_check=list(HealthCheck)
-        ),
+        Machine, settings=settings(max_examples=count, stateful_step_count=30, suppress_health_check=list(HealthCheck))
     )

@@ -19,9 +19,7 @@ def test_a_folder_holds_its_ledger_under_a_name_of_its_own(tmp_path):
     assert (tmp_path / "made" / "where" / "missing.sqlite").exists()
 
 
-@pytest.mark.parametrize(
-    "content", [b"some words, no database" * 100, b"SQLite format 3\x00" + b"\xff" * 4096]
-)
+@pytest.mark.parametrize("content", [b"some words, no database" * 100, b"SQLite format 3\x00" + b"\xff" * 4096])
 def test_a_file_that_is_no_ledger_is_named_and_left_alone(content, tmp_path):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
@@ -39,7 +37,7 @@ def test_the_database_of_another_program_is_named_and_left_alone(tmp_path):
     with pytest.raises(InputError, match="the database of another program: name another file"):
         open_ledger(path)
     with sqlite3.connect(path) as other:
-        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("other",)]
     other.close()
 
 
@@ -64,13 +62,13 @@ def test_who_looks_before_the_ledger_is_made_is_told_to_look_again(tmp_path):
 def test_the_schema_of_another_program_or_of_a_newer_version_is_not_touched(server):
     import psycopg
 
-    places = {name: server.place(name) for name in ("theirs", "newer")}
+    places = {name: server.place(name) for name in ("other", "newer")}
     open_ledger(places["newer"]).close()
     with psycopg.connect(places["newer"].partition("&schema")[0]) as other:
         other.execute("CREATE SCHEMA theirs")
         other.execute("COMMENT ON SCHEMA newer IS 'lengthwise ledger, format 99'")
     with pytest.raises(InputError, match=r"a schema of another program: name another with \?schema=NAME"):
-        open_ledger(places["theirs"])
+        open_ledger(places["other"])
     with pytest.raises(InputError, match="format 99"):
         open_ledger(places["newer"], read_only=True)
 
@@ -85,7 +83,7 @@ def test_read_only_nothing_is_made_and_nothing_changed(place):
         before = ledger.rows(0, 20)
     with open_ledger(place(), read_only=True) as status:
         assert status.rows(0, 20) == before
-        assert status.facts()
+        assert status.metadata()
         for change in (
             lambda: status.open("run", tasks),
             lambda: status.note({"a": "b"}),

@@ -20,8 +20,8 @@ def on_ray(folder, address):
     from lengthwise.apps.launch import Loaded, Patience
     from lengthwise.apps.launch.ray import RayLauncher
 
-    loaded = [Loaded(name, served=name, seats=4, command=f"{SERVER} --fixed-s 0.05") for name in ("m0", "m1")]
-    return RayLauncher(loaded, folder / "logs", address, patience=Patience(ready_s=60.0, grace_s=3.0))
+    loaded = [Loaded(name, served=name, max_num_seqs=4, command=f"{SERVER} --fixed-s 0.05") for name in ("m0", "m1")]
+    return RayLauncher(loaded, folder / "logs", address, timeouts=Patience(ready_s=60.0, grace_s=3.0))
 
 
 def ray_pids(launcher):
@@ -30,8 +30,8 @@ def ray_pids(launcher):
 
     import ray
 
-    def both(kept):
-        return kept._process.local.process.pid, os.getpid()
+    def both(retained):
+        return retained._process.local.process.pid, os.getpid()
 
     actors = [one.actor for one in list(launcher._running.values())]
     found = ray.get([one.__ray_call__.remote(both) for one in actors])
@@ -60,20 +60,15 @@ def main():
         sys.stdout.flush()
 
     def watch(progress):
-        done = sum(one.ended for one in progress.models)
+        done = sum(one.completed for one in progress.models)
         written = progress.share * float(job.expected_tokens.sum()) - done * float(job.expected_tokens.mean())
         pids = ray_pids(launcher) if "ray" in options else local_pids(launcher)
-        row = {
-            "pids": pids,
-            "done": done,
-            "going": sum(m.going for m in progress.models),
-            "written": round(written),
-        }
+        row = {"pids": pids, "done": done, "active": sum(m.active for m in progress.models), "written": round(written)}
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 
     with open_ledger(folder / "ledger.sqlite") as ledger:
-        ended = run_here(job, ledger, launcher, watch=watch, watch_s=0.02, stopping=stopping)
+        ended = run_here(job, ledger, launcher, monitor=watch, watch_s=0.02, stopping=stopping)
     if ended.exit_code == 130:
         sys.stdout.write(RESUME + "\n")
     raise SystemExit(ended.exit_code)

@@ -15,11 +15,11 @@ from plan_world import cluster_of, tasks_of
 from lengthwise.apps.launch import Ask, Loaded, LocalLauncher, Patience
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import (
-    Asked,
     ClusterRooms,
     Coordinator,
     Guide,
     Job,
+    RequestSpec,
     Settings,
     identity_of,
     lay,
@@ -28,9 +28,7 @@ from lengthwise.apps.run import (
 from lengthwise.schema.app import ModelPlan
 
 GPU = "A100-80GB"
-SERVER = (
-    f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
-)
+SERVER = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
 QUICK = Settings(backoff_s=0.05, most_backoff_s=0.2, lease_s=5.0, save_s=0.1, linger_s=0.02)
 
 
@@ -47,16 +45,14 @@ class Prompts:
 
     def decide(self, task, outputs):
         tasks = self.tasks
-        said = [
-            outputs(int(p)) for p in tasks.parent[tasks.parent_start[task] : tasks.parent_start[task + 1]]
-        ]
+        said = [outputs(int(p)) for p in tasks.parent[tasks.parent_start[task] : tasks.parent_start[task + 1]]]
         length = f"<out:{self.lengths[task]}>" if self.lengths is not None else ""
         words = f"task {task} {self.version} {' '.join(one.text for one in said if one)}{length}"
         body = {"max_tokens": self.most, "temperature": 0}
         body |= {"messages": [{"role": "user", "content": words}]} if task % 2 == 0 else {"prompt": words}
         told = json.dumps([tasks.models[tasks.model[task]], body], sort_keys=True)
         api = "chat" if task % 2 == 0 else "completions"
-        return Asked(hashlib.sha256(told.encode()).hexdigest(), Ask(task, api, body))
+        return RequestSpec(hashlib.sha256(told.encode()).hexdigest(), Ask(task, api, body))
 
 
 def chained(rows=6):
@@ -80,17 +76,17 @@ def job_of(tasks, stages, *, gpus=2, decider=None, words="app", **more):
     )
 
 
-def local(tmp_path, names, *, seats=4, command=SERVER, more="--fixed-s 0.002", patience=None, **fields):
+def local(tmp_path, names, *, max_num_seqs=4, command=SERVER, more="--fixed-s 0.002", timeouts=None, **fields):
     return LocalLauncher(
-        [Loaded(name, served=name, seats=seats, command=f"{command} {more}", **fields) for name in names],
+        [Loaded(name, served=name, max_num_seqs=max_num_seqs, command=f"{command} {more}", **fields) for name in names],
         tmp_path / "logs",
-        patience=patience or Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
+        timeouts=timeouts or Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
     )
 
 
-async def play(job, ledger, launcher, during=None, watch=None):
+async def play(job, ledger, launcher, during=None, monitor=None):
     """A run on the loop of this test; ``during(coordinator, launcher)`` runs beside it."""
-    one = Coordinator(job, ledger, launcher, now_s=time.time, watch=watch, watch_s=0.05)
+    one = Coordinator(job, ledger, launcher, now_s=time.time, monitor=monitor, watch_s=0.05)
     beside = asyncio.create_task(during(one, launcher)) if during else None
     try:
         return await one.run()
@@ -119,15 +115,11 @@ def undisturbed(tmp_path, tasks, names=("m0", "m1"), decider=None, **fields):
 
 def engines(launcher):
     """(url, pid) of the processes that run."""
-    return [
-        (engine.server.url, process.local.process.pid) for engine, process, _ in launcher._running.values()
-    ]
+    return [(engine.server.url, process.local.process.pid) for engine, process, _ in launcher._running.values()]
 
 
 def post(url, path, body):
-    request = urllib.request.Request(
-        f"{url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         return json.loads(answer.read())
 

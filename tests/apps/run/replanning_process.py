@@ -20,16 +20,7 @@ def parts():
 
     from lengthwise.apps.launch import Lengths, SimulatedLauncher
     from lengthwise.apps.plan.draws import draw
-    from lengthwise.apps.run import (
-        ClusterRooms,
-        Drawn,
-        Planned,
-        Settings,
-        Work,
-        expected_tokens,
-        guide_of,
-        job_of,
-    )
+    from lengthwise.apps.run import ClusterRooms, Drawn, Planned, Settings, Work, expected_tokens, guide_of, job_of
     from lengthwise.apps.run.replanning import Replanner
 
     tasks, draws, space, made = planned(COUNTS, MEANS)
@@ -38,10 +29,8 @@ def parts():
     guide = replace(guide_of(made), ends_s=tuple(0.4 + 0.001 * k for k in range(len(made.planned))))
     work = Work(tasks, Drawn(tasks, comes), expected_tokens(draws), "late")
     seconds = lambda plan, how: 0.1 if how == "start" else 0.0  # noqa: E731
-    job = job_of(
-        work, Planned(guide, ClusterRooms(space.cluster, seconds)), Settings(save_s=0.1, lease_s=5.0)
-    )
-    anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.spare)
+    job = job_of(work, Planned(guide, ClusterRooms(space.cluster, seconds)), Settings(save_s=0.1, lease_s=5.0))
+    anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.reserve)
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, comes), seconds)
     return replace(job, replan=anew), launcher
 
@@ -66,7 +55,7 @@ def main():
         return found
 
     with open_ledger(folder / "ledger.sqlite") as ledger:
-        run = run_here if way == "here" else run_simulated
+        run = run_here if way == "current" else run_simulated
         try:
             ended = run(replace(job, replan=anew), ledger, launcher)
         except KeyboardInterrupt:

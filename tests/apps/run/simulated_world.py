@@ -8,17 +8,7 @@ from plan_world import cluster_of, draw_of, served, tasks_of
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.run import (
-    ClusterRooms,
-    Drawn,
-    Guide,
-    Job,
-    Settings,
-    identity_of,
-    lay,
-    new_owner,
-    run_simulated,
-)
+from lengthwise.apps.run import ClusterRooms, Drawn, Guide, Job, Settings, identity_of, lay, new_owner, run_simulated
 from lengthwise.schema.app import ModelPlan
 
 GPU = "A100-80GB"
@@ -31,15 +21,13 @@ def plan(model, dp=1, tp=1):
 class World:
     """Tasks, a draw and a plan on a cluster; ``run`` plays them."""
 
-    def __init__(self, tasks, stages, *, gpus=4, seed=0, draw=None, spare=(), mean=60.0, seconds=None):
+    def __init__(self, tasks, stages, *, gpus=4, seed=0, draw=None, reserve=(), mean=60.0, seconds=None):
         rng = np.random.default_rng(seed)
         self.tasks = tasks
         self.draw = draw or draw_of(tasks, rng, mean=mean)
         self.space = Space(served(len(tasks.models), "opt-1.3b"), cluster_of(gpus))
-        self.guide = Guide(tuple(stages), spare)
-        self.seconds = seconds or (
-            lambda plan, how: {"start": 20.0, "wake": 2.0, "stop": 1.0, "sleep": 0.5}[how]
-        )
+        self.guide = Guide(tuple(stages), reserve)
+        self.seconds = seconds or (lambda plan, how: {"start": 20.0, "wake": 2.0, "stop": 1.0, "sleep": 0.5}[how])
         self.layout = lay(tasks, np.full(len(tasks), mean))
         self.expected = np.full(len(tasks), mean)
         self.sleeps = lambda _: False
@@ -61,22 +49,18 @@ class World:
 
     def launcher(self):
         return SimulatedLauncher(
-            self.tasks.models,
-            self.space.deployment,
-            Lengths.of(self.tasks, self.draw),
-            self.seconds,
-            self.sleeps,
+            self.tasks.models, self.space.deployment, Lengths.of(self.tasks, self.draw), self.seconds, self.sleeps
         )
 
-    def run(self, ledger, *, launcher=None, watch=None, watch_s=5.0, from_s=0.0, begun=None, **more):
+    def run(self, ledger, *, launcher=None, monitor=None, watch_s=5.0, from_s=0.0, started=None, **more):
         return run_simulated(
             self.job(**more),
             ledger,
             launcher or self.launcher(),
-            watch=watch,
+            monitor=monitor,
             from_s=from_s,
             watch_s=watch_s,
-            begun=begun,
+            started=started,
         )
 
 

@@ -16,16 +16,7 @@ from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.run import (
-    ClusterRooms,
-    Guide,
-    Planned,
-    Work,
-    expected_tokens,
-    export,
-    job_of,
-    run_simulated,
-)
+from lengthwise.apps.run import ClusterRooms, Guide, Planned, Work, expected_tokens, export, job_of, run_simulated
 from lengthwise.testing.engine_server.completions import END, Mind, chat_ids, spelled
 
 TOPICS = [
@@ -57,13 +48,13 @@ def said(model, body):
     return Output(words, "length", len(ids), len(tokens))
 
 
-def oracle(unrolled):
+def oracle(expanded):
     """Answers of all tasks, one after another."""
-    decider, found = Rendered(unrolled), {}
-    for task in range(len(unrolled.tasks)):
+    decider, found = Rendered(expanded), {}
+    for task in range(len(expanded.tasks)):
         asked = decider.decide(task, found.get)
-        name = unrolled.tasks.models[int(unrolled.tasks.model[task])]
-        found[task] = None if asked is None else said(name, asked.ask.body)
+        name = expanded.tasks.models[int(expanded.tasks.model[task])]
+        found[task] = None if asked is None else said(name, asked.request.body)
     return found
 
 
@@ -77,20 +68,20 @@ def short(app):
 
 
 def prepared(name, rows=TOPICS):
-    unrolled = expand(short(APPS[name]), rows)
-    draws = [draw(unrolled.tasks, [None] * 3, [4096] * 3, seed) for seed in range(4)]
-    work = Work(unrolled.tasks, Rendered(unrolled), expected_tokens(draws), words=name)
+    expanded = expand(short(APPS[name]), rows)
+    draws = [draw(expanded.tasks, [None] * 3, [4096] * 3, seed) for seed in range(4)]
+    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words=name)
     rooms = ClusterRooms(cluster_of(2), lambda plan, how: SECONDS[how])
     stages = ((plan(0), plan(1)), (plan(1), plan(2)), (plan(2), plan(0)))
-    guide = Guide(stages, spare=(plan(0), plan(1), plan(2)))
-    return unrolled, draws[0], job_of(work, Planned(guide, rooms), QUICK)
+    guide = Guide(stages, reserve=(plan(0), plan(1), plan(2)))
+    return expanded, draws[0], job_of(work, Planned(guide, rooms), QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(APPS))
 def test_every_answer_is_what_asking_one_after_another_gives(tmp_path, name):
-    unrolled, _, job = prepared(name)
-    whole = oracle(unrolled)
+    expanded, _, job = prepared(name)
+    whole = oracle(expanded)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("a", "b", "c"))))
         assert ended.exit_code == 0
@@ -98,36 +89,28 @@ def test_every_answer_is_what_asking_one_after_another_gives(tmp_path, name):
         found = ledger.outputs(places)
         assert {task: found[places[task]] for task in whole} == whole
         assert ended.of(State.SKIPPED) == sum(output is None for output in whole.values())
-        told = export(ledger, job.layout, tmp_path / "out", ids=lambda row: str(unrolled.ids[row]))
+        told = export(ledger, job.layout, tmp_path / "out", ids=lambda row: str(expanded.ids[row]))
         assert told.answers == sum(output is not None for output in whole.values())
 
 
 @pytest.mark.parametrize("name", sorted(APPS))
 def test_in_virtual_time_the_same_application_comes_to_an_end(tmp_path, name):
-    unrolled, drawn, job = prepared(name)
+    expanded, drawn, job = prepared(name)
     space = Space(served(3, "opt-1.3b"), cluster_of(2))
     launcher = SimulatedLauncher(
-        ("a", "b", "c"), space.deployment, Lengths.of(unrolled.tasks, drawn), lambda plan, how: SECONDS[how]
+        ("a", "b", "c"), space.deployment, Lengths.of(expanded.tasks, drawn), lambda plan, how: SECONDS[how]
     )
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = run_simulated(job, ledger, launcher)
         assert ended.how == "done"
-        assert sum(ended.counts.values()) == len(unrolled.tasks)
-        assert {state for _, _, state in ended.counts} <= {
-            State.DONE,
-            State.SKIPPED,
-            State.DEAD,
-            State.BLOCKED,
-        }
+        assert sum(ended.counts.values()) == len(expanded.tasks)
+        assert {state for _, _, state in ended.counts} <= {State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED}
         assert ended.seconds > SECONDS["start"]
 
 
 def test_expected_lengths_are_means_over_draws_and_nothing_where_a_task_is_not():
-    unrolled = expand(APPS["critique"], TOPICS)
-    draws = [draw(unrolled.tasks, [None] * 3, [4096] * 3, seed) for seed in range(8)]
+    expanded = expand(APPS["critique"], TOPICS)
+    draws = [draw(expanded.tasks, [None] * 3, [4096] * 3, seed) for seed in range(8)]
     means = expected_tokens(draws)
-    by_hand = [
-        np.mean([d.output_tokens[n] if d.present[n] else 0 for d in draws])
-        for n in range(len(unrolled.tasks))
-    ]
+    by_hand = [np.mean([d.output_tokens[n] if d.present[n] else 0 for d in draws]) for n in range(len(expanded.tasks))]
     assert means.tolist() == pytest.approx(by_hand)

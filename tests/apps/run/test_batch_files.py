@@ -20,9 +20,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 def request(name, model="m0", url=CHAT, **body):
     said = (
-        {"messages": [{"role": "user", "content": "{{ never }} rendered"}]}
-        if url == CHAT
-        else {"prompt": "Say {% x"}
+        {"messages": [{"role": "user", "content": "{{ never }} rendered"}]} if url == CHAT else {"prompt": "Say {% x"}
     )
     return {"custom_id": name, "method": "POST", "url": url, "body": {"model": model, **said, **body}}
 
@@ -34,9 +32,9 @@ def file_of(folder, *lines):
 
 
 def asked(batch):
-    unrolled = expand(batch.app, batch.rows.rows, batch.rows.ids)
-    decider = Rendered(unrolled)
-    return unrolled.tasks, [decider.decide(task, lambda _: None) for task in range(len(unrolled.tasks))]
+    expanded = expand(batch.app, batch.rows.rows, batch.rows.ids)
+    decider = Rendered(expanded)
+    return expanded.tasks, [decider.decide(task, lambda _: None) for task in range(len(expanded.tasks))]
 
 
 def test_requests_are_passed_on_as_they_stand(tmp_path):
@@ -51,8 +49,8 @@ def test_requests_are_passed_on_as_they_stand(tmp_path):
     by_row = {int(tasks.row[task]): one for task, one in enumerate(found)}
     for row, line in enumerate(lines):
         body = {name: value for name, value in line["body"].items() if name != "model"}
-        assert by_row[row].ask.body == body
-        assert by_row[row].ask.api == ("chat" if line["url"] == CHAT else "completions")
+        assert by_row[row].request.body == body
+        assert by_row[row].request.api == ("chat" if line["url"] == CHAT else "completions")
     of_row = {int(tasks.row[task]): task for task in range(3)}
     assert [tasks.models[tasks.model[of_row[row]]] for row in range(3)] == ["m0", "m1", "m1"]
     assert [int(tasks.max_tokens[of_row[row]]) for row in range(2)] == [7, 3]
@@ -66,13 +64,13 @@ def test_equal_requests_share_an_answer_only_where_nothing_is_left_to_chance(tmp
     first, again = asked(drawn)[1], asked(drawn)[1]
     assert len({one.key for one in first}) == 2
     assert [one.key for one in first] == [one.key for one in again]
-    assert all("seed" in one.ask.body for one in first)
+    assert all("seed" in one.request.body for one in first)
 
 
 def test_a_completion_without_a_limit_is_as_short_as_the_api_makes_it(tmp_path):
     tasks, found = asked(read_batch(file_of(tmp_path, request("a", url=COMPLETIONS))))
     assert tasks.max_tokens.tolist() == [16]
-    assert "max_tokens" not in found[0].ask.body
+    assert "max_tokens" not in found[0].request.body
 
 
 def test_what_is_known_of_models_is_kept(tmp_path):
@@ -84,7 +82,7 @@ def test_what_is_known_of_models_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (request("b") | {"url": "/v1/embeddings"}, "no url of a batch named '/v1/embeddings'"),
         (request("b") | {"method": "GET"}, "method must be POST; it is 'GET'"),
@@ -96,42 +94,30 @@ def test_what_is_known_of_models_is_kept(tmp_path):
         (request("b", tools=[{}]), "body.tools cannot be asked for"),
         (request("b", max_tokens=0), "body.max_tokens must be whole tokens of at least 1; it is 0"),
         (request("a"), "'a' is also in line 1"),
-        (
-            {"method": "POST"} | {k: v for k, v in request("b").items() if k != "custom_id"},
-            "named 'custom_id'",
-        ),
+        ({"method": "POST"} | {k: v for k, v in request("b").items() if k != "custom_id"}, "named 'custom_id'"),
     ],
 )
-def test_what_cannot_be_asked_is_told_with_its_line(tmp_path, line, said):
+def test_what_cannot_be_asked_is_told_with_its_line(tmp_path, line, message):
     path = file_of(tmp_path, request("a"), line)
     with pytest.raises(InputError) as error:
         read_batch(path)
     assert f"{path}, line 2: " in str(error.value)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_batch_is_answered_in_its_order(tmp_path):
-    lines = [
-        request(f"r{i}", f"m{i % 2}", (CHAT, COMPLETIONS)[i % 3 == 0], max_tokens=5 + i) for i in range(9)
-    ]
+    lines = [request(f"r{i}", f"m{i % 2}", (CHAT, COMPLETIONS)[i % 3 == 0], max_tokens=5 + i) for i in range(9)]
     batch = read_batch(file_of(tmp_path, *lines))
-    unrolled = expand(batch.app, batch.rows.rows, batch.rows.ids)
+    expanded = expand(batch.app, batch.rows.rows, batch.rows.ids)
     job = job_of(
-        unrolled.tasks,
-        [(plan(0), plan(1))],
-        decider=Rendered(unrolled),
-        words=batch.rows.sha256,
-        settings=QUICK,
+        expanded.tasks, [(plan(0), plan(1))], decider=Rendered(expanded), words=batch.rows.sha256, settings=QUICK
     )
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ["m0", "m1"])))
         assert ended.exit_code == 0
         export(ledger, job.layout, tmp_path, ids=lambda row: batch.rows.ids[row])
     answers, errors = tmp_path / "answers.jsonl", tmp_path / "errors.jsonl"
-    assert write_batch(tmp_path / "outputs.jsonl", tmp_path / "dead.jsonl", answers, errors, created_s=5) == (
-        9,
-        0,
-    )
+    assert write_batch(tmp_path / "outputs.jsonl", tmp_path / "dead.jsonl", answers, errors, created_s=5) == (9, 0)
     found = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [one["custom_id"] for one in found] == [line["custom_id"] for line in lines]
     for one, line in zip(found, lines, strict=True):

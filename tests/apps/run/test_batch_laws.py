@@ -17,7 +17,7 @@ from lengthwise.apps.plan import Space
 from lengthwise.schema.workload import Workload
 
 LIMITS = Limits(4, 64, 400)
-TIGHT = Limits(4, 64, 150, block_tokens=4, spare=0.05)
+TIGHT = Limits(4, 64, 150, block_tokens=4, reserve=0.05)
 """Somebody has to make room."""
 
 
@@ -61,7 +61,7 @@ def stepped(arrivals, limits=LIMITS, cost=linear):
             waiting.insert(0, n)
             full = True
         joining, tokens = [], len(running)
-        free = limits.kv_tokens - held(arrivals, running, half) - int(limits.spare * limits.kv_tokens)
+        free = limits.kv_tokens - held(arrivals, running, half) - int(limits.reserve * limits.kv_tokens)
         free -= len(running)
         while waiting and not full and len(running) + len(joining) < limits.seqs:
             read = arrivals[waiting[0]][1] + had[waiting[0]]
@@ -137,17 +137,13 @@ def test_a_replica_takes_as_long_as_the_one_that_is_planned_with_where_memory_is
     """Of the larger model 256 answers at once do not all have room."""
     space = Space(served(1, name), cluster_of(1))
     (plan, *_) = space.plans(0)
-    deployment, (tasks, draw) = (
-        space.deployment(plan),
-        ensemble((1000,), np.random.default_rng(1), mean=180.0),
-    )
+    deployment, (tasks, draw) = (space.deployment(plan), ensemble((1000,), np.random.default_rng(1), mean=180.0))
     arrivals = [
-        (0.0, *lengths)
-        for lengths in zip(draw.prompt_tokens.tolist(), draw.output_tokens.tolist(), strict=True)
+        (0.0, *lengths) for lengths in zip(draw.prompt_tokens.tolist(), draw.output_tokens.tolist(), strict=True)
     ]
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds)
-    ended_s = jumped(arrivals, *launcher._cost(plan))
+    completed_s = jumped(arrivals, *launcher._cost(plan))
     workload = Workload(np.zeros(len(tasks)), draw.prompt_tokens, draw.output_tokens)
     told = engine.simulate(workload, deployment, keep_steps=0).requests
-    assert max(ended_s) == pytest.approx(float(told.finished_s.max()), rel=0.01)
-    assert np.mean(ended_s) == pytest.approx(float(told.finished_s.mean()), rel=0.01)
+    assert max(completed_s) == pytest.approx(float(told.finished_s.max()), rel=0.01)
+    assert np.mean(completed_s) == pytest.approx(float(told.finished_s.mean()), rel=0.01)

@@ -17,9 +17,7 @@ def world_of():
 def ran(world, ledger, **more):
     """What was told, and what had been started by then."""
     launcher, told = world.launcher(), []
-    ended = world.run(
-        ledger, launcher=launcher, begun=lambda kept: told.append((kept, launcher.starts)), **more
-    )
+    ended = world.run(ledger, launcher=launcher, started=lambda kept: told.append((kept, launcher.starts)), **more)
     return ended, told
 
 
@@ -30,7 +28,7 @@ def cut(world, ledger):
         if progress.share > 0.3:
             ledger.note({"cancel": "1"})
 
-    ended = world.run(ledger, watch=look, watch_s=0.5)
+    ended = world.run(ledger, monitor=look, watch_s=0.5)
     assert ended.how == "cancelled"
     return ended.of(State.DONE)
 
@@ -49,9 +47,9 @@ def test_a_run_that_is_gone_on_with_tells_at_its_start_what_is_answered(tmp_path
         ended, [(kept, starts)] = ran(world, ledger)
     assert ended.of(State.DONE) == 400
     assert starts == 0
-    assert sum(kept.kept) == done
-    assert sum(kept.kept) + sum(kept.asked) == 400
-    assert f"{kept.kept[0]} of {kept.kept[0] + kept.asked[0]} answers kept" in kept.words()
+    assert sum(kept.retained) == done
+    assert sum(kept.retained) + sum(kept.requested) == 400
+    assert f"{kept.retained[0]} of {kept.retained[0] + kept.requested[0]} answers kept" in kept.words()
 
 
 def test_a_second_run_over_the_answers_of_a_first_tells_at_its_start_what_it_takes_over(tmp_path):
@@ -61,5 +59,5 @@ def test_a_second_run_over_the_answers_of_a_first_tells_at_its_start_what_it_tak
         ended, [(kept, starts)] = ran(world, ledger, identity=identity_of("another", world.layout))
     assert ended.of(State.DONE) == 400
     assert starts == 0
-    assert sum(kept.kept) == done
+    assert sum(kept.retained) == done
     assert ended.reused == kept

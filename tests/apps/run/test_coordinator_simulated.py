@@ -23,7 +23,7 @@ def test_all_tasks_of_one_model_are_answered(tmp_path):
         tokens = [row.output.output_tokens for row in rows(ledger, world.layout)]
         assert tokens == world.draw.output_tokens.tolist()
         assert ledger.counts() == {(0, State.DONE): 300}
-        assert not [name for name in ledger.facts() if name.startswith("owner:")]
+        assert not [name for name in ledger.metadata() if name.startswith("owner:")]
 
 
 def drawn(world, output_tokens):

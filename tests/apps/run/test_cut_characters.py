@@ -12,7 +12,7 @@ from lengthwise.backend.openai_protocol import Piece
 
 def drafted(*pieces, before=None):
     draft = Draft.of(before)
-    draft.sure = (len(draft.text), len(draft.output_ids))
+    draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
     for text, *ids in pieces:
         engine._take(draft, Piece(0.0, text, len(ids), True, None, None, tuple(ids), (7,)))
     return draft.partial()

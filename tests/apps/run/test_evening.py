@@ -25,7 +25,7 @@ def late(stages, *, seconds=lambda plan, how: float(how == "start")):
 
 def test_half_of_what_is_under_way_goes_to_the_one_that_joins(tmp_path):
     alone, two = late([(plan(0), plan(1))]), late([(plan(0), plan(1)), (plan(0, dp=2),)])
-    with fresh(tmp_path, "alone") as one, fresh(tmp_path, "two") as other:
+    with fresh(tmp_path, "isolated") as one, fresh(tmp_path, "two") as other:
         ended, sooner = alone.run(one), two.run(other)
         assert (ended.of(State.DONE), sooner.of(State.DONE)) == (101, 101)
         assert sooner.seconds < 0.95 * ended.seconds
@@ -36,7 +36,7 @@ def test_half_of_what_is_under_way_goes_to_the_one_that_joins(tmp_path):
 @pytest.mark.slow
 def test_on_real_engines_they_go_on_from_their_tokens(tmp_path):
     tasks = tasks_of([0] * 20 + [1])
-    slow = {"more": "--fixed-s 0.05", "seats": 32}
+    slow = {"more": "--fixed-s 0.05", "max_num_seqs": 32}
     job = job_of(tasks, [(plan(0), plan(1)), (plan(0, dp=2),)])
     job.decider.lengths = [200] * 20 + [3]
     job.decider.most = 220
@@ -49,7 +49,7 @@ def test_on_real_engines_they_go_on_from_their_tokens(tmp_path):
                 logs[pid] = await asyncio.to_thread(told, url)
             await asyncio.sleep(0.05)
 
-    whole = undisturbed(tmp_path / "whole", tasks, decider=job.decider, **slow)
+    whole = undisturbed(tmp_path / "complete", tasks, decider=job.decider, **slow)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, look))
         assert ended.exit_code == 0

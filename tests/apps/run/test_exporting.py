@@ -39,9 +39,7 @@ def test_outputs_stand_in_the_order_of_the_inputs(tmp_path):
     world = world_of()
     with fresh(tmp_path) as ledger:
         ended = world.run(ledger)
-        told = export(
-            ledger, world.layout, tmp_path / "out", ids=lambda row: f"r{row}", forms=("jsonl", "parquet")
-        )
+        told = export(ledger, world.layout, tmp_path / "out", ids=lambda row: f"r{row}", forms=("jsonl", "parquet"))
     rows = lines(tmp_path / "out" / "outputs.jsonl")
     assert len(rows) == told.answers == ended.of(State.DONE) == 19
     assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
@@ -103,14 +101,11 @@ def test_the_dead_and_those_behind_them_are_told_apart(tmp_path):
         ended = world.run(ledger, decider=Picky(world.tasks, world.draw))
         told = export(ledger, world.layout, tmp_path / "out")
         assert (told.answers, told.dead, ended.exit_code) == (19, 2, 1)
-        dead = [
-            (row["id"], row["call"], row["state"], row["error"])
-            for row in lines(tmp_path / "out" / "dead.jsonl")
-        ]
+        dead = [(row["id"], row["call"], row["state"], row["error"]) for row in lines(tmp_path / "out" / "dead.jsonl")]
         assert dead == [("0", "c1", "dead", "no title"), ("0", "c0", "blocked", None)]
         job = world.job()
-        facts = manifest(job, ended, told, app="a", inputs="i", models={"m0": "r0", "m1": "r1"})
-        write_manifest(tmp_path / "out", facts)
+        metadata = manifest(job, ended, told, app="a", inputs="i", models={"m0": "r0", "m1": "r1"})
+        write_manifest(tmp_path / "out", metadata)
     read = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert read["counts"]["all"] == {"done": 19, "dead": 1, "blocked": 1}
     assert sum(sum(states.values()) for call, states in read["counts"].items() if call != "all") == 21

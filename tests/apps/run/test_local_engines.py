@@ -6,18 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from engines_world import (
-    answers,
-    chained,
-    engines,
-    job_of,
-    local,
-    plan,
-    play,
-    told,
-    undisturbed,
-    until,
-)
+from engines_world import answers, chained, engines, job_of, local, plan, play, told, undisturbed, until
 from plan_world import tasks_of
 
 from lengthwise.apps.launch import Loaded, StaticLauncher
@@ -39,7 +28,7 @@ def test_chains_over_two_models_are_answered_and_no_engine_is_left(tmp_path):
         assert 0 <= progress.share <= 1
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, watch=watch))
+        ended = asyncio.run(play(job, ledger, launcher, monitor=watch))
         assert ended.exit_code == 0
         assert ended.of(State.DONE) == len(tasks)
         said = answers(ledger, job.layout)
@@ -90,7 +79,7 @@ def test_the_same_request_is_asked_once(tmp_path):
         seen.extend(len(told(url)["entries"]) for url, _ in engines(launcher))
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert asyncio.run(play(job, ledger, launcher, watch=watch)).of(State.DONE) == 8
+        assert asyncio.run(play(job, ledger, launcher, monitor=watch)).of(State.DONE) == 8
         said = [output for _, output in answers(ledger, job.layout)]
         assert said == said[:2] * 4
     assert max(seen, default=0) <= 2
@@ -167,7 +156,7 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
     async def others():
         m0, m1 = EngineSpec("m0"), EngineSpec("m1")
         async with EngineServer(m0) as one, EngineServer(m0) as two, EngineServer(m1) as three:
-            models = [Loaded("m0", seats=2), Loaded("m1", served="m1", seats=2)]
+            models = [Loaded("m0", max_num_seqs=2), Loaded("m1", served="m1", max_num_seqs=2)]
             launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})
             given = job_of(tasks, [launcher.plans()])
             job = replace(given, rooms=GivenRooms())
@@ -192,7 +181,7 @@ def test_places_in_a_command_are_checked_before_anything_starts():
     with pytest.raises(InputError, match=r"no place in the command of m0 named 'prot'\. Did you mean: port"):
         Loaded("m0", command="serve --port {prot}")
     with pytest.raises(InputError, match="seats of m0 must be at least 1"):
-        Loaded("m0", seats=0)
+        Loaded("m0", max_num_seqs=0)
 
 
 def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):
@@ -214,8 +203,8 @@ def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):
     with open_ledger(place) as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
         assert not ended.resumed
-        assert ended.reused.kept == (6, 0)
-        assert ended.reused.asked == (6, 6)
+        assert ended.reused.retained == (6, 0)
+        assert ended.reused.requested == (6, 6)
         assert ended.of(State.DONE) == 18
         assert "c0: 6 of 12 answers kept; c1: 0 of 6" in ended.reused.words()
 

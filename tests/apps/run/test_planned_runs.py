@@ -9,17 +9,8 @@ from simulated_world import fresh
 
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
-from lengthwise.apps.plan import Asked, Space, SwitchTimes, plan
-from lengthwise.apps.run import (
-    ClusterRooms,
-    Drawn,
-    Planned,
-    Work,
-    expected_tokens,
-    guide_of,
-    job_of,
-    run_simulated,
-)
+from lengthwise.apps.plan import RequestSpec, Space, SwitchTimes, plan
+from lengthwise.apps.run import ClusterRooms, Drawn, Planned, Work, expected_tokens, guide_of, job_of, run_simulated
 
 
 def independent(rng):
@@ -31,26 +22,22 @@ def crowded(rng):
 
 
 def chained(rng):
-    tasks = tasks_of(
-        [0, 1, 2] * 120, parents=[(3 * i + j, 3 * i + j - 1) for i in range(120) for j in (1, 2)]
-    )
+    tasks = tasks_of([0, 1, 2] * 120, parents=[(3 * i + j, 3 * i + j - 1) for i in range(120) for j in (1, 2)])
     return tasks, draw_of(tasks, rng)
 
 
-def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, watch=None, times=None):
+def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, monitor=None, times=None):
     """(plan, end of the run) of one draw, planned with and run."""
     models, cluster = served(len(tasks.models), "opt-1.3b", "llama-2-13b"), cluster_of(gpus)
-    made = plan(tasks, [draw], models, cluster, times=times, asked=Asked(method=method, beside=()))
+    made = plan(tasks, [draw], models, cluster, times=times, requested=RequestSpec(method=method, additional=()))
     space = Space(models, cluster, times or SwitchTimes())
     rooms = ClusterRooms(cluster, space.seconds)
     work = Work(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")
     job = job_of(work, Planned(guide_of(made), rooms))
-    launcher = SimulatedLauncher(
-        tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds, space.sleeps
-    )
+    launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds, space.sleeps)
     tmp_path.mkdir(exist_ok=True)
     with fresh(tmp_path, method) as ledger:
-        return made, run_simulated(job, ledger, launcher, watch=watch, watch_s=5.0)
+        return made, run_simulated(job, ledger, launcher, monitor=monitor, watch_s=5.0)
 
 
 @pytest.mark.parametrize("world", [independent, chained])
@@ -72,9 +59,7 @@ def test_a_run_takes_as_long_as_planned_where_replicas_join_late_too(tmp_path, w
     assert ended.seconds == pytest.approx(made.makespan.value, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("method", "gpus"), [("lengthwise", 2), ("lengthwise", 8), ("min", 4), ("samullm", 4)]
-)
+@pytest.mark.parametrize(("method", "gpus"), [("lengthwise", 2), ("lengthwise", 8), ("min", 4), ("samullm", 4)])
 def test_where_memory_is_short_it_is_a_little_off(tmp_path, method, gpus):
     """The planner takes an answer that had to make room as one that grows all the while."""
     tasks, draw = crowded(np.random.default_rng(13))
@@ -87,12 +72,7 @@ def leaving(models, **seconds):
     """Switch times of one-GPU and two-GPU replicas: ready after 10 s, and what is said."""
     hows = {"start": 10.0, **seconds}
     return SwitchTimes(
-        {
-            (f"m{m}", "A100-80GB", tp, 1, how): s
-            for m in range(models)
-            for tp in (1, 2)
-            for how, s in hows.items()
-        }
+        {(f"m{m}", "A100-80GB", tp, 1, how): s for m in range(models) for tp in (1, 2) for how, s in hows.items()}
     )
 
 
@@ -105,13 +85,10 @@ def test_engines_that_leave_are_waited_for_in_the_plan_as_in_the_run(tmp_path, m
     assert ended.seconds == pytest.approx(made.makespan.value, rel=0.05)
 
 
-def test_each_engine_that_makes_room_for_another_delays_it_by_its_stop_and_the_last_ones_delay_nothing(
-    tmp_path,
-):
+def test_each_engine_that_makes_room_for_another_delays_it_by_its_stop_and_the_last_ones_delay_nothing(tmp_path):
     tasks, draw = independent(np.random.default_rng(5))
     (at_once, ran_at_once), (later, ran_later) = (
-        ran(tmp_path / str(s), tasks, draw, method="max", gpus=2, times=leaving(4, stop=s))
-        for s in (0.0, 6.0)
+        ran(tmp_path / str(s), tasks, draw, method="max", gpus=2, times=leaving(4, stop=s)) for s in (0.0, 6.0)
     )
     told = [{round(one.seconds, 9) for one in stage.switches} for stage in later.stages]
     assert told == [{10.0}, {16.0}, {16.0}, {16.0}]
@@ -122,13 +99,13 @@ def test_each_engine_that_makes_room_for_another_delays_it_by_its_stop_and_the_l
 def test_progress_never_goes_back_and_its_estimate_comes_true(tmp_path):
     tasks, draw = independent(np.random.default_rng(6))
     seen = []
-    _, ended = ran(tmp_path, tasks, draw, watch=seen.append)
+    _, ended = ran(tmp_path, tasks, draw, monitor=seen.append)
     shares = [progress.share for progress in seen]
     assert shares == sorted(shares)
     assert {one.state for one in seen[-1].models} <= {"finished", "runs", "starts", "waits"}
     half = next(progress for progress in seen if progress.share > 0.5)
     assert half.at_s + half.left_s[0] == pytest.approx(ended.seconds, rel=0.3)
     assert half.left_s[1] <= half.left_s[0] <= half.left_s[2]
-    done = [sum(one.ended for one in progress.models) for progress in seen]
+    done = [sum(one.completed for one in progress.models) for progress in seen]
     assert done == sorted(done)
     assert all(one.total == sum(one.states.values()) for progress in seen for one in progress.models)

@@ -16,15 +16,13 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "ledger"))
 from postgres_world import Server, programs
 
-from lengthwise.apps.ledger import ENDED, State, open_ledger
+from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.schema.errors import LengthwiseError
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 240
 PROGRAM = str(Path(sys.executable).parent / "lengthwise")
-ENGINE = (
-    f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
-)
+ENGINE = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
 ROWS = 24
 FILE = f"""
 [inputs]
@@ -92,11 +90,10 @@ def until(true, what):
 
 
 def test_one_of_two_coordinators_is_killed_and_the_other_ends_the_run_alike(server, app, tmp_path):
-    subprocess.run(command(app, tmp_path / "alone"), check=True, timeout=LIMIT_S)
+    subprocess.run(command(app, tmp_path / "isolated"), check=True, timeout=LIMIT_S)
     store = server.place(f"t{uuid.uuid4().hex[:12]}")
     both = [
-        subprocess.Popen(command(app, tmp_path / name, "--store", store), process_group=0)
-        for name in ("one", "two")
+        subprocess.Popen(command(app, tmp_path / name, "--store", store), process_group=0) for name in ("one", "two")
     ]
     try:
         until(lambda: done(store)[0] >= 4, "both are under way")
@@ -110,13 +107,13 @@ def test_one_of_two_coordinators_is_killed_and_the_other_ends_the_run_alike(serv
             if one.poll() is None:
                 os.killpg(one.pid, signal.SIGKILL)
                 one.wait()
-    alone, other = ((tmp_path / name / "outputs.jsonl").read_bytes() for name in ("alone", "two"))
+    alone, other = ((tmp_path / name / "outputs.jsonl").read_bytes() for name in ("isolated", "two"))
     assert other == alone
     assert len(alone.splitlines()) == 2 * ROWS
     with open_ledger(store, read_only=True) as ledger:
         counts = ledger.counts()
         assert sum(counts.values()) == 2 * ROWS
-        assert {state for (_, state), n in counts.items() if n} <= set(ENDED)
+        assert {state for (_, state), n in counts.items() if n} <= set(FINISHED)
     told = [PROGRAM, "app", "status", str(tmp_path / "two"), "--store", store]
     said = subprocess.run([*told, "--json"], check=True, capture_output=True, text=True, timeout=LIMIT_S)
     assert json.loads(said.stdout)["tasks"]["done"] == 2 * ROWS

@@ -15,7 +15,7 @@ from killed_world import begun, gone, is_gone
 from plan_world import tasks_of
 
 from lengthwise.apps.launch import Loaded, Patience
-from lengthwise.apps.ledger import ENDED, State, open_ledger
+from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.schema.errors import EngineError
 
 ray = pytest.importorskip("ray")
@@ -37,16 +37,16 @@ def cluster():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """What the chained application says on local engines."""
-    return undisturbed(tmp_path_factory.mktemp("whole"), chained())
+    return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 
 
-def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02", patience=None):
+def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02", timeouts=None):
     from lengthwise.apps.launch.ray import RayLauncher
 
     return RayLauncher(
-        [Loaded(name, served=name, seats=4, command=f"{command} {more}") for name in names],
+        [Loaded(name, served=name, max_num_seqs=4, command=f"{command} {more}") for name in names],
         tmp_path / "logs",
-        patience=patience or Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
+        timeouts=timeouts or Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
     )
 
 
@@ -59,7 +59,7 @@ def pids(launcher):
     ]
 
 
-def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tmp_path, whole):
+def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tmp_path, complete):
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1")), []
 
     async def look(_, launcher):
@@ -69,29 +69,27 @@ def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tm
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, look))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
     assert gone([pid for pair in seen for pid in pair])
     # Ray tells what is free a moment later.
     asyncio.run(until(lambda: ray.available_resources().get("GPU") == 2))
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(
-    cluster, tmp_path, whole, which
-):
+def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(cluster, tmp_path, complete, which):
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
 
     async def kill(one, launcher):
         await until(lambda: len(launcher._running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
-        await until(lambda: sum(line.going for line in one._lines) > 0)
+        await until(lambda: sum(line.active for line in one._lines) > 0)
         os.kill(seen[0][which], signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, kill))
         assert ended.exit_code == 0
         assert "died" in [event.what for event in ended.events]
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
     assert gone([pid for pair in seen for pid in pair])
 
 
@@ -102,11 +100,11 @@ WORDS = "--host {host} --port {port} --model {name}"
 def pid_of(launcher, name, which):
     """The process of a model's engine (0) or of its actor (1), ready or not."""
 
-    def both(kept):
-        local = kept._process.local
+    def both(retained):
+        local = retained._process.local
         return 0 if local is None else local.process.pid, os.getpid()
 
-    (actor,) = [one.actor for one in list(launcher._there) if one.loaded.name == name]
+    (actor,) = [one.actor for one in list(launcher._present) if one.loaded.name == name]
     return ray.get(actor.__ray_call__.remote(both))[which]
 
 
@@ -117,7 +115,7 @@ def waits(log):
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_killed_before_it_is_ready_on_ray_it_is_started_anew(cluster, tmp_path, whole, which):
+def test_killed_before_it_is_ready_on_ray_it_is_started_anew(cluster, tmp_path, complete, which):
     gate = tmp_path / "gate"
     command = f"{sys.executable} {HERE / 'gated.py'} {gate} {WORDS}"
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), command=command), []
@@ -134,33 +132,33 @@ def test_killed_before_it_is_ready_on_ray_it_is_started_anew(cluster, tmp_path, 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, kill))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
     told = [event.what for event in ended.events if event.model == 0]
     assert told[:3] == ["start", "start", "ready"], "it was killed while it started"
     assert gone([waits(log) for log in (tmp_path / "logs").glob("*.log")])
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from(cluster, tmp_path, whole, which):
+def test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from(cluster, tmp_path, complete, which):
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
 
     async def kill(one, launcher):
         await until(lambda: len(launcher._running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
-        going = one._lines[0].berths[0].going
+        going = one._lines[0].berths[0].active
         await until(lambda: any(len(work.draft.output_ids) >= 3 for work in going.values()))
         os.kill(await asyncio.to_thread(pid_of, launcher, "m0", which), signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, kill))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
     assert "died" in [event.what for event in ended.events if event.model == 0]
     assert gone([pid for pair in seen for pid in pair])
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, tmp_path, whole, which):
+def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, tmp_path, complete, which):
     """The second model has nothing left to do, and its engine does not go when it is asked to."""
     command = f"{sys.executable} {HERE / 'stubborn.py'} {WORDS}"
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), command=command), []
@@ -177,7 +175,7 @@ def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, t
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, kill))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
     assert killed == [True], "it was there when it was killed"
     assert gone([pid for pair in seen for pid in pair])
 
@@ -187,9 +185,7 @@ def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, t
     [lambda row: len(row["pids"]) == 4, lambda row: row["written"] >= 8, lambda row: row["done"] >= 8],
     ids=["ready", "answering", "children"],
 )
-def test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_goes_on_there(
-    cluster, tmp_path, whole, when
-):
+def test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_goes_on_there(cluster, tmp_path, complete, when):
     address = ray.get_runtime_context().gcs_address
     process, _ = begun(tmp_path, lambda row: len(row["pids"]) == 4 and when(row), f"ray={address}")
     process.kill()
@@ -200,11 +196,11 @@ def test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_goes_on_there(
     assert gone(left)
     job = job_of(chained(), BOTH)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert sum(n for (_, state), n in ledger.counts().items() if state not in ENDED), "it was on its way"
-        ended = asyncio.run(play(job, ledger, on_ray(tmp_path / "again", ("m0", "m1"))))
+        assert sum(n for (_, state), n in ledger.counts().items() if state not in FINISHED), "it was on its way"
+        ended = asyncio.run(play(job, ledger, on_ray(tmp_path / "retry", ("m0", "m1"))))
         assert ended.resumed
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
 
 
 def test_an_engine_that_does_not_start_on_a_node_says_why(cluster, tmp_path):
@@ -233,13 +229,13 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
     """Engines that do not go when they are asked to, or never get ready, with more patience than a test has."""
     words = "--host {host} --port {port} --model {name}" if ready else "never {port}"
     stubborn = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'} {words}"
-    patience = Patience(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
-    launcher = on_ray(tmp_path, ("m0", "m1"), command=stubborn, more="", patience=patience)
+    timeouts = Patience(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
+    launcher = on_ray(tmp_path, ("m0", "m1"), command=stubborn, more="", timeouts=timeouts)
     begun = []
 
     def is_begun(one):
         deaf = [log for log in (tmp_path / "logs").glob("*.log") if "deaf" in log.read_text()]
-        return sum(line.going for line in one._lines) > 1 if ready else len(deaf) == 2
+        return sum(line.active for line in one._lines) > 1 if ready else len(deaf) == 2
 
     async def stop(one, _):
         await until(lambda: is_begun(one))
@@ -252,5 +248,5 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(asyncio.wait_for(play(job_of(chained(), BOTH), ledger, launcher, stop), 90.0))
     assert ended.exit_code == 130
-    assert not launcher._there
+    assert not launcher._present
     assert gone([pid for both in begun for pid in both])

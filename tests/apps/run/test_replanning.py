@@ -13,7 +13,7 @@ from simulated_world import plan as run_plan
 
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
-from lengthwise.apps.plan import Asked, Space, plan
+from lengthwise.apps.plan import RequestSpec, Space, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
     ClusterRooms,
@@ -52,14 +52,12 @@ def planned(counts, means):
     tasks = world(counts)
     lengths, longest = [Geometric(mean) for mean in means], [LONGEST] * len(means)
     space = Space(served(len(means), "opt-1.3b", "llama-2-13b"), cluster_of(4))
-    draws, truth = (
-        [draw(tasks, lengths, longest, (kind, k)) for k in range(n)] for kind, n in ((0, 2), (1, 8))
-    )
-    made = plan(tasks, draws, space.models, space.cluster, true_draws=truth, asked=Asked(beside=()))
+    draws, truth = ([draw(tasks, lengths, longest, (kind, k)) for k in range(n)] for kind, n in ((0, 2), (1, 8)))
+    made = plan(tasks, draws, space.models, space.cluster, true_draws=truth, requested=RequestSpec(additional=()))
     return tasks, draws, space, made
 
 
-def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3, watch=None):
+def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3, monitor=None):
     """The end of a run that was planned with lengths of these means, and may have others."""
     tasks, draws, space, made = planned(counts, means)
     longest = [LONGEST] * len(means)
@@ -68,14 +66,14 @@ def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3, watch=None):
     rooms = ClusterRooms(space.cluster, space.seconds)
     job = job_of(work, Planned(guide_of(made), rooms), Settings(replans=replans))
     lengths = [Geometric(mean) for mean in means]
-    anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.spare)
+    anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.reserve)
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, comes), space.seconds)
     with fresh(tmp_path, f"{seed}-{replans}") as ledger:
-        return run_simulated(replace(job, replan=anew), ledger, launcher, watch=watch)
+        return run_simulated(replace(job, replan=anew), ledger, launcher, monitor=monitor)
 
 
-def told(ended, what):
-    return [event.about for event in ended.events if event.what == what]
+def told(completed, what):
+    return [event.description for event in completed.events if event.what == what]
 
 
 MOVED = {
@@ -101,7 +99,7 @@ def test_the_time_that_is_left_is_told_by_the_new_plan(tmp_path):
     """By lengths as first planned all is nearly done when the long answers have hardly begun."""
     counts, means, true = MOVED["four models, one much longer"]
     seen = []
-    ended = ran(tmp_path, counts, means, true=true, watch=seen.append)
+    ended = ran(tmp_path, counts, means, true=true, monitor=seen.append)
     (anew_s, *_) = [event.at_s for event in ended.events if event.what == "replan"]
     later = [one for one in seen if one.left_s and anew_s < one.at_s < 0.9 * ended.seconds]
     assert later
@@ -146,20 +144,20 @@ def test_lengths_are_put_right_by_answers_that_are_cut_off(mean):
     seen = cut_off(rng, mean, 4000, longest=200)
     assert updated(prior, seen).mean(1500) == pytest.approx(mean, rel=0.2)
     if mean == 500:
-        assert seen.ended.mean() < 0.3 * mean
+        assert seen.completed.mean() < 0.3 * mean
 
 
 def test_where_nothing_was_seen_what_was_planned_with_stays():
     prior = Spread.of(Geometric(120))
     same = updated(prior, Seen(np.zeros(0), np.zeros(0)))
     assert same.values.tolist() == prior.values.tolist()
-    assert same.beyond == pytest.approx(prior.beyond)
+    assert same.out_of_range == pytest.approx(prior.out_of_range)
 
 
 def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_there():
     tasks = replace(
         tasks_of([0, 1, 0, 1], parents=[(1, 0), (3, 2)]),
-        coin=np.array([-1, 0, -1, 0]),
+        random_draw=np.array([-1, 0, -1, 0]),
         coin_chance=np.array([0.5]),
         coin_after=np.array([-1]),
     )
@@ -175,7 +173,7 @@ def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_ther
     assert one.present.tolist() == [True]
     assert 1 <= one.output_tokens[0] <= 500
     seen = seen_of(tasks, ended, {1: 12}, [LONGEST] * 2)
-    assert [sorted(one.ended.tolist()) for one in seen] == [[9.0, 77.0], [10.0]]
+    assert [sorted(one.completed.tolist()) for one in seen] == [[9.0, 77.0], [10.0]]
     assert [one.cut.tolist() for one in seen] == [[], [12.0]]
 
 

@@ -23,7 +23,7 @@ def answers(ledger, job):
     return [(row.state, row.output) for row in ledger.rows(0, len(job.layout.tasks))]
 
 
-@pytest.mark.parametrize("way", ["here", "virtual"])
+@pytest.mark.parametrize("way", ["current", "virtual"])
 def test_interrupted_while_it_is_planned_anew_it_loses_nothing_and_goes_on(tmp_path, way):
     job, launcher = replanning_process.parts()
     with fresh(tmp_path, "whole.sqlite") as ledger:
@@ -38,14 +38,14 @@ def test_interrupted_while_it_is_planned_anew_it_loses_nothing_and_goes_on(tmp_p
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    if way == "here":
+    if way == "current":
         assert replanning_process.PLANNED not in said.read_text()
 
     job, launcher = replanning_process.parts()
     with fresh(tmp_path) as ledger:
         states = {state for _, state in ledger.counts()}
         assert State.LEASED not in states
-        assert not [name for name in ledger.facts() if name.startswith("owner:")]
+        assert not [name for name in ledger.metadata() if name.startswith("owner:")]
         kept = answers(ledger, job)
         assert all(one == other for one, other in zip(kept, whole, strict=True) if one[0] == State.DONE)
         ended = run_simulated(job, ledger, launcher, from_s=time.time())

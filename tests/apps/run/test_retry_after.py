@@ -25,14 +25,8 @@ SETTINGS = Settings(backoff_s=1.0, most_backoff_s=60.0)
         ({"Retry-After": "7"}, 7.0),
         ({"Retry-After": " 0.5 "}, 0.5),
         ({"Retry-After": "-3"}, 0.0),
-        (
-            {"Retry-After": "Wed, 21 Oct 2026 07:28:30 GMT", "Date": "Wed, 21 Oct 2026 07:28:00 GMT"},
-            30.0,
-        ),
-        (
-            {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT", "Date": "Wed, 21 Oct 2026 07:28:30 GMT"},
-            0.0,
-        ),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:28:30 GMT", "Date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 30.0),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT", "Date": "Wed, 21 Oct 2026 07:28:30 GMT"}, 0.0),
         ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
         ({"Retry-After": "soon"}, None),
         ({"Retry-After": "nan"}, None),
@@ -45,9 +39,7 @@ def test_what_a_server_says_of_when_to_come_again_is_read(headers, seconds):
     assert retry_after_s(headers) == seconds
 
 
-@pytest.mark.parametrize(
-    ("asked_s", "waits"), [(0.0, (0.0, 1.0)), (30.0, (30.0, 30.0)), (9000.0, (60.0, 60.0))]
-)
+@pytest.mark.parametrize(("asked_s", "waits"), [(0.0, (0.0, 1.0)), (30.0, (30.0, 30.0)), (9000.0, (60.0, 60.0))])
 def test_a_full_engine_is_left_alone_for_as_long_as_it_says_but_never_longer_than_allowed(asked_s, waits):
     endings = []
 
@@ -81,7 +73,7 @@ def test_an_engines_wish_comes_with_its_refusal(tmp_path, fault, seconds):
         engine = await launcher.start(plan(0), (0,))
         try:
             ((url, _),) = engines(launcher)
-            await asyncio.to_thread(post, url, "/emulator/faults", {"coming": [fault]})
+            await asyncio.to_thread(post, url, "/emulator/faults", {"incoming": [fault]})
             ask = Ask(0, "completions", {"prompt": "x", "max_tokens": 4, "temperature": 0})
             with pytest.raises(FailedError) as refused:
                 await engine.generate(ask, Draft())

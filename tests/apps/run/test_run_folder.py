@@ -18,14 +18,11 @@ def test_a_folder_with_a_run_in_it_is_refused_without_resume(tmp_path):
     folder = RunFolder(tmp_path / "out")
     assert not folder.is_begun
     with folder.taken(resume=False) as ledger:
-        assert ledger.facts() == {}
-    with (
-        pytest.raises(InputError, match="holds a run already: go on with it by --resume"),
-        folder.taken(resume=False),
-    ):
+        assert ledger.metadata() == {}
+    with pytest.raises(InputError, match="holds a run already: go on with it by --resume"), folder.taken(resume=False):
         pass
     with folder.taken(resume=True) as ledger:
-        assert ledger.facts() == {}
+        assert ledger.metadata() == {}
 
 
 def test_two_coordinators_in_one_folder_are_refused(tmp_path):
@@ -37,19 +34,14 @@ def test_two_coordinators_in_one_folder_are_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(OutputError, match="cannot run in"),
-        RunFolder(tmp_path / "file" / "out").taken(resume=False),
-    ):
+    with pytest.raises(OutputError, match="cannot run in"), RunFolder(tmp_path / "file" / "out").taken(resume=False):
         pass
 
 
 def dead_owner():
     """Of a process that has ended."""
     words = "from lengthwise.apps.run.job import new_owner; print(new_owner())"
-    return subprocess.run(
-        [sys.executable, "-c", words], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_process_that_has_ended_is_known_to_be_dead_and_others_are_not():

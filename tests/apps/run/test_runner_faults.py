@@ -31,7 +31,7 @@ from killed_world import begun, gone
 from plan_world import tasks_of
 
 from lengthwise.apps.launch.local import Patience
-from lengthwise.apps.ledger import ENDED, State, open_ledger
+from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.apps.run import Settings, new_owner
 from lengthwise.schema.errors import EngineError, OutputError
 
@@ -43,17 +43,17 @@ SLOW = {"more": "--fixed-s 0.05"}
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """What the chained application says undisturbed."""
-    return undisturbed(tmp_path_factory.mktemp("whole"), chained())
+    return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 
 
-def resumed(tmp_path, whole):
+def resumed(tmp_path, complete):
     """The run gone on with; it must end as the undisturbed one did."""
     job = job_of(chained(), BOTH)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path / "again", ("m0", "m1"))))
+        ended = asyncio.run(play(job, ledger, local(tmp_path / "retry", ("m0", "m1"))))
         assert ended.resumed
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
         assert sum(ledger.counts().values()) == len(chained())
     return ended
 
@@ -77,16 +77,14 @@ def fault(kind, number=1, seen=None, **fields):
     async def during(_, launcher):
         await until(lambda: engines(launcher))
         url = engines(launcher)[0][0]
-        await asyncio.to_thread(
-            post, url, "/emulator/faults", {"coming": [{"kind": kind, **fields}] * number}
-        )
+        await asyncio.to_thread(post, url, "/emulator/faults", {"incoming": [{"kind": kind, **fields}] * number})
         while seen is not None and len(seen) < number:
             await asyncio.sleep(0.01)
             try:
                 entries = (await asyncio.to_thread(told, url))["entries"]
             except OSError:
                 return  # it was ended
-            seen[:] = [entry for entry in entries if entry["fault"] == kind and entry["ended"]]
+            seen[:] = [entry for entry in entries if entry["fault"] == kind and entry["completed"]]
 
     return during
 
@@ -95,25 +93,25 @@ def fault(kind, number=1, seen=None, **fields):
     "when",
     [
         lambda row: row["pids"],
-        lambda row: row["going"] >= 4,
+        lambda row: row["active"] >= 4,
         lambda row: row["done"] >= 1,
         lambda row: row["done"] >= 8,
     ],
     ids=["ready", "leased", "done", "children"],
 )
-def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(tmp_path, whole, when):
+def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(tmp_path, complete, when):
     process, pids = begun(tmp_path, when)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert gone(pids)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert sum(n for (_, state), n in ledger.counts().items() if state not in ENDED), "it was on its way"
-        assert any(name.startswith("owner:") for name in ledger.facts()), "it took leave of nobody"
-    resumed(tmp_path, whole)
+        assert sum(n for (_, state), n in ledger.counts().items() if state not in FINISHED), "it was on its way"
+        assert any(name.startswith("owner:") for name in ledger.metadata()), "it took leave of nobody"
+    resumed(tmp_path, complete)
 
 
-def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_path, whole):
-    process, pids = begun(tmp_path, lambda row: row["going"] >= 4 and row["written"] >= 4)
+def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_path, complete):
+    process, pids = begun(tmp_path, lambda row: row["active"] >= 4 and row["written"] >= 4)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert "--resume" in (tmp_path / "said.txt").read_text()
@@ -121,19 +119,19 @@ def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_pa
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         states = {state for _, state in ledger.counts()}
         assert State.LEASED not in states
-        assert not [name for name in ledger.facts() if name.startswith("owner:")]
+        assert not [name for name in ledger.metadata() if name.startswith("owner:")]
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as file:
         assert file.execute("SELECT count(*) FROM partials").fetchone()[0] > 0, "tokens are kept"
-    resumed(tmp_path, whole)
+    resumed(tmp_path, complete)
 
 
-def test_a_termination_stops_it_as_an_interrupt_does(tmp_path, whole):
-    process, pids = begun(tmp_path, lambda row: row["going"] >= 2)
+def test_a_termination_stops_it_as_an_interrupt_does(tmp_path, complete):
+    process, pids = begun(tmp_path, lambda row: row["active"] >= 2)
     process.terminate()
     assert process.wait() == 130
     assert heard(tmp_path) == ["stopped 1"]
     assert gone(pids)
-    resumed(tmp_path, whole)
+    resumed(tmp_path, complete)
 
 
 def heard(tmp_path):
@@ -141,16 +139,16 @@ def heard(tmp_path):
     return [line for line in (tmp_path / "said.txt").read_text().splitlines() if line.startswith("stopped")]
 
 
-def test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole(tmp_path, whole):
+def test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole(tmp_path, complete):
     """Its engines do not go when they are asked to, so that it is still there for the second."""
-    process, pids = begun(tmp_path, lambda row: row["going"] >= 4, f"stubborn={STUBBORN}")
+    process, pids = begun(tmp_path, lambda row: row["active"] >= 4, f"stubborn={STUBBORN}")
     process.send_signal(signal.SIGINT)
     until_here(lambda: heard(tmp_path) == ["stopped 1"])
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert heard(tmp_path) == ["stopped 1", "stopped 2"]
     assert gone(pids)
-    resumed(tmp_path, whole)
+    resumed(tmp_path, complete)
 
 
 def until_here(fact, most_s=60.0):
@@ -185,19 +183,19 @@ def stopped_twice(tmp_path, launcher, when, between):
     assert gone(pids)
 
 
-def test_stopped_again_while_engines_are_being_ended_it_kills_them(tmp_path, whole):
+def test_stopped_again_while_engines_are_being_ended_it_kills_them(tmp_path, complete):
     command = f"{STUBBORN} --host {{host}} --port {{port}} --model {{name}}"
-    launcher = local(tmp_path, ("m0", "m1"), command=command, patience=PATIENT, **SLOW)
+    launcher = local(tmp_path, ("m0", "m1"), command=command, timeouts=PATIENT, **SLOW)
 
     def going(one):
-        return len(engines(launcher)) == 2 and sum(line.going for line in one._lines) > 1
+        return len(engines(launcher)) == 2 and sum(line.active for line in one._lines) > 1
 
     stopped_twice(tmp_path, launcher, going, lambda: not launcher._running)
-    resumed(tmp_path, whole)
+    resumed(tmp_path, complete)
 
 
-def test_stopped_again_while_engines_start_it_kills_them(tmp_path, whole):
-    launcher = local(tmp_path, ("m0", "m1"), command=f"{STUBBORN} never {{port}}", more="", patience=PATIENT)
+def test_stopped_again_while_engines_start_it_kills_them(tmp_path, complete):
+    launcher = local(tmp_path, ("m0", "m1"), command=f"{STUBBORN} never {{port}}", more="", timeouts=PATIENT)
 
     def deaf():
         return [log for log in (tmp_path / "logs").glob("*.log") if "deaf" in log.read_text()]
@@ -209,7 +207,7 @@ def test_stopped_again_while_engines_start_it_kills_them(tmp_path, whole):
         return before[-1] > before[0] + 1.0  # a start that was called off is being ended by then
 
     stopped_twice(tmp_path, launcher, lambda _: len(deaf()) == 2, since)
-    resumed(tmp_path, whole)
+    resumed(tmp_path, complete)
 
 
 def test_stopped_while_engines_start_it_waits_for_none_of_them(tmp_path):
@@ -234,19 +232,17 @@ def test_stopped_while_engines_start_it_waits_for_none_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("after", [0, 3, 12], ids=["before", "early", "late"])
-def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, whole, after):
+def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, complete, after):
     job = job_of(chained(), BOTH)
 
     async def kill(one, launcher):
         await until(lambda: len(engines(launcher)) == 2)
         _, pid = engines(launcher)[0]
-        await until(lambda: sum(line.going for line in one._lines) > 0)
+        await until(lambda: sum(line.active for line in one._lines) > 0)
         for line in one._lines:
             for berth in line.berths:
                 await until(
-                    lambda berth=berth: all(
-                        len(w.draft.output_ids) >= min(after, 5) for w in berth.going.values()
-                    )
+                    lambda berth=berth: all(len(w.draft.output_ids) >= min(after, 5) for w in berth.active.values())
                 )
         os.kill(pid, signal.SIGKILL)
 
@@ -254,7 +250,7 @@ def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, whole, af
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), kill))
         assert ended.exit_code == 0
         assert "died" in [event.what for event in ended.events]
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
 
 
 WITHOUT_ATTEMPT = {"full", "double_usage", "split", "slow"}
@@ -277,38 +273,34 @@ WITHOUT_ATTEMPT = {"full", "double_usage", "split", "slow"}
     ],
     ids=["500", "503", "error", "garbage", "truncated", "reset", "no_done", "double_usage", "split", "slow"],
 )
-def test_a_bad_answer_is_asked_again_and_the_run_says_the_same(tmp_path, whole, kind, fields):
+def test_a_bad_answer_is_asked_again_and_the_run_says_the_same(tmp_path, complete, kind, fields):
     job, seen = job_of(chained(), BOTH), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         launcher = local(tmp_path, ("m0", "m1"), **SLOW)
         ended = asyncio.run(play(job, ledger, launcher, fault(kind, 2, seen, **fields)))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
         assert len(seen) == 2, "the engine answered two requests so"
         counted = 0 if kind in WITHOUT_ATTEMPT else 2
-        assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) == counted, (
-            "and each is an attempt, or is none"
-        )
+        assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) == counted, "and each is an attempt, or is none"
 
 
-def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, whole):
+def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, complete):
     from lengthwise.apps.launch import Patience
 
     job = job_of(chained(), BOTH)
-    patience = Patience(ready_s=60.0, grace_s=1.0, stall_s=2.0, request_s=20.0)
-    launcher, seen = local(tmp_path, ("m0", "m1"), patience=patience, **SLOW), []
+    timeouts = Patience(ready_s=60.0, grace_s=1.0, stall_s=2.0, request_s=20.0)
+    launcher, seen = local(tmp_path, ("m0", "m1"), timeouts=timeouts, **SLOW), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, fault("hang", 2, seen, after_tokens=2)))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
-        assert [entry["ended"] for entry in seen] == ["aborted"] * 2, "the coordinator gave both up"
+        assert answers(ledger, job.layout) == complete
+        assert [entry["completed"] for entry in seen] == ["aborted"] * 2, "the coordinator gave both up"
         assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) == 2
 
 
-def test_an_engine_that_fails_again_and_again_is_started_anew(tmp_path, whole):
-    job = job_of(
-        chained(), BOTH, settings=Settings(**{**vars(QUICK), "max_attempts": 9, "engine_failures": 4})
-    )
+def test_an_engine_that_fails_again_and_again_is_started_anew(tmp_path, complete):
+    job = job_of(chained(), BOTH, settings=Settings(**{**vars(QUICK), "max_attempts": 9, "engine_failures": 4}))
     launcher = local(tmp_path, ("m0", "m1"), **SLOW)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, fault("status", 1000, status=500)))
@@ -316,18 +308,16 @@ def test_an_engine_that_fails_again_and_again_is_started_anew(tmp_path, whole):
         assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) >= 4, "it failed again and again"
         assert len([event for event in ended.events if event.what == "start"]) > 2
         assert "died" not in [event.what for event in ended.events], "it was ended, and had not died"
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
 
 
-def test_an_engine_out_of_memory_ends_its_process_and_is_started_anew(tmp_path, whole):
+def test_an_engine_out_of_memory_ends_its_process_and_is_started_anew(tmp_path, complete):
     job = job_of(chained(), BOTH)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(
-            play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("die", 1, after_tokens=2))
-        )
+        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("die", 1, after_tokens=2)))
         assert ended.exit_code == 0
         assert "died" in [event.what for event in ended.events]
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
 
 
 def test_a_request_that_is_refused_is_dead_at_once_and_the_rest_finish(tmp_path):
@@ -393,10 +383,8 @@ def test_a_poison_request_that_kills_engines_is_found_and_the_rest_finish(tmp_pa
 
 
 def test_engines_that_die_without_a_request_to_blame_end_the_run_with_what_to_do(tmp_path):
-    command = (
-        f"{sys.executable} {Path(__file__).parent / 'poisoned_engine.py'} {{host}} {{port}} {{name}} always"
-    )
-    settings = Settings(**{**vars(QUICK), "engine_deaths": 3, "max_attempts": 50})
+    command = f"{sys.executable} {Path(__file__).parent / 'poisoned_engine.py'} {{host}} {{port}} {{name}} always"
+    settings = Settings(**{**vars(QUICK), "max_engine_failures": 3, "max_attempts": 50})
     job = job_of(tasks_of([0] * 4), [(plan(0),)], settings=settings)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         with pytest.raises(EngineError, match="3 died one after another"):
@@ -404,7 +392,7 @@ def test_engines_that_die_without_a_request_to_blame_end_the_run_with_what_to_do
         assert ledger.counts() == {(0, State.READY): 4}
 
 
-def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_path, whole):
+def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_path, complete):
     job, calls = job_of(chained(), BOTH), []
     launcher = local(tmp_path, ("m0", "m1"), **SLOW)
     pids = []
@@ -415,9 +403,7 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_pa
             pids.extend(pid for _, pid in engines(launcher))
             # The file may not grow any more: what a full disk does to SQLite.
             await one._books.call(
-                lambda: calls.append(
-                    ledger._store._connection.execute("PRAGMA max_page_count = 1").fetchone()
-                )
+                lambda: calls.append(ledger._store._connection.execute("PRAGMA max_page_count = 1").fetchone())
             )
 
         with pytest.raises(OutputError, match="full"):
@@ -425,7 +411,7 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_pa
     assert calls, "the file was stopped from growing"
     assert len(pids) == 2
     assert gone(pids)
-    resumed(tmp_path, whole)
+    resumed(tmp_path, complete)
 
 
 def leased_and_held(other):
@@ -437,7 +423,7 @@ def leased_and_held(other):
     return False
 
 
-def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, whole):
+def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, complete):
     job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
     waited = []
 
@@ -456,11 +442,11 @@ def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, whole):
     with open_ledger(place) as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
     assert waited == [True], "endings waited to be written, and none was"
 
 
-def test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later(tmp_path, whole):
+def test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later(tmp_path, complete):
     job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
     held = []
 
@@ -469,24 +455,24 @@ def test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later(tm
         held.append(sqlite3.connect(place, isolation_level=None, timeout=20))
         held[0].execute("BEGIN IMMEDIATE")
 
-    with open_ledger(place, patience_s=0.5) as ledger, pytest.raises(OutputError, match="must be free"):
+    with open_ledger(place, timeout_s=0.5) as ledger, pytest.raises(OutputError, match="must be free"):
         asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
     held[0].close()
-    resumed(tmp_path, whole)
+    resumed(tmp_path, complete)
 
 
-def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_path, whole):
+def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_path, complete):
     job = job_of(chained(), BOTH)
     place = tmp_path / "ledger.sqlite"
     other = new_owner()
     lost, taken_over = [], []
 
     async def steal(one, launcher):
-        await until(lambda: sum(line.going for line in one._lines) >= 4)
+        await until(lambda: sum(line.active for line in one._lines) >= 4)
 
         def taken():
             # As if this coordinator had slept through its leases, and another had taken them and died.
-            one._ledger.beat(job.owner, now_s=time.time(), lease_s=0.0)
+            one._ledger.heartbeat(job.owner, now_s=time.time(), lease_s=0.0)
             lost.append(one._ledger.expire(now_s=time.time() + 0.001))
             taken_over.extend(one._ledger.lease(0, 3, owner=other, now_s=time.time(), lease_s=1.0))
 
@@ -495,13 +481,13 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
     with open_ledger(place) as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), steal))
         assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
         assert all(row.attempts == 1 for row in ledger.rows(0, 18))
     assert lost[0] >= 4
     assert len(taken_over) == 3
 
 
-def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledger(tmp_path, whole):
+def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledger(tmp_path, complete):
     async def together():
         gate = asyncio.Barrier(4)
 
@@ -521,8 +507,7 @@ def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledg
         jobs = [job_of(chained(), BOTH) for _ in range(2)]
         with open_ledger(tmp_path / "ledger.sqlite") as one, open_ledger(tmp_path / "ledger.sqlite") as two:
             both = [
-                play(job, ledger, launcher_of(n))
-                for n, (job, ledger) in enumerate(zip(jobs, (one, two), strict=True))
+                play(job, ledger, launcher_of(n)) for n, (job, ledger) in enumerate(zip(jobs, (one, two), strict=True))
             ]
             ends = await asyncio.gather(*both)
             return ends, answers(one, jobs[0].layout), one.rows(0, 18)
@@ -530,7 +515,7 @@ def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledg
     ends, said, rows = asyncio.run(together())
     assert [ended.exit_code for ended in ends] == [0, 0]
     assert [len(ended.engines) for ended in ends] == [2, 2], "both were there, with all their engines"
-    assert said == whole
+    assert said == complete
     assert all(row.attempts == 1 for row in rows)
 
 

@@ -23,18 +23,18 @@ BEGINS_OTHERWISE = ((plan(0), plan(1)),)
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """What the chained application says undisturbed."""
-    return undisturbed(tmp_path_factory.mktemp("whole"), chained())
+    return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 
 
 class Sought:
     """A plan that is there when it is let go, or an error."""
 
     def __init__(self, found):
-        self.found, self.there, self.asked = found, threading.Event(), threading.Event()
+        self.found, self.present, self.requested = found, threading.Event(), threading.Event()
 
     def __call__(self):
-        self.asked.set()
-        assert self.there.wait(60)
+        self.requested.set()
+        assert self.present.wait(60)
         if isinstance(self.found, Exception):
             raise self.found
         return Guide(self.found)
@@ -62,39 +62,39 @@ def ran(tmp_path, sought, during):
 def let_go_once_an_engine_is_there(sought):
     async def during(_, launcher):
         await until(lambda: engines(launcher))
-        assert sought.asked.is_set()
-        sought.there.set()
+        assert sought.requested.is_set()
+        sought.present.set()
 
     return during
 
 
-def events(ended, *names):
-    return [(one.what, one.model) for one in ended.events if one.what in names]
+def events(completed, *names):
+    return [(one.what, one.model) for one in completed.events if one.what in names]
 
 
-def test_engines_of_a_plan_that_begins_alike_stay(tmp_path, whole):
+def test_engines_of_a_plan_that_begins_alike_stay(tmp_path, complete):
     sought = Sought(BEGINS_ALIKE)
     ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
     assert ended.exit_code == 0
-    assert told == whole
+    assert told == complete
     # By the plan at first sight the first model's engine would have gone, and come again.
     assert events(ended, "start", "replan", "keep") == [("start", 0), ("start", 1)]
 
 
-def test_a_plan_that_begins_otherwise_is_followed_from_when_it_is_there(tmp_path, whole):
+def test_a_plan_that_begins_otherwise_is_followed_from_when_it_is_there(tmp_path, complete):
     sought = Sought(BEGINS_OTHERWISE)
     ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
     assert ended.exit_code == 0
-    assert told == whole
+    assert told == complete
     assert events(ended, "start", "replan") == [("start", 0), ("replan", -1), ("start", 1)]
 
 
-def test_where_no_other_plan_is_found_the_run_goes_on_by_the_one_it_has(tmp_path, whole):
+def test_where_no_other_plan_is_found_the_run_goes_on_by_the_one_it_has(tmp_path, complete):
     sought = Sought(DoesNotFitError("the model needs 2 GPUs; there is 1"))
     ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
     assert ended.exit_code == 0
-    assert told == whole
-    assert any("needs 2 GPUs" in one.about for one in ended.events if one.what == "keep")
+    assert told == complete
+    assert any("needs 2 GPUs" in one.description for one in ended.events if one.what == "keep")
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_a_plan(tmp_path):
@@ -105,7 +105,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_plan(tmp_path):
         one.stop()
 
     ended, told = ran(tmp_path, sought, during)
-    assert not sought.there.is_set()
-    sought.there.set()
+    assert not sought.present.is_set()
+    sought.present.set()
     assert ended.how == "stopped"
     assert all(state != State.LEASED for state, _ in told)

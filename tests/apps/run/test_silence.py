@@ -29,7 +29,7 @@ class Mute:
             engine.generate = self._never
         return engine
 
-    async def _never(self, ask, draft):
+    async def _never(self, request, draft):
         await asyncio.Event().wait()
 
 
@@ -44,15 +44,15 @@ def watched(tmp_path, *, starts, most=8):
                 ledger.note({"cancel": "1"})
 
         job = world.job()
-        ended = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=starts), watch=look)
+        ended = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=starts), monitor=look)
     assert ended.how == "cancelled"
-    facts = manifest(job, ended, Exported({}, 0, 0), app="", inputs="", models={})
-    return seen, ended, json.loads(json.dumps(facts["silent"]))
+    metadata = manifest(job, ended, Exported({}, 0, 0), app="", inputs="", models={})
+    return seen, ended, json.loads(json.dumps(metadata["silent"]))
 
 
-@pytest.mark.parametrize("starts", [False, True], ids=["started", "asked"])
+@pytest.mark.parametrize("starts", [False, True], ids=["started", "requested"])
 def test_an_engine_that_never_serves_is_named_with_since_when(tmp_path, starts):
-    seen, ended, facts = watched(tmp_path, starts=starts)
+    seen, ended, metadata = watched(tmp_path, starts=starts)
     since_s = 20.0 if starts else 0.0
     early = [one for one in seen if one.at_s < since_s + 30.0]
     late = [one for one in seen if one.at_s > since_s + 50.0]
@@ -69,7 +69,7 @@ def test_an_engine_that_never_serves_is_named_with_since_when(tmp_path, starts):
     assert unheard(late[-1]) == list(table(late[-1]).renderables[2:])
     if not starts:
         assert "after its start, 20 s were planned" in line(late[-1])
-    (one,) = facts
+    (one,) = metadata
     assert (one["model"], one["gpus"]) == ("m1", [1])
     assert one["since_s"] == pytest.approx(since_s, abs=1.0)
     assert one["words"].startswith(told)
@@ -79,7 +79,7 @@ def test_an_engine_that_never_serves_is_named_with_since_when(tmp_path, starts):
 def test_engines_that_answer_are_never_called_silent(tmp_path):
     world, seen = World(tasks_of([0] * 3000 + [1] * 30), [(plan(0),), (plan(1),)], gpus=1, mean=400.0), []
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger, watch=seen.append, watch_s=1.0)
+        ended = world.run(ledger, monitor=seen.append, watch_s=1.0)
     assert ended.how == "done"
     assert ended.seconds > 60
     assert not any(one.silent for one in seen)

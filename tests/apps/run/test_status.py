@@ -38,18 +38,18 @@ def test_a_model_is_the_sum_of_its_calls(tmp_path):
     with fresh(tmp_path) as ledger:
         laid_out(ledger, world)
         one, two = lease(ledger, 0, 2)
-        ledger.settle([Ending(one.task, one.fence, State.DONE, "a", Output("x", "stop", 5, 7))])
-        ledger.settle([Ending(two.task, two.fence, State.DEAD, error="broken")])
+        ledger.finalize([Ending(one.task, one.fence, State.DONE, "a", Output("x", "stop", 5, 7))])
+        ledger.finalize([Ending(two.task, two.fence, State.DEAD, error="broken")])
         (third,) = lease(ledger, 1, 1)
-        ledger.settle([Ending(third.task, third.fence, State.READY, error="once more")])
+        ledger.finalize([Ending(third.task, third.fence, State.READY, error="once more")])
         (third,) = lease(ledger, 1, 1)
-        ledger.settle([Ending(third.task, third.fence, State.DONE, "b", Output("y", "stop", 5, 11))])
+        ledger.finalize([Ending(third.task, third.fence, State.DONE, "b", Output("y", "stop", 5, 11))])
         first, second = status_of(ledger)
     assert first.calls["draft"] == {"ready": 2, "done": 1, "dead": 1}
     assert first.calls["judge"] == {"waiting": 2, "ready": 1, "blocked": 1}
     assert first.tasks == {"ready": 3, "done": 1, "dead": 1, "waiting": 2, "blocked": 1}
-    assert (first.total, first.ended, first.tokens, first.tries) == (8, 3, 7, 2)
-    assert (second.total, second.ended, second.tokens, second.tries) == (4, 1, 11, 2)
+    assert (first.total, first.completed, first.tokens, first.tries) == (8, 3, 7, 2)
+    assert (second.total, second.completed, second.tokens, second.tries) == (4, 1, 11, 2)
     assert second.engines == ()
 
 
@@ -81,7 +81,7 @@ def test_the_command_tells_models(tmp_path, as_json):
         return
     told = json.loads(said.output)
     assert told["tasks"] == {"done": 12}
-    assert [(one["name"], one["total"], one["ended"], one["tries"]) for one in told["models"]] == [
+    assert [(one["name"], one["total"], one["completed"], one["tries"]) for one in told["models"]] == [
         ("m0", 8, 8, 8),
         ("m1", 4, 4, 4),
     ]

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from lengthwise.apps.run.task_state import Suspects
 
 
-def deaths_until_found(seats, poison, requests):
+def deaths_until_found(max_num_seqs, poison, requests):
     """Engines that die until the poison is alone on one, and who was on them last."""
     suspects, left, deaths = Suspects(), list(range(requests)), 0
     while True:
         waiting = sorted(left, key=lambda one: one not in suspects)
         group = []
         for one in waiting:
-            if len(group) < seats and (not suspects or suspects.may_join(one, group, seats)):
+            if len(group) < max_num_seqs and (not suspects or suspects.may_join(one, group, max_num_seqs)):
                 group.append(one)
             else:
                 break
@@ -31,31 +31,31 @@ def deaths_until_found(seats, poison, requests):
 
 
 @given(st.integers(1, 256), st.integers(1, 400), st.data())
-def test_poison_is_alone_after_a_few_deaths(seats, requests, data):
+def test_poison_is_alone_after_a_few_deaths(max_num_seqs, requests, data):
     poison = data.draw(st.integers(0, requests - 1))
-    assert deaths_until_found(seats, poison, requests) <= 1 + (seats.bit_length() + 1) // 2
+    assert deaths_until_found(max_num_seqs, poison, requests) <= 1 + (max_num_seqs.bit_length() + 1) // 2
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 64))
-def test_groups_are_no_larger_than_any_member_may_be_in(places, seats):
+def test_groups_are_no_larger_than_any_member_may_be_in(places, max_num_seqs):
     suspects = Suspects()
     for place in places:
         suspects.died([place])
     group = []
     for place in range(10):
-        if suspects.may_join(place, group, seats):
+        if suspects.may_join(place, group, max_num_seqs):
             group.append(place)
     assert group
-    assert all(len(group) <= suspects.beside(place, seats) for place in group)
+    assert all(len(group) <= suspects.additional(place, max_num_seqs) for place in group)
 
 
 def test_answered_it_is_no_suspect():
     suspects = Suspects()
     suspects.died([1, 2])
     assert 1 in suspects
-    assert suspects.beside(1, 16) == 4
+    assert suspects.additional(1, 16) == 4
     suspects.cleared(1)
     assert 1 not in suspects
-    assert suspects.beside(1, 16) == 16
+    assert suspects.additional(1, 16) == 16
     suspects.cleared(2)
     assert not suspects

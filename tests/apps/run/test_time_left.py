@@ -55,9 +55,7 @@ def test_a_run_that_is_gone_on_with_measures_what_it_did_itself():
 def test_engines_that_start_late_are_not_taken_for_slow_ones():
     """Planned: ready after 10 s, over after 100 s. They are ready after 310 s, and then as quick as planned."""
     exactly = (1.0, 1.0)
-    waiting = [
-        time_left(0.0, at_s, 100.0, exactly, first_s=at_s, late_s=at_s - 10.0)[0] for at_s in (20.0, 300.0)
-    ]
+    waiting = [time_left(0.0, at_s, 100.0, exactly, first_s=at_s, late_s=at_s - 10.0)[0] for at_s in (20.0, 300.0)]
     assert waiting == [90.0, 90.0], "the plan's time from an engine that is ready"
     for share in (0.01, 0.1, 0.5, 0.9):
         at_s = 310.0 + 90.0 * share
@@ -80,7 +78,7 @@ def test_a_run_whose_first_engine_comes_late_says_so_much_later_and_no_more(tmp_
         folder = tmp_path / str(start_s)
         folder.mkdir()
         with fresh(folder) as ledger:
-            ended = world.run(ledger, watch=seen.append, watch_s=0.25)
+            ended = world.run(ledger, monitor=seen.append, watch_s=0.25)
         return ended.seconds, seen
 
     planned_s, _ = shown(5.0, 1.0)
@@ -97,5 +95,5 @@ def test_a_run_whose_first_engine_comes_late_says_so_much_later_and_no_more(tmp_
 def test_a_clock_knows_when_the_share_last_grew():
     clock = Clock(100.0)
     for now_s, share in ((101.0, 0.0), (102.0, 0.2), (105.0, 0.2), (106.0, 0.1)):
-        clock.look(now_s, share)
+        clock.check(now_s, share)
     assert (clock.at_s, clock.moved_s, clock.share) == (6.0, 2.0, 0.2)

@@ -14,7 +14,7 @@ import numpy as np
 from lengthwise.gateway.admin import AdminApp
 from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import Forecast, Outcome, Refusal, Request
+from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.gateway.telemetry import Telemetry
 from lengthwise.predict import LEVELS, LengthDistribution
@@ -47,11 +47,9 @@ class World:
             self.config,
             self.hub,
             SimpleNamespace(states=lambda: self.states, worker=self.worker),
-            SimpleNamespace(
-                state=lambda: {"predictor": "lexical", "where": "in line", "sources": {"predictor": 400}}
-            ),
+            SimpleNamespace(state=lambda: {"predictor": "lexical", "where": "in line", "sources": {"predictor": 400}}),
             self.telemetry,
-            watch=SimpleNamespace(found=self.found) if self.found else None,
+            monitor=SimpleNamespace(found=self.found) if self.found else None,
             clock=lambda: self.now_s,
         )
 
@@ -69,9 +67,7 @@ class World:
         for i, name in enumerate(NAMES[: self.engines]):
             up = name not in self.down
             running = numbers[name].in_flight if name in numbers else 0
-            signals = (
-                Signals(running, 0, 0.15 + 0.12 * running + 0.02 * i, 0, self.now_s) if up else Signals()
-            )
+            signals = Signals(running, 0, 0.15 + 0.12 * running + 0.02 * i, 0, self.now_s) if up else Signals()
             speed = 60.0 + 22.0 * running if up and running else None
             self.states.append(WorkerState(name, (MODEL,), up, tokens_per_s=speed, signals=signals))
         self.scheduler.workers(self.now_s, self.states)
@@ -89,14 +85,14 @@ class World:
                 number += 1
                 request, length = self.request(number, rng)
                 if self.scheduler.offer(self.now_s, request) is None:
-                    self.telemetry.arrived(request)
+                    self.telemetry.on_arrival(request)
                     queued[number] = (request, length)
             for one, (request, length) in list(running.items()):
                 self.ran(request, length, tick)
                 if request.generated_tokens >= length:
                     del running[one]
                     self.scheduler.left(self.now_s, one)
-                    self.telemetry.ended(request, Outcome.FINISHED, self.now_s)
+                    self.telemetry.finished(request, Outcome.FINISHED, self.now_s)
             self.decide(queued, running)
             if step % 8 == 0:
                 self.app.recent.sample()
@@ -107,10 +103,10 @@ class World:
         typical = float(np.exp(rng.normal(4.6, 0.8)))
         length = max(1, int(typical * np.exp(rng.normal(0, 0.5))))
         levels = LengthDistribution.of(np.exp(np.log(typical) + 0.5 * _normal(LEVELS))[None, :])
-        forecast = Forecast(float(levels.mean[0]), "predictor", levels.tokens[0])
+        length_prediction = LengthPrediction(float(levels.mean[0]), "predictor", levels.tokens[0])
         return Request(
             number, self.now_s, MODEL, int(rng.integers(20, 800)), 4096, priority=int(number % 7 == 0), resumable=True,
-            forecast=forecast, body_bytes=900,
+            length_prediction=length_prediction, body_bytes=900,
         ), length  # fmt: skip
 
     def ran(self, request: Request, length: int, tick: float) -> None:
@@ -134,12 +130,12 @@ class World:
 
     def troubled(self) -> World:
         for _ in range(40):
-            self.telemetry.refused("queue_full", Refusal(429, "queue_full", ""), 0, MODEL)
-        self.telemetry.refused("unknown_model", Refusal(404, "unknown_model", ""), 0, EVIL)
+            self.telemetry.refused("queue_full", Rejection(429, "queue_full", ""), 0, MODEL)
+        self.telemetry.refused("unknown_model", Rejection(404, "unknown_model", ""), 0, EVIL)
         request = Request(10**6, self.now_s - 3, MODEL, 50, 100)
-        self.telemetry.arrived(request)
+        self.telemetry.on_arrival(request)
         self.telemetry.dispatched(request, NAMES[2], self.now_s - 2)
-        self.telemetry.ended(request, Outcome.FAILED, self.now_s, "The engine failed: closed early: SECRET")
+        self.telemetry.finished(request, Outcome.FAILED, self.now_s, "The engine failed: closed early: SECRET")
         return self
 
 

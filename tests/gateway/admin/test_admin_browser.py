@@ -12,8 +12,8 @@ from browser import screen, until
 
 pytestmark = pytest.mark.browser
 FOUND = {
-    "verdict": "switch on",
-    "sentence": "mode = srtf changes mean JCT by -19.0 %",
+    "decision": "switch on",
+    "description": "mode = srtf changes mean JCT by -19.0 %",
     "requests": 600,
     "fcfs_jct_s": 2.4,
     "fcfs_p99_jct_s": 10.5,
@@ -125,9 +125,7 @@ def test_axes_of_requests_and_tokens_have_whole_ticks(driver, worlds) -> None:
         assert len(steps) == 1
         assert str(int(steps.pop()))[0] in "125"
         assert all(value == int(value) for value in values)
-    drawn = (
-        "const s = document.createElementNS('http://www.w3.org/2000/svg', 'svg'); document.body.append(s);"
-    )
+    drawn = "const s = document.createElementNS('http://www.w3.org/2000/svg', 'svg'); document.body.append(s);"
     ask = (
         "return [...s.querySelectorAll('text')].filter(e => e.getAttribute('text-anchor') === 'end')"
         ".map(e => e.textContent)"

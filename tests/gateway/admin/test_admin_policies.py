@@ -11,12 +11,12 @@ from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, as_j
 from lengthwise.gateway.telemetry import Pair
 
 
-def pairs(seed: int, n: int, *, ended_s: float = 0.0) -> list[Pair]:
+def pairs(seed: int, n: int, *, finished_s: float = 0.0) -> list[Pair]:
     """A third faster than the shadow in the mean, bursts of 10 alike."""
     rng = np.random.default_rng(seed)
     shadow = rng.exponential(3.0, n) * np.repeat(rng.gamma(20.0, 0.05, -(-n // 10)), 10)[:n]
     had = shadow * rng.gamma(4.0, 2.0 / 12.0, n)
-    return [Pair(ended_s, a, a / 2, b, b / 2) for a, b in zip(had.tolist(), shadow.tolist(), strict=True)]
+    return [Pair(finished_s, a, a / 2, b, b / 2) for a, b in zip(had.tolist(), shadow.tolist(), strict=True)]
 
 
 def test_numbers_are_those_of_the_requests_themselves() -> None:
@@ -24,7 +24,7 @@ def test_numbers_are_those_of_the_requests_themselves() -> None:
     had, shadow = lived("isrtf", made)
     assert (had["kind"], had["name"], had["count"]) == ("had", "isrtf", 700)
     assert (shadow["kind"], shadow["name"]) == ("shadow", "fcfs")
-    columns = {"jct_s": had["jct"], "waited_s": had["queue"], "shadow_jct_s": shadow["jct"]}
+    columns = {"jct_s": had["jct"], "queued_for_s": had["queue"], "shadow_jct_s": shadow["jct"]}
     for name, told in columns.items():
         values = sorted(getattr(pair, name) for pair in made)
         assert told[0][0] == pytest.approx(np.mean(values))
@@ -57,7 +57,7 @@ def test_few_requests_have_numbers_and_no_interval() -> None:
 def test_it_is_made_anew_only_every_few_seconds_and_of_the_last_minutes() -> None:
     now_s = [100.0]
     policies = Policies(lambda: now_s[0], 60.0, every_s=5.0)
-    old, new = pairs(1, 50, ended_s=30.0), pairs(2, 70, ended_s=90.0)
+    old, new = pairs(1, 50, finished_s=30.0), pairs(2, 70, finished_s=90.0)
     assert policies.rows("isrtf", old + new, None)[0]["count"] == 70
     now_s[0] = 104.0
     assert policies.rows("isrtf", new[:10], None)[0]["count"] == 70
@@ -74,12 +74,7 @@ def test_what_was_simulated_stands_below_with_its_intervals() -> None:
                OrderTimes("srtf", (1.5, 0.8, 4.0, 9.0), (0.5, 0.0, 2.0, 7.0))),
     )  # fmt: skip
     fcfs, srtf = simulated(as_json(found))
-    assert (fcfs["kind"], fcfs["name"], fcfs["count"], fcfs["mean_change"]) == (
-        "simulated",
-        "fcfs",
-        300,
-        None,
-    )
+    assert (fcfs["kind"], fcfs["name"], fcfs["count"], fcfs["mean_change"]) == ("simulated", "fcfs", 300, None)
     assert srtf["mean_change"] == [-0.2, -0.3, -0.1]
     assert [value for value, _, _ in srtf["queue"]] == [0.5, 0.0, 2.0, 7.0]
     assert simulated(None) == []

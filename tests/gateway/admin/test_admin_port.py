@@ -61,20 +61,10 @@ def test_the_state_is_what_the_parts_say(busy) -> None:
     pairs, regret = busy.telemetry.regret.pairs(), told["regret"]
     assert regret["count"] == len(pairs) > 20
     assert regret["jct_s"] == pytest.approx(sum(pair.jct_s for pair in pairs) / len(pairs), rel=1e-5)
-    came_s = pairs[-1].ended_s - pairs[-1].jct_s
+    came_s = pairs[-1].finished_s - pairs[-1].jct_s
     assert regret["until_ago_s"] == pytest.approx(busy.now_s - came_s, rel=1e-5)
     assert told["lengths"]["concordance"] > 0.7
-    assert [point[0] for point in told["lengths"]["calibration"]] == [
-        0.1,
-        0.2,
-        0.3,
-        0.4,
-        0.5,
-        0.6,
-        0.7,
-        0.8,
-        0.9,
-    ]
+    assert [point[0] for point in told["lengths"]["calibration"]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
     assert (
         sum(group["count"] for group in told["times"] if group["name"].startswith("predicted"))
         == (told["times"][0]["count"])
@@ -87,7 +77,7 @@ def test_the_queue_is_shown_in_its_order(busy) -> None:
     told = json.loads(ask(busy.app, "/state.json")[2])["queue"]["order"]
     classes = [one["priority"] for one in told]
     assert classes == sorted(classes)
-    first = [one["left"] for one in told if one["priority"] == classes[0] and one["waited_s"] < 60]
+    first = [one["left"] for one in told if one["priority"] == classes[0] and one["queued_for_s"] < 60]
     assert first == sorted(first)
 
 
@@ -99,9 +89,7 @@ def test_texts_of_others_and_of_engines_are_not_in_the_page_itself(busy) -> None
 
 def test_a_look_back_is_made_with_the_order_that_was_told_last() -> None:
     world = World(mode="observe")
-    other = replace(
-        world.config, order=replace(world.config.order, takeover="worth(factor=1)", max_wait_s=5.0)
-    )
+    other = replace(world.config, order=replace(world.config.order, takeover="worth(factor=1)", max_wait_s=5.0))
     assert world.app._own_watch.order == world.config.order
     world.app.configure(other)
     assert world.app._own_watch.order == other.order
@@ -200,7 +188,7 @@ def test_an_observing_gateway_looks_back_by_itself() -> None:
         return world.app.state.now()["observed"]
 
     found = asyncio.run(go())
-    assert found["verdict"] == "not enough traffic"
+    assert found["decision"] == "not enough traffic"
     assert World(mode="fcfs").app.state.now()["observed"] is None
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.forecast.prediction import given
-from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.length_prediction.prediction import given
+from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.predict.distribution import LEVELS
 
@@ -38,11 +38,11 @@ class Job:
     to_compute: int = 0
     engine: str = ""
     visit: int = 0
-    ended_s: float = math.nan
+    finished_s: float = math.nan
 
     @property
     def jct_s(self):
-        return self.ended_s - self.request.arrival_s
+        return self.finished_s - self.request.arrival_s
 
 
 @dataclass(eq=False)
@@ -66,8 +66,10 @@ def jobs_of(seed, count, rate_rps, *, mean_tokens=30.0, prompt_tokens=40, noise=
     made = []
     for i in range(count):
         row = np.maximum(1.0, said[i] * np.exp(noise * normal))
-        facts = {"model": "m", "prompt_tokens": int(prompts[i]), "max_tokens": 100_000, "resumable": True}
-        request = Request(i, float(arrivals[i]), forecast=Forecast(float(row.mean()), quantiles=row), **facts)
+        metadata = {"model": "m", "prompt_tokens": int(prompts[i]), "max_tokens": 100_000, "resumable": True}
+        request = Request(
+            i, float(arrivals[i]), length_prediction=LengthPrediction(float(row.mean()), quantiles=row), **metadata
+        )
         made.append(Job(request, int(tokens[i]), row))
     return made
 
@@ -108,7 +110,7 @@ class EngineWorld:
             wake_s = self.scheduler.next_s(self.now_s)
             if math.isfinite(wake_s) and (not self.events or wake_s < self.events[0][0]):
                 self.at(max(wake_s, self.now_s), self.wakes)
-        assert all(not math.isnan(job.ended_s) for job in self.jobs.values())
+        assert all(not math.isnan(job.finished_s) for job in self.jobs.values())
         return self
 
     def wakes(self):
@@ -128,7 +130,7 @@ class EngineWorld:
             self.at(self.now_s + self.costs.way_s, self.reaches, job)
 
     def is_back(self, job, visit):
-        if job.visit != visit or not math.isnan(job.ended_s):
+        if job.visit != visit or not math.isnan(job.finished_s):
             return
         self.engines[job.engine].batch.pop(job.request.id, None)
         self.scheduler.returned(self.now_s, job.request.id, job.made)
@@ -149,8 +151,8 @@ class EngineWorld:
             step_s = costs.step_s + costs.seq_s * len(there) + costs.prompt_s * prompts
             self.at(self.now_s + step_s, self.stepped, engine, [(job, job.visit) for job in there])
 
-    def stepped(self, engine, there):
-        for job, visit in there:
+    def stepped(self, engine, active):
+        for job, visit in active:
             if job.visit == visit and job.request.id in engine.batch:
                 self.makes(engine, job)
         self.begin(engine)
@@ -161,11 +163,11 @@ class EngineWorld:
         self.scheduler.progressed(self.now_s, q.id, job.made)
         if job.made == job.tokens:
             del engine.batch[q.id]
-            job.ended_s = self.now_s + self.costs.way_s
+            job.finished_s = self.now_s + self.costs.way_s
             self.scheduler.left(self.now_s, q.id)
         elif job.made % self.order.window_tokens == 0:
             row = given(job.row, job.made)
-            self.scheduler.reforecast(self.now_s, q.id, Forecast(float(row.mean()), quantiles=row))
+            self.scheduler.reforecast(self.now_s, q.id, LengthPrediction(float(row.mean()), quantiles=row))
 
     def mean_s(self):
         return float(np.mean([job.jct_s for job in self.jobs.values()]))
@@ -176,9 +178,7 @@ class EngineWorld:
 
 def mean_s(mode, seed, load, *, costs, cap=1, engines=1, count=200, window_tokens=50, **more):
     """Mean JCT, its P99, and cuts of a mode at so many times the rate that full batches serve."""
-    traffic = {
-        name: more.pop(name) for name in ("mean_tokens", "prompt_tokens", "noise", "spread") if name in more
-    }
+    traffic = {name: more.pop(name) for name in ("mean_tokens", "prompt_tokens", "noise", "spread") if name in more}
     rate_rps = load * capacity_rps(jobs_of(seed, count, 1.0, **traffic), costs, cap, engines)
     jobs = jobs_of(seed, count, rate_rps, **traffic)
     order = Order(mode, window_tokens=window_tokens, max_wait_s=math.inf, **more)

@@ -42,17 +42,17 @@ class Job:
     tokens: int
     prompt_tokens: int = 50
     piece: int = 1
-    whole: bool = False
+    complete: bool = False
     arrival_s: float = 0.0
     leaves_s: float = math.inf
     number: int = 0
     got: int = 0
-    told: int = 0
+    report: int = 0
     worker: str = ""
     q: BatchSequence | None = None
     sent_s: list[float] = field(default_factory=list)
-    ended_s: float = math.nan
-    gone: bool = False
+    finished_s: float = math.nan
+    stopped: bool = False
 
 
 class PhaseWorld:
@@ -64,9 +64,7 @@ class PhaseWorld:
     ):  # fmt: skip
         self.steps, self.limits = LinearSteps(0.05, 0.0, prompt_s), limits or Limits(64, 4096)
         given = {"max_wait_s": math.inf} | order
-        self.scheduler = Scheduler(
-            Order("rra", **given), Admission(no_engine_s=math.inf), Dispatch(phases=phases)
-        )
+        self.scheduler = Scheduler(Order("rra", **given), Admission(no_engine_s=math.inf), Dispatch(phases=phases))
         self.delay_s, self.jitter_s, self.dice = delay_s, jitter_s, random.Random(seed)
         self.epochs, self.up = dict.fromkeys(workers, 0), dict.fromkeys(workers, True)
         self.batches = {name: Logged(self.limits, self.steps) for name in workers}
@@ -81,9 +79,9 @@ class PhaseWorld:
             for job in itertools.islice(self.left, loop):
                 self.at(0.0, self.arrives, job)
 
-    def at(self, at_s, what, *told):
+    def at(self, at_s, what, *report):
         self.count += 1
-        heapq.heappush(self.events, (at_s, self.count, what, told))
+        heapq.heappush(self.events, (at_s, self.count, what, report))
 
     def tell_workers(self):
         states = [
@@ -92,8 +90,8 @@ class PhaseWorld:
         ]
         for one in self.scheduler.workers(self.now_s, states):
             job = self.jobs[one]
-            job.worker, job.q, job.got = "", None, job.told
-            self.scheduler.returned(self.now_s, one, job.told)
+            job.worker, job.q, job.got = "", None, job.report
+            self.scheduler.returned(self.now_s, one, job.report)
 
     def run(self, until_s=math.inf):
         while True:
@@ -141,27 +139,27 @@ class PhaseWorld:
         def token(at_s):
             job.got += 1
             over = job.got >= job.tokens
-            if over or (not job.whole and job.got % job.piece == 0):
+            if over or (not job.complete and job.got % job.piece == 0):
                 late_s = self.delay_s + self.jitter_s * self.dice.random()
                 self.at(at_s + late_s, self.hears, job, name, epoch, job.got)
             return over
 
-        job.q = BatchSequence(self.count, arrives_s, job.prompt_tokens + job.told, token)
+        job.q = BatchSequence(self.count, arrives_s, job.prompt_tokens + job.report, token)
         self.batches[name].enter(job.q)
 
     def hears(self, job, name, epoch, tokens):
-        if job.worker != name or epoch != self.epochs[name] or not math.isnan(job.ended_s) or job.gone:
+        if job.worker != name or epoch != self.epochs[name] or not math.isnan(job.finished_s) or job.stopped:
             return
-        if tokens > job.told:
-            job.told = tokens
+        if tokens > job.report:
+            job.report = tokens
             self.scheduler.progressed(self.now_s, job.number, tokens)
         if tokens >= job.tokens:
-            job.ended_s, job.worker = self.now_s, ""
+            job.finished_s, job.worker = self.now_s, ""
             self.over(job)
 
     def goes(self, job):
-        if math.isnan(job.ended_s) and not job.gone:
-            job.gone = True
+        if math.isnan(job.finished_s) and not job.stopped:
+            job.stopped = True
             if job.worker and job.q is not None:
                 self.batches[job.worker].abort(job.q)
             job.worker = ""
@@ -186,13 +184,13 @@ class PhaseWorld:
 
     @property
     def unserved(self):
-        return [job for job in self.jobs.values() if math.isnan(job.ended_s) and not job.gone]
+        return [job for job in self.jobs.values() if math.isnan(job.finished_s) and not job.stopped]
 
 
-def outputs(count, seed, *, low=1, high=30, **facts):
+def outputs(count, seed, *, low=1, high=30, **metadata):
     """Jobs of random length."""
     dice = random.Random(seed)
-    return [Job(dice.randint(low, high), prompt_tokens=dice.randint(10, 100), **facts) for _ in range(count)]
+    return [Job(dice.randint(low, high), prompt_tokens=dice.randint(10, 100), **metadata) for _ in range(count)]
 
 
 def schedule(encode_batch=4, decode_steps=7, **more):

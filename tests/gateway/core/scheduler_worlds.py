@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.gateway.scheduling import WorkerState
 
 
-def request(number, arrival_s=0.0, *, predicted=100.0, **facts):
+def request(number, arrival_s=0.0, *, predicted=100.0, **metadata):
     """A request that may be cut, with a predicted length."""
-    given = {"model": "m", "prompt_tokens": 10, "max_tokens": 100_000, "resumable": True} | facts
-    return Request(number, arrival_s, forecast=Forecast(float(predicted)), **given)
+    given = {"model": "m", "prompt_tokens": 10, "max_tokens": 100_000, "resumable": True} | metadata
+    return Request(number, arrival_s, length_prediction=LengthPrediction(float(predicted)), **given)
 
 
-def worker(name="w", *, cap=1, models=("m",), **facts):
+def worker(name="w", *, cap=1, models=("m",), **metadata):
     """A worker with a fixed cap."""
-    return WorkerState(name, tuple(models), in_flight=cap, **facts)
+    return WorkerState(name, tuple(models), in_flight=cap, **metadata)
 
 
 def scheduler(mode="srtf", *, admission=None, dispatch=None, workers=None, **order):
@@ -44,7 +44,7 @@ class Job:
     done: float = 0.0
     worker: str = ""
     started_s: float = math.nan
-    ended_s: float = math.nan
+    finished_s: float = math.nan
     visit: int = 0
     sent_s: list[float] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class World:
         self.jobs = {q.id: Job(q, tokens) for q, tokens in jobs}
         self.token_s, self.window = token_s, window
         self.now_s, self.events, self.count = 0.0, [], 0
-        self.there = {one.name: set() for one in workers}
+        self.active = {one.name: set() for one in workers}
         self.log = []
         scheduler.workers(0.0, workers)
         for job in self.jobs.values():
@@ -86,9 +86,9 @@ class World:
 
     def ends(self, job, visit):
         if job.visit == visit and job.worker:
-            self.there[job.worker].discard(job.request.id)
+            self.active[job.worker].discard(job.request.id)
             self.generated(job, job.tokens)
-            job.worker, job.ended_s = "", self.now_s
+            job.worker, job.finished_s = "", self.now_s
             self.scheduler.left(self.now_s, job.request.id)
 
     def passes_window(self, job, visit):
@@ -118,17 +118,17 @@ class World:
         assert job.worker, "only who runs is cut"
         assert job.request.resumable
         job.done = self.made(job)
-        self.there[job.worker].discard(job.request.id)
+        self.active[job.worker].discard(job.request.id)
         job.worker = ""
         job.visit += 1
         self.scheduler.returned(self.now_s, job.request.id, int(job.done))
 
     def send(self, job, name):
         assert not job.worker, "never two workers at once"
-        assert math.isnan(job.ended_s)
-        assert len(self.there[name]) < self.workers[name].in_flight
+        assert math.isnan(job.finished_s)
+        assert len(self.active[name]) < self.workers[name].in_flight
         job.worker, job.visit = name, job.visit + 1
-        self.there[name].add(job.request.id)
+        self.active[name].add(job.request.id)
         job.sent_s.append(self.now_s)
         if math.isnan(job.started_s):
             job.started_s = self.now_s

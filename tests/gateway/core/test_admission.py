@@ -16,13 +16,11 @@ from lengthwise.gateway.core.worker_pool import drained_s
 from lengthwise.gateway.scheduling import WorkerState
 
 
-def full(admission, **facts):
+def full(admission, **metadata):
     """One runs, two wait; the worker makes 50 tokens a second."""
-    made = scheduler(
-        "fcfs", admission=admission, workers=[WorkerState("w", ("m",), in_flight=1, tokens_per_s=50.0)]
-    )
+    made = scheduler("fcfs", admission=admission, workers=[WorkerState("w", ("m",), in_flight=1, tokens_per_s=50.0)])
     for i in range(3):
-        assert made.offer(0.0, request(i, predicted=1000, **facts)) is None
+        assert made.offer(0.0, request(i, predicted=1000, **metadata)) is None
         made.decide(0.0)
     return made
 
@@ -37,9 +35,9 @@ def full(admission, **facts):
 )
 def test_what_is_too_much_is_refused_and_told_when_to_come_again(admission, reason):
     made = full(admission, body_bytes=100)
-    refusal = made.offer(1.0, request(9, 1.0, body_bytes=100))
-    assert (refusal.status, refusal.reason) == (429, reason)
-    assert refusal.retry_after_s == 60.0, "2000 tokens wait and 1000 run at 50 a second"
+    rejection = made.offer(1.0, request(9, 1.0, body_bytes=100))
+    assert (rejection.status, rejection.reason) == (429, reason)
+    assert rejection.retry_after_s == 60.0, "2000 tokens wait and 1000 run at 50 a second"
     made.left(2.0, 0)
     made.decide(2.0)
     assert made.offer(2.0, request(10, 2.0, body_bytes=50)) is None
@@ -64,15 +62,15 @@ def test_nobody_is_refused_for_a_wait_while_there_is_room():
 
 def test_a_model_that_nobody_serves_is_unknown():
     made = scheduler("fcfs")
-    refusal = made.offer(0.0, request(1, model="nonsense"))
-    assert (refusal.status, refusal.reason) == (404, "model_not_found")
-    assert "nonsense" in refusal.message
+    rejection = made.offer(0.0, request(1, model="nonsense"))
+    assert (rejection.status, rejection.reason) == (404, "model_not_found")
+    assert "nonsense" in rejection.message
 
 
 def test_before_engines_are_known_any_model_may_wait():
     made = scheduler("fcfs", workers=[])
-    assert made.offer(0.0, request(1, model="later")) is None
-    made.workers(5.0, [worker(models=("later",))])
+    assert made.offer(0.0, request(1, model="after")) is None
+    made.workers(5.0, [worker(models=("after",))])
     assert sent(made.decide(5.0)) == [1]
 
 
@@ -91,9 +89,9 @@ def test_who_waits_for_an_engine_in_vain_is_told_so(mode):
     now_s = 25.0
     while math.isfinite(now_s):
         decisions = made.decide(now_s)
-        for one, refusal in decisions.expire:
-            assert (refusal.status, refusal.reason) == (503, "no_engine")
-            assert refusal.retry_after_s
+        for one, rejection in decisions.expire:
+            assert (rejection.status, rejection.reason) == (503, "no_engine")
+            assert rejection.retry_after_s
             times.append(now_s)
             expired.append(one)
         now_s = made.next_s(now_s)
@@ -132,16 +130,16 @@ def test_who_waits_beyond_its_own_deadline_expires():
     assert made.next_s(0.0) == 4.0
     expired = made.decide(4.0).expire
     assert [one for one, _ in expired] == [1, 2], "who runs is not cut off"
-    assert {refusal.reason for _, refusal in expired} == {"deadline"}
+    assert {rejection.reason for _, rejection in expired} == {"deadline"}
 
 
 def test_a_draining_scheduler_lets_nobody_in_and_serves_who_is():
     made = scheduler("fcfs")
     made.offer(0.0, request(1))
     made.drain()
-    refusal = made.offer(0.0, request(2))
-    assert (refusal.status, refusal.reason) == (503, "draining")
-    assert refusal.retry_after_s > 0
+    rejection = made.offer(0.0, request(2))
+    assert (rejection.status, rejection.reason) == (503, "draining")
+    assert rejection.retry_after_s > 0
     assert sent(made.decide(0.0)) == [1]
 
 
@@ -205,9 +203,7 @@ def test_who_waits_for_the_same_engines_goes_before_whatever_its_model(models, w
 
 @given(
     st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 1e4), min_size=1),
-    st.lists(
-        st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.floats(1.0, 1e3)), min_size=1, max_size=5
-    ),
+    st.lists(st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.floats(1.0, 1e3)), min_size=1, max_size=5),
 )
 def test_all_that_waits_is_done_by_somebody_who_serves_it(tokens, workers):
     numbers = {model: [at for at, (of, _) in enumerate(workers) if model in of] for model in tokens}
@@ -216,5 +212,5 @@ def test_all_that_waits_is_done_by_somebody_who_serves_it(tokens, workers):
     levels_s = drained_s(served, numbers, rates)
     assert sum(map(operator.mul, levels_s, rates)) == pytest.approx(sum(served.values()))
     for model, count in served.items():
-        alone_s = count / sum(rates[at] for at in numbers[model])
-        assert max(levels_s[at] for at in numbers[model]) >= alone_s * (1 - 1e-9)
+        isolated_s = count / sum(rates[at] for at in numbers[model])
+        assert max(levels_s[at] for at in numbers[model]) >= isolated_s * (1 - 1e-9)

@@ -15,14 +15,14 @@ from lengthwise.gateway.core.worker import Cap
 from lengthwise.gateway.scheduling import Signals, WorkerState
 
 
-def found_cap(*, batch=40, looks=200, start=8):
+def found_cap(*, batch=40, polls=200, start=8):
     """The caps over time before an engine that runs ``batch`` at once and queues the rest."""
     cap, caps = Cap(Dispatch(start=start)), []
-    for look in range(1, looks):
+    for look in range(1, polls):
         in_flight = cap.limit(None)
         cap.used(in_flight)
         waiting = max(0, in_flight - batch)
-        cap.look(float(look), Signals(running=in_flight - waiting, waiting=waiting, at_s=look), in_flight)
+        cap.poll(float(look), Signals(running=in_flight - waiting, waiting=waiting, at_s=look), in_flight)
         caps.append(cap.limit(None))
     return caps
 
@@ -39,7 +39,7 @@ def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
     cap = Cap(Dispatch(start=5))
     for look in range(20):
         cap.used(5)
-        cap.look(float(look), Signals(at_s=look), 5)
+        cap.poll(float(look), Signals(at_s=look), 5)
     assert cap.limit(None) == 5
 
 
@@ -49,9 +49,9 @@ def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
 def test_signs_of_too_many_shrink_the_cap(trouble):
     cap = Cap(Dispatch(start=16))
     cap.used(16)
-    cap.look(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
+    cap.poll(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
     before = cap.limit(None)
-    cap.look(3.0, Signals(**{"preemptions": 1.0, "at_s": 3.0} | trouble), 16)
+    cap.poll(3.0, Signals(**{"preemptions": 1.0, "at_s": 3.0} | trouble), 16)
     assert cap.limit(None) < before
 
 
@@ -59,7 +59,7 @@ def test_a_cap_that_is_not_used_does_not_grow():
     cap = Cap(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(3)
-        cap.look(float(look), Signals(waiting=0.0, at_s=look), 3)
+        cap.poll(float(look), Signals(waiting=0.0, at_s=look), 3)
     assert cap.limit(None) == 8
 
 
@@ -67,34 +67,32 @@ def test_stale_signals_change_nothing():
     cap = Cap(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(8)
-        cap.look(float(look), Signals(waiting=4.0, at_s=1.0), 8)
+        cap.poll(float(look), Signals(waiting=4.0, at_s=1.0), 8)
     assert cap.limit(None) == 6
 
 
 @settings(max_examples=50)
-@given(
-    st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.integers(0, 9)), max_size=60), st.integers(1, 8)
-)
+@given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.integers(0, 9)), max_size=60), st.integers(1, 8))
 def test_the_cap_stays_within_its_bounds(signals, least):
     cap = Cap(Dispatch(start=8, least=least, most=64))
     for look, (waiting, kv_used, preemptions) in enumerate(signals):
         cap.used(cap.limit(None))
         told = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)
-        cap.look(float(look), told, cap.limit(None))
+        cap.poll(float(look), told, cap.limit(None))
         if look % 7 == 0:
             cap.refused(float(look), 0)
         assert least <= cap.limit(None) <= 64
         assert cap.limit(4) <= 4
 
 
-def fill(made, count, now_s=0.0, **facts):
+def fill(made, count, now_s=0.0, **metadata):
     for i in range(count):
-        made.offer(now_s, request(i, now_s, **facts))
+        made.offer(now_s, request(i, now_s, **metadata))
     return made.decide(now_s)
 
 
-def adapting(**facts):
-    return WorkerState("w", ("m",), **facts)
+def adapting(**metadata):
+    return WorkerState("w", ("m",), **metadata)
 
 
 def test_slots_bound_the_cap():
@@ -155,9 +153,7 @@ def test_backlog_is_counted_in_the_seconds_of_the_worker():
 @pytest.mark.parametrize(("behind_tokens", "stays"), [(20, True), (200, False)])
 def test_a_session_stays_where_it_was_while_that_is_worth_it(behind_tokens, stays):
     """A prompt of 1000 tokens, half of it expected there, saves as much time as 50 output tokens."""
-    made = scheduler(
-        "fcfs", workers=[worker("a", cap=9), worker("b", cap=9)], dispatch=Dispatch(affinity=0.5)
-    )
+    made = scheduler("fcfs", workers=[worker("a", cap=9), worker("b", cap=9)], dispatch=Dispatch(affinity=0.5))
     made.offer(0.0, request(1, session="s", prompt_tokens=1000))
     assert made.decide(0.0).assign == ((1, "a"),)
     made.left(0.1, 1)

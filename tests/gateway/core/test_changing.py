@@ -139,10 +139,7 @@ def test_caps_keep_what_they_found_within_new_bounds():
     assert made.statistics(3.0).workers[0].in_flight > cap()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"mode": "fcfs"}, {"rank": "hrrn"}, {"takeover": "nonsense"}],
-)
+@pytest.mark.parametrize("other", [{"mode": "fcfs"}, {"rank": "hrrn"}, {"takeover": "nonsense"}])
 def test_what_cannot_change_is_told_and_changes_nothing(other):
     made = filled("srtf", max_wait_s=10.0)
     before = [made.position(i) for i in (1, 2)]
@@ -154,9 +151,7 @@ def test_what_cannot_change_is_told_and_changes_nothing(other):
 
 def test_told_anything_at_any_time_everybody_ends():
     """Bounds, takeovers, fairness and rates change at every fifth decision of a whole run."""
-    jobs = [
-        (request(i, 0.05 * i, predicted=1 + 37 * i % 300, tenant=i % 3), 1 + 53 * i % 200) for i in range(120)
-    ]
+    jobs = [(request(i, 0.05 * i, predicted=1 + 37 * i % 300, tenant=i % 3), 1 + 53 * i % 200) for i in range(120)]
     made = scheduler("isrtf", workers=[worker(cap=4)])
     world, decide, count = World(made, jobs, [worker(cap=4)]), made.decide, 0
 
@@ -164,7 +159,7 @@ def test_told_anything_at_any_time_everybody_ends():
         nonlocal count
         count += 1
         if count % 5 == 0:
-            order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "never", max_wait_s=count % 7,
+            order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "disabled", max_wait_s=count % 7,
                           fairness="vtc" if count % 3 else "none", cuts_per_s=float(count % 4))  # fmt: skip
             told(made, now_s, order)
         return decide(now_s)
@@ -172,4 +167,4 @@ def test_told_anything_at_any_time_everybody_ends():
     made.decide = changing
     world.run()
     assert count > 100
-    assert all(not math.isnan(job.ended_s) for job in world.jobs.values())
+    assert all(not math.isnan(job.finished_s) for job in world.jobs.values())

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_worlds import World, request, scheduler, sent, worker
 
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 
 
 def on_demand(**order):
     return scheduler("isrtf", **({"takeover": "by_rank", "cuts_per_s": 10.0} | order))
 
 
-def running_long_waiting_short(made, **facts):
+def running_long_waiting_short(made, **metadata):
     """A long one runs; a short one comes; what is decided then."""
-    made.offer(0.0, request(1, predicted=1000, **facts))
+    made.offer(0.0, request(1, predicted=1000, **metadata))
     assert sent(made.decide(0.0)) == [1]
     made.offer(1.0, request(2, 1.0, predicted=10))
     return made.decide(1.0)
@@ -103,7 +103,7 @@ def test_equal_keys_that_do_not_move_never_take_turns():
     for step in range(1, 200):
         now_s = 0.05 * step
         made.progressed(now_s, running[0], 50 * step)
-        made.reforecast(now_s, running[0], Forecast(100 + 50 * step, at_tokens=50 * step))
+        made.reforecast(now_s, running[0], LengthPrediction(100 + 50 * step, at_tokens=50 * step))
         assert not made.decide(now_s).cut
 
 
@@ -169,13 +169,10 @@ def test_storms_are_capped(cuts_per_s):
 def test_whatever_is_predicted_everybody_ends_and_is_cut_at_most_so_often(seed, cap):
     draws = random.Random(seed)
     forecasts = [0.0, 10.0, 200.0, math.inf]
-    jobs = [
-        (request(i, 0.1 * i, predicted=draws.choice(forecasts)), draws.choice([5, 200, 600]))
-        for i in range(25)
-    ]
+    jobs = [(request(i, 0.1 * i, predicted=draws.choice(forecasts)), draws.choice([5, 200, 600])) for i in range(25)]
     made = on_demand(max_preemptions=2, cuts_per_s=math.inf)
     world = World(made, jobs, [worker(cap=cap)]).run()
-    assert all(not math.isnan(job.ended_s) for job in world.jobs.values())
+    assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
     assert all(job.request.preemptions <= 2 for job in world.jobs.values())
     assert all(len(job.sent_s) == job.request.preemptions + 1 for job in world.jobs.values())
 

@@ -6,10 +6,10 @@ import pytest
 from scheduler_worlds import request, scheduler, sent, worker
 
 
-def returned(tokens_kept, *, workers=("w",), avoid="", **facts):
+def returned(tokens_kept, *, workers=("w",), avoid="", **metadata):
     """A request with a deadline at 4 s that came back at 5 s, behind 60 tokens."""
     made = scheduler("isrtf", workers=[worker(name) for name in workers])
-    made.offer(0.0, request(1, deadline_s=4.0, **facts))
+    made.offer(0.0, request(1, deadline_s=4.0, **metadata))
     assert sent(made.decide(0.0)) == [1]
     made.decide(4.5)
     made.progressed(5.0, 1, 60)
@@ -24,10 +24,10 @@ def test_a_stream_that_was_cut_or_failed_over_goes_on_however_old_it_is(avoid):
     assert sent(decisions) == [1]
 
 
-@pytest.mark.parametrize("facts", [{"tokens_kept": 60, "whole": True}, {"tokens_kept": 0}])
-def test_who_has_nothing_of_its_answer_yet_still_has_its_deadline(facts):
-    decisions = returned(**facts)
-    assert [(one, refusal.reason) for one, refusal in decisions.expire] == [(1, "deadline")]
+@pytest.mark.parametrize("metadata", [{"tokens_kept": 60, "complete": True}, {"tokens_kept": 0}])
+def test_who_has_nothing_of_its_answer_yet_still_has_its_deadline(metadata):
+    decisions = returned(**metadata)
+    assert [(one, rejection.reason) for one, rejection in decisions.expire] == [(1, "deadline")]
     assert not decisions.assign
 
 

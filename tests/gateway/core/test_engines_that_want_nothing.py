@@ -6,8 +6,8 @@ import pytest
 from scheduler_worlds import request, scheduler, sent, worker
 
 
-@pytest.mark.parametrize(("wanted_s", "held_s"), [(1.5, 1.5), (60.0, 2.0)])
-def test_a_full_engine_gets_nothing_as_long_as_it_said_and_two_seconds_at_most(wanted_s, held_s):
+@pytest.mark.parametrize(("wanted_s", "constrained_latency_s"), [(1.5, 1.5), (60.0, 2.0)])
+def test_a_full_engine_gets_nothing_as_long_as_it_said_and_two_seconds_at_most(wanted_s, constrained_latency_s):
     made = scheduler("fcfs", workers=[worker("a", cap=4), worker("b", cap=4)])
     made.offer(0.0, request(1))
     ((one, full),) = made.decide(0.0).assign
@@ -16,9 +16,9 @@ def test_a_full_engine_gets_nothing_as_long_as_it_said_and_two_seconds_at_most(w
     for number in range(2, 6):
         made.offer(1.0, request(number, 1.0))
     assert made.decide(1.0).assign == ((1, other), (2, other), (3, other), (4, other))
-    assert made.next_s(1.0) == 1.0 + held_s
-    assert not made.decide(1.0 + held_s - 0.01).assign
-    assert made.decide(1.0 + held_s).assign == ((5, full),)
+    assert made.next_s(1.0) == 1.0 + constrained_latency_s
+    assert not made.decide(1.0 + constrained_latency_s - 0.01).assign
+    assert made.decide(1.0 + constrained_latency_s).assign == ((5, full),)
 
 
 def test_who_says_nothing_is_asked_again_soon():

@@ -73,5 +73,5 @@ def test_nothing_to_do_takes_no_time_however_many_wait():
     for number in range(2000):
         made.offer(0.0, request(number))
     made.decide(0.0)
-    made._queue = made._crew = made._sending = None
+    made._queue = made._crew = made._dispatch = None
     assert not made.decide(0.1)

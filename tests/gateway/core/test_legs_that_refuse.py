@@ -70,7 +70,7 @@ class Refusing(Watched):
     def __init__(self, *args, seed, late_s, **named):
         super().__init__(*args, **named)
         self.draws, self.late_s = random.Random(seed), late_s
-        self.refuses, self.told, self.asked = {}, set(), {}
+        self.refuses, self.report, self.client_request = {}, set(), {}
 
     def send(self, job, name):
         super().send(job, name)
@@ -79,13 +79,13 @@ class Refusing(Watched):
             self.tell(job)
 
     def tell(self, job):
-        self.told.add((job.request.id, job.visit))
+        self.report.add((job.request.id, job.visit))
         self.scheduler.uncuttable(self.now_s, job.request.id)
 
     def cut(self, job):
         assert job.worker
-        assert (job.request.id, job.visit) not in self.told, "who cannot be cut there is not asked again"
-        self.asked[job.request.id] = job.visit
+        assert (job.request.id, job.visit) not in self.report, "who cannot be cut there is not asked again"
+        self.client_request[job.request.id] = job.visit
         self.at(self.now_s + self.late_s * self.draws.random(), "answers", job, job.visit)
 
     def answers(self, job, visit):
@@ -98,36 +98,26 @@ class Refusing(Watched):
 
     def pending(self):
         """Asked, and neither obeyed nor refused nor over."""
-        jobs = (self.jobs[one] for one in self.asked)
+        jobs = (self.jobs[one] for one in self.client_request)
         return sum(
             bool(job.worker)
-            and self.asked[job.request.id] == job.visit
-            and (job.request.id, job.visit) not in self.told
+            and self.client_request[job.request.id] == job.visit
+            and (job.request.id, job.visit) not in self.report
             for job in jobs
         )
 
     def decide(self):
         super().decide()
         assert sum(one.cutting for one in self.scheduler._crew) == self.pending()
-        assert self.scheduler.statistics(self.now_s).cuts >= sum(
-            job.request.preemptions for job in self.jobs.values()
-        )
+        assert self.scheduler.statistics(self.now_s).cuts >= sum(job.request.preemptions for job in self.jobs.values())
 
 
 @settings(max_examples=30)
 @given(
-    floods(),
-    st.sampled_from(["isrtf", "windowed"]),
-    st.integers(1, 3),
-    st.integers(0, 99),
-    st.sampled_from([0.0, 0.3]),
+    floods(), st.sampled_from(["isrtf", "windowed"]), st.integers(1, 3), st.integers(0, 99), st.sampled_from([0.0, 0.3])
 )
-def test_pending_cuts_are_those_that_can_be_answered_and_the_bound_on_waiting_holds(
-    jobs, mode, cap, seed, late_s
-):
-    made = scheduler(
-        mode, max_wait_s=MAX_WAIT_S, takeover="by_rank", cuts_per_s=math.inf, max_preemptions=1000
-    )
+def test_pending_cuts_are_those_that_can_be_answered_and_the_bound_on_waiting_holds(jobs, mode, cap, seed, late_s):
+    made = scheduler(mode, max_wait_s=MAX_WAIT_S, takeover="by_rank", cuts_per_s=math.inf, max_preemptions=1000)
     world = Refusing(made, jobs, [worker(cap=cap)], seed=seed, late_s=late_s).run()
-    assert all(not math.isnan(job.ended_s) for job in world.jobs.values())
+    assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
     assert made.statistics(world.now_s).cuts == sum(job.request.preemptions for job in world.jobs.values())

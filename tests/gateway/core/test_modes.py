@@ -11,15 +11,13 @@ from scheduler_worlds import World, request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 from lengthwise.gateway.scheduling import Signals, WorkerState
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])
 def test_nothing_is_held_back_where_the_engine_orders(mode):
-    made = scheduler(
-        mode, workers=[WorkerState("w", ("m",), slots=2, kv_tokens=50)], dispatch=Dispatch(most=100)
-    )
+    made = scheduler(mode, workers=[WorkerState("w", ("m",), slots=2, kv_tokens=50)], dispatch=Dispatch(most=100))
     for i in range(1000):
         made.offer(0.0, request(i))
     assert sent(made.decide(0.0)) == list(range(1000))
@@ -41,9 +39,7 @@ def test_priorities_for_engines_go_by_class_then_by_predicted_length():
     made = scheduler("engine-priority")
     asked = [
         request(i, priority=priority, predicted=predicted)
-        for i, (priority, predicted) in enumerate(
-            itertools.product([-5000, -1, 0, 3, 5000], [0, 9, 1e5, 1e99])
-        )
+        for i, (priority, predicted) in enumerate(itertools.product([-5000, -1, 0, 3, 5000], [0, 9, 1e5, 1e99]))
     ]
     values = [made.engine_priority(one) for one in asked]
     assert values == sorted(values)
@@ -113,8 +109,8 @@ def test_members_that_leave_do_not_hold_their_batch_up():
     for i in range(3):
         made.left(1.1, i)
     assert sent(made.decide(1.1)) == [4]
-    assert not made._sending._batch_left
-    assert not made._sending._batch_at
+    assert not made._dispatch._batch_left
+    assert not made._dispatch._batch_at
 
 
 @pytest.mark.parametrize(("long", "first"), [(100, 2), (1000, 3)])
@@ -136,7 +132,7 @@ def test_ranked_anew_equal_ones_keep_the_order_of_arrival():
     for one in asked:
         made.offer(3.0, one)
     made.rerank(4.0)
-    in_turn = sorted(asked, key=lambda q: (q.forecast.total_tokens, q.arrival_s, q.id))
+    in_turn = sorted(asked, key=lambda q: (q.length_prediction.total_tokens, q.arrival_s, q.id))
     assert [made.position(q.id) for q in in_turn] == list(range(300))
 
 
@@ -173,7 +169,7 @@ def test_a_new_forecast_changes_the_place():
     for i, predicted in enumerate([1, 50, 60]):
         made.offer(0.0, request(i, predicted=predicted))
     made.decide(0.0)
-    made.reforecast(0.1, 1, Forecast(900.0))
+    made.reforecast(0.1, 1, LengthPrediction(900.0))
     assert [made.position(i) for i in (1, 2)] == [1, 0]
 
 
@@ -203,7 +199,7 @@ def test_decisions_look_at_predicted_lengths_alone(mode):
         made = scheduler(mode, takeover="by_rank", batch_wait_s=0.2)
         world = World(made, jobs, [worker(cap=4)])
         world.run()
-        first_s = min(job.ended_s for job in world.jobs.values())
+        first_s = min(job.finished_s for job in world.jobs.values())
         return [one for one in world.log if one[0] < min(first_s, 5.0)]
 
     assert log(1) == log(3) != []

@@ -22,22 +22,20 @@ from lengthwise.testing.engine_server.engine import Limits
 
 @pytest.mark.parametrize(("encode_batch", "decode_steps"), [(4, 7), (1, 3), (8, 2), (6, 11)])
 def test_an_engine_sees_exactly_the_phases_of_the_schedule(encode_batch, decode_steps):
-    jobs, seats = outputs(300, 1, high=60), Limits(512, 1 << 16, num_blocks=1 << 14)
-    world = PhaseWorld(schedule(encode_batch, decode_steps), jobs, loop=160, limits=seats).run()
+    jobs, max_num_seqs = outputs(300, 1, high=60), Limits(512, 1 << 16, num_blocks=1 << 14)
+    world = PhaseWorld(schedule(encode_batch, decode_steps), jobs, loop=160, limits=max_num_seqs).run()
     assert not world.unserved
     cycles = world.batches["w"].cycles
     saturated = cycles[: 120 // encode_batch]
     assert set(saturated) == {(encode_batch, decode_steps)}
-    told = [(one.encode_batch, one.decode_steps) for one in world.phases if one.why == "steps"]
+    told = [(one.encode_batch, one.decode_steps) for one in world.phases if one.cause == "steps"]
     assert set(told[: len(saturated)]) == {(encode_batch, decode_steps)}
 
 
 @pytest.mark.parametrize(("seed", "prompt_s"), [(0, 0.0), (1, 0.0), (2, 0.001), (3, 0.001)])
 def test_tokens_that_come_in_any_order_count_the_same(seed, prompt_s):
     """Tokens of one iteration take up to a fifth of a step more, each as it comes; encodings are much longer."""
-    world = PhaseWorld(
-        schedule(4, 7), outputs(200, seed), loop=60, jitter_s=0.01, seed=seed, prompt_s=prompt_s
-    ).run()
+    world = PhaseWorld(schedule(4, 7), outputs(200, seed), loop=60, jitter_s=0.01, seed=seed, prompt_s=prompt_s).run()
     cycles = world.batches["w"].cycles[2:35]
     assert set(cycles) == {(4, 7)}
 
@@ -71,7 +69,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     over = made.decide(0.2)
     assert sent(over) == [2], "nobody is left: the rest of the phase is not waited for"
     (phase,) = over.phases
-    assert (phase.why, phase.encode_batch, phase.left_batch) == ("idle", 2, 0)
+    assert (phase.cause, phase.encode_batch, phase.left_batch) == ("idle", 2, 0)
 
 
 def test_who_comes_while_nobody_has_spoken_joins_the_encoding():
@@ -99,7 +97,7 @@ def test_each_engine_keeps_its_own_phases():
 
 
 def test_the_engine_has_never_more_than_the_schedule_lets_it():
-    phases = schedule(6, 5, most_in_flight=13)
+    phases = schedule(6, 5, max_in_flight=13)
     world = PhaseWorld(phases, outputs(200, 4, low=20, high=60), loop=60).run()
     assert world.most["w"] == 13
     assert not world.unserved
@@ -154,13 +152,11 @@ def test_another_schedule_holds_from_the_next_phase_on():
     made.progressed(0.1, 0, 5)
     told_another(made, 0.2, schedule(2, 5))
     made.progressed(0.3, 0, 6)
-    assert sent(made.decide(0.3)) == [], (
-        "the phase under way keeps its eight iterations, of which one is late"
-    )
+    assert sent(made.decide(0.3)) == [], "the phase under way keeps its eight iterations, of which one is late"
     made.progressed(0.4, 0, 7)
     decisions = made.decide(0.4)
     assert sent(decisions) == [1, 2]
-    assert [(one.why, one.decode_steps) for one in decisions.phases] == [("steps", 8)]
+    assert [(one.cause, one.decode_steps) for one in decisions.phases] == [("steps", 8)]
     for step in range(1, 6):
         assert sent(made.decide(0.4 + 0.1 * step)) == []
         for number in range(3):
@@ -177,11 +173,11 @@ def test_another_schedule_holds_at_once_where_nobody_is_there():
 
 
 def test_fewer_seats_than_are_taken_are_kept_from_the_next_phase_on():
-    phases = schedule(6, 5, most_in_flight=24)
+    phases = schedule(6, 5, max_in_flight=24)
     world = PhaseWorld(phases, outputs(300, 4, low=20, high=60), loop=60)
     world.run(until_s=8.0)
     assert world.most["w"] == 24
-    told_another(world.scheduler, world.now_s, schedule(4, 5, most_in_flight=10))
+    told_another(world.scheduler, world.now_s, schedule(4, 5, max_in_flight=10))
     world.run(until_s=20.0)
     world.most["w"] = 0
     world.run()
@@ -201,11 +197,11 @@ def test_prompts_of_an_encoding_stay_near_their_mean():
     prompts = np.clip(dice.gamma(1.0, 200.0, 300), 1, 2000)
     mean, threshold = float(prompts.mean()), 0.15
     world = PhaseWorld(
-        Phases(10, 5, 30.0, mean, threshold, most_in_flight=400), jobs_of(prompts), loop=150,
+        Phases(10, 5, 30.0, mean, threshold, max_in_flight=400), jobs_of(prompts), loop=150,
         limits=Limits(512, 1 << 20, num_blocks=1 << 16),
     ).run()  # fmt: skip
     fixed = PhaseWorld(
-        Phases(10, 5, most_in_flight=400), jobs_of(prompts), loop=150,
+        Phases(10, 5, max_in_flight=400), jobs_of(prompts), loop=150,
         limits=Limits(512, 1 << 20, num_blocks=1 << 16),
     ).run()  # fmt: skip
     sums, plain = ([one.prompt_tokens for one in w.phases[2:15]] for w in (world, fixed))
@@ -273,7 +269,7 @@ def lives(draw):
         jobs.append(
             Job(
                 dice.choice([1, 2, 9, 40]), prompt_tokens=dice.choice([5, 200, 900]), piece=dice.choice([1, 1, 3, 16]),
-                whole=dice.random() < 0.25, arrival_s=now_s, leaves_s=leaves_s,
+                complete=dice.random() < 0.25, arrival_s=now_s, leaves_s=leaves_s,
             )
         )  # fmt: skip
     deaths = [(dice.random() * 5, dice.choice("ab"), dice.random()) for _ in range(draw(st.integers(0, 3)))]
@@ -282,9 +278,7 @@ def lives(draw):
 
 @settings(max_examples=60)
 @given(lives(), st.integers(1, 6), st.integers(1, 12), st.sampled_from([None, 0.1]), st.booleans())
-def test_everybody_is_served_whatever_stalls_leaves_or_dies(
-    life, encode_batch, decode_steps, threshold, tight
-):
+def test_everybody_is_served_whatever_stalls_leaves_or_dies(life, encode_batch, decode_steps, threshold, tight):
     """The law of liveness, with no bound on waiting to help."""
     jobs, deaths = life
     phases = Phases(encode_batch, decode_steps, 3.0 * encode_batch, 200.0, threshold)
@@ -305,7 +299,7 @@ def test_the_bound_on_waiting_goes_above_phases(jobs, cap, encode_batch, decode_
     """Law 29: nobody is sent where one could go who has waited max_wait_s."""
     made = phased(Phases(encode_batch, decode_steps), max_wait_s=MAX_WAIT_S, workers=[worker(cap=cap)])
     world = Watched(made, jobs, [worker(cap=cap)]).run()
-    assert all(not math.isnan(job.ended_s) for job in world.jobs.values())
+    assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
 
 
 @settings(max_examples=25)

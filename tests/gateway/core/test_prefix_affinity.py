@@ -13,15 +13,15 @@ from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.dispatch import Placing, Sessions
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
 from lengthwise.gateway.core.worker import MOST_BLOCKS, Cached, Price, Worker
-from lengthwise.gateway.request import NOTHING, SIZES, Leading, Prints
+from lengthwise.gateway.request import EMPTY, SIZES, Leading, Prints
 from lengthwise.gateway.scheduling import WorkerState
 
 PRINTS = Prints(b"a secret of tests")
 SYSTEM = "You are a clerk of the archive. Answer in the words of the files. " * 80  # 5,280 letters
 
 
-def begins(text, tokens, *, model="m", **facts):
-    return {"prompt_tokens": tokens, "leading": PRINTS.of_text(text, tokens, model=model, **facts)}
+def begins(text, tokens, *, model="m", **metadata):
+    return {"prompt_tokens": tokens, "leading": PRINTS.of_text(text, tokens, model=model, **metadata)}
 
 
 def two(**dispatch):
@@ -63,10 +63,10 @@ def test_a_known_beginning_is_followed_while_it_is_worth_more_than_balance(behin
 def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_counts(change):
     made = two(**{"affinity": 0.0} if change == "affinity" else {})
     warmed(made)
-    facts = {"tenant": {"tenant": 1}, "model": {"model": "n"}}.get(change, {})
-    asked = request(1, **begins(SYSTEM, 1000, **facts))
+    metadata = {"tenant": {"tenant": 1}, "model": {"model": "n"}}.get(change, {})
+    asked = request(1, **begins(SYSTEM, 1000, **metadata))
     if change == "prefixes":
-        asked.leading = NOTHING
+        asked.leading = EMPTY
     assert place(made, 0.2, asked) == "a"
     assert asked.cached_tokens == 0
     same = request(2, **begins(SYSTEM, 1000))
@@ -109,22 +109,22 @@ TEXTS = ["x" * 300, "x" * 5000, SYSTEM, SYSTEM + "x" * 4000, "y" * 70_000, "z"]
 
 @settings(max_examples=100, deadline=None)
 @given(workers_there, st.sampled_from(TEXTS), st.floats(0, 1), st.booleans())
-def test_the_predicted_cost_is_never_above_that_of_balance_alone(there, text, affinity, has_session):
-    crew, tokens = [], {one: len(one) // 4 + 1 for one in TEXTS}
+def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, affinity, has_session):
+    worker_pool, tokens = [], {one: len(one) // 4 + 1 for one in TEXTS}
     sessions, entry = Sessions(), Entry(request(1, session="s" * has_session, **begins(text, tokens[text])))
-    entry.settle()
-    for number, (speed, work, sent, prompt_s) in enumerate(there):
+    entry.finalize()
+    for number, (speed, work, sent, prompt_s) in enumerate(active):
         one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), unheld=False)
         one.speed.tokens_per_s, one.work = speed, work
         for step in range(40):
-            one.price.began(10 * step, prompt_s * 10 * step, cold=True)
+            one.price.started(10 * step, prompt_s * 10 * step, cold=True)
         for each in TEXTS[:sent]:
             one.cached.sent(begins(each, tokens[each])["leading"])
-        crew.append(one)
+        worker_pool.append(one)
     sessions.sent(entry, "w1")
-    placing = Placing(crew, sessions, affinity, 0.0, {"m": 1})
+    placing = Placing(worker_pool, sessions, affinity, 0.0, {"m": 1})
     near = placing.choose(entry)
-    best = Placing(crew, Sessions(), 0.0, 0.0, {"m": 1}).choose(entry)
+    best = Placing(worker_pool, Sessions(), 0.0, 0.0, {"m": 1}).choose(entry)
 
     def cost_s(one):
         speed = placing.speed(one)
@@ -136,7 +136,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(there, text, af
         return (one.work + entry.work) / speed - affinity * cached * each_s
 
     assert cost_s(near) <= cost_s(best)
-    assert cost_s(near) == pytest.approx(min(cost_s(one) for one in crew), abs=1e-9)
+    assert cost_s(near) == pytest.approx(min(cost_s(one) for one in worker_pool), abs=1e-9)
     if near is not best:
         assert cost_s(near) < cost_s(best), "balance goes first among equals"
 
@@ -146,16 +146,16 @@ prompts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40_000), st.integ
 
 @settings(max_examples=100, deadline=None)
 @given(prompts, st.integers(0, 60), st.one_of(st.none(), st.floats(0, 5000)))
-def test_what_is_remembered_is_bounded_and_never_more_than_the_prompt(told, most, most_tokens):
+def test_what_is_remembered_is_bounded_and_never_more_than_the_prompt(report, most, max_tokens):
     cached = Cached(most)
-    for system, letters, tail in told:
+    for system, letters, tail in report:
         text = f"system {system} " * 500 + str(tail) * letters
         leading = begins(text, len(text) // 4)["leading"]
         expected = cached.tokens(leading)
-        assert cached.sent(leading, most_tokens) == expected <= len(text) // 4
+        assert cached.sent(leading, max_tokens) == expected <= len(text) // 4
         assert len(cached) <= most
         assert cached._tokens == pytest.approx(sum(cached._tokens_of.values()), abs=1e-6)
-        assert most_tokens is None or cached._tokens <= most_tokens
+        assert max_tokens is None or cached._tokens <= max_tokens
 
 
 def test_what_is_used_longest_ago_goes_first_and_the_deep_before_the_shared():
@@ -171,8 +171,8 @@ def test_what_is_used_longest_ago_goes_first_and_the_deep_before_the_shared():
 
 
 def test_all_workers_together_remember_so_many_bytes_at_most():
-    crew = scheduler("fcfs", workers=[worker(f"w{n}") for n in range(7)])._crew
-    assert sum(one.cached.most for one in crew) <= MOST_BLOCKS
+    worker_pool = scheduler("fcfs", workers=[worker(f"w{n}") for n in range(7)])._crew
+    assert sum(one.cached.most for one in worker_pool) <= MOST_BLOCKS
     tracemalloc.start()
     cached = Cached(2_000)
     for number in range(400):
@@ -213,7 +213,7 @@ def test_token_ids_are_compared_as_they_are():
     assert long.block_tokens == 64
     assert len(long.keys) == sum(size <= 1000 // 64 for size in SIZES)
     assert PRINTS.of_ids([1 << 70] * 100, model="m").keys, "whatever a client sends"
-    assert PRINTS.of_ids(ids[:63], model="m") == NOTHING
+    assert PRINTS.of_ids(ids[:63], model="m") == EMPTY
 
 
 def test_ids_whose_python_hashes_are_alike_are_not_and_each_secret_makes_others_of_them():
@@ -238,15 +238,15 @@ def test_any_text_has_prints_and_ids_of_no_engine_are_never_taken_for_others():
 def test_a_prompt_token_costs_what_starts_without_a_cache_have_shown():
     price = Price()
     for step in range(15):
-        price.began(100 * step, 0.02 + 0.001 * 100 * step, cold=True)
-        price.began(5000, 0.03)  # from the cache
+        price.started(100 * step, 0.02 + 0.001 * 100 * step, cold=True)
+        price.started(5000, 0.03)  # from the cache
     assert price.prefill_s() is None
     for _ in range(5):  # what was seen long ago fades
-        price.began(2300, 0.02 + 2.3, cold=True)
+        price.started(2300, 0.02 + 2.3, cold=True)
     assert price.prefill_s() == pytest.approx(0.001)
     alike = Price()
     for _ in range(100):
-        alike.began(500, 0.7, cold=True)
+        alike.started(500, 0.7, cold=True)
     assert alike.prefill_s() is None, "prompts of one length do not tell what a token costs"
 
 

@@ -10,7 +10,7 @@ from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
 from lengthwise.gateway.core.worker import Price
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 
 STEP_S = 0.01
 
@@ -19,7 +19,7 @@ def learned(way_s=0.0, prompt_s=0.0, back_s=0.0):
     """Of a worker whose step takes 10 ms: a start its way, its prompt and a step."""
     price = Price()
     for context in range(10, 210, 10):
-        price.began(context, way_s + prompt_s * context + STEP_S)
+        price.started(context, way_s + prompt_s * context + STEP_S)
     for _ in range(200):
         price.streamed(1, STEP_S)
     if back_s:
@@ -30,7 +30,7 @@ def learned(way_s=0.0, prompt_s=0.0, back_s=0.0):
 def test_until_enough_was_seen_a_prompt_token_counts_a_tenth_of_an_output_token():
     price = Price()
     assert price.recompute_steps(200, 4) == 200 * PREFILL_WEIGHT / 4
-    price.began(100, 5.0)
+    price.started(100, 5.0)
     price.streamed(1, 0.001)
     assert price.recompute_steps(200, 4) == 200 * PREFILL_WEIGHT / 4
 
@@ -54,7 +54,7 @@ def test_a_stream_whose_first_tokens_come_all_at_once_does_not_make_silence_free
     """Told in one tick of the loop, they are no time apart; what comes later is."""
     price = Price()
     for context in range(10, 210, 10):
-        price.began(context, 0.2)
+        price.started(context, 0.2)
     price.streamed(100, 0.0)
     for _ in range(200):
         price.streamed(1, STEP_S)
@@ -64,7 +64,7 @@ def test_a_stream_whose_first_tokens_come_all_at_once_does_not_make_silence_free
 def test_the_price_follows_an_engine_that_changes():
     price = learned(way_s=0.01)
     for context in [10, 60, 110, 160] * 100:
-        price.began(context, 0.2 + STEP_S)
+        price.started(context, 0.2 + STEP_S)
     assert price.recompute_steps(50, 1) == pytest.approx(0.2 / STEP_S, rel=0.05)
 
 
@@ -91,7 +91,7 @@ def test_a_cut_is_made_where_it_pays_for_the_way_there(way_s, cut):
     assert made.decide(1001.0).cut == cut
 
 
-@pytest.mark.parametrize("takeover", ["by_rank", "worth_it", "worth(factor=0)", "worth(factor=100)"])
+@pytest.mark.parametrize("takeover", ["by_rank", "is_improvement", "worth(factor=0)", "worth(factor=100)"])
 def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(takeover):
     """However far the running one has come, and although its prediction is made again at every window."""
     made = scheduler("isrtf", takeover=takeover, cuts_per_s=math.inf)
@@ -102,18 +102,18 @@ def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(takeover):
         now_s = 0.1 + 0.1 * token
         made.progressed(now_s, 1, token)
         if token % 10 == 0:
-            made.reforecast(now_s, 1, Forecast(100.0, at_tokens=token))
+            made.reforecast(now_s, 1, LengthPrediction(100.0, at_tokens=token))
         assert not made.decide(now_s).cut
 
 
 @pytest.mark.parametrize("takeover", ["by_rank", "worth(factor=1)"])
-@pytest.mark.parametrize(("seats", "cut"), [(1, True), (4, False)])
+@pytest.mark.parametrize(("max_num_seqs", "cut"), [(1, True), (4, False)])
 def test_nobody_is_cut_where_a_place_comes_free_by_itself_sooner_than_it_would_be_given_back(
-    seats, cut, takeover
+    max_num_seqs, cut, takeover
 ):
     """Of four that are to make 100 more one is done after about 25; the one that waits would take 40."""
-    made = scheduler("isrtf", takeover=takeover, workers=[worker(cap=seats)])
-    for i in range(seats):
+    made = scheduler("isrtf", takeover=takeover, workers=[worker(cap=max_num_seqs)])
+    for i in range(max_num_seqs):
         made.offer(0.0, request(i, predicted=100))
     made.decide(0.0)
     made.offer(1.0, request(9, 1.0, predicted=40))
@@ -122,19 +122,11 @@ def test_nobody_is_cut_where_a_place_comes_free_by_itself_sooner_than_it_would_b
 
 NEAR = (
     Costs(step_s=0.006, seq_s=0.001, prompt_s=0.0002, way_s=0.004),
-    {
-        "mean_tokens": 25.0,
-        "prompt_tokens": 40,
-        "window_tokens": 5,
-    },
+    {"mean_tokens": 25.0, "prompt_tokens": 40, "window_tokens": 5},
 )
 FAR = (
     Costs(step_s=0.01, seq_s=0.001, prompt_s=0.002, way_s=0.02),
-    {
-        "mean_tokens": 60.0,
-        "prompt_tokens": 200,
-        "window_tokens": 20,
-    },
+    {"mean_tokens": 60.0, "prompt_tokens": 200, "window_tokens": 20},
 )
 SEEDS = range(3)
 
@@ -164,13 +156,9 @@ def test_where_cuts_pay_they_are_made():
     """One seat, long outputs, an engine that computes prompts fast: cutting gains on ordering alone."""
     fast = (
         Costs(step_s=0.01, seq_s=0.0001, prompt_s=0.00001, way_s=0.003),
-        {
-            "mean_tokens": 120.0,
-            "prompt_tokens": 100,
-            "window_tokens": 50,
-        },
+        {"mean_tokens": 120.0, "prompt_tokens": 100, "window_tokens": 50},
     )
     with_cuts, cuts = over_fcfs(fast, 0.9, 1, takeover="worth(factor=1)", cuts_per_s=math.inf)
-    ordered, none = over_fcfs(fast, 0.9, 1, takeover="never")
+    ordered, none = over_fcfs(fast, 0.9, 1, takeover="disabled")
     assert cuts > 10 > none == 0
     assert with_cuts < 0.97 * ordered

@@ -11,7 +11,7 @@ from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core.ranking import State
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 
 MAX_WAIT_S = 5.0
 NAMES = ("a", "b", "c")
@@ -29,7 +29,7 @@ class Obvious(RuleBasedStateMachine):
     def start(self, mode, fairness):
         self.mode, self.fair = mode, fairness == "vtc"
         self.now_s, self.ids = 0.0, 0
-        self.requests, self.queued_s, self.waited_s = {}, {}, {}
+        self.requests, self.queued_s, self.queued_for_s = {}, {}, {}
         self.running, self.lost, self.worker_of = {}, set(), {}
         self.up, self.epochs = dict.fromkeys(NAMES, True), dict.fromkeys(NAMES, 0)
         self.served, self.charged, self.level = {}, {}, 0.0
@@ -50,10 +50,10 @@ class Obvious(RuleBasedStateMachine):
     # -- the obvious scheduler ---------------------------------------------------------------
 
     def predicted(self, q):
-        return min(max(q.forecast.total_tokens, 0.0), float(q.max_tokens))
+        return min(max(q.length_prediction.total_tokens, 0.0), float(q.max_tokens))
 
     def overdue(self, one):
-        return self.waited_s[one] + (self.now_s - self.queued_s[one]) >= self.max_wait_s - 1e-9
+        return self.queued_for_s[one] + (self.now_s - self.queued_s[one]) >= self.max_wait_s - 1e-9
 
     def turn(self, one):
         q = self.requests[one]
@@ -64,7 +64,7 @@ class Obvious(RuleBasedStateMachine):
         key = left if self.mode == "srtf" else q.arrival_s
         return (1, q.priority, served, key, q.arrival_s, q.id)
 
-    def usable(self, one):
+    def available(self, one):
         q = self.requests[one]
         serving = [name for name in NAMES if self.up[name] and q.model in SERVES[name]]
         if self.overdue(one):
@@ -83,7 +83,7 @@ class Obvious(RuleBasedStateMachine):
         while waiting:
             one = min(waiting, key=self.turn)
             waiting.remove(one)
-            usable = self.usable(one)
+            usable = self.available(one)
             free = [name for name in usable if room[name] > 0 and name not in claimed]
             if not free:
                 assert one not in assigned
@@ -98,7 +98,7 @@ class Obvious(RuleBasedStateMachine):
 
     def sends(self, one, name):
         q = self.requests[one]
-        self.waited_s[one] += self.now_s - self.queued_s.pop(one)
+        self.queued_for_s[one] += self.now_s - self.queued_s.pop(one)
         prompt = q.prompt_tokens if one not in self.charged else 0
         self.pay(one, prompt, self.predicted(q))
         self.running[one] = name
@@ -133,15 +133,9 @@ class Obvious(RuleBasedStateMachine):
     def arrives(self, predicted, priority, tenant, model):
         self.ids += 1
         q = request(
-            self.ids,
-            self.now_s,
-            predicted=predicted,
-            priority=priority,
-            tenant=tenant,
-            model=model,
-            max_tokens=1000,
+            self.ids, self.now_s, predicted=predicted, priority=priority, tenant=tenant, model=model, max_tokens=1000
         )
-        self.requests[q.id], self.waited_s[q.id] = q, 0.0
+        self.requests[q.id], self.queued_for_s[q.id] = q, 0.0
         assert self.scheduler.offer(self.now_s, q) is None
         self.waits(q.id)
         self.check()
@@ -179,15 +173,15 @@ class Obvious(RuleBasedStateMachine):
     @rule(data=st.data(), predicted=PREDICTIONS)
     def is_predicted_anew(self, data, predicted):
         one = data.draw(st.sampled_from(sorted(self.requests)))
-        self.scheduler.reforecast(self.now_s, one, Forecast(predicted))
-        self.requests[one].forecast = Forecast(predicted)
+        self.scheduler.reforecast(self.now_s, one, LengthPrediction(predicted))
+        self.requests[one].length_prediction = LengthPrediction(predicted)
         self.check()
 
     @precondition(lambda self: self.requests)
-    @rule(data=st.data(), again=st.booleans())
-    def leaves(self, data, again):
+    @rule(data=st.data(), retry=st.booleans())
+    def leaves(self, data, retry):
         one = data.draw(st.sampled_from(sorted(self.requests)))
-        for _ in range(1 + again):
+        for _ in range(1 + retry):
             self.scheduler.left(self.now_s, one)
         q = self.requests[one]
         waited = self.queued_s.pop(one, None) is not None
@@ -250,9 +244,7 @@ class Obvious(RuleBasedStateMachine):
             name: sum(at == name for at in self.running.values()) for name in NAMES
         }
         left = [
-            max(1.0, self.predicted(q) - q.generated_tokens)
-            for one, q in self.requests.items()
-            if one not in self.lost
+            max(1.0, self.predicted(q) - q.generated_tokens) for one, q in self.requests.items() if one not in self.lost
         ]
         assert abs(told.backlog_tokens - sum(left)) <= 1e-6 * (1 + sum(left))
 

@@ -50,20 +50,15 @@ class Watched(World):
             if set(order) - overdue:
                 assert overdue <= set(late), "nobody is sent while somebody overdue waits"
             assert not set(decisions.cut) & {
-                j.request.id for j in self.jobs.values() if j.request.waited_s >= MAX_WAIT_S
+                j.request.id for j in self.jobs.values() if j.request.queued_for_s >= MAX_WAIT_S
             }
 
     def waits(self, job):
         q = job.request
-        return (
-            q.arrival_s <= self.now_s
-            and not job.worker
-            and math.isnan(job.ended_s)
-            and q.queued_s == q.queued_s
-        )
+        return q.arrival_s <= self.now_s and not job.worker and math.isnan(job.finished_s) and q.queued_s == q.queued_s
 
     def overdue(self, q):
-        return q.queued_s + (MAX_WAIT_S - q.waited_s) <= self.now_s
+        return q.queued_s + (MAX_WAIT_S - q.queued_for_s) <= self.now_s
 
 
 @settings(max_examples=30)
@@ -71,7 +66,7 @@ class Watched(World):
 def test_who_has_waited_too_long_is_passed_by_nobody_who_has_not(jobs, mode, cap, fairness):
     made = scheduler(mode, max_wait_s=MAX_WAIT_S, fairness=fairness, takeover="by_rank", batch_wait_s=1.0)
     world = Watched(made, jobs, [worker(cap=cap)]).run()
-    assert all(not math.isnan(job.ended_s) for job in world.jobs.values()), "everybody ends"
+    assert all(not math.isnan(job.finished_s) for job in world.jobs.values()), "everybody ends"
 
 
 @settings(max_examples=40)
@@ -115,7 +110,7 @@ def test_a_wait_is_summed_over_all_stays():
     assert made.next_s(9.0) == 12.0
     made.left(12.0, 2)
     assert sent(made.decide(12.0)) == [1]
-    assert long.waited_s == 10.0
+    assert long.queued_for_s == 10.0
 
 
 def test_one_that_fits_nowhere_yet_keeps_its_worker_for_itself():

@@ -23,11 +23,11 @@ def one_by_one(made, numbers, *, at_once):
         made.left(now_s + 21.0, number)
 
 
-@pytest.mark.parametrize("whole", [0, 20])
-def test_answers_that_come_at_once_make_no_cut_dear(whole):
+@pytest.mark.parametrize("complete", [0, 20])
+def test_answers_that_come_at_once_make_no_cut_dear(complete):
     """Streams are cut as if nobody had asked for a whole answer before them."""
     made = scheduler("isrtf", takeover="worth(factor=1)")
-    one_by_one(made, range(whole), at_once=True)
+    one_by_one(made, range(complete), at_once=True)
     one_by_one(made, range(20, 30), at_once=False)
     made.offer(5000.0, request(100, 5000.0, predicted=800))
     made.decide(5000.0)
@@ -38,7 +38,7 @@ def test_answers_that_come_at_once_make_no_cut_dear(whole):
 def test_a_price_is_learned_although_the_first_tokens_came_within_one_tick_of_the_clock():
     price = Price()
     for context in range(10, 210, 10):
-        price.began(context, 0.5)
+        price.started(context, 0.5)
     price.streamed(100, 0.0)
     assert price.recompute_steps(200, 4) == 200 * PREFILL_WEIGHT / 4
     for _ in range(3000):
@@ -46,12 +46,12 @@ def test_a_price_is_learned_although_the_first_tokens_came_within_one_tick_of_th
     assert price.recompute_steps(200, 1) == pytest.approx((0.5 - STEP_S) / STEP_S, rel=0.05)
 
 
-def engine_that_queues(mode, *, told):
+def engine_that_queues(mode, *, report):
     """Four at a time, sent at once; it serves one after the other, a prompt token takes 1 ms."""
     made = scheduler(mode, workers=[worker(cap=None)])
     for number in range(0, 80, 4):
         now_s = 10.0 * number
-        states = [worker(cap=None, signals=Signals(at_s=now_s, waiting=waiting)) for waiting in told]
+        states = [worker(cap=None, signals=Signals(at_s=now_s, waiting=waiting)) for waiting in report]
         made.workers(now_s, states[:1])
         for one in range(number, number + 4):
             made.offer(now_s, request(one, now_s, prompt_tokens=100 + 10 * number))
@@ -66,12 +66,12 @@ def engine_that_queues(mode, *, told):
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority"])
-@pytest.mark.parametrize("told", [(0.0, 3.0), (None, None)])
-def test_what_waits_in_an_engine_of_its_own_order_does_not_tell_what_a_prompt_costs(mode, told):
+@pytest.mark.parametrize("report", [(0.0, 3.0), (None, None)])
+def test_what_waits_in_an_engine_of_its_own_order_does_not_tell_what_a_prompt_costs(mode, report):
     """The queue is seen a moment after; or nobody tells it, and only who is there alone counts."""
-    found_s = engine_that_queues(mode, told=told)
+    found_s = engine_that_queues(mode, report=report)
     assert found_s is None or found_s == pytest.approx(0.001, rel=0.05)
 
 
 def test_where_no_queue_is_told_starts_do_tell():
-    assert engine_that_queues("observe", told=(0.0, 0.0)) == pytest.approx(0.0025, rel=0.05)
+    assert engine_that_queues("observe", report=(0.0, 0.0)) == pytest.approx(0.0025, rel=0.05)

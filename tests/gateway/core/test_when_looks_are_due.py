@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent
 
-from lengthwise.gateway.core.preemption import LOOK_S
+from lengthwise.gateway.core.preemption import POLL_INTERVAL_S
 from lengthwise.gateway.core.ranking import Entry, Ranker, Service, rows_of
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 from lengthwise.policy.named_schedulers import resolve
 
 
@@ -25,18 +25,18 @@ def looked_at():
     return made
 
 
-@pytest.mark.parametrize("what", ["tokens", "forecast"])
+@pytest.mark.parametrize("what", ["tokens", "length_prediction"])
 def test_what_is_told_of_who_runs_is_decided_on_when_the_next_look_is_due(what):
     made = looked_at()
-    now_s = 1.0 + LOOK_S / 4
+    now_s = 1.0 + POLL_INTERVAL_S / 4
     if what == "tokens":
         made.progressed(now_s, 1, 5)
     else:
-        made.reforecast(now_s, 1, Forecast(3000.0, at_tokens=0))
-    assert made.next_s(now_s) == pytest.approx(1.0 + LOOK_S)
+        made.reforecast(now_s, 1, LengthPrediction(3000.0, at_tokens=0))
+    assert made.next_s(now_s) == pytest.approx(1.0 + POLL_INTERVAL_S)
     assert not made.decide(now_s)
-    decided = made.decide(1.0 + LOOK_S)
-    assert decided.cut == ((1,) if what == "forecast" else ())
+    decided = made.decide(1.0 + POLL_INTERVAL_S)
+    assert decided.cut == ((1,) if what == "length_prediction" else ())
 
 
 def test_tokens_within_a_window_make_no_look():
@@ -60,18 +60,16 @@ def test_a_window_that_is_over_is_decided_on_at_once():
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(["srtf", "hrrn", "fcfs", "gittins", "sjf"]),
-    facts=st.lists(
-        st.tuples(st.floats(0, 100), st.floats(1, 5000), st.integers(0, 4000)), min_size=1, max_size=8
-    ),
+    metadata=st.lists(st.tuples(st.floats(0, 100), st.floats(1, 5000), st.integers(0, 4000)), min_size=1, max_size=8),
     now_s=st.floats(100, 200),
 )
-def test_noted_keys_of_who_runs_are_those_that_the_loop_takes(name, facts, now_s):
+def test_noted_keys_of_who_runs_are_those_that_the_loop_takes(name, metadata, now_s):
     ranker = Ranker(resolve("rank", name), Service())
     running = []
-    for number, (arrival_s, predicted, generated) in enumerate(facts):
+    for number, (arrival_s, predicted, generated) in enumerate(metadata):
         entry = Entry(request(number, arrival_s, predicted=predicted))
         entry.request.generated_tokens = generated
-        entry.believe(Forecast(predicted))
+        entry.believe(LengthPrediction(predicted))
         ranker.columns.take(entry)
         ranker.write(now_s, entry)
         running.append(entry)

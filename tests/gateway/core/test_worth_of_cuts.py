@@ -14,7 +14,7 @@ from test_price_of_cuts import NEAR
 
 from lengthwise.gateway.core.preemption import places, saved
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 from lengthwise.predict import LEVELS
 
 EAGER = {"takeover": "by_rank", "cuts_per_s": math.inf}
@@ -29,10 +29,10 @@ def running(lengths, *, workers, prompt_tokens=1, **order):
     return made
 
 
-def with_waiting(made, lengths, now_s=1.0, **facts):
+def with_waiting(made, lengths, now_s=1.0, **metadata):
     """What is decided once requests of these lengths wait, too: 100, 101, ..."""
     for i, predicted in enumerate(lengths):
-        made.offer(now_s, request(100 + i, now_s, predicted=predicted, prompt_tokens=1, **facts))
+        made.offer(now_s, request(100 + i, now_s, predicted=predicted, prompt_tokens=1, **metadata))
     return made.decide(now_s).cut
 
 
@@ -57,17 +57,17 @@ def test_a_seat_that_is_held_for_thousands_of_steps_is_taken_for_a_long_queue():
     assert with_waiting(running([100, 100, 100, 10_000], **told), [30]) == ()
 
 
-def belief(median, at_tokens=0):
+def posterior(median, at_tokens=0):
     row = np.maximum(1.0, median * np.exp(1.5 * (2 * LEVELS - 1)))
-    return Forecast(float(median), quantiles=row, at_tokens=at_tokens)
+    return LengthPrediction(float(median), quantiles=row, at_tokens=at_tokens)
 
 
 @pytest.mark.parametrize("knows", ["distribution", "number"])
 def test_a_stream_past_its_forecast_does_not_stop_all_cuts_of_its_model(knows):
     """It goes on, until it is predicted again: it is not about to end, as a token still to come would say."""
     made = running([60, 5000], workers=[worker("a"), worker("b")])
-    forecast = belief(60.0) if knows == "distribution" else Forecast(60.0)
-    made.reforecast(0.1, 0, forecast)
+    length_prediction = posterior(60.0) if knows == "distribution" else LengthPrediction(60.0)
+    made.reforecast(0.1, 0, length_prediction)
     made.progressed(0.9, 0, 90)
     assert with_waiting(made, [20]) == (1,)
 
@@ -80,7 +80,7 @@ def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most
     cut = {"takeover": "worth(factor=1)", "cuts_per_s": math.inf}
     seeds = range(10, 18)
     with_cuts = [mean_s("isrtf", seed, 3.0, **told, **cut) for seed in seeds]
-    ordered = [mean_s("isrtf", seed, 3.0, **told, takeover="never") for seed in seeds]
+    ordered = [mean_s("isrtf", seed, 3.0, **told, takeover="disabled") for seed in seeds]
     assert sum(one[2] for one in with_cuts) > len(seeds)
     assert sum(one[0] for one in with_cuts) <= most * sum(one[0] for one in ordered)
 
@@ -88,7 +88,7 @@ def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most
 # -- law 46 --------------------------------------------------------------------------------
 
 
-def by_hand(there, leaving, waiting):
+def by_hand(active, stopping, waiting):
     """[saved tokens] of a cut, walked through event by event: who waits sits down where a seat is free first."""
 
     def first_places(lengths):
@@ -99,17 +99,17 @@ def by_hand(there, leaving, waiting):
             left = left[1:]
         return found
 
-    def sum_of_starts(seats, order):
+    def sum_of_starts(max_num_seqs, order):
         total = 0.0
         for tokens in order:
-            seats = sorted(seats)
-            total += seats[0]
-            seats = [seats[0] + tokens, *seats[1:]]
+            max_num_seqs = sorted(max_num_seqs)
+            total += max_num_seqs[0]
+            max_num_seqs = [max_num_seqs[0] + tokens, *max_num_seqs[1:]]
         return total
 
-    back = sorted([*waiting, leaving])
-    return sum_of_starts(first_places([*there, leaving]), sorted(waiting)) - sum_of_starts(
-        [0.0, *first_places(there)], back
+    back = sorted([*waiting, stopping])
+    return sum_of_starts(first_places([*active, stopping]), sorted(waiting)) - sum_of_starts(
+        [0.0, *first_places(active)], back
     )
 
 
@@ -118,19 +118,19 @@ LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=6, unique=True)
 
 @settings(max_examples=80)
 @given(LENGTHS, st.lists(st.integers(1, 3000), min_size=1, max_size=20, unique=True), st.integers(1, 800))
-def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(there, waiting, prompt):
+def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(active, waiting, prompt):
     """The first of them, or all three times as much; and wherever that holds, the longest is cut."""
-    assume(not set(there) & set(waiting) and min(waiting) < max(there))
-    made = scheduler("isrtf", workers=[worker(cap=len(there))], **(EAGER | {"cuts_per_s": 1.0}))
-    for i, predicted in enumerate(there):
+    assume(not set(active) & set(waiting) and min(waiting) < max(active))
+    made = scheduler("isrtf", workers=[worker(cap=len(active))], **(EAGER | {"cuts_per_s": 1.0}))
+    for i, predicted in enumerate(active):
         made.offer(0.0, request(i, predicted=predicted, prompt_tokens=prompt))
     made.decide(0.0)
     cut = with_waiting(made, waiting)
-    others = sorted(there)[:-1]
-    loss = prompt * PREFILL_WEIGHT / len(there) * (len(there) + len(waiting))
-    gain = max(by_hand(others, max(there), [min(waiting)]), by_hand(others, max(there), waiting) / 3)
+    others = sorted(active)[:-1]
+    loss = prompt * PREFILL_WEIGHT / len(active) * (len(active) + len(waiting))
+    gain = max(by_hand(others, max(active), [min(waiting)]), by_hand(others, max(active), waiting) / 3)
     assume(abs(gain - loss) > 1e-6)
-    assert cut == ((there.index(max(there)),) if gain > loss else ())
+    assert cut == ((active.index(max(active)),) if gain > loss else ())
 
 
 def test_who_has_waited_too_long_need_not_gain_as_much():

@@ -42,40 +42,40 @@ def _applied(folder: Path, made: list[Resource]) -> list[Resource]:
     return made
 
 
-def _generated(folder: Path, told: Resource, made: list[Resource]) -> list[Resource]:
-    options = told.get("options", {})
-    meta = {"name": told["name"]} | ({"labels": options["labels"]} if "labels" in options else {})
-    data = {Path(file).name: (folder / file).read_text("utf-8") for file in told["files"]}
+def _generated(folder: Path, report: Resource, made: list[Resource]) -> list[Resource]:
+    options = report.get("options", {})
+    meta = {"name": report["name"]} | ({"labels": options["labels"]} if "labels" in options else {})
+    data = {Path(file).name: (folder / file).read_text("utf-8") for file in report["files"]}
     new = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
-    if told.get("behavior") != "replace":
+    if report.get("behavior") != "replace":
         return [*made, new]
-    assert sum(_is(one, "ConfigMap", told["name"]) for one in made) == 1
-    return [one | {"data": data} if _is(one, "ConfigMap", told["name"]) else one for one in made]
+    assert sum(_is(one, "ConfigMap", report["name"]) for one in made) == 1
+    return [one | {"data": data} if _is(one, "ConfigMap", report["name"]) else one for one in made]
 
 
-def _patched(folder: Path, told: Resource, made: list[Resource]) -> list[Resource]:
-    patch = yaml.safe_load(told["patch"]) if "patch" in told else _load(folder / told["path"])
-    who = told["target"] if "target" in told else {"kind": patch["kind"], "name": patch["metadata"]["name"]}
+def _patched(folder: Path, report: Resource, made: list[Resource]) -> list[Resource]:
+    patch = yaml.safe_load(report["patch"]) if "patch" in report else _load(folder / report["path"])
+    who = report["target"] if "target" in report else {"kind": patch["kind"], "name": patch["metadata"]["name"]}
     hit = [_is(one, who["kind"], who["name"]) for one in made]
     assert sum(hit) == 1, who
     change = _merged if isinstance(patch, dict) else _operated
     return [change(one, patch) if mine else one for one, mine in zip(made, hit, strict=True)]
 
 
-def _transformed(told: Resource, one: Resource) -> None:
-    if "namespace" in told and one["kind"] != "Namespace":
-        one["metadata"]["namespace"] = told["namespace"]
+def _transformed(report: Resource, one: Resource) -> None:
+    if "namespace" in report and one["kind"] != "Namespace":
+        one["metadata"]["namespace"] = report["namespace"]
         for subject in one.get("subjects", []):
-            subject["namespace"] = told["namespace"]
+            subject["namespace"] = report["namespace"]
     if one["kind"] not in ALL_PODS:
         return
     pod = one["spec"]["template"]["spec"]
-    for image in told.get("images", []):
+    for image in report.get("images", []):
         for container in pod["containers"] + pod.get("initContainers", []):
             name, _, tag = container["image"].partition(":")
             if name == image["name"]:
                 container["image"] = f"{image.get('newName', name)}:{image.get('newTag', tag)}"
-    for count in told.get("replicas", []):
+    for count in report.get("replicas", []):
         if count["name"] == one["metadata"]["name"]:
             one["spec"]["replicas"] = count["count"]
 

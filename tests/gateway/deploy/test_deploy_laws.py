@@ -43,10 +43,10 @@ LEAST_FREE_BYTES = 512 << 20
 def config_of(tmp_path_factory):
     """What the gateway of an overlay is told: its own command line, checked by the real command."""
     folder = tmp_path_factory.mktemp("gateways")
-    return cache(lambda name: _told(name, folder / name))
+    return cache(lambda name: _report(name, folder / name))
 
 
-def _told(name: str, folder: Path) -> GatewayConfig:
+def _report(name: str, folder: Path) -> GatewayConfig:
     folder.mkdir()
     keys, file = folder / "clients", folder / "gateway.toml"
     keys.write_text(f"team:{'0' * 64}\n")
@@ -130,7 +130,7 @@ def test_a_gateway_stays_in_its_service_as_long_as_requests_wait_for_an_engine(n
 @pytest.mark.parametrize("name", ALL)
 def test_pods_drain_before_they_are_killed(name, config_of):
     one = gateway(name)
-    drain_s = config_of(name).care.drain_s
+    drain_s = config_of(name).resilience.drain_s
     assert sleeps_s(container(one)) + drain_s < one["terminationGracePeriodSeconds"]
     if name == "dev":
         return
@@ -205,9 +205,7 @@ def test_memory_holds_the_queue(name, config_of):
     prompt = b"Tell me a joke about it, " * 40_000
     body = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % prompt
     factor = asked("chat", body, config.limits, Caller(None, 0), {}, "r", 0.0).held_bytes / len(body)
-    assert config.admission.max_queued_bytes * factor <= config.limits.body_budget_bytes, (
-        "429 of the queue is met"
-    )
+    assert config.admission.max_queued_bytes * factor <= config.limits.body_budget_bytes, "429 of the queue is met"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -228,11 +226,7 @@ def test_selectors_find_their_pods(name):
 def test_a_gateway_may_watch_endpoint_slices_and_nothing_else(name):
     (role,), (binding,) = of_kind(name, "Role"), of_kind(name, "RoleBinding")
     assert role["rules"] == [
-        {
-            "apiGroups": ["discovery.k8s.io"],
-            "resources": ["endpointslices"],
-            "verbs": ["get", "list", "watch"],
-        }
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "monitor"]}
     ]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     (subject,) = binding["subjects"]
@@ -246,8 +240,7 @@ def test_a_gateway_may_watch_endpoint_slices_and_nothing_else(name):
 @pytest.mark.parametrize("name", ALL)
 def test_only_the_gateway_reaches_engines_and_only_prometheus_its_admin_port(name):
     policies = {
-        tuple(p["spec"]["podSelector"]["matchLabels"].items()): p["spec"]
-        for p in of_kind(name, "NetworkPolicy")
+        tuple(p["spec"]["podSelector"]["matchLabels"].items()): p["spec"] for p in of_kind(name, "NetworkPolicy")
     }
     to_engine = policies[tuple(sorted(ENGINE.items()))]
     to_gateway = policies[tuple(sorted(GATEWAY.items()))]
@@ -259,9 +252,7 @@ def test_only_the_gateway_reaches_engines_and_only_prometheus_its_admin_port(nam
         [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     ]
     assert all(rule["from"] for rule in to_gateway["ingress"])  # an empty one is everybody
-    assert {"to": [{"podSelector": {"matchLabels": ENGINE}}], "ports": [{"port": plan.PORT}]} in to_gateway[
-        "egress"
-    ]
+    assert {"to": [{"podSelector": {"matchLabels": ENGINE}}], "ports": [{"port": plan.PORT}]} in to_gateway["egress"]
     services = [s["metadata"]["name"] for s in of_kind(name, "Service") if s["spec"]["selector"] == ENGINE]
     assert services == ["engine-pods"]  # headless: what the gateway finds, and no way around it
 
@@ -276,9 +267,7 @@ def test_a_gateway_reaches_engines_names_and_the_api_it_watches_and_nothing_else
     engines, names, *others = policy["egress"]
     assert engines == {"to": [{"podSelector": {"matchLabels": ENGINE}}], "ports": [{"port": plan.PORT}]}
     assert {(port["protocol"], port["port"]) for port in names["ports"]} == {("UDP", 53), ("TCP", 53)}
-    assert names["to"] == [
-        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
-    ]
+    assert names["to"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]
     watches = config_of(name).discovery.endpoint_slices is not None
     assert watches == gateway(name)["automountServiceAccountToken"]
     assert others == ([{"ports": [{"port": 443}, {"port": 6443}]}] if watches else [])
@@ -307,9 +296,7 @@ def test_requests_wait_for_the_first_engine_where_there_may_be_none(config_of):
 
 def test_no_node_holds_all_gateways_of_production():
     assert the("production", "Deployment", "gateway")["spec"]["replicas"] >= 2
-    (term,) = gateway("production")["affinity"]["podAntiAffinity"][
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ]
+    (term,) = gateway("production")["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert matches(term["labelSelector"]["matchLabels"], GATEWAY)
     update = the("production", "Deployment", "gateway")["spec"]["strategy"]["rollingUpdate"]
     assert update["maxUnavailable"] == 0

@@ -51,8 +51,8 @@ def test_a_misspelt_field_would_be_seen():
 
 @pytest.mark.parametrize("name", ALL)
 def test_kubectl_makes_of_it_what_is_tested_here(name):
-    def by_name(told: list[dict]) -> dict:
-        return {(one["kind"], one["metadata"]["name"]): one for one in told}
+    def by_name(report: list[dict]) -> dict:
+        return {(one["kind"], one["metadata"]["name"]): one for one in report}
 
     assert by_name(kustomized(name)) == by_name(resources(name))
 

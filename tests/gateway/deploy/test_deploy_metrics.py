@@ -12,7 +12,7 @@ import pytest
 from rendered_manifests import DEPLOY, GATEWAY, of_kind, the
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.request import Refusal
+from lengthwise.gateway.request import Rejection
 from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry import Telemetry
 
@@ -42,12 +42,10 @@ def told() -> dict[str, set[str]]:
     telemetry = Telemetry(GatewayConfig(engines=(Engine("http://e:1"),)), statistics=lambda: now)
     world = told_requests()
     world.serve(telemetry, world.request(1, 1.0, predicted=20.0), 1.5, 10, 0.02)
-    telemetry.refused("queue_full", Refusal(429, "queue_full", "full"), 0, "m")
+    telemetry.refused("queue_full", Rejection(429, "queue_full", "full"), 0, "m")
     text = generate_latest(telemetry.metrics.registry()).decode()
     return {
-        sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        sample.name: set(sample.labels) for family in text_string_to_metric_families(text) for sample in family.samples
     }
 
 
@@ -66,26 +64,25 @@ def queries() -> list[str]:
         for rule in group["rules"]
     ]
     triggers = [
-        trigger["metadata"]["query"]
-        for trigger in the("scale-to-zero", "ScaledObject", "engine")["spec"]["triggers"]
+        trigger["metadata"]["query"] for trigger in the("scale-to-zero", "ScaledObject", "engine")["spec"]["triggers"]
     ]
     return [*panels, *variables, *rules, *triggers]
 
 
-def test_every_metric_that_is_asked_for_is_told(told):
+def test_every_metric_that_is_asked_for_is_told(report):
     asked = {name for query in queries() for name, _ in _QUERY.findall(query)}
     assert len(asked) >= 25
-    assert asked - set(told) == set()
+    assert asked - set(report) == set()
 
 
-def test_every_label_that_is_asked_for_is_there(told):
+def test_every_label_that_is_asked_for_is_there(report):
     checked = 0
     for query in queries():
         names = {name for name, _ in _QUERY.findall(query)}
-        known = SCRAPED.union(*(told[name] for name in names))
+        known = SCRAPED.union(*(report[name] for name in names))
         for name, selector in _QUERY.findall(query):
             wanted = set(re.findall(r"(\w+)\s*(?:=~|!=|=|!~)", selector))
-            assert wanted <= told[name] | SCRAPED, query
+            assert wanted <= report[name] | SCRAPED, query
             checked += len(wanted)
         for by in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query):
             assert {label.strip() for label in by.split(",")} <= known, query
@@ -99,9 +96,9 @@ def test_queries_are_closed():
             assert query.count(opening) == query.count(closing), query
 
 
-def test_what_a_misspelt_metric_would_be(told):
+def test_what_a_misspelt_metric_would_be(report):
     """What the tests above are worth."""
-    assert "lengthwise_backlog_second" not in told
+    assert "lengthwise_backlog_second" not in report
     assert _QUERY.findall('sum(rate(lengthwise_x_total{a="b"}[5m]))') == [("lengthwise_x_total", 'a="b"')]
 
 
@@ -116,9 +113,7 @@ def test_prometheus_finds_the_admin_port():
     (monitor,) = of_kind("monitoring", "ServiceMonitor")
     selector = monitor["spec"]["selector"]["matchLabels"]
     (service,) = [
-        one
-        for one in of_kind("monitoring", "Service")
-        if selector.items() <= one["metadata"]["labels"].items()
+        one for one in of_kind("monitoring", "Service") if selector.items() <= one["metadata"]["labels"].items()
     ]
     (endpoint,), (port,) = monitor["spec"]["endpoints"], service["spec"]["ports"]
     assert endpoint["port"] == port["name"]

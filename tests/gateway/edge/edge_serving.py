@@ -24,11 +24,11 @@ def config(*keys, **limits):
     return GatewayConfig(engines=(Engine("http://127.0.0.1:1"),), keys=keys, limits=Limits(**limits))
 
 
-def a_key(**facts):
-    return Key(**{"tenant": "acme", "sha256": sha(SECRET), **facts})
+def a_key(**metadata):
+    return Key(**{"tenant": "acme", "sha256": sha(SECRET), **metadata})
 
 
-class Told:
+class Report:
     """An answer of given pieces."""
 
     def __init__(self, pieces, *, status=200, kind=b"application/json", pause_s=0.0, length=True):
@@ -63,14 +63,14 @@ class Told:
 class Script:
     """An exchange that notes what it was asked, and answers as an engine would, or as ``answers`` says."""
 
-    asked: list = field(default_factory=list)
-    told: list = field(default_factory=list)
+    client_request: list = field(default_factory=list)
+    report: list = field(default_factory=list)
     answers: list = field(default_factory=list)
     waiting_cancelled: int = 0
 
-    async def __call__(self, asked):
-        self.asked.append(asked)
-        answer = self.answers.pop(0) if self.answers else plain(asked)
+    async def __call__(self, client_request):
+        self.client_request.append(client_request)
+        answer = self.answers.pop(0) if self.answers else plain(client_request)
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, asyncio.Event):
@@ -79,29 +79,29 @@ class Script:
             except asyncio.CancelledError:
                 self.waiting_cancelled += 1
                 raise
-            answer = plain(asked)
-        self.told.append(answer)
+            answer = plain(client_request)
+        self.report.append(answer)
         return answer
 
 
-def plain(asked):
+def plain(client_request):
     """What an OpenAI server says."""
     usage = {
-        "prompt_tokens": asked.prompt_tokens,
+        "prompt_tokens": client_request.prompt_tokens,
         "completion_tokens": 2,
-        "total_tokens": asked.prompt_tokens + 2,
+        "total_tokens": client_request.prompt_tokens + 2,
     }
-    chat = asked.api == "chat"
+    chat = client_request.api == "chat"
     whole = {
         "id": "c-1",
         "object": "chat.completion" if chat else "text_completion",
         "created": 1,
-        "model": asked.model,
+        "model": client_request.model,
     }
-    if not asked.stream:
+    if not client_request.stream:
         said = {"message": {"role": "assistant", "content": "Hi there"}} if chat else {"text": "Hi there"}
         choice = {"index": 0, "finish_reason": "stop", "logprobs": None, **said}
-        return Told([json.dumps(whole | {"choices": [choice], "usage": usage}).encode()])
+        return Report([json.dumps(whole | {"choices": [choice], "usage": usage}).encode()])
     pieces = []
     for word in ("Hi", " there"):
         part = {"delta": {"content": word}} if chat else {"text": word}
@@ -110,7 +110,7 @@ def plain(asked):
         }
         choice = {"index": 0, "finish_reason": None, "logprobs": None, **part}
         pieces.append(b"data: " + json.dumps(event | {"choices": [choice]}).encode() + b"\n\n")
-    return Told([*pieces, b"data: [DONE]\n\n"], kind=b"text/event-stream", length=False)
+    return Report([*pieces, b"data: [DONE]\n\n"], kind=b"text/event-stream", length=False)
 
 
 class Served:
@@ -172,7 +172,7 @@ class Served:
                 line.sendall(data)
             return everything(line)
 
-    def ask(self, body, *, path="/v1/chat/completions", secret=SECRET, method="POST", **headers):
+    def submit(self, body, *, path="/v1/chat/completions", secret=SECRET, method="POST", **headers):
         """Status, headers and body for one request."""
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         lines = {

@@ -46,8 +46,8 @@ class Telling:
 
     pause_s: float = 0.0
     sent: int = 0
-    asked: list[str] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)
+    client_request: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
@@ -57,7 +57,7 @@ class Telling:
 
     async def tell(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
-        self.asked.append(asked["prompt"])
+        self.client_request.append(asked["prompt"])
         little_room(request.transport)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         try:
@@ -68,9 +68,9 @@ class Telling:
                 await asyncio.sleep(self.pause_s)
             await answer.write(END)
             await answer.write_eof()
-            self.ended.append("told")
+            self.finished.append("report")
         except ConnectionError:
-            self.ended.append("gone")
+            self.finished.append("stopped")
         return answer
 
     @asynccontextmanager
@@ -96,7 +96,7 @@ class Watched:
         self.wires: list[Wire] = []
         self.passed: list[bytes] = []
         self.took: list[bool] = []
-        self.most_bytes = 0
+        self.max_bytes = 0
         made, pass_on, takes = Wire.connection_made, Wire.pass_on, Wire.takes
 
         def connection_made(wire: Wire, transport: Any) -> None:
@@ -107,7 +107,7 @@ class Watched:
         def passes(wire: Wire, piece: bytes) -> None:
             pass_on(wire, piece)
             self.passed.append(piece[:120])
-            self.most_bytes = max(self.most_bytes, wire.transport.get_write_buffer_size())
+            self.max_bytes = max(self.max_bytes, wire.transport.get_write_buffer_size())
 
         def asked(wire: Wire) -> bool:
             self.took.append(takes(wire))
@@ -134,14 +134,14 @@ class Client:
     writer: asyncio.StreamWriter
     raw: bytearray = field(default_factory=bytearray)
 
-    def ask(self, name: str, events: int) -> None:
+    def submit(self, name: str, events: int) -> None:
         body = b'{"model":"m","prompt":"%b","max_tokens":%d,"stream":true}' % (name.encode(), events)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
         self.writer.write(head % len(body) + body)
 
-    async def read(self, most_bytes: int = ROOM_BYTES) -> int:
+    async def read(self, max_bytes: int = ROOM_BYTES) -> int:
         """How much came; 0 at the end."""
-        piece = await self.reader.read(most_bytes)
+        piece = await self.reader.read(max_bytes)
         self.raw += piece
         return len(piece)
 
@@ -200,11 +200,11 @@ async def gateway_of(engine: Telling, tls: Tls | None = None) -> AsyncIterator[G
         config = GatewayConfig(
             engines=(Engine(url, probe=False, in_flight=4),),
             order=Order("fcfs"),
-            forecasting=Forecasting(predictor="none"),
+            prediction=Forecasting(predictor="none"),
             listen=Listen(port=0, admin_port=None, tls=tls),
         )
         async with Gateway(config) as gateway:
-            await gateway.fleet.settled(10)
+            await gateway.fleet.stable(10)
             yield gateway
 
 

@@ -14,7 +14,7 @@ import time
 import tracemalloc
 
 import pytest
-from edge_serving import SECRET, Script, Served, Told, a_key, chat, config, parsed, sha
+from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, parsed, sha
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -45,9 +45,9 @@ def refused(body, api="chat"):
     return caught.value.code
 
 
-def until(said, within_s=5.0):
+def until(message, within_s=5.0):
     end = time.monotonic() + within_s
-    while not said():
+    while not message():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -125,19 +125,19 @@ def test_a_long_body_is_looked_into_beside_the_loop_and_its_client_may_leave_mea
     script = Script()
     body = json.dumps(chat(messages=[{"role": "user", "content": "[,\\" * 600_000}])).encode()
     with Served(config(a_key()), script) as served:
-        assert served.ask(body)[0] == 200
-        assert served.ask(body[:-1])[2]["error"]["code"] == "invalid_json"
-        assert script.asked[0].body == body
+        assert served.submit(body)[0] == 200
+        assert served.submit(body[:-1])[2]["error"]["code"] == "invalid_json"
+        assert script.client_request[0].body == body
         begun, gate = threading.Event(), threading.Event()
-        served.app._beside.submit(lambda: (begun.set(), gate.wait(20)))
+        served.app._additional.submit(lambda: (begun.set(), gate.wait(20)))
         assert begun.wait(5)
         with served.socket() as line:
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(served.app._beside._work_queue.qsize)
+            until(served.app._additional._work_queue.qsize)
         until(lambda: served.app.room.held_bytes == 0)
         gate.set()
-        assert served.ask(chat())[0] == 200
-        assert len(script.asked) == 2, "who left is not asked for"
+        assert served.submit(chat())[0] == 200
+        assert len(script.client_request) == 2, "who left is not asked for"
 
 
 def test_requests_share_a_budget_and_give_back_what_they_had():
@@ -147,25 +147,21 @@ def test_requests_share_a_budget_and_give_back_what_they_had():
         with served.socket() as waiting, served.socket() as reading:
             body = json.dumps(chat(z="x" * 50_000)).encode()
             waiting.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(lambda: script.asked)
-            held = script.asked[0].held_bytes
+            until(lambda: script.client_request)
+            held = script.client_request[0].held_bytes
             assert 2 * len(body) < held < 2.1 * len(body), "once as it came and once parsed"
             other = HEAD.replace(SECRET.encode(), b"sk-other")
             reading.sendall(other + b"Content-Length: 50000\r\n\r\n{" + b" " * 45_000)
             until(lambda: served.app.room.held_bytes == held + 45_001)
             third = json.dumps(chat(z="x" * 55_000)).encode()
-            status, headers, told = served.ask(third, secret="sk-other")
-            assert (status, told["error"]["code"], headers["retry-after"]) == (
-                429,
-                "body_share_exceeded",
-                "1",
-            )
+            status, headers, told = served.submit(third, secret="sk-other")
+            assert (status, told["error"]["code"], headers["retry-after"]) == (429, "body_share_exceeded", "1")
             assert headers["connection"] == "close"
             assert served.app.room.held_bytes == held + 45_001
             served.loop.call_soon_threadsafe(gate.set)
             assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
             until(lambda: served.app.room.held_bytes == 45_001)
-            assert served.ask(body)[0] == 200
+            assert served.submit(body)[0] == 200
         until(lambda: served.app.room.held_bytes == 0)
         assert not served.app.room.held_by
 
@@ -180,14 +176,14 @@ def test_where_there_is_no_room_left_a_client_that_holds_little_is_told_so_too()
                 line.sendall(head + b"Content-Length: 49000\r\n\r\n{" + b" " * 47_000)
             until(lambda: served.app.room.held_bytes == 4 * 47_001)
             body = json.dumps(chat(z="x" * 14_000)).encode()
-            status, headers, told = served.ask(body, secret="sk-4")
+            status, headers, told = served.submit(body, secret="sk-4")
             assert (status, told["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
             head = HEAD.replace(SECRET.encode(), b"sk-4")
             chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
             assert parsed(served.raw(head + chunked))[0] == 503, "where no length is told too"
             small = json.dumps(chat(z="x" * 9_000)).encode()
-            assert served.ask(small, secret="sk-5")[0] == 503, "it came, but what it holds does not fit"
-            assert served.ask(chat(), secret="sk-5")[0] == 200, "a small one fits"
+            assert served.submit(small, secret="sk-5")[0] == 503, "it came, but what it holds does not fit"
+            assert served.submit(chat(), secret="sk-5")[0] == 200, "a small one fits"
         until(lambda: served.app.room.held_bytes == 0)
 
 
@@ -197,23 +193,23 @@ def test_without_keys_an_address_has_a_quarter_and_a_request_alone_fits_always()
         with served.socket() as waiting:
             body = json.dumps(chat(z="x" * 50_000)).encode()
             waiting.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(lambda: script.asked)
+            until(lambda: script.client_request)
             assert served.app.room.held_bytes > 80_000
-            assert served.ask(chat(), secret=None)[2]["error"]["code"] == "body_share_exceeded"
+            assert served.submit(chat(), secret=None)[2]["error"]["code"] == "body_share_exceeded"
             served.loop.call_soon_threadsafe(gate.set)
             assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
         until(lambda: served.app.room.held_bytes == 0)
-        assert served.ask(chat(), secret=None)[0] == 200
+        assert served.submit(chat(), secret=None)[0] == 200
 
 
 def test_a_request_holds_its_room_until_its_answer_has_ended():
-    answer = Told([b"data: x\n\n"] * 1000, kind=b"text/event-stream", pause_s=0.02, length=False)
+    answer = Report([b"data: x\n\n"] * 1000, kind=b"text/event-stream", pause_s=0.02, length=False)
     with Served(config(), script := Script(answers=[answer])) as served:
         with served.socket() as line:
             body = json.dumps(chat(stream=True)).encode()
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: answer.sent > 2)
-            assert served.app.room.held_bytes == script.asked[0].held_bytes > len(body)
+            assert served.app.room.held_bytes == script.client_request[0].held_bytes > len(body)
             assert served.app.in_flight == 1
         until(lambda: served.app.room.held_bytes == 0)
 
@@ -267,15 +263,15 @@ def test_a_key_has_so_many_requests_in_and_no_more():
             body = json.dumps(chat()).encode()
             for line in (one, two):
                 line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(lambda: len(script.asked) == 2)
-            status, headers, told = served.ask(chat())
+            until(lambda: len(script.client_request) == 2)
+            status, headers, told = served.submit(chat())
             assert (status, told["error"]["code"]) == (429, "concurrency_limit_exceeded")
             assert headers["retry-after"] == "1"
             served.loop.call_soon_threadsafe(gate.set)
             assert one.recv(65_536).startswith(b"HTTP/1.1 200")
             assert two.recv(65_536).startswith(b"HTTP/1.1 200")
-        assert served.ask(chat())[0] == 200, "a refusal took nothing of the rate"
-        assert served.ask(chat())[2]["error"]["code"] == "rate_limit_exceeded"
+        assert served.submit(chat())[0] == 200, "a refusal took nothing of the rate"
+        assert served.submit(chat())[2]["error"]["code"] == "rate_limit_exceeded"
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, True])
@@ -291,10 +287,7 @@ def one_of_many(served, dice):
         body = body.replace(b"tiny", dice.choice([b"none", b'a"', b""]))
     told = len(body) if dice.random() < 0.8 else dice.choice([len(body) + 500, 10**7])
     cut = dice.choice([len(body), len(body), dice.randrange(len(body))])
-    with (
-        socket.create_connection(("127.0.0.1", served.port), timeout=5) as line,
-        contextlib.suppress(OSError),
-    ):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as line, contextlib.suppress(OSError):
         line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % told + body[:cut])
         if dice.random() < 0.6:
             line.settimeout(dice.choice([0.01, 0.7]))
@@ -306,28 +299,22 @@ def one_of_many(served, dice):
 def test_nothing_is_held_of_clients_that_vanish_are_refused_or_too_late():
     script, dice = Script(), random.Random(7)
     stream = [b"data: x\n\n"] * 20
-    limits = config(
-        a_key(concurrency=6), body_s=0.3, body_bytes=400_000, body_budget_bytes=700_000, connections=60
-    )
+    limits = config(a_key(concurrency=6), body_s=0.3, body_bytes=400_000, body_budget_bytes=700_000, connections=60)
     with Served(limits, script) as served:
         for k in range(8):
             script.answers += [
-                Told(stream, kind=b"text/event-stream", pause_s=0.01, length=False),
-                RuntimeError("as planned") if k % 4 == 0 else Told([b"{}"]),
+                Report(stream, kind=b"text/event-stream", pause_s=0.01, length=False),
+                RuntimeError("as planned") if k % 4 == 0 else Report([b"{}"]),
             ]
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(12) as crowd:
-            list(
-                crowd.map(
-                    lambda seed: one_of_many(served, random.Random(seed)), dice.sample(range(9999), 150)
-                )
-            )
+            list(crowd.map(lambda seed: one_of_many(served, random.Random(seed)), dice.sample(range(9999), 150)))
         (caller,) = served.app._keys.callers.values()
         until(lambda: not served.app.in_flight and not served._server.server_state.connections)
         assert (served.app.room.held_bytes, caller.open) == (0, 0)
         script.answers.clear()  # what was planned for those who came too late
-        assert served.ask(chat())[0] == 200
+        assert served.submit(chat())[0] == 200
 
 
 def test_a_head_that_comes_drop_by_drop_is_cut_off_on_a_connection_that_was_used_too(impatient):
@@ -351,8 +338,8 @@ def test_other_limits_hold_from_the_next_request_on():
     with Served(of_config := config(a_key())) as served:
         other = dataclasses.replace(of_config, limits=Limits(body_bytes=10, body_budget_bytes=10))
         served.loop.call_soon_threadsafe(served.app.configure, other)
-        until(lambda: served.app.room.most_bytes == 10)
-        assert served.ask(chat())[0] == 413
+        until(lambda: served.app.room.max_bytes == 10)
+        assert served.submit(chat())[0] == 413
 
 
 @pytest.mark.parametrize("size", [10, 70_000, 200_000, 2_000_000])
@@ -363,8 +350,8 @@ def test_who_leaves_while_waiting_is_seen_to_leave_however_long_the_body_was(siz
     with Served(config(a_key(concurrency=1)), script) as served:
         with served.socket() as line:
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(lambda: script.asked)
+            until(lambda: script.client_request)
         until(lambda: script.waiting_cancelled == 1)
         until(lambda: not served.app.in_flight)
         assert served.app.room.held_bytes == 0
-        assert served.ask(chat())[0] == 200
+        assert served.submit(chat())[0] == 200

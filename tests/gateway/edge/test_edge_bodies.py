@@ -85,13 +85,7 @@ def test_depth_over_several_pieces_of_a_long_body():
 
 @given(NESTED)
 def test_a_body_of_any_json_is_taken_or_refused_by_name(value):
-    for body in (
-        value,
-        chat(extra=value),
-        chat(messages=value),
-        chat(model=value),
-        chat(stop=value, n=value),
-    ):
+    for body in (value, chat(extra=value), chat(messages=value), chat(model=value), chat(stop=value, n=value)):
         outcome = taken_or_refused(body, Limits(depth=12))
         if isinstance(outcome, Fault):
             assert outcome.status == 400
@@ -186,9 +180,7 @@ def test_prompts_that_are_no_good(fields):
 
 
 def test_what_is_read_of_a_chat():
-    body = chat(
-        max_tokens=7, max_completion_tokens=9.0, n=2, stream=True, user="u-1", priority=0, tools=[{"stop": 1}]
-    )
+    body = chat(max_tokens=7, max_completion_tokens=9.0, n=2, stream=True, user="u-1", priority=0, tools=[{"stop": 1}])
     headers = {b"x-stainless-read-timeout": b"600", b"traceparent": b"no\r\nX-Priority: 1"}
     taken = of(body, headers=headers, key=a_key(priority=3))
     assert (taken.model, taken.stream, taken.max_tokens, taken.n, taken.session) == ("m", True, 9, 2, "u-1")
@@ -198,21 +190,14 @@ def test_what_is_read_of_a_chat():
 
 
 def test_nulls_are_as_if_they_were_not_there():
-    nulls = dict.fromkeys(
-        ("n", "max_tokens", "stream", "stop", "user", "logprobs", "top_logprobs", "priority")
-    )
+    nulls = dict.fromkeys(("n", "max_tokens", "stream", "stop", "user", "logprobs", "top_logprobs", "priority"))
     taken = of(chat(**nulls))
     assert (taken.max_tokens, taken.n, taken.stream, taken.session) == (None, 1, False, "")
 
 
 @pytest.mark.parametrize(
     ("given_prompt", "tokens", "n", "text"),
-    [
-        ([5, 6, 7], 3, 2, ""),
-        ([[5, 6], [7]], 3, 4, ""),
-        (["a b", "c"], 4, 4, "a b\n\nc"),
-        ("a b", 2, 2, "a b"),
-    ],
+    [([5, 6, 7], 3, 2, ""), ([[5, 6], [7]], 3, 4, ""), (["a b", "c"], 4, 4, "a b\n\nc"), ("a b", 2, 2, "a b")],
 )
 def test_what_is_read_of_prompts(given_prompt, tokens, n, text):
     taken = of(prompt(prompt=given_prompt, n=2), "completions")

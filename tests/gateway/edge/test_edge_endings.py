@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from edge_serving import SECRET, Script, Served, Told, a_key, chat, config, everything, parsed
+from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, everything, parsed
 
 from lengthwise.gateway.edge.http_protocol import PIPELINED
 from lengthwise.gateway.protocols import Listener
@@ -26,13 +26,13 @@ class Heard(Listener):
     def __init__(self):
         self.reasons = []
 
-    def refused(self, reason, refusal, tenant, model):
-        self.reasons.append((reason, refusal.status))
+    def refused(self, reason, rejection, tenant, model):
+        self.reasons.append((reason, rejection.status))
 
 
-def until(said, within_s=8.0):
+def until(message, within_s=8.0):
     end = time.monotonic() + within_s
-    while not said():
+    while not message():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -70,16 +70,16 @@ def request(body, extra=b""):
 def test_whole_answers_that_nobody_takes_are_dropped_with_their_connections(extra, idle_s):
     """The answer is written in one piece, and its request is over long before anybody has taken it."""
     piece = b"x" * (16 << 20)
-    script = Script(answers=[Told([piece]) for _ in range(3)])
+    script = Script(answers=[Report([piece]) for _ in range(3)])
     held = sys.getrefcount(piece)
     body = json.dumps(chat()).encode()
     with Served(config(body_s=0.3, idle_s=idle_s, connections=3), script) as served:
         lines = [reads_nothing(served, request(body, extra)) for _ in range(3)]
-        until(lambda: [answer.closed for answer in script.told] == [1, 1, 1])
+        until(lambda: [answer.closed for answer in script.report] == [1, 1, 1])
         until(lambda: not served._server.server_state.connections)
         until(lambda: sys.getrefcount(piece) == held)
         assert (served.app.in_flight, served.app.room.held_bytes) == (0, 0)
-        assert served.ask(b"", path="/health", method="GET")[0] == 200
+        assert served.submit(b"", path="/health", method="GET")[0] == 200
         for line in lines:
             line.close()
 
@@ -91,14 +91,14 @@ def test_who_asks_again_and_again_and_reads_nothing_gives_its_seat_back():
             asks_while_answered(served, line)
         until(lambda: not served._server.server_state.connections)
         assert not served._server.server_state.tasks
-        assert served.ask(b"", path="/health", method="GET")[0] == 200
+        assert served.submit(b"", path="/health", method="GET")[0] == 200
         for line in lines:
             line.close()
 
 
 def test_a_whole_answer_that_is_taken_slowly_but_taken_comes_whole():
     piece = b"y" * (6 << 20)
-    script = Script(answers=[Told([piece])])
+    script = Script(answers=[Report([piece])])
     with Served(config(body_s=0.3, idle_s=0.2), script) as served:
         with contextlib.closing(reads_nothing(served, request(json.dumps(chat()).encode()))) as line:
             line.settimeout(5)

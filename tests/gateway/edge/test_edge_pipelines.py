@@ -8,7 +8,7 @@ import logging
 import time
 
 import pytest
-from edge_serving import SECRET, Script, Served, Told, a_key, chat, config, everything
+from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, everything
 
 BODY = json.dumps({**chat(), "stream": True}).encode()
 ASKED = (
@@ -37,7 +37,7 @@ def served(script):
 
 def streamed(pieces=200):
     told = [b'data: {"choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n' % k for k in range(pieces)]
-    return Told(told, kind=b"text/event-stream", length=False, pause_s=0.01)
+    return Report(told, kind=b"text/event-stream", length=False, pause_s=0.01)
 
 
 def until(true, within_s=5.0):
@@ -67,9 +67,7 @@ def test_a_few_are_answered_all(served):
 
 
 @pytest.mark.parametrize("second", [HEALTH, ASKED, CHUNKED])
-def test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_into_it(
-    served, script, caplog, second
-):
+def test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_into_it(served, script, caplog, second):
     script.answers.append(streamed())
     with caplog.at_level(logging.ERROR), served.socket() as line:
         line.sendall(ASKED)
@@ -80,19 +78,17 @@ def test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_i
         raw += everything(line)
         assert raw.count(b"HTTP/1.1") == 1, "no second head within the stream"
         assert not raw.endswith(LAST), "it does not look whole"
-        until(lambda: script.told[0].closed == 1 and not served.connections)
-    assert len(script.asked) == 1
+        until(lambda: script.report[0].closed == 1 and not served.connections)
+    assert len(script.client_request) == 1
     assert not caplog.records
 
 
-def test_garbage_behind_requests_that_have_not_begun_ends_all_of_them_and_fills_no_log(
-    served, script, caplog
-):
+def test_garbage_behind_requests_that_have_not_begun_ends_all_of_them_and_fills_no_log(served, script, caplog):
     with caplog.at_level(logging.ERROR):
         for first in (HEALTH, ASKED):
             raw = served.raw(first + HEALTH + GARBAGE)
             assert raw.count(b"HTTP/1.1") <= 1
             raw = served.raw(first + GARBAGE)
             assert raw.count(b"HTTP/1.1") <= 1
-        until(lambda: not served.connections and all(told.closed for told in script.told))
+        until(lambda: not served.connections and all(told.closed for told in script.report))
     assert not caplog.records

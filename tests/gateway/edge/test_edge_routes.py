@@ -9,16 +9,16 @@ from edge_serving import SECRET, Script, Served, a_key, chat, config, sha
 
 from lengthwise.gateway.edge import Fault
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.request import Refusal
+from lengthwise.gateway.request import Rejection
 
 
 def test_a_chat_goes_to_the_exchange_untouched_and_its_answer_back(served):
     body = json.dumps(chat(temperature=0.5, unknown={"a": [1]})).encode()
-    status, headers, answer = served.ask(
+    status, headers, answer = served.submit(
         body, x_request_id="mine-1", x_session_id="s-7", x_vllm_priority="-9", x_data_parallel_rank="0",
         x_request_priority="1", traceparent=f"00-{'a' * 32}-{'b' * 16}-01", accept="*/*", cookie="c=1",
     )  # fmt: skip
-    asked = served.script.asked[-1]
+    asked = served.script.client_request[-1]
     assert (status, headers["x-request-id"]) == (200, "mine-1")
     assert answer["choices"][0]["message"]["content"] == "Hi there"
     assert (asked.body, asked.text, asked.session, asked.tenant) == (body, "Say hi", "s-7", 1)
@@ -27,11 +27,11 @@ def test_a_chat_goes_to_the_exchange_untouched_and_its_answer_back(served):
         "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
     }  # fmt: skip
     assert asked.address == "127.0.0.1"
-    assert served.script.told[-1].closed == 1
+    assert served.script.report[-1].closed == 1
 
 
 def test_a_stream_comes_in_events(served):
-    status, headers, events = served.ask(chat(stream=True))
+    status, headers, events = served.submit(chat(stream=True))
     assert (status, headers["content-type"]) == (200, "text/event-stream")
     assert headers["transfer-encoding"] == "chunked"
     assert events.count(b"data: ") == 3
@@ -62,21 +62,21 @@ def test_a_stream_comes_in_events(served):
     ],
 )  # fmt: skip
 def test_only_listed_addresses_are_served(served, method, path, status, code):
-    before = len(served.script.asked)
-    got, headers, body = served.ask(chat(), path=path, method=method)
+    before = len(served.script.client_request)
+    got, headers, body = served.submit(chat(), path=path, method=method)
     assert (got, body["error"]["code"]) == (status, code)
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert (status != 405) or headers["allow"]
-    assert len(served.script.asked) == before
+    assert len(served.script.client_request) == before
 
 
 def test_queries_are_neither_needed_nor_passed_on(served):
-    assert served.ask(chat(), path="/v1/chat/completions?api-version=1&x=../sleep")[0] == 200
+    assert served.submit(chat(), path="/v1/chat/completions?api-version=1&x=../sleep")[0] == 200
 
 
 def test_head_tells_what_get_would(served):
-    _, get, body = served.ask(b"", path="/v1/models", method="GET")
-    status, head, nothing = served.ask(b"", path="/v1/models", method="HEAD")
+    _, get, body = served.submit(b"", path="/v1/models", method="GET")
+    status, head, nothing = served.submit(b"", path="/v1/models", method="HEAD")
     assert (status, nothing) == (200, b"")
     assert head["content-length"] == get["content-length"]
     assert [model["id"] for model in body["data"]] == ["tiny", "org/large"]
@@ -84,7 +84,7 @@ def test_head_tells_what_get_would(served):
 
 @pytest.mark.parametrize("path", ["/v1/models/org/large", "/v1/models/org%2Flarge"])
 def test_a_model_with_a_slash_is_found(served, path):
-    assert served.ask(b"", path=path, method="GET")[2]["id"] == "org/large"
+    assert served.submit(b"", path=path, method="GET")[2]["id"] == "org/large"
 
 
 @pytest.mark.parametrize(
@@ -100,32 +100,32 @@ def test_a_model_with_a_slash_is_found(served, path):
     ],
 )
 def test_headers_decide(served, headers, status, code):
-    got, told, body = served.ask(chat(), **headers)
+    got, told, body = served.submit(chat(), **headers)
     assert (got, body.get("error", {}).get("code")) == (status, code)
     assert told["x-request-id"].startswith("req-")
 
 
 def test_no_key_is_asked_for_one_and_the_secret_is_not_repeated(served):
-    status, headers, body = served.ask(chat(), secret=None)
+    status, headers, body = served.submit(chat(), secret=None)
     assert (status, headers["www-authenticate"], body["error"]["code"]) == (401, "Bearer", "missing_api_key")
-    assert b"sk-wrong-one" not in json.dumps(served.ask(chat(), secret="sk-wrong-one")[2]).encode()
+    assert b"sk-wrong-one" not in json.dumps(served.submit(chat(), secret="sk-wrong-one")[2]).encode()
 
 
 def test_a_key_sees_its_models_alone():
     with Served(config(a_key(models=("tiny",)))) as served:
-        listed = served.ask(b"", path="/v1/models", method="GET")[2]["data"]
-        hidden, missing = (served.ask(chat(model=name))[2] for name in ("org/large", "no-model"))
-        assert [model["id"] for model in listed] == ["tiny"]
-        assert served.ask(b"", path="/v1/models/org/large", method="GET")[0] == 404
-        assert served.ask(chat())[0] == 200
+        entries = served.submit(b"", path="/v1/models", method="GET")[2]["data"]
+        hidden, missing = (served.submit(chat(model=name))[2] for name in ("org/large", "no-model"))
+        assert [model["id"] for model in entries] == ["tiny"]
+        assert served.submit(b"", path="/v1/models/org/large", method="GET")[0] == 404
+        assert served.submit(chat())[0] == 200
         assert json.dumps(hidden).replace("org/large", "no-model") == json.dumps(missing)
-        assert len(served.script.asked) == 1
+        assert len(served.script.client_request) == 1
 
 
 def test_the_rate_of_a_key_is_told_and_kept():
     with Served(config(a_key(rate_rps=0.001, burst=2))) as served:
-        left = [served.ask(chat())[1]["x-ratelimit-remaining-requests"] for _ in range(2)]
-        status, headers, body = served.ask(chat())
+        left = [served.submit(chat())[1]["x-ratelimit-remaining-requests"] for _ in range(2)]
+        status, headers, body = served.submit(chat())
         assert (left, status) == (["1", "0"], 429)
         assert body["error"]["code"] == "rate_limit_exceeded"
         assert 900 < int(headers["retry-after"]) <= 1000
@@ -133,27 +133,23 @@ def test_the_rate_of_a_key_is_told_and_kept():
 
 def test_what_the_exchange_refuses_and_what_fails_in_it():
     class Refused(Exception):  # noqa: N818 - as the queue says it
-        refusal = Refusal(429, "wait", "The queue is too long.", 12.3)
+        rejection = Rejection(429, "wait", "The queue is too long.", 12.3)
 
     heard = []
 
     class Ear(Listener):
-        def refused(self, reason, refusal, tenant, model):
+        def refused(self, reason, rejection, tenant, model):
             heard.append(reason)
 
     script = Script(answers=[Refused(), RuntimeError("a secret prompt"), Fault(429, "wait", "Later.")])
     with Served(config(), script, listener=Ear()) as served:
-        status, headers, body = served.ask(chat(), secret=None)
-        assert (status, headers["retry-after"], body["error"]["message"]) == (
-            429,
-            "13",
-            "The queue is too long.",
-        )
-        status, headers, body = served.ask(chat(), secret=None)
+        status, headers, body = served.submit(chat(), secret=None)
+        assert (status, headers["retry-after"], body["error"]["message"]) == (429, "13", "The queue is too long.")
+        status, headers, body = served.submit(chat(), secret=None)
         assert (status, body["error"]["code"]) == (500, "internal_error")
         assert "secret" not in json.dumps(body)
         assert heard == [], "the exchange tells of its own"
-        assert served.ask(chat(), secret=None)[1]["retry-after"] == "1"
+        assert served.submit(chat(), secret=None)[1]["retry-after"] == "1"
         assert served.app.in_flight == 0
 
 
@@ -162,27 +158,27 @@ def test_readiness_and_draining():
     heard = []
 
     class Ear(Listener):
-        def refused(self, reason, refusal, tenant, model):
-            heard.append((reason, refusal.status))
+        def refused(self, reason, rejection, tenant, model):
+            heard.append((reason, rejection.status))
 
     with Served(config(), ready=lambda: bool(up), listener=Ear()) as served:
-        assert served.ask(b"", path="/ready", method="GET", secret=None)[0] == 503
+        assert served.submit(b"", path="/ready", method="GET", secret=None)[0] == 503
         up.append(1)
-        assert served.ask(b"", path="/ready", method="GET", secret=None)[0] == 200
+        assert served.submit(b"", path="/ready", method="GET", secret=None)[0] == 200
         served.app.draining = True
-        status, headers, _ = served.ask(b"", path="/ready", method="GET", secret=None)
+        status, headers, _ = served.submit(b"", path="/ready", method="GET", secret=None)
         assert (status, headers["retry-after"]) == (503, "1")
-        assert served.ask(b"", path="/health", method="GET", secret=None)[0] == 200
-        status, headers, body = served.ask(chat(), secret=None)
+        assert served.submit(b"", path="/health", method="GET", secret=None)[0] == 200
+        status, headers, body = served.submit(chat(), secret=None)
         assert (status, body["error"]["code"], headers["connection"]) == (503, "draining", "close")
     assert heard == [("not_ready", 503), ("not_ready", 503), ("draining", 503)]
 
 
 def test_other_keys_hold_from_the_next_request_on(served):
     with Served(config(a_key())) as own:
-        assert own.ask(chat())[0] == 200
+        assert own.submit(chat())[0] == 200
         own.app.configure(config(a_key(sha256=sha("sk-new")), messages=1))
-        assert own.ask(chat())[0] == 401
+        assert own.submit(chat())[0] == 401
         two = chat(messages=[{"role": "user", "content": "a"}] * 2)
-        assert own.ask(two, secret="sk-new")[2]["error"]["param"] == "messages"
+        assert own.submit(two, secret="sk-new")[2]["error"]["param"] == "messages"
     assert SECRET not in repr(own.app.__dict__)

@@ -21,7 +21,7 @@ def test_chats(client, served):
     answer = client.chat.completions.create(**ASKED, max_tokens=5, extra_headers={"X-Request-Id": "sdk-1"})
     assert (answer.choices[0].message.content, answer.usage.completion_tokens) == ("Hi there", 2)
     assert answer._request_id == "sdk-1"
-    asked = served.script.asked[-1]
+    asked = served.script.client_request[-1]
     assert asked.deadline_s == pytest.approx(asked.arrival_s + 20)
 
 
@@ -85,7 +85,7 @@ def test_the_client_tries_again_when_it_is_told_to():
         openai.OpenAI(base_url=served.url, api_key="any", max_retries=1) as client,
     ):
         assert client.chat.completions.create(**chat()).choices
-        assert len(served.script.asked) == 2
+        assert len(served.script.client_request) == 2
 
 
 def test_a_body_that_is_too_large(client):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import trustme
-from edge_serving import Script, Served, Told, chat, config, parsed
+from edge_serving import Report, Script, Served, chat, config, parsed
 
 from lengthwise.gateway.config import Tls
 
@@ -61,15 +61,13 @@ def test_a_whole_answer_that_nobody_takes_is_dropped(authority):
     ca.configure_trust(context)
     tls = Tls(str(folder / "cert.pem"), str(folder / "key.pem"), None)
     body = json.dumps(chat()).encode()
-    script = Script(answers=[Told([b"x" * (16 << 20)])])
+    script = Script(answers=[Report([b"x" * (16 << 20)])])
     with (
         Served(config(body_s=0.3, idle_s=0.2), script, tls=tls) as served,
         socket.create_connection(("127.0.0.1", served.port), timeout=10) as line,
         context.wrap_socket(line, server_hostname="localhost") as safe,
     ):
-        safe.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        )
+        safe.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         assert safe.recv(1) == b"H"
         end = time.monotonic() + 8
         while served._server.server_state.connections:

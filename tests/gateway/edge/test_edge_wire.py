@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from edge_serving import SECRET, Script, Served, Told, chat, config, everything, parsed
+from edge_serving import SECRET, Report, Script, Served, chat, config, everything, parsed
 
 BODY = json.dumps(chat()).encode()
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n".encode()
@@ -20,9 +20,9 @@ def whole(body=BODY, extra=b""):
     return HEAD + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def until(said, within_s=5.0):
+def until(message, within_s=5.0):
     end = time.monotonic() + within_s
-    while not said():
+    while not message():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -47,13 +47,13 @@ def until(said, within_s=5.0):
     ],
 )
 def test_requests_of_two_lengths_are_one_error_and_nothing_more(served, extra):
-    before = len(served.script.asked)
+    before = len(served.script.client_request)
     raw = served.raw(HEAD + extra)
     assert raw.count(b"HTTP/1.1 ") == 1, raw
     status, headers, body = parsed(raw)
     assert (status, headers["connection"], body["error"]["type"]) == (400, "close", "invalid_request_error")
     assert b"smuggled" not in raw
-    assert len(served.script.asked) == before
+    assert len(served.script.client_request) == before
 
 
 def test_pipelined_requests_are_answered_in_order(served):
@@ -67,7 +67,7 @@ def test_a_chunked_body_is_a_body(served):
     chunks = b"".join(b"%x\r\n%s\r\n" % (1, BODY[i : i + 1]) for i in range(len(BODY))) + b"0\r\n\r\n"
     raw = served.raw(HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunks)
     assert parsed(raw)[0] == 200
-    assert served.script.asked[-1].body == BODY
+    assert served.script.client_request[-1].body == BODY
 
 
 def test_an_upgrade_that_is_offered_is_not_taken(served):
@@ -94,19 +94,17 @@ def test_heads_have_an_end(served, head):
     assert headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_bodies_have_an_end(served, told):
+@pytest.mark.parametrize("report", [True, False])
+def test_bodies_have_an_end(served, report):
     big = json.dumps(chat(z="x" * 250_000)).encode()
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(big), big)
-    before = len(served.script.asked)
-    status, _, body = parsed(served.raw(whole(big) if told else HEAD + chunked))
+    before = len(served.script.client_request)
+    status, _, body = parsed(served.raw(whole(big) if report else HEAD + chunked))
     assert (status, body["error"]["code"]) == (413, "body_too_large")
-    assert len(served.script.asked) == before
+    assert len(served.script.client_request) == before
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"\r\n", b"POST /v1/chat", HEAD, HEAD + b"Content-Length: 99\r\n\r\n{"]
-)
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"POST /v1/chat", HEAD, HEAD + b"Content-Length: 99\r\n\r\n{"])
 def test_what_comes_too_slowly_is_cut_off(impatient, sent):
     begun = time.monotonic()
     raw = impatient.raw(sent)
@@ -134,7 +132,7 @@ def test_connections_are_counted():
         for line in held:
             line.close()
         until(lambda: not served._server.server_state.connections)
-        assert served.ask(b"", path="/health", method="GET")[0] == 200
+        assert served.submit(b"", path="/health", method="GET")[0] == 200
 
 
 def test_who_leaves_while_waiting_is_not_waited_for():
@@ -143,7 +141,7 @@ def test_who_leaves_while_waiting_is_not_waited_for():
         script.answers = [asyncio.Event()]
         with served.socket() as line:
             line.sendall(whole())
-            until(lambda: script.asked)
+            until(lambda: script.client_request)
             assert served.app.in_flight == 1
         until(lambda: script.waiting_cancelled == 1)
         until(lambda: served.app.in_flight == 0)
@@ -151,7 +149,7 @@ def test_who_leaves_while_waiting_is_not_waited_for():
 
 def test_who_leaves_mid_stream_stops_the_stream():
     script = Script()
-    answer = Told([b"data: x\n\n"] * 1000, kind=b"text/event-stream", pause_s=0.02, length=False)
+    answer = Report([b"data: x\n\n"] * 1000, kind=b"text/event-stream", pause_s=0.02, length=False)
     with Served(config(), script) as served:
         script.answers = [answer]
         with served.socket() as line:
@@ -164,16 +162,16 @@ def test_who_leaves_mid_stream_stops_the_stream():
 
 
 def test_who_leaves_within_a_body_is_forgotten(served):
-    before = len(served.script.asked)
+    before = len(served.script.client_request)
     with served.socket() as line:
         line.sendall(HEAD + b"Content-Length: 99\r\n\r\n{")
-    assert served.ask(chat())[0] == 200
-    assert len(served.script.asked) == before + 1
+    assert served.submit(chat())[0] == 200
+    assert len(served.script.client_request) == before + 1
 
 
 def test_a_reader_who_stops_holds_up_the_answer_and_is_dropped():
     piece = b"x" * 65_536
-    answer = Told([piece] * 2000, kind=b"text/event-stream", length=False)
+    answer = Report([piece] * 2000, kind=b"text/event-stream", length=False)
     with Served(config(body_s=0.5), Script(answers=[answer])) as served, served.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         line.sendall(whole(json.dumps(chat(stream=True)).encode()))
@@ -184,7 +182,7 @@ def test_a_reader_who_stops_holds_up_the_answer_and_is_dropped():
 
 def test_a_slow_reader_gets_all_of_it():
     pieces = [bytes([65 + i % 26]) * 30_000 for i in range(100)]
-    answer = Told(pieces, length=True)
+    answer = Report(pieces, length=True)
     with Served(config(body_s=0.5), Script(answers=[answer])) as served, served.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         line.sendall(whole(extra=b"Connection: close\r\n"))
@@ -197,7 +195,7 @@ def test_a_slow_reader_gets_all_of_it():
 
 @pytest.mark.parametrize("length", [True, False])
 def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(length, caplog):
-    answer = Told([b"{"], length=False)
+    answer = Report([b"{"], length=False)
     answer.pieces.append(RuntimeError("broken"))
     if length:
         answer.headers.append((b"content-length", b"10"))
@@ -207,17 +205,12 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(length, caplog):
         assert not raw.endswith(b"0\r\n\r\n")
         assert len(raw.partition(b"\r\n\r\n")[2]) < 10
         assert answer.closed == 1
-        assert served.ask(chat(), secret=None)[0] == 200
+        assert served.submit(chat(), secret=None)[0] == 200
 
 
 def test_headers_of_an_answer_that_belong_to_a_connection_stay_behind():
-    answer = Told([b"{}"])
-    answer.headers += [
-        (b"Connection", b"close"),
-        (b"Server", b"engine"),
-        (b"X-Request-Id", b"its"),
-        (b"x-it", b"1"),
-    ]
+    answer = Report([b"{}"])
+    answer.headers += [(b"Connection", b"close"), (b"Server", b"engine"), (b"X-Request-Id", b"its"), (b"x-it", b"1")]
     with Served(config(), Script(answers=[answer])) as served, served.socket() as line:
         line.sendall(whole(extra=b"X-Request-Id: mine\r\n"))
         head = line.recv(65_536)
@@ -227,7 +220,7 @@ def test_headers_of_an_answer_that_belong_to_a_connection_stay_behind():
         assert b"x-it: 1" in head
 
 
-class Late(Told):
+class Late(Report):
     """An answer whose first piece lets wait for itself."""
 
     async def __aiter__(self):
@@ -250,9 +243,7 @@ def test_a_head_goes_with_the_first_piece_or_alone_where_that_is_late():
 
 def test_who_asks_whether_to_go_on_is_told_so(served):
     with served.socket() as line:
-        line.sendall(
-            HEAD + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-        )
+        line.sendall(HEAD + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY))
         assert line.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         line.sendall(BODY)
         assert parsed(everything(line))[0] == 200
@@ -269,9 +260,7 @@ def test_garbage_does_not_fill_the_log():
         return seldom.filter(record)
 
     seldom = Seldom()
-    assert [told("Invalid HTTP request received.", 100.0 + k) for k in range(12)] == [
-        k in (0, 10) for k in range(12)
-    ]
+    assert [told("Invalid HTTP request received.", 100.0 + k) for k in range(12)] == [k in (0, 10) for k in range(12)]
     assert told("something else", 101.0)
     assert told("an error", 101.0, logging.ERROR)
     assert told("an error", 101.0, logging.ERROR)

@@ -42,16 +42,14 @@ def safe(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("loop", "secured"), [(LOOPS[0], False), (LOOPS[1], False), (LOOPS[1], True)])
-def test_who_reads_slowly_gets_every_byte_in_order_and_little_is_held_meanwhile(
-    loop, secured, safe, monkeypatch
-):
+def test_who_reads_slowly_gets_every_byte_in_order_and_little_is_held_meanwhile(loop, secured, safe, monkeypatch):
     """Sixteen MiB, of which nothing is read at first: then the engine is not read either."""
     seen, engine, events = Watched(monkeypatch), Telling(), 2000
     tls, context = safe if secured else (None, None)
 
     async def work() -> None:
         async with gateway_of(engine, tls) as gateway, connected(gateway.port, context) as client:
-            client.ask("a", events)
+            client.submit("a", events)
             await client.read(1)
             await at_rest(engine)
             assert engine.sent < 0.8 * events, "the engine is not read on"
@@ -60,13 +58,13 @@ def test_who_reads_slowly_gets_every_byte_in_order_and_little_is_held_meanwhile(
             assert upstream._paused
             assert wire.transport.get_write_buffer_size() + upstream._buffered < HELD_BYTES
             assert await client.answers(1, pause_s=0.02) == [stream_of("a", events)]
-            await until(lambda: gateway.hub.held == 0)
+            await until(lambda: gateway.hub.reserved == 0)
 
     run(work(), loop)
-    assert engine.ended == ["told"]
+    assert engine.finished == ["report"]
     assert len(seen.passed) > 5, "as they came"
     assert seen.stops >= 2, "and again and again the connection was full"
-    assert seen.most_bytes < HELD_BYTES
+    assert seen.max_bytes < HELD_BYTES
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -75,18 +73,18 @@ def test_a_second_request_sent_in_the_midst_of_a_stream_is_answered_behind_it(lo
 
     async def work() -> None:
         async with gateway_of(engine) as gateway, connected(gateway.port) as client:
-            client.ask("a", events)
+            client.submit("a", events)
             while seen.of("a") < 10:
                 await client.read()
-            client.ask("b", events)
+            client.submit("b", events)
             while len(client.raw) < 30 * LETTERS:
                 await client.read()
-            assert engine.asked == ["a"], "one after the other"
+            assert engine.client_request == ["a"], "one after the other"
             assert await client.answers(2) == [stream_of("a", events), stream_of("b", events)]
-            await until(lambda: gateway.hub.held == 0)
+            await until(lambda: gateway.hub.reserved == 0)
 
     run(work(), loop)
-    assert engine.ended == ["told", "told"]
+    assert engine.finished == ["report", "report"]
     assert seen.of("b") > 10, "its pieces go at once, too"
 
 
@@ -96,7 +94,7 @@ def test_garbage_sent_in_the_midst_of_a_stream_breaks_it_off_and_nothing_is_left
 
     async def work() -> None:
         async with gateway_of(engine) as gateway, connected(gateway.port) as client:
-            client.ask("a", 5000)
+            client.submit("a", 5000)
             while seen.of("a") < 10:
                 await client.read()
             client.writer.write(b"\x00\x01 no request at all\r\n\r\n")
@@ -106,7 +104,7 @@ def test_garbage_sent_in_the_midst_of_a_stream_breaks_it_off_and_nothing_is_left
             assert not client.raw.endswith(LAST), "it does not look whole"
             (body,) = bodies(bytes(client.raw))
             assert stream_of("a", 5000).startswith(body)
-            await until(lambda: gateway.hub.held == 0)
-            await until(lambda: engine.ended == ["gone"])
+            await until(lambda: gateway.hub.reserved == 0)
+            await until(lambda: engine.finished == ["stopped"])
 
     run(work(), loop)

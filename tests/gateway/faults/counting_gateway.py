@@ -23,7 +23,7 @@ def held(gateway: Gateway) -> dict[str, float]:
     gc.collect()
     now, hub, loop = gateway.hub.statistics(), gateway.hub, asyncio.get_running_loop()
     return {
-        "turns": hub.held,
+        "turns": hub.reserved,
         "trips": len(gateway.telemetry.trips),
         "waiting": now.waiting,
         "waiting_bytes": now.waiting_bytes,
@@ -39,9 +39,7 @@ def held(gateway: Gateway) -> dict[str, float]:
 
 async def main(url: str) -> None:
     config = GatewayConfig(
-        engines=(Engine(url, in_flight=8),),
-        listen=Listen(port=0, admin_port=0),
-        care=Care(health_every_s=1.0),
+        engines=(Engine(url, in_flight=8),), listen=Listen(port=0, admin_port=0), resilience=Care(health_every_s=1.0)
     )
     loop = asyncio.get_running_loop()
     async with Gateway(config) as gateway:

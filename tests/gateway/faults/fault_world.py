@@ -45,8 +45,8 @@ def config_of(*engines: EngineServer, in_flight: int | None = 4, order: Order | 
         engines=tuple(Engine(one.url, in_flight=in_flight, generation_defaults="none") for one in engines),
         listen=Listen(port=0, admin_port=None),
         order=order or Order(window_tokens=10),
-        forecasting=Forecasting(predictor="none"),
-        care=CARE,
+        prediction=Forecasting(predictor="none"),
+        resilience=CARE,
     )
 
 
@@ -56,7 +56,7 @@ def body(tokens: int, word: str = "tell", *, stream: bool = True) -> dict[str, A
 
 
 @dataclass
-class Told:
+class Report:
     """What a client was told; status 0: no answer at all, -1: it broke off."""
 
     status: int
@@ -64,7 +64,7 @@ class Told:
     raw: bytes = b""
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         return self.status == 200 and self.raw.endswith(b"data: [DONE]\n\n") and b'"error"' not in self.raw
 
     @property
@@ -73,13 +73,13 @@ class Told:
         return "".join(choice["text"] for event in events for choice in event["choices"])
 
 
-async def ask(session: Any, port: int, what: dict[str, Any]) -> Told:
+async def ask(session: Any, port: int, what: dict[str, Any]) -> Report:
     import aiohttp
 
-    told = Told(0)
+    told = Report(0)
     try:
         async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=what) as answer:
-            told = Told(-1, dict(answer.headers))
+            told = Report(-1, dict(answer.headers))
             told.raw = await answer.read()
             told.status = answer.status
     except (aiohttp.ClientError, ConnectionError):
@@ -97,7 +97,7 @@ class Gateway:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    async def ended(self, within_s: float = 30.0) -> int:
+    async def finished(self, within_s: float = 30.0) -> int:
         async with asyncio.timeout(within_s):
             return await self.process.wait()
 
@@ -107,7 +107,7 @@ async def gateway_process(
     urls: list[str], *, port: int = 0, in_flight: int | None = 4, files: int = 0
 ) -> AsyncIterator[Gateway]:
     told = {"engines": urls, "port": port or free_port(), "in_flight": in_flight, "files": files,
-            "care": asdict(CARE)}  # fmt: skip
+            "resilience": asdict(CARE)}  # fmt: skip
     async with process("-c", _SERVE, json.dumps(told)) as (running, first):
         yield Gateway(int(first), running)
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
-from fault_world import CARE, Told, ask, body
+from fault_world import CARE, Report, ask, body
 from relay_world import run, until
 
 from lengthwise.gateway.config import Discovery, Engine, Forecasting, GatewayConfig, Listen, Order
@@ -31,9 +31,7 @@ class ByDns:
     def __init__(self, port, monkeypatch):
         self.found = []
         self.discovery = Discovery(dns=f"engines.default.svc:{port}", every_s=0.05, engine=LIKE)
-        monkeypatch.setattr(
-            "lengthwise.gateway.fleet.discovery.Dns", functools.partial(Dns, lookup=self._look_up)
-        )
+        monkeypatch.setattr("lengthwise.gateway.fleet.discovery.Dns", functools.partial(Dns, lookup=self._look_up))
 
     async def _look_up(self, host, port):
         assert host == "engines.default.svc"
@@ -61,18 +59,18 @@ class Clients:
     """Some that ask for streams again and again; whatever they are told is kept."""
 
     def __init__(self, port, count=6):
-        self.told: list[Told] = []
+        self.report: list[Report] = []
         self._over, self._port = False, port
-        self._tasks = [asyncio.ensure_future(self._ask()) for _ in range(count)]
+        self._tasks = [asyncio.ensure_future(self._submit()) for _ in range(count)]
 
-    async def _ask(self):
+    async def _submit(self):
         async with aiohttp.ClientSession() as session:
             while not self._over:
-                self.told.append(await ask(session, self._port, body(TOKENS)))
+                self.report.append(await ask(session, self._port, body(TOKENS)))
 
     async def more(self, count):
-        seen = len(self.told)
-        await until(lambda: len(self.told) >= seen + count, 20)
+        seen = len(self.report)
+        await until(lambda: len(self.report) >= seen + count, 20)
 
     async def end(self):
         self._over = True
@@ -93,8 +91,8 @@ async def several_hosts(how, monkeypatch) -> AsyncIterator[tuple]:
             discovery=source.discovery,
             listen=Listen(port=0, admin_port=None),
             order=Order(window_tokens=10),
-            forecasting=Forecasting(predictor="none"),
-            care=CARE,
+            prediction=Forecasting(predictor="none"),
+            resilience=CARE,
         )
         gateway = await enter(Gateway(config))
         await until(lambda: ups(gateway) == set(HOSTS), 10)
@@ -103,8 +101,8 @@ async def several_hosts(how, monkeypatch) -> AsyncIterator[tuple]:
             yield [first, *others], source, gateway, clients
         finally:
             await clients.end()
-    assert all(told.whole for told in clients.told), [one.raw[-200:] for one in clients.told if not one.whole]
-    assert len({told.text for told in clients.told}) == 1, "the same words, wherever they were made"
+    assert all(told.complete for told in clients.report), [one.raw[-200:] for one in clients.report if not one.complete]
+    assert len({told.text for told in clients.report}) == 1, "the same words, wherever they were made"
 
 
 def ups(gateway):
@@ -157,6 +155,6 @@ def test_a_host_that_dies_with_its_streams_loses_none_and_serves_when_it_is_back
             source.tell(HOSTS)
             await until(lambda: ups(gateway) == set(HOSTS), 20)
             await all_serve(engines)
-            assert {told.status for told in clients.told} == {200}
+            assert {told.status for told in clients.report} == {200}
 
     run(work)

@@ -8,12 +8,12 @@ import time
 import aiohttp
 import pytest
 from fault_predictors import Bad
-from fault_world import Told, ask, body, config_of, engine
+from fault_world import Report, ask, body, config_of, engine
 from relay_world import Ledger, run, until
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.forecast import Forecaster
-from lengthwise.gateway.forecast.forecaster import Oracle
+from lengthwise.gateway.length_prediction import Forecaster
+from lengthwise.gateway.length_prediction.forecaster import Oracle
 from lengthwise.gateway.request import Request
 from lengthwise.gateway.serve import Gateway
 
@@ -25,8 +25,8 @@ class Waits(Ledger):
         super().__init__()
         self.requests: list[Request] = []
 
-    def ended(self, request, outcome, now_s, detail="") -> None:
-        super().ended(request, outcome, now_s, detail)
+    def finished(self, request, outcome, now_s, detail="") -> None:
+        super().finished(request, outcome, now_s, detail)
         self.requests.append(request)
 
 
@@ -34,7 +34,7 @@ def knowing(config, clock, late) -> Oracle:
     return Oracle(config, clock, late, length=lambda request, _: float(request.max_tokens))
 
 
-async def many(port: int, sizes: list[int]) -> list[Told]:
+async def many(port: int, sizes: list[int]) -> list[Report]:
     async with aiohttp.ClientSession() as session:
         return await asyncio.gather(*(ask(session, port, body(size)) for size in sizes))
 
@@ -51,7 +51,7 @@ def test_a_bad_predictor_fails_no_request(how):
 
             async with Gateway(config, listeners=(ledger,), make_forecaster=forecaster) as gateway:
                 told = await many(gateway.port, [40, 5, 5, 20, 5, 30, 5, 5])
-            assert all(answer.whole for answer in told)
+            assert all(answer.complete for answer in told)
             assert max(request.preemptions for request in ledger.requests) <= config.order.max_preemptions
             await one.idle()
 
@@ -72,7 +72,7 @@ def test_a_slow_predictor_is_not_waited_for():
                 told = await many(gateway.port, [5, 5, 5])
                 assert time.perf_counter() - begun < 0.3
                 state = gateway.forecaster.state()
-            assert all(answer.whole for answer in told)
+            assert all(answer.complete for answer in told)
             assert state["sources"]["prior"] == 3
 
     run(work)
@@ -91,27 +91,24 @@ def test_a_long_one_is_served_in_time_however_many_short_ones_come():
 
                 async def flood() -> None:
                     while not over.is_set():
-                        assert (await ask(session, gateway.port, body(3))).whole
+                        assert (await ask(session, gateway.port, body(3))).complete
 
                 shorts = [asyncio.ensure_future(flood()) for _ in range(6)]
                 await until(lambda: len(ledger.requests) > 10)
                 async with asyncio.timeout(10):
-                    assert (await ask(session, gateway.port, body(100, "long"))).whole
+                    assert (await ask(session, gateway.port, body(100, "long"))).complete
                 over.set()
                 await asyncio.gather(*shorts)
         long = next(request for request in ledger.requests if request.max_tokens == 100)
-        behind_s = 8 * max(0.1, *(r.waited_s / 6 for r in ledger.requests if r.max_tokens == 3))
-        assert long.waited_s < order.max_wait_s + behind_s
+        behind_s = 8 * max(0.1, *(r.queued_for_s / 6 for r in ledger.requests if r.max_tokens == 3))
+        assert long.queued_for_s < order.max_wait_s + behind_s
 
     run(work)
 
 
 def test_a_storm_of_cuts_is_capped():
     async def work() -> None:
-        ledger, order = (
-            Waits(),
-            Order(window_tokens=5, cuts_per_s=2.0, max_preemptions=2, takeover="worth(factor=1)"),
-        )
+        ledger, order = (Waits(), Order(window_tokens=5, cuts_per_s=2.0, max_preemptions=2, takeover="worth(factor=1)"))
         async with engine(seqs=1) as one:
             config = config_of(one, in_flight=1, order=order)
             async with Gateway(config, listeners=(ledger,), make_forecaster=knowing) as gateway:
@@ -119,13 +116,13 @@ def test_a_storm_of_cuts_is_capped():
                 long = asyncio.ensure_future(many(gateway.port, [200, 190, 180]))
                 await until(lambda: one.slots_in_use == 1)
                 for _ in range(12):
-                    assert all(answer.whole for answer in await many(gateway.port, [2]))
+                    assert all(answer.complete for answer in await many(gateway.port, [2]))
                 told = await long
-                took_s = time.perf_counter() - begun
+                duration_s = time.perf_counter() - begun
                 cuts = gateway.hub.statistics().cuts
             uncut = await many(one.port, [200, 190, 180])  # of the engine itself
-        assert all(answer.whole for answer in told)
-        assert 1 <= cuts <= 2 + 2.0 * took_s
+        assert all(answer.complete for answer in told)
+        assert 1 <= cuts <= 2 + 2.0 * duration_s
         assert max(request.preemptions for request in ledger.requests) <= order.max_preemptions
         assert [answer.text for answer in told] == [answer.text for answer in uncut]
 
@@ -147,9 +144,9 @@ def test_a_jump_of_the_clocks_harms_nobody(monkeypatch):
                 real = time.time
                 monkeypatch.setattr(time, "time", lambda: real() - 86_400.0)  # nobody reads the wall
                 jumped_s[0] = 86_400.0  # and the gateway's own may jump ahead: a machine that slept
-                assert all(answer.whole for answer in await asking)
-                assert all(answer.whole for answer in await many(gateway.port, [3, 3]))
-                assert gateway.hub.held == 0
+                assert all(answer.complete for answer in await asking)
+                assert all(answer.complete for answer in await many(gateway.port, [3, 3]))
+                assert gateway.hub.reserved == 0
 
     run(work)
 
@@ -174,7 +171,7 @@ def test_after_twenty_thousand_requests_no_slot_is_leaked():
                             await asyncio.gather(asking, return_exceptions=True)
 
                 await asyncio.gather(*(client() for _ in range(32)))
-                await until(lambda: gateway.hub.held == 0)
+                await until(lambda: gateway.hub.reserved == 0)
                 numbers = gateway.hub.statistics()
                 assert (numbers.waiting, numbers.running, numbers.waiting_bytes) == (0, 0, 0)
                 assert gateway.fleet.workers()[0].session.connector.lines.busy == set()

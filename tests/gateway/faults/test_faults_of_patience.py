@@ -34,8 +34,8 @@ def test_a_stream_older_than_its_clients_read_timeout_outlives_its_engine():
                 assert sorted(at.values()) == [0, 1]
                 await (first if at["a"] else second).die()
                 told = await stream
-        assert alone.whole
-        assert told.whole, told.raw[-200:]
+        assert alone.complete
+        assert told.complete, told.raw[-200:]
         assert told.text == alone.text
 
     run(work)

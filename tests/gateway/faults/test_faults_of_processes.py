@@ -9,7 +9,7 @@ import signal
 
 import aiohttp
 import pytest
-from fault_world import CARE, Told, ask, body, engine, engine_process, gateway_process
+from fault_world import CARE, Report, ask, body, engine, engine_process, gateway_process
 from relay_world import run, until
 
 pytestmark = pytest.mark.slow
@@ -24,19 +24,19 @@ def test_killed_with_clients_waiting_the_engine_stops_and_the_next_gateway_serve
                 gateway.signal(signal.SIGKILL)
                 async with asyncio.timeout(5):  # nobody is left hanging
                     told = await asyncio.gather(*asking)
-                assert [one.whole for one in told] == [False] * 6
+                assert [one.complete for one in told] == [False] * 6
                 await one.idle()
                 port = gateway.port
             async with gateway_process([one.url], port=port) as again:
-                assert (await ask(session, again.port, body(5))).whole
+                assert (await ask(session, again.port, body(5))).complete
 
     run(work)
 
 
 def test_told_to_end_under_load_nobody_who_was_admitted_fails():
     async def work() -> None:
-        got: list[Told] = []
-        asked: dict[str, Told] = {}
+        got: list[Report] = []
+        asked: dict[str, Report] = {}
 
         async def client(port: int, number: int) -> None:
             for count in itertools.count():
@@ -53,15 +53,13 @@ def test_told_to_end_under_load_nobody_who_was_admitted_fails():
             clients = [asyncio.ensure_future(client(gateway.port, number)) for number in range(16)]
             await until(lambda: len(got) > 20, 30)
             gateway.signal(signal.SIGTERM)
-            assert await gateway.ended(CARE.drain_s) == 0
+            assert await gateway.finished(CARE.drain_s) == 0
             await asyncio.gather(*clients)
             entries = [*one.log.entries, *two.log.entries]
             sent = [entry.headers.get("x-request-id", "").split("-") for entry in entries]
-            admitted = {
-                "-".join(name[:3]) for name in sent if name[0] == "client"
-            }  # without the leg's number
+            admitted = {"-".join(name[:3]) for name in sent if name[0] == "client"}  # without the leg's number
         assert {told.status for told in got} <= {200, 503, 0}, "an answer broke off"
-        assert all(asked[name].whole for name in admitted)
+        assert all(asked[name].complete for name in admitted)
         assert {name for name, told in asked.items() if told.status == 200} == admitted
         assert all("Retry-After" in told.headers for told in got if told.status == 503)
         assert sum(told.status == 200 for told in got) > 20
@@ -71,7 +69,7 @@ def test_told_to_end_under_load_nobody_who_was_admitted_fails():
 
 def test_engines_and_gateway_restart_one_after_the_other_and_every_request_is_answered():
     async def work() -> None:
-        got: list[Told] = []
+        got: list[Report] = []
         over = asyncio.Event()
 
         async def client(port: int) -> None:
@@ -98,7 +96,7 @@ def test_engines_and_gateway_restart_one_after_the_other_and_every_request_is_an
                     running[at], _ = await stack[at].__aenter__()
                 port = gateway.port
                 gateway.signal(signal.SIGTERM)
-                assert await gateway.ended() == 0
+                assert await gateway.finished() == 0
             async with gateway_process(urls, port=port):
                 seen = len(got)
                 await until(lambda: len(got) > seen + 8, 30)
@@ -116,7 +114,7 @@ def test_engines_and_gateway_restart_one_after_the_other_and_every_request_is_an
             over.set()
             for one in stack:
                 await one.__aexit__(None, None, None)
-        assert all(told.whole for told in got), [told.raw[-200:] for told in got if not told.whole]
+        assert all(told.complete for told in got), [told.raw[-200:] for told in got if not told.complete]
         assert len({told.text for told in got}) == 1, "the same words, wherever they were made"
 
     run(work)
@@ -127,7 +125,7 @@ def test_without_descriptors_it_lives_and_serves_again_when_there_are_some():
         async with (
             engine() as one, gateway_process([one.url], files=96) as gateway, aiohttp.ClientSession() as session,
         ):  # fmt: skip
-            assert (await ask(session, gateway.port, body(3))).whole
+            assert (await ask(session, gateway.port, body(3))).complete
             held = []
             for _ in range(150):
                 try:
@@ -141,7 +139,7 @@ def test_without_descriptors_it_lives_and_serves_again_when_there_are_some():
                 writer.transport.abort()
             await until(lambda: gateway.process.returncode is None, 1)
             async with asyncio.timeout(15):
-                while not (await ask(session, gateway.port, body(3))).whole:  # noqa: ASYNC110
+                while not (await ask(session, gateway.port, body(3))).complete:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
 
     run(work)

@@ -39,9 +39,9 @@ async def poisoned(port: int, over: asyncio.Event, got: Counter[int]) -> None:
 async def troubles_while(fault: Fault, served: Callable[[int], bool]) -> tuple[set[str], Counter[int], bool]:
     """What was wrong with engines, how the client's requests ended, whether all others were served."""
     async with engine(seqs=4) as one, engine(seqs=4) as two:
-        config = replace(config_of(one, two), care=replace(CARE, failures=3, open_s=30.0, health_every_s=0.1))
+        config = replace(config_of(one, two), resilience=replace(CARE, failures=3, open_s=30.0, health_every_s=0.1))
         async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-            await gateway.fleet.settled(10.0)
+            await gateway.fleet.stable(10.0)
             for server in (one, two):
                 server.faults = Poisoned(server, fault)
             troubles, got, over = set[str](), Counter[int](), asyncio.Event()
@@ -53,7 +53,7 @@ async def troubles_while(fault: Fault, served: Callable[[int], bool]) -> tuple[s
                     await asyncio.sleep(0.01)
             over.set()
             await bad
-            return troubles, got, all(other.result().whole for other in others)
+            return troubles, got, all(other.result().complete for other in others)
 
 
 def test_one_clients_poison_opens_no_circuit():
@@ -91,15 +91,12 @@ def test_one_clients_wrong_requests_put_no_engine_out():
 async def trouble_of_broken(fault: Fault) -> tuple[dict[str, str], Counter[int]]:
     """Why engines get no requests once the first gets none: it says no to all that its peer serves."""
     async with engine() as broken, engine() as other:
-        config = replace(config_of(broken, other), care=replace(CARE, open_s=30.0, health_every_s=0.1))
+        config = replace(config_of(broken, other), resilience=replace(CARE, open_s=30.0, health_every_s=0.1))
         config = replace(
-            config,
-            engines=tuple(
-                replace(e, name=n) for e, n in zip(config.engines, ("broken", "other"), strict=True)
-            ),
+            config, engines=tuple(replace(e, name=n) for e, n in zip(config.engines, ("broken", "other"), strict=True))
         )
         async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-            await gateway.fleet.settled(10.0)
+            await gateway.fleet.stable(10.0)
             broken.faults.always = fault
             got = Counter[int]()
 
@@ -143,14 +140,14 @@ def test_an_engine_that_calls_wrong_what_its_peer_serves_is_put_out():
 def test_the_last_engine_of_a_model_stays_whatever_it_answers():
     async def work() -> None:
         async with engine() as one:
-            config = replace(config_of(one), care=replace(CARE, failures=1, open_s=30.0))
+            config = replace(config_of(one), resilience=replace(CARE, failures=1, open_s=30.0))
             async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-                await gateway.fleet.settled(10.0)
+                await gateway.fleet.stable(10.0)
                 one.faults.always = Fault("status", status=500)
                 told = [await ask(session, gateway.port, body(3, f"w{k}")) for k in range(5)]
                 assert {answer.status for answer in told} == {502}
                 one.faults.always = None
-                assert (await ask(session, gateway.port, body(3))).whole
+                assert (await ask(session, gateway.port, body(3))).complete
                 await until(gateway.fleet.ready)
 
     run(work)

@@ -18,24 +18,21 @@ def test_an_engine_that_is_slow_but_never_still_keeps_its_requests():
     """Pieces come 0.15 s apart, for longer in all than an engine may be silent."""
 
     async def work() -> None:
-        ledger, tokens, care = Ledger(), 14, replace(CARE, stall_s=1.0, failures=1)
+        ledger, tokens, resilience = Ledger(), 14, replace(CARE, stall_s=1.0, failures=1)
         async with engine() as slow, engine() as quick:
-            config = replace(config_of(slow, quick), care=care)
+            config = replace(config_of(slow, quick), resilience=resilience)
             async with Gateway(config, listeners=(ledger,)) as gateway, aiohttp.ClientSession() as session:
                 slow.faults.always = Fault("slow", seconds=0.15)
                 begun = time.monotonic()
-                told = await asyncio.gather(
-                    *(ask(session, gateway.port, body(tokens, f"tell{k}")) for k in range(4))
-                )
-                took_s = time.monotonic() - begun
+                told = await asyncio.gather(*(ask(session, gateway.port, body(tokens, f"tell{k}")) for k in range(4)))
+                duration_s = time.monotonic() - begun
                 assert all(state.up for state in gateway.fleet.states())
             asked = [
-                [e.ended for e in one.log.entries if e.body.get("max_tokens") == tokens]
-                for one in (slow, quick)
+                [e.finished for e in one.log.entries if e.body.get("max_tokens") == tokens] for one in (slow, quick)
             ]
-        assert took_s > 1.5 * care.stall_s
-        assert all(answer.whole for answer in told)
-        assert ledger.why == [], "nobody is sent elsewhere"
+        assert duration_s > 1.5 * resilience.stall_s
+        assert all(answer.complete for answer in told)
+        assert ledger.cause == [], "nobody is sent elsewhere"
         assert asked[0]
         assert asked[0] + asked[1] == ["finished"] * 4
 

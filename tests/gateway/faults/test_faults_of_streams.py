@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from fault_world import Told, ask, body, config_of, engine
+from fault_world import Report, ask, body, config_of, engine
 from relay_world import Ledger, run
 
 from lengthwise.gateway.request import Outcome
@@ -30,25 +30,25 @@ async def met(faults: Sequence[Fault]):
         Gateway(config_of(one, two, three), listeners=(ledger,)) as gateway,
         aiohttp.ClientSession() as session,
     ):
-        await gateway.fleet.settled(10.0)
-        one.faults = two.faults = three.faults = FaultPlan(coming=list(faults))
+        await gateway.fleet.stable(10.0)
+        one.faults = two.faults = three.faults = FaultPlan(incoming=list(faults))
 
-        async def asked(**fields: object) -> Told:
+        async def asked(**fields: object) -> Report:
             return await ask(session, gateway.port, {**body(TOKENS), **fields})
 
         yield asked, ledger
 
 
-def text_of(told: Told) -> str:
+def text_of(report: Report) -> str:
     """Of an answer that came in events, or whole."""
-    return told.text if told.raw.startswith(b"data:") else json.loads(told.raw)["choices"][0]["text"]
+    return report.text if report.raw.startswith(b"data:") else json.loads(report.raw)["choices"][0]["text"]
 
 
-def usages_of(told: Told) -> list[int]:
+def usages_of(report: Report) -> list[int]:
     """All that were told."""
-    if not told.raw.startswith(b"data:"):
-        return [json.loads(told.raw)["usage"]["completion_tokens"]]
-    events = [json.loads(one[6:]) for one in told.raw.decode().split("\n\n") if one.startswith("data: {")]
+    if not report.raw.startswith(b"data:"):
+        return [json.loads(report.raw)["usage"]["completion_tokens"]]
+    events = [json.loads(one[6:]) for one in report.raw.decode().split("\n\n") if one.startswith("data: {")]
     return [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
 
 
@@ -70,12 +70,12 @@ def test_behind_an_event_that_is_no_json_the_answer_goes_on_elsewhere(faults, st
         async with met(faults) as (asked, ledger):
             fields = {"stream": True, **USAGE} if stream else {"stream": False}
             told, whole = await asked(**fields), await asked(**fields)
-        assert told.whole if stream else told.status == 200
+        assert told.complete if stream else told.status == 200
         assert text_of(told) == text_of(whole)
         assert usages_of(told) == [TOKENS]
         assert b'"text\n' not in told.raw
         retried = sum(fault.after_tokens != LAST for fault in faults)
-        assert len(ledger.why) == retried
+        assert len(ledger.cause) == retried
         assert ledger.outcomes == {Outcome.FINISHED: 2}
         assert ledger.tokens_of == {1: TOKENS, 2: TOKENS}
 
@@ -89,8 +89,8 @@ def test_in_a_stream_that_nobody_can_go_on_with_it_passes_untouched():
         broken = b'data: {"choices": [{"text\n\n'
         assert broken in told.raw
         told.raw = told.raw.replace(broken, b"")
-        assert (told.whole, told.text) == (True, whole.text)
-        assert ledger.why == []
+        assert (told.complete, told.text) == (True, whole.text)
+        assert ledger.cause == []
 
     run(work)
 
@@ -105,7 +105,7 @@ def test_bytes_that_come_one_by_one_make_the_same_answer(fields):
         assert not text_of(told).isascii()
         assert text_of(told) == text_of(whole)
         assert told.status == 200
-        assert ledger.why == []
+        assert ledger.cause == []
         assert ledger.tokens_of[1] == ledger.tokens_of[2] > 0
 
     run(work)
@@ -128,7 +128,7 @@ def test_numbers_that_an_engine_tells_twice_are_not_counted_twice(first, stream,
         async with met([*first, Fault("double_usage")]) as (asked, ledger):
             fields = {"stream": True, **USAGE} if stream else {"stream": False}
             told = await asked(**fields, presence_penalty=penalty)
-        assert told.whole if stream else told.status == 200
+        assert told.complete if stream else told.status == 200
         assert usages_of(told) == [TOKENS] * (2 if stream and not first else 1)
         assert ledger.tokens_of == {1: TOKENS}
         assert ledger.outcomes == {Outcome.FINISHED: 1}

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.edge.client_request import Asked
+from lengthwise.gateway.edge.client_request import ClientRequest
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.relay import Relay
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 from lengthwise.gateway.scheduler_driver import Hub
 from lengthwise.testing.engine_server import EngineSpec
 
@@ -25,10 +25,10 @@ class Alike:
     """All lengths alike."""
 
     async def first(self, request, text):
-        return Forecast(100.0)
+        return LengthPrediction(100.0)
 
-    async def again(self, request, text, generated_text):
-        return Forecast(100.0)
+    async def retry(self, request, text, generated_text):
+        return LengthPrediction(100.0)
 
 
 @dataclass
@@ -37,10 +37,10 @@ class World:
     hub: Hub
     fleet: Fleet
 
-    async def ask(self, tokens):
+    async def submit(self, tokens):
         """Status and text of a streamed answer of so many tokens."""
         body = {"model": "m", "prompt": "one two", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-        asked = Asked(
+        asked = ClientRequest(
             api="completions",
             body=json.dumps(body).encode(),
             model="m",
@@ -70,13 +70,11 @@ class World:
 async def world(config):
     scheduler = Scheduler(config.order, config.admission, config.dispatch)
     hub = Hub(scheduler, monotonic)
-    busy = SimpleNamespace(
-        of=lambda name: {w.name: w.in_flight for w in hub.statistics().workers}.get(name, 0)
-    )
+    busy = SimpleNamespace(of=lambda name: {w.name: w.in_flight for w in hub.statistics().workers}.get(name, 0))
     async with Fleet(config, monotonic, hub.fleet_changed, busy=busy.of) as fleet:
         hub.listeners.add(fleet.listener)
         relay = Relay(hub, fleet, Alike(), config)
-        await fleet.settled()
+        await fleet.stable()
         try:
             yield World(relay, hub, fleet)
         finally:

@@ -21,14 +21,14 @@ DISPATCH = Dispatch(adapt_every_s=0.1)
 
 def config_of(
     *engines: Engine,
-    care: Care = CARE,
+    resilience: Care = CARE,
     discovery: Discovery | None = None,
     order: Order | None = None,
     dispatch: Dispatch = DISPATCH,
 ) -> GatewayConfig:
     return GatewayConfig(
         engines=engines,
-        care=care,
+        resilience=resilience,
         discovery=discovery or Discovery(),
         dispatch=dispatch,
         order=order or Order(),
@@ -56,7 +56,7 @@ class Heard:
 async def fleet_of(config: GatewayConfig, **extra: Any) -> AsyncIterator[tuple[Fleet, Heard]]:
     heard = Heard()
     async with Fleet(config, on_change=heard, **extra) as fleet:
-        await fleet.settled(10.0)
+        await fleet.stable(10.0)
         yield fleet, heard
 
 

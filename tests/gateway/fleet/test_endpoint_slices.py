@@ -18,7 +18,7 @@ LIKE = Engine("http://found")
 PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 
-class Told:
+class Report:
     def __init__(self):
         self.all = []
 
@@ -37,7 +37,7 @@ def pods(*names, slice_name="a", **conditions):
 
 @asynccontextmanager
 async def watched(api, tmp_path, **extra):
-    told = Told()
+    told = Report()
     source = EndpointSlices(
         "default/engines:8000", LIKE, api_url=api.url, account=tmp_path, dice=random.Random(1), **extra
     )
@@ -64,16 +64,16 @@ def scripted(work, tmp_path, **extra):
 
 
 def test_changes_come_by_the_watch_alone(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.put(pods("e-0", "e-1", "e-2"))
-        await until(lambda: set(told.last) == {"e-0", "e-1", "e-2"})
+        await until(lambda: set(report.last) == {"e-0", "e-1", "e-2"})
         api.put(pods("e-9", slice_name="b"))
         api.delete("a")
-        await until(lambda: set(told.last) == {"e-9"})
+        await until(lambda: set(report.last) == {"e-9"})
         api.put(pods("e-9", slice_name="b", ready=False, terminating=True))
-        await until(lambda: told.last == {"e-9": False})
+        await until(lambda: report.last == {"e-9": False})
         api.delete("b")
-        await until(lambda: told.last == {})
+        await until(lambda: report.last == {})
         assert (api.lists, api.watches) == (1, 1)
         assert api.paths == {PATH}
 
@@ -81,123 +81,121 @@ def test_changes_come_by_the_watch_alone(tmp_path):
 
 
 def test_a_watch_that_ends_goes_on_from_where_it_was_without_a_list(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         for k in range(3):
             api.end_watches()
             api.put(pods("e-0", f"new-{k}"))  # while nobody watches
-            await until(lambda k=k: set(told.last) == {"e-0", f"new-{k}"})
+            await until(lambda k=k: set(report.last) == {"e-0", f"new-{k}"})
         assert api.lists == 1
 
     scripted(work, tmp_path)
 
 
 def test_an_event_that_breaks_off_in_its_middle_is_not_lost(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.moods.cut_next = True
         api.put(pods("e-5"))
-        await until(lambda: set(told.last) == {"e-5"})
+        await until(lambda: set(report.last) == {"e-5"})
         assert (api.lists, api.watches) == (1, 2)
 
     scripted(work, tmp_path)
 
 
 def test_a_version_that_is_too_old_means_a_new_list(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.moods.ends_at_once = True
         api.end_watches()
         api.put(pods("e-7"))
-        api.forget()
+        api.discard()
         api.moods.ends_at_once = False
-        await until(lambda: set(told.last) == {"e-7"})
+        await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 2
 
     scripted(work, tmp_path)
 
 
 def test_410_inside_the_watch_means_a_new_list_too(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.tell_all(b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n')
         await until(lambda: api.lists == 2 and api.open == 1)
         api.put(pods("e-7"))
-        await until(lambda: set(told.last) == {"e-7"})
+        await until(lambda: set(report.last) == {"e-7"})
 
     scripted(work, tmp_path)
 
 
 def test_bookmarks_move_the_version_on(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.bookmark()
         await asyncio.sleep(0.05)
-        api.forget()  # all but the bookmark's own version
+        api.discard()  # all but the bookmark's own version
         api.end_watches()
         api.put(pods("e-7"))
-        await until(lambda: set(told.last) == {"e-7"})
+        await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 1
-        assert {} not in told.all
+        assert {} not in report.all
 
     scripted(work, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "line", [b"no json\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"ERROR","object":{}}\n']
-)
+@pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"ERROR","object":{}}\n'])
 def test_what_is_no_event_means_a_new_list(line, tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.tell_all(line)
         await until(lambda: api.lists == 2)
-        assert told.last == {"e-0": True, "e-1": True}
+        assert report.last == {"e-0": True, "e-1": True}
 
     scripted(work, tmp_path)
 
 
 def test_a_silent_watch_is_begun_again(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.moods.silent = True
         api.put(pods("e-7"))
         await asyncio.sleep(0.1)
-        assert set(told.last) == {"e-0", "e-1"}
+        assert set(report.last) == {"e-0", "e-1"}
         api.moods.silent = False
-        await until(lambda: set(told.last) == {"e-7"})
+        await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 1
 
     scripted(work, tmp_path, silent_s=0.4)
 
 
 def test_while_the_api_is_away_the_engines_stay(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         api.moods.status = 503
         api.end_watches()
         await asyncio.sleep(0.4)
         await api.stop()
         await asyncio.sleep(0.4)
-        assert told.last == {"e-0": True, "e-1": True}
+        assert report.last == {"e-0": True, "e-1": True}
         api.moods.status = 0
         api.put(pods("e-7"))
         await api.start()
-        await until(lambda: set(told.last) == {"e-7"})
-        assert {} not in told.all
+        await until(lambda: set(report.last) == {"e-7"})
+        assert {} not in report.all
 
     scripted(work, tmp_path)
 
 
 def test_it_does_not_hurry_an_api_that_refuses_it(tmp_path, caplog):
-    async def work(api, told):
+    async def work(api, report):
         api.moods.status = 403
         api.end_watches()
         await asyncio.sleep(1.0)
         assert api.lists + api.watches <= 12
-        assert told.last == {"e-0": True, "e-1": True}
+        assert report.last == {"e-0": True, "e-1": True}
 
     scripted(work, tmp_path)
     assert "the role needs get, list and watch of endpointslices" in caplog.text
 
 
 def test_a_flapping_endpoint_is_told_and_ends_as_it_is(tmp_path):
-    async def work(api, told):
+    async def work(api, report):
         for k in range(30):
             api.put(pods("e-0", "e-1", ready=bool(k % 2)))
-        await until(lambda: len(told.all) >= 31)
-        assert told.last == {"e-0": True, "e-1": True}
+        await until(lambda: len(report.all) >= 31)
+        assert report.last == {"e-0": True, "e-1": True}
         assert api.lists == 1
 
     scripted(work, tmp_path)
@@ -255,7 +253,7 @@ def test_an_authority_that_was_changed_is_read_again(tmp_path):
                 async with KubeApi(tls=served_by(new), port=api.port) as rotated:
                     for name in ("e-0", "e-1"):
                         rotated.put(pods(name))
-                    rotated.forget()
+                    rotated.discard()
                     await asyncio.sleep(0.3)
                     assert told.last == {"e-0": True}
                     assert not rotated.paths  # nobody was believed yet

@@ -13,7 +13,7 @@ from fleet_world import config_of, engines, fleet_of, run, until
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet import kubernetes_api
 from lengthwise.gateway.fleet.discovery import EndpointSlices
-from lengthwise.gateway.fleet.engine_probe import Facts, greeted
+from lengthwise.gateway.fleet.engine_probe import EngineMetadata, greeted
 from lengthwise.testing.engine_server import EngineSpec
 from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
@@ -50,12 +50,8 @@ def test_no_engine_sends_the_gateway_elsewhere(path):
             async def mostly(request):
                 if request.path == path:
                     raise web.HTTPTemporaryRedirect(f"{inner.url}{path}")
-                async with client.request(
-                    request.method, inner.url + request.path, data=await request.read()
-                ) as told:
-                    return web.Response(
-                        body=await told.read(), status=told.status, content_type=told.content_type
-                    )
+                async with client.request(request.method, inner.url + request.path, data=await request.read()) as told:
+                    return web.Response(body=await told.read(), status=told.status, content_type=told.content_type)
 
             async with answering(mostly) as (url, asked):
                 async with fleet_of(config_of(Engine(url))) as (fleet, _):
@@ -75,14 +71,11 @@ def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
             async def elsewhere(_):
                 raise web.HTTPTemporaryRedirect(api.url + PATH)
 
-            async with (
-                answering(elsewhere) as (url, asked),
-                kubernetes_api.Kube(url, account=tmp_path) as client,
-            ):
+            async with answering(elsewhere) as (url, asked), kubernetes_api.Kube(url, account=tmp_path) as client:
                 with pytest.raises(kubernetes_api.NoAnswerError, match="http 307"):
                     await client.list(PATH, "")
                 with pytest.raises(kubernetes_api.NoAnswerError, match="http 307"):
-                    await anext(client.watch(PATH, "", "1", lasts_s=5.0, silent_s=5.0))
+                    await anext(client.monitor(PATH, "", "1", lasts_s=5.0, silent_s=5.0))
                 assert len(asked) == 2
                 assert not api.paths
 
@@ -90,7 +83,7 @@ def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
 
 
 def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_api, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(kubernetes_api, "MAX_BYTES", 200_000)
     row = json.dumps({"metadata": {"name": "x" * 1000}})
 
     async def endless(request):
@@ -112,7 +105,7 @@ def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypat
             with pytest.raises(kubernetes_api.NoAnswerError, match="a list of more than 200000 bytes"):
                 await client.list(PATH, "")
             with pytest.raises(kubernetes_api.NoAnswerError, match="an event without an end"):
-                async for _ in client.watch(PATH, "", "1", lasts_s=5.0, silent_s=5.0):
+                async for _ in client.monitor(PATH, "", "1", lasts_s=5.0, silent_s=5.0):
                     pass
             assert len(asked) == 2
 
@@ -126,20 +119,18 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             for name in ("a", "b", "c"):
                 api.put(endpoint_slice(name, [endpoint(f"10.0.0.{ord(name)}", pod=name)]))
             told = []
-            source = EndpointSlices(
-                "default/engines:8000", Engine("http://any"), api_url=api.url, account=tmp_path
-            )
+            source = EndpointSlices("default/engines:8000", Engine("http://any"), api_url=api.url, account=tmp_path)
             task = asyncio.create_task(source.run(lambda found: told.append({one.name for one in found})))
             await until(lambda: told == [{"a", "b", "c"}] and api.open == 1)
-            monkeypatch.setattr(kubernetes_api, "MOST_BYTES", 700)
+            monkeypatch.setattr(kubernetes_api, "MAX_BYTES", 700)
             lists = api.lists
             api.delete("a")
             await until(lambda: told[-1] == {"b", "c"})
-            api.forget()
+            api.discard()
             api.tell_all(b'{"type":"ERROR","object":{"code":410}}\n')
             await until(lambda: api.lists > lists + 3)
             assert told[-1] == {"b", "c"}
-            monkeypatch.setattr(kubernetes_api, "MOST_BYTES", 70_000)
+            monkeypatch.setattr(kubernetes_api, "MAX_BYTES", 70_000)
             await until(lambda: len(told) == 3)
             assert told[-1] == {"b", "c"}
             task.cancel()
@@ -161,9 +152,9 @@ def test_an_engine_that_never_stops_telling_two_tokens_is_not_listened_to_for_lo
 
     async def work():
         async with answering(endless) as (url, asked), ClientSession() as session:
-            facts = await greeted(Engine(url), session, Facts(), priority=False)
-            assert not facts.heard
-            assert not facts.abilities.ids_each
+            metadata = await greeted(Engine(url), session, EngineMetadata(), priority=False)
+            assert not metadata.received
+            assert not metadata.capabilities.ids_each
             assert asked == ["POST /v1/completions"]
             assert told < 100_000
 

@@ -13,7 +13,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("fab"), st.floats(0.0, 20.0)), max_si
 def test_so_many_failures_in_a_row_open_it_and_one_answer_between_does_not():
     breaker = Breaker(3, 1.0)
     for what in "ffaff":
-        breaker.failed(0.0) if what == "f" else breaker.answered(0.0)
+        breaker.failed(0.0) if what == "f" else breaker.succeeded(0.0)
     assert breaker.state(0.0) == CLOSED
     assert breaker.failed(0.0)
     assert breaker.state(0.99) == OPEN
@@ -27,7 +27,7 @@ def test_it_is_open_twice_as_long_each_time_up_to_sixteen_times_and_an_answer_cl
         lengths.append(breaker.next_s(now_s) - now_s)
         now_s = breaker.next_s(now_s)
     assert lengths == [1, 2, 4, 8, 16, 16, 16]
-    assert breaker.answered(now_s)
+    assert breaker.succeeded(now_s)
     assert breaker.state(now_s) == CLOSED
     breaker.failed(now_s)
     assert breaker.next_s(now_s) == now_s + 1.0
@@ -36,11 +36,11 @@ def test_it_is_open_twice_as_long_each_time_up_to_sixteen_times_and_an_answer_cl
 def test_an_output_that_begins_ends_a_trial_and_is_no_answer_while_it_is_closed():
     breaker = Breaker(2, 1.0)
     for _ in range(2):
-        assert not breaker.began(0.0)
+        assert not breaker.started(0.0)
         breaker.failed(0.0)
     assert breaker.state(0.0) == OPEN
-    assert not breaker.began(0.5)
-    assert breaker.began(1.0)
+    assert not breaker.started(0.5)
+    assert breaker.started(1.0)
     assert breaker.state(1.0) == CLOSED
     breaker.failed(1.0)
     breaker.failed(1.0)
@@ -51,7 +51,7 @@ def test_what_was_sent_before_it_opened_neither_closes_it_nor_keeps_it_open():
     breaker = Breaker(1, 1.0)
     breaker.failed(0.0)
     assert not breaker.failed(0.5)
-    assert not breaker.answered(0.6)
+    assert not breaker.succeeded(0.6)
     assert breaker.next_s(0.7) == 1.0
 
 
@@ -72,7 +72,7 @@ def test_laws_of_the_breaker(steps, most):
         now_s += passed_s
         before = breaker.state(now_s)
         assert (breaker.next_s(now_s) < math.inf) == (before == OPEN)
-        told = {"f": breaker.failed, "a": breaker.answered, "b": breaker.began}[what]
+        told = {"f": breaker.failed, "a": breaker.succeeded, "b": breaker.started}[what]
         changed = told(now_s)
         after = breaker.state(now_s)
         row = {"f": row + 1, "a": 0, "b": row}[what]

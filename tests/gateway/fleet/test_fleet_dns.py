@@ -16,10 +16,10 @@ class Resolver:
     """A name whose addresses are set by hand; None: it cannot be looked up."""
 
     def __init__(self, *found):
-        self.found, self.looks = list(found), 0
+        self.found, self.polls = list(found), 0
 
     async def __call__(self, host, port):
-        self.looks += 1
+        self.polls += 1
         if self.found is None:
             raise OSError("name or service not known")
         return self.found
@@ -40,8 +40,8 @@ def test_every_address_is_an_engine_and_a_failing_look_up_changes_nothing(caplog
         await until(lambda: len(told) > 1)
         assert told[-1] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://[fd00::1]:8000"]
         resolver.found = None
-        before, looks = len(told), resolver.looks
-        await until(lambda: resolver.looks > looks + 5)
+        before, looks = len(told), resolver.polls
+        await until(lambda: resolver.polls > looks + 5)
         assert len(told) <= before + 1
         resolver.found = ["10.0.0.9"]
         await until(lambda: told[-1] == ["http://10.0.0.9:8000"])

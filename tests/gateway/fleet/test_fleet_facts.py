@@ -21,20 +21,17 @@ def by_priority(kind):
 def test_each_kind_of_engine_is_known_by_what_it_tells_of_itself():
     async def work():
         specs = [EngineSpec(kind=kind, limits=SMALL) for kind in ("vllm", "sglang", "llama.cpp", "openai")]
-        async with (
-            engines(*specs) as servers,
-            fleet_of(config_of(*(Engine(s.url) for s in servers))) as (fleet, heard),
-        ):
+        async with engines(*specs) as servers, fleet_of(config_of(*(Engine(s.url) for s in servers))) as (fleet, heard):
             vllm, sglang, llama, plain = (fleet.worker(s.url.removeprefix("http://")) for s in servers)
             assert [w.kind for w in (vllm, sglang, llama, plain)] == ["vllm", "sglang", "llama.cpp", "openai"]
-            assert vllm.abilities.version
-            assert vllm.abilities.ids_each
-            assert vllm.abilities.token_ids
-            assert vllm.abilities.max_model_len == sglang.abilities.max_model_len == 8192
-            assert llama.abilities.max_model_len == 8192
-            assert (sglang.facts.slots, llama.facts.slots) == (4, 4)
-            assert (sglang.facts.kv_tokens, llama.facts.kv_tokens) == (1024 * 16, 4 * 8192)
-            assert (vllm.facts.slots, plain.facts.slots) == (None, None)  # they do not tell
+            assert vllm.capabilities.version
+            assert vllm.capabilities.ids_each
+            assert vllm.capabilities.token_ids
+            assert vllm.capabilities.max_model_len == sglang.capabilities.max_model_len == 8192
+            assert llama.capabilities.max_model_len == 8192
+            assert (sglang.metadata.slots, llama.metadata.slots) == (4, 4)
+            assert (sglang.metadata.kv_tokens, llama.metadata.kv_tokens) == (1024 * 16, 4 * 8192)
+            assert (vllm.metadata.slots, plain.metadata.slots) == (None, None)  # they do not tell
             assert heard.ups() == 4
             assert fleet.models() == ("toy",)
             assert fleet.ready()
@@ -48,12 +45,12 @@ def test_each_kind_of_engine_is_known_by_what_it_tells_of_itself():
 def test_an_engine_is_sent_one_tiny_prompt_at_most_and_none_where_that_is_off():
     async def work():
         async with engines(EngineSpec(), EngineSpec()) as (asked, unasked):
-            listed = Engine(asked.url), Engine(unasked.url, probe=False)
-            async with fleet_of(config_of(*listed)) as (fleet, heard):
+            entries = Engine(asked.url), Engine(unasked.url, probe=False)
+            async with fleet_of(config_of(*entries)) as (fleet, heard):
                 assert heard.ups() == 2
                 assert [entry.sent_tokens for entry in asked.log.entries] == [2]
                 assert not unasked.log.entries
-                able = fleet.worker(unasked.url.removeprefix("http://")).abilities
+                able = fleet.worker(unasked.url.removeprefix("http://")).capabilities
                 assert not able.ids_each
                 assert able.models == ("toy",)
 
@@ -72,13 +69,10 @@ def test_an_engine_is_sent_one_tiny_prompt_at_most_and_none_where_that_is_off():
 )
 def test_who_takes_priorities_and_which_go_first(spec, sign, words):
     async def work():
-        async with (
-            engines(spec) as (server,),
-            fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, _),
-        ):
+        async with engines(spec) as (server,), fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, _):
             worker = fleet.workers()[0]
             assert worker.priority_sign == sign
-            assert worker.facts.heard
+            assert worker.metadata.received
             assert words in worker.priorities()
             assert bool(worker.priorities()) == bool(words)
             assert sum(entry.sent_tokens for entry in server.log.entries) <= 2
@@ -101,8 +95,8 @@ def test_a_vllm_in_development_mode_tells_its_policy_itself(policy):
         async with TestServer(app) as server:
             engine = Engine(str(server.make_url("")), probe=False)
             async with ClientSession() as session:
-                facts = await find_facts(engine, session, priority=True)
-                assert facts.orders is (policy == "priority")
+                metadata = await find_facts(engine, session, priority=True)
+                assert metadata.orders is (policy == "priority")
                 assert (await find_facts(engine, session, priority=False)).orders is None
 
     run(work)
@@ -111,8 +105,8 @@ def test_a_vllm_in_development_mode_tells_its_policy_itself(policy):
 def test_what_is_minded_about_engines_is_known_before_the_start():
     async def work():
         async with engines(EngineSpec()) as (server,):
-            listed = Engine(server.url, name="refuses"), Engine("http://127.0.0.1:1", name="nobody")
-            told = await asked_notices(config_of(*listed, order=PRIORITY))
+            entries = Engine(server.url, name="refuses"), Engine("http://127.0.0.1:1", name="nobody")
+            told = await asked_notices(config_of(*entries, order=PRIORITY))
             assert len(told) == 2
             assert told[0].startswith("refuses takes no priorities")
             assert told[1].startswith("nobody could not be asked")
@@ -124,8 +118,8 @@ def test_what_is_minded_about_engines_is_known_before_the_start():
 def test_a_mode_that_cuts_before_an_engine_that_cannot_be_cut_is_told(kind):
     async def work():
         async with engines(EngineSpec(kind=kind)) as (server,):
-            listed = Engine(server.url, generation_defaults="none")
-            told = await asked_notices(config_of(listed, order=Order(mode="windowed")))
+            entries = Engine(server.url, generation_defaults="none")
+            told = await asked_notices(config_of(entries, order=Order(mode="windowed")))
             assert ["nothing is cut there" in text for text in told] == [True] * (kind != "vllm")
 
     run(work)
@@ -138,14 +132,14 @@ def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monke
 
     async def work():
         async with engines(by_priority("vllm")) as (server,):
-            server.faults.coming = [fault] * 3
+            server.faults.incoming = [fault] * 3
             async with fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, heard):
                 worker = fleet.workers()[0]
                 assert heard.ups() == 1, "meanwhile it serves"
-                assert not worker.abilities.ids_each
+                assert not worker.capabilities.ids_each
                 assert "has not said yet" in worker.priorities()
-                await until(lambda: worker.abilities.ids_each)
-                assert worker.facts.heard
+                await until(lambda: worker.capabilities.ids_each)
+                assert worker.metadata.received
                 assert "cannot be seen" in worker.priorities()
                 assert len(server.log.entries) == 4, "it is not asked once it has answered"
 
@@ -154,10 +148,7 @@ def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monke
 
 def test_priorities_are_asked_about_only_where_they_matter():
     async def work():
-        async with (
-            engines(by_priority("vllm")) as (server,),
-            fleet_of(config_of(Engine(server.url))) as (fleet, _),
-        ):
+        async with engines(by_priority("vllm")) as (server,), fleet_of(config_of(Engine(server.url))) as (fleet, _):
             assert fleet.workers()[0].priority_sign == 0
 
     run(work)
@@ -167,11 +158,8 @@ def test_a_wrong_key_keeps_an_engine_out_and_says_why_a_right_one_lets_it_in():
     async def work():
         spec = EngineSpec(api_key="right")
         async with engines(spec, spec) as (one, two):
-            listed = (
-                Engine(one.url, name="wrong", api_key="no"),
-                Engine(two.url, name="right", api_key="right"),
-            )
-            async with fleet_of(config_of(*listed, care=CARE)) as (fleet, heard):
+            entries = (Engine(one.url, name="wrong", api_key="no"), Engine(two.url, name="right", api_key="right"))
+            async with fleet_of(config_of(*entries, resilience=CARE)) as (fleet, heard):
                 assert [heard.last[name].up for name in ("wrong", "right")] == [False, True]
                 assert "API key" in fleet.worker("wrong").trouble(0.0)
 

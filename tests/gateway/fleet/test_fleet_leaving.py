@@ -22,8 +22,8 @@ def test_the_scheduler_hears_of_a_name_that_passes_on_before_anybody_can_be_sent
             engines(SLOW, SLOW) as (first, second),
             world(config_of(Engine(first.url, name="e"), order=ORDER)) as here,
         ):
-            alone = await here.ask(60)
-            stream = asyncio.create_task(here.ask(60))
+            alone = await here.submit(60)
+            stream = asyncio.create_task(here.submit(60))
             await until(lambda: here.hub.statistics().running == 1)
             await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
             # No tick of the loop since the name passed on.
@@ -39,15 +39,15 @@ def test_the_scheduler_hears_of_a_name_that_passes_on_before_anybody_can_be_sent
 @pytest.mark.parametrize("leave_s", [30.0, 0.05])
 def test_a_stream_may_last_as_long_as_an_engine_may_leave_and_not_only_until_a_first_byte(leave_s):
     async def work():
-        care = replace(CARE, first_byte_s=0.2, leave_s=leave_s)
+        resilience = replace(CARE, first_byte_s=0.2, leave_s=leave_s)
         async with (
             engines(SLOW, SLOW) as (first, second),
-            world(config_of(Engine(first.url, name="e"), order=ORDER, care=care)) as here,
+            world(config_of(Engine(first.url, name="e"), order=ORDER, resilience=resilience)) as here,
         ):
-            alone = await here.ask(120)
-            stream = asyncio.create_task(here.ask(120))
+            alone = await here.submit(120)
+            stream = asyncio.create_task(here.submit(120))
             await until(lambda: here.hub.statistics().running == 1)
-            await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER, care=care))
+            await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER, resilience=resilience))
             assert await stream == alone
             moved = len(second.log.entries) - 1  # besides the tiny prompt
             assert moved == (0 if leave_s > 1 else 1), "moved once its engine was given up"
@@ -60,8 +60,8 @@ def test_an_engine_that_fails_its_checks_ends_its_streams_when_its_key_changes()
         async with engines(SLOW) as (server,):
             engine = Engine(server.url, name="e")
             async with world(config_of(engine, order=ORDER)) as here:
-                alone = await here.ask(120)
-                stream = asyncio.create_task(here.ask(120))
+                alone = await here.submit(120)
+                stream = asyncio.create_task(here.submit(120))
                 await until(lambda: here.hub.statistics().running == 1)
                 server.healthy = False
                 await until(lambda: not here.fleet.ready())
@@ -79,18 +79,14 @@ def test_under_another_key_an_engine_has_no_more_seats_than_before():
         async with engines(SLOW) as (server,):
             engine = Engine(server.url, name="e", in_flight=1)
             async with world(config_of(engine, order=ORDER)) as here:
-                alone = await here.ask(120)
-                stream = asyncio.create_task(here.ask(120))
+                alone = await here.submit(120)
+                stream = asyncio.create_task(here.submit(120))
                 await until(lambda: here.hub.statistics().running == 1)
                 await here.fleet.configure(config_of(replace(engine, api_key="sk-1"), order=ORDER))
                 await until(lambda: any(one.name == "e" and one.up for one in here.hub.statistics().workers))
-                assert alone.startswith(await here.ask(5))
+                assert alone.startswith(await here.submit(5))
                 assert stream.done(), "until then its seat was taken"
                 assert await stream == alone
-                assert [one.headers.get("authorization") for one in entries(server)] == [
-                    None,
-                    None,
-                    "Bearer sk-1",
-                ]
+                assert [one.headers.get("authorization") for one in entries(server)] == [None, None, "Bearer sk-1"]
 
     run(work)

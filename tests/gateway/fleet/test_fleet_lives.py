@@ -21,7 +21,7 @@ def named(server, name="e", **more):
     return Engine(server.url, name=name, **more)
 
 
-class Told:
+class Report:
     """A server whose /metrics, models and health are set by hand."""
 
     def __init__(self, metrics=b"# TYPE x gauge\n"):
@@ -101,7 +101,7 @@ def test_signals_follow_what_the_engine_does():
 
 def test_signals_of_an_engine_that_tells_no_more_are_forgotten():
     async def work():
-        server = Told(b"# TYPE x gauge\nvllm:num_requests_waiting 3\n")
+        server = Report(b"# TYPE x gauge\nvllm:num_requests_waiting 3\n")
         async with server, fleet_of(config_of(named(server, probe=False))) as (_, heard):
             await until(lambda: heard.last["e"].signals.waiting == 3)
             server.metrics = b"\x00\xff{{{{ vllm: garbage\n" * 1000
@@ -137,7 +137,7 @@ def test_a_restart_makes_a_new_epoch_and_a_slow_start(monkeypatch):
 
 def test_a_restart_that_no_check_saw_is_told_by_the_start_of_the_process():
     async def work():
-        server = Told(b"# TYPE x gauge\nprocess_start_time_seconds 100\n")
+        server = Report(b"# TYPE x gauge\nprocess_start_time_seconds 100\n")
         async with server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
             await until(lambda: fleet.worker("e").reading is not None)
             server.metrics = b"# TYPE x gauge\nprocess_start_time_seconds 200\n"
@@ -148,7 +148,7 @@ def test_a_restart_that_no_check_saw_is_told_by_the_start_of_the_process():
 
 def test_a_port_that_was_closed_for_a_moment_is_no_restart_if_the_process_is_the_same():
     async def work():
-        server = Told(b"# TYPE x gauge\nprocess_start_time_seconds 100\n")
+        server = Report(b"# TYPE x gauge\nprocess_start_time_seconds 100\n")
         async with server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
             await until(lambda: fleet.worker("e").reading is not None)
             await server.__aexit__()
@@ -163,10 +163,7 @@ def test_a_port_that_was_closed_for_a_moment_is_no_restart_if_the_process_is_the
 def test_a_sleeping_engine_gets_nothing_until_it_wakes():
     async def work():
         line = b'# TYPE x gauge\nvllm:engine_sleep_state{sleep_state="awake"} %d\n'
-        async with (
-            Told(line % 1) as server,
-            fleet_of(config_of(named(server, probe=False))) as (fleet, heard),
-        ):
+        async with Report(line % 1) as server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
             assert heard.ups() == 1
             server.metrics = line % 0
             await until(lambda: heard.ups() == 0)
@@ -180,14 +177,14 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes():
 
 def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does():
     async def work():
-        care = Care(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
+        resilience = Care(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
         async with (
-            Told() as server,
-            fleet_of(config_of(named(server, probe=False), care=care)) as (fleet, heard),
+            Report() as server,
+            fleet_of(config_of(named(server, probe=False), resilience=resilience)) as (fleet, heard),
         ):
             server.hang.clear()
             for _ in range(60):
-                fleet.answered("e")
+                fleet.succeeded("e")
                 await asyncio.sleep(0.02)
             assert heard.ups() == 1
             await until(lambda: heard.ups() == 0)
@@ -202,7 +199,7 @@ def test_models_that_come_later_are_seen(monkeypatch):
     monkeypatch.setattr("lengthwise.gateway.fleet.worker.MODELS_EVERY_S", 0.2)
 
     async def work():
-        async with Told() as server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
+        async with Report() as server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
             server.models = ["m", "adapter"]
             await until(lambda: heard.last["e"].models == ("m", "adapter"))
             assert fleet.worker("e").speaks("adapter")
@@ -225,11 +222,11 @@ def test_failures_open_the_circuit_and_one_trial_closes_it(monkeypatch):
             fleet.failed("e", "http 500")
             await until(lambda: heard.ups() == 0)
             await until(lambda: heard.ups() == 1)
-            fleet.answered("e")
+            fleet.succeeded("e")
             await until(lambda: heard.last["e"].in_flight is None)
             assert heard.last["e"].epoch == 0
             fleet.failed("nobody", "http 500")
-            fleet.answered("nobody")
+            fleet.succeeded("nobody")
 
     run(work)
 
@@ -237,10 +234,7 @@ def test_failures_open_the_circuit_and_one_trial_closes_it(monkeypatch):
 def test_a_connection_that_fails_is_looked_into_at_once():
     async def work():
         slow = Care(health_every_s=30.0, connect_s=1.0)
-        async with (
-            engines(SPEC) as (server,),
-            fleet_of(config_of(named(server), care=slow)) as (fleet, heard),
-        ):
+        async with engines(SPEC) as (server,), fleet_of(config_of(named(server), resilience=slow)) as (fleet, heard):
             assert heard.ups() == 1
             await server.die()
             fleet.failed("e", "no connection")
@@ -251,14 +245,14 @@ def test_a_connection_that_fails_is_looked_into_at_once():
 
 def test_who_fails_far_more_than_its_peers_is_left_out_and_comes_back():
     async def work():
-        care = Care(health_every_s=0.15, failures=1000, open_s=0.3)
+        resilience = Care(health_every_s=0.15, failures=1000, open_s=0.3)
         async with engines(SPEC, SPEC) as (one, two):
-            config = config_of(named(one, "good"), named(two, "bad"), care=care)
+            config = config_of(named(one, "good"), named(two, "bad"), resilience=resilience)
             async with fleet_of(config) as (fleet, heard):
                 for _ in range(20):
                     fleet.failed("bad", "stalled")
-                    fleet.answered("bad")
-                    fleet.answered("good")
+                    fleet.succeeded("bad")
+                    fleet.succeeded("good")
                 await until(lambda: not heard.last["bad"].up)
                 assert heard.last["good"].up
                 assert fleet.worker("bad").trouble(0.0) == "worse than its peers"
@@ -287,14 +281,13 @@ def test_all_gone_and_back():
 def found_at(*ports, **conditions):
     """A slice whose engines are on loopback, told apart by their ports: one slice a port."""
     return [
-        endpoint_slice(f"s{port}", [endpoint("127.0.0.1", pod=f"e-{port}", **conditions)], port=port)
-        for port in ports
+        endpoint_slice(f"s{port}", [endpoint("127.0.0.1", pod=f"e-{port}", **conditions)], port=port) for port in ports
     ]
 
 
 def on_kube(api, **extra):
     discovery = Discovery(endpoint_slices="default/engines:http", api_url=api.url)
-    return GatewayConfig(discovery=discovery, care=CARE, dispatch=DISPATCH, **extra)
+    return GatewayConfig(discovery=discovery, resilience=CARE, dispatch=DISPATCH, **extra)
 
 
 def test_engines_of_a_service_scale_to_zero_and_back():
@@ -321,7 +314,7 @@ def test_flapping_endpoints_lose_nobody():
             for item in found_at(server.port):
                 api.put(item)
             await until(lambda: heard.ups() == 1)
-            worker, began = fleet.worker(f"e-{server.port}"), len(heard.all)
+            worker, started = fleet.worker(f"e-{server.port}"), len(heard.all)
             for _ in range(10):
                 for item in found_at(server.port, ready=False):
                     api.put(item)
@@ -333,9 +326,9 @@ def test_flapping_endpoints_lose_nobody():
                 await asyncio.sleep(0.02)
             await until(lambda: heard.ups() == 1)
             assert fleet.worker(worker.name) is worker  # the same, with its connections
-            assert {state.epoch for states in heard.all[began:] for state in states} == {0}
-            assert all(len(states) == 1 for states in heard.all[began:])  # never gone
-            assert {state.in_flight for states in heard.all[began:] for state in states} == {None}
+            assert {state.epoch for states in heard.all[started:] for state in states} == {0}
+            assert all(len(states) == 1 for states in heard.all[started:])  # never gone
+            assert {state.in_flight for states in heard.all[started:] for state in states} == {None}
 
     run(work)
 
@@ -387,10 +380,10 @@ def test_engines_behind_a_name_are_found_where_they_listen():
         hosts = ("127.0.0.1", "127.0.0.2")
         async with EngineServer(SPEC, host=hosts[0]) as one, EngineServer(SPEC, host=hosts[1], port=one.port):
             discovery = Discovery(dns=f"localhost:{one.port}", every_s=0.1)
-            listed = Engine(f"http://127.0.0.2:{one.port}", name="listed")
-            async with fleet_of(config_of(listed, discovery=discovery)) as (_fleet, heard):
+            entries = Engine(f"http://127.0.0.2:{one.port}", name="entries")
+            async with fleet_of(config_of(entries, discovery=discovery)) as (_fleet, heard):
                 place = f"127.0.0.1:{one.port}"
-                await until(lambda: place in heard.last and heard.last[place].up and heard.last["listed"].up)
+                await until(lambda: place in heard.last and heard.last[place].up and heard.last["entries"].up)
 
     run(work)
 
@@ -422,7 +415,7 @@ def test_changes_are_told_together():
             )
             async with fleet_of(config) as (fleet, heard):
                 loop = asyncio.get_running_loop()
-                before, began_s = len(heard.all), loop.time()
+                before, started_s = len(heard.all), loop.time()
                 for _ in range(100):
                     fleet.failed("e0", "http 500")
                     fleet.failed("e1", "http 500")
@@ -430,7 +423,7 @@ def test_changes_are_told_together():
                 await asyncio.sleep(0)
                 assert len(heard.all) == before + 1
                 await asyncio.sleep(0.6)
-                assert len(heard.all) - before <= 20 * (loop.time() - began_s) + 15  # 8 engines tell 160
+                assert len(heard.all) - before <= 20 * (loop.time() - started_s) + 15  # 8 engines tell 160
 
     run(work)
 

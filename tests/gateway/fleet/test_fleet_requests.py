@@ -19,11 +19,11 @@ def test_a_stream_outlives_its_endpoint_flapping_and_going():
             item = endpoint_slice("s", [endpoint("127.0.0.1", pod="e-0")], port=server.port)
             api.put(item)
             discovery = Discovery(endpoint_slices="default/engines:http", api_url=api.url)
-            config = GatewayConfig(discovery=discovery, care=CARE, dispatch=DISPATCH, order=ORDER)
+            config = GatewayConfig(discovery=discovery, resilience=CARE, dispatch=DISPATCH, order=ORDER)
             async with world(config) as here:
                 await until(here.fleet.ready)
-                alone = await here.ask(220)
-                stream = asyncio.create_task(here.ask(220))
+                alone = await here.submit(220)
+                stream = asyncio.create_task(here.submit(220))
                 for _ in range(4):
                     await asyncio.sleep(0.1)
                     api.delete("s")
@@ -41,15 +41,15 @@ def test_a_stream_outlives_its_endpoint_flapping_and_going():
 def test_an_engine_that_starts_anew_under_load_loses_nobody():
     async def work():
         async with engines(SPEC, SPEC) as servers:
-            listed = [Engine(server.url, name=f"e{k}") for k, server in enumerate(servers)]
-            async with world(config_of(*listed, order=ORDER)) as here:
-                alone = await here.ask(150)
-                tasks = [asyncio.create_task(here.ask(150)) for _ in range(12)]
+            entries = [Engine(server.url, name=f"e{k}") for k, server in enumerate(servers)]
+            async with world(config_of(*entries, order=ORDER)) as here:
+                alone = await here.submit(150)
+                tasks = [asyncio.create_task(here.submit(150)) for _ in range(12)]
                 await until(lambda: here.hub.statistics().running >= 8)
                 await servers[0].restart()
                 assert await asyncio.gather(*tasks) == [alone] * 12
                 await until(lambda: len([w for w in here.hub.statistics().workers if w.up]) == 2)
-                assert here.hub.held == 0
+                assert here.hub.reserved == 0
 
     run(work)
 
@@ -57,10 +57,10 @@ def test_an_engine_that_starts_anew_under_load_loses_nobody():
 def test_requests_wait_while_no_engine_is_there_and_go_on_when_one_comes():
     async def work():
         async with engines(SPEC) as (server,), world(config_of(Engine(server.url), order=ORDER)) as here:
-            alone = await here.ask(40)
+            alone = await here.submit(40)
             await server.die()
             await until(lambda: not here.fleet.ready())
-            waiting = asyncio.create_task(here.ask(40))
+            waiting = asyncio.create_task(here.submit(40))
             await asyncio.sleep(0.2)
             assert here.hub.statistics().waiting == 1
             await server.restart()
@@ -74,14 +74,14 @@ def test_a_stream_outlives_other_settings_of_its_engine():
         async with engines(SPEC) as (server,):
             engine = Engine(server.url, name="e")
             async with world(config_of(engine, order=ORDER)) as here:
-                alone, kept = await here.ask(150), here.fleet.worker("e")
-                stream = asyncio.create_task(here.ask(150))
+                alone, kept = await here.submit(150), here.fleet.worker("e")
+                stream = asyncio.create_task(here.submit(150))
                 await until(lambda: here.hub.statistics().running == 1)
                 other = replace(engine, in_flight=2, probe=False, generation_defaults="none")
                 await here.fleet.configure(config_of(other, order=ORDER))
                 await until(lambda: here.fleet.states()[0].in_flight == 2)
                 assert here.fleet.worker("e") is kept
-                assert kept.abilities.own_defaults is False
+                assert kept.capabilities.own_defaults is False
                 assert await stream == alone
                 assert len(server.log.entries) == 3  # the tiny prompt, and each request once
 
@@ -93,15 +93,13 @@ def test_a_stream_ends_where_it_began_while_another_engine_takes_the_name():
         async with engines(SPEC, SPEC) as (first, second):
             old, new = Engine(first.url, name="e", in_flight=1), Engine(second.url, name="e", in_flight=1)
             async with world(config_of(old, order=ORDER)) as here:
-                alone, kept = await here.ask(400), here.fleet.worker("e")
-                stream = asyncio.create_task(here.ask(400))
+                alone, kept = await here.submit(400), here.fleet.worker("e")
+                stream = asyncio.create_task(here.submit(400))
                 await until(lambda: here.hub.statistics().running == 1)
                 await here.fleet.configure(config_of(new, order=ORDER))
                 assert here.fleet.worker("e") is not kept
-                assert alone.startswith(await here.ask(5))
-                assert not stream.done(), (
-                    "it has its own engine's only seat, and the new one has one of its own"
-                )
+                assert alone.startswith(await here.submit(5))
+                assert not stream.done(), "it has its own engine's only seat, and the new one has one of its own"
                 leaving = {one.name: (one.up, one.in_flight) for one in here.hub.statistics().workers}
                 assert leaving == {"e": (True, 0), "e (leaving 0)": (False, 1)}
                 assert await stream == alone
@@ -117,15 +115,15 @@ def test_a_stream_outlives_another_key_of_its_engine():
         async with engines(SPEC) as (server,):
             engine = Engine(server.url, name="e")
             async with world(config_of(engine, order=ORDER)) as here:
-                alone = await here.ask(150)
-                streams = [asyncio.create_task(here.ask(150)) for _ in range(3)]
+                alone = await here.submit(150)
+                streams = [asyncio.create_task(here.submit(150)) for _ in range(3)]
                 await until(lambda: here.hub.statistics().running == 3)
                 for key in ("sk-1", "sk-2"):  # the second before the first was ever used
                     await here.fleet.configure(config_of(replace(engine, api_key=key), order=ORDER))
                 assert len(here.fleet.workers()) == 2, "who was never up has nothing to end"
                 assert await asyncio.gather(*streams) == [alone] * 3
                 assert len(entries(server)) == 4
-                await here.ask(5)
+                await here.submit(5)
                 assert entries(server)[-1].headers["authorization"] == "Bearer sk-2"
                 await until(lambda: len(here.fleet.workers()) == 1)
 
@@ -138,8 +136,8 @@ def test_a_stream_goes_on_elsewhere_where_its_engine_dies_after_its_name_was_tak
             engines(SPEC, SPEC) as (first, second),
             world(config_of(Engine(first.url, name="e"), order=ORDER)) as here,
         ):
-            alone = await here.ask(150)
-            stream = asyncio.create_task(here.ask(150))
+            alone = await here.submit(150)
+            stream = asyncio.create_task(here.submit(150))
             await until(lambda: here.hub.statistics().running == 1)
             await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
             await first.die()

@@ -38,9 +38,7 @@ def test_a_sleeping_vllm_is_seen():
 
 
 def test_sglang_and_llama_cpp_by_their_own_names():
-    sglang = read(
-        b'sglang:num_running_reqs{model_name="m"} 5\nsglang:num_queue_reqs 1\nsglang:token_usage 0.4\n', 0.0
-    )
+    sglang = read(b'sglang:num_running_reqs{model_name="m"} 5\nsglang:num_queue_reqs 1\nsglang:token_usage 0.4\n', 0.0)
     assert (sglang.signals.running, sglang.signals.waiting, sglang.signals.kv_used) == (5, 1, 0.4)
     llama = read(b"llamacpp:requests_processing 2\r\nllamacpp:requests_deferred 7\r\n", 0.0)
     assert (llama.signals.running, llama.signals.waiting, llama.signals.kv_used) == (2, 7, None)

@@ -59,12 +59,12 @@ def asked(authority, tls, *, asks):
         url = f"https://127.0.0.1:{runner.addresses[0][1]}"
         try:
             async with fleet_of(config_of(Engine(url, name="e", tls=tls, probe=False))) as (fleet, heard):
-                seen.update(up=heard.last["e"].up, why=fleet.worker("e").trouble(0.0))
+                seen.update(up=heard.last["e"].up, cause=fleet.worker("e").trouble(0.0))
         finally:
             await runner.cleanup()
 
     run(work)
-    return seen["up"], seen["why"]
+    return seen["up"], seen["cause"]
 
 
 def test_an_engine_whose_authority_is_believed_is_up(authority, files):

@@ -11,7 +11,7 @@ from phase_worlds import PhaseWorld
 from lengthwise import config
 from lengthwise.gateway.config import Dispatch, Phases
 from lengthwise.gateway.replanning import InOrder, News
-from lengthwise.schedule import Terms, Watch
+from lengthwise.schedule import Monitor, Terms
 from lengthwise.usecases import schedule_adaptation, schedule_plan
 
 SMALL = """
@@ -34,11 +34,11 @@ strategies = ["rra"]
 
 
 @dataclass
-class Told:
+class Report:
     """Gives another schedule at the third request, and does at the fifth what ``then`` says."""
 
     then: str = ""
-    false_alarms: float = 0.01
+    false_positive_rate: float = 0.01
     evidence: float = 1.0
     seen: int = 0
 
@@ -69,11 +69,11 @@ def planned_small(*given):
     return asked, schedule_plan.planned_run(asked)
 
 
-def follow_small(asked, planned, *, seats=200, seed=0, **terms):
+def follow_small(client_request, planned, *, max_num_seqs=200, seed=0, **terms):
     """Who follows it, here and not in another process."""
-    watch = Watch(least_requests=100, seed=seed)
+    watch = Monitor(min_requests=100, seed=seed)
     return schedule_adaptation.follower_of(
-        asked, planned, schedule_adaptation.Follow(watch, Terms(**terms), seats)
+        client_request, planned, schedule_adaptation.Follow(watch, Terms(**terms), max_num_seqs)
     )
 
 
@@ -87,12 +87,12 @@ class FollowWorld(PhaseWorld):
 
     def arrives(self, job):
         super().arrives(job)
-        self.order.arrived(job.number)
+        self.order.on_arrival(job.number)
 
     def over(self, job):
         super().over(job)
-        lengths = None if job.gone else (job.prompt_tokens, job.tokens)
-        for one in self.order.ended(job.number, lengths, self.now_s):
+        lengths = None if job.stopped else (job.prompt_tokens, job.tokens)
+        for one in self.order.finished(job.number, lengths, self.now_s):
             news = self.follower.observe(*one)
             if news is not None:
                 self.hear(news)
@@ -106,4 +106,4 @@ class FollowWorld(PhaseWorld):
 
     def between(self, from_s, to_s):
         """Whole phases that began then."""
-        return [one for one in self.phases if from_s <= one.begun_s < to_s and one.why == "steps"]
+        return [one for one in self.phases if from_s <= one.started_s < to_s and one.cause == "steps"]

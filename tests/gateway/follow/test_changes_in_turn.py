@@ -22,10 +22,10 @@ class Slow(Fleet):
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
-        self.asked, self.go = asyncio.Event(), asyncio.Event()
+        self.client_request, self.go = asyncio.Event(), asyncio.Event()
 
     async def configure(self, config):
-        self.asked.set()
+        self.client_request.set()
         await self.go.wait()
         await super().configure(config)
 
@@ -33,7 +33,7 @@ class Slow(Fleet):
 async def meanwhile(gateway, first, second):
     """What came of a change, and of another one that began before it was through."""
     one = asyncio.ensure_future(first)
-    await gateway.fleet.asked.wait()
+    await gateway.fleet.client_request.wait()
     other = asyncio.ensure_future(second)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -45,7 +45,7 @@ def test_another_schedule_does_not_undo_what_was_changed_meanwhile():
     async def work():
         async with engine() as server:
             config = config_of(server.url, phases=FIRST)
-            changed = replace(config, care=replace(config.care, drain_s=7.0))
+            changed = replace(config, resilience=replace(config.resilience, drain_s=7.0))
             async with Gateway(config, make_fleet=Slow) as gateway:
                 told = await meanwhile(gateway, gateway.configure(changed), gateway.keep(OTHER))
                 assert told == [None, None]

@@ -12,7 +12,7 @@ import pytest
 from scheduler_worlds import request
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Order, Phases
-from lengthwise.gateway.replanning import Care, Following, InOrder
+from lengthwise.gateway.replanning import Care, InOrder, PlanTracker
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.serve import Gateway
 from lengthwise.schema.errors import InputError
@@ -20,7 +20,7 @@ from lengthwise.schema.errors import InputError
 FIRST, OTHER = Phases(2, 5), Phases(3, 7)
 
 
-def followed(make, count=9, care=Care(), keep=None):  # noqa: B008 - frozen
+def followed(make, count=9, resilience=Care(), keep=None):  # noqa: B008 - frozen
     """(following, what was kept) after so many requests that ended one after the other, alike but for their lengths."""
     kept = []
 
@@ -29,14 +29,14 @@ def followed(make, count=9, care=Care(), keep=None):  # noqa: B008 - frozen
 
     async def work():
         now_s = iter(range(10_000))
-        async with Following(make, FIRST, keep or keeps, lambda: float(next(now_s)), care) as following:
+        async with PlanTracker(make, FIRST, keep or keeps, lambda: float(next(now_s)), resilience) as following:
             for number in range(count):
                 q = request(number, 0.0, prompt_tokens=10 + number)
-                following.arrived(q)
+                following.on_arrival(q)
                 q.generated_tokens = 20 + number
-                following.ended(q, Outcome.FINISHED, float(number))
+                following.finished(q, Outcome.FINISHED, float(number))
             async with asyncio.timeout(60):
-                await following.settled()
+                await following.stable()
             return following
 
     with asyncio.Runner() as runner:
@@ -45,18 +45,18 @@ def followed(make, count=9, care=Care(), keep=None):  # noqa: B008 - frozen
 
 def test_a_schedule_that_is_told_is_kept_and_said(caplog):
     with caplog.at_level(logging.INFO, "lengthwise.gateway"):
-        following, kept = followed(partial(follow_worlds.Told))
+        following, kept = followed(partial(follow_worlds.Report))
     now = following.state
     assert kept == [OTHER]
     assert (now.up, now.observed, now.changed, now.left, now.failed) == (True, 9, 1, 0, 0)
-    assert (now.evidence, now.false_alarms, now.schedule) == (9.0, 0.01, "RRA, B_E = 3")
+    assert (now.evidence, now.false_positive_rate, now.schedule) == (9.0, 0.01, "RRA, B_E = 3")
     assert now.last == ("changed after 12 + 22",)
     assert "changed after 12 + 22" in caplog.text
 
 
 def test_a_plan_that_fails_leaves_the_schedule_says_so_and_the_watch_goes_on(caplog):
     with caplog.at_level(logging.INFO, "lengthwise.gateway"):
-        following, kept = followed(partial(follow_worlds.Told, "raises"))
+        following, kept = followed(partial(follow_worlds.Report, "raises"))
     now = following.state
     assert kept == [OTHER]
     assert (now.up, now.observed, now.changed, now.failed) == (True, 9, 1, 1)
@@ -66,20 +66,16 @@ def test_a_plan_that_fails_leaves_the_schedule_says_so_and_the_watch_goes_on(cap
 
 
 @pytest.mark.parametrize(
-    ("make", "care", "says"),
+    ("make", "resilience", "says"),
     [
-        (partial(follow_worlds.Told, "dies"), Care(), "its process ended with 3"),
-        (partial(follow_worlds.Told, "hangs"), Care(plan_s=0.5), "it did not answer within 0.5 s"),
-        (
-            partial(follow_worlds.Told, "closes"),
-            Care(plan_s=1.0),
-            "its process answers no more, although it lives",
-        ),
+        (partial(follow_worlds.Report, "dies"), Care(), "its process ended with 3"),
+        (partial(follow_worlds.Report, "hangs"), Care(plan_s=0.5), "it did not answer within 0.5 s"),
+        (partial(follow_worlds.Report, "closes"), Care(plan_s=1.0), "its process answers no more, although it lives"),
         (follow_worlds.refused, Care(), "ValueError: there is no such scenario"),
     ],
 )
-def test_whoever_follows_and_is_gone_leaves_the_schedule_as_it_is(make, care, says, caplog):
-    following, kept = followed(make, care=care)
+def test_whoever_follows_and_is_gone_leaves_the_schedule_as_it_is(make, resilience, says, caplog):
+    following, kept = followed(make, resilience=resilience)
     now = following.state
     assert kept in ([], [OTHER])
     assert (now.up, now.trouble, now.failed) == (False, says, 1)
@@ -91,7 +87,7 @@ def test_a_schedule_that_cannot_be_kept_ends_the_watch():
     async def refuses(phases):
         raise InputError(f"not {phases.encode_batch}")
 
-    following, _ = followed(partial(follow_worlds.Told), keep=refuses)
+    following, _ = followed(partial(follow_worlds.Report), keep=refuses)
     assert following.state.trouble == "not 3"
     assert following.state.changed == 0
 
@@ -99,25 +95,25 @@ def test_a_schedule_that_cannot_be_kept_ends_the_watch():
 def test_lengths_are_told_in_the_order_of_arrival_each_once_all_before_have_ended():
     order = InOrder()
     for number in range(5):
-        order.arrived(number)
-    assert order.ended(2, (2, 20), 1.0) == []
-    assert order.ended(1, None, 2.0) == [], "it failed: nothing is known of its length"
-    assert order.ended(0, (1, 10), 3.0) == [(1, 10, 3.0), (2, 20, 3.0)]
-    assert order.ended(4, (5, 50), 4.0) == []
-    assert order.ended(3, (4, 40), 5.0) == [(4, 40, 5.0), (5, 50, 5.0)]
+        order.on_arrival(number)
+    assert order.finished(2, (2, 20), 1.0) == []
+    assert order.finished(1, None, 2.0) == [], "it failed: nothing is known of its length"
+    assert order.finished(0, (1, 10), 3.0) == [(1, 10, 3.0), (2, 20, 3.0)]
+    assert order.finished(4, (5, 50), 4.0) == []
+    assert order.finished(3, (4, 40), 5.0) == [(4, 40, 5.0), (5, 50, 5.0)]
 
 
 def test_only_a_schedule_of_phases_follows():
     config = GatewayConfig(engines=(Engine("http://a"),), order=Order("fcfs"))
     with pytest.raises(InputError, match="mode rra alone"):
-        Gateway(config, follow=follow_worlds.Told)
+        Gateway(config, follow=follow_worlds.Report)
 
 
 def test_before_it_has_begun_nothing_is_known():
     async def work():
-        return Following(follow_worlds.Told, FIRST, None, lambda: 0.0).state
+        return PlanTracker(follow_worlds.Report, FIRST, None, lambda: 0.0).state
 
     with asyncio.Runner() as runner:
         now = runner.run(work())
     assert (now.up, now.observed, now.last) == (True, 0, ())
-    assert math.isnan(now.false_alarms)
+    assert math.isnan(now.false_positive_rate)

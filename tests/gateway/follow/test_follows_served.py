@@ -14,7 +14,7 @@ from test_phases_served import Heard, config_of, engine, loop_of, settled, text_
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.serve import Gateway
-from lengthwise.schedule import Watch
+from lengthwise.schedule import Monitor
 from lengthwise.usecases import schedule_adaptation
 
 
@@ -22,7 +22,7 @@ def lengths(gateway, after=150, before=250):
     """Outputs as planned, then others until the schedule has changed, then some more of these."""
     dice = random.Random(3)
     yield from (dice.randint(2, 16) for _ in range(before))
-    while gateway.following.state.changed == 0 and gateway.following.state.up:
+    while gateway.tracker.state.changed == 0 and gateway.tracker.state.up:
         yield dice.randint(20, 34)
     yield from (dice.randint(20, 34) for _ in range(after))
 
@@ -34,31 +34,28 @@ def counted(some, into):
 
 
 async def page(port):
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{port}/state.json") as told,
-    ):
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/state.json") as told:
         return json.loads(await told.read())
 
 
 @pytest.mark.slow
 def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     asked, planned = planned_small()
-    watch = Watch(sides=("outputs",))  # prompts are texts here, of which a gateway only estimates tokens
-    make = schedule_adaptation.follower_maker(asked, planned, schedule_adaptation.Follow(watch, seats=100))
+    watch = Monitor(sides=("outputs",))  # prompts are texts here, of which a gateway only estimates tokens
+    make = schedule_adaptation.follower_maker(asked, planned, schedule_adaptation.Follow(watch, max_num_seqs=100))
     heard, asked_for = Heard(), []
 
     async def work():
-        async with engine(seats=100, step_s=0.005) as server:
+        async with engine(max_num_seqs=100, step_s=0.005) as server:
             config = config_of(server.url, phases=planned.phases)
             async with Gateway(config, listeners=(heard,), follow=make) as gateway:
                 await settled(gateway)
                 await loop_of(gateway.port, 100, counted(lengths(gateway), asked_for))
-                await gateway.following.settled()
+                await gateway.tracker.stable()
                 return (
                     await text_of(gateway.admin_port),
                     await page(gateway.admin_port),
-                    gateway.following,
+                    gateway.tracker,
                     gateway.config.dispatch.phases,
                 )
 
@@ -67,10 +64,10 @@ def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     now = following.state
     assert (now.changed, now.failed, now.trouble) == (1, 0, "")
     assert now.observed == len(asked_for), "nobody was lost"
-    ((changed_s, news),) = following.told
+    ((changed_s, news),) = following.report
     assert isinstance(phases, Phases)
     assert phases == news.phases != planned.phases
-    whole = [one for one in heard.phases if one.begun_s > changed_s and one.why == "steps"]
+    whole = [one for one in heard.phases if one.started_s > changed_s and one.cause == "steps"]
     assert whole[5:], "phases went on"
     assert min(one.decode_steps for one in whole) >= phases.decode_steps
     full = [one for one in whole if one.encode_batch == phases.encode_batch]
@@ -79,5 +76,5 @@ def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     assert 'lengthwise_plans_total{result="changed"} 1.0' in metrics
     assert "lengthwise_lengths_alarm 100.0" in metrics
     assert state["schedule"]["phases"]["decode_steps"] == phases.decode_steps
-    assert state["schedule"]["follows"]["last"] == list(news.said)
+    assert state["schedule"]["follows"]["last"] == list(news.message)
     assert "outputs moved" in caplog.text

@@ -30,9 +30,7 @@ def jobs(*parts, seed=1):
 
 
 def world_of(follower, planned, some):
-    return FollowWorld(
-        follower, planned.phases, some, loop=100, limits=Limits(256, 1 << 16, num_blocks=1 << 16)
-    )
+    return FollowWorld(follower, planned.phases, some, loop=100, limits=Limits(256, 1 << 16, num_blocks=1 << 16))
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +54,8 @@ def test_lengths_that_jump_change_the_schedule_once(jumped):
     assert (after.encode_batch, after.decode_steps) != (before.encode_batch, before.decode_steps)
     told = world.news[0][1]
     assert "outputs" in told.more.adaptation.sides
-    assert abs(told.more.adaptation.began - BEFORE) <= 30
-    assert any("outputs moved" in one or "prompts and outputs moved" in one for one in told.said)
+    assert abs(told.more.adaptation.started - BEFORE) <= 30
+    assert any("outputs moved" in one or "prompts and outputs moved" in one for one in told.message)
 
 
 def test_phases_follow_and_nobody_is_lost(jumped):
@@ -71,14 +69,14 @@ def test_phases_follow_and_nobody_is_lost(jumped):
     assert {one.decode_steps for one in settled} == {after.decode_steps}
     assert {one.encode_batch for one in settled} == {after.encode_batch}
     assert not world.unserved
-    assert world.most["w"] <= max(before.most_in_flight, after.most_in_flight)
+    assert world.most["w"] <= max(before.max_in_flight, after.max_in_flight)
 
 
 def test_the_phase_under_way_is_not_cut_short(jumped):
     _, world = jumped
     (_, before), (changed_s, _) = world.schedules
-    (across,) = [one for one in world.phases if one.begun_s < changed_s <= one.ended_s]
-    assert across.why == "steps"
+    (across,) = [one for one in world.phases if one.started_s < changed_s <= one.finished_s]
+    assert across.cause == "steps"
     assert across.decode_steps >= before.decode_steps, "longer where seats had to become free"
 
 
@@ -104,13 +102,13 @@ def test_lengths_that_stay_leave_the_schedule_alone(small):
 
 def test_no_more_is_planned_than_engines_have_seats(small, jumped):
     asked, planned = small
-    seats = math.ceil(planned.row.decode_batch)
-    follower = follow_small(asked, planned, seats=seats)
+    max_num_seqs = math.ceil(planned.row.decode_batch)
+    follower = follow_small(asked, planned, max_num_seqs=max_num_seqs)
     world = world_of(follower, planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
     after, roomy = world.schedules[-1][1], jumped[1].schedules[-1][1]
     assert len(world.schedules) == 2
-    assert after.most_in_flight <= seats
-    assert after.decode_batch <= seats < roomy.decode_batch, "it is the seats that bind"
+    assert after.max_in_flight <= max_num_seqs
+    assert after.decode_batch <= max_num_seqs < roomy.decode_batch, "it is the seats that bind"
 
 
 def test_means_that_encodings_are_resized_to_follow_a_schedule_that_is_left():
@@ -136,19 +134,17 @@ def test_what_would_take_loading_is_told_and_not_done(small):
     world = world_of(follow_small(asked, planned), planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
     told = world.news[0][1]
     change, after = told.more.adaptation.change, world.schedules[-1][1]
-    runs = change.new if change.made else change.kept
+    runs = change.new if change.made else change.retained
     assert (runs.tp_groups, change.load_s) == (0, 0)
     assert (after.encode_batch, after.decode_steps) == (runs.encode_batch, runs.decode_steps)
     better = change.elsewhere
     assert (better.row.tp, better.row.tp_groups, better.storage) == (2, 1, "dram")
     assert better.row.throughput_rps > 1.02 * runs.throughput_rps
-    assert better.load_s == pytest.approx(2 * 12.85e9 / 2 / 4.9e9, rel=0.05), (
-        "half of the weights to each GPU"
-    )
+    assert better.load_s == pytest.approx(2 * 12.85e9 / 2 / 4.9e9, rel=0.05), "half of the weights to each GPU"
     assert better.repaid_s == pytest.approx(
         better.load_s * better.row.throughput_rps / (better.row.throughput_rps - runs.throughput_rps)
     )
-    (said,) = [one for one in told.said if one.startswith("Better, but it has to be loaded: ")]
+    (said,) = [one for one in told.message if one.startswith("Better, but it has to be loaded: ")]
     assert better.row.words in said
     assert "without service, from host memory, repaid after" in said
 

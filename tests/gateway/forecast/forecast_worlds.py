@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from lengthwise.gateway.forecast import Forecaster
+from lengthwise.gateway.length_prediction import Forecaster
 from lengthwise.gateway.request import Outcome, Request
 
 _IDS = count(1)
@@ -19,7 +19,7 @@ def request(**given: Any) -> Request:
 
 async def predicted(forecaster: Forecaster, text: str = "Write a story", **given: Any) -> Request:
     made = request(**given)
-    made.forecast = await forecaster.first(made, text)
+    made.length_prediction = await forecaster.first(made, text)
     return made
 
 
@@ -27,5 +27,5 @@ async def finished(forecaster: Forecaster, tokens: int, text: str = "Write a sto
     """A request that was predicted and then put out so many tokens, or as many as it might."""
     made = await predicted(forecaster, text, **given)
     made.generated_tokens = min(tokens, made.max_tokens)
-    forecaster.ended(made, Outcome.FINISHED, 0.0)
+    forecaster.finished(made, Outcome.FINISHED, 0.0)
     return made

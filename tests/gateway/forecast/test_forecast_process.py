@@ -15,16 +15,16 @@ from bad_predictors import OneWord, Words
 from forecast_worlds import predicted, request
 
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.forecast import Care, Forecaster
+from lengthwise.gateway.length_prediction import Care, Forecaster
 from lengthwise.predict import Constant, default, save
 from lengthwise.schema.errors import InputError
 
-CARE = Care(start_s=20, hang_s=1.0, rest_s=0.05, most_rest_s=0.2, most_bytes=1 << 30)
+CARE = Care(start_s=20, hang_s=1.0, rest_s=0.05, most_rest_s=0.2, max_bytes=1 << 30)
 
 
-def apart(predictor, care: Care = CARE, *, late=None, **config) -> Forecaster:
+def apart(predictor, resilience: Care = CARE, *, late=None, **config) -> Forecaster:
     config.setdefault("deadline_s", 5.0)
-    return Forecaster(Forecasting(**config), late=late, predictor=predictor, place="process", care=care)
+    return Forecaster(Forecasting(**config), late=late, predictor=predictor, place="process", resilience=resilience)
 
 
 async def until_up(f: Forecaster, starts: int) -> None:
@@ -39,14 +39,14 @@ def test_it_says_what_it_would_say_here_and_prints_harm_nothing() -> None:
             assert f.state()["where"] == "process"
             for text, tokens in (("one two", 30), ("print it", 30), ("", 10)):
                 made = await predicted(f, text)
-                assert (made.forecast.source, made.forecast.total_tokens) == (
+                assert (made.length_prediction.source, made.length_prediction.total_tokens) == (
                     "predictor",
                     pytest.approx(tokens),
                 )
             bad = await predicted(f, "nan")
-            assert bad.forecast.source == "prior"
+            assert bad.length_prediction.source == "prior"
             bad = await predicted(f, "raise")
-            assert bad.forecast.source == "prior"
+            assert bad.length_prediction.source == "prior"
             faults = f.state()["faults"]
             assert (faults["not_a_number"], faults["raised"]) == (1, 1)
             # What it said itself ("asked to") may hold a prompt.
@@ -62,11 +62,11 @@ def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(word: str
         async with apart(OneWord()) as f:
             begun = time.monotonic()
             made = await predicted(f, f"please {word} now")
-            assert made.forecast.source == "prior"
+            assert made.length_prediction.source == "prior"
             assert time.monotonic() - begun < 2
             await until_up(f, 2)
             assert f.state()["faults"][kind] == 1
-            assert (await predicted(f, "one two")).forecast.source == "predictor"
+            assert (await predicted(f, "one two")).length_prediction.source == "predictor"
 
     asyncio.run(main())
 
@@ -79,11 +79,11 @@ def test_killed_while_idle_it_is_back_before_long_and_nobody_waits_meanwhile() -
                 while f.state()["process"]["up"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             begun = time.monotonic()
-            assert (await predicted(f, "one two")).forecast.source == "prior"
+            assert (await predicted(f, "one two")).length_prediction.source == "prior"
             assert time.monotonic() - begun < 0.25
             assert f.state()["faults"] == {"died": 1, "down": 1}
             await until_up(f, 2)
-            assert (await predicted(f, "one two")).forecast.source == "predictor"
+            assert (await predicted(f, "one two")).length_prediction.source == "predictor"
 
     asyncio.run(main())
 
@@ -91,8 +91,8 @@ def test_killed_while_idle_it_is_back_before_long_and_nobody_waits_meanwhile() -
 def test_a_predictor_that_eats_memory_is_refused_it() -> None:
     async def main() -> None:
         async with apart(OneWord()) as f:
-            assert (await predicted(f, "eat it")).forecast.source == "prior"
-            assert (await predicted(f, "one two")).forecast.source == "predictor"
+            assert (await predicted(f, "eat it")).length_prediction.source == "prior"
+            assert (await predicted(f, "one two")).length_prediction.source == "predictor"
             assert "MemoryError" in f.state()["last_error"]
             assert f.state()["process"]["starts"] == 1
 
@@ -104,15 +104,15 @@ def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on
         handed: list[tuple[int, float, str]] = []
         came = asyncio.Event()
 
-        def late(request_id, forecast) -> None:
-            handed.append((request_id, forecast.total_tokens, forecast.source))
+        def late(request_id, length_prediction) -> None:
+            handed.append((request_id, length_prediction.total_tokens, length_prediction.source))
             came.set()
 
         async with apart(Words(0.3), late=late, deadline_s=0.02) as f:
             begun = time.monotonic()
             made = await predicted(f, "one two")
             assert time.monotonic() - begun < 0.25
-            assert made.forecast.source == "prior"
+            assert made.length_prediction.source == "prior"
             async with asyncio.timeout(10):
                 await came.wait()
             assert handed == [(made.id, pytest.approx(30), "predictor")]
@@ -127,7 +127,7 @@ def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
             begun = time.monotonic()
             made = await asyncio.gather(*(predicted(f, "one " * i) for i in range(100)))
             assert time.monotonic() - begun < 9  # not 100 times 0.1 s
-            assert [one.forecast.total_tokens for one in made] == [
+            assert [one.length_prediction.total_tokens for one in made] == [
                 pytest.approx(10.0 * (1 + i)) for i in range(100)
             ]
 
@@ -136,10 +136,10 @@ def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
 
 def test_a_flood_is_answered_by_the_prior_and_memory_stays_bounded() -> None:
     async def main() -> None:
-        care = Care(start_s=20, most_waiting=50)
-        async with apart(Words(0.2), care, deadline_s=5.0) as f:
+        resilience = Care(start_s=20, most_waiting=50)
+        async with apart(Words(0.2), resilience, deadline_s=5.0) as f:
             made = await asyncio.gather(*(predicted(f, "one") for _ in range(500)))
-            told = sum(one.forecast.source == "predictor" for one in made)
+            told = sum(one.length_prediction.source == "predictor" for one in made)
             assert 50 <= told <= 310
             assert f.state()["faults"]["busy"] == 500 - told
 
@@ -171,10 +171,8 @@ def test_the_loop_is_never_busy_for_five_milliseconds(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "where"), [(0.00019, "inline"), (0.00021, "process")])
-def test_beyond_a_fifth_of_a_millisecond_a_prompt_a_predictor_has_its_own_process(
-    monkeypatch, seconds, where
-) -> None:
-    monkeypatch.setattr("lengthwise.gateway.forecast.forecaster.measured_s", lambda _: seconds)
+def test_beyond_a_fifth_of_a_millisecond_a_prompt_a_predictor_has_its_own_process(monkeypatch, seconds, where) -> None:
+    monkeypatch.setattr("lengthwise.gateway.length_prediction.forecaster.measured_s", lambda _: seconds)
 
     async def main() -> None:
         async with Forecaster(Forecasting(), predictor=Constant(7.0)) as f:
@@ -188,7 +186,7 @@ def test_a_file_is_measured_in_its_process_and_comes_in_line_where_it_is_quick(t
         save(Constant(64.0), tmp_path / "quick.lwp")
         async with Forecaster(Forecasting(str(tmp_path / "quick.lwp"), inline_below_s=1.0)) as f:
             assert f.state()["where"] == "inline"
-            assert (await predicted(f, "x")).forecast.total_tokens == 64
+            assert (await predicted(f, "x")).length_prediction.total_tokens == 64
         async with Forecaster(Forecasting(str(tmp_path / "quick.lwp"), inline_below_s=0.0)) as f:
             assert f.state()["where"] == "process"
         (tmp_path / "bad.lwp").write_bytes(b"no predictor")
@@ -207,11 +205,11 @@ def test_the_same_predictor_says_the_same_in_line_and_in_a_process() -> None:
             Forecasting(**place), predictor=default(), place="inline"
         ) as here:  # fmt: skip
             first, second = await predicted(there, text), await predicted(here, text)
-            assert first.forecast.quantiles.tobytes() == second.forecast.quantiles.tobytes()
+            assert first.length_prediction.quantiles.tobytes() == second.length_prediction.quantiles.tobytes()
             for made, f in ((first, there), (second, here)):
                 made.generated_tokens = 60
-                made.forecast = await f.again(made, text, "1. Speed\n2. Safety\n")
-            assert first.forecast.total_tokens == second.forecast.total_tokens
+                made.length_prediction = await f.retry(made, text, "1. Speed\n2. Safety\n")
+            assert first.length_prediction.total_tokens == second.length_prediction.total_tokens
 
     asyncio.run(main())
 

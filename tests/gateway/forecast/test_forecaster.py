@@ -13,20 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.forecast import Belief, Forecaster, Oracle, told_tokens
-from lengthwise.gateway.forecast.prediction import MOST_CHARS, STATISTICS
-from lengthwise.gateway.forecast.prediction import given as given_row
+from lengthwise.gateway.length_prediction import Belief, Forecaster, Oracle, told_tokens
+from lengthwise.gateway.length_prediction.prediction import MOST_CHARS, STATISTICS
+from lengthwise.gateway.length_prediction.prediction import given as given_row
 from lengthwise.gateway.request import Outcome
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, default
 from lengthwise.schema.errors import InputError
 
-TEXTS = [
-    "Write a 500 word story",
-    "Is 7 prime? yes or no",
-    "",
-    "List ten tips\n```x```",
-    "三 ideas for a trip",
-]
+TEXTS = ["Write a 500 word story", "Is 7 prime? yes or no", "", "List ten tips\n```x```", "三 ideas for a trip"]
 
 
 def inline(predictor, **config) -> Forecaster:
@@ -40,18 +34,14 @@ def test_a_forecast_is_what_the_predictor_says_alone_or_among_others(statistic: 
             together = await asyncio.gather(*(predicted(f, text) for text in TEXTS * 8))
             said = default().predict(Prompts(5, TEXTS, np.full(5, 20), ["vicuna-13b"] * 5))
             expected = (
-                said.mean
-                if statistic == "mean"
-                else said.quantile({"median": 0.5, "p80": 0.8}.get(statistic, 0.9))
+                said.mean if statistic == "mean" else said.quantile({"median": 0.5, "p80": 0.8}.get(statistic, 0.9))
             )
-            for made, length, row in zip(
-                together, np.tile(expected, 8), np.tile(said.tokens, (8, 1)), strict=True
-            ):
+            for made, length, row in zip(together, np.tile(expected, 8), np.tile(said.tokens, (8, 1)), strict=True):
                 if row[-1] <= 4096:
-                    assert made.forecast.total_tokens == pytest.approx(length, rel=1e-9)
-                np.testing.assert_allclose(made.forecast.quantiles, np.minimum(row, 4096), rtol=1e-9)
-                assert made.forecast.source == "predictor"
-                assert made.forecast.at_tokens == 0
+                    assert made.length_prediction.total_tokens == pytest.approx(length, rel=1e-9)
+                np.testing.assert_allclose(made.length_prediction.quantiles, np.minimum(row, 4096), rtol=1e-9)
+                assert made.length_prediction.source == "predictor"
+                assert made.length_prediction.at_tokens == 0
 
     asyncio.run(main())
 
@@ -61,7 +51,7 @@ def test_the_default_is_loaded_by_its_name_and_a_missing_file_is_told() -> None:
         async with Forecaster(Forecasting(inline_below_s=1.0)) as f:
             assert f.state()["where"] == "inline"
             assert 0 < f.seconds < 0.1
-            assert (await predicted(f)).forecast.source == "predictor"
+            assert (await predicted(f)).length_prediction.source == "predictor"
         with pytest.raises(InputError, match=r"no file nowhere\.lwp"):
             async with Forecaster(Forecasting("nowhere.lwp")):
                 pass
@@ -89,19 +79,16 @@ def test_every_forecast_is_finite_at_least_one_and_at_most_what_was_asked_for(mo
         async with inline(default()) as f:
             made = await predicted(f, text, max_tokens=most)
             for made.generated_tokens in (0, min(so_far, most)):
-                again = await f.again(made, text, None)
-                for forecast in (made.forecast, again):
-                    assert math.isfinite(forecast.total_tokens)
-                    assert 1 <= forecast.total_tokens <= most
-                    assert forecast.quantiles.min() >= 1
-                    assert forecast.quantiles.max() <= most
-                    assert (np.diff(forecast.quantiles) >= 0).all()
+                again = await f.retry(made, text, None)
+                for length_prediction in (made.length_prediction, again):
+                    assert math.isfinite(length_prediction.total_tokens)
+                    assert 1 <= length_prediction.total_tokens <= most
+                    assert length_prediction.quantiles.min() >= 1
+                    assert length_prediction.quantiles.max() <= most
+                    assert (np.diff(length_prediction.quantiles) >= 0).all()
                 assert again.at_tokens == made.generated_tokens
-                assert (
-                    again.total_tokens >= min(most, made.generated_tokens + 1) - 1e-9
-                    or not made.generated_tokens
-                )
-                made.forecast = again
+                assert again.total_tokens >= min(most, made.generated_tokens + 1) - 1e-9 or not made.generated_tokens
+                made.length_prediction = again
 
     asyncio.run(main())
 
@@ -110,13 +97,13 @@ def test_a_row_of_later_forecasts_is_as_one_asked_at_once() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await predicted(f)
-            first = made.forecast
+            first = made.length_prediction
             for made.generated_tokens in (50, 100, 150, 200):
-                made.forecast = await f.again(made, "Write a story", None)
+                made.length_prediction = await f.retry(made, "Write a story", None)
             np.testing.assert_array_equal(
-                made.forecast.quantiles, np.minimum(given_row(first.whole, 200), 4096)
+                made.length_prediction.quantiles, np.minimum(given_row(first.complete, 200), 4096)
             )
-            assert made.forecast.first_tokens == first.total_tokens
+            assert made.length_prediction.first_tokens == first.total_tokens
 
     asyncio.run(main())
 
@@ -127,8 +114,8 @@ def test_the_text_so_far_is_read_by_who_reads_it() -> None:
             made = await predicted(f, "List ten tips")
             made.generated_tokens = 200
             text = "\n".join(f"{i}. a tip of some words" for i in range(1, 11)) + "\nI hope this helps!"
-            told = await f.again(made, "List ten tips", text)
-            known = await f.again(made, "List ten tips", None)
+            told = await f.retry(made, "List ten tips", text)
+            known = await f.retry(made, "List ten tips", None)
             assert told.total_tokens != known.total_tokens
             assert told.total_tokens > 200
             assert told.source == "predictor"
@@ -140,14 +127,12 @@ def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await finished(f, 77, told_tokens=77)
-            assert made.forecast.source == "told"
-            assert made.forecast.total_tokens == 77
-            assert (await predicted(f, told_tokens=500, max_tokens=90)).forecast.total_tokens == 90
+            assert made.length_prediction.source == "report"
+            assert made.length_prediction.total_tokens == 77
+            assert (await predicted(f, told_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
             assert f.state()["finished"] == 0
-        async with Forecaster(
-            Forecasting(), predictor=default(), place="inline", believes_told=False
-        ) as deaf:
-            assert (await predicted(deaf, told_tokens=77)).forecast.source == "predictor"
+        async with Forecaster(Forecasting(), predictor=default(), place="inline", believes_told=False) as deaf:
+            assert (await predicted(deaf, told_tokens=77)).length_prediction.source == "predictor"
 
     asyncio.run(main())
 
@@ -173,9 +158,9 @@ def test_without_a_predictor_all_are_alike() -> None:
     async def main() -> None:
         async with Forecaster(Forecasting("none")) as f:
             made = [await finished(f, 10 * i + 1, text) for i, text in enumerate(TEXTS)]
-            assert len({one.forecast.total_tokens for one in made}) == 1
+            assert len({one.length_prediction.total_tokens for one in made}) == 1
             made[0].generated_tokens = 1000
-            assert (await f.again(made[0], "", None)).total_tokens == 1001
+            assert (await f.retry(made[0], "", None)).total_tokens == 1001
             assert f.state()["where"] == "none"
 
     asyncio.run(main())
@@ -186,13 +171,13 @@ def test_a_predictor_that_fails_leaves_its_rows_to_the_prior(word: str) -> None:
     async def main() -> None:
         async with inline(OneWord()) as f:
             bad, good = await asyncio.gather(predicted(f, f"please {word} now"), predicted(f, "all is well"))
-            assert bad.forecast.source == "prior"
-            assert 1 <= bad.forecast.total_tokens <= 4096
+            assert bad.length_prediction.source == "prior"
+            assert 1 <= bad.length_prediction.total_tokens <= 4096
             if word not in ("raise", "shape", "strange"):
-                assert good.forecast.source == "predictor"
-                assert good.forecast.total_tokens == pytest.approx(40)
+                assert good.length_prediction.source == "predictor"
+                assert good.length_prediction.total_tokens == pytest.approx(40)
             assert sum(f.state()["faults"].values()) >= 1
-            assert (await predicted(f, "all is well")).forecast.source == "predictor"
+            assert (await predicted(f, "all is well")).length_prediction.source == "predictor"
 
     asyncio.run(main())
 
@@ -204,7 +189,7 @@ def test_what_stands_in_are_the_lengths_of_the_model_then_of_all() -> None:
                 await finished(f, 700, "raise", model="long")
                 await finished(f, 20, "raise", model="short")
             said = {
-                name: (await predicted(f, "raise", model=name)).forecast.total_tokens
+                name: (await predicted(f, "raise", model=name)).length_prediction.total_tokens
                 for name in ("long", "short", "new")
             }
             assert said["long"] == pytest.approx(700)
@@ -238,7 +223,7 @@ def test_a_request_given_up_while_it_waits_for_a_forecast_harms_nobody() -> None
             stays = asyncio.ensure_future(predicted(f, "a b"))
             await asyncio.sleep(0)
             gone.cancel()
-            assert (await stays).forecast.total_tokens == pytest.approx(30)
+            assert (await stays).length_prediction.total_tokens == pytest.approx(30)
 
     asyncio.run(main())
 
@@ -247,7 +232,7 @@ def test_of_a_very_long_prompt_both_ends_are_shown() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await predicted(f, "Summarize: " + "word " * MOST_CHARS + " in one sentence")
-            assert made.forecast.source == "predictor"
+            assert made.length_prediction.source == "predictor"
 
     asyncio.run(main())
 
@@ -256,20 +241,17 @@ def test_an_oracle_says_what_will_come_and_asks_where_it_does_not_know() -> None
     async def main() -> None:
         lengths = {"a": 123.0}
         oracle = Oracle(
-            Forecasting(),
-            length=lambda _, text: lengths.get(text or ""),
-            predictor=Constant(50.0),
-            place="inline",
+            Forecasting(), length=lambda _, text: lengths.get(text or ""), predictor=Constant(50.0), place="inline"
         )
         async with oracle as f:
             known, other = await predicted(f, "a"), await predicted(f, "b")
-            assert known.forecast.source == "oracle"
-            assert known.forecast.total_tokens == 123
+            assert known.length_prediction.source == "oracle"
+            assert known.length_prediction.total_tokens == 123
             known.generated_tokens = 50
-            assert (await f.again(known, "a", None)).total_tokens == 123
-            assert other.forecast.source == "predictor"
-            assert isinstance(other.forecast, Belief)
-            f.ended(known, Outcome.FINISHED, 0.0)
+            assert (await f.retry(known, "a", None)).total_tokens == 123
+            assert other.length_prediction.source == "predictor"
+            assert isinstance(other.length_prediction, Belief)
+            f.finished(known, Outcome.FINISHED, 0.0)
             assert f.state()["sources"]["oracle"] == 1
 
     asyncio.run(main())
@@ -280,7 +262,7 @@ def test_a_forecast_of_others_is_conditioned_too() -> None:
         async with inline(default()) as f:
             made = request()
             made.generated_tokens = 300
-            again = await f.again(made, "x", None)
+            again = await f.retry(made, "x", None)
             assert again.total_tokens == 301
             assert again.at_tokens == 300
 

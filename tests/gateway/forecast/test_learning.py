@@ -11,8 +11,8 @@ from forecast_worlds import finished, predicted
 from scipy import stats
 
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.forecast import Forecaster
-from lengthwise.gateway.forecast.learning import (
+from lengthwise.gateway.length_prediction import Forecaster
+from lengthwise.gateway.length_prediction.learning import (
     MOST_MODELS,
     WINDOW,
     Drift,
@@ -60,9 +60,7 @@ async def traffic(f: Forecaster, n: int, *, times: float, spread: float, seed: i
     return [await finished(f, tokens, f"{median} words", **given) for median, tokens in drawn]
 
 
-@pytest.mark.parametrize(
-    ("times", "spread", "most"), [(2.5, 0.9, 100_000), (0.4, 0.2, 100_000), (2.0, 0.6, 600)]
-)
+@pytest.mark.parametrize(("times", "spread", "most"), [(2.5, 0.9, 100_000), (0.4, 0.2, 100_000), (2.0, 0.6, 600)])
 def test_a_model_that_answers_otherwise_is_learnt_and_its_quantiles_hold(times, spread, most) -> None:
     """Coverage over 600 outputs after learning, within four standard errors of both samples."""
 
@@ -73,7 +71,7 @@ def test_a_model_that_answers_otherwise_is_learnt_and_its_quantiles_hold(times, 
             meant = np.array([tokens for _, tokens in lengths(600, times=times, spread=spread, seed=2)])
             for level in (0.1, 0.5, 0.8, 0.9) if most > 600 else (0.1, 0.3):  # most of what is longer was cut
                 at = int(np.searchsorted(LEVELS, level))
-                below = float((meant <= [one.forecast.whole[at] for one in made]).mean())
+                below = float((meant <= [one.length_prediction.complete[at] for one in made]).mean())
                 error = 4 * np.sqrt(level * (1 - level) * (1 / 600 + 1 / 300))
                 assert below == pytest.approx(level, abs=error)
             model = f.state()["models"]["vicuna-13b"]
@@ -89,7 +87,7 @@ def test_without_learning_the_predictor_has_the_last_word() -> None:
         async with learning(learn=False) as f:
             await traffic(f, 100, times=3, spread=0.3)
             made = await predicted(f, "100 words", max_tokens=100_000)
-            assert made.forecast.quantiles[12] == pytest.approx(100)
+            assert made.length_prediction.quantiles[12] == pytest.approx(100)
             assert f.state()["finished"] == 0
 
     asyncio.run(main())
@@ -100,12 +98,12 @@ def test_a_new_model_starts_with_the_predictors_word_and_is_learnt_soon() -> Non
         async with learning() as f:
             await traffic(f, 200, times=4, spread=0.3, model="talks")
             new = await predicted(f, "100 words", model="new", max_tokens=100_000)
-            assert new.forecast.quantiles[12] == pytest.approx(100)
+            assert new.length_prediction.quantiles[12] == pytest.approx(100)
             await traffic(f, 16, times=0.25, spread=0.1, model="new")
             soon = await predicted(f, "100 words", model="new", max_tokens=100_000)
-            assert 25 < soon.forecast.quantiles[12] < 60
+            assert 25 < soon.length_prediction.quantiles[12] < 60
             talks = await predicted(f, "100 words", model="talks", max_tokens=100_000)
-            assert talks.forecast.quantiles[12] == pytest.approx(400, rel=0.15)
+            assert talks.length_prediction.quantiles[12] == pytest.approx(400, rel=0.15)
 
     asyncio.run(main())
 
@@ -117,7 +115,7 @@ def test_nothing_is_learnt_from_what_did_not_finish_or_had_several_outputs() -> 
                 made = await predicted(f, "100 words")
                 made.generated_tokens = 5
                 if outcome is not Outcome.FINISHED:
-                    f.ended(made, outcome, 0.0)
+                    f.finished(made, outcome, 0.0)
             await finished(f, 5, "100 words", choices=2)
             await finished(f, 0, "100 words")
             assert f.state()["finished"] == 0
@@ -132,7 +130,7 @@ def test_the_same_events_give_the_same_forecasts() -> None:
     async def run() -> bytes:
         async with learning() as f:
             await traffic(f, 300, times=1.7, spread=0.4, max_tokens=700)
-            return (await predicted(f, "123 words")).forecast.quantiles.tobytes()
+            return (await predicted(f, "123 words")).length_prediction.quantiles.tobytes()
 
     assert asyncio.run(run()) == asyncio.run(run())
 
@@ -147,7 +145,7 @@ def test_drift_is_told_and_soon_unlearnt() -> None:
             assert state["drifts"] == 1
             assert state["models"]["vicuna-13b"]["drift"]["finished_since"] <= 256
             made = await predicted(f, "100 words", max_tokens=100_000)
-            assert made.forecast.quantiles[12] == pytest.approx(300, rel=0.2)
+            assert made.length_prediction.quantiles[12] == pytest.approx(300, rel=0.2)
 
     asyncio.run(main())
 
@@ -169,9 +167,7 @@ def test_drift_of_half_a_standard_deviation_is_seen_within_three_windows(cut: bo
     rng, drift = np.random.default_rng(4), Drift()
     for miss in rng.normal(size=1500):
         assert not drift.add(min(miss, 1.0) if cut else miss, cut=cut and miss > 1)
-    found = [
-        drift.add(min(miss, 1.0) if cut else miss, cut=cut and miss > 1) for miss in rng.normal(0.5, size=384)
-    ]
+    found = [drift.add(min(miss, 1.0) if cut else miss, cut=cut and miss > 1) for miss in rng.normal(0.5, size=384)]
     assert any(found)
 
 
@@ -181,9 +177,7 @@ def test_the_tests_of_drift_are_those_of_the_books() -> None:
     assert kolmogorov_smirnov(x, y) == pytest.approx(stats.ks_2samp(x, y).statistic)
     x_cut, y_cut = x > 1.5, y > 1.2
     x, y = np.minimum(x, 1.5).round(1), np.minimum(y, 1.2).round(1)
-    book = stats.logrank(
-        stats.CensoredData(x[~x_cut], right=x[x_cut]), stats.CensoredData(y[~y_cut], right=y[y_cut])
-    )
+    book = stats.logrank(stats.CensoredData(x[~x_cut], right=x[x_cut]), stats.CensoredData(y[~y_cut], right=y[y_cut]))
     assert abs(log_rank(x, x_cut, y, y_cut)) == pytest.approx(abs(book.statistic), rel=1e-9)
 
 
@@ -196,16 +190,14 @@ def test_quantiles_of_what_was_cut_are_kaplan_and_meiers() -> None:
     known = [seen[np.searchsorted(cdf, p - 1e-12)] for p in np.linspace(0.1, 0.9, 9) if p <= cdf[-1]]
     np.testing.assert_allclose(found[: len(known)], known)
     np.testing.assert_allclose(reached(values, cut, seen), cdf, atol=1e-12)
-    assert (
-        quantiles(values[:, None], np.ones(200, bool), np.ones(200), np.array([0.5]), 1.0)[0] > values.max()
-    )
+    assert quantiles(values[:, None], np.ones(200, bool), np.ones(200), np.array([0.5]), 1.0)[0] > values.max()
 
 
 def test_rank_correlation_is_kendalls() -> None:
     async def main() -> None:
         async with learning() as f:
             made = await traffic(f, 120, times=1, spread=0.5)
-            said = [one.forecast.first_tokens for one in made]
+            said = [one.length_prediction.first_tokens for one in made]
             came = [one.generated_tokens for one in made]
             assert f.state()["tau"] == pytest.approx(stats.kendalltau(said, came).statistic)
 

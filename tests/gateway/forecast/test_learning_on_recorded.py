@@ -12,7 +12,7 @@ from forecast_worlds import finished
 from scipy.stats import kendalltau
 
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.forecast import Forecaster
+from lengthwise.gateway.length_prediction import Forecaster
 from lengthwise.predict import LEVELS, default
 
 MODELS = ("vicuna-7b-v1.5", "Qwen1.5-7B-Chat", "phi-2", "gpt4_1106_preview")
@@ -39,16 +39,13 @@ def recorded(folder) -> list[tuple[str, str, int]]:
 async def served(traffic, *, learn: bool) -> tuple[dict[float, float], float, int]:
     """Coverage by level and Kendall's tau over the second half, and drift alarms."""
     async with Forecaster(Forecasting(learn=learn), predictor=default(), place="inline") as f:
-        made = [
-            await finished(f, tokens, text, model=model, max_tokens=100_000)
-            for model, text, tokens in traffic
-        ]
+        made = [await finished(f, tokens, text, model=model, max_tokens=100_000) for model, text, tokens in traffic]
         drifts = f.drifts
     last = made[len(made) // 2 :]
-    said = np.array([one.forecast.whole for one in last])
+    said = np.array([one.length_prediction.complete for one in last])
     came = np.array([one.generated_tokens for one in last])
     cover = {p: float((came <= said[:, np.searchsorted(LEVELS, p)]).mean()) for p in (0.1, 0.5, 0.9)}
-    return cover, float(kendalltau([one.forecast.first_tokens for one in last], came).statistic), drifts
+    return (cover, float(kendalltau([one.length_prediction.first_tokens for one in last], came).statistic), drifts)
 
 
 @pytest.mark.slow

@@ -16,12 +16,10 @@ STEP_S, PROMPT_S = 0.01, 0.001
 LOAD = 0.7
 
 
-def row(
-    number: int, arrival_s, prompt, output, predicted, sent_s, first_s, ended_s, worker="w0", **more
-) -> Row:
-    facts = {
+def row(number: int, arrival_s, prompt, output, predicted, sent_s, first_s, finished_s, worker="w0", **more) -> Row:
+    metadata = {
         "model": "m", "tenant": "t", "priority": 0, "max_tokens": 4096, "source": "predictor", "predicted_level": 0.5,
-        "again": (), "waited_s": float(sent_s - arrival_s), "served_s": float(ended_s - sent_s), "preemptions": 0,
+        "retry": (), "queued_for_s": float(sent_s - arrival_s), "served_s": float(finished_s - sent_s), "preemptions": 0,
         "resumed_tokens": 0, "failovers": 0, "outcome": "finished",
     } | more  # fmt: skip
     return Row(
@@ -32,9 +30,9 @@ def row(
         output_tokens=int(output),
         dispatched_s=float(sent_s),
         first_token_s=float(first_s),
-        ended_s=float(ended_s),
+        finished_s=float(finished_s),
         worker=worker,
-        **facts,
+        **metadata,
     )
 
 
@@ -45,9 +43,7 @@ def lengths(rng, n: int):
     return prompt, output, PROMPT_S * prompt + STEP_S * output
 
 
-def single_server(
-    seed: int, n: int, *, sigma: float = 0.0, load: float = LOAD, held: bool = True
-) -> list[Row]:
+def single_server(seed: int, n: int, *, sigma: float = 0.0, load: float = LOAD, reserved: bool = True) -> list[Row]:
     """M/G/1, first come first served; ``held``: who waits, waits in the gateway, else in the engine."""
     rng = np.random.default_rng(seed)
     prompt, output, service_s = lengths(rng, n)
@@ -57,7 +53,7 @@ def single_server(
     for i in range(n):
         start_s = max(arrival_s[i], end_s)
         first_s, end_s = start_s + PROMPT_S * prompt[i] + STEP_S, start_s + service_s[i]
-        sent_s = start_s if held else arrival_s[i]
+        sent_s = start_s if reserved else arrival_s[i]
         told.append(row(i, arrival_s[i], prompt[i], output[i], predicted[i], sent_s, first_s, end_s))
     return told
 
@@ -101,14 +97,14 @@ def stuttering(
     Nothing is seen within such a tick: what happened in it is seen at its end, tokens in a bunch.
     """
     rng = np.random.default_rng(seed)
-    slow = rng.random(int(max(row.ended_s for row in rows) / tick_s) + 2) < share
+    slow = rng.random(int(max(row.finished_s for row in rows) / tick_s) + 2) < share
     starts_s = np.concatenate([[0.0], np.cumsum(np.where(slow, times, 1.0) * tick_s)])
 
     def seen(at_s: float) -> float:
         tick = int(at_s / tick_s)
         return float(starts_s[tick + 1] if slow[tick] else starts_s[tick] + at_s - tick * tick_s)
 
-    times_of = ("arrival_s", "dispatched_s", "first_token_s", "ended_s")
+    times_of = ("arrival_s", "dispatched_s", "first_token_s", "finished_s")
     return [replace(row, **{name: seen(getattr(row, name)) for name in times_of}) for row in rows]
 
 
@@ -120,11 +116,9 @@ def shortest_first(rows: list[Row]) -> list[Row]:
         first = min(there, key=lambda row: row.output_tokens)
         waiting.remove(first)
         start_s = max(now_s, first.arrival_s)
-        now_s, first_s = (
-            start_s + at_s - first.dispatched_s for at_s in (first.ended_s, first.first_token_s)
-        )
-        sent = {"dispatched_s": start_s, "waited_s": start_s - first.arrival_s}
-        told.append(replace(first, first_token_s=first_s, ended_s=now_s, **sent))
+        now_s, first_s = (start_s + at_s - first.dispatched_s for at_s in (first.finished_s, first.first_token_s))
+        sent = {"dispatched_s": start_s, "queued_for_s": start_s - first.arrival_s}
+        told.append(replace(first, first_token_s=first_s, finished_s=now_s, **sent))
     return told
 
 

@@ -15,9 +15,9 @@ from passed_traffic import batch_engine, renamed, shortest_first, single_server,
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe import (
     Change,
+    Monitor,
     OrderGain,
     Record,
-    Watch,
     as_json,
     fit,
     gain,
@@ -30,21 +30,21 @@ from lengthwise.gateway.observe.ordering_gain import judged
 from lengthwise.gateway.observe.replay import Service, workload_of
 from lengthwise.gateway.telemetry import Journal
 
-ENGINES = Service(0.02, 0.001, 0.0002, 0.0, seats=8, engines=2, waited_share=0.0, error=0.0)
+ENGINES = Service(0.02, 0.001, 0.0002, 0.0, max_num_seqs=8, engines=2, waited_share=0.0, error=0.0)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_the_interval_holds_the_gain_of_theory(held: bool) -> None:
-    found = gain(of_rows(single_server(3, 1500, held=held)), draws=30)
+@pytest.mark.parametrize("reserved", [True, False])
+def test_the_interval_holds_the_gain_of_theory(reserved: bool) -> None:
+    found = gain(of_rows(single_server(3, 1500, reserved=reserved)), draws=30)
     truth = true_change()
     assert truth < -0.25
     oracle = found.order("oracle").mean
     assert oracle.low < truth < oracle.high
     assert oracle.high - oracle.low < 0.3
     assert abs(found.model_error) < 0.05
-    assert found.verdict == "switch on"
+    assert found.decision == "switch on"
     assert found.order("srtf").mean == oracle
-    assert found.services[0].seats == 1
+    assert found.services[0].max_num_seqs == 1
     assert [one.name for one in found.times] == ["fcfs", "srtf", "isrtf", "oracle"]
     assert found.times[0].jct_s[0] == found.fcfs_jct_s
     assert found.times[3].jct_s[::3] == (found.order("oracle").mean_jct_s, found.order("oracle").p99_jct_s)
@@ -55,7 +55,7 @@ def test_the_interval_holds_the_gain_of_theory(held: bool) -> None:
 def test_engines_are_fitted_as_they_are() -> None:
     trace = of_rows(batch_engine(ENGINES, 1, 1500, rate_rps=4.6))
     fitted = fit(trace)
-    assert (fitted.seats, fitted.engines) == (8, 2)
+    assert (fitted.max_num_seqs, fitted.engines) == (8, 2)
     assert fitted.step_s == pytest.approx(ENGINES.step_s, rel=0.1)
     assert fitted.step_s + 8 * fitted.seq_s == pytest.approx(ENGINES.step_s + 8 * ENGINES.seq_s, rel=0.05)
     assert fitted.prompt_s == pytest.approx(ENGINES.prompt_s, rel=0.5)
@@ -64,10 +64,10 @@ def test_engines_are_fitted_as_they_are() -> None:
 
 def test_tokens_that_come_in_a_bunch_do_not_spoil_the_fit() -> None:
     rows = batch_engine(ENGINES, 1, 1000, rate_rps=4.6)
-    bunched = [replace(row, first_token_s=row.ended_s - 1e-4) if row.id % 20 == 0 else row for row in rows]
+    bunched = [replace(row, first_token_s=row.finished_s - 1e-4) if row.id % 20 == 0 else row for row in rows]
     fitted = fit(of_rows(bunched))
     assert fitted.step_s + 8 * fitted.seq_s == pytest.approx(ENGINES.step_s + 8 * ENGINES.seq_s, rel=0.2)
-    assert fitted.seats == 8
+    assert fitted.max_num_seqs == 8
 
 
 @pytest.mark.parametrize("every", [2, 5])
@@ -76,19 +76,19 @@ def test_answers_that_come_whole_do_not_spoil_the_fit(every: int) -> None:
     rows = batch_engine(ENGINES, 1, 1500, rate_rps=4.6)
     some = [row if row.id % every == 0 else replace(row, first_token_s=math.nan) for row in rows]
     fitted, streamed = fit(of_rows(some)), fit(of_rows(rows))
-    assert fitted.seats == 8
+    assert fitted.max_num_seqs == 8
     assert fitted.step_s + 8 * fitted.seq_s == pytest.approx(ENGINES.step_s + 8 * ENGINES.seq_s, rel=0.05)
     assert fitted.waited_share == pytest.approx(streamed.waited_share, abs=0.1)
     found, known = gain(of_rows(some), draws=10), gain(of_rows(rows), draws=10)
     assert found.requests == 1500
-    assert found.verdict == known.verdict
+    assert found.decision == known.decision
     assert found.order("srtf").mean.value == pytest.approx(known.order("srtf").mean.value, rel=0.2)
 
 
 def test_where_all_answers_come_whole_that_is_told() -> None:
     rows = [replace(row, first_token_s=math.nan) for row in single_server(1, 250)]
     found = gain(of_rows(rows))
-    assert (found.verdict, found.requests, found.orders) == ("not known: answers come whole", 250, ())
+    assert (found.decision, found.requests, found.orders) == ("not known: answers come whole", 250, ())
     assert "stream: true" in text_report(found)
 
 
@@ -96,20 +96,16 @@ def test_where_all_answers_come_whole_that_is_told() -> None:
 def test_a_stuttering_machine_is_fitted_as_slow_as_it_is(bunched: float) -> None:
     """5 % of the time stands still 20 times as long: all takes 1.95 times as long in the mean."""
     rows = stuttering(batch_engine(ENGINES, 1, 1500, rate_rps=4.6), 0)
-    rows = [
-        replace(row, first_token_s=row.ended_s - 3e-5) if row.id % 10 < 10 * bunched else row for row in rows
-    ]
+    rows = [replace(row, first_token_s=row.finished_s - 3e-5) if row.id % 10 < 10 * bunched else row for row in rows]
     fitted = fit(of_rows(rows))
     slower = (fitted.step_s + 8 * fitted.seq_s) / (ENGINES.step_s + 8 * ENGINES.seq_s)
     assert slower == pytest.approx(1 + 0.05 * 19, rel=0.15)
     assert fitted.error < 0.2
-    assert fitted.seats == 8
+    assert fitted.max_num_seqs == 8
 
 
 def test_few_long_stalls_do_not_spoil_the_fit() -> None:
-    fitted = fit(
-        of_rows(stuttering(batch_engine(ENGINES, 1, 1500, rate_rps=4.6), 0, share=0.001, times=500.0))
-    )
+    fitted = fit(of_rows(stuttering(batch_engine(ENGINES, 1, 1500, rate_rps=4.6), 0, share=0.001, times=500.0)))
     assert fitted.step_s == pytest.approx(ENGINES.step_s, rel=0.2)
     assert fitted.error < 0.1
 
@@ -118,21 +114,21 @@ def test_an_engines_own_queue_is_seen_too() -> None:
     found = gain(of_rows(batch_engine(ENGINES, 1, 1500, rate_rps=4.6)), draws=20)
     assert found.waited_share > 0.1
     assert abs(found.model_error) < 0.15
-    assert found.verdict == "switch on"
+    assert found.decision == "switch on"
     assert found.order("oracle").mean.value < -0.1
 
 
 def test_nobody_waits() -> None:
     found = gain(of_rows(batch_engine(ENGINES, 2, 600, rate_rps=0.8)), draws=10)
-    assert found.verdict == "no gain to be had: nobody waits"
-    assert found.services[0].seats is None
+    assert found.decision == "no gain to be had: nobody waits"
+    assert found.services[0].max_num_seqs is None
     assert abs(found.order("oracle").mean.value) < 0.01
 
 
 def test_too_little_traffic_is_told() -> None:
     for n in (0, 1, 150):
         found = gain(of_rows(single_server(1, 150)[:n]))
-        assert (found.verdict, found.requests, found.orders) == ("not enough traffic", n, ())
+        assert (found.decision, found.requests, found.orders) == ("not enough traffic", n, ())
         assert "not enough traffic" in text_report(found)
 
 
@@ -140,7 +136,7 @@ def test_predictions_that_say_nothing_do_not_switch_it_on() -> None:
     rng = np.random.default_rng(0)
     rows = [replace(row, predicted_tokens=float(rng.lognormal(4, 1))) for row in single_server(4, 1500)]
     found = gain(of_rows(rows), draws=15)
-    assert found.verdict in ("no gain to be had", "not sure yet")
+    assert found.decision in ("no gain to be had", "not sure yet")
     assert found.order("oracle").mean.high < -0.1
 
 
@@ -149,24 +145,19 @@ def test_lengths_alike_gain_nothing() -> None:
     for row in single_server(5, 400):
         start_s = max(row.arrival_s, end_s)
         end_s = start_s + row.prompt_tokens * 0.001 + 0.8
-        sent = {"dispatched_s": start_s, "first_token_s": end_s - 0.79, "ended_s": end_s}
-        rows.append(
-            replace(row, output_tokens=80, predicted_tokens=80.0, waited_s=start_s - row.arrival_s, **sent)
-        )
+        sent = {"dispatched_s": start_s, "first_token_s": end_s - 0.79, "finished_s": end_s}
+        rows.append(replace(row, output_tokens=80, predicted_tokens=80.0, queued_for_s=start_s - row.arrival_s, **sent))
     found = gain(of_rows(rows), draws=20)
     assert found.waited_share > 0.2
-    assert found.verdict == "no gain to be had: lengths are alike"
+    assert found.decision == "no gain to be had: lengths are alike"
 
 
 def test_engines_that_do_something_else_are_not_judged() -> None:
-    rows = single_server(6, 400, held=False)
-    frozen = [replace(row, ended_s=row.ended_s + 60, first_token_s=row.first_token_s + 60) for row in rows]
+    rows = single_server(6, 400, reserved=False)
+    frozen = [replace(row, finished_s=row.finished_s + 60, first_token_s=row.first_token_s + 60) for row in rows]
     found = gain(of_rows(frozen), draws=5)
-    assert found.verdict in (
-        "not known: the engines do not behave as fitted",
-        "no gain to be had: nobody waits",
-    )
-    assert found.verdict != "switch on"
+    assert found.decision in ("not known: the engines do not behave as fitted", "no gain to be had: nobody waits")
+    assert found.decision != "switch on"
 
 
 def test_engines_that_replace_each_other_are_counted_once() -> None:
@@ -176,7 +167,7 @@ def test_engines_that_replace_each_other_are_counted_once() -> None:
     assert len(rolled.workers) == 8
     assert fit(rolled).engines == 2
     found, known = gain(rolled, draws=5), gain(of_rows(rows), draws=5)
-    assert found.verdict == known.verdict == "switch on"
+    assert found.decision == known.decision == "switch on"
     assert found.order("oracle").mean.value == pytest.approx(known.order("oracle").mean.value, rel=0.2)
 
 
@@ -191,22 +182,19 @@ def test_what_did_not_go_in_order_is_not_judged() -> None:
     rows = single_server(3, 600)
     found = gain(of_rows(shortest_first(rows)), draws=5)
     assert math.isnan(found.model_error)
-    assert found.verdict == "not known: requests did not go first come, first served"
+    assert found.decision == "not known: requests did not go first come, first served"
     assert "mode observe or fcfs" in text_report(found)
 
 
 def test_who_goes_first_by_a_hair_has_overtaken_nobody() -> None:
     """Two that come at once are sent in either order."""
-    rows = single_server(3, 600, held=False)
+    rows = single_server(3, 600, reserved=False)
     swapped = [replace(row, dispatched_s=row.dispatched_s + 1e-3 * (row.id % 2)) for row in rows]
-    close = [
-        replace(row, arrival_s=swapped[row.id - row.id % 2].arrival_s + 1e-4 * (row.id % 2))
-        for row in swapped
-    ]
+    close = [replace(row, arrival_s=swapped[row.id - row.id % 2].arrival_s + 1e-4 * (row.id % 2)) for row in swapped]
     sent = [replace(row, dispatched_s=row.arrival_s + 1e-3 * (1 - row.id % 2)) for row in close]
     found = gain(of_rows(sent), draws=5)
     assert found.in_order
-    assert found.verdict != "not known: requests did not go first come, first served"
+    assert found.decision != "not known: requests did not go first come, first served"
 
 
 @pytest.mark.parametrize(
@@ -223,13 +211,13 @@ def test_isrtf_is_named_only_where_it_surely_beats_srtf(cuts: Change, named: str
     srtf = OrderGain("srtf", Change(-0.2, -0.3, -0.1), Change(0.0, -0.1, 0.1), 1.0, 2.0)
     isrtf = replace(srtf, name="isrtf", mean=Change(-0.23, -0.33, -0.13))
     told = judged(replace(found, orders=(srtf, isrtf, found.order("oracle")), cuts=cuts))
-    assert told.verdict == "switch on"
-    assert told.sentence.startswith(f"mode = {named} ")
+    assert told.decision == "switch on"
+    assert told.description.startswith(f"mode = {named} ")
     tail = Change(0.5, 0.4, 0.6)
     dear = (replace(srtf, p99=tail), replace(isrtf, p99=tail), found.order("oracle"))
-    assert judged(replace(found, orders=dear, cuts=cuts)).sentence.startswith(f"mode = {named} ")
+    assert judged(replace(found, orders=dear, cuts=cuts)).description.startswith(f"mode = {named} ")
     only = (replace(srtf, p99=tail), isrtf, found.order("oracle"))
-    assert judged(replace(found, orders=only, cuts=cuts)).sentence.startswith("mode = isrtf ")
+    assert judged(replace(found, orders=only, cuts=cuts)).description.startswith("mode = isrtf ")
 
 
 def test_what_cuts_add_is_told_with_its_interval() -> None:
@@ -238,15 +226,13 @@ def test_what_cuts_add_is_told_with_its_interval() -> None:
     srtf, isrtf = found.order("srtf").mean, found.order("isrtf").mean
     assert found.cuts.value == pytest.approx((1 + isrtf.value) / (1 + srtf.value) - 1)
     assert found.cuts.low < found.cuts.value < found.cuts.high < 0
-    assert "against mode = srtf" in found.sentence
-    assert gain(of_rows(rows), Order(takeover="never"), draws=5).cuts == Change(0.0, 0.0, 0.0)
+    assert "against mode = srtf" in found.description
+    assert gain(of_rows(rows), Order(takeover="disabled"), draws=5).cuts == Change(0.0, 0.0, 0.0)
 
 
 def test_models_apart_are_pools_apart() -> None:
     one = single_server(7, 300)
-    other = [
-        replace(row, id=1000 + row.id, model="n", worker="v") for row in batch_engine(ENGINES, 8, 300, 0.5)
-    ]
+    other = [replace(row, id=1000 + row.id, model="n", worker="v") for row in batch_engine(ENGINES, 8, 300, 0.5)]
     found = gain(of_rows([*one, *other]), draws=5)
     assert len(found.services) == 2
     assert found.requests == 600
@@ -258,7 +244,7 @@ def test_pools_that_tell_nothing_are_not_compared_with() -> None:
     """Requests whose engines are not simulated do not count as seen: of a few, and of answers that came whole."""
     one = single_server(7, 300)
     other = [
-        replace(row, id=1000 + row.id, model="n", worker="v", ended_s=row.ended_s + 500)
+        replace(row, id=1000 + row.id, model="n", worker="v", finished_s=row.finished_s + 500)
         for row in batch_engine(ENGINES, 8, 300, 0.5)
     ]
     whole = [replace(row, first_token_s=math.nan) for row in other]
@@ -271,9 +257,7 @@ def test_pools_that_tell_nothing_are_not_compared_with() -> None:
 
 def test_later_predictions_hold_from_the_window_in_which_they_came() -> None:
     rows = single_server(9, 200)
-    first = replace(
-        rows[0], output_tokens=260, predicted_tokens=80.0, again=((60, 300.0), (100, 270.0), (230, 261.0))
-    )
+    first = replace(rows[0], output_tokens=260, predicted_tokens=80.0, retry=((60, 300.0), (100, 270.0), (230, 261.0)))
     made = workload_of(of_rows([first, *rows[1:]]), 50).predictions
     assert made.total_tokens[: made.start[1]].tolist() == [80, 80, 270, 270, 270, 261]
     assert made.index_tokens[: made.start[1]].tolist() == [80, 30, 170, 120, 70, 11]
@@ -300,19 +284,19 @@ def test_a_journal_is_looked_back_at(tmp_path) -> None:
     direct = gain(of_rows(rows), draws=5)
     assert found.requests == 400
     assert found.fcfs_jct_s == pytest.approx(direct.fcfs_jct_s, rel=0.01)
-    assert json.loads(json.dumps(as_json(found)))["verdict"] == found.verdict
+    assert json.loads(json.dumps(as_json(found)))["decision"] == found.decision
     text = text_report(found)
-    assert text.startswith(f"Verdict: {found.verdict}")
+    assert text.startswith(f"Verdict: {found.decision}")
     assert "lengths known" in text
 
 
-def journal_of(path, runs, *, most_bytes: int = 1 << 30) -> None:
+def journal_of(path, runs, *, max_bytes: int = 1 << 30) -> None:
     """Runs of (rows, seconds since 1970 at which their clock stood at 0), each row written at its end."""
 
     async def write(some, unix_s: float) -> None:
-        clock = {"epoch": lambda: unix_s, "most_bytes": most_bytes, "keep": 16}
+        clock = {"epoch": lambda: unix_s, "max_bytes": max_bytes, "keep": 16}
         async with Journal(path, lambda: 0.0, **clock) as journal:
-            for row in sorted(some, key=lambda row: row.ended_s):
+            for row in sorted(some, key=lambda row: row.finished_s):
                 journal.over(row)
                 await journal.flush()
 
@@ -322,26 +306,21 @@ def journal_of(path, runs, *, most_bytes: int = 1 << 30) -> None:
 
 def early_but_long(rows, start: int):
     """The row at ``start`` lasts longer than those behind it: it comes first and is written late."""
-    last_s = rows[start + 20].ended_s + 1.0
-    return [replace(row, ended_s=last_s) if i == start else row for i, row in enumerate(rows)]
+    last_s = rows[start + 20].finished_s + 1.0
+    return [replace(row, finished_s=last_s) if i == start else row for i, row in enumerate(rows)]
 
 
-@pytest.mark.parametrize("most_bytes", [1 << 30, 16_000])
-def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path, most_bytes: int) -> None:
+@pytest.mark.parametrize("max_bytes", [1 << 30, 16_000])
+def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path, max_bytes: int) -> None:
     """However requests end, and in however many files they stand."""
     rows, path = early_but_long(early_but_long(single_server(3, 400), 150), 250), tmp_path / "j.jsonl"
     day_s = 86400.0
     journal_of(
         path,
-        [
-            (rows[:150], 1e9),
-            (rows[150:250], 1e9 + day_s),
-            ([], 1e9 + 1.5 * day_s),
-            (rows[250:], 1e9 + 3 * day_s),
-        ],
-        most_bytes=most_bytes,
+        [(rows[:150], 1e9), (rows[150:250], 1e9 + day_s), ([], 1e9 + 1.5 * day_s), (rows[250:], 1e9 + 3 * day_s)],
+        max_bytes=max_bytes,
     )
-    assert (len(list(tmp_path.iterdir())) > 5) is (most_bytes == 16_000)
+    assert (len(list(tmp_path.iterdir())) > 5) is (max_bytes == 16_000)
     told, seen = of_journal(path), of_rows(rows)
     gaps, usual_s = np.diff(told.arrival_s), np.median(np.diff(seen.arrival_s))
     assert gaps[[149, 249]] == pytest.approx([usual_s] * 2, rel=0.01)
@@ -353,10 +332,10 @@ def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path, most_bytes:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"ended_s": math.inf}, {"ended_s": 1e308},
-        {"ended_s": 0.0}, {"arrival_s": 1e308}, {"dispatched_s": -5.0}, {"first_token_s": 1e9},
-        dict.fromkeys(("arrival_s", "dispatched_s", "first_token_s", "ended_s"), 1e300),
-        {"waited_s": math.inf}, {"waited_s": -1.0}, {"output_tokens": 10**12}, {"prompt_tokens": 10**12},
+        {"finished_s": math.inf}, {"finished_s": 1e308},
+        {"finished_s": 0.0}, {"arrival_s": 1e308}, {"dispatched_s": -5.0}, {"first_token_s": 1e9},
+        dict.fromkeys(("arrival_s", "dispatched_s", "first_token_s", "finished_s"), 1e300),
+        {"queued_for_s": math.inf}, {"queued_for_s": -1.0}, {"output_tokens": 10**12}, {"prompt_tokens": 10**12},
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_are_not_looked_at(wrong) -> None:
@@ -380,31 +359,29 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
         record.over(row)
 
     async def go() -> dict:
-        async with Watch(record, every_s=0.1) as watch:
+        async with Monitor(record, every_s=0.1) as watch:
             while watch.found is None:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.05)
         assert len(asyncio.all_tasks()) == 1
         return watch.found
 
     found, here = asyncio.run(go()), as_json(gain(record.trace()))
-    assert (found["verdict"], found["requests"]) == (here["verdict"], here["requests"])
+    assert (found["decision"], found["requests"]) == (here["decision"], here["requests"])
     assert [one["mean"]["low"] for one in found["orders"]] == pytest.approx(
         [one["mean"]["low"] for one in here["orders"]], abs=1e-4
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "report"),
     [
         ("echo Traceback >&2; echo MemoryError: no room >&2", "MemoryError: no room"),
         ("true", "its process ended with 3"),
     ],
 )
-def test_a_look_back_that_fails_is_told_in_one_line(
-    said: str, told: str, tmp_path, monkeypatch, caplog
-) -> None:
+def test_a_look_back_that_fails_is_told_in_one_line(message: str, report: str, tmp_path, monkeypatch, caplog) -> None:
     script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\ncat >/dev/null\n{said}\nexit 3\n")
+    script.write_text(f"#!/bin/sh\ncat >/dev/null\n{message}\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     record = Record()
@@ -412,10 +389,10 @@ def test_a_look_back_that_fails_is_told_in_one_line(
         record.over(row)
 
     async def go() -> None:
-        async with Watch(record, every_s=60.0) as watch:
+        async with Monitor(record, every_s=60.0) as watch:
             while not caplog.messages:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.01)
             assert watch.found is None
 
     asyncio.run(go())
-    assert caplog.messages == [f"a look back at the traffic failed: {told}"]
+    assert caplog.messages == [f"a look back at the traffic failed: {report}"]

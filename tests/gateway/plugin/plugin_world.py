@@ -11,10 +11,10 @@ class Request:
     """With the attributes of vLLM's."""
 
     def __init__(
-        self, request_id: str, prompt: int = 8, max_tokens: int = 4096, told: dict[str, Any] | None = None
+        self, request_id: str, prompt: int = 8, max_tokens: int = 4096, report: dict[str, Any] | None = None
     ) -> None:
         self.request_id, self.num_prompt_tokens, self.max_tokens = request_id, prompt, max_tokens
-        self.sampling_params = SimpleNamespace(extra_args=told)
+        self.sampling_params = SimpleNamespace(extra_args=report)
         self.status = SimpleNamespace(name="WAITING")
         self.num_computed_tokens = self.num_preemptions = 0
         self.is_prefill_chunk = False
@@ -33,7 +33,7 @@ def request(name: str, predicted: Any = None, length: int = 10, **more: Any) -> 
     told = {key: more.pop(key) for key in list(more) if key.startswith("lengthwise_")}
     if predicted is not None:
         told["lengthwise_predicted"] = predicted
-    made = Request(name, told=told or None, **more)
+    made = Request(name, report=told or None, **more)
     made.length = length
     return made
 
@@ -51,10 +51,10 @@ class Queue(deque):
 class Scheduler:
     """Admits from the front while there are seats; each step gives every running request a token."""
 
-    def __init__(self, seats: int = 1, vllm_config: Any = None) -> None:
+    def __init__(self, max_num_seqs: int = 1, vllm_config: Any = None) -> None:
         self.vllm_config = vllm_config
         self.waiting, self.running, self.requests = Queue(), [], {}
-        self.max_num_active_reqs, self.num_waiting_for_streaming_input = seats, 0
+        self.max_num_active_reqs, self.num_waiting_for_streaming_input = max_num_seqs, 0
         self.kv_holding_waiting, self.pause_state = Queue(), 0
         self.connector = self.ec_connector = None
         self.kv_used, self.blocks = 0.0, 1 << 20

@@ -40,12 +40,12 @@ class Engine:
     """
 
     def __init__(
-        self, seats: int = 64, budget: int = 1 << 20, cache_tokens: int = 1 << 20, vllm_config: Any = None
+        self, max_num_seqs: int = 64, budget: int = 1 << 20, cache_tokens: int = 1 << 20, vllm_config: Any = None
     ) -> None:
         self.vllm_config, self.budget, self.cache_tokens = vllm_config, budget, cache_tokens
         self.waiting, self.kv_holding_waiting = deque(), deque()
         self.running, self.requests = [], {}
-        self.max_num_active_reqs, self.num_waiting_for_streaming_input = seats, 0
+        self.max_num_active_reqs, self.num_waiting_for_streaming_input = max_num_seqs, 0
         self.pause_state = self.current_step = 0
         self.closed = False
         self.finished: list[str] = []
@@ -108,8 +108,8 @@ class Engine:
         one.num_preemptions += 1
         self.waiting.appendleft(one)
 
-    def update_from_output(self, told: SimpleNamespace, output: Any = None) -> None:
-        for name in told.num_scheduled_tokens:
+    def update_from_output(self, report: SimpleNamespace, output: Any = None) -> None:
+        for name in report.num_scheduled_tokens:
             one = self.requests.get(name)
             if one is None or one.is_prefill_chunk or one not in self.running:
                 continue

@@ -14,12 +14,12 @@ from lengthwise.gateway.config import Admission, Dispatch, Engine, Forecasting, 
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.plugin.settings import hint_of
 from lengthwise.gateway.relay.engine_request import MOST_PRIORITY, Hints, hinted_for, with_fields
-from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.predict.distribution import LEVELS, LengthDistribution
 
 
-def hints(mode: str, **forecasting) -> Hints:
-    config = GatewayConfig((Engine("http://e"),), order=Order(mode), forecasting=Forecasting(**forecasting))
+def hints(mode: str, **prediction) -> Hints:
+    config = GatewayConfig((Engine("http://e"),), order=Order(mode), prediction=Forecasting(**prediction))
     return Hints(config, Scheduler(config.order, Admission(), Dispatch()).engine_priority)
 
 
@@ -28,7 +28,7 @@ def worker(kind="vllm", sign=1):
 
 
 def live(total=100.0, row=None, **more):
-    return Request(1, 0.0, "m", 10, 1000, forecast=Forecast(total, quantiles=row), **more)
+    return Request(1, 0.0, "m", 10, 1000, length_prediction=LengthPrediction(total, quantiles=row), **more)
 
 
 def test_only_modes_in_which_the_engine_orders_tell_anything():
@@ -66,9 +66,7 @@ def test_the_plug_in_is_told_what_is_still_to_come_of_this_run():
     assert told.fields(live(1e9), worker())["vllm_xargs"]["lengthwise_predicted"] == 1000.0
 
 
-@pytest.mark.parametrize(
-    ("statistic", "level"), [("mean", None), ("median", 0.5), ("p80", 0.8), ("p90", 0.9)]
-)
+@pytest.mark.parametrize(("statistic", "level"), [("mean", None), ("median", 0.5), ("p80", 0.8), ("p90", 0.9)])
 @pytest.mark.parametrize("so_far", [0, 40])
 def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(statistic, level, so_far):
     row = np.exp(np.interp(LEVELS, [0, 1], [2.0, 6.5]))
@@ -77,9 +75,9 @@ def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(
     fields = hints("engine-plugin", statistic=statistic).fields(request, worker())
     hint = hint_of(fields["vllm_xargs"], 1000, 256.0)
     assert not hint.trouble
-    assert [at for at, _ in hint.later] == [50, 100, 200, 400][: len(hint.later)]
-    assert len(hint.later) >= 3
-    for at, total in hint.later:
+    assert [at for at, _ in hint.after] == [50, 100, 200, 400][: len(hint.after)]
+    assert len(hint.after) >= 3
+    for at, total in hint.after:
         left = LengthDistribution(row[None], LEVELS).given(at + so_far)
         wanted = (left.mean if level is None else left.quantile(level))[0]
         assert total + so_far == pytest.approx(wanted, rel=0.12)
@@ -129,15 +127,14 @@ RUBBISH = VALUES | st.floats() | st.integers() | st.lists(st.floats() | st.integ
     st.none()
     | RUBBISH
     | st.fixed_dictionaries(
-        {},
-        optional={"lengthwise_predicted": RUBBISH, "lengthwise_class": RUBBISH, "lengthwise_later": RUBBISH},
+        {}, optional={"lengthwise_predicted": RUBBISH, "lengthwise_class": RUBBISH, "lengthwise_later": RUBBISH}
     ),
     st.integers(-1, 300),
 )
-def test_whatever_is_told_the_length_is_one_that_can_be_used(told, max_tokens):
-    hint = hint_of(told, max_tokens, 256.0)
+def test_whatever_is_told_the_length_is_one_that_can_be_used(report, max_tokens):
+    hint = hint_of(report, max_tokens, 256.0)
     for generated in (0, 1, 50, 10**6):
         assert 0 <= hint.predicted_tokens(generated) <= max(1, max_tokens)
     assert -2047 <= hint.priority <= 2047
-    if not isinstance(told, dict) or "lengthwise_predicted" not in told:
+    if not isinstance(report, dict) or "lengthwise_predicted" not in report:
         assert hint.trouble == "no lengthwise_predicted"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from relay_world import IDS, FixedFleet, FixedWorker, Told, run
+from relay_world import IDS, FixedFleet, FixedWorker, Report, run
 from scripted_engine import Fault, Scripted
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
@@ -21,7 +21,7 @@ class Worker(FixedWorker):
     priority_sign: int = 1
 
 
-class Oracle(Told, Listener):
+class Oracle(Report, Listener):
     async def __aenter__(self):
         return self
 
@@ -31,7 +31,7 @@ class Oracle(Told, Listener):
 
 @asynccontextmanager
 async def fleet_of(config, clock, on_change, *, busy):
-    sessions = [open_session(engine, config.care) for engine in config.engines]
+    sessions = [open_session(engine, config.resilience) for engine in config.engines]
     fleet = FixedFleet(
         [
             Worker(f"w{k}", engine.url, IDS, session, engine.kind, -1 if engine.kind == "sglang" else 1)
@@ -72,9 +72,7 @@ def test_priorities_arrive_with_the_engines_polarity(kind, sign):
         async with Scripted() as engine, gateway("engine-priority", engine, kind=kind) as g:
             await ask(g)
             await ask(g, prompt="p 7", priority=0)
-            assert [one.body["priority"] for one in engine.seen] == [
-                sign * (2 * (1 << 20) + n) for n in (50, 7)
-            ]
+            assert [one.body["priority"] for one in engine.seen] == [sign * (2 * (1 << 20) + n) for n in (50, 7)]
 
     run(work)
 

@@ -37,7 +37,7 @@ def vllm(monkeypatch):
 def config(*, asynchronous=False, diffusion=None, **settings):
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
-        additional_config={"lengthwise": {"takeover": "never"} | settings},
+        additional_config={"lengthwise": {"takeover": "disabled"} | settings},
         diffusion_config=diffusion,
     )
 
@@ -135,15 +135,11 @@ def test_an_error_of_the_engine_itself_is_not_hidden(vllm, monkeypatch):
         LengthScheduler(vllm_config=config())
 
 
-@pytest.mark.parametrize(
-    "where", ["before", "after", "book.entry", "book.in_order", "book.changed", "book.admitted"]
-)
+@pytest.mark.parametrize("where", ["before", "after", "book.entry", "book.in_order", "book.changed", "book.admitted"])
 @pytest.mark.parametrize("at", [1, 2, 30])
-def test_whatever_fails_is_said_once_and_the_engine_goes_on_in_its_own_order(
-    vllm, caplog, monkeypatch, where, at
-):
+def test_whatever_fails_is_said_once_and_the_engine_goes_on_in_its_own_order(vllm, caplog, monkeypatch, where, at):
     made = LengthScheduler(vllm_config=config(window_tokens=4))
-    home = made.lengthwise.book if where.startswith("book.") else made.lengthwise
+    home = made.lengthwise.registry if where.startswith("book.") else made.lengthwise
     name, calls = where.removeprefix("book."), []
     plain = getattr(home, name)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plugin_world import Clock, Queue, Scheduler, request
 
-from lengthwise.gateway.plugin.length_scheduler import Book, Order, Ordering
+from lengthwise.gateway.plugin.length_scheduler import Order, Ordering, Registry
 from lengthwise.gateway.plugin.settings import Settings, settings_of
 from lengthwise.policy import ranks
 from lengthwise.schema.errors import InputError
@@ -26,16 +26,14 @@ def ordered(settings: Settings, clock=None, **scheduler) -> Ordered:
     return made
 
 
-SRTF = Settings(takeover="never")
+SRTF = Settings(takeover="disabled")
 
-QUEUES = st.lists(
-    st.tuples(st.integers(0, 500), st.integers(-2, 2), st.integers(0, 200)), min_size=1, max_size=40
-)
+QUEUES = st.lists(st.tuples(st.integers(0, 500), st.integers(-2, 2), st.integers(0, 200)), min_size=1, max_size=40)
 
 
 @given(QUEUES)
 def test_the_order_is_that_of_the_policy_within_classes_and_equal_keys_stay_in_order_of_arrival(queue):
-    book, requests = Book(SRTF, Clock()), []
+    book, requests = Registry(SRTF, Clock()), []
     for k, (predicted, priority, generated) in enumerate(queue):
         one = request(f"r{k}", predicted, lengthwise_class=priority)
         one._output = [1] * generated
@@ -53,12 +51,12 @@ def test_the_order_is_that_of_the_policy_within_classes_and_equal_keys_stay_in_o
 def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank):
     from lengthwise.gateway.config import Admission, Dispatch, Order
     from lengthwise.gateway.core import Scheduler as Core
-    from lengthwise.gateway.request import Forecast
+    from lengthwise.gateway.request import LengthPrediction
     from lengthwise.gateway.request import Request as Live
     from lengthwise.gateway.scheduling import WorkerState
 
     clock = Clock()
-    book, requests = Book(Settings(rank=rank, takeover="never"), clock), []
+    book, requests = Registry(Settings(rank=rank, takeover="disabled"), clock), []
     core = Core(Order(mode="srtf", rank=rank), Admission(), Dispatch())
     core.workers(clock.now_s, [WorkerState("w", ("m",), up=False)])
     for k, (predicted, priority, prompt) in enumerate(queue):
@@ -67,7 +65,13 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
         requests.append(one)
         book.joined(one)
         live = Live(
-            k, clock.now_s, "m", 1 + prompt, 4096, priority=priority, forecast=Forecast(float(predicted))
+            k,
+            clock.now_s,
+            "m",
+            1 + prompt,
+            4096,
+            priority=priority,
+            length_prediction=LengthPrediction(float(predicted)),
         )
         assert core.offer(clock.now_s, live) is None
     clock.now_s += 5.0
@@ -77,14 +81,12 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 60), st.integers(0, 2), st.sampled_from("+++o-c")), min_size=20, max_size=120
-    ),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2), st.sampled_from("+++o-c")), min_size=20, max_size=120),
     st.sampled_from(["srtf", "hrrn"]),
 )
 def test_putting_the_moved_in_their_places_gives_the_order_that_sorting_gives(events, rank):
     clock = Clock()
-    book = Book(Settings(rank=rank, max_wait_s=2.0), clock)
+    book = Registry(Settings(rank=rank, max_wait_s=2.0), clock)
     waiting, running = Queue(), []
     for k, (predicted, priority, event) in enumerate(events):
         clock.now_s += 0.05
@@ -108,7 +110,7 @@ def test_putting_the_moved_in_their_places_gives_the_order_that_sorting_gives(ev
 
 
 def test_short_ones_end_first_and_the_stock_order_comes_back_without_the_plug_in():
-    plain, made = Scheduler(seats=1), ordered(SRTF, seats=1)
+    plain, made = Scheduler(max_num_seqs=1), ordered(SRTF, max_num_seqs=1)
     for scheduler in (plain, made):
         for k, length in enumerate((90, 50, 10, 70, 5)):
             scheduler.add_request(request(f"r{k}", length, length=length))
@@ -118,7 +120,7 @@ def test_short_ones_end_first_and_the_stock_order_comes_back_without_the_plug_in
 
 def test_who_waited_too_long_goes_before_all_who_did_not_in_order_of_arrival():
     clock = Clock()
-    made = ordered(Settings(takeover="never", max_wait_s=5.0), clock, seats=1)
+    made = ordered(Settings(takeover="disabled", max_wait_s=5.0), clock, max_num_seqs=1)
     for name in ("old-a", "old-b"):
         made.add_request(request(name, 400, length=4, lengthwise_class=3))
     ended_at = {}
@@ -137,7 +139,7 @@ def test_who_waited_too_long_goes_before_all_who_did_not_in_order_of_arrival():
 
 def test_time_in_the_batch_does_not_count_as_waiting():
     clock = Clock()
-    book = Book(Settings(max_wait_s=10.0), clock)
+    book = Registry(Settings(max_wait_s=10.0), clock)
     one, two = request("one", 100), request("two", 50)
     book.joined(one)
     clock.now_s += 6
@@ -156,7 +158,7 @@ def test_time_in_the_batch_does_not_count_as_waiting():
 
 
 def test_a_longer_one_gives_way_and_is_not_taken_back_in_the_same_step():
-    made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), seats=1)
+    made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
     made.add_request(request("long", 500, length=500))
     for _ in range(30):
         made.schedule()
@@ -169,7 +171,7 @@ def test_a_longer_one_gives_way_and_is_not_taken_back_in_the_same_step():
 
 
 def test_who_finds_no_memory_takes_it_from_a_longer_one():
-    made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), seats=2)
+    made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=2)
     made.add_request(request("long", 500, length=500))
     for _ in range(30):
         made.schedule()
@@ -186,7 +188,7 @@ def test_who_finds_no_memory_takes_it_from_a_longer_one():
 
 def test_only_who_is_strictly_better_takes_a_place_and_no_class_takes_a_better_ones():
     for told in ({"predicted": 500 - 30}, {"predicted": 5, "lengthwise_class": 1}):
-        made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), seats=1)
+        made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
         made.add_request(request("long", 500, length=500))
         for _ in range(30):
             made.schedule()
@@ -198,7 +200,7 @@ def test_only_who_is_strictly_better_takes_a_place_and_no_class_takes_a_better_o
 def test_a_stream_of_short_ones_cuts_a_long_one_so_often_and_no_more():
     clock = Clock()
     settings = Settings(takeover="worth(factor=0)", window_tokens=5, max_preemptions=2, cuts_per_s=1e9)
-    made = ordered(settings, clock, seats=1)
+    made = ordered(settings, clock, max_num_seqs=1)
     long = request("long", 400, length=400)
     made.add_request(long)
     for step in range(1500):
@@ -214,9 +216,7 @@ def test_a_stream_of_short_ones_cuts_a_long_one_so_often_and_no_more():
 def test_cuts_are_so_far_apart():
     clock, cuts = Clock(), []
     made = ordered(
-        Settings(takeover="worth(factor=0)", window_tokens=1, max_preemptions=99, cuts_per_s=2.0),
-        clock,
-        seats=1,
+        Settings(takeover="worth(factor=0)", window_tokens=1, max_preemptions=99, cuts_per_s=2.0), clock, max_num_seqs=1
     )
     long = request("long", 4000, length=4000)
     made.add_request(long)
@@ -232,13 +232,11 @@ def test_cuts_are_so_far_apart():
     assert np.diff(cuts).min() >= 0.5
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=30)
-)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=30))
 def test_nobody_is_lost_or_doubled_whatever_is_predicted_cut_or_aborted(requests):
     clock = Clock()
     settings = Settings(takeover="worth(factor=0)", window_tokens=4, cuts_per_s=1e9, max_wait_s=1.0)
-    made = ordered(settings, clock, seats=3)
+    made = ordered(settings, clock, max_num_seqs=3)
     aborted = set()
     for k, (length, predicted, every) in enumerate(requests):
         made.add_request(request(f"r{k}", predicted, length=length, max_tokens=length))
@@ -257,7 +255,7 @@ def test_nobody_is_lost_or_doubled_whatever_is_predicted_cut_or_aborted(requests
 
 
 def test_when_memory_is_tight_the_longest_remaining_stands_last_but_for_who_reads_its_prompt():
-    made = ordered(SRTF, seats=4)
+    made = ordered(SRTF, max_num_seqs=4)
     for name, predicted in (("long", 300), ("short", 20), ("middle", 90)):
         made.add_request(request(name, predicted, length=1000))
     made.schedule()
@@ -275,17 +273,17 @@ def test_when_memory_is_tight_the_longest_remaining_stands_last_but_for_who_read
 
 
 def test_what_is_over_is_forgotten():
-    made = ordered(SRTF, seats=4)
+    made = ordered(SRTF, max_num_seqs=4)
     for k in range(2000):
         made.add_request(request(f"r{k}", 1, length=1))
         made.schedule()
         made.tokens()
-    assert len(made.lengthwise.book) <= 260
-    assert len(made.lengthwise.book._due) <= 260
+    assert len(made.lengthwise.registry) <= 260
+    assert len(made.lengthwise.registry._deadline) <= 260
 
 
 def test_predictions_are_read_again_every_window():
-    book = Book(Settings(window_tokens=50), Clock())
+    book = Registry(Settings(window_tokens=50), Clock())
     one = request("one", 60, lengthwise_later=[50, 120, 100, 400])
     entry = book.joined(one)
     for generated, predicted in ((0, 60), (49, 60), (50, 120), (99, 120), (100, 400), (399, 400)):

@@ -11,7 +11,7 @@ from rra_world import Request
 from vllm_modules import in_place, schedulers
 
 from lengthwise.gateway.plugin import RraScheduler
-from lengthwise.gateway.plugin.rra_scheduler import Held, Phased
+from lengthwise.gateway.plugin.rra_scheduler import Phased, Reserved
 
 Stock, Asynchronous = schedulers(rra_world.Engine)
 
@@ -22,9 +22,7 @@ def vllm(monkeypatch):
     return in_place(monkeypatch, rra_world.Request, Stock, Asynchronous)
 
 
-def config(
-    *, asynchronous=False, pp=1, dp=1, runner="generate", connector=None, speculative=None, **settings
-):
+def config(*, asynchronous=False, pp=1, dp=1, runner="generate", connector=None, speculative=None, **settings):
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
         additional_config={"lengthwise": {"encode_batch": 2, "decode_steps": 3} | settings},
@@ -74,7 +72,7 @@ def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplo
         ({"threshold": 0.1}, "prompt_tokens must be a whole number of at least 1"),
         ({"record": 7}, "record must be a file's name"),
         ({"record": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"takeover": "never"}, "there is no setting of lengthwise named 'takeover'"),
+        ({"takeover": "disabled"}, "there is no setting of lengthwise named 'takeover'"),
         ({"pp": 2}, "pipeline stages"),
         ({"dp": 2}, "data-parallel"),
         ({"connector": object()}, "KV connector"),
@@ -131,9 +129,7 @@ def test_a_scheduler_without_seats_is_found_when_it_is_made(vllm, caplog, monkey
     stays(RraScheduler(vllm_config=config()), caplog, "max_num_active_reqs is float")
 
 
-@pytest.mark.parametrize(
-    "where", ["before", "after", "rested", "rounds.admits", "rounds.encoded", "rounds.decoded"]
-)
+@pytest.mark.parametrize("where", ["before", "after", "rested", "rounds.admits", "rounds.encoded", "rounds.decoded"])
 @pytest.mark.parametrize("at", [1, 2, 7])
 def test_whatever_fails_is_said_once_and_the_engine_goes_on_by_its_own(vllm, caplog, monkeypatch, where, at):
     made = RraScheduler(vllm_config=config())
@@ -189,5 +185,5 @@ def test_a_step_that_cannot_be_restricted_leaves_nobody_resting_and_all_seats():
     first = SimpleNamespace(next_decode_eligible_step=3)
     scheduler = SimpleNamespace(max_num_active_reqs=8, running=[first], num_waiting_for_streaming_input=0)
     with pytest.raises(AttributeError, match="frozen"):
-        Held(scheduler, encodes=True, admit=2, resting=[first, Stubborn()])
+        Reserved(scheduler, encodes=True, admit=2, paused=[first, Stubborn()])
     assert (first.next_decode_eligible_step, scheduler.max_num_active_reqs) == (3, 8)

@@ -17,12 +17,12 @@ from lengthwise.gateway.plugin.rra_scheduler import Phased, Rra
 from lengthwise.schema.deployment import Scheduler
 
 
-class Held(Phased, Engine):
+class Reserved(Phased, Engine):
     pass
 
 
 def held(encode_batch, decode_steps, *, world=None, **settings):
-    made = Held(**world or {})
+    made = Reserved(**world or {})
     made.lengthwise = Rra(RraSettings(encode_batch, decode_steps, **settings), Clock())
     return made
 
@@ -78,9 +78,7 @@ def test_phases_end_early_only_when_nobody_decodes(lengths, batch, steps):
 def test_phases_are_those_of_the_simulator(budget, threshold):
     """The same requests, all there from the beginning: the same prompts and decodes, step by step."""
     rng = np.random.default_rng(5)
-    lengths = [
-        (int(p), int(o)) for p, o in zip(rng.integers(5, 60, 80), rng.integers(1, 40, 80), strict=True)
-    ]
+    lengths = [(int(p), int(o)) for p, o in zip(rng.integers(5, 60, 80), rng.integers(1, 40, 80), strict=True)]
     more = {} if threshold is None else {"threshold": threshold, "prompt_tokens": 195, "decode_batch": 17}
     settings = RraSettings(6, 9, **more)
     made = held(6, 9, world={"budget": budget}, **more)
@@ -115,10 +113,10 @@ def test_phases_are_those_of_the_simulator(budget, threshold):
     st.sampled_from([None, 0.0, 0.2]),
 )
 def test_short_of_seats_and_memory_with_aborts_every_token_comes_once(
-    lengths, batch, steps, seats, budget, cache, aborts, threshold
+    lengths, batch, steps, max_num_seqs, budget, cache, aborts, threshold
 ):
     made = held(
-        batch, steps, world={"seats": seats, "budget": budget, "cache_tokens": cache},
+        batch, steps, world={"max_num_seqs": max_num_seqs, "budget": budget, "cache_tokens": cache},
         threshold=threshold, prompt_tokens=20 * batch, decode_batch=2 * batch,
     )  # fmt: skip
     requests, aborted = [], set()
@@ -136,13 +134,13 @@ def test_short_of_seats_and_memory_with_aborts_every_token_comes_once(
     assert made.lengthwise is not None
     assert not made.requests
     assert whole([one for one in requests if one.request_id not in aborted])
-    assert made.max_num_active_reqs == seats
+    assert made.max_num_active_reqs == max_num_seqs
     assert all(one.next_decode_eligible_step == 0 for one in requests)
     assert all(phase.admitted <= batch for phase in made.lengthwise.rounds.phases) or threshold is not None
 
 
 def test_seats_bound_the_batch_and_who_ends_is_refilled_at_the_next_encoding():
-    made = held(6, 4, world={"seats": 8})
+    made = held(6, 4, world={"max_num_seqs": 8})
     filled(made, [(5, 10)] * 24)
     made.run()
     phases = list(made.lengthwise.rounds.phases)
@@ -189,7 +187,7 @@ def test_a_paused_engine_goes_by_its_own_rules():
 def test_an_engine_that_passes_decodes_over_is_not_waited_for():
     """Whatever holds its decodes back, those who wait are let in."""
 
-    class Lame(Held):
+    class Lame(Reserved):
         def schedule(self, *args):
             for one in self.running:
                 one.next_decode_eligible_step = 1 << 40 if one.request_id == "r0" else 0
@@ -214,7 +212,7 @@ def test_phases_are_recorded_a_line_each(tmp_path):
     assert [row["number"] for row in rows] == [1, 2]
     assert rows[0] == {
         "number": 1,
-        "began_s": 1.0,
+        "started_s": 1.0,
         "admitted": 3,
         "prompt_tokens": 21,
         "encode_steps": 1,

@@ -16,10 +16,10 @@ from scripted_engine import Scripted
 from lengthwise.backend.openai_protocol import Abilities
 from lengthwise.gateway.config import Admission, Care, Dispatch, Engine, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.edge.client_request import Asked
+from lengthwise.gateway.edge.client_request import ClientRequest
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
-from lengthwise.gateway.request import Forecast, Outcome, Request
+from lengthwise.gateway.request import LengthPrediction, Outcome, Request
 from lengthwise.gateway.scheduler_driver import Hub
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -31,7 +31,7 @@ BARE = Abilities(models=("m",))
 class FixedWorker:
     name: str
     url: str
-    abilities: Abilities
+    capabilities: Abilities
     session: Any
     kind: str = "vllm"
 
@@ -44,7 +44,7 @@ class FixedFleet:
         self.cap = cap
         self.listener = Listener()
 
-    async def settled(self, within_s: float) -> bool:
+    async def stable(self, within_s: float) -> bool:
         return True
 
     async def configure(self, config: GatewayConfig) -> None:
@@ -59,22 +59,22 @@ class FixedFleet:
     def worker(self, name: str) -> FixedWorker:
         return self.workers[name]
 
-    def failed(self, name: str, why: str) -> None:
-        self.faults.append((name, why))
+    def failed(self, name: str, cause: str) -> None:
+        self.faults.append((name, cause))
 
     def erred(self, name: str, caller: object) -> None:
-        self.faults.append((name, "told"))
+        self.faults.append((name, "report"))
 
     def suspects(self, name: str, model: str) -> bool:
         return False
 
-    def judged(self, name: str, model: str, *, wrong: bool) -> None:
+    def record_outcome(self, name: str, model: str, *, wrong: bool) -> None:
         pass
 
-    def began(self, name: str) -> None:
+    def started(self, name: str) -> None:
         """Nothing is kept of it."""
 
-    def answered(self, name: str, model: str) -> None:
+    def succeeded(self, name: str, model: str) -> None:
         pass
 
     def rejected(self, name: str, model: str, session: str) -> None:
@@ -84,15 +84,15 @@ class FixedFleet:
         return tuple(WorkerState(name, ("m",), in_flight=self.cap) for name in self.workers)
 
 
-class Told:
+class Report:
     """The forecast is what the prompt's last word says."""
 
-    async def first(self, request: Request, text: str | None) -> Forecast:
+    async def first(self, request: Request, text: str | None) -> LengthPrediction:
         words = (text or "").split()
-        return Forecast(float(words[-1]) if words and words[-1].isdigit() else 100.0, "oracle")
+        return LengthPrediction(float(words[-1]) if words and words[-1].isdigit() else 100.0, "oracle")
 
-    async def again(self, request: Request, text: str | None, generated_text: str | None) -> Forecast:
-        return request.forecast
+    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
+        return request.length_prediction
 
 
 class Ledger(Listener):
@@ -101,12 +101,12 @@ class Ledger(Listener):
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
         self.outcomes: Counter[Outcome] = Counter()
-        self.why: list[str] = []
+        self.cause: list[str] = []
         self.details: list[str] = []
         self.tokens_of: Counter[int] = Counter()
 
-    def arrived(self, request: Request) -> None:
-        self.events.append(("arrived", request.id))
+    def on_arrival(self, request: Request) -> None:
+        self.events.append(("on_arrival", request.id))
 
     def first_token(self, request: Request, now_s: float) -> None:
         self.events.append(("first_token", request.id))
@@ -114,11 +114,11 @@ class Ledger(Listener):
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
         self.tokens_of[request.id] += new_tokens
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:
-        self.why.append(why)
+    def returned(self, request: Request, cause: str, now_s: float) -> None:
+        self.cause.append(cause)
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        self.events.append(("ended", request.id))
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+        self.events.append(("finished", request.id))
         self.outcomes[outcome] += 1
         self.details.append(detail)
 
@@ -147,12 +147,12 @@ class World:
     """Whether a client's connection takes a piece at once; None: all are read."""
     passed: int = 0
 
-    async def ask(
-        self, body: dict[str, Any], *, api: str = "completions", patience_s: float = math.inf, **facts: Any
+    async def submit(
+        self, body: dict[str, Any], *, api: str = "completions", timeout_s: float = math.inf, **metadata: Any
     ) -> Reply:
         now_s = self.hub.clock()
-        facts["deadline_s"] = now_s + patience_s
-        answer = await self.relay.exchange(asked(body, api=api, now_s=now_s, **facts))
+        metadata["deadline_s"] = now_s + timeout_s
+        answer = await self.relay.exchange(asked(body, api=api, now_s=now_s, **metadata))
         parts: list[bytes] = []
         outlet = None if self.takes is None else Outlet(parts, self.takes)
         async for part in answer:
@@ -194,13 +194,11 @@ class Reply:
         return [one["usage"] for one in self.events if one != "[DONE]" and one.get("usage")]
 
 
-def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **facts: Any) -> Asked:
+def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **metadata: Any) -> ClientRequest:
     prompt = body.get("prompt")
-    text = (
-        prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in body.get("messages", ()))
-    )
-    given: dict[str, Any] = {"tenant": 0, "deadline_s": math.inf} | facts
-    return Asked(
+    text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in body.get("messages", ()))
+    given: dict[str, Any] = {"tenant": 0, "deadline_s": math.inf} | metadata
+    return ClientRequest(
         api=api,
         body=json.dumps(body).encode(),
         model=body["model"],
@@ -223,30 +221,30 @@ def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0,
 async def world(
     engines: list[Scripted],
     *,
-    abilities: Abilities = IDS,
+    capabilities: Abilities = IDS,
     cap: int | None = 4,
     order: Order | None = None,
-    care: Care | None = None,
+    resilience: Care | None = None,
     admission: Admission | None = None,
     takes: Callable[[], bool] | None = None,
 ) -> AsyncIterator[World]:
     config = GatewayConfig(
         engines=(Engine("http://x"),),
         order=order or Order(mode="isrtf", window_tokens=10),
-        care=care or Care(),
+        resilience=resilience or Care(),
         admission=admission or Admission(),
     )
     for engine in engines:
         await engine.__aenter__()
     workers = [
-        FixedWorker(f"w{k}", engine.url, abilities, open_session(Engine(engine.url), config.care))
+        FixedWorker(f"w{k}", engine.url, capabilities, open_session(Engine(engine.url), config.resilience))
         for k, engine in enumerate(engines)
     ]
     fleet, ledger = FixedFleet(workers, cap), Ledger()
     scheduler = Scheduler(config.order, config.admission, Dispatch())
     hub = Hub(scheduler, listeners=[ledger])
     hub.fleet_changed(fleet.states())
-    relay = Relay(hub, fleet, Told(), config)
+    relay = Relay(hub, fleet, Report(), config)
     try:
         yield World(relay, hub, fleet, ledger, engines, scheduler, takes=takes)
     finally:
@@ -282,7 +280,7 @@ def idle(world: World) -> bool:
     """Whether nothing is left anywhere: no request in, no slot in use, the engines run none."""
     now = world.hub.statistics()
     return (
-        world.hub.held == 0
+        world.hub.reserved == 0
         and now.waiting == 0
         and now.running == 0
         and not any(engine.running for engine in world.engines)

@@ -9,24 +9,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-CHARS = [
-    "a",
-    "b ",
-    "the ",
-    "é",
-    "€",
-    "𝄞",
-    "\n",
-    '"',
-    "\\",
-    "x,y ",
-    "ü",
-    "日",
-    '"text":"x',
-    "data: [DONE]",
-    "z",
-]
-NULLS = ("refusal", "annotations", "audio", "function_call", "reasoning")
+CHARS = ["a", "b ", "the ", "é", "€", "𝄞", "\n", '"', "\\", "x,y ", "ü", "日", '"text":"x', "data: [DONE]", "z"]
+NULLS = ("rejection", "annotations", "audio", "function_call", "reasoning")
 
 
 def encode(text: str) -> list[int]:
@@ -145,7 +129,7 @@ class Scripted:
                 raw = await reader.readexactly(int(headers.get("content-length", 0)))
                 seen = Seen(lines[0].split()[1], headers, json.loads(raw or b"{}"), raw)
                 if seen.path == "/detokenize":
-                    self._whole(writer, 200, {"prompt": decode(seen.body["tokens"])})
+                    self._complete(writer, 200, {"prompt": decode(seen.body["tokens"])})
                     continue
                 self.seen.append(seen)
                 await self._served(seen, reader, writer)
@@ -161,7 +145,7 @@ class Scripted:
         kind = fault.kind if fault else ""
         if kind.isdigit():
             seen.how = kind
-            self._whole(writer, int(kind), {"error": {"message": "no"}, "object": "error"})
+            self._complete(writer, int(kind), {"error": {"message": "no"}, "object": "error"})
             return
         if kind == "die" and fault and fault.after < 0:
             seen.how = kind
@@ -173,7 +157,7 @@ class Scripted:
             raise ConnectionResetError
         gone = asyncio.ensure_future(reader.read(1))
         try:
-            await self._answered(seen, fault, writer, gone)
+            await self._on_response(seen, fault, writer, gone)
         finally:
             if seen.how == "running":
                 seen.how = "aborted"
@@ -181,12 +165,8 @@ class Scripted:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await gone
 
-    async def _answered(  # noqa: C901 - one story
-        self,
-        seen: Seen,
-        fault: Fault | None,
-        writer: asyncio.StreamWriter,
-        gone: asyncio.Future[bytes],
+    async def _on_response(  # noqa: C901 - one story
+        self, seen: Seen, fault: Fault | None, writer: asyncio.StreamWriter, stopped: asyncio.Future[bytes]
     ) -> None:
         body, chat = seen.body, "messages" in seen.body
         prompt = self._prompt(body)
@@ -195,8 +175,8 @@ class Scripted:
         if not body.get("stream"):
             ids, text = answer(prompt, most)
             for _ in ids:
-                await self._pause(gone)
-            self._whole(writer, 200, self._object(frame, chat, text, len(prompt), len(ids)))
+                await self._pause(stopped)
+            self._complete(writer, 200, self._object(frame, chat, text, len(prompt), len(ids)))
             seen.how = "finished"
             return
         self._head(writer)
@@ -209,8 +189,8 @@ class Scripted:
         text, chunk = "", []
         for done in range(1, most + 1):
             if fault and fault.after == done - 1:
-                await self._failed(seen, fault, writer, gone)
-            await self._pause(gone)
+                await self._failed(seen, fault, writer, stopped)
+            await self._pause(stopped)
             ids.append(following(ids))
             chunk.append(ids[-1])
             text += words.step(ids[-1])
@@ -224,7 +204,7 @@ class Scripted:
             seen.sent, text, chunk = done, "", []
             await writer.drain()
         if fault and fault.after >= most:
-            await self._failed(seen, fault, writer, gone)
+            await self._failed(seen, fault, writer, stopped)
         if (body.get("stream_options") or {}).get("include_usage"):
             self._event(writer, {**frame, "choices": [], "usage": _usage(len(prompt), most)})
         if not (fault and fault.kind == "no_done"):
@@ -234,7 +214,7 @@ class Scripted:
         await writer.drain()
 
     async def _failed(
-        self, seen: Seen, fault: Fault, writer: asyncio.StreamWriter, gone: asyncio.Future[bytes]
+        self, seen: Seen, fault: Fault, writer: asyncio.StreamWriter, stopped: asyncio.Future[bytes]
     ) -> None:
         if fault.kind == "die":
             await writer.drain()
@@ -242,7 +222,7 @@ class Scripted:
             seen.how = "died"
             raise ConnectionResetError
         if fault.kind == "stall":
-            await gone
+            await stopped
             raise ConnectionResetError
         if fault.kind in ("error", "busy"):
             code = 503 if fault.kind == "busy" else 500
@@ -255,9 +235,9 @@ class Scripted:
         if fault.kind == "garbage":
             self._chunk(writer, b"data: {not json\xff\n\n\x00\x01:::\n\n")
 
-    async def _pause(self, gone: asyncio.Future[bytes]) -> None:
+    async def _pause(self, stopped: asyncio.Future[bytes]) -> None:
         await asyncio.sleep(self.step_s)
-        if gone.done():
+        if stopped.done():
             raise ConnectionResetError
 
     def _prompt(self, body: dict[str, Any]) -> list[int]:
@@ -275,8 +255,7 @@ class Scripted:
 
     def _head(self, writer: asyncio.StreamWriter) -> None:
         writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
 
     def _event(self, writer: asyncio.StreamWriter, data: Any) -> None:
@@ -286,7 +265,7 @@ class Scripted:
     def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    def _whole(self, writer: asyncio.StreamWriter, status: int, data: Any) -> None:
+    def _complete(self, writer: asyncio.StreamWriter, status: int, data: Any) -> None:
         body = json.dumps(data).encode()
         writer.write(
             b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
@@ -294,9 +273,7 @@ class Scripted:
         )
 
 
-def _choice(
-    chat: bool, text: str, finish: str | None, ids: list[int] | None, *, role: bool = False
-) -> dict[str, Any]:
+def _choice(chat: bool, text: str, finish: str | None, ids: list[int] | None, *, role: bool = False) -> dict[str, Any]:
     delta = {"role": "assistant", "content": text} if role else {"content": text}
     words: dict[str, Any] = {"delta": delta} if chat else {"text": text}
     return {"index": 0, **words, "logprobs": None, "finish_reason": finish, "token_ids": ids}

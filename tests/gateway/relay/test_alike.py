@@ -78,10 +78,10 @@ def told(state, pieces: list[bytes]):
         out.append(state.feed(piece))
         if state.trouble is not None:
             break
-    facts = (state.count, state.why, state.complete, state.finished, state.sent, str(state.trouble))
+    metadata = (state.count, state.cause, state.complete, state.finished, state.sent, str(state.trouble))
     if isinstance(state, Tracked):
-        facts += (state.kept, state.unsure, state.resumable, state.prompt_ids, state.tail(1 << 20))
-    return out, facts
+        metadata += (state.retained, state.unsure, state.resumable, state.prompt_ids, state.tail(1 << 20))
+    return out, metadata
 
 
 @pytest.mark.parametrize("sep", [(",", ":"), (", ", ": ")])
@@ -101,9 +101,9 @@ def test_what_goes_on_and_what_is_counted_is_the_same_as_without_it(kind, sep):
             data = data.replace(b'"choices"', b'"prompt_token_ids":[7,8],"choices"', 1)
         pieces = chunks(draws, data)
         fast, slow = made(), made()
-        slow._alike = Scanned()
+        slow._matching = Scanned()
         assert told(fast, pieces) == told(slow, pieces), seed
-        fitted += fast._alike._fitted
+        fitted += fast._matching._fit_result
     assert fitted > 300
 
 

@@ -14,20 +14,20 @@ WHOLE, STREAM = BODY | {"presence_penalty": 0.5}, BODY | {"stream": True}
 UNLEARNED = 200 * PREFILL_WEIGHT / 4
 
 
-@pytest.mark.parametrize("abilities", [BARE, IDS])
-def test_of_mixed_traffic_only_streams_teach_what_a_start_takes(abilities):
+@pytest.mark.parametrize("capabilities", [BARE, IDS])
+def test_of_mixed_traffic_only_streams_teach_what_a_start_takes(capabilities):
     """Nine starts are enough to learn of: there are two, and twelve answers that come whole."""
 
     async def work() -> None:
-        async with world([Scripted()], abilities=abilities) as w:
+        async with world([Scripted()], capabilities=capabilities) as w:
             (worker,) = w.scheduler._crew
             for _ in range(2):
                 for _ in range(6):
-                    assert (await w.ask(WHOLE)).status == 200
-                await w.ask(STREAM)
+                    assert (await w.submit(WHOLE)).status == 200
+                await w.submit(STREAM)
             assert worker.price.recompute_steps(200, 4) == UNLEARNED
             for _ in range(8):
-                await w.ask(STREAM)
+                await w.submit(STREAM)
             assert worker.price.recompute_steps(200, 4) != UNLEARNED
 
     run(work)
@@ -36,10 +36,10 @@ def test_of_mixed_traffic_only_streams_teach_what_a_start_takes(abilities):
 def test_engines_are_compared_and_times_to_first_tokens_told_by_streams_alone():
     async def work() -> None:
         compared: list[str] = []
-        async with world([Scripted()], abilities=BARE) as w:
+        async with world([Scripted()], capabilities=BARE) as w:
             w.hub.listeners.add(FirstTokens(lambda name, seconds: compared.append(name)))
             for body in (WHOLE, STREAM, WHOLE, STREAM, WHOLE):
-                await w.ask(body)
+                await w.submit(body)
             told = [number for what, number in w.ledger.events if what == "first_token"]
             assert told == [2, 4]
             assert compared == ["w0", "w0"]
@@ -50,8 +50,8 @@ def test_engines_are_compared_and_times_to_first_tokens_told_by_streams_alone():
 
 def test_who_is_not_streamed_but_fetched_as_a_stream_does_have_a_first_token():
     async def work() -> None:
-        async with world([Scripted()], abilities=IDS) as w:
-            await w.ask(BODY)
+        async with world([Scripted()], capabilities=IDS) as w:
+            await w.submit(BODY)
             assert ("first_token", 1) in w.ledger.events
 
     run(work)

@@ -31,9 +31,9 @@ class Noting(Fleet):
         super().__init__(*arguments, **named)
         self.blamed = []
 
-    def failed(self, name, why):
-        self.blamed.append(why)
-        super().failed(name, why)
+    def failed(self, name, cause):
+        self.blamed.append(cause)
+        super().failed(name, cause)
 
 
 @asynccontextmanager
@@ -41,15 +41,15 @@ async def before(engine, mode):
     config = GatewayConfig(
         engines=(Engine(engine.url),),
         order=Order(mode, window_tokens=10),
-        forecasting=Forecasting(predictor="none"),
-        care=CARE,
+        prediction=Forecasting(predictor="none"),
+        resilience=CARE,
         listen=Listen(port=0, admin_port=None),
     )
     async with (
         Gateway(config, make_fleet=Noting) as gateway,
         ClientSession(f"http://127.0.0.1:{gateway.port}") as client,
     ):
-        await gateway.fleet.settled(10)
+        await gateway.fleet.stable(10)
 
         async def ask(**fields):
             async with client.post("/v1/completions", json=HELD | fields) as answer:
@@ -65,13 +65,13 @@ def test_an_answer_beyond_the_bound_is_the_fault_of_the_engine_and_the_next_one_
     async def work():
         async with EngineServer(EngineSpec(speed=50.0)) as engine, before(engine, mode) as (gateway, ask):
             assert (await ask())[0] == 200
-            engine.faults.coming = [Fault("giant", after_tokens=5, size=300_000)]
+            engine.faults.incoming = [Fault("giant", after_tokens=5, size=300_000)]
             status, told = await ask()
             assert (status, told["error"]["code"]) == (502, "answer_too_long")
             assert "200000 bytes" in told["error"]["message"]
             assert len(engine.log.entries) - 1 == 2, "nobody else is asked for the same (one was the probe)"
             assert gateway.fleet.blamed == ["answer too long"]
-            engine.faults.coming = [Fault("giant", after_tokens=5, size=100_000)]
+            engine.faults.incoming = [Fault("giant", after_tokens=5, size=100_000)]
             status, told = await ask()
             assert status == 200
             assert len(told["choices"][0]["text"]) > 100_000
@@ -117,15 +117,15 @@ def test_no_engine_meets_one_request_id_twice_and_the_client_keeps_its_own():
             await answer.aclose()
             assert got.endswith(b"data: [DONE]\n\n")
             seen = [one.headers["x-request-id"] for engine in w.engines for one in engine.seen]
-            assert sorted(seen) == ["mine", "mine-2", "mine-3"]
+            assert sorted(seen) == ["own", "mine-2", "mine-3"]
             assert {one.headers["traceparent"] for engine in w.engines for one in engine.seen} == {"00-1"}
-            assert mine.headers[0] == ("X-Request-Id", "mine")
+            assert mine.headers[0] == ("X-Request-Id", "own")
 
     run(work)
 
 
 def replace_headers(one):
-    one.headers = [("X-Request-Id", "mine"), ("traceparent", "00-1")]
+    one.headers = [("X-Request-Id", "own"), ("traceparent", "00-1")]
     return one
 
 

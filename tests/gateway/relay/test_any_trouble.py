@@ -24,8 +24,7 @@ CARE = Care(stall_s=0.3, first_byte_s=1.0, retry_share=1.0)
 
 def engine(dice: random.Random) -> Scripted:
     faults = [
-        Fault(dice.choice(KINDS), dice.choice(PLACES)) if dice.random() < 0.25 else None
-        for _ in range(3 * REQUESTS)
+        Fault(dice.choice(KINDS), dice.choice(PLACES)) if dice.random() < 0.25 else None for _ in range(3 * REQUESTS)
     ]
     return Scripted(plan=faults, step_s=0.001, per_chunk=dice.choice((1, 1, 2, 3)))
 
@@ -62,19 +61,19 @@ def check_stream(reply: Reply, ids: list[int], text: str, *, asked_ids: bool) ->
     assert told in ([], ids) if asked_ids else not told
 
 
-def check_whole(told: dict[str, Any], ids: list[int], text: str) -> None:
-    if "error" in told:
+def check_whole(report: dict[str, Any], ids: list[int], text: str) -> None:
+    if "error" in report:
         return
-    (choice,) = told["choices"]
+    (choice,) = report["choices"]
     assert (choice["message"]["content"] if "message" in choice else choice["text"]) == text
     assert choice.get("token_ids") in (None, ids)
-    assert told["usage"]["completion_tokens"] == len(ids)
+    assert report["usage"]["completion_tokens"] == len(ids)
 
 
 async def one(w: World, dice: random.Random, number: int) -> None:
     body = asked(dice, number)
     await asyncio.sleep(0.3 * dice.random())
-    reply = await w.ask(body, api="chat" if "messages" in body else "completions")
+    reply = await w.submit(body, api="chat" if "messages" in body else "completions")
     ids, text = answer(w.engines[0]._prompt(body), body["max_tokens"])
     if body["stream"] and reply.status == 200:
         check_stream(reply, ids, text, asked_ids=body["return_token_ids"])
@@ -89,14 +88,12 @@ def test_each_answer_is_right_or_says_that_it_is_not_and_nothing_is_left(seed: i
     async def work() -> None:
         engines = [engine(dice) for _ in range(3)]
         takes = dice.choice((None, lambda: dice.random() < 0.5))
-        async with world(
-            engines, cap=dice.choice((1, 4)), order=ORDERS[seed % 2], care=CARE, takes=takes
-        ) as w:
+        async with world(engines, cap=dice.choice((1, 4)), order=ORDERS[seed % 2], resilience=CARE, takes=takes) as w:
             meddler = asyncio.ensure_future(meddle(w, dice))
             await asyncio.gather(*(one(w, dice, number) for number in range(REQUESTS)))
             meddler.cancel()
             await until(lambda: idle(w))
-            assert w.ledger.why
+            assert w.ledger.cause
 
     run(work)
 
@@ -119,7 +116,7 @@ def test_half_a_character_among_the_first_tokens_is_made_again(per_chunk: int):
     async def work() -> None:
         engines = [Scripted(plan=[Fault("die", 3 * per_chunk)], per_chunk=per_chunk), Scripted()]
         async with world(engines) as w:
-            reply = await w.ask({"model": "m", "prompt": prompt, "max_tokens": 20, "stream": True})
+            reply = await w.submit({"model": "m", "prompt": prompt, "max_tokens": 20, "stream": True})
             assert reply.text == answer(encode(prompt), 20)[1]
 
     run(work)

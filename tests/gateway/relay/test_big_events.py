@@ -37,9 +37,7 @@ async def huge(request: web.Request) -> web.StreamResponse:
     answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await answer.prepare(request)
     size = int((await request.json())["user"])
-    await answer.write(
-        b'data: {"choices":[{"index":0,"text":"' + b"x" * size + b'","finish_reason":null}]}\n\n'
-    )
+    await answer.write(b'data: {"choices":[{"index":0,"text":"' + b"x" * size + b'","finish_reason":null}]}\n\n')
     end = b'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     await answer.write(end)
     await answer.write_eof()
@@ -59,12 +57,12 @@ async def sizes_through_a_gateway(*sizes: int) -> list[int]:
     config = GatewayConfig(
         engines=(engine,),
         order=Order("fcfs"),
-        forecasting=Forecasting(predictor="none"),
+        prediction=Forecasting(predictor="none"),
         listen=Listen(port=0, admin_port=None),
     )
     came = []
     async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:
-        await gateway.fleet.settled(10)
+        await gateway.fleet.stable(10)
         url = f"http://127.0.0.1:{gateway.port}/v1/completions"
         for size in sizes:
             body = {"model": "m", "prompt": "hi", "stream": True, "user": str(size)}
@@ -82,17 +80,17 @@ def test_through_the_whole_gateway_and_the_next_request_is_served():
 LONG = "x" * 400_000
 
 
-@pytest.mark.parametrize("facts", [{}, {"stream": False}, {"return_token_ids": True}])
-def test_a_prompt_whose_ids_take_more_than_a_mib_is_told_and_goes_on_elsewhere(facts: dict):
+@pytest.mark.parametrize("metadata", [{}, {"stream": False}, {"return_token_ids": True}])
+def test_a_prompt_whose_ids_take_more_than_a_mib_is_told_and_goes_on_elsewhere(metadata: dict):
     """The engine tells them in its first event, and again where the answer goes on."""
 
     async def work() -> None:
         engines = [Scripted(plan=[Fault("die", 2)]), Scripted()]
         async with world(engines, order=Order("isrtf", window_tokens=2)) as w:
-            reply = await w.ask({"model": "m", "prompt": LONG, "max_tokens": 4, "stream": True, **facts})
+            reply = await w.submit({"model": "m", "prompt": LONG, "max_tokens": 4, "stream": True, **metadata})
             assert reply.status == 200
             text = reply.text
-            if not facts.get("stream", True):
+            if not metadata.get("stream", True):
                 text = json.loads(reply.body)["choices"][0]["text"]
             assert text == answer(encode(LONG), 4)[1]
             assert [name for name, _ in w.fleet.faults] == ["w0"]

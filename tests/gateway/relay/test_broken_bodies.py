@@ -18,17 +18,14 @@ async def troubles() -> dict[str, str]:
     broken = FaultPlan(always=Fault("close", after_tokens=2))
     async with EngineServer(EngineSpec(), faults=broken) as one, EngineServer(EngineSpec()) as other:
         config = GatewayConfig(
-            engines=(
-                Engine(one.url, name="broken", probe=False),
-                Engine(other.url, name="other", probe=False),
-            ),
+            engines=(Engine(one.url, name="broken", probe=False), Engine(other.url, name="other", probe=False)),
             order=Order("fcfs"),
-            care=Care(failures=3, open_s=60.0),
-            forecasting=Forecasting(predictor="none"),
+            resilience=Care(failures=3, open_s=60.0),
+            prediction=Forecasting(predictor="none"),
             listen=Listen(port=0, admin_port=None),
         )
         async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:
-            await gateway.fleet.settled(10)
+            await gateway.fleet.stable(10)
             url = f"http://127.0.0.1:{gateway.port}/v1/completions"
             body = {"model": "toy", "prompt": "hi", "max_tokens": 6, "stream": True}
 

@@ -55,8 +55,8 @@ def test_a_broken_event_is_trouble_and_nothing_of_it_or_behind_it_comes_out(brok
     pieces = [before + broken + event("d", [8])] if at_once else [before, broken]
     assert b"".join(map(state.feed, pieces)) == before
     assert (state.trouble.reason, state.trouble.engine) == ("malformed", True)
-    assert (state.resumable, state.complete, state.kept) == (True, False, 3)
-    assert state.next_leg(state.kept) == b"5,6,7"
+    assert (state.resumable, state.complete, state.retained) == (True, False, 3)
+    assert state.next_leg(state.retained) == b"5,6,7"
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -87,14 +87,14 @@ def test_what_is_not_broken_passes_and_can_go_on(other):
     state = begun(Tracked(WANTS))
     assert state.feed(other) == other
     assert (state.trouble, state.resumable) == (None, True)
-    assert state.count == state.kept == 2 + (b"[7]" in other)
+    assert state.count == state.retained == 2 + (b"[7]" in other)
 
 
 @pytest.mark.parametrize("ids_shown", [True, False])
 def test_a_token_ahead_of_its_text_stays_so_however_its_event_ends(ids_shown):
     state = begun(Tracked(replace(WANTS, ids=ids_shown)))
     state.feed(event("", [7]).replace(b"\n\n", b"\nid: 3\n\n"))
-    assert (state.trouble, state.resumable, state.count, state.kept) == (None, True, 3, 2)
+    assert (state.trouble, state.resumable, state.count, state.retained) == (None, True, 3, 2)
 
 
 SPACED = event("c", [7]).replace(b'":', b'" :').replace(b"data :", b"data:")
@@ -119,9 +119,9 @@ def test_what_adds_to_the_output_and_tells_no_token_ends_what_can_go_on(hiding):
 def test_what_an_engine_says_as_it_gives_up_is_neither_told_nor_counted():
     state = begun(Tracked(WANTS))
     assert state.feed(event("c", [7], finish="abort")) == b""
-    assert (state.trouble.reason, state.kept, state.next_leg(2)) == ("aborted", 2, b"5,6")
+    assert (state.trouble.reason, state.retained, state.next_leg(2)) == ("aborted", 2, b"5,6")
     assert state.feed(event("c", [7], finish="abort")) == b""
-    assert (state.trouble.reason, state.kept) == ("aborted", 2)
+    assert (state.trouble.reason, state.retained) == ("aborted", 2)
 
 
 def test_half_an_event_at_the_end_is_a_stream_that_broke_off():
@@ -131,7 +131,7 @@ def test_half_an_event_at_the_end_is_a_stream_that_broke_off():
             state.next_leg(2)
         assert state.feed(b'data: {"choices":[{"te') == b""
         assert state.end() == b""
-        assert (state.trouble.reason, state.resumable, state.kept) == ("closed early", True, 2)
+        assert (state.trouble.reason, state.resumable, state.retained) == ("closed early", True, 2)
 
 
 @pytest.mark.parametrize("broken", [b'data: {"choi', b'data: {"error":{"code":500}}'])
@@ -148,12 +148,7 @@ def test_behind_the_end_of_the_output_nothing_is_missing(broken):
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        *BROKEN[:5],
-        b'data: {"choices":7}\n\n',
-        b'data: {"choices":[7]}\n\n',
-        b'data: {"choices":[{"token_ids":7}]}\n\n',
-    ],
+    [*BROKEN[:5], b'data: {"choices":7}\n\n', b'data: {"choices":[7]}\n\n', b'data: {"choices":[{"token_ids":7}]}\n\n'],
 )
 def test_in_a_further_leg_it_is_trouble_too(broken):
     state = begun(Tracked(WANTS))
@@ -161,7 +156,7 @@ def test_in_a_further_leg_it_is_trouble_too(broken):
     out = state.feed(event("c", [7], first=True) + broken + event("d", [8]))
     assert [json.loads(one[6:])["choices"][0]["text"] for one in out.split(b"\n\n") if one] == ["c"]
     assert (state.trouble.reason, state.resumable) == ("malformed", True)
-    assert state.next_leg(state.kept) == b"5,6,7"
+    assert state.next_leg(state.retained) == b"5,6,7"
     assert state.trouble is None
     assert b'"d"' in state.feed(event("d", [8], finish="stop"))
     assert state.feed(DONE).endswith(DONE)
@@ -169,25 +164,19 @@ def test_in_a_further_leg_it_is_trouble_too(broken):
 
 
 def test_a_whole_answer_goes_on_behind_what_was_read_before_a_broken_event():
-    state = begun(
-        Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
-    )
+    state = begun(Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000))
     assert state.feed(BROKEN[0] + event("d", [8])) == b""
     assert (state.trouble.reason, state.resumable) == ("malformed", True)
-    assert state.next_leg(state.kept) == b"5,6"
+    assert state.next_leg(state.retained) == b"5,6"
     told = json.loads(state.feed(event("c", [7], finish="stop") + DONE))
     assert told["choices"][0]["text"] == "abc"
     assert told["choices"][0]["token_ids"] == [5, 6, 7]
     assert told["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.parametrize(
-    "broken", [BROKEN[0], b"data: 7\n\n", b'data: {"choices":[{"text":"c","delta":7}]}\n\n']
-)
+@pytest.mark.parametrize("broken", [BROKEN[0], b"data: 7\n\n", b'data: {"choices":[{"text":"c","delta":7}]}\n\n'])
 def test_a_whole_answer_that_nobody_can_go_on_with_takes_nothing_broken(broken):
-    state = begun(
-        Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
-    )
+    state = begun(Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000))
     assert state.feed(event("c")) == b""
     assert (state.trouble, state.resumable) == (None, False)
     assert state.feed(broken) == b""
@@ -199,8 +188,8 @@ def test_a_whole_answer_that_nobody_can_go_on_with_takes_nothing_broken(broken):
 def test_the_stream_goes_on_from_another_engine_and_the_first_is_to_blame(after, at_once):
     async def work() -> None:
         engines = [Scripted(plan=[Fault("garbage", after)]), Scripted()]
-        async with world(engines, care=Care(), takes=(lambda: True) if at_once else None) as w:
-            reply = await w.ask(BODY)
+        async with world(engines, resilience=Care(), takes=(lambda: True) if at_once else None) as w:
+            reply = await w.submit(BODY)
             assert b"not json" not in reply.body
             assert reply.text == answer(encode("p 60"), 60)[1]
             assert (reply.finishes, reply.events[-1]) == (["length"], "[DONE]")

@@ -24,12 +24,12 @@ async def statuses(changes: Callable[[EngineServer], None]) -> tuple[list[int], 
         config = GatewayConfig(
             engines=engines,
             order=Order("fcfs"),
-            care=Care(health_every_s=0.1, failures=3, open_s=60.0),
-            forecasting=Forecasting(predictor="none"),
+            resilience=Care(health_every_s=0.1, failures=3, open_s=60.0),
+            prediction=Forecasting(predictor="none"),
             listen=Listen(port=0, admin_port=None),
         )
         async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:
-            await gateway.fleet.settled(10)
+            await gateway.fleet.stable(10)
             changes(one)
             url = f"http://127.0.0.1:{gateway.port}/v1/completions"
             body = {"model": "toy", "prompt": "hi", "max_tokens": 3}

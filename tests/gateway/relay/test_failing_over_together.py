@@ -33,7 +33,7 @@ def test_all_that_a_dead_engine_had_ends_whole_elsewhere(stream):
         dying, other = engines = [Scripted(step_s=0.02), Scripted()]
         async with world(engines, cap=STREAMS) as w:
             w.hub.fleet_changed(states("w0"))
-            tasks = [asyncio.ensure_future(w.ask({**BODY, "stream": stream})) for _ in range(STREAMS)]
+            tasks = [asyncio.ensure_future(w.submit({**BODY, "stream": stream})) for _ in range(STREAMS)]
             await until(lambda: len([one for one in dying.seen if one.sent > 3]) == STREAMS)
             w.hub.fleet_changed(states("w0", "w1"))
             await dying.kill()
@@ -42,7 +42,7 @@ def test_all_that_a_dead_engine_had_ends_whole_elsewhere(stream):
             assert not stream or {reply.events[-1] for reply in replies} == {"[DONE]"}
             assert len(other.seen) == STREAMS
             assert w.ledger.outcomes == {Outcome.FINISHED: STREAMS}
-            assert w.relay.budget.spent == 0
+            assert w.relay.budget.used == 0
             await until(lambda: idle(w))
 
     run(work)
@@ -55,14 +55,14 @@ def spend(budget: Budget) -> None:
             pass
 
 
-@pytest.mark.parametrize(("spent", "engines_lost"), [(False, 3), (True, 2)])
-def test_what_broke_one_engine_has_to_be_paid_for_and_breaks_three_at_most(spent, engines_lost):
+@pytest.mark.parametrize(("used", "engines_lost"), [(False, 3), (True, 2)])
+def test_what_broke_one_engine_has_to_be_paid_for_and_breaks_three_at_most(used, engines_lost):
     async def work() -> None:
         engines = [Scripted([Fault("die", 12)] * 9) for _ in range(6)]
         async with world(engines) as w:
-            if spent:
+            if used:
                 spend(w.relay.budget)
-            reply = await w.ask(BODY)
+            reply = await w.submit(BODY)
             assert reply.events[-1]["error"]["code"] == "engine_failed"
             assert sum(len(engine.seen) for engine in engines) == engines_lost
 
@@ -74,7 +74,7 @@ def test_only_the_first_engine_that_breaks_off_is_left_for_free():
     spend(budget)
 
     def free(trouble: Trouble, *, failures: int = 1, spoke: bool = True) -> bool:
-        return budget.again(trouble, "c", failures=failures, spoke=spoke)
+        return budget.retry(trouble, "c", failures=failures, spoke=spoke)
 
     for why in ("no connection", "closed early", STALLED):
         assert free(Trouble(why))
@@ -94,7 +94,7 @@ def test_one_caller_leaves_half_of_it_to_the_others(share):
                 budget.request("a")
             else:
                 budget.take("a")
-        assert budget.spent <= OF_ONE + share * steps
+        assert budget.used <= OF_ONE + share * steps
         assert [budget.take("b") for _ in range(5)] == [True] * 5
 
 
@@ -125,12 +125,12 @@ def test_of_callers_without_number_few_are_remembered():
 def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_others():
     async def work() -> None:
         engines = [Scripted([Fault("500")] * 500) for _ in range(2)]
-        async with world(engines, care=Care(retry_share=0.1)) as w:
-            failed = [await w.ask(BODY, tenant=7) for _ in range(40)]
+        async with world(engines, resilience=Care(retry_share=0.1)) as w:
+            failed = [await w.submit(BODY, tenant=7) for _ in range(40)]
             assert {reply.status for reply in failed} == {502}
-            assert w.relay.budget.spent <= OF_ONE + 0.1 * 40
+            assert w.relay.budget.used <= OF_ONE + 0.1 * 40
             engines[0].plan, engines[1].plan = [Fault("500")], []
-            replies = [await w.ask(BODY, tenant=8) for _ in range(2)]
+            replies = [await w.submit(BODY, tenant=8) for _ in range(2)]
             assert [reply.status for reply in replies] == [200, 200]
             assert engines[0].plan == [], "one of them was sent to another engine"
             assert w.ledger.outcomes == {Outcome.FAILED: 40, Outcome.FINISHED: 2}

@@ -14,7 +14,7 @@ BODY = {"model": "m", "prompt": "p 5", "max_tokens": 5, "stream": True, "tempera
 class SaysWhen(Scripted):
     """Says with its refusals when it wants to be asked again."""
 
-    def _whole(self, writer, status, data) -> None:
+    def _complete(self, writer, status, data) -> None:
         body = json.dumps(data).encode()
         writer.write(b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nRetry-After: 2\r\n" % status)
         writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -24,14 +24,14 @@ def test_while_one_waits_for_the_full_engine_no_other_is_sent_there():
     async def work() -> None:
         engines = [SaysWhen([Fault("503")] * 99), SaysWhen()]
         async with world(engines) as w:
-            begun_s, tasks = w.hub.clock(), []
-            while w.hub.clock() < begun_s + 0.5:
-                tasks.append(asyncio.ensure_future(w.ask(BODY)))
+            started_s, tasks = w.hub.clock(), []
+            while w.hub.clock() < started_s + 0.5:
+                tasks.append(asyncio.ensure_future(w.submit(BODY)))
                 await asyncio.sleep(0.02)
             replies = await asyncio.gather(*tasks)
             assert {reply.text for reply in replies} == {answer(encode("p 5"), 5)[1]}
             assert len(engines[0].seen) == 1
-            assert w.ledger.why == ["retried"]
+            assert w.ledger.cause == ["retried"]
             assert w.fleet.faults == []
             await until(lambda: idle(w))
 

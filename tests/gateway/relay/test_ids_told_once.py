@@ -14,9 +14,7 @@ from lengthwise.gateway.relay.responses import Tracked
 from lengthwise.gateway.relay.sse import Wants
 
 
-def event(
-    text: str, ids: list[int] | None, finish: str | None = None, prompt: list[int] | None = None
-) -> bytes:
+def event(text: str, ids: list[int] | None, finish: str | None = None, prompt: list[int] | None = None) -> bytes:
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "token_ids": ids}
     if prompt is not None:
         choice["prompt_token_ids"] = prompt
@@ -53,28 +51,24 @@ def test_ids_that_are_ahead_of_the_text_come_with_the_text_that_they_complete(us
     before = told(out)[1]
     held = one.feed(event("", [2])) + one.feed(event("", [3]))
     assert told(held) == ("", [])
-    assert one.kept == len(before)
+    assert one.retained == len(before)
     assert told(one.feed(event("\u00e9", [4]))) == ("\u00e9", [2, 3, 4])
-    assert one.kept == len(before) + 3
+    assert one.retained == len(before) + 3
 
 
 @pytest.mark.parametrize("last", [[5], [], None])
 def test_ids_whose_text_never_comes_are_told_at_the_end(last):
     one = stream()
     one.feed(event("a", [1], prompt=[7]))
-    out = (
-        one.feed(event("", [2])) + one.feed(event("", last, finish="length")) + one.feed(b"data: [DONE]\n\n")
-    )
+    out = one.feed(event("", [2])) + one.feed(event("", last, finish="length")) + one.feed(b"data: [DONE]\n\n")
     assert told(out) == ("", [2, *(last or [])])
 
 
 def test_who_is_cut_at_half_a_character_is_told_no_id_twice():
     one = stream()
     out = one.feed(event("a", [1], prompt=[7])) + one.feed(event("", [2]))
-    one.next_leg(one.kept)
-    out += (
-        one.feed(event("", [2])) + one.feed(event("\u00e9", [3])) + one.feed(event("c", [4], finish="length"))
-    )
+    one.next_leg(one.retained)
+    out += one.feed(event("", [2])) + one.feed(event("\u00e9", [3])) + one.feed(event("c", [4], finish="length"))
     assert told(out) == ("a\u00e9c", [1, 2, 3, 4])
 
 
@@ -102,7 +96,7 @@ def test_chunks_of_several_tokens_tell_each_id_once_however_many_cuts_are_wanted
             choice = None if stream else json.loads(reply.body)["choices"][0]
             assert (ids_of(reply) if stream else choice["token_ids"]) == WHOLE[0]
             assert (reply.text if stream else choice["text"]) == WHOLE[1]
-            assert stream or w.ledger.why.count("cut") >= 3
+            assert stream or w.ledger.cause.count("cut") >= 3
 
     run(work)
 
@@ -124,7 +118,7 @@ def test_an_engine_that_dies_in_half_a_character_whose_ids_were_told_ends_the_st
         for wanted in (True, False):
             engines = [Scripted(plan=[Fault("die", at)], per_chunk=2), Scripted(per_chunk=2)]
             async with world(engines) as w:
-                reply = await w.ask({**LONG, "return_token_ids": wanted})
+                reply = await w.submit({**LONG, "return_token_ids": wanted})
                 if half and wanted:
                     assert reply.events[-1]["error"]["code"] == "ids_ahead"
                     assert ids_of(reply) == WHOLE[0][:at]
@@ -139,7 +133,7 @@ def test_a_whole_answer_of_an_engine_that_dies_in_half_a_character_tells_each_id
     async def work() -> None:
         engines = [Scripted(plan=[Fault("die", breaks(2, half=True))], per_chunk=2), Scripted(per_chunk=2)]
         async with world(engines) as w:
-            reply = await w.ask({**LONG, "stream": False, "return_token_ids": True})
+            reply = await w.submit({**LONG, "stream": False, "return_token_ids": True})
             (choice,) = json.loads(reply.body)["choices"]
             assert (choice["text"], choice["token_ids"]) == (WHOLE[1], WHOLE[0])
 

@@ -38,7 +38,7 @@ async def said_by(engine: bytes, asks: int = 1) -> tuple[Line, list[bytes], list
         try:
             for _ in range(asks):
                 line.send(HEAD, b"")
-                await line.answered()
+                await line.succeeded()
                 parts = []
                 while part := await line.read():
                     parts.append(part)
@@ -100,7 +100,7 @@ async def streaming() -> AsyncIterator[tuple[Line, asyncio.Queue[bytes]]]:
         _, line = await asyncio.get_running_loop().create_connection(Line, "127.0.0.1", port)
         try:
             line.send(HEAD, b"")
-            await line.answered()
+            await line.succeeded()
             yield line, said
         finally:
             line.abort()
@@ -172,7 +172,7 @@ def test_who_is_stirred_leaves_what_comes_to_who_reads_next():
             def tap(data: bytes) -> bool:
                 line.tap = None
                 later.append(asyncio.get_running_loop().create_task(line.read()))
-                line.stir()
+                line.wakeup()
                 return True
 
             line.tap = tap

@@ -31,7 +31,7 @@ def test_the_last_engine_dies_and_none_comes(takes):
     async def work() -> None:
         engine = Scripted([Fault("die", 23)], step_s=0.002)
         async with world([engine], admission=Admission(no_engine_s=0.1), takes=takes) as w:
-            task = asyncio.ensure_future(w.ask(BODY))
+            task = asyncio.ensure_future(w.submit(BODY))
             await until(lambda: w.ledger.tokens_of[1] > 5)
             w.hub.fleet_changed([WorkerState("w0", ("m",), up=False)])
             is_half_and_says_so(await task, "no_engine")
@@ -45,10 +45,10 @@ def test_the_last_engine_dies_and_none_comes(takes):
 def test_the_gateway_ends_while_a_cut_stream_waits(takes):
     async def work() -> None:
         async with world([Scripted(step_s=0.004)], cap=1, order=EAGER, takes=takes) as w:
-            long = asyncio.ensure_future(w.ask(LONG))
+            long = asyncio.ensure_future(w.submit(LONG))
             await until(lambda: w.ledger.tokens_of[1] > 12)
-            other = asyncio.ensure_future(w.ask({**short(1), "max_tokens": 40}))
-            await until(lambda: w.ledger.why == ["cut"])
+            other = asyncio.ensure_future(w.submit({**short(1), "max_tokens": 40}))
+            await until(lambda: w.ledger.cause == ["cut"])
             w.hub.close()
             reply = await long
             assert reply.events[-1]["error"]["code"] == "draining"
@@ -65,7 +65,7 @@ def test_its_engine_dies_once_the_gateway_has_ended(takes):
     async def work() -> None:
         engines = [Scripted([Fault("die", 23)], step_s=0.002) for _ in range(2)]
         async with world(engines, takes=takes) as w:
-            task = asyncio.ensure_future(w.ask(BODY))
+            task = asyncio.ensure_future(w.submit(BODY))
             await until(lambda: w.ledger.tokens_of[1] > 5)
             w.hub.close()
             is_half_and_says_so(await task, "stopped")
@@ -73,11 +73,11 @@ def test_its_engine_dies_once_the_gateway_has_ended(takes):
     run(work)
 
 
-@pytest.mark.parametrize("abilities", [None, BARE])
-def test_who_read_too_slowly_and_reads_on_is_told(abilities):
+@pytest.mark.parametrize("capabilities", [None, BARE])
+def test_who_read_too_slowly_and_reads_on_is_told(capabilities):
     async def work() -> None:
-        more = {} if abilities is None else {"abilities": abilities}
-        async with world([Scripted(step_s=0.002)], care=Care(stall_s=0.2), **more) as w:
+        more = {} if capabilities is None else {"capabilities": capabilities}
+        async with world([Scripted(step_s=0.002)], resilience=Care(stall_s=0.2), **more) as w:
             told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
             parts = [await anext(told)]
             await until(lambda: w.engines[0].seen[0].how == "aborted")
@@ -105,5 +105,5 @@ def test_who_has_left_is_told_nothing_more():
     run(work)
 
 
-async def _all(told) -> list[bytes]:
-    return [part async for part in told]
+async def _all(report) -> list[bytes]:
+    return [part async for part in report]

@@ -12,7 +12,7 @@ from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
 from lengthwise.gateway.config import Engine
-from lengthwise.gateway.fleet.engine_probe import Facts
+from lengthwise.gateway.fleet.engine_probe import EngineMetadata
 from lengthwise.gateway.notices import engine_notices
 from lengthwise.gateway.relay.engine_request import left_open, plan
 
@@ -25,8 +25,8 @@ def planned(fields, *, api="completions"):
     return plan(asked(body, api=api), resumes=True, window_tokens=10, cuts=True)
 
 
-def at(able, kind="vllm"):
-    return FixedWorker("w", "http://w", able, None, kind)
+def at(capabilities, kind="vllm"):
+    return FixedWorker("w", "http://w", capabilities, None, kind)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,7 @@ def test_what_a_request_leaves_open(fields, left):
     [
         ({"max_tokens": 5}, "vllm", False),
         ({**STATED}, "vllm", False),
-        (
-            {**STATED, "max_tokens": 5},
-            "vllm",
-            True,
-        ),  # it counts a repetition of the prompt as one of the output
+        ({**STATED, "max_tokens": 5}, "vllm", True),  # it counts a repetition of the prompt as one of the output
         ({**STATED, "max_tokens": 5}, "openai", False),
         ({**STATED, "max_tokens": 5, "repetition_penalty": 1.0}, "openai", True),
     ],
@@ -73,11 +69,11 @@ def test_who_is_not_streamed_is_read_as_a_stream_only_where_it_may_be_cut():
 def test_through_the_relay_it_is_cut_or_left_alone(stated):
     async def work() -> None:
         engine = Scripted(step_s=0.001)
-        async with world([engine], cap=1, order=EAGER, abilities=UNKNOWN) as w:
+        async with world([engine], cap=1, order=EAGER, capabilities=UNKNOWN) as w:
             reply = await cut_often(w, LONG | STATED if stated else LONG)
             assert reply.text == answer(encode("long 300"), 300)[1]
-            assert (w.ledger.why.count("cut") >= 3) is stated
-            assert w.scheduler.statistics(0.0).cuts == w.ledger.why.count("cut")
+            assert (w.ledger.cause.count("cut") >= 3) is stated
+            assert w.scheduler.statistics(0.0).cuts == w.ledger.cause.count("cut")
 
     run(work)
 
@@ -85,21 +81,26 @@ def test_through_the_relay_it_is_cut_or_left_alone(stated):
 def test_a_stream_fails_over_all_the_same():
     async def work() -> None:
         dies, other = Scripted(plan=[Fault("die", 20)], step_s=0.001), Scripted(step_s=0.001)
-        async with world([dies, other], order=EAGER, abilities=UNKNOWN) as w:
-            reply = await asyncio.create_task(w.ask(LONG))
+        async with world([dies, other], order=EAGER, capabilities=UNKNOWN) as w:
+            reply = await asyncio.create_task(w.submit(LONG))
             assert reply.text == answer(encode("long 300"), 300)[1]
-            assert w.ledger.why == ["failed_over"]
+            assert w.ledger.cause == ["failed_over"]
             await until(lambda: not other.running)
 
     run(work)
 
 
 def test_who_may_cut_little_is_told_why_and_what_to_do():
-    def minded(mode, *, heard=True, probe=True, **able):
-        facts = Facts(replace(UNKNOWN, **able), heard=heard)
+    def minded(mode, *, received=True, probe=True, **capabilities):
+        metadata = EngineMetadata(replace(UNKNOWN, **capabilities), received=received)
         engine = Engine("http://e", probe=probe)
         worker = SimpleNamespace(
-            name="e", kind="openai", asked=True, engine=engine, facts=facts, abilities=facts.abilities
+            name="e",
+            kind="openai",
+            client_request=True,
+            engine=engine,
+            metadata=metadata,
+            capabilities=metadata.capabilities,
         )
         return asyncio.run(engine_notices([worker], mode))
 
@@ -112,7 +113,7 @@ def test_who_may_cut_little_is_told_why_and_what_to_do():
             (text,) = minded(mode, **{lacks: False})
             assert text.startswith("e takes no token ids, or does not tell them with each piece")
             assert text.endswith(f"nothing is cut there, and of mode {mode} the order of waiting alone holds")
-    (text,) = minded("isrtf", ids_each=False, heard=False)
+    (text,) = minded("isrtf", ids_each=False, received=False)
     assert "has not said yet" in text
     (text,) = minded("isrtf", ids_each=False, probe=False)
     assert "probe = false" in text

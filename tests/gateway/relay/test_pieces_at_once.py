@@ -14,13 +14,7 @@ from test_relay_cut import EAGER, LONG, cut_often
 from lengthwise.gateway.config import Care
 from lengthwise.gateway.request import Outcome
 
-BODY = {
-    "model": "m",
-    "prompt": "p 60",
-    "max_tokens": 60,
-    "stream": True,
-    "stream_options": {"include_usage": True},
-}
+BODY = {"model": "m", "prompt": "p 60", "max_tokens": 60, "stream": True, "stream_options": {"include_usage": True}}
 _ID = re.compile(rb"cmpl-[\d-]+")
 
 
@@ -29,19 +23,19 @@ def sometimes(share: float, seed: int = 1):
     return lambda: draws.random() < share
 
 
-@pytest.mark.parametrize("abilities", [IDS, BARE])
+@pytest.mark.parametrize("capabilities", [IDS, BARE])
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 10, 50), (1.0, 50, 62)])
-def test_the_bytes_are_those_that_are_read(abilities, share, least, most):
+def test_the_bytes_are_those_that_are_read(capabilities, share, least, most):
     async def work() -> None:
         engine = Scripted(step_s=0.001)
-        async with world([engine], abilities=abilities) as w:
-            read = await w.ask(BODY)
+        async with world([engine], capabilities=capabilities) as w:
+            read = await w.submit(BODY)
             w.takes = sometimes(share)
-            passed = await w.ask(BODY)
+            passed = await w.submit(BODY)
             assert _ID.sub(b"", passed.body) == _ID.sub(b"", read.body)
             assert least <= w.passed <= most
             assert w.ledger.tokens_of == {1: 60, 2: 60}
-            assert [what for what, _ in w.ledger.events] == ["arrived", "first_token", "ended"] * 2
+            assert [what for what, _ in w.ledger.events] == ["on_arrival", "first_token", "finished"] * 2
             await until(lambda: idle(w))
 
     run(work)
@@ -53,8 +47,8 @@ def test_a_stream_that_is_passed_on_at_once_goes_on_from_another_engine(kind, sh
     async def work() -> None:
         engines = [Scripted([Fault(kind, 23)], step_s=0.001), Scripted(step_s=0.001)]
         quick = Care(stall_s=1.0, first_byte_s=1.0, connect_s=2.0)
-        async with world(engines, care=quick, takes=sometimes(share)) as w:
-            reply = await w.ask(BODY)
+        async with world(engines, resilience=quick, takes=sometimes(share)) as w:
+            reply = await w.submit(BODY)
             assert reply.text == answer(encode("p 60"), 60)[1]
             assert (reply.finishes, reply.events[-1]) == (["length"], "[DONE]")
             assert [one["completion_tokens"] for one in reply.usages] == [60]
@@ -70,7 +64,7 @@ def test_a_stream_that_is_passed_on_at_once_is_cut_and_nobody_can_tell():
         async with world([Scripted(step_s=0.001)], cap=1, order=EAGER, takes=sometimes(0.9)) as w:
             reply = await cut_often(w, LONG)
             assert reply.text == answer(encode("long 300"), 300)[1]
-            assert w.ledger.why.count("cut") >= 3
+            assert w.ledger.cause.count("cut") >= 3
             assert w.passed > 100
             await until(lambda: idle(w))
 
@@ -82,7 +76,7 @@ def test_an_engine_that_keeps_its_stream_open_behind_the_end_keeps_no_client():
 
     async def work() -> None:
         async with world([Scripted([Fault("stall", 60)], step_s=0.001)], takes=lambda: True) as w:
-            task = asyncio.ensure_future(w.ask({**BODY, "stream_options": {}}))
+            task = asyncio.ensure_future(w.submit({**BODY, "stream_options": {}}))
             await until(lambda: w.ledger.tokens_of[1] == 60)
             await w.engines[0].kill()
             reply = await task
@@ -95,8 +89,8 @@ def test_an_engine_that_keeps_its_stream_open_behind_the_end_keeps_no_client():
 def test_an_engines_error_is_passed_on_once_and_ends_the_answer():
     async def work() -> None:
         engine = Scripted([Fault("error", 7)], step_s=0.001)
-        async with world([engine], abilities=BARE, takes=lambda: True) as w:
-            reply = await w.ask(BODY)
+        async with world([engine], capabilities=BARE, takes=lambda: True) as w:
+            reply = await w.submit(BODY)
             errors = [one for one in reply.events if one != "[DONE]" and "error" in one]
             assert [one["error"]["message"] for one in errors] == ["engine dead"]
             assert w.ledger.outcomes == {Outcome.FAILED: 1}
@@ -104,10 +98,10 @@ def test_an_engines_error_is_passed_on_once_and_ends_the_answer():
     run(work)
 
 
-@pytest.mark.parametrize("abilities", [IDS, BARE])
-def test_a_client_that_takes_no_more_is_given_up_and_the_engine_aborts(abilities):
+@pytest.mark.parametrize("capabilities", [IDS, BARE])
+def test_a_client_that_takes_no_more_is_given_up_and_the_engine_aborts(capabilities):
     async def work() -> None:
-        async with world([Scripted(step_s=0.001)], care=Care(stall_s=0.2), abilities=abilities) as w:
+        async with world([Scripted(step_s=0.001)], resilience=Care(stall_s=0.2), capabilities=capabilities) as w:
             told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
             parts: list[bytes] = []
             outlet = Outlet(parts, lambda: outlet.passed < 30)
@@ -128,7 +122,7 @@ def test_a_client_that_takes_no_more_is_given_up_and_the_engine_aborts(abilities
 def test_a_client_that_goes_in_the_midst_of_it_is_gone_for_the_engine_too():
     async def work() -> None:
         async with world([Scripted(step_s=0.001)], takes=lambda: True) as w:
-            task = asyncio.ensure_future(w.ask({**BODY, "max_tokens": 4000}))
+            task = asyncio.ensure_future(w.submit({**BODY, "max_tokens": 4000}))
             await until(lambda: w.ledger.tokens_of[1] > 40)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

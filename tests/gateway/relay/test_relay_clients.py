@@ -15,17 +15,17 @@ from lengthwise.gateway.request import Outcome
 BODY = {"model": "m", "prompt": "p 400", "max_tokens": 400, "stream": True}
 
 
-@pytest.mark.parametrize("abilities", [IDS, BARE])
-def test_gone_while_it_waits(abilities):
+@pytest.mark.parametrize("capabilities", [IDS, BARE])
+def test_gone_while_it_waits(capabilities):
     async def work() -> None:
-        async with world([Scripted(step_s=0.002)], cap=1, abilities=abilities) as w:
-            first = asyncio.ensure_future(w.ask(BODY))
+        async with world([Scripted(step_s=0.002)], cap=1, capabilities=capabilities) as w:
+            first = asyncio.ensure_future(w.submit(BODY))
             await until(lambda: len(w.engines[0].seen) == 1)
-            second = asyncio.ensure_future(w.ask({**BODY, "max_tokens": 900, "prompt": "p 900"}))
-            await until(lambda: w.hub.held == 2)
+            second = asyncio.ensure_future(w.submit({**BODY, "max_tokens": 900, "prompt": "p 900"}))
+            await until(lambda: w.hub.reserved == 2)
             second.cancel()
             await asyncio.gather(second, return_exceptions=True)
-            assert w.hub.held == 1
+            assert w.hub.reserved == 1
             assert w.ledger.outcomes == {Outcome.CLIENT_GONE: 1}
             await first
             assert len(w.engines[0].seen) == 1
@@ -37,7 +37,7 @@ def test_gone_while_it_waits(abilities):
 def test_gone_before_the_first_byte(stream: bool):
     async def work() -> None:
         async with world([Scripted(plan=[Fault("hang")])], cap=1) as w:
-            task = asyncio.ensure_future(w.ask({**BODY, "stream": stream}))
+            task = asyncio.ensure_future(w.submit({**BODY, "stream": stream}))
             await until(lambda: len(w.engines[0].seen) == 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -49,10 +49,10 @@ def test_gone_before_the_first_byte(stream: bool):
 
 
 @pytest.mark.parametrize("by", ["aclose", "cancel", "aclose from outside"])
-@pytest.mark.parametrize("abilities", [IDS, BARE])
-def test_gone_in_the_middle_the_engine_sees_the_abort(abilities, by: str):
+@pytest.mark.parametrize("capabilities", [IDS, BARE])
+def test_gone_in_the_middle_the_engine_sees_the_abort(capabilities, by: str):
     async def work() -> None:
-        async with world([Scripted(step_s=0.002)], cap=1, abilities=abilities) as w:
+        async with world([Scripted(step_s=0.002)], cap=1, capabilities=capabilities) as w:
             answer = await w.relay.exchange(asked(BODY))
             parts = aiter(answer)
             await anext(parts)
@@ -89,10 +89,9 @@ def test_gone_while_it_waits_again_after_a_cut():
             parts = asyncio.ensure_future(_all(aiter(answer)))
             await until(lambda: w.ledger.tokens_of[1] > 30)
             others = [
-                asyncio.ensure_future(w.ask({**BODY, "prompt": f"{k} 20", "max_tokens": 20}))
-                for k in range(9)
+                asyncio.ensure_future(w.submit({**BODY, "prompt": f"{k} 20", "max_tokens": 20})) for k in range(9)
             ]
-            await until(lambda: "cut" in w.ledger.why)
+            await until(lambda: "cut" in w.ledger.cause)
             await answer.aclose()
             await parts
             await asyncio.gather(*others)
@@ -104,7 +103,7 @@ def test_gone_while_it_waits_again_after_a_cut():
 
 def test_who_reads_too_slowly_is_given_up():
     async def work() -> None:
-        async with world([Scripted(step_s=0.001)], care=Care(stall_s=0.2)) as w:
+        async with world([Scripted(step_s=0.001)], resilience=Care(stall_s=0.2)) as w:
             answer = await w.relay.exchange(asked(BODY))
             parts = aiter(answer)
             await anext(parts)
@@ -123,7 +122,7 @@ def test_a_slow_reader_holds_up_nobody():
             answer = await w.relay.exchange(asked({**BODY, "max_tokens": 20_000}))
             parts = aiter(answer)
             await anext(parts)
-            other = await w.ask({**BODY, "max_tokens": 5, "prompt": "q 5"})
+            other = await w.submit({**BODY, "max_tokens": 5, "prompt": "q 5"})
             assert other.status == 200
             await answer.aclose()
             await parts.aclose()
@@ -137,7 +136,7 @@ def test_a_slow_reader_holds_up_nobody():
 def test_after_two_thousand_requests_of_all_kinds_nothing_is_left():
     async def one(w, k: int) -> None:
         body = {**BODY, "prompt": f"{k} {k % 9}", "max_tokens": 1 + k % 9, "stream": k % 3 > 0}
-        task = asyncio.ensure_future(w.ask(body))
+        task = asyncio.ensure_future(w.submit(body))
         if k % 5 == 0:
             await asyncio.sleep(0.001 * (k % 7))
             task.cancel()
@@ -163,14 +162,14 @@ def test_after_two_thousand_requests_of_all_kinds_nothing_is_left():
 
 def _never_arrived(w) -> int:
     """Cancelled before they were let in."""
-    return 2000 - sum(name == "arrived" for name, _ in w.ledger.events)
+    return 2000 - sum(name == "on_arrival" for name, _ in w.ledger.events)
 
 
 def test_a_body_with_a_lot_in_it_is_sent_whole():
     async def work() -> None:
         async with world([Scripted()]) as w:
             body = {**BODY, "prompt": "x" * 700_000, "max_tokens": 1, "stream": False}
-            reply = await w.ask(body)
+            reply = await w.submit(body)
             assert reply.status == 200
             assert w.engines[0].seen[0].raw == json.dumps(body).encode()
 

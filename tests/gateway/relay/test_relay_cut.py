@@ -14,9 +14,7 @@ from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.scheduler_driver import CUT
 
 LONG = {"model": "m", "prompt": "long 300", "max_tokens": 300, "stream": True, "temperature": 0}
-EAGER = Order(
-    mode="isrtf", window_tokens=10, takeover="worth(factor=1)", cuts_per_s=1000.0, max_preemptions=50
-)
+EAGER = Order(mode="isrtf", window_tokens=10, takeover="worth(factor=1)", cuts_per_s=1000.0, max_preemptions=50)
 
 
 def short(k: int) -> dict:
@@ -25,11 +23,11 @@ def short(k: int) -> dict:
 
 async def cut_often(w: World, body: dict, api: str = "completions", shorts: int = 4):
     """The long request's answer while short ones come and take its place."""
-    long = asyncio.ensure_future(w.ask(body, api=api))
+    long = asyncio.ensure_future(w.submit(body, api=api))
     for k in range(shorts):
         before = w.ledger.tokens_of[1]
         await until(lambda before=before: w.ledger.tokens_of[1] > before + 12 or long.done())
-        await w.ask(short(k))
+        await w.submit(short(k))
     return await long
 
 
@@ -48,7 +46,7 @@ def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):
             reply = await cut_often(w, body, api)
             prompt = engine._prompt(body)
             _, text = answer(prompt, 300)
-            assert w.ledger.why.count("cut") >= 3
+            assert w.ledger.cause.count("cut") >= 3
             assert reply.text == text
             assert reply.finishes == ["length"]
             assert reply.usages == [
@@ -65,7 +63,7 @@ def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):
             assert w.ledger.tokens_of[1] == 300
             assert w.ledger.outcomes == {Outcome.FINISHED: 5}
             await until(lambda: idle(w))
-            assert sum(one.how == "aborted" for one in engine.seen) == w.ledger.why.count("cut")
+            assert sum(one.how == "aborted" for one in engine.seen) == w.ledger.cause.count("cut")
 
     run(work)
 
@@ -109,7 +107,7 @@ def test_an_output_that_has_ended_does_not_go_on_when_it_is_cut_before_its_strea
     async def work() -> None:
         engine = Scripted(plan=[Fault("stall", 30)])
         async with world([engine], cap=1, order=EAGER) as w:
-            ended = asyncio.ensure_future(w.ask({**LONG, "max_tokens": 30}))
+            ended = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
             await until(lambda: w.ledger.tokens_of[1] == 30)
             (turn,) = w.hub._turns.values()
             turn.interrupt(CUT)  # the engine has told the end, and keeps the stream open
@@ -117,7 +115,7 @@ def test_an_output_that_has_ended_does_not_go_on_when_it_is_cut_before_its_strea
             assert reply.finishes == ["length"]
             assert reply.text == answer(encode("long 300"), 30)[1]
             assert reply.events[-1] == "[DONE]"
-            assert w.ledger.why.count("cut") == 0
+            assert w.ledger.cause.count("cut") == 0
             assert len(engine.seen) == 1
 
     run(work)
@@ -128,7 +126,7 @@ def test_what_a_cut_could_change_is_never_cut():
         engine = Scripted(step_s=0.001)
         async with world([engine], cap=1, order=EAGER) as w:
             reply = await cut_often(w, {**LONG, "presence_penalty": 0.5})
-            assert "cut" not in w.ledger.why
+            assert "cut" not in w.ledger.cause
             assert reply.text == answer(encode("long 300"), 300)[1]
             assert "return_token_ids" not in engine.seen[0].body
 
@@ -141,7 +139,7 @@ def test_a_whole_answer_is_cut_as_well():
         async with world([engine], cap=1, order=EAGER) as w:
             reply = await cut_often(w, {**LONG, "stream": False})
             told = json.loads(reply.body)
-            assert w.ledger.why.count("cut") >= 3
+            assert w.ledger.cause.count("cut") >= 3
             assert told["choices"][0]["text"] == answer(encode("long 300"), 300)[1]
             assert told["usage"]["completion_tokens"] == 300
             assert told["object"] == "text_completion"
@@ -166,15 +164,15 @@ def test_a_leg_that_turns_out_to_be_uncuttable_holds_up_no_other_cut():
     async def work() -> None:
         mute, able = Scripted(step_s=0.002, ids_told=False), Scripted(step_s=0.002)
         async with world([mute, able], cap=1, order=EAGER) as w:
-            long = [asyncio.ensure_future(w.ask({**LONG, "prompt": f"long {k}00"})) for k in (9, 4)]
+            long = [asyncio.ensure_future(w.submit({**LONG, "prompt": f"long {k}00"})) for k in (9, 4)]
             await until(lambda: len(w.ledger.tokens_of) == 2)
             for k in range(3):
-                await w.ask(short(k))
+                await w.submit(short(k))
             replies = await asyncio.gather(*long)
             assert [one.text for one in replies] == [answer(encode(f"long {k}00"), 300)[1] for k in (9, 4)]
-            assert w.ledger.why.count("cut") >= 1
+            assert w.ledger.cause.count("cut") >= 1
             assert all(one.how == "finished" for one in mute.seen)
-            assert w.scheduler.statistics(0.0).cuts == w.ledger.why.count("cut")
+            assert w.scheduler.statistics(0.0).cuts == w.ledger.cause.count("cut")
 
     run(work)
 
@@ -184,14 +182,14 @@ def test_a_request_that_could_not_be_cut_at_one_engine_is_cut_at_the_next():
         mute, able = Scripted(step_s=0.002, ids_told=False), Scripted(step_s=0.002)
         body = {**LONG, "stream": False, "prompt": "long 900"}
         async with world([mute, able], cap=1, order=EAGER) as w:
-            long = asyncio.ensure_future(w.ask(body))
+            long = asyncio.ensure_future(w.submit(body))
             await until(lambda: len(w.ledger.tokens_of) == 1)
             assert mute.running == 1
             await mute.kill()
             for k in range(3):
-                await w.ask(short(k))
+                await w.submit(short(k))
             told = json.loads((await long).body)
             assert told["choices"][0]["text"] == answer(encode("long 900"), 300)[1]
-            assert w.ledger.why.count("cut") >= 1
+            assert w.ledger.cause.count("cut") >= 1
 
     run(work)

@@ -23,16 +23,14 @@ QUICK = Care(stall_s=0.3, first_byte_s=0.3, connect_s=1.0)
 @pytest.mark.parametrize("after", [1, 7, 23, 59])
 @pytest.mark.parametrize("per_chunk", [1, 4])
 @pytest.mark.parametrize("kind", ["die", "error", "stall"])
-def test_the_stream_goes_on_from_another_engine_without_a_gap_or_a_repeat(
-    kind: str, per_chunk: int, after: int
-):
+def test_the_stream_goes_on_from_another_engine_without_a_gap_or_a_repeat(kind: str, per_chunk: int, after: int):
     async def work() -> None:
         engines = [Scripted(per_chunk=per_chunk), Scripted(per_chunk=per_chunk)]
-        async with world(engines, care=QUICK) as w:
+        async with world(engines, resilience=QUICK) as w:
             for body, api in ((BODY, "completions"), (CHAT, "chat")):
                 engines[0].plan = [Fault(kind, after)]
                 engines[1].plan = [Fault(kind, after)] if not engines[0].seen else []
-                reply = await w.ask(body, api=api)
+                reply = await w.submit(body, api=api)
                 prompt = engines[0]._prompt(body)
                 assert reply.text == answer(prompt, 60)[1]
                 assert reply.finishes == ["length"]
@@ -49,7 +47,7 @@ def test_killed_after_the_last_token_and_before_done_the_answer_is_whole():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("die", 60), Fault("die", 60)])]) as w:
             for body, api in ((BODY, "completions"), (CHAT, "chat")):
-                reply = await w.ask(body, api=api)
+                reply = await w.submit(body, api=api)
                 assert reply.text == answer(w.engines[0]._prompt(body), 60)[1]
                 assert reply.finishes == ["length"]
                 assert [one["completion_tokens"] for one in reply.usages] == [60]
@@ -63,7 +61,7 @@ def test_killed_after_the_last_token_and_before_done_the_answer_is_whole():
 def test_a_missing_done_is_no_failure():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("no_done", 99), Fault("no_done", 99)])]) as w:
-            assert (await w.ask(BODY)).events[-1] == "[DONE]"
+            assert (await w.submit(BODY)).events[-1] == "[DONE]"
             assert w.ledger.outcomes == {Outcome.FINISHED: 1}
             assert w.fleet.faults == []
 
@@ -72,22 +70,22 @@ def test_a_missing_done_is_no_failure():
 
 @pytest.mark.parametrize("kind", ["die", "hang", "500"])
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("abilities", [None, BARE])
-def test_before_the_first_byte_it_is_tried_elsewhere(kind: str, stream: bool, abilities):
+@pytest.mark.parametrize("capabilities", [None, BARE])
+def test_before_the_first_byte_it_is_tried_elsewhere(kind: str, stream: bool, capabilities):
     from relay_world import IDS
 
     async def work() -> None:
         engines = [Scripted(plan=[Fault(kind, -1)]), Scripted()]
-        async with world(engines, care=QUICK, abilities=abilities or IDS) as w:
+        async with world(engines, resilience=QUICK, capabilities=capabilities or IDS) as w:
             body = {**BODY, "stream": stream}
             del body["stream_options"]
-            replies = [await w.ask(body) for _ in range(2)]
+            replies = [await w.submit(body) for _ in range(2)]
             for reply in replies:
                 assert reply.status == 200
                 text = reply.text if stream else json.loads(reply.body)["choices"][0]["text"]
                 assert text == answer(encode("p 60"), 60)[1]
             assert w.fleet.faults[0][0] == "w0"
-            assert w.ledger.why == ["retried"]
+            assert w.ledger.cause == ["retried"]
             await until(lambda: idle(w))
 
     run(work)
@@ -99,7 +97,7 @@ def test_nobody_listens_there():
         async with world(engines) as w:
             await engines[0].kill()
             for _ in range(4):
-                assert (await w.ask(BODY)).text == answer(encode("p 60"), 60)[1]
+                assert (await w.submit(BODY)).text == answer(encode("p 60"), 60)[1]
             assert ("w0", "no connection") in w.fleet.faults
 
     run(work)
@@ -108,8 +106,8 @@ def test_nobody_listens_there():
 def test_what_cannot_go_on_ends_in_an_error_the_client_can_read():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("die", 7)]), Scripted(plan=[Fault("die", 7)])]
-        async with world(engines, care=QUICK) as w:
-            reply = await w.ask({**BODY, "presence_penalty": 0.5})
+        async with world(engines, resilience=QUICK) as w:
+            reply = await w.submit({**BODY, "presence_penalty": 0.5})
             assert reply.status == 200
             assert reply.events[-1]["error"]["code"] == "engine_failed"
             assert answer(encode("p 60"), 60)[1].startswith(reply.text)
@@ -121,8 +119,8 @@ def test_what_cannot_go_on_ends_in_an_error_the_client_can_read():
 
 def test_an_error_inside_an_untouched_stream_is_passed_on_once():
     async def work() -> None:
-        async with world([Scripted(plan=[Fault("error", 7)])], abilities=BARE) as w:
-            reply = await w.ask(BODY)
+        async with world([Scripted(plan=[Fault("error", 7)])], capabilities=BARE) as w:
+            reply = await w.submit(BODY)
             errors = [one for one in reply.events if one != "[DONE]" and "error" in one]
             assert [one["error"]["message"] for one in errors] == ["engine dead"]
             assert w.ledger.outcomes == {Outcome.FAILED: 1}
@@ -132,7 +130,7 @@ def test_an_error_inside_an_untouched_stream_is_passed_on_once():
 
 def test_garbage_in_a_stream_is_passed_on_untouched():
     async def work() -> None:
-        async with world([Scripted(plan=[Fault("garbage", 7)])], abilities=BARE) as w:
+        async with world([Scripted(plan=[Fault("garbage", 7)])], capabilities=BARE) as w:
             reply = b"".join(await _raw(w, BODY))
             assert b"data: {not json\xff\n\n\x00\x01:::\n\n" in reply
             assert w.ledger.outcomes == {Outcome.FINISHED: 1}
@@ -154,11 +152,11 @@ def test_full_is_no_failure_and_the_request_keeps_its_place(how, ids_told):
 
     async def work() -> None:
         async with world([Scripted(plan=[Fault(how)] * 3, ids_told=ids_told)]) as w:
-            reply = await w.ask(BODY)
+            reply = await w.submit(BODY)
             assert reply.text == answer(encode("p 60"), 60)[1]
             assert w.fleet.faults == []
             assert len(w.engines[0].seen) == 4
-            assert w.relay.budget.spent == 0
+            assert w.relay.budget.used == 0
 
     run(work)
 
@@ -170,7 +168,7 @@ def test_full_for_too_long_is_told(how):
     async def work() -> None:
         order, admission = Order(max_wait_s=0.1), Admission(no_engine_s=0.1)
         async with world([Scripted(plan=[Fault(how)] * 100)], order=order, admission=admission) as w:
-            reply = await w.ask(BODY)
+            reply = await w.submit(BODY)
             assert reply.status == 503
             assert b"retry-after" in reply.headers
             await until(lambda: idle(w))
@@ -182,7 +180,7 @@ def test_a_request_that_kills_engines_is_not_handed_to_all_of_them():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("die", 12)] * 9) for _ in range(6)]
         async with world(engines) as w:
-            reply = await w.ask(BODY)
+            reply = await w.submit(BODY)
             assert reply.events[-1]["error"]["code"] == "engine_failed"
             assert sum(len(engine.seen) for engine in engines) == 3
 
@@ -192,8 +190,8 @@ def test_a_request_that_kills_engines_is_not_handed_to_all_of_them():
 def test_retries_are_bounded_by_their_budget():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("500")] * 500) for _ in range(2)]
-        async with world(engines, care=Care(retry_share=0.1), cap=100) as w:
-            replies = await asyncio.gather(*(w.ask(BODY) for _ in range(100)))
+        async with world(engines, resilience=Care(retry_share=0.1), cap=100) as w:
+            replies = await asyncio.gather(*(w.submit(BODY) for _ in range(100)))
             assert all(reply.status == 502 for reply in replies)
             tried = sum(len(engine.seen) for engine in engines)
             assert 100 < tried <= 100 + 10 + 0.1 * 100

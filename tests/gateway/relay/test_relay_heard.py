@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from relay_world import Told, run, world
+from relay_world import Report, run, world
 from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway.config import Order
@@ -12,16 +12,16 @@ from lengthwise.gateway.relay import Relay
 ORDER = Order(mode="isrtf", window_tokens=10)
 
 
-class Reader(Told):
+class Reader(Report):
     """Notes the texts that it is given."""
 
     def __init__(self, *, reads_text: bool) -> None:
         self.reads_text = reads_text
         self.given: list[str | None] = []
 
-    async def again(self, request, text, generated_text):
+    async def retry(self, request, text, generated_text):
         self.given.append(generated_text)
-        return request.forecast
+        return request.length_prediction
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
@@ -31,7 +31,7 @@ def test_a_predictor_that_reads_is_given_the_text_so_far(api):
             reader = Reader(reads_text=True)
             w.relay = Relay(w.hub, w.fleet, reader, w.relay.config)
             prompt = {"messages": [{"role": "user", "content": "p"}]} if api == "chat" else {"prompt": "p"}
-            reply = await w.ask({"model": "m", "max_tokens": 45, "stream": True, **prompt}, api=api)
+            reply = await w.submit({"model": "m", "max_tokens": 45, "stream": True, **prompt}, api=api)
             assert len(reader.given) == 4
             assert all(text and reply.text.startswith(text) for text in reader.given)
             assert reader.given == sorted(reader.given, key=len)
@@ -45,7 +45,7 @@ def test_who_does_not_read_is_given_none():
         async with world([Scripted()], order=ORDER) as w:
             reader = Reader(reads_text=False)
             w.relay = Relay(w.hub, w.fleet, reader, w.relay.config)
-            reply = await w.ask({"model": "m", "max_tokens": 25, "stream": True, "prompt": "p"})
+            reply = await w.submit({"model": "m", "max_tokens": 25, "stream": True, "prompt": "p"})
             assert reader.given == [None, None]
             assert reply.text == answer(encode("p"), 25)[1]
             await w.relay.aclose()

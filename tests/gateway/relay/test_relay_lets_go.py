@@ -21,13 +21,13 @@ async def first_piece(w, body):
     return request, told, await anext(told)
 
 
-@pytest.mark.parametrize("abilities", [IDS, BARE])
-def test_a_stream_that_has_begun_holds_no_body_fields_or_text(abilities):
+@pytest.mark.parametrize("capabilities", [IDS, BARE])
+def test_a_stream_that_has_begun_holds_no_body_fields_or_text(capabilities):
     async def work() -> None:
-        async with world([Scripted()], abilities=abilities) as w:
+        async with world([Scripted()], capabilities=capabilities) as w:
             request, told, first = await first_piece(w, BODY)
             assert (request.body, request.text, request.parsed) == (b"", "", None)
-            prompt_ids = 5 * len(LONG) if abilities is IDS else 0
+            prompt_ids = 5 * len(LONG) if capabilities is IDS else 0
             assert request.held_bytes < prompt_ids + 2000, "token ids are what another engine goes on from"
             rest = b"".join([part async for part in told])
             assert (first + rest).endswith(b"data: [DONE]\n\n")
@@ -39,7 +39,7 @@ def test_a_stream_that_has_begun_holds_no_body_fields_or_text(abilities):
 def test_what_is_left_is_enough_to_go_on_elsewhere():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("die", 7)]), Scripted(plan=[Fault("die", 7)])]) as w:
-            reply = await w.ask(BODY)
+            reply = await w.submit(BODY)
             assert reply.text == answer(encode(BODY["prompt"]), 60)[1]
             again = [one.body for engine in w.engines for one in engine.seen][1]
             assert again["prompt"][: len(BODY["prompt"])] == encode(BODY["prompt"])
@@ -51,8 +51,8 @@ def test_what_is_left_is_enough_to_go_on_elsewhere():
 def test_what_has_not_begun_is_sent_anew_as_it_came():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("hang")]), Scripted(plan=[Fault("hang")])]
-        async with world(engines, care=Care(first_byte_s=0.2)) as w:
-            reply = await w.ask(BODY)
+        async with world(engines, resilience=Care(first_byte_s=0.2)) as w:
+            reply = await w.submit(BODY)
             assert reply.text == answer(encode(BODY["prompt"]), 60)[1]
 
     run(work)
@@ -60,11 +60,11 @@ def test_what_has_not_begun_is_sent_anew_as_it_came():
 
 def test_poison_after_the_body_was_let_go_counts_once_for_its_caller():
     async def work() -> None:
-        async with world([Scripted(plan=[Fault("error", 9)] * 3)], abilities=BARE) as w:
+        async with world([Scripted(plan=[Fault("error", 9)] * 3)], capabilities=BARE) as w:
             blamed = []
             w.fleet.erred = lambda name, caller: blamed.append((name, caller))
             for _ in range(3):
-                await w.ask(BODY)
+                await w.submit(BODY)
             assert {name for name, _ in blamed} == {"w0"}
             assert len(blamed) == 3
             assert len({caller for _, caller in blamed}) == 1, "the same request: one caller"

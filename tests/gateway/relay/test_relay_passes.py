@@ -17,8 +17,8 @@ PLAIN = {"model": "m", "prompt": "hello 20", "max_tokens": 20, "stream": True}
 
 def test_a_stream_of_a_bare_engine_passes_unchanged_to_the_byte():
     async def work() -> None:
-        async with world([Scripted(ids_told=False)], abilities=BARE) as w:
-            reply = await w.ask(PLAIN)
+        async with world([Scripted(ids_told=False)], capabilities=BARE) as w:
+            reply = await w.submit(PLAIN)
             assert reply.status == 200
             assert reply.text == answer(encode("hello 20"), 20)[1]
             sent = w.engines[0].seen[0]
@@ -32,9 +32,9 @@ def test_a_stream_of_a_bare_engine_passes_unchanged_to_the_byte():
 
 def test_token_ids_that_nobody_asked_for_are_not_seen_and_all_else_is_as_without_them():
     async def work() -> None:
-        async with world([Scripted()]) as w, world([Scripted()], abilities=BARE) as bare:
+        async with world([Scripted()]) as w, world([Scripted()], capabilities=BARE) as bare:
             for body, api in ((PLAIN, "completions"), (CHAT, "chat")):
-                tracked, untouched = await w.ask(body, api=api), await bare.ask(body, api=api)
+                tracked, untouched = await w.submit(body, api=api), await bare.submit(body, api=api)
                 assert w.engines[0].seen[-1].body["return_token_ids"] is True
                 ours = tracked.body.replace(str(w.engines[0].port).encode(), b"P")
                 assert ours == untouched.body.replace(str(bare.engines[0].port).encode(), b"P")
@@ -46,7 +46,7 @@ def test_token_ids_that_nobody_asked_for_are_not_seen_and_all_else_is_as_without
 def test_token_ids_that_were_asked_for_are_all_there():
     async def work() -> None:
         async with world([Scripted()]) as w:
-            reply = await w.ask({**PLAIN, "return_token_ids": True})
+            reply = await w.submit({**PLAIN, "return_token_ids": True})
             ids = [one for event in reply.events[:-1] for one in event["choices"][0]["token_ids"]]
             assert ids == answer(encode("hello 20"), 20)[0]
 
@@ -55,8 +55,8 @@ def test_token_ids_that_were_asked_for_are_all_there():
 
 def test_a_whole_answer_passes_unchanged_where_nothing_can_be_cut():
     async def work() -> None:
-        async with world([Scripted()], abilities=BARE) as w:
-            reply = await w.ask({**CHAT, "stream": False}, api="chat")
+        async with world([Scripted()], capabilities=BARE) as w:
+            reply = await w.submit({**CHAT, "stream": False}, api="chat")
             told = json.loads(reply.body)
             assert told["choices"][0]["message"]["content"]
             assert int(reply.headers[b"content-length"]) == len(reply.body)
@@ -68,13 +68,10 @@ def test_a_whole_answer_passes_unchanged_where_nothing_can_be_cut():
 
 def test_a_whole_answer_that_may_be_cut_is_made_of_a_stream_and_says_the_same():
     async def work() -> None:
-        async with world([Scripted()]) as w, world([Scripted()], abilities=BARE) as bare:
-            for body, api in (
-                ({**PLAIN, "stream": False}, "completions"),
-                ({**CHAT, "stream": False}, "chat"),
-            ):
-                made = json.loads((await w.ask(body, api=api)).body)
-                told = json.loads((await bare.ask(body, api=api)).body)
+        async with world([Scripted()]) as w, world([Scripted()], capabilities=BARE) as bare:
+            for body, api in (({**PLAIN, "stream": False}, "completions"), ({**CHAT, "stream": False}, "chat")):
+                made = json.loads((await w.submit(body, api=api)).body)
+                told = json.loads((await bare.submit(body, api=api)).body)
                 assert w.engines[0].seen[-1].body["stream"] is True
                 assert made["usage"] == told["usage"]
                 ours, theirs = made["choices"][0], told["choices"][0]
@@ -102,7 +99,7 @@ def test_what_only_the_last_chunk_tells_is_in_the_whole_answer():
     assert made["system_fingerprint"] == "vllm-0.32-tp1"
     (choice,) = made["choices"]
     assert choice["message"]["content"] == "yes"
-    assert choice["message"]["refusal"] is None
+    assert choice["message"]["rejection"] is None
     assert choice["token_ids"] == [4, 5, 2]
 
 
@@ -111,7 +108,7 @@ def test_an_engines_no_is_passed_on_as_it_is():
 
     async def work() -> None:
         async with world([Scripted(plan=[Fault("400")])]) as w:
-            reply = await w.ask(PLAIN)
+            reply = await w.submit(PLAIN)
             assert reply.status == 400
             assert json.loads(reply.body)["error"]["message"] == "no"
             assert w.ledger.outcomes == {Outcome.REJECTED: 1}

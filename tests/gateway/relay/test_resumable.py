@@ -32,7 +32,7 @@ def test_what_counts_on_the_next_token_alone_can_be_cut(fields):
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "cause"),
     [
         ({"presence_penalty": 0.1}, "output, not prompt"),
         ({"frequency_penalty": -0.1}, "output, not prompt"),
@@ -58,8 +58,8 @@ def test_what_counts_on_the_next_token_alone_can_be_cut(fields):
         ({"something_new": 1}, "nobody knows"),
     ],
 )
-def test_what_does_not_is_left_alone_with_its_reason(fields, why):
-    assert why in obstacle({**PLAIN, **fields})
+def test_what_does_not_is_left_alone_with_its_reason(fields, cause):
+    assert cause in obstacle({**PLAIN, **fields})
 
 
 def test_pictures_are_left_alone_and_text_in_parts_is_not():

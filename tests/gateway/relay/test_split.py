@@ -13,9 +13,7 @@ from lengthwise.gateway.relay.sse import Splitter, TooLong, data_of, split
 
 EOL = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINE = st.one_of(
-    st.sampled_from(
-        [b"", b"", b"data: x", b"data:y", b"data", b": keep-alive", b"event: error", b"id: 1", b"[DONE]"]
-    ),
+    st.sampled_from([b"", b"", b"data: x", b"data:y", b"data", b": keep-alive", b"event: error", b"id: 1", b"[DONE]"]),
     st.text(max_size=8).map(
         lambda text: b"data: " + text.replace("\r", "").replace("\n", "").encode("utf-8", "replace")
     ),
@@ -61,7 +59,7 @@ def test_events_joined_are_the_stream_and_each_has_its_data(stream: bytes):
 
 
 def test_an_event_without_end_is_bounded():
-    splitter = Splitter(most_bytes=1000)
+    splitter = Splitter(max_bytes=1000)
     for _ in range(83):
         splitter.feed(b"data: 123456")
     with pytest.raises(TooLong):

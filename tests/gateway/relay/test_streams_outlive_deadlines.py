@@ -11,19 +11,19 @@ from test_relay_cut import EAGER, LONG, short
 
 from lengthwise.gateway.request import Outcome
 
-PATIENCE_S = 0.1
+TIMEOUT_S = 0.1
 
 
 @pytest.mark.parametrize("takes", [None, lambda: True])
 def test_a_stream_that_is_cut_late_goes_on(takes):
     async def work() -> None:
         async with world([Scripted(step_s=0.005)], cap=1, order=EAGER, takes=takes) as w:
-            begun_s = w.hub.clock()
-            long = asyncio.ensure_future(w.ask({**LONG, "max_tokens": 80}, patience_s=PATIENCE_S))
-            await until(lambda: w.ledger.tokens_of[1] > 30 and w.hub.clock() > begun_s + 2 * PATIENCE_S)
-            await w.ask(short(1))
+            started_s = w.hub.clock()
+            long = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 80}, timeout_s=TIMEOUT_S))
+            await until(lambda: w.ledger.tokens_of[1] > 30 and w.hub.clock() > started_s + 2 * TIMEOUT_S)
+            await w.submit(short(1))
             reply = await long
-            assert w.ledger.why == ["cut"]
+            assert w.ledger.cause == ["cut"]
             assert reply.text == answer(encode(LONG["prompt"]), 80)[1]
             assert (reply.finishes, reply.events[-1]) == (["length"], "[DONE]")
             assert w.ledger.outcomes == {Outcome.FINISHED: 2}
@@ -37,11 +37,11 @@ def test_a_stream_whose_engine_dies_late_goes_on(takes):
     async def work() -> None:
         engines = [Scripted([Fault("die", 40)], step_s=0.005) for _ in range(2)]
         async with world(engines, takes=takes) as w:
-            task = asyncio.ensure_future(w.ask({**LONG, "max_tokens": 80}, patience_s=PATIENCE_S))
+            task = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 80}, timeout_s=TIMEOUT_S))
             await until(lambda: engines[0].seen or engines[1].seen)
             engines[1 if engines[0].seen else 0].plan = []
             reply = await task
-            assert w.ledger.why == ["failed_over"]
+            assert w.ledger.cause == ["failed_over"]
             assert reply.text == answer(encode(LONG["prompt"]), 80)[1]
             assert reply.events[-1] == "[DONE]"
 
@@ -51,7 +51,7 @@ def test_a_stream_whose_engine_dies_late_goes_on(takes):
 def test_who_gets_its_answer_in_one_piece_has_heard_nothing_until_then():
     async def work() -> None:
         async with world([Scripted([Fault("die", 40)], step_s=0.005)]) as w:
-            reply = await w.ask({**LONG, "stream": False, "max_tokens": 80}, patience_s=PATIENCE_S)
+            reply = await w.submit({**LONG, "stream": False, "max_tokens": 80}, timeout_s=TIMEOUT_S)
             assert (reply.status, reply.headers.get(b"retry-after")) == (504, None)
             assert w.ledger.outcomes == {Outcome.EXPIRED: 1}
 

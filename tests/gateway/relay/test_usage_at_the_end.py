@@ -17,14 +17,7 @@ def usage(tokens: int) -> dict[str, int]:
 
 
 def event(*choices, **more) -> bytes:
-    told = {
-        "id": "x",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "m",
-        "choices": choices,
-        **more,
-    }
+    told = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **more}
     return b"data: " + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
 
 

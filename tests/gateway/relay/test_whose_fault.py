@@ -10,8 +10,8 @@ from lengthwise.gateway.relay.failures import Blame, Trouble
 BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 
 
-def told(said: list[tuple[str, object]], fleet: FixedFleet) -> None:
-    fleet.erred = lambda name, caller: said.append((name, caller))
+def told(message: list[tuple[str, object]], fleet: FixedFleet) -> None:
+    fleet.erred = lambda name, caller: message.append((name, caller))
 
 
 def no() -> Trouble:
@@ -49,14 +49,14 @@ def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
     third = FixedWorker("third", "http://third", BARE, None)
     fleet.workers["third"] = third
     blame.sent(third)
-    blame.began()
+    blame.started()
     blame.completed()
     assert said == [(old.name, None), ("e", None)]
 
 
 def test_who_makes_each_body_different_is_one_caller_all_the_same():
     async def work() -> None:
-        async with world([Scripted(plan=[Fault("error", 9)] * 4)], abilities=BARE) as w:
+        async with world([Scripted(plan=[Fault("error", 9)] * 4)], capabilities=BARE) as w:
             said: list[tuple[str, object]] = []
             told(said, w.fleet)
             for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):

@@ -63,10 +63,10 @@ def test_an_answer_that_comes_whole_has_no_first_token(tmp_path) -> None:
     told: list[Row] = []
     trips = Trips()
     trips.subscribe(told.append)
-    trips.arrived(q)
+    trips.on_arrival(q)
     trips.dispatched(q, "w0", 1.0)
     trips.tokens(q, 9, 4.0)
-    trips.ended(q, Outcome.FINISHED, 4.0)
+    trips.finished(q, Outcome.FINISHED, 4.0)
     write(path, told)
     ((_, back),) = read(path)
     assert math.isnan(back.first_token_s)
@@ -85,7 +85,7 @@ def test_a_torn_line_is_left_out_and_does_not_spoil_the_next(tmp_path) -> None:
     ("name", "value"),
     [
         ("output_tokens", 1e308), ("output_tokens", "4"), ("arrival_s", None), ("worker", []), ("model", {}),
-        ("again", 7), ("again", [[1]]), ("waited_s", "long"), ("failovers", None),
+        ("retry", 7), ("retry", [[1]]), ("queued_for_s", "long"), ("failovers", None),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_row_is_left_out(tmp_path, name, value) -> None:
@@ -108,7 +108,7 @@ def test_a_run_whose_first_line_tells_no_time_is_left_out(tmp_path, broken) -> N
 
 def test_files_go_round_by_size(tmp_path) -> None:
     path = tmp_path / "j.jsonl"
-    write(path, rows(40), most_bytes=2000, keep=2)
+    write(path, rows(40), max_bytes=2000, keep=2)
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["j.jsonl", "j.jsonl.1", "j.jsonl.2"]
     assert max(file.stat().st_size for file in tmp_path.iterdir()) < 3500
@@ -171,9 +171,7 @@ def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
     assert "cannot be written" in caplog.text
 
 
-def test_rows_that_a_full_disk_took_by_half_are_there_once_when_it_takes_them_again(
-    tmp_path, monkeypatch
-) -> None:
+def test_rows_that_a_full_disk_took_by_half_are_there_once_when_it_takes_them_again(tmp_path, monkeypatch) -> None:
     path, whole, broken = tmp_path / "j", os.write, []
 
     def half(file: int, data) -> int:
@@ -206,7 +204,7 @@ def test_rows_go_nowhere_else_while_old_files_cannot_be_moved(tmp_path, monkeypa
         raise PermissionError("no")
 
     async def go() -> Journal:
-        async with Journal(path, flush_s=60, most_bytes=10) as journal:
+        async with Journal(path, flush_s=60, max_bytes=10) as journal:
             for row in rows(2):
                 journal.over(row)
             monkeypatch.setattr(Path, "replace", refused)

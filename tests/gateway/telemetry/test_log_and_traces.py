@@ -12,7 +12,7 @@ import pytest
 from told_requests import request, run
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen
-from lengthwise.gateway.request import Outcome, Refusal
+from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.telemetry import Telemetry, Tracing, json_lines
 from lengthwise.schema.errors import MissingExtraError
 
@@ -37,7 +37,7 @@ def telemetry(**listen) -> Telemetry:
 
 def test_a_request_is_one_line_of_json(lines) -> None:
     t, q = telemetry(), request(3, 1.0)
-    t.arrived(q)
+    t.on_arrival(q)
     run(t, q, 2.0, 4, 0.5)
     (told,) = lines()
     assert told["event"] == "request"
@@ -47,7 +47,7 @@ def test_a_request_is_one_line_of_json(lines) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "detail", "why"),
+    ("outcome", "detail", "cause"),
     [
         (Outcome.FAILED, "The engine failed: http 500: SECRET", "The engine failed: http 500"),
         (Outcome.FAILED, "the engine refused to go on: SECRET", "the engine refused to go on"),
@@ -55,25 +55,25 @@ def test_a_request_is_one_line_of_json(lines) -> None:
         (Outcome.CLIENT_GONE, "while it waited", "while it waited"),
     ],
 )
-def test_what_engines_say_is_not_told(lines, outcome, detail, why) -> None:
+def test_what_engines_say_is_not_told(lines, outcome, detail, cause) -> None:
     t, q = telemetry(), request(1)
-    t.arrived(q)
-    t.ended(q, outcome, 1.0, detail)
+    t.on_arrival(q)
+    t.finished(q, outcome, 1.0, detail)
     (told,) = lines()
-    assert told.get("why") == why
+    assert told.get("cause") == cause
     assert "SECRET" not in json.dumps(told)
 
 
 def test_a_flood_of_refusals_is_counted_not_told(lines) -> None:
     t = telemetry()
     for _ in range(1000):
-        t.refused("rate", Refusal(429, "rate", "slow down"), 0, "m")
+        t.refused("rate", Rejection(429, "rate", "slow down"), 0, "m")
     assert len(lines()) == 50
     assert t.metrics.refusals["rate"] == 1000
 
 
 @dataclass
-class Asked:
+class ClientRequest:
     headers: list[tuple[str, str]] = field(default_factory=list)
     arrival_s: float = 1.0
 
@@ -89,15 +89,15 @@ def spans():
 
 def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> None:
     tracing, finished = spans
-    asked = Asked([("traceparent", f"00-{TRACE}-{PARENT}-01"), ("Accept", "x"), ("tracestate", "a=b")])
+    asked = ClientRequest([("traceparent", f"00-{TRACE}-{PARENT}-01"), ("Accept", "x"), ("tracestate", "a=b")])
 
-    async def inner(asked: Asked) -> str:
+    async def inner(client_request: ClientRequest) -> str:
         q = request(7, 1.0)
-        tracing.arrived(q)
+        tracing.on_arrival(q)
         run(tracing, q, 2.0, 3, 0.5)
-        return "answered"
+        return "succeeded"
 
-    assert asyncio.run(tracing.exchange(inner)(asked)) == "answered"
+    assert asyncio.run(tracing.exchange(inner)(asked)) == "succeeded"
     (span,) = finished()
     assert f"{span.context.trace_id:032x}" == TRACE
     assert f"{span.parent.span_id:016x}" == PARENT
@@ -113,11 +113,11 @@ def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> Non
 def test_a_refused_request_has_a_span_that_failed(spans) -> None:
     tracing, finished = spans
 
-    async def inner(asked: Asked) -> None:
+    async def inner(client_request: ClientRequest) -> None:
         raise ValueError("SECRET")
 
     with pytest.raises(ValueError, match="SECRET"):
-        asyncio.run(tracing.exchange(inner)(Asked()))
+        asyncio.run(tracing.exchange(inner)(ClientRequest()))
     (span,) = finished()
     assert span.status.status_code.name == "ERROR"
     assert "SECRET" not in span.to_json()
@@ -136,7 +136,7 @@ def test_it_begins_and_ends_without_a_trace_of_tasks(tmp_path) -> None:
     async def go() -> int:
         async with telemetry(journal=str(tmp_path / "j.jsonl")) as t:
             q = request(1)
-            t.arrived(q)
+            t.on_arrival(q)
             run(t, q, 0.0, 2, 0.1)
             await asyncio.sleep(0.3)
             assert t.metrics.lag_s.total >= 1

@@ -10,7 +10,7 @@ import pytest
 from told_requests import request, serve
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.request import Outcome, Refusal
+from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry import Telemetry
 
@@ -32,9 +32,7 @@ NOW = Statistics(
 )
 
 
-NO_CAP = replace(
-    NOW, waiting=0, workers=(replace(NOW.workers[0], cap=None), replace(NOW.workers[1], up=True))
-)
+NO_CAP = replace(NOW, waiting=0, workers=(replace(NOW.workers[0], cap=None), replace(NOW.workers[1], up=True)))
 """Its first engine is given all that come."""
 
 
@@ -57,13 +55,13 @@ def test_an_engine_that_is_given_all_has_no_cap_and_a_shadow_with_seats_for_all(
     t = telemetry(statistics=lambda: NO_CAP)
     assert scraped(t)["lengthwise_cap"] == {(("worker", 'b"\n'),): 8}
     t.count_seats()
-    assert t.regret.seats > 10_000
+    assert t.regret.max_num_seqs > 10_000
 
 
 def test_everything_that_is_told_is_read_back() -> None:
     t = telemetry()
     serve(t, request(1, 1.0, predicted=20.0), 1.5, 10, 0.02)
-    t.refused("queue_full", Refusal(429, "queue_full", "full"), 0, "m")
+    t.refused("queue_full", Rejection(429, "queue_full", "full"), 0, "m")
     found = scraped(t)
     assert found["lengthwise_requests_total"] == {
         (("model", "m"), ("outcome", "finished"), ("tenant", "anonymous")): 1,
@@ -116,11 +114,11 @@ def test_everybody_ends_in_one_bucket() -> None:
     t = telemetry()
     for number, outcome in enumerate(Outcome):
         if outcome is Outcome.REFUSED:
-            t.refused("rate", Refusal(429, "rate", ""), 0, "m")
+            t.refused("rate", Rejection(429, "rate", ""), 0, "m")
         else:
             q = request(number)
-            t.arrived(q)
-            t.ended(q, outcome, 1.0)
+            t.on_arrival(q)
+            t.finished(q, outcome, 1.0)
     assert sum(t.metrics.requests.values()) == len(Outcome)
     assert len(t.trips) == 0
 
@@ -129,7 +127,7 @@ def test_tenants_and_models_make_few_series() -> None:
     t = telemetry(tenants=tuple(f"t{i}" for i in range(500)))
     for number in range(500):
         serve(t, request(number, tenant=number, model=f"m{number % 120}"), 0.0, 2, 0.01)
-        t.refused("no such model", Refusal(404, "model", ""), number, f"made up {number}")
+        t.refused("no such model", Rejection(404, "model", ""), number, f"made up {number}")
     found = scraped(t)
     labels = [dict(key) for key in found["lengthwise_requests_total"]]
     assert len({one["tenant"] for one in labels}) == 51
@@ -142,7 +140,7 @@ def test_tenants_and_models_make_few_series() -> None:
 def test_a_cut_and_a_failover_are_counted_apart() -> None:
     t = telemetry()
     q = request(1)
-    t.arrived(q)
+    t.on_arrival(q)
     t.dispatched(q, "a", 0.0)
     q.generated_tokens = 30
     t.returned(q, "cut", 1.0)
@@ -152,7 +150,7 @@ def test_a_cut_and_a_failover_are_counted_apart() -> None:
     q.preemptions = 1
     rows = []
     t.trips.subscribe(rows.append)
-    t.ended(q, Outcome.FINISHED, 4.0)
+    t.finished(q, Outcome.FINISHED, 4.0)
     found = scraped(t)
     assert found["lengthwise_preemptions_total"] == {(): 1}
     assert found["lengthwise_failovers_total"] == {(): 1}
@@ -164,7 +162,7 @@ def test_a_cut_and_a_failover_are_counted_apart() -> None:
 def test_a_token_costs_microseconds() -> None:
     t = telemetry()
     q = request(1)
-    t.arrived(q)
+    t.on_arrival(q)
     t.first_token(q, 0.0)
     best = math.inf
     for _ in range(5):

@@ -13,15 +13,15 @@ def row(number: int, arrival_s: float, start_s: float, service_s: float, outcome
     end_s = start_s + service_s
     return Row(
         id=number, model="m", tenant="t", priority=0, arrival_s=arrival_s, prompt_tokens=1,
-        max_tokens=9, predicted_tokens=1.0, source="prior", predicted_level=0.5, again=(), output_tokens=1,
-        waited_s=start_s - arrival_s, dispatched_s=start_s, first_token_s=end_s, ended_s=end_s,
+        max_tokens=9, predicted_tokens=1.0, source="prior", predicted_level=0.5, retry=(), output_tokens=1,
+        queued_for_s=start_s - arrival_s, dispatched_s=start_s, first_token_s=end_s, finished_s=end_s,
         served_s=service_s, worker="w", preemptions=0, resumed_tokens=0, failovers=0, outcome=outcome.value,
     )  # fmt: skip
 
 
-def served(arrival_s, service_s, seats: int, key) -> list[Row]:
+def served(arrival_s, service_s, max_num_seqs: int, key) -> list[Row]:
     """One queue before ``seats`` seats, the smallest key of those that are there first."""
-    free, waiting, done, i = [0.0] * seats, [], [], 0
+    free, waiting, done, i = [0.0] * max_num_seqs, [], [], 0
     while i < len(arrival_s) or waiting:
         free.sort()
         now = free[0]
@@ -37,45 +37,45 @@ def served(arrival_s, service_s, seats: int, key) -> list[Row]:
     return done
 
 
-def shadow(rows: list[Row], seats: int) -> Regret:
+def shadow(rows: list[Row], max_num_seqs: int) -> Regret:
     """As a gateway tells it: arrivals and ends in the order of time."""
-    regret = Regret(seats)
-    events = [(r.arrival_s, 0, r) for r in rows] + [(r.ended_s, 1, r) for r in rows]
+    regret = Regret(max_num_seqs)
+    events = [(r.arrival_s, 0, r) for r in rows] + [(r.finished_s, 1, r) for r in rows]
     for _, kind, r in sorted(events, key=lambda event: event[:2]):
-        regret.ended(r) if kind else regret.arrived(r.id, r.arrival_s)
+        regret.finished(r) if kind else regret.on_arrival(r.id, r.arrival_s)
     return regret
 
 
-@pytest.mark.parametrize("seats", [1, 3])
-def test_it_is_what_brute_force_says(seats: int) -> None:
+@pytest.mark.parametrize("max_num_seqs", [1, 3])
+def test_it_is_what_brute_force_says(max_num_seqs: int) -> None:
     rng = np.random.default_rng(5)
-    arrival_s = np.cumsum(rng.exponential(1.0 / seats, 1500))
+    arrival_s = np.cumsum(rng.exponential(1.0 / max_num_seqs, 1500))
     service_s = rng.lognormal(-0.9, 1.0, 1500)
-    fcfs = served(arrival_s, service_s, seats, key=lambda i: arrival_s[i])
-    shortest = served(arrival_s, service_s, seats, key=lambda i: service_s[i])
-    regret = shadow(shortest, seats)
+    fcfs = served(arrival_s, service_s, max_num_seqs, key=lambda i: arrival_s[i])
+    shortest = served(arrival_s, service_s, max_num_seqs, key=lambda i: service_s[i])
+    regret = shadow(shortest, max_num_seqs)
     truth = np.mean([r.jct_s for r in shortest]) - np.mean([r.jct_s for r in fcfs])
     assert truth < -0.1
-    assert regret.told == 1500
-    assert (regret.jct_s - regret.shadow_jct_s) / regret.told == pytest.approx(truth)
+    assert regret.report == 1500
+    assert (regret.jct_s - regret.shadow_jct_s) / regret.report == pytest.approx(truth)
     assert regret.mean_s() == pytest.approx(truth)
-    truth_s = {r.id: (r.jct_s, r.waited_s) for r in fcfs}
+    truth_s = {r.id: (r.jct_s, r.queued_for_s) for r in fcfs}
     pairs = regret.pairs()
     assert [pair.jct_s for pair in pairs] == [r.jct_s for r in sorted(shortest, key=lambda r: r.id)]
     assert [(pair.shadow_jct_s, pair.shadow_waited_s) for pair in pairs] == [
         pytest.approx(truth_s[one]) for one in range(1500)
     ]
-    assert shadow(fcfs, seats).mean_s() == pytest.approx(0.0, abs=1e-9)
+    assert shadow(fcfs, max_num_seqs).mean_s() == pytest.approx(0.0, abs=1e-9)
 
 
 def test_nothing_is_told_while_somebody_who_came_before_is_in() -> None:
     regret = Regret(1)
     for number in range(3):
-        regret.arrived(number, float(number))
-    regret.ended(row(1, 1.0, 1.0, 2.0))
-    assert regret.told == 0
-    regret.ended(row(0, 0.0, 3.0, 2.0, Outcome.FAILED))
-    assert (regret.told, regret.shadow_jct_s) == (1, pytest.approx(3.0))
+        regret.on_arrival(number, float(number))
+    regret.finished(row(1, 1.0, 1.0, 2.0))
+    assert regret.report == 0
+    regret.finished(row(0, 0.0, 3.0, 2.0, Outcome.FAILED))
+    assert (regret.report, regret.shadow_jct_s) == (1, pytest.approx(3.0))
 
 
 def test_more_seats_wait_less() -> None:
@@ -89,8 +89,8 @@ def test_seats_are_those_of_the_time_a_request_was_sent() -> None:
     regret.noted(-1.0, 1)
     rows = [row(number, 0.0, float(number), 1.0) for number in range(4)]
     for r in rows:
-        regret.arrived(r.id, r.arrival_s)
+        regret.on_arrival(r.id, r.arrival_s)
     regret.noted(50.0, 8)
     for r in rows:
-        regret.ended(r)
+        regret.finished(r)
     assert regret.mean_s() == pytest.approx(0.0)

@@ -68,26 +68,26 @@ class Draft:
         prompt_ids: The prompt as the engine's tokens; none where it does not tell.
         output_ids: The answer's tokens so far; none where the engine does not tell.
         finish_reason: Where it is over.
-        kept: How many tokens came from before.
+        retained: How many tokens came from before.
         is_exact: Whether the text is that of the tokens, so that it may go on from them.
-        telling: Says how many tokens there are, of an engine that writes them down only when it is cut.
-        sure: (pieces of text, tokens) up to which the text is known to be that of the tokens; None: as far as they go.
+        stats: Says how many tokens there are, of an engine that writes them down only when it is cut.
+        fixed_prefix: (pieces of text, tokens) up to which the text is known to be that of the tokens; None: as far as they go.
     """
 
     text: list[str] = field(default_factory=list)
     prompt_ids: tuple[int, ...] = ()
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    kept: int = 0
+    retained: int = 0
     is_exact: bool = True
-    telling: Callable[[], int] | None = None
-    sure: tuple[int, int] | None = None
+    stats: Callable[[], int] | None = None
+    fixed_prefix: tuple[int, int] | None = None
 
     @property
     def tokens(self) -> int:
         """Tokens so far, as far as they can be told: pieces of text where the engine does not name tokens."""
         known = max(len(self.output_ids), len(self.text))
-        return known if self.telling is None else max(known, self.telling())
+        return known if self.stats is None else max(known, self.stats())
 
     @classmethod
     def of(cls, partial: Partial | None) -> Draft:
@@ -95,15 +95,15 @@ class Draft:
         if partial is None or not partial.output_ids:
             return cls()
         ids = list(partial.output_ids)
-        return cls([partial.text], partial.prompt_ids, ids, kept=len(ids))
+        return cls([partial.text], partial.prompt_ids, ids, retained=len(ids))
 
     def begin_anew(self) -> None:
         """Forgets what came before: this engine cannot go on from it."""
-        self.text, self.prompt_ids, self.output_ids, self.kept, self.sure = [], (), [], 0, None
+        self.text, self.prompt_ids, self.output_ids, self.retained, self.fixed_prefix = [], (), [], 0, None
 
     def partial(self) -> Partial | None:
         """What to keep of it; None where nothing could, or must, go on from it: behind its end there is nothing."""
-        pieces, tokens = self.sure or (len(self.text), len(self.output_ids))
+        pieces, tokens = self.fixed_prefix or (len(self.text), len(self.output_ids))
         if not tokens or not self.is_exact or self.finish_reason is not None:
             return None
         return Partial("".join(self.text[:pieces]), self.prompt_ids, tuple(self.output_ids[:tokens]))
@@ -113,19 +113,19 @@ class Engine(Protocol):
     """One replica that runs.
 
     Attributes:
-        seats: Requests that it works on at once.
-        about: What it is, in a few words: engine and version, address.
+        max_num_seqs: Requests that it works on at once.
+        description: What it is, in a few words: engine and version, address.
     """
 
-    seats: int
-    about: str
+    max_num_seqs: int
+    description: str
 
     @property
     def is_alive(self) -> bool:
         """Whether it still runs, as far as is known without asking it."""
         ...
 
-    async def generate(self, ask: Ask, draft: Draft) -> Output:
+    async def generate(self, request: Ask, draft: Draft) -> Output:
         """The answer; ``draft`` grows on the way, and goes on from what it holds. Cancelled: the engine stops.
 
         Raises:
@@ -133,7 +133,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def gone(self, within_s: float) -> bool:
+    async def stopped(self, within_s: float) -> bool:
         """Whether it has died, waiting so long for that to show."""
         ...
 
@@ -244,45 +244,45 @@ def can_go_on(body: Mapping[str, Any]) -> bool:
     return True
 
 
-def most_tokens(body: Mapping[str, Any]) -> int | None:
+def max_tokens(body: Mapping[str, Any]) -> int | None:
     """The longest output that is asked for."""
     told = body.get("max_completion_tokens") or body.get("max_tokens")
     return None if told is None else int(told)
 
 
-def goes_on(ask: Ask, draft: Draft, able: Abilities) -> bool:
+def goes_on(request: Ask, draft: Draft, capabilities: Abilities) -> bool:
     """Whether this engine can be asked to go on from what the draft holds."""
-    most = most_tokens(ask.body)
-    known = bool(draft.prompt_ids) and able.token_ids and most is not None
-    return known and 0 < len(draft.output_ids) < (most or 0) and can_go_on(ask.body)
+    most = max_tokens(request.body)
+    known = bool(draft.prompt_ids) and capabilities.token_ids and most is not None
+    return known and 0 < len(draft.output_ids) < (most or 0) and can_go_on(request.body)
 
 
-def whole_fields(ask: Ask, able: Abilities) -> tuple[dict[str, Any], str]:
+def whole_fields(request: Ask, capabilities: Abilities) -> tuple[dict[str, Any], str]:
     """What is sent for an answer from its beginning, and by which door."""
-    return {**ask.body, **_told(able)}, ask.api
+    return {**request.body, **_report(capabilities)}, request.api
 
 
-def further_fields(ask: Ask, draft: Draft, able: Abilities) -> tuple[dict[str, Any], str]:
+def further_fields(request: Ask, draft: Draft, capabilities: Abilities) -> tuple[dict[str, Any], str]:
     """What is sent for the rest of an answer: the tokens so far are the prompt."""
-    body = {name: value for name, value in ask.body.items() if name in _OF_THE_NEXT_TOKEN | {"seed"}}
+    body = {name: value for name, value in request.body.items() if name in _OF_THE_NEXT_TOKEN | {"seed"}}
     had = len(draft.output_ids)
     body["prompt"] = [*draft.prompt_ids, *draft.output_ids]
-    body["max_tokens"] = (most_tokens(ask.body) or 0) - had
-    if least := int(ask.body.get("min_tokens") or 0):
+    body["max_tokens"] = (max_tokens(request.body) or 0) - had
+    if least := int(request.body.get("min_tokens") or 0):
         body["min_tokens"] = max(0, least - had)
-    return {**body, **_told(able)}, COMPLETIONS
+    return {**body, **_report(capabilities)}, COMPLETIONS
 
 
-def _told(able: Abilities) -> dict[str, Any]:
-    told: dict[str, Any] = {"model": able.model, "stream": True}
-    if able.usage:
+def _report(capabilities: Abilities) -> dict[str, Any]:
+    told: dict[str, Any] = {"model": capabilities.model, "stream": True}
+    if capabilities.usage:
         told["stream_options"] = {"include_usage": True}
-    if able.ids_each:
+    if capabilities.ids_each:
         told["return_token_ids"] = True
     return told
 
 
-_LOOK_S = 0.05
+_POLL_INTERVAL_S = 0.05
 _ENDS_WELL = {"stop", "length", "tool_calls", "content_filter"}
 
 
@@ -290,14 +290,14 @@ class HttpEngine:
     """A replica at an address.
 
     Attributes:
-        seats: Requests that it works on at once.
-        about: Engine, version and address.
-        abilities: What it was found to do.
+        max_num_seqs: Requests that it works on at once.
+        description: Engine, version and address.
+        capabilities: What it was found to do.
     """
 
-    def __init__(self, server: Server, seats: int, alive: Callable[[], bool] | None = None) -> None:
-        self.server, self.seats, self.about = server, seats, server.shown
-        self.abilities = Abilities(model=server.model or "")
+    def __init__(self, server: Server, max_num_seqs: int, alive: Callable[[], bool] | None = None) -> None:
+        self.server, self.max_num_seqs, self.description = server, max_num_seqs, server.shown
+        self.capabilities = Abilities(model=server.model or "")
         self._alive = alive
         self._client = Client(server)
 
@@ -305,15 +305,15 @@ class HttpEngine:
         """Connects, and finds out what it is and can do; raises EngineError."""
         await self._client.__aenter__()
         try:
-            self.abilities = await _able(self._client)
+            self.capabilities = await _able(self._client)
         except (InputError, RequestError) as error:
             await self.close()
             raise EngineError(f"the engine at {self.server.shown} cannot be used: {error}") from error
         except BaseException:
             await self.close()
             raise
-        kind = f"{self.abilities.engine or 'unknown engine'} {self.abilities.version}".strip()
-        self.about = f"{kind} at {self.server.shown}"
+        kind = f"{self.capabilities.engine or 'unknown engine'} {self.capabilities.version}".strip()
+        self.description = f"{kind} at {self.server.shown}"
 
     async def close(self) -> None:
         """Closes its connections; requests under way fail."""
@@ -324,14 +324,14 @@ class HttpEngine:
         """Whether its process runs; of one that others started nobody knows."""
         return self._alive is None or self._alive()
 
-    async def gone(self, within_s: float) -> bool:
+    async def stopped(self, within_s: float) -> bool:
         """Whether its process ends within a while; of one that others started: whether nobody answers."""
         if self._alive is None:
             return not await self._answers()
-        for _ in range(max(1, round(within_s / _LOOK_S))):
+        for _ in range(max(1, round(within_s / _POLL_INTERVAL_S))):
             if not self._alive():
                 return True
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
         return not self._alive()
 
     async def _answers(self) -> bool:
@@ -350,16 +350,16 @@ class HttpEngine:
             return False
         return status == 200
 
-    async def generate(self, ask: Ask, draft: Draft) -> Output:
+    async def generate(self, request: Ask, draft: Draft) -> Output:
         """The answer; goes on from the draft's tokens where it can, else begins anew."""
-        ask = replace(ask, body={**self.server.body, **ask.body})
-        draft.is_exact = can_go_on(ask.body)
-        if goes_on(ask, draft, self.abilities):
-            fields, api = further_fields(ask, draft, self.abilities)
+        request = replace(request, body={**self.server.body, **request.body})
+        draft.is_exact = can_go_on(request.body)
+        if goes_on(request, draft, self.capabilities):
+            fields, api = further_fields(request, draft, self.capabilities)
         else:
             draft.begin_anew()
-            fields, api = whole_fields(ask, self.abilities)
-        draft.sure = (len(draft.text), len(draft.output_ids))
+            fields, api = whole_fields(request, self.capabilities)
+        draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
         try:
             usage = await self._stream(fields, api, draft)
         except RequestError as error:
@@ -389,7 +389,7 @@ def _take(draft: Draft, piece: Piece) -> None:
     draft.text.append(piece.text)
     draft.output_ids.extend(piece.token_ids)
     if piece.text and len(piece.token_ids) == 1:
-        draft.sure = (len(draft.text), len(draft.output_ids))
+        draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
     draft.finish_reason = piece.finish_reason or draft.finish_reason
 
 
@@ -398,8 +398,8 @@ def _output(draft: Draft, usage: Usage | None) -> Output:
     if draft.finish_reason not in _ENDS_WELL:
         told = "without a finish reason" if draft.finish_reason is None else f"as {draft.finish_reason!r}"
         raise FailedError(Fault.ANSWER, f"closed early: the answer ended {told}")
-    prompt_tokens = usage.prompt_tokens - draft.kept if usage else len(draft.prompt_ids)
-    output_tokens = usage.output_tokens + draft.kept if usage else len(draft.output_ids)
+    prompt_tokens = usage.prompt_tokens - draft.retained if usage else len(draft.prompt_ids)
+    output_tokens = usage.output_tokens + draft.retained if usage else len(draft.output_ids)
     return Output("".join(draft.text), draft.finish_reason, prompt_tokens, output_tokens)
 
 
@@ -407,6 +407,6 @@ async def _able(client: Client) -> Abilities:
     """What the server can do: of vLLM it is known once it tells who it is, all others are tried."""
     told = await client.identify()
     if told.engine == "vllm":
-        client.abilities = replace(told, usage=True, ids_each=True, token_ids=True)
-        return client.abilities
+        client.capabilities = replace(told, usage=True, ids_each=True, token_ids=True)
+        return client.capabilities
     return await client.probe()

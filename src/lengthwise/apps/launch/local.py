@@ -36,7 +36,7 @@ class Loaded:
         served: The name that requests ask for; "": the first that the engine lists.
         command: A command of one's own with ``{weights}``, ``{port}`` and the other PLACES; "": vLLM's for the plan.
         environment: Variables on top of this process' own.
-        seats: Requests under way at once in a replica, where the plan's deployment does not say.
+        max_num_seqs: Requests under way at once in a replica, where the plan's deployment does not say.
         max_model_len: For the command.
         sleeps: Whether its engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm, XPU. Its
             CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on current
@@ -49,14 +49,14 @@ class Loaded:
     served: str = ""
     command: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-    seats: int = 256
+    max_num_seqs: int = 256
     max_model_len: int | None = None
     sleeps: bool = False
     body: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.seats < 1:
-            raise InputError(f"seats of {self.name} must be at least 1; it is {self.seats}")
+        if self.max_num_seqs < 1:
+            raise InputError(f"seats of {self.name} must be at least 1; it is {self.max_num_seqs}")
         require_one_answer(self.body, "body")
         if self.command:
             _filled(self, ModelPlan(0, ""), (0,), "127.0.0.1", 1)
@@ -86,18 +86,16 @@ def launch_of(
         return Launch(_filled(loaded, plan, gpus, host, port), seen)
     if deployed is None:
         raise InputError(f"{loaded.name} must have a command that starts its engine, or be planned with one")
-    launch = vllm_launch(
-        deployed(plan), model=loaded.weights, served_name=loaded.served or None, host=host, port=port
-    )
+    launch = vllm_launch(deployed(plan), model=loaded.weights, served_name=loaded.served or None, host=host, port=port)
     words = (*launch.command, "--enable-sleep-mode") if loaded.sleeps else launch.command
     mode = {"VLLM_SERVER_DEV_MODE": "1"} if loaded.sleeps else {}
     return Launch(words, {**launch.environment, **mode, **seen}, launch.notes)
 
 
-def seats_of(loaded: Loaded, plan: ModelPlan, deployed: Deployed | None) -> int:
+def max_num_seqs_of(loaded: Loaded, plan: ModelPlan, deployed: Deployed | None) -> int:
     """Requests under way at once in one replica."""
     if loaded.command or deployed is None:
-        return loaded.seats
+        return loaded.max_num_seqs
     return deployed(plan).limits.max_num_seqs
 
 
@@ -123,7 +121,7 @@ def _filled(loaded: Loaded, plan: ModelPlan, gpus: Sequence[int], host: str, por
         ) from None
 
 
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 _TAKEN = "must be free"
 READY_S, GRACE_S = process.READY_S, process.GRACE_S
 
@@ -181,14 +179,14 @@ class Process:
 
     def start_here(self) -> str:
         """The same, holding up the thread."""
-        for tries in range(1, _TRIES + 1):
+        for tries in range(1, _MAX_ATTEMPTS + 1):
             if self._halt.is_set():
                 raise _HaltedError
             try:
                 self.local = self._stack.enter_context(self._run(process.free_port(self._host)))
             except EngineError as error:
                 # Between being found free and being listened at, a port can be taken by another.
-                if tries == _TRIES or _TAKEN not in str(error):
+                if tries == _MAX_ATTEMPTS or _TAKEN not in str(error):
                     raise
             else:
                 return self.local.url
@@ -259,16 +257,10 @@ class Patience:
 
     def server(self, url: str, loaded: Loaded) -> Server:
         """How an engine of the model is asked."""
-        return Server(
-            url,
-            loaded.served or None,
-            stall_s=self.stall_s,
-            timeout_s=self.request_s,
-            body=loaded.body,
-        )
+        return Server(url, loaded.served or None, stall_s=self.stall_s, timeout_s=self.request_s, body=loaded.body)
 
 
-USUAL = Patience()
+DEFAULT = Patience()
 
 
 @dataclass
@@ -281,17 +273,17 @@ class LocalLauncher:
         models: What to load, by the models' numbers.
         logs: Folder of the engines' logs.
         deployed: What was planned, where vLLM's command is to be made.
-        patience: How long engines may take.
+        timeouts: How long engines may take.
     """
 
     models: Sequence[Loaded]
     logs: Path
     deployed: Deployed | None = None
-    patience: Patience = USUAL
+    timeouts: Patience = DEFAULT
     is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     _running: dict[int, tuple[HttpEngine, Process, Loaded]] = field(default_factory=dict, init=False)
-    _there: set[Process] = field(default_factory=set, init=False)
+    _present: set[Process] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
     _hurries: bool = field(default=False, init=False)
 
@@ -300,23 +292,23 @@ class LocalLauncher:
         process = Process(
             lambda port: launch_of(self.models[plan.model], plan, gpus, HOST, port, self.deployed),
             self._log(plan),
-            ready_s=self.patience.ready_s,
-            grace_s=self.patience.grace_s,
+            ready_s=self.timeouts.ready_s,
+            grace_s=self.timeouts.grace_s,
         )
-        self._there.add(process)  # from its start to its end: whoever has no patience meets it anywhere
+        self._present.add(process)  # from its start to its end: whoever has no patience meets it anywhere
         try:
             url = await process.start(self._threads)
         except BaseException:
-            self._there.discard(process)
+            self._present.discard(process)
             raise
         loaded = self.models[plan.model]
         engine = HttpEngine(
-            self.patience.server(url, loaded), seats_of(loaded, plan, self.deployed), lambda: process.is_alive
+            self.timeouts.server(url, loaded), max_num_seqs_of(loaded, plan, self.deployed), lambda: process.is_alive
         )
         try:
             await engine.open()
         except BaseException:
-            await self._ended(process)
+            await self._finished(process)
             raise
         self._running[id(engine)] = (engine, process, loaded)
         return engine
@@ -333,15 +325,15 @@ class LocalLauncher:
         found = self._running.pop(id(engine), None)
         if found is not None:
             await found[0].close()
-            await self._ended(found[1])
+            await self._finished(found[1])
 
-    async def _ended(self, process: Process) -> None:
+    async def _finished(self, process: Process) -> None:
         def end() -> None:
             process.stop_here(at_once=self._hurries)
 
         # An engine that is being ended is ended, whoever loses patience meanwhile.
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, end))
-        self._there.discard(process)
+        self._present.discard(process)
 
     async def sleep(self, engine: Engine) -> bool:
         """Whether it sleeps now: its weights wait in the host's memory."""
@@ -352,12 +344,12 @@ class LocalLauncher:
         """Makes it ready again; raises EngineError."""
         found = self._running.get(id(engine))
         if found is None or not await found[0].post("/wake_up", _WAKE_S):
-            raise EngineError(f"{engine.about} did not wake up; see its log in {self.logs}")
+            raise EngineError(f"{engine.description} did not wake up; see its log in {self.logs}")
 
     def hurry(self) -> None:
         """Engines are killed from now on: those that run, that are being started, and that are being ended."""
         self._hurries = True
-        for started in list(self._there):
+        for started in list(self._present):
             started.hurry()
             if started.local is not None and started.is_alive:
                 started.local.process.kill()
@@ -384,21 +376,19 @@ class StaticLauncher:
     Attributes:
         models: How they are asked, by the models' numbers.
         urls: Addresses by the models' numbers, a replica each.
-        patience: How long they may take.
+        timeouts: How long they may take.
     """
 
     models: Sequence[Loaded]
     urls: Mapping[int, Sequence[str]]
-    patience: Patience = USUAL
+    timeouts: Patience = DEFAULT
     is_placed: bool = False
     _open: list[HttpEngine] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         lacking = [one.name for number, one in enumerate(self.models) if not self.urls.get(number)]
         if lacking:
-            raise InputError(
-                f"every model must have an address of an engine; there is none for {', '.join(lacking)}"
-            )
+            raise InputError(f"every model must have an address of an engine; there is none for {', '.join(lacking)}")
 
     def plans(self) -> tuple[ModelPlan, ...]:
         """All models at once, as many replicas each as there are addresses."""
@@ -409,7 +399,7 @@ class StaticLauncher:
         loaded, urls = self.models[plan.model], self.urls[plan.model]
         if gpus[0] >= len(urls):
             raise EngineError(f"{loaded.name} has {len(urls)} engines; a replica {gpus[0] + 1} was asked for")
-        engine = HttpEngine(self.patience.server(urls[gpus[0]], loaded), loaded.seats)
+        engine = HttpEngine(self.timeouts.server(urls[gpus[0]], loaded), loaded.max_num_seqs)
         await engine.open()
         self._open.append(engine)
         return engine
@@ -427,7 +417,7 @@ class StaticLauncher:
 
     async def wake(self, engine: Engine) -> None:
         """Never asked for: none of them sleeps."""
-        raise EngineError(f"{engine.about} was never put to sleep")
+        raise EngineError(f"{engine.description} was never put to sleep")
 
     def hurry(self) -> None:
         """There is nothing to end."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lengthwise.apps.launch.engine import Engine, HttpEngine
-from lengthwise.apps.launch.local import USUAL, Deployed, Loaded, Patience, Process, launch_of, safe, seats_of
+from lengthwise.apps.launch.local import DEFAULT, Deployed, Loaded, Patience, Process, launch_of, max_num_seqs_of, safe
 from lengthwise.backend import Launch
 from lengthwise.backend.process import last_lines
 from lengthwise.schema.app import ModelPlan, Replica
@@ -59,7 +59,7 @@ class RayEngine:
         """Whether it runs."""
         return self._process.is_alive
 
-    def said(self) -> str:
+    def message(self) -> str:
         """The last lines of its log."""
         return last_lines(self._log)
 
@@ -97,7 +97,7 @@ def _seen(gpus: int) -> tuple[int, ...]:
 
 Result = TypeVar("Result")
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 _SLEEP_S, _WAKE_S = 60.0, 300.0
 _PLACED_S = 60.0
 
@@ -137,7 +137,7 @@ class RayLauncher:
         logs: Folder of the engines' logs, on the nodes.
         address: Of the cluster; "local" starts one on this machine.
         deployed: What was planned, where vLLM's command is to be made.
-        patience: How long engines may take.
+        timeouts: How long engines may take.
         gpus: GPUs of a "local" cluster; None: those that Ray finds.
         resource: What Ray calls the GPUs.
     """
@@ -146,13 +146,13 @@ class RayLauncher:
     logs: Path
     address: str = "auto"
     deployed: Deployed | None = None
-    patience: Patience = USUAL
+    timeouts: Patience = DEFAULT
     gpus: int | None = None
     resource: str = "GPU"
     is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     _running: dict[int, _Placed] = field(default_factory=dict, init=False)
-    _there: set[_Placed] = field(default_factory=set, init=False)
+    _present: set[_Placed] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
     _hurries: bool = field(default=False, init=False)
 
@@ -182,10 +182,8 @@ class RayLauncher:
         """A replica wherever Ray has room for it; raises EngineError."""
         loaded = self.models[plan.model]
         placed = _Placed(loaded)
-        self._there.add(placed)  # from its start to its end: whoever has no patience meets it anywhere
-        starting = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._started, plan, gpus, placed
-        )
+        self._present.add(placed)  # from its start to its end: whoever has no patience meets it anywhere
+        starting = asyncio.get_running_loop().run_in_executor(self._threads, self._started, plan, gpus, placed)
         try:
             url = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -194,18 +192,18 @@ class RayLauncher:
                 placed.actor.call_off.remote()
             (found,) = await asyncio.gather(starting, return_exceptions=True)
             if not isinstance(found, BaseException):
-                await self._call(lambda: self._ended(placed))
+                await self._call(lambda: self._finished(placed))
             raise
-        seats = seats_of(loaded, plan, self.deployed)
-        engine = HttpEngine(self.patience.server(url, loaded), seats, lambda: placed.alive)
+        max_num_seqs = max_num_seqs_of(loaded, plan, self.deployed)
+        engine = HttpEngine(self.timeouts.server(url, loaded), max_num_seqs, lambda: placed.alive)
         try:
             await engine.open()
         except BaseException:
-            await self._call(lambda: self._ended(placed))
+            await self._call(lambda: self._finished(placed))
             raise
         placed.engine = engine
         self._running[id(engine)] = placed
-        self._threads.submit(self._watched, placed)
+        self._threads.submit(self._monitor_task, placed)
         return engine
 
     def _started(self, plan: ModelPlan, gpus: Replica, placed: _Placed) -> str:
@@ -218,15 +216,15 @@ class RayLauncher:
                 placed.actor.call_off.remote()
             url, _ = ray.get(placed.actor.start.remote())
         except ray.exceptions.RayTaskError as error:
-            self._ended(placed)
-            raise EngineError(_gist(error)) from error
+            self._finished(placed)
+            raise EngineError(_short_message(error)) from error
         except ray.exceptions.RayError as error:
-            self._ended(placed)
+            self._finished(placed)
             raise EngineError(
-                f"the actor of {placed.loaded.name} was lost while it started: {_gist(error)}"
+                f"the actor of {placed.loaded.name} was lost while it started: {_short_message(error)}"
             ) from error
         except BaseException:
-            self._ended(placed)
+            self._finished(placed)
             raise
         return str(url)
 
@@ -234,9 +232,9 @@ class RayLauncher:
         """GPUs of a replica, held in one node; raises EngineError."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        one, tries = plan.tp * plan.pp, round(_PLACED_S / _LOOK_S)
+        one, tries = plan.tp * plan.pp, round(_PLACED_S / _POLL_INTERVAL_S)
         group = placement_group([{self.resource: float(one)}], strategy="STRICT_PACK")
-        while not group.wait(_LOOK_S):
+        while not group.wait(_POLL_INTERVAL_S):
             tries -= 1
             if tries == 0 or placed.over.is_set():
                 remove_placement_group(group)
@@ -251,21 +249,19 @@ class RayLauncher:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         one = plan.tp * plan.pp
-        held: dict[str, Any] = (
-            {"num_gpus": one} if self.resource == "GPU" else {"resources": {self.resource: one}}
-        )
+        held: dict[str, Any] = {"num_gpus": one} if self.resource == "GPU" else {"resources": {self.resource: one}}
         made = self._ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4, **held)(RayEngine)
         log = self.logs.absolute() / f"{safe(loaded.name)}-{next(self._numbers)}.log"
         launch = partial(_launched, loaded, plan, self.deployed and self.deployed(plan))
         strategy = PlacementGroupSchedulingStrategy(group)
-        patience = self.patience
+        timeouts = self.timeouts
         return made.options(scheduling_strategy=strategy).remote(
-            launch, len(gpus), str(log), patience.ready_s, patience.grace_s
+            launch, len(gpus), str(log), timeouts.ready_s, timeouts.grace_s
         )
 
-    def _watched(self, placed: _Placed) -> None:
+    def _monitor_task(self, placed: _Placed) -> None:
         """Asks the actor again and again whether its engine lives; an actor that is lost has taken it along."""
-        while not placed.over.wait(_LOOK_S):
+        while not placed.over.wait(_POLL_INTERVAL_S):
             try:
                 placed.alive = self._ray.get(placed.actor.is_alive.remote(), timeout=30)
             except self._ray.exceptions.GetTimeoutError:
@@ -275,7 +271,7 @@ class RayLauncher:
             if not placed.alive:
                 return
 
-    def _ended(self, placed: _Placed) -> None:
+    def _finished(self, placed: _Placed) -> None:
         """The process, the actor and what was held for it are let go."""
         from ray.util.placement_group import remove_placement_group
 
@@ -283,21 +279,21 @@ class RayLauncher:
         placed.alive = False
         if placed.actor is not None:
             try:
-                wait_s = self.patience.grace_s + 10.0
+                wait_s = self.timeouts.grace_s + 10.0
                 self._ray.get(placed.actor.stop.remote(at_once=self._hurries), timeout=wait_s)
             except self._ray.exceptions.RayError:
                 pass  # it is gone, and its engine with it
             self._ray.kill(placed.actor)
         if placed.group is not None:
             remove_placement_group(placed.group)
-        self._there.discard(placed)
+        self._present.discard(placed)
 
     async def stop(self, engine: Engine) -> None:
         """Ends it and lets its GPUs go."""
         placed = self._running.pop(id(engine), None)
         if placed is not None and placed.engine is not None:
             await placed.engine.close()
-            await asyncio.shield(self._call(lambda: self._ended(placed)))
+            await asyncio.shield(self._call(lambda: self._finished(placed)))
 
     async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - the contract's
         """Never: Ray would hold its GPUs for it."""
@@ -305,12 +301,12 @@ class RayLauncher:
 
     async def wake(self, engine: Engine) -> None:
         """Never asked for."""
-        raise EngineError(f"{engine.about} was never put to sleep")
+        raise EngineError(f"{engine.description} was never put to sleep")
 
     def hurry(self) -> None:
         """Engines are killed from now on: those that run, that are being started, and that are being ended."""
         self._hurries = True
-        for placed in list(self._there):
+        for placed in list(self._present):
             if placed.actor is not None:
                 placed.actor.hurry.remote()
 
@@ -323,14 +319,12 @@ class RayLauncher:
         self._threads.shutdown(wait=False)
 
 
-def _launched(
-    loaded: Loaded, plan: ModelPlan, deployment: Any, gpus: tuple[int, ...], host: str, port: int
-) -> Launch:
+def _launched(loaded: Loaded, plan: ModelPlan, deployment: Any, gpus: tuple[int, ...], host: str, port: int) -> Launch:
     """The command of a replica on the node where it runs."""
     return launch_of(loaded, plan, gpus, host, port, None if deployment is None else lambda _: deployment)
 
 
-def _gist(error: Exception) -> str:
+def _short_message(error: Exception) -> str:
     """What went wrong on the node, in its own words."""
     cause = getattr(error, "cause", None)
     if cause is not None:

@@ -33,14 +33,14 @@ class Limits:
         step_tokens: Tokens of a step.
         kv_tokens: In memory.
         block_tokens: Of a block of it; half a block a sequence is lost on average.
-        spare: Share of the memory that is left free when a sequence is let in.
+        reserve: Share of the memory that is left free when a sequence is let in.
     """
 
     seqs: int
     step_tokens: int
     kv_tokens: int
     block_tokens: int = 1
-    spare: float = 0.0
+    reserve: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -209,7 +209,7 @@ class Batch:
     def _admitted(self) -> list[SimulatedSequence]:
         found: list[SimulatedSequence] = []
         limits, tokens = self._limits, self._running
-        room = self._room() - self._running - int(limits.spare * limits.kv_tokens)
+        room = self._room() - self._running - int(limits.reserve * limits.kv_tokens)
         while self._waiting and self._running < limits.seqs:
             one = self._waiting[0]
             read = one.prompt + one.had
@@ -245,12 +245,12 @@ class SimulatedEngine:
     """A replica that computes nothing: its answers are as long as drawn, and come when they would.
 
     Attributes:
-        seats: Requests that it works on at once.
-        about: The plan's model and shape.
+        max_num_seqs: Requests that it works on at once.
+        description: The plan's model and shape.
     """
 
-    def __init__(self, about: str, limits: Limits, cost: StepTime, lengths: Lengths) -> None:
-        self.about, self.seats = about, limits.seqs
+    def __init__(self, description: str, limits: Limits, cost: StepTime, lengths: Lengths) -> None:
+        self.description, self.max_num_seqs = description, limits.seqs
         self._batch, self._lengths = Batch(limits, cost), lengths
         self._limit_tokens = limits.kv_tokens
         self._timer: asyncio.TimerHandle | None = None
@@ -262,35 +262,31 @@ class SimulatedEngine:
         """Until it is stopped."""
         return self._alive
 
-    async def gone(self, within_s: float) -> bool:  # noqa: ARG002 - it shows at once
+    async def stopped(self, within_s: float) -> bool:  # noqa: ARG002 - it shows at once
         """Whether it was stopped."""
         return not self._alive
 
-    async def generate(self, ask: Ask, draft: Draft) -> Output:
+    async def generate(self, request: Ask, draft: Draft) -> Output:
         """An answer of as many tokens as drawn; it says its length, and what tells it from other requests' answers."""
-        prompt = int(self._lengths.prompt_tokens[ask.task])
-        tokens = int(self._lengths.output_tokens[ask.task])
+        prompt = int(self._lengths.prompt_tokens[request.task])
+        tokens = int(self._lengths.output_tokens[request.task])
         if prompt + tokens > self._limit_tokens:
-            raise FailedError(
-                Fault.REQUEST, f"{prompt + tokens} tokens do not fit the {self._limit_tokens} there are"
-            )
+            raise FailedError(Fault.REQUEST, f"{prompt + tokens} tokens do not fit the {self._limit_tokens} there are")
         if len(draft.output_ids) >= tokens:
             draft.begin_anew()
         await self._written(prompt, tokens, draft)
-        draft.finish_reason = "length" if tokens >= int(self._lengths.max_tokens[ask.task]) else "stop"
-        return Output(f"{tokens} tokens ({_digest(ask)})", draft.finish_reason, prompt, tokens)
+        draft.finish_reason = "length" if tokens >= int(self._lengths.max_tokens[request.task]) else "stop"
+        return Output(f"{tokens} tokens ({_digest(request)})", draft.finish_reason, prompt, tokens)
 
     async def _written(self, prompt: int, tokens: int, draft: Draft) -> None:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         had = len(draft.output_ids)
-        one = SimulatedSequence(
-            prompt + had, tokens - had, lambda: None if over.done() else over.set_result(None)
-        )
+        one = SimulatedSequence(prompt + had, tokens - had, lambda: None if over.done() else over.set_result(None))
         self._open.add(over)
         self._batch.add(one, loop.time())
         self._arm()
-        draft.telling = lambda: had + self._batch.written(one, loop.time())
+        draft.stats = lambda: had + self._batch.written(one, loop.time())
         try:
             await over
         except asyncio.CancelledError:
@@ -300,7 +296,7 @@ class SimulatedEngine:
                 self._arm()
             raise
         finally:
-            draft.telling = None
+            draft.stats = None
             self._open.discard(over)
 
     def _arm(self) -> None:
@@ -325,12 +321,12 @@ class SimulatedEngine:
             self._timer.cancel()
         for over in self._open:
             if not over.done():
-                over.set_exception(FailedError(Fault.ENGINE, f"{self.about} ended"))
+                over.set_exception(FailedError(Fault.ENGINE, f"{self.description} ended"))
 
 
-def _digest(ask: Ask) -> str:
+def _digest(request: Ask) -> str:
     """Of the request: were all answers of a length alike, what is asked about them would be one request, asked once."""
-    said = json.dumps(ask.body, sort_keys=True, default=str)
+    said = json.dumps(request.body, sort_keys=True, default=str)
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -400,7 +396,7 @@ class SimulatedLauncher:
         """Ready again after its seconds."""
         plan = self._plans.get(id(engine))
         if plan is None:
-            raise EngineError(f"{engine.about} was ended")
+            raise EngineError(f"{engine.description} was ended")
         await asyncio.sleep(self.seconds(plan, "wake"))
 
     def hurry(self) -> None:

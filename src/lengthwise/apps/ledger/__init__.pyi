@@ -1,9 +1,9 @@
-from .contracts import ENDED, Ending, Lease, Ledger, Output, Partial, State, TaskRow
+from .contracts import FINISHED, Ending, Lease, Ledger, Output, Partial, State, TaskRow
 from .table_ledger import FILE, TableLedger, open_ledger
 
 __all__ = [
-    "ENDED",
     "FILE",
+    "FINISHED",
     "Ending",
     "Lease",
     "Ledger",

@@ -26,7 +26,7 @@ class State(IntEnum):
     """Behind a dead one."""
 
 
-ENDED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
+FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Ledger(Protocol):
         """The first ready tasks of a model by number; never one that another holds."""
         ...
 
-    def beat(self, owner: str, *, now_s: float, lease_s: float) -> int:
+    def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
         """Prolongs all leases of an owner that have not been taken from it; how many."""
         ...
 
@@ -131,7 +131,7 @@ class Ledger(Protocol):
         """Makes tasks of leases that ran out ready again; how many."""
         ...
 
-    def settle(self, endings: Sequence[Ending]) -> list[bool]:
+    def finalize(self, endings: Sequence[Ending]) -> list[bool]:
         """Ends leases; False for each that was not the task's last lease, or had ended.
 
         A DONE or SKIPPED task makes children ready that waited for it last; one that is DEAD blocks all behind it. A
@@ -171,11 +171,11 @@ class Ledger(Protocol):
         """(call, attempts, output tokens of answers) of each call, in order."""
         ...
 
-    def facts(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """What was noted beside the tasks (``note``): the application, versions, who runs."""
         ...
 
-    def note(self, facts: dict[str, str]) -> None:
+    def note(self, metadata: dict[str, str]) -> None:
         """Notes facts by name; an empty text removes one."""
         ...
 

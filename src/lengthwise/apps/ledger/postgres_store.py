@@ -49,9 +49,9 @@ DIALECT = Dialect(
         WHERE NOT EXISTS (SELECT 1 FROM results WHERE results.key = came.key)
         ON CONFLICT (key) DO UPDATE
         SET output = excluded.output, prompt_ids = excluded.prompt_ids, output_ids = excluded.output_ids""",
-    facts="""INSERT INTO facts (name, value) SELECT * FROM unnest(?::text[], ?::bytea[])
+    metadata="""INSERT INTO facts (name, value) SELECT * FROM unnest(?::text[], ?::bytea[])
         ON CONFLICT (name) DO UPDATE SET value = excluded.value""",
-    moved="""UPDATE tasks SET state = came.state, attempts = attempts + came.counts, key = came.key,
+    moving="""UPDATE tasks SET state = came.state, attempts = attempts + came.counts, key = came.key,
         not_before_s = came.not_before_s, owner = NULL,
         error = CASE WHEN came.state = 1 THEN coalesce(came.error, tasks.error) ELSE came.error END
         FROM unnest(?::smallint[], ?::int[], ?::text[], ?::bytea[], ?::float8[], ?::bigint[])
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "lengthwise"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_TRIES = 20
+_MAX_ATTEMPTS = 20
 """Of a transaction that another one got in the way of; each time at least one of the two went through."""
 
 
@@ -77,14 +77,14 @@ class PostgresStore:
 
     dialect = DIALECT
 
-    def __init__(self, url: str, *, read_only: bool, patience_s: float) -> None:
+    def __init__(self, url: str, *, read_only: bool, timeout_s: float) -> None:
         self._driver = _driver()
         self._url, self._schema, self.where = _parts(url)
-        self._read_only, self._patience_s = read_only, patience_s
+        self._read_only, self._timeout_s = read_only, timeout_s
         self._lock = threading.RLock()
         self._open: psycopg.Connection | None = None
         try:
-            with self._told():
+            with self._report():
                 self._prepare(self._connection())
         except BaseException:
             self.close()
@@ -102,14 +102,14 @@ class PostgresStore:
 
     def _within(self, work: Callable[[Session], Work]) -> Work:
         errors = self._driver.errors
-        with self._lock, self._told():
-            for tried in range(_TRIES):
+        with self._lock, self._report():
+            for tried in range(_MAX_ATTEMPTS):
                 connection = self._connection()
                 try:
                     with connection.transaction():
                         return work(PostgresSession(connection))
                 except (errors.DeadlockDetected, errors.SerializationFailure):
-                    if tried == _TRIES - 1:
+                    if tried == _MAX_ATTEMPTS - 1:
                         raise
             raise AssertionError("unreachable")
 
@@ -122,7 +122,7 @@ class PostgresStore:
     def _connection(self) -> psycopg.Connection:
         if self._open is None or self._open.closed:
             self._open = self._driver.connect(self._url, autocommit=True, connect_timeout=10)
-            limit_ms = max(1, int(self._patience_s * 1000))
+            limit_ms = max(1, int(self._timeout_s * 1000))
             for setting in (
                 f'search_path = "{self._schema}"',
                 "synchronous_commit = on",
@@ -176,7 +176,7 @@ class PostgresStore:
             )
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _report(self) -> Iterator[None]:
         """Errors of PostgreSQL in the words of lengthwise."""
         errors = self._driver.errors
         try:
@@ -185,7 +185,7 @@ class PostgresStore:
             raise InternalError(f"a law of the ledger {self.where} would be broken: {error}") from error
         except errors.LockNotAvailable as error:
             raise OutputError(
-                f"the ledger {self.where} must be free to be written within {self._patience_s:g} s; another client "
+                f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another client "
                 "holds it for longer: end that client, or go on later with --resume (what was recorded stays)"
             ) from error
         except self._driver.Error as error:
@@ -245,9 +245,7 @@ def _parts(url: str) -> tuple[str, str, str]:
     asked = parse_qsl(split.query, keep_blank_values=True)
     schema = dict(asked).get("schema", SCHEMA)
     if not _NAME.fullmatch(schema):
-        raise InputError(
-            f"schema must be a name of small letters, digits and _, at most 63 long; {schema!r} came"
-        )
+        raise InputError(f"schema must be a name of small letters, digits and _, at most 63 long; {schema!r} came")
     rest = urlencode([(name, value) for name, value in asked if name != "schema"])
     where = f"postgresql://{split.netloc.rpartition('@')[2]}{split.path}?schema={schema}"
     # Not put together by urlunsplit, which drops the // before a path where no host is named.

@@ -77,8 +77,8 @@ class Dialect:
         skip: The same, leaving out what another holds.
         answers: Inserts into ``results``, by column; the first of a key stays.
         partials: Inserts into ``partials``, by column, unless the key has a result; the last of a key stays.
-        facts: Inserts into ``facts``; the last of a name stays.
-        moved: Ends leases, by the columns of ``Writes.moved``.
+        metadata: Inserts into ``metadata``; the last of a name stays.
+        moving: Ends leases, by the columns of ``Writes.moved``.
         empty: Empties tasks and edges.
         laid_out: What to do when tasks were inserted.
         counts: (call, state, tasks).
@@ -90,8 +90,8 @@ class Dialect:
     skip: str
     answers: str
     partials: str
-    facts: str
-    moved: str
+    metadata: str
+    moving: str
     empty: tuple[str, ...]
     laid_out: tuple[str, ...]
     counts: str
@@ -193,9 +193,9 @@ WHERE key {texts} AND NOT EXISTS (SELECT 1 FROM results WHERE results.key = part
 
 _TEMPLATES = {
     "lease": _LEASE,
-    "beat": _BEAT,
+    "heartbeat": _BEAT,
     "expire": _EXPIRE,
-    "held": _LEASED_TASKS,
+    "reserved": _LEASED_TASKS,
     "children": _CHILDREN,
     "free": _FREE,
     "block": _BLOCK,
@@ -205,12 +205,12 @@ _TEMPLATES = {
     "sums": _SUMS,
     "results": _RESULTS,
     "partials": _PARTIALS,
-    "spent": "DELETE FROM partials WHERE key {texts}",
+    "effort": "DELETE FROM partials WHERE key {texts}",
     "run": "SELECT identity, tasks, fence FROM run {lock}",
     "fence": "SELECT max(fence) FROM tasks",
     "begin": "UPDATE run SET identity = ?, tasks = ?, fence = ?",
-    "facts": "SELECT name, value FROM facts ORDER BY name",
-    "forget": "DELETE FROM facts WHERE name {texts}",
+    "metadata": "SELECT name, value FROM facts ORDER BY name",
+    "discard": "DELETE FROM facts WHERE name {texts}",
 }
 
 
@@ -276,8 +276,8 @@ DIALECT = Dialect(
         WHERE NOT EXISTS (SELECT 1 FROM results WHERE key = ?1)
         ON CONFLICT (key) DO UPDATE
         SET output = excluded.output, prompt_ids = excluded.prompt_ids, output_ids = excluded.output_ids""",
-    facts="INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-    moved="""UPDATE tasks SET state = ?1, attempts = attempts + ?2, key = ?3, not_before_s = ?5, owner = NULL,
+    metadata="INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+    moving="""UPDATE tasks SET state = ?1, attempts = attempts + ?2, key = ?3, not_before_s = ?5, owner = NULL,
         error = CASE WHEN ?1 = 1 THEN coalesce(?4, error) ELSE ?4 END WHERE task = ?6 AND state = 2""",
     empty=("DELETE FROM edges", "DELETE FROM tasks", "DELETE FROM tally"),
     laid_out=(
@@ -305,18 +305,18 @@ class SqliteStore:
 
     dialect = DIALECT
 
-    def __init__(self, path: Path, *, read_only: bool, patience_s: float) -> None:
-        self.where, self._read_only, self._patience_s = str(path), read_only, patience_s
+    def __init__(self, path: Path, *, read_only: bool, timeout_s: float) -> None:
+        self.where, self._read_only, self._timeout_s = str(path), read_only, timeout_s
         self._lock = threading.RLock()
         if sqlite3.sqlite_version_info < _OLDEST:
             raise InputError(
                 f"a ledger needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}: use a newer Python, "
                 "or keep the ledger in PostgreSQL (postgresql://...)"
             )
-        with self._told():
-            self._connection = _connected(path, read_only, patience_s)
+        with self._report():
+            self._connection = _connected(path, read_only, timeout_s)
         try:
-            with self._told():
+            with self._report():
                 self._prepare()
         except BaseException:
             self._connection.close()
@@ -326,7 +326,7 @@ class SqliteStore:
         """What the work returns, when all that it changed is on the disk."""
         if self._read_only:
             raise InputError(f"{self.where} was opened to be read: open it without read_only to change it")
-        with self._lock, self._told():
+        with self._lock, self._report():
             # Held from the start: a reader that turns writer could find that another has written meanwhile.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -339,7 +339,7 @@ class SqliteStore:
 
     def read(self, work: Callable[[Session], Work]) -> Work:
         """What the work returns."""
-        with self._lock, self._told():
+        with self._lock, self._report():
             return work(SqliteSession(self._connection))
 
     def close(self) -> None:
@@ -380,9 +380,7 @@ class SqliteStore:
                 f"there must be a ledger in {self.where}; it is empty: a run that has just begun makes it in a moment"
             )
         if self._pragma("application_id") != APPLICATION:
-            raise InputError(
-                f"{self.where} is no ledger, but the database of another program: name another file"
-            )
+            raise InputError(f"{self.where} is no ledger, but the database of another program: name another file")
         if (found := self._pragma("user_version")) > FORMAT:
             raise InputError(
                 f"{self.where} has format {found}, this lengthwise knows up to {FORMAT}: install a newer "
@@ -400,7 +398,7 @@ class SqliteStore:
 
         SQLite does not wait here for others who set it at the same moment, so that it is asked again.
         """
-        for _ in range(max(1, int(self._patience_s / 0.05))):
+        for _ in range(max(1, int(self._timeout_s / 0.05))):
             with contextlib.suppress(sqlite3.OperationalError):
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 return
@@ -408,7 +406,7 @@ class SqliteStore:
         self._connection.execute("PRAGMA journal_mode = WAL")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _report(self) -> Iterator[None]:
         """Errors of files and of SQLite in the words of lengthwise."""
         try:
             yield
@@ -425,7 +423,7 @@ class SqliteStore:
             return InputError(f"{self.where} is no ledger, or damaged ({error}): name another file")
         if code in _BUSY_CODES:
             return OutputError(
-                f"the ledger {self.where} must be free to be written within {self._patience_s:g} s; another process "
+                f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another process "
                 "holds it for longer: end that process, or go on later with --resume (what was recorded stays)"
             )
         return OutputError(
@@ -466,12 +464,10 @@ def _plain(values: tuple[Any, ...]) -> list[Any]:
     return [json.dumps(value) if isinstance(value, list) else value for value in values]
 
 
-def _connected(path: Path, read_only: bool, patience_s: float) -> sqlite3.Connection:
+def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connection:
     """Autocommit: transactions are begun and ended in words. Threads take turns by a lock of ours."""
     if read_only and not path.exists():
-        raise InputError(
-            f"there must be a ledger at {path}; there is no file: start a run first, or name its place"
-        )
+        raise InputError(f"there must be a ledger at {path}; there is no file: start a run first, or name its place")
     try:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -480,7 +476,7 @@ def _connected(path: Path, read_only: bool, patience_s: float) -> sqlite3.Connec
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={_mode(path, read_only)}",
         uri=True,
-        timeout=patience_s,
+        timeout=timeout_s,
         isolation_level=None,
         check_same_thread=False,
     )

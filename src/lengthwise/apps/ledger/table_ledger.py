@@ -74,14 +74,14 @@ class Writes:
     Attributes:
         accepted: For each ending, whether it ended the task's last lease.
         answers: Key to a row of ``results``.
-        moved: Rows (state, whether it counts as an attempt, key, error, not before, task).
+        moving: Rows (state, whether it counts as an attempt, key, error, not before, task).
         passed: Tasks whose children need not wait for them any more.
         dead: Tasks behind which all is blocked.
     """
 
     accepted: list[bool] = field(default_factory=list)
     answers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    moved: list[tuple[Any, ...]] = field(default_factory=list)
+    moving: list[tuple[Any, ...]] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
 
@@ -102,14 +102,14 @@ def check_endings(endings: Sequence[Ending]) -> None:
             )
 
 
-def writes_of(endings: Sequence[Ending], held: Mapping[int, int]) -> Writes:
+def writes_of(endings: Sequence[Ending], reserved: Mapping[int, int]) -> Writes:
     """What the endings change.
 
     Args:
         endings: Checked.
-        held: Fences of those of their tasks that are leased.
+        reserved: Fences of those of their tasks that are leased.
     """
-    found, open_leases = Writes(), dict(held)
+    found, open_leases = Writes(), dict(reserved)
     for ending in endings:
         if ending.key and ending.output is not None:
             found.answers.setdefault(ending.key, _answer(ending))
@@ -124,9 +124,7 @@ def writes_of(endings: Sequence[Ending], held: Mapping[int, int]) -> Writes:
 def _move(found: Writes, ending: Ending) -> None:
     counts = ending.state in {State.DONE, State.DEAD} or (ending.state == State.READY and ending.counts)
     error = None if ending.error is None else packed(ending.error)
-    found.moved.append(
-        (int(ending.state), int(counts), ending.key, error, float(ending.not_before_s), ending.task)
-    )
+    found.moving.append((int(ending.state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
     if ending.state in {State.DONE, State.SKIPPED}:
         found.passed.append(ending.task)
     elif ending.state == State.DEAD:
@@ -136,13 +134,7 @@ def _move(found: Writes, ending: Ending) -> None:
 def _answer(ending: Ending) -> tuple[Any, ...]:
     output = ending.output
     assert output is not None
-    return (
-        ending.key,
-        packed(output.text),
-        output.finish_reason,
-        output.prompt_tokens,
-        output.output_tokens,
-    )
+    return (ending.key, packed(output.text), output.finish_reason, output.prompt_tokens, output.output_tokens)
 
 
 _PAGE = 5_000
@@ -207,34 +199,34 @@ class TableLedger:
         found = self._store.write(lambda session: session.rows(self._sql["lease"], *values))
         return [Lease(task, fence, attempts + 1) for task, fence, attempts in sorted(found)]
 
-    def beat(self, owner: str, *, now_s: float, lease_s: float) -> int:
+    def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
         """Lets all leases of an owner that have not been taken from it end ``lease_s`` from now; how many.
 
         With ``lease_s=0`` it gives them back: the next ``expire`` makes them ready.
         """
-        return self._change("beat", now_s + lease_s, owner)
+        return self._change("heartbeat", now_s + lease_s, owner)
 
     def expire(self, *, now_s: float) -> int:
         """Makes tasks of leases that ran out ready again; how many."""
         return self._change("expire", now_s)
 
-    def settle(self, endings: Sequence[Ending]) -> list[bool]:
+    def finalize(self, endings: Sequence[Ending]) -> list[bool]:
         """Ends leases; False for each that was not the task's last lease, or had ended.
 
         Raises:
             InputError: An ending lacks what its state needs; nothing of the batch is kept.
         """
         check_endings(endings)
-        return self._store.write(lambda session: self._settled(session, endings)) if endings else []
+        return self._store.write(lambda session: self._stable(session, endings)) if endings else []
 
-    def _settled(self, session: Session, endings: Sequence[Ending]) -> list[bool]:
-        held = session.rows(self._sql["held"], sorted({ending.task for ending in endings}))
+    def _stable(self, session: Session, endings: Sequence[Ending]) -> list[bool]:
+        held = session.rows(self._sql["reserved"], sorted({ending.task for ending in endings}))
         writes = writes_of(endings, dict(held))
         if writes.answers:
             session.many(self._store.dialect.answers, [writes.answers[key] for key in sorted(writes.answers)])
-            session.changed(self._sql["spent"], list(writes.answers))
-        if writes.moved:
-            session.many(self._store.dialect.moved, writes.moved)
+            session.changed(self._sql["effort"], list(writes.answers))
+        if writes.moving:
+            session.many(self._store.dialect.moving, writes.moving)
         if writes.passed:
             if self._store.dialect.lock:
                 session.rows(self._sql["children"], writes.passed)
@@ -255,12 +247,7 @@ class TableLedger:
     def save(self, partials: Sequence[tuple[str, Partial]]) -> None:
         """Keeps answers so far, by key, until the key has a result."""
         rows: list[tuple[Any, ...]] = [
-            (
-                key,
-                packed(part.text),
-                packed_ids(part.prompt_ids),
-                packed_ids(part.output_ids),
-            )
+            (key, packed(part.text), packed_ids(part.prompt_ids), packed_ids(part.output_ids))
             for key, part in sorted(dict(partials).items(), key=lambda item: item[0])
         ]
         if rows:
@@ -290,21 +277,21 @@ class TableLedger:
         found = self._store.read(lambda session: session.rows(self._sql["sums"]))
         return [(int(call), int(attempts), int(tokens)) for call, attempts, tokens in found]
 
-    def facts(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """What was noted beside the tasks (``note``)."""
-        found = self._store.read(lambda session: session.rows(self._sql["facts"]))
+        found = self._store.read(lambda session: session.rows(self._sql["metadata"]))
         return {name: unpacked(value) for name, value in found}
 
-    def note(self, facts: dict[str, str]) -> None:
+    def note(self, metadata: dict[str, str]) -> None:
         """Notes facts by name; an empty text removes one."""
-        kept: list[tuple[Any, ...]] = [(n, packed(facts[n])) for n in sorted(facts) if facts[n]]
-        gone = sorted(name for name, value in facts.items() if not value)
+        kept: list[tuple[Any, ...]] = [(n, packed(metadata[n])) for n in sorted(metadata) if metadata[n]]
+        gone = sorted(name for name, value in metadata.items() if not value)
 
         def work(session: Session) -> None:
-            session.changed(self._sql["forget"], gone)
-            session.many(self._store.dialect.facts, kept)
+            session.changed(self._sql["discard"], gone)
+            session.many(self._store.dialect.metadata, kept)
 
-        if facts:
+        if metadata:
             self._store.write(work)
 
     def _change(self, name: str, *values: Any) -> int:
@@ -331,17 +318,17 @@ class TableLedger:
 
 FILE = "ledger.sqlite"
 """The ledger's name in a folder."""
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-def open_ledger(place: str | Path, *, read_only: bool = False, patience_s: float = PATIENCE_S) -> TableLedger:
+def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float = TIMEOUT_S) -> TableLedger:
     """The ledger at a place; made where there is none, unless it is opened to be read.
 
     Args:
         place: A file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME``
             for several coordinators; each run has a schema of its own ("lengthwise" by default), which is made.
         read_only: For a look from beside while another process runs.
-        patience_s: How long to wait for others who write.
+        timeout_s: How long to wait for others who write.
 
     Raises:
         InputError: What is there is no ledger, a newer lengthwise's, or another program's; or nothing is there
@@ -349,15 +336,15 @@ def open_ledger(place: str | Path, *, read_only: bool = False, patience_s: float
         OutputError: It cannot be written or reached.
         MissingExtraError: A PostgreSQL URL without the extra ``postgres``.
     """
-    return TableLedger(_store(str(place), read_only, patience_s))
+    return TableLedger(_store(str(place), read_only, timeout_s))
 
 
-def _store(place: str, read_only: bool, patience_s: float) -> Store:
+def _store(place: str, read_only: bool, timeout_s: float) -> Store:
     if place.startswith(("postgresql://", "postgres://")):
-        return PostgresStore(place, read_only=read_only, patience_s=patience_s)
+        return PostgresStore(place, read_only=read_only, timeout_s=timeout_s)
     if "://" in place:
         raise InputError(
             f"a ledger is kept in a file or at postgresql://...; {place.rpartition('@')[2]!r} came: name one of these"
         )
     path = Path(place)
-    return SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, patience_s=patience_s)
+    return SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, timeout_s=timeout_s)

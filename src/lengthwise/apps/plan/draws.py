@@ -35,7 +35,7 @@ def draw(
     present = _present(tasks, of_coins.random(len(tasks.coin_chance)))
     whole = _outputs(tasks, lengths, level)
     most = np.asarray(max_model_len, np.int64)[tasks.model]
-    prompt, output = _settled(tasks, present, whole, most)
+    prompt, output = _stable(tasks, present, whole, most)
     return TaskDraw(present, prompt, output)
 
 
@@ -47,7 +47,7 @@ def _present(tasks: Tasks, level: Floats) -> Flags:
         falls[hangs] &= falls[tasks.coin_after[hangs]]
         if (before == falls).all():
             break
-    return np.where(tasks.coin < 0, True, falls[tasks.coin]) if len(falls) else np.ones(len(tasks), bool)
+    return np.where(tasks.random_draw < 0, True, falls[tasks.random_draw]) if len(falls) else np.ones(len(tasks), bool)
 
 
 def _outputs(tasks: Tasks, lengths: Sequence[Marginal | None], level: Floats) -> Ints:
@@ -61,16 +61,16 @@ def _outputs(tasks: Tasks, lengths: Sequence[Marginal | None], level: Floats) ->
     return np.where(tasks.known_tokens > 0, tasks.known_tokens, out)
 
 
-def _settled(tasks: Tasks, present: Flags, whole: Ints, most: Ints) -> tuple[Ints, Ints]:
+def _stable(tasks: Tasks, present: Flags, complete: Ints, most: Ints) -> tuple[Ints, Ints]:
     """Prompts with what parents put in, and outputs within the context; each hangs on the other."""
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
     put = np.flatnonzero((tasks.shown > 0) & present[tasks.parent])
     child, parent, shown = child[put], tasks.parent[put], tasks.shown[put]
-    output = whole
+    output = complete
     for _ in range(_SETTLES):
         added = np.bincount(child, shown * output[parent], len(tasks)).astype(np.int64)
         prompt = np.minimum(tasks.prompt_tokens + added, most - 1)
-        then = np.maximum(np.minimum(whole, most - prompt), 1)
+        then = np.maximum(np.minimum(complete, most - prompt), 1)
         if (then == output).all():
             break
         output = then
@@ -107,7 +107,7 @@ class ModelLoad:
         return np.zeros(len(self.task), np.int64)
 
     @cached_property
-    def never(self) -> Floats:
+    def disabled(self) -> Floats:
         """[k] infinities: nobody has ended."""
         return np.full(len(self.task), np.inf)
 

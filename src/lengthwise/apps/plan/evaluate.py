@@ -20,7 +20,7 @@ Asleep = dict[tuple[int, tuple[str, int, int]], tuple[Replica, ...]]
 
 
 @dataclass(frozen=True)
-class Played:
+class Simulated:
     """How a plan turned out under one draw.
 
     Attributes:
@@ -37,37 +37,37 @@ class Played:
 def play(
     stages: Stages,
     planned: Sequence[Plans],
-    spare: Plans,
+    reserve: Plans,
     *,
     places: bool = True,
-    begun: tuple[Plans, Placement] = ((), {}),
-) -> Played:
+    started: tuple[Plans, Placement] = ((), {}),
+) -> Simulated:
     """How a plan turns out under a draw.
 
     Args:
         stages: Of the draw.
         planned: The plan's stages.
-        spare: Plans of models that are in none of them.
+        reserve: Plans of models that are in none of them.
         places: Whether replicas are placed; else nobody is ever moved for another, which is quicker.
-        begun: Plans that run when it begins, and where; only with ``places``.
+        started: Plans that run when it begins, and where; only with ``places``.
 
     Raises:
         InternalError: Nothing moves any more.
     """
-    table = _Table(stages, places=places, begun=begun)
+    table = _Table(stages, places=places, started=started)
     while not table.is_done:
-        table.turn(tuple(planned), spare)
-    return Played(tuple(table.made), tuple(table.staged), table.state.clock_s)
+        table.turn(tuple(planned), reserve)
+    return Simulated(tuple(table.made), tuple(table.staged), table.state.clock_s)
 
 
 class _Table:
     """What stands where between two stages."""
 
-    def __init__(self, stages: Stages, *, places: bool, begun: tuple[Plans, Placement]) -> None:
+    def __init__(self, stages: Stages, *, places: bool, started: tuple[Plans, Placement]) -> None:
         self._stages, self._space, self._places = stages, stages.space, places
         self.state: State = stages.start()
-        self._now, self._starved = Now(-1, begun[0]), frozenset[int]()
-        self._placement: Placement = begun[1]
+        self._now, self._starved = Now(-1, started[0]), frozenset[int]()
+        self._placement: Placement = started[1]
         self._asleep: Asleep = {}
         self._left_s: dict[int, float] = {}
         self._ready_s: dict[tuple[int, Replica], float] = {}
@@ -79,7 +79,7 @@ class _Table:
     def is_done(self) -> bool:
         return len(self._finished) == len(self._stages.load.models)
 
-    def turn(self, planned: Sequence[Plans], spare: Plans) -> None:
+    def turn(self, planned: Sequence[Plans], reserve: Plans) -> None:
         """One stage."""
         now = next_plans(
             planned,
@@ -87,19 +87,17 @@ class _Table:
             self._now.plans,
             self._finished,
             self._space.fits,
-            spare=spare,
+            reserve=reserve,
             starved=self._starved,
         )
         placement, made = self._placed(now.plans)
         delays = self._delays(now.plans, placement, made) if self._places else None
         staged = self._stages.stage(self.state, now.plans, delays)
         self._require_progress(staged, now)
-        self.made.append(
-            AppStage(now.plans, placement, made, staged.state.clock_s, staged.end_s, staged.ends_by)
-        )
+        self.made.append(AppStage(now.plans, placement, made, staged.state.clock_s, staged.end_s, staged.ends_by))
         self.staged.append(staged)
-        stuck = (m for m, one in staged.live.items() if not one.run.whole)
-        self._starved = frozenset(stuck) if staged.ends_by < 0 else frozenset()
+        blocked = (m for m, one in staged.live.items() if not one.run.complete)
+        self._starved = frozenset(blocked) if staged.ends_by < 0 else frozenset()
         self._now, self._placement = now, placement
         self.state = self._stages.after(staged)
         self._finished = self._stages.finished(self.state)
@@ -108,18 +106,16 @@ class _Table:
         if not self._places:
             return {}, ()
         before, running, seconds = self._placement, self._now.plans, self._space.seconds
-        asleep = self._asleep
-        placement = place(plans, before, self._space.cluster, seconds, running=running, asleep=asleep)
+        in_sleep = self._asleep
+        placement = place(plans, before, self._space.cluster, seconds, running=running, in_sleep=in_sleep)
         if placement is None:
             raise InternalError(f"plans that fit must have a place; {plans} have none")
-        made = switches(plans, placement, before, seconds, running=running, asleep=asleep)
+        made = switches(plans, placement, before, seconds, running=running, in_sleep=in_sleep)
         made = self._behind_others(made, plans, placement)
-        self._asleep = _slept(self._space, running, before, placement, self._asleep)
+        self._asleep = _sleep(self._space, running, before, placement, self._asleep)
         return placement, made
 
-    def _behind_others(
-        self, made: tuple[Switch, ...], plans: Plans, placement: Placement
-    ) -> tuple[Switch, ...]:
+    def _behind_others(self, made: tuple[Switch, ...], plans: Plans, placement: Placement) -> tuple[Switch, ...]:
         """The same where engines that leave now, or still do, must be gone from a GPU before another loads there."""
         clock_s = self.state.clock_s
         stay = {(p.model, p.shape, r) for p in plans for r in placement[p.model]}
@@ -131,8 +127,7 @@ class _Table:
                     self._left_s |= {gpu: max(gone_s, self._left_s.get(gpu, 0.0)) for gpu in replica}
         waits_s = (max(self._left_s.get(gpu, 0.0) for gpu in one.replica) - clock_s for one in made)
         made = tuple(
-            replace(one, seconds=one.seconds + max(0.0, wait_s))
-            for one, wait_s in zip(made, waits_s, strict=True)
+            replace(one, seconds=one.seconds + max(0.0, wait_s)) for one, wait_s in zip(made, waits_s, strict=True)
         )
         self._ready_s |= {(one.model, one.replica): clock_s + one.seconds for one in made}
         return made
@@ -159,10 +154,10 @@ class _Table:
             raise InternalError(f"models {sorted(left)} are left, and {now.plans} gets none of them on")
 
 
-def _slept(space: Space, running: Plans, before: Placement, after: Placement, asleep: Asleep) -> Asleep:
+def _sleep(space: Space, running: Plans, before: Placement, after: Placement, in_sleep: Asleep) -> Asleep:
     """Who sleeps now: who did and was not woken, and who was stopped where engines can sleep."""
     woken = {(m, r) for m, replicas in after.items() for r in replicas}
-    found = {key: tuple(r for r in there if (key[0], r) not in woken) for key, there in asleep.items()}
+    found = {key: tuple(r for r in there if (key[0], r) not in woken) for key, there in in_sleep.items()}
     for plan in running:
         if space.sleeps(plan):
             key = (plan.model, plan.shape)
@@ -186,9 +181,9 @@ def stages_of(tasks: Tasks, draws: Sequence[TaskDraw], space: Space) -> list[Sta
     return [Stages(Runs(load_of(tasks, draw, specs), space)) for draw in draws]
 
 
-def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], spare: Plans) -> tuple[float, ...]:
+def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], reserve: Plans) -> tuple[float, ...]:
     """Seconds that a plan takes, a draw each."""
-    return tuple(play(stages, planned, spare).end_s for stages in draws)
+    return tuple(play(stages, planned, reserve).end_s for stages in draws)
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
@@ -212,24 +207,24 @@ def judged(values: Sequence[float], quantile: float | None) -> float:
     return float(np.mean(values) if quantile is None else np.quantile(values, quantile))
 
 
-def spans_of(played: Played, space: Space, stages: Stages) -> tuple[AppSpan, ...]:
+def spans_of(simulated: Simulated, space: Space, stages: Stages) -> tuple[AppSpan, ...]:
     """What each GPU does, in order of GPUs and time; neighbours that do the same are one."""
     parts: list[AppSpan] = []
     ready_s: dict[tuple[int, Replica], float] = {}
-    for stage, staged in zip(played.stages, played.staged, strict=True):
+    for stage, staged in zip(simulated.stages, simulated.staged, strict=True):
         ready_s = _ready(stage, ready_s)
         spans = _of_stage(stage, staged, ready_s, space, stages)
         parts += (span for span in spans if span.end_s > span.start_s)
     joined: list[AppSpan] = []
     for span in sorted(parts, key=lambda s: (s.gpu, s.start_s, s.end_s)):
-        if joined and _goes_on(last := joined[-1], span):
+        if joined and _continues(last := joined[-1], span):
             joined[-1] = AppSpan(last.gpu, last.start_s, span.end_s, last.what, last.model, last.plan)
         else:
             joined.append(span)
     return tuple(joined)
 
 
-def _goes_on(last: AppSpan, span: AppSpan) -> bool:
+def _continues(last: AppSpan, span: AppSpan) -> bool:
     same = (last.gpu, last.what, last.model, last.plan) == (span.gpu, span.what, span.model, span.plan)
     return same and last.end_s == span.start_s
 
@@ -251,11 +246,7 @@ def _ready(stage: AppStage, before: Mapping[tuple[int, Replica], float]) -> dict
 
 
 def _of_stage(
-    stage: AppStage,
-    staged: Staged,
-    ready: Mapping[tuple[int, Replica], float],
-    space: Space,
-    stages: Stages,
+    stage: AppStage, staged: Staged, ready: Mapping[tuple[int, Replica], float], space: Space, stages: Stages
 ) -> Iterator[AppSpan]:
     used: set[int] = set()
     for plan in stage.plans:

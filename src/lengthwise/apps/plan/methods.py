@@ -38,13 +38,13 @@ def built(stages: Stages, choose: Chooser) -> list[Staged]:
     return made
 
 
-def kept_plans(stages: Stages, state: State, *, keeps: bool) -> Plans:
+def kept_plans(stages: Stages, state: State, *, is_retained: bool) -> Plans:
     """Who runs and has something left to do, where he is kept: without preemption, under the same plan."""
-    if not keeps:
+    if not is_retained:
         return ()
     done = stages.finished(state)
     live = (one for one in state.live.values() if one.run.plan.model not in done)
-    return tuple(one.run.plan for one in live if one.run.whole or one.at(state.clock_s) < one.run.seconds)
+    return tuple(one.run.plan for one in live if one.run.complete or one.at(state.clock_s) < one.run.seconds)
 
 
 def gets_on(stages: Stages, state: State, plans: Plans, model: int) -> bool:
@@ -62,16 +62,16 @@ def gpus_of(plans: Plans) -> int:
 class Greedy:
     """Algorithm 1: a stage grows by the plan that adds the most throughput a GPU, until none adds any."""
 
-    keeps: bool = False
+    is_retained: bool = False
 
     def __call__(self, stages: Stages, state: State) -> Plans:
         """The plans of the next stage."""
-        chosen = kept_plans(stages, state, keeps=self.keeps)
+        chosen = kept_plans(stages, state, is_retained=self.is_retained)
         fixed = {plan.model for plan in chosen}
         now = stages.stage(state, chosen).throughput if chosen else 0.0
         while True:
             best: tuple[float, float, Plans] | None = None
-            for plans in _grown(stages, state, chosen, fixed):
+            for plans in _increments(stages, state, chosen, fixed):
                 then = stages.stage(state, plans).throughput
                 gain = (then - now) / (gpus_of(plans) - gpus_of(chosen))
                 if best is None or gain > best[0]:
@@ -81,7 +81,7 @@ class Greedy:
             _, now, chosen = best
 
 
-def _grown(stages: Stages, state: State, chosen: Plans, fixed: set[int]) -> Iterator[Plans]:
+def _increments(stages: Stages, state: State, chosen: Plans, fixed: set[int]) -> Iterator[Plans]:
     """Stages of more GPUs: with one model more, or with a larger plan for one (lines 8 to 16)."""
     of = {plan.model: plan for plan in chosen}
     for model in stages.ready(stages.finished(state), of):
@@ -102,11 +102,11 @@ MOST_SPLITS = 400
 class MaxHeuristic:
     """All GPUs to one model after another, under the plan with which it is done soonest."""
 
-    keeps: bool = False
+    is_retained: bool = False
 
     def __call__(self, stages: Stages, state: State) -> Plans:
         """The plan of the next stage."""
-        if kept := kept_plans(stages, state, keeps=True):
+        if kept := kept_plans(stages, state, is_retained=True):
             return kept
         done = stages.finished(state)
         ready = stages.ready(done, ())
@@ -121,19 +121,15 @@ class MaxHeuristic:
 class MinHeuristic:
     """As many models as there is room for, the GPUs split evenly; of the ways to do so the one of most throughput."""
 
-    keeps: bool = False
+    is_retained: bool = False
 
     def __call__(self, stages: Stages, state: State) -> Plans:
         """The plans of the next stage."""
-        kept = kept_plans(stages, state, keeps=self.keeps)
+        kept = kept_plans(stages, state, is_retained=self.is_retained)
         fixed = {plan.model for plan in kept}
         models = [m for m in self._all_ready(stages, state) if m not in fixed]
         for many in range(len(models), 0, -1):
-            ways = (
-                way
-                for some in itertools.combinations(models, many)
-                for way in _even(stages, state, kept, some)
-            )
+            ways = (way for some in itertools.combinations(models, many) for way in _uniform(stages, state, kept, some))
             found = [stages.stage(state, plans) for plans in itertools.islice(ways, MOST_SPLITS)]
             if found:
                 return max(found, key=lambda staged: staged.throughput).plans
@@ -145,14 +141,14 @@ class MinHeuristic:
         return stages.ready(done, set(range(len(stages.load.models))) - done)
 
 
-def _even(stages: Stages, state: State, kept: Plans, models: Sequence[int]) -> Iterator[Plans]:
+def _uniform(stages: Stages, state: State, retained: Plans, models: Sequence[int]) -> Iterator[Plans]:
     """Ways to split the GPUs evenly: each model has as many as another, or one more."""
-    if not _closed(stages, state, kept, models):
+    if not _closed(stages, state, retained, models):
         return
-    free = stages.space.cluster.gpus - gpus_of(kept)
+    free = stages.space.cluster.gpus - gpus_of(retained)
     least = [stages.space.plans(m)[0].gpus for m in models]
     for shares in _shares(least, free):
-        plans = _within(stages, state, kept, models, shares)
+        plans = _within(stages, state, retained, models, shares)
         if plans is not None:
             yield plans
 
@@ -169,25 +165,25 @@ def _shares(least: Sequence[int], free: int) -> Iterator[list[int]]:
         yield [n + (i in lucky) for i, n in enumerate(shares)]
 
 
-def _closed(stages: Stages, state: State, kept: Plans, models: Sequence[int]) -> bool:
+def _closed(stages: Stages, state: State, retained: Plans, models: Sequence[int]) -> bool:
     """Whether all that these models wait for has finished or runs beside them."""
-    beside = {*models, *(plan.model for plan in kept)}
+    beside = {*models, *(plan.model for plan in retained)}
     return set(models) <= set(stages.ready(stages.finished(state), beside))
 
 
 def _within(
-    stages: Stages, state: State, kept: Plans, models: Sequence[int], shares: Sequence[int]
+    stages: Stages, state: State, retained: Plans, models: Sequence[int], shares: Sequence[int]
 ) -> Plans | None:
     """For each model the plan within its share with which it is done soonest; fewer GPUs where there is no room."""
     for model, share in sorted(zip(models, shares, strict=True), key=lambda one: -one[1]):
         plans = [p for p in stages.space.plans(model) if p.gpus <= share]
         alone = {p: stages.stage(state, (p,)).end_s for p in plans if p.gpus == max(q.gpus for q in plans)}
         ranked = sorted(alone, key=lambda p: (alone[p], p)) + sorted(plans, key=lambda p: -p.gpus)
-        fitting = next((p for p in ranked if stages.space.fits((*kept, p))), None)
+        fitting = next((p for p in ranked if stages.space.fits((*retained, p))), None)
         if fitting is None:
             return None
-        kept = (*kept, fitting)
-    return tuple(sorted(kept))
+        retained = (*retained, fitting)
+    return tuple(sorted(retained))
 
 
 @dataclass(frozen=True)
@@ -204,7 +200,7 @@ class Listed:
 
     def __call__(self, stages: Stages, state: State) -> Plans:
         """The plans of the next stage."""
-        chosen = kept_plans(stages, state, keeps=True)
+        chosen = kept_plans(stages, state, is_retained=True)
         done = stages.finished(state)
         while True:
             there = {plan.model for plan in chosen}
@@ -218,7 +214,7 @@ class Listed:
         chosen = tuple(sorted(chosen))
         if not self.grows or {p.model for p in chosen} | done < set(range(len(stages.load.models))):
             return chosen
-        return _sooner(stages, state, chosen)
+        return _prefer_early(stages, state, chosen)
 
     def _plan(self, stages: Stages, state: State, model: int) -> tuple[float, ModelPlan]:
         """(seconds that it takes, the plan)."""
@@ -228,7 +224,7 @@ class Listed:
         return min(ends)
 
 
-def _sooner(stages: Stages, state: State, chosen: Plans) -> Plans:
+def _prefer_early(stages: Stages, state: State, chosen: Plans) -> Plans:
     """Free GPUs to whoever ends last, as long as that makes the last end sooner."""
     last_s = _last_s(stages, state, chosen)
     while True:
@@ -251,11 +247,11 @@ Planned = tuple[Plans, ...]
 
 METHODS: dict[str, Chooser] = {
     "samullm": Greedy(),
-    "samullm_no_preemption": Greedy(keeps=True),
+    "samullm_no_preemption": Greedy(is_retained=True),
     "max": MaxHeuristic(),
-    "max_no_preemption": MaxHeuristic(keeps=True),
+    "max_no_preemption": MaxHeuristic(is_retained=True),
     "min": MinHeuristic(),
-    "min_no_preemption": MinHeuristic(keeps=True),
+    "min_no_preemption": MinHeuristic(is_retained=True),
 }
 """SamuLLM's and the heuristics, by name."""
 
@@ -305,9 +301,7 @@ def beam(stages: Stages, effort: Effort, has_left: Callable[[], bool] = lambda: 
                     score = then.clock_s + bound.seconds(then)
                     steps[score, (*path, plans)] = (score, then, (*path, plans))
         best_s = min((end_s for end_s, _ in found), default=float("inf"))
-        ranked = sorted(
-            (key for key in steps if key[0] < best_s), key=lambda key: (key[0], len(key[1]), key[1])
-        )
+        ranked = sorted((key for key in steps if key[0] < best_s), key=lambda key: (key[0], len(key[1]), key[1]))
         front = [steps[key] for key in ranked[: effort.width]]
     return [path for _, path in sorted(found)]
 
@@ -343,9 +337,7 @@ class _Bound:
         return left / gpus
 
 
-def bettered(
-    stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[], bool] = lambda: True
-) -> Planned:
+def bettered(stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[], bool] = lambda: True) -> Planned:
     """A plan that ends no later: changed one stage at a time as long as that helps."""
     models = len(stages.load.models)
     left = int(effort.better_tasks / max(1, sum(len(m) for m in stages.load.models)))
@@ -389,9 +381,7 @@ def _changed(stages: Stages, plan: Planned) -> Iterator[Planned]:
 
 def _swapped(plan: Planned, old: Collection[ModelPlan], new: ModelPlan, first: int) -> Planned:
     """A plan with the new one for the old ones, from a stage on."""
-    return tuple(
-        tuple(sorted(new if k >= first and p in old else p for p in plans)) for k, plans in enumerate(plan)
-    )
+    return tuple(tuple(sorted(new if k >= first and p in old else p for p in plans)) for k, plans in enumerate(plan))
 
 
 def _if_fits(stages: Stages, plan: Planned, other: Planned) -> Iterator[Planned]:
@@ -484,10 +474,10 @@ def best_unpreempted(stages: Stages, *, effort_s: float = 10.0) -> Unpreempted:
             model.add(first >= bounds[parent][1])
     model.add_cumulative(intervals, demands, stages.space.cluster.gpus)
     model.minimize(end)
-    return _solved(cp_model, model, effort_s, picks, bounds)
+    return _solution(cp_model, model, effort_s, picks, bounds)
 
 
-def _solved(cp_model: Any, model: Any, effort_s: float, picks: Any, bounds: Any) -> Unpreempted:
+def _solution(cp_model: Any, model: Any, effort_s: float, picks: Any, bounds: Any) -> Unpreempted:
     solver = cp_model.CpSolver()
     # One worker and no clock: the same instance gives the same answer on any machine.
     solver.parameters.num_workers, solver.parameters.random_seed = 1, 0
@@ -495,9 +485,7 @@ def _solved(cp_model: Any, model: Any, effort_s: float, picks: Any, bounds: Any)
     code = solver.solve(model)
     if code not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise InputError(f"the solver must find a schedule within its effort of {effort_s} s; raise effort_s")
-    starts = {
-        p: solver.value(bounds[p.model][0]) / TICKS_PER_S for p, taken in picks.items() if solver.value(taken)
-    }
+    starts = {p: solver.value(bounds[p.model][0]) / TICKS_PER_S for p, taken in picks.items() if solver.value(taken)}
     return Unpreempted(
         solver.objective_value / TICKS_PER_S,
         solver.best_objective_bound / TICKS_PER_S,
@@ -532,7 +520,7 @@ class Best:
 
     planned: Planned
     makespan_s: float
-    looked: int
+    evaluated: int
 
 
 def best_staged(stages: Stages, *, most: int = MOST_STAGED) -> Best:

@@ -46,7 +46,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
 
-LOOK_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
+POLL_INTERVAL_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
 """Seconds of a stage that is looked at, of a run that is simulated and of a request in it, about: fitted (least squares
 of relative errors) to what the methods, lists and beam took on eight applications, on one core of a server. Most are
 within a half; chains, whose requests wait for one another, take up to four times as long."""
@@ -60,26 +60,26 @@ class Purse:
 
     Args:
         counted: Whose work is counted, from now on.
-        spent_s: Before that.
+        elapsed_s: Before that.
     """
 
-    def __init__(self, counted: Sequence[Stages], spent_s: float = 0.0) -> None:
+    def __init__(self, counted: Sequence[Stages], elapsed_s: float = 0.0) -> None:
         self._counted = counted
-        self._before_s = self._all_s() - spent_s
+        self._before_s = self._all_s() - elapsed_s
 
     @property
-    def spent_s(self) -> float:
+    def elapsed_s(self) -> float:
         """By now."""
         return self._all_s() - self._before_s
 
-    def holds(self, cost_s: float, limit_s: float) -> bool:
+    def is_satisfied(self, cost_s: float, limit_s: float) -> bool:
         """Whether something is left of so much, and this too could be spent."""
-        spent_s = self.spent_s
-        return spent_s < limit_s and spent_s + cost_s <= limit_s
+        elapsed_s = self.elapsed_s
+        return elapsed_s < limit_s and elapsed_s + cost_s <= limit_s
 
     def _all_s(self) -> float:
         return sum(
-            LOOK_S * stages.looks
+            POLL_INTERVAL_S * stages.scans
             + RUN_S * stages.runs.simulated_runs
             + REQUEST_S * stages.runs.simulated_requests
             for stages in self._counted
@@ -100,7 +100,7 @@ def expected_cost_s(stages: Stages, name: str) -> float:
             if plan.gpus >= most:
                 stands_for_all = len(load) >= REPRESENTED_TASKS * plan.dp
                 requests = -(-len(load) // plan.dp) if stands_for_all else len(load)
-                seconds += RUN_S + REQUEST_S * requests + (0.0 if alone else LOOK_S * LOOKS)
+                seconds += RUN_S + REQUEST_S * requests + (0.0 if alone else POLL_INTERVAL_S * LOOKS)
     return seconds * (1.0 if alone else AGAIN)
 
 
@@ -112,17 +112,17 @@ _CHEAP = ("min", "min_no_preemption")
 CHANGE_SHARE = 0.01
 """Engines that start already are given up only for a plan that is sooner by more than this: its gain is told by a few
 draws, and is by chance a part of it."""
-WORTH_SHARE = 0.003
+MIN_SHARE = 0.003
 """What is not sooner by so much than a quick way on the draws planned with is not sooner on others."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestSpec:
     """How to plan.
 
     Attributes:
         method: "lengthwise", or a name of ``METHODS``.
-        beside: Methods to compare with.
+        additional: Methods to compare with.
         quantile: Plan against this quantile over the draws; None: their mean.
         effort: How long to look.
         clock: Seconds, for ``search_s`` alone.
@@ -130,7 +130,7 @@ class Asked:
     """
 
     method: str = DEFAULT
-    beside: tuple[str, ...] = tuple(METHODS)
+    additional: tuple[str, ...] = tuple(METHODS)
     quantile: float | None = None
     effort: Effort = field(default_factory=Effort)
     clock: Callable[[], float] = time.perf_counter
@@ -147,8 +147,8 @@ class Found:
         planned_s: Its makespan on the draws planned with.
         search_s: Seconds of finding it, had nothing been looked at before it.
         cost_s: Seconds of finding it after what was looked at before it, counted.
-        spent_s: The same, by the clock.
-        ahead_s: Of ``search_s``, those before engines of its first stage can start.
+        elapsed_s: The same, by the clock.
+        lead_s: Of ``search_s``, those before engines of its first stage can start.
     """
 
     name: str
@@ -156,12 +156,12 @@ class Found:
     planned_s: float
     search_s: float
     cost_s: float
-    spent_s: float
-    ahead_s: float
+    elapsed_s: float
+    lead_s: float
 
 
-def searched(
-    worlds: Sequence[Stages], space: Space, asked: Asked, begin: Callable[[Found], None] | None = None
+def search_results(
+    worlds: Sequence[Stages], space: Space, requested: RequestSpec, begin: Callable[[Found], None] | None = None
 ) -> list[Found]:
     """What each method finds, "lengthwise" first.
 
@@ -173,26 +173,26 @@ def searched(
     Args:
         worlds: The draws planned with.
         space: Of plans.
-        asked: How to plan.
+        requested: How to plan.
         begin: Told what "lengthwise" has at first sight: engines of its first stage can start while it looks on, which
             then costs no time where they stay.
     """
-    search = _Search(worlds, space, asked)
-    names = [name for name in dict.fromkeys((*asked.beside, asked.method)) if name != DEFAULT]
+    search = _Search(worlds, space, requested)
+    names = [name for name in dict.fromkeys((*requested.additional, requested.method)) if name != DEFAULT]
     first, found = None, dict[str, Found]()
-    if begin is not None and DEFAULT in (asked.method, *asked.beside):
+    if begin is not None and DEFAULT in (requested.method, *requested.additional):
         first = search.by(search.at_first_sight)
         found[first.name] = first
         begin(replace(first, name=DEFAULT))
     found |= {name: search.by(name) for name in _CHEAP if name in names and name not in found}
-    if DEFAULT in (asked.method, *asked.beside):
+    if DEFAULT in (requested.method, *requested.additional):
         best = search.looked_ahead(found)
         found |= {name: search.by(name) for name in names if name not in found}
         best = _best_end_to_end(best, [found[name] for name in names if name not in _CHEAP])
         found[DEFAULT] = best if first is None else search.overlapped(first, best)
     else:
         found |= {name: search.by(name) for name in names if name not in found}
-    return [found[name] for name in (DEFAULT, *METHODS) if name in (asked.method, *asked.beside)]
+    return [found[name] for name in (DEFAULT, *METHODS) if name in (requested.method, *requested.additional)]
 
 
 def _best_end_to_end(best: Found, others: Iterable[Found]) -> Found:
@@ -202,10 +202,10 @@ def _best_end_to_end(best: Found, others: Iterable[Found]) -> Found:
                 best,
                 planned=other.planned,
                 planned_s=other.planned_s,
-                search_s=best.search_s + other.spent_s,
-                ahead_s=best.ahead_s + other.spent_s,
+                search_s=best.search_s + other.elapsed_s,
+                lead_s=best.lead_s + other.elapsed_s,
                 cost_s=best.cost_s + other.cost_s,
-                spent_s=best.spent_s + other.spent_s,
+                elapsed_s=best.elapsed_s + other.elapsed_s,
             )
     return best
 
@@ -220,17 +220,17 @@ def loaded_gpus(plan: Planned) -> int:
 
 
 def _is_worth(seconds: float, than_s: float) -> bool:
-    return seconds < than_s * (1.0 - WORTH_SHARE)
+    return seconds < than_s * (1.0 - MIN_SHARE)
 
 
 class _Search:
     """Of one application: worlds are the draws planned with, the first one is searched on."""
 
-    def __init__(self, worlds: Sequence[Stages], space: Space, asked: Asked) -> None:
-        self._worlds, self._space, self._asked = worlds, space, asked
-        self._now = asked.clock
+    def __init__(self, worlds: Sequence[Stages], space: Space, requested: RequestSpec) -> None:
+        self._worlds, self._space, self._requested = worlds, space, requested
+        self._now = requested.clock
         for world in worlds:
-            world.runs.clock = asked.clock
+            world.runs.clock = requested.clock
         self._scores: dict[Planned, float] = {}
 
     def by(self, name: str) -> Found:
@@ -239,14 +239,14 @@ class _Search:
         started_s, purse = self._now(), Purse(self._worlds)
         made = rolled_out(self._worlds[0], METHODS[name])
         score = self.score(made)
-        spent_s = self._now() - started_s
-        search_s = spent_s + saved.seconds()
-        return Found(name, made, score, search_s, purse.spent_s, spent_s, search_s)
+        elapsed_s = self._now() - started_s
+        search_s = elapsed_s + saved.seconds()
+        return Found(name, made, score, search_s, purse.elapsed_s, elapsed_s, search_s)
 
     def score(self, made: Planned) -> float:
         """Its makespan on the draws planned with."""
         spare = spare_plans(self._space, len(self._space.models), made)
-        return judged(makespans_s(self._worlds, made, spare), self._asked.quantile)
+        return judged(makespans_s(self._worlds, made, spare), self._requested.quantile)
 
     @property
     def at_first_sight(self) -> str:
@@ -271,7 +271,7 @@ class _Search:
             if alike[stay] + first.cost_s > (best.planned_s + best.cost_s) * (1.0 + CHANGE_SHARE):
                 return best
             best = replace(best, planned=stay, planned_s=alike[stay])
-        return replace(best, ahead_s=first.ahead_s)
+        return replace(best, lead_s=first.lead_s)
 
     def looked_ahead(self, found: dict[str, Found]) -> Found:
         """The best of the heuristics, lists, a beam's plans, and the best of these bettered.
@@ -279,24 +279,24 @@ class _Search:
         Args:
             found: What was found so far; methods that can be afforded are added, asked for or not.
         """
-        effort, first, paid = self._asked.effort, self._worlds[0], list(found.values())
-        quick = Stages(Runs(first.load, self._space, quick=True, known=first.runs))
+        effort, first, paid = self._requested.effort, self._worlds[0], list(found.values())
+        quick = Stages(Runs(first.load, self._space, fast=True, known=first.runs))
         scores = self._scores
         started_s, purse = self._now(), Purse((*self._worlds, quick), sum(one.cost_s for one in paid))
         scores |= {one.planned: one.planned_s for one in paid}
         fits = self._space.fits
-        self._try(scores, (one for one in self._asked.known if all(fits(plans) for plans in one)))
+        self._try(scores, (one for one in self._requested.known if all(fits(plans) for plans in one)))
         self._try(scores, self._soonest(quick, [rolled_out(quick, choose) for choose in STEPS]))
         limit_s = effort.share * min(scores.values())
 
         def has_left() -> bool:
-            return purse.holds(0.0, limit_s)
+            return purse.is_satisfied(0.0, limit_s)
 
         self._try(scores, beam(quick, effort, has_left)[:BEST_TRIED])
         self._better(scores, quick, has_left)
         for name in METHODS:
             # Of models that wait for nobody, none of these was ever better than the beam.
-            if self._waits and name not in found and purse.holds(expected_cost_s(first, name), limit_s):
+            if self._waits and name not in found and purse.is_satisfied(expected_cost_s(first, name), limit_s):
                 found[name] = self.by(name)
                 scores[found[name].planned] = found[name].planned_s
         best = self._better(scores, quick, has_left)
@@ -305,22 +305,22 @@ class _Search:
             usual = min(quick_ways, key=lambda one: one.planned_s)
             if not _is_worth(scores[best], usual.planned_s):
                 best = min((usual.planned, best), key=loaded_gpus)
-        spent_s = self._now() - started_s + sum(one.spent_s for one in paid)
-        return Found(DEFAULT, best, scores[best], spent_s, purse.spent_s, spent_s, spent_s)
+        elapsed_s = self._now() - started_s + sum(one.elapsed_s for one in paid)
+        return Found(DEFAULT, best, scores[best], elapsed_s, purse.elapsed_s, elapsed_s, elapsed_s)
 
-    def _soonest(self, quick: Stages, plans: Iterable[Planned]) -> list[Planned]:
+    def _soonest(self, fast: Stages, plans: Iterable[Planned]) -> list[Planned]:
         """Those that may be the best on all draws, told by what is quickly simulated on one."""
-        ends = {one: self._quick_s(quick, one) for one in plans}
+        ends = {one: self._quick_s(fast, one) for one in plans}
         return sorted(ends, key=lambda one: (ends[one], one))[:BEST_TRIED]
 
-    def _quick_s(self, quick: Stages, made: Planned) -> float:
+    def _quick_s(self, fast: Stages, made: Planned) -> float:
         spare = spare_plans(self._space, len(self._space.models), made)
-        return play(quick, made, spare, places=False).end_s
+        return play(fast, made, spare, places=False).end_s
 
-    def _better(self, scores: dict[Planned, float], quick: Stages, has_left: Callable[[], bool]) -> Planned:
+    def _better(self, scores: dict[Planned, float], fast: Stages, has_left: Callable[[], bool]) -> Planned:
         """The best, after the best one so far was bettered; of equals the one that was there."""
         ranked = sorted(scores, key=lambda one: (scores[one], one))
-        self._try(scores, [bettered(quick, ranked[0], self._asked.effort, has_left)])
+        self._try(scores, [bettered(fast, ranked[0], self._requested.effort, has_left)])
         return min(scores, key=lambda one: (scores[one], one != ranked[0], one))
 
     def _try(self, scores: dict[Planned, float], plans: Iterable[Planned]) -> None:
@@ -333,13 +333,13 @@ class _Saved:
     """What others had simulated before, from now on: whoever asks for it would have had to simulate it himself."""
 
     def __init__(self, runs: Sequence[Runs]) -> None:
-        self._before = [(one, dict(one.took_s)) for one in runs]
+        self._before = [(one, dict(one.duration_s)) for one in runs]
         for one in runs:
-            one.asked.clear()
+            one.requested.clear()
 
     def seconds(self) -> float:
         """Of all that was asked for and was there."""
-        return sum(took_s.get(key, 0.0) for one, took_s in self._before for key in one.asked)
+        return sum(duration_s.get(key, 0.0) for one, duration_s in self._before for key in one.requested)
 
 
 def plan(
@@ -350,7 +350,7 @@ def plan(
     *,
     true_draws: Sequence[TaskDraw] = (),
     times: SwitchTimes | None = None,
-    asked: Asked | None = None,
+    requested: RequestSpec | None = None,
     begin: Callable[[AppPlan], None] | None = None,
 ) -> AppPlan:
     """Which models run when, on how many GPUs each, so that all is done soonest.
@@ -362,7 +362,7 @@ def plan(
         cluster: The GPUs.
         true_draws: To tell the makespan by, drawn apart from those planned with; none: told by those.
         times: Of switching; None: assumed.
-        asked: How to plan.
+        requested: How to plan.
         begin: Told a plan at first sight, where the method is "lengthwise": engines of its first stage can start while
             a better plan is looked for. What is found then is most often one that goes on from there.
 
@@ -370,8 +370,8 @@ def plan(
         InputError: There is no draw, or a name is unknown.
         DoesNotFitError: A model fits no GPUs of the cluster.
     """
-    asked = asked or Asked()
-    _check(tasks, draws, models, asked)
+    requested = requested or RequestSpec()
+    _check(tasks, draws, models, requested)
     space = Space(models, cluster, times or SwitchTimes())
     worlds = stages_of(tasks, draws, space)
     _warm(space, worlds[0])
@@ -380,12 +380,12 @@ def plan(
     def first(one: Found) -> None:
         early.append(one)
         assert begin is not None
-        begin(_told(worlds, space, worlds[0], one, early))
+        begin(_report(worlds, space, worlds[0], one, early))
 
-    found = searched(worlds, space, asked, None if begin is None else first)
-    best = next(one for one in found if one.name == asked.method)
+    found = search_results(worlds, space, requested, None if begin is None else first)
+    best = next(one for one in found if one.name == requested.method)
     truth = stages_of(tasks, true_draws, space) if true_draws else worlds
-    return _told(truth, space, worlds[0], best, found)
+    return _report(truth, space, worlds[0], best, found)
 
 
 def _warm(space: Space, stages: Stages) -> None:
@@ -398,31 +398,29 @@ def _warm(space: Space, stages: Stages) -> None:
         simulate(one, space.deployment(plans[0]), keep_steps=0)
 
 
-def _check(tasks: Tasks, draws: Sequence[TaskDraw], models: Sequence[Served], asked: Asked) -> None:
+def _check(tasks: Tasks, draws: Sequence[TaskDraw], models: Sequence[Served], requested: RequestSpec) -> None:
     if not draws:
         raise InputError("a plan needs at least one draw of lengths to plan with; there is none")
     if len(models) != len(tasks.models):
         raise InputError(f"there must be a model for each of {len(tasks.models)}; there are {len(models)}")
     if any(len(draw.present) != len(tasks) for draw in draws):
         raise InputError(f"every draw must be of all {len(tasks)} tasks")
-    if asked.quantile is not None and not 0 < asked.quantile < 1:
-        raise InputError(f"quantile must be above 0 and below 1; it is {asked.quantile}")
-    for name in (asked.method, *asked.beside):
+    if requested.quantile is not None and not 0 < requested.quantile < 1:
+        raise InputError(f"quantile must be above 0 and below 1; it is {requested.quantile}")
+    for name in (requested.method, *requested.additional):
         if name not in METHODS and name != DEFAULT:
             raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
 
 
-def _told(
-    truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]
-) -> AppPlan:
+def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]) -> AppPlan:
     ends = {one.name: makespans_s(truth, one.planned, _spare(space, one)) for one in found}
     mine = ends[best.name]
     played = play(first, best.planned, _spare(space, best))
     # Where planning outlasts its first stage, the run waits for it.
     most_s = played.stages[0].end_s if played.stages else 0.0
-    found = [replace(one, ahead_s=max(one.ahead_s, one.search_s - most_s)) for one in found]
+    found = [replace(one, lead_s=max(one.lead_s, one.search_s - most_s)) for one in found]
     best = next(one for one in found if one.name == best.name)
-    whole_s = mean_of(mine).value + best.ahead_s
+    whole_s = mean_of(mine).value + best.lead_s
     spans = spans_of(played, space, first)
     loads = first.load.models
     return AppPlan(
@@ -430,7 +428,7 @@ def _told(
         method=best.name,
         stages=played.stages,
         planned=best.planned,
-        spare=_spare(space, best),
+        reserve=_spare(space, best),
         makespan=mean_of(mine),
         makespans_s=mine,
         quantiles_s=quantiles_of(mine),
@@ -450,9 +448,9 @@ def _spare(space: Space, one: Found) -> tuple[ModelPlan, ...]:
 
 def _method(one: Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
     mean = mean_of(ends_s)
-    gain = (mean.value + one.ahead_s) / max(whole_s, 1e-12)
+    gain = (mean.value + one.lead_s) / max(whole_s, 1e-12)
     stages = len(one.planned)
-    return AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, tuple(ends_s), one.ahead_s)
+    return AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, tuple(ends_s), one.lead_s)
 
 
 def _notes(space: Space, first: Stages) -> tuple[str, ...]:
@@ -478,28 +476,28 @@ def what_if(
     draws: Sequence[TaskDraw],
     models: Sequence[Served],
     cluster: Cluster,
-    told: AppPlan,
+    report: AppPlan,
     *,
     true_draws: Sequence[TaskDraw] = (),
     times: SwitchTimes | None = None,
-    asked: Asked | None = None,
+    requested: RequestSpec | None = None,
 ) -> tuple[AppWhatIf, ...]:
     """The makespan with an island of GPUs more, one fewer, a GPU more, and a disk twice as fast, each planned anew.
 
     The plan as it is stays among what is looked at, where it fits: more GPUs do not make it later. A variant under
-    which a model does not fit any more is left out. Arguments are those of ``plan``, and ``told`` is what it said.
+    which a model does not fit any more is left out. Arguments are those of ``plan``, and ``report`` is what it said.
     """
     times = times or SwitchTimes()
-    asked = replace(asked or Asked(), method=told.method, beside=(), known=(told.planned,))
+    requested = replace(requested or RequestSpec(), method=report.method, additional=(), known=(report.planned,))
     variants = [(name, other, times) for name, other in _clusters(cluster)]
     variants.append(("disk_twice_as_fast", cluster, faster_disk(times, 2.0)))
     found = []
     for name, gpus, switching in variants:
         try:
-            then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, asked=asked)
+            then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, requested=requested)
         except DoesNotFitError:
             continue
-        apart = [b - a for a, b in zip(told.makespans_s, then.makespans_s, strict=True)]
+        apart = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
         found.append(AppWhatIf(name, then.makespan, mean_of(apart)))
     return tuple(found)
 
@@ -508,11 +506,11 @@ def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
     """The last machine with an island of GPUs more and one fewer; one GPU more, there or in a machine of its own."""
     *others, last = cluster.machines
     step = min(last.node.link_group, last.gpus)
-    found = [(_name("plus", step, last), _sized((*others, _with(last, last.gpus + step))))]
+    found = [(_name("plus", step, last), _with_size((*others, _with(last, last.gpus + step))))]
     if step > 1:
         found.append(("gpus_plus_1", _one_more(cluster)))
     if cluster.gpus > step:
-        found.append((_name("minus", step, last), _sized((*others, _with(last, last.gpus - step)))))
+        found.append((_name("minus", step, last), _with_size((*others, _with(last, last.gpus - step)))))
     return found
 
 
@@ -529,7 +527,7 @@ def _one_more(cluster: Cluster) -> Cluster:
     return Cluster((*cluster.machines, Machine(last.gpu, last.node, 1)))
 
 
-def _sized(machines: Sequence[Machine]) -> Cluster:
+def _with_size(machines: Sequence[Machine]) -> Cluster:
     return Cluster(tuple(machine for machine in machines if machine.gpus))
 
 
@@ -566,9 +564,7 @@ def read_plan(path: Path | str) -> AppPlan:
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
         if told.get("format") != FORMAT:
-            raise InputError(
-                f"{path} must be an application's plan as `lengthwise app plan --json` writes it"
-            )
+            raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")
         return _plan(told)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
@@ -582,44 +578,43 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _plan(told: Mapping[str, Any]) -> AppPlan:
+def _plan(report: Mapping[str, Any]) -> AppPlan:
     return AppPlan(
-        models=tuple(told["models"]),
-        method=told["method"],
-        stages=tuple(map(_stage, told["stages"])),
-        planned=tuple(_plans(plans) for plans in told["planned"]),
-        spare=_plans(told["spare"]),
-        makespan=_estimate(told["makespan"]),
-        makespans_s=tuple(told["makespans_s"]),
-        quantiles_s={float(level): value for level, value in told["quantiles_s"].items()},
-        spans=tuple(AppSpan(**{**s, "plan": s["plan"] and ModelPlan(**s["plan"])}) for s in told["spans"]),
-        idle_s=told["idle_s"],
-        flops=tuple(told["flops"]),
-        tokens=tuple(told["tokens"]),
-        methods=tuple(map(_method_from_json, told["methods"])),
+        models=tuple(report["models"]),
+        method=report["method"],
+        stages=tuple(map(_stage, report["stages"])),
+        planned=tuple(_plans(plans) for plans in report["planned"]),
+        reserve=_plans(report["reserve"]),
+        makespan=_estimate(report["makespan"]),
+        makespans_s=tuple(report["makespans_s"]),
+        quantiles_s={float(level): value for level, value in report["quantiles_s"].items()},
+        spans=tuple(AppSpan(**{**s, "plan": s["plan"] and ModelPlan(**s["plan"])}) for s in report["spans"]),
+        idle_s=report["idle_s"],
+        flops=tuple(report["flops"]),
+        tokens=tuple(report["tokens"]),
+        methods=tuple(map(_method_from_json, report["methods"])),
         what_ifs=tuple(
-            AppWhatIf(w["name"], _estimate(w["makespan"]), _estimate(w["difference"]))
-            for w in told["what_ifs"]
+            AppWhatIf(w["name"], _estimate(w["makespan"]), _estimate(w["difference"])) for w in report["what_ifs"]
         ),
-        search_s=told["search_s"],
-        notes=tuple(told["notes"]),
+        search_s=report["search_s"],
+        notes=tuple(report["notes"]),
     )
 
 
-def _method_from_json(told: Mapping[str, Any]) -> AppMethod:
-    ends = tuple(told.get("makespans_s", ()))
-    return AppMethod(**{**told, "makespan": _estimate(told["makespan"]), "makespans_s": ends})
+def _method_from_json(report: Mapping[str, Any]) -> AppMethod:
+    ends = tuple(report.get("makespans_s", ()))
+    return AppMethod(**{**report, "makespan": _estimate(report["makespan"]), "makespans_s": ends})
 
 
-def _stage(told: Mapping[str, Any]) -> AppStage:
-    placement = {int(m): tuple(map(tuple, replicas)) for m, replicas in told["placement"].items()}
-    switches = tuple(Switch(**{**s, "replica": tuple(s["replica"])}) for s in told["switches"])
-    return AppStage(**{**told, "plans": _plans(told["plans"]), "placement": placement, "switches": switches})
+def _stage(report: Mapping[str, Any]) -> AppStage:
+    placement = {int(m): tuple(map(tuple, replicas)) for m, replicas in report["placement"].items()}
+    switches = tuple(Switch(**{**s, "replica": tuple(s["replica"])}) for s in report["switches"])
+    return AppStage(**{**report, "plans": _plans(report["plans"]), "placement": placement, "switches": switches})
 
 
-def _plans(told: list[dict[str, Any]]) -> tuple[ModelPlan, ...]:
-    return tuple(ModelPlan(**one) for one in told)
+def _plans(report: list[dict[str, Any]]) -> tuple[ModelPlan, ...]:
+    return tuple(ModelPlan(**one) for one in report)
 
 
-def _estimate(told: Mapping[str, Any]) -> Estimate:
-    return Estimate(**{name: math.nan if value is None else value for name, value in told.items()})
+def _estimate(report: Mapping[str, Any]) -> Estimate:
+    return Estimate(**{name: math.nan if value is None else value for name, value in report.items()})

@@ -105,17 +105,13 @@ def write_switch_times(path: Path | str, times: SwitchTimes) -> None:
 def _key(row: Mapping[str, object], n: int, path: Path | str) -> tuple[str, str, int, int, str]:
     missing = [key for key in ("model", "gpu", "how", "seconds") if key not in row]
     if missing:
-        raise InputError(
-            f"{path}: replica {n} must have model, gpu, how and seconds; it lacks {', '.join(missing)}"
-        )
+        raise InputError(f"{path}: replica {n} must have model, gpu, how and seconds; it lacks {', '.join(missing)}")
     how = str(row["how"])
     if how not in HOWS:
         raise UnknownNameError("way to switch a replica", how, HOWS)
     tp, pp = row.get("tp", 1), row.get("pp", 1)
     if not isinstance(tp, int) or not isinstance(pp, int) or min(tp, pp) < 1:
-        raise InputError(
-            f"{path}: replica {n}: tp and pp must be whole numbers of at least 1; they are {tp} and {pp}"
-        )
+        raise InputError(f"{path}: replica {n}: tp and pp must be whole numbers of at least 1; they are {tp} and {pp}")
     return str(row["model"]), str(row["gpu"]), tp, pp, how
 
 
@@ -254,9 +250,7 @@ class Space:
             )
         return tuple(sorted(found, key=lambda p: (p.gpus, p)))
 
-    def _of_kind(
-        self, model: int, kind: str, pipelines: Sequence[int], why: list[InputError]
-    ) -> list[ModelPlan]:
+    def _of_kind(self, model: int, kind: str, pipelines: Sequence[int], cause: list[InputError]) -> list[ModelPlan]:
         machines = [m for m in self.cluster.machines if m.gpu.name == kind]
         there = sum(m.gpus for m in machines)
         tps = sorted({tp for m in machines for tp in degrees(m)})
@@ -268,7 +262,7 @@ class Space:
             try:
                 self._one(one)
             except (DoesNotFitError, ProfileError) as error:
-                why.append(error)
+                cause.append(error)
                 continue
             more = (replace(one, dp=dp) for dp in range(1, there // one.gpus + 1))
             found += [plan for plan in more if self.fits([plan])]

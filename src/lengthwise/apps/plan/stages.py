@@ -32,12 +32,12 @@ class Work:
     Attributes:
         key: Equal keys, equal work.
         produced: [k] tokens produced; all of them where a task has ended.
-        ended_s: [k] when, on the clock of the application; infinite where it has not.
+        completed_s: [k] when, on the clock of the application; infinite where it has not.
     """
 
     key: Hashable
     produced: Ints
-    ended_s: Floats
+    completed_s: Floats
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
         key: Equal keys, equal runs.
         first_s: [k] when the first token of this run came; infinite of those that are not in it.
         finish_s: [k] when the last one came.
-        whole: Whether all that was left is in it: no task waits for somebody who does not run.
+        complete: Whether all that was left is in it: no task waits for somebody who does not run.
     """
 
     plan: ModelPlan
@@ -60,7 +60,7 @@ class Run:
     key: Hashable
     first_s: Floats
     finish_s: Floats
-    whole: bool
+    complete: bool
 
     @cached_property
     def seconds(self) -> float:
@@ -83,8 +83,8 @@ class Run:
 
     def work_at(self, at_s: float, start_s: float) -> Work:
         """What is behind the model when the run is cut; ``start_s`` is its start on the clock."""
-        ended_s = np.where(self.finish_s <= at_s, start_s + self.finish_s, self.before.ended_s)
-        return Work((self.key, float(at_s)), self.produced(at_s), ended_s)
+        completed_s = np.where(self.finish_s <= at_s, start_s + self.finish_s, self.before.completed_s)
+        return Work((self.key, float(at_s)), self.produced(at_s), completed_s)
 
     def flops(self, at_s: float) -> float:
         """FLOPs of the progress made by then, from its start on."""
@@ -128,7 +128,7 @@ class Runs:
     Args:
         load: The draw.
         space: Plans and deployments.
-        quick: Whether a model that goes on under another plan is read off the run of that plan from the very start:
+        fast: Whether a model that goes on under another plan is read off the run of that plan from the very start:
             its rest is what that run has left after as much progress. Exact enough to compare plans by, and nothing
             is simulated.
         known: Runs of the same draw that are known already; what has nothing behind it is simulated there, for both.
@@ -137,20 +137,20 @@ class Runs:
         simulated_requests: So far.
         simulated_runs: That these were in.
         clock: Seconds; None: nobody wants to know.
-        took_s: What each run took to simulate, by that clock.
-        asked: Keys of the runs that were asked for; whoever wants to know empties it.
+        duration_s: What each run took to simulate, by that clock.
+        requested: Keys of the runs that were asked for; whoever wants to know empties it.
     """
 
-    def __init__(self, load: Load, space: Space, *, quick: bool = False, known: Runs | None = None) -> None:
-        self.load, self.space, self.quick = load, space, quick
+    def __init__(self, load: Load, space: Space, *, fast: bool = False, known: Runs | None = None) -> None:
+        self.load, self.space, self.fast = load, space, fast
         self.made: dict[Hashable, Run] = dict(known.made) if known else {}
         self._known = known
-        self._fresh = [Work("fresh", m.fresh, m.never) for m in load.models]
-        self._held = sum(len(run.load) for run in self.made.values())
+        self._fresh = [Work("fresh", m.fresh, m.disabled) for m in load.models]
+        self._reserved = sum(len(run.load) for run in self.made.values())
         self.simulated_requests = self.simulated_runs = 0
         self.clock: Callable[[], float] | None = None
-        self.took_s: dict[Hashable, float] = {}
-        self.asked: set[Hashable] = set()
+        self.duration_s: dict[Hashable, float] = {}
+        self.requested: set[Hashable] = set()
 
     def fresh(self, model: int) -> Work:
         """Nothing behind it."""
@@ -165,14 +165,14 @@ class Runs:
         came = None if arrival_s is None else blake2b(arrival_s.tobytes(), digest_size=16).digest()
         key = (plan, before.key, came)
         if self.clock is not None:
-            self.asked.add(key)
+            self.requested.add(key)
         if key not in self.made:
             started_s = self.clock() if self.clock is not None else 0.0
-            viewed = self.quick and came is None and before.key != "fresh"
+            viewed = self.fast and came is None and before.key != "fresh"
             run = self._viewed(plan, before, key) if viewed else self._made(plan, before, arrival_s, key)
             self._keep(run)
             if self.clock is not None:
-                self.took_s[key] = self.clock() - started_s
+                self.duration_s[key] = self.clock() - started_s
         return self.made[key]
 
     def joined(self, first: Run, at_s: float, rest: Run) -> Run:
@@ -182,14 +182,14 @@ class Runs:
             begun, ended = first.first_s <= at_s, first.finish_s <= at_s
             first_s = np.where(begun, first.first_s, at_s + rest.first_s)
             finish_s = np.where(ended, first.finish_s, at_s + rest.finish_s)
-            self._keep(Run(rest.plan, first.load, first.before, key, first_s, finish_s, rest.whole))
+            self._keep(Run(rest.plan, first.load, first.before, key, first_s, finish_s, rest.complete))
         return self.made[key]
 
     def _keep(self, run: Run) -> None:
         self.made[run.key] = run
-        self._held += len(run.load)
-        while self._held > MOST_HELD_TASKS and len(self.made) > 1:
-            self._held -= len(self.made.pop(next(iter(self.made))).load)
+        self._reserved += len(run.load)
+        while self._reserved > MOST_HELD_TASKS and len(self.made) > 1:
+            self._reserved -= len(self.made.pop(next(iter(self.made))).load)
 
     def _viewed(self, plan: ModelPlan, before: Work, key: Hashable) -> Run:
         whole = self.run(plan, self._fresh[plan.model])
@@ -197,17 +197,17 @@ class Runs:
         left = before.produced < whole.load.output
         finish_s = np.where(left, np.maximum(whole.finish_s - behind_s, 1e-6), np.inf)
         first_s = np.where(left, np.clip(whole.first_s - behind_s, 0.0, finish_s), np.inf)
-        return Run(plan, whole.load, before, key, first_s, finish_s, whole=True)
+        return Run(plan, whole.load, before, key, first_s, finish_s, complete=True)
 
     def _made(self, plan: ModelPlan, before: Work, arrival_s: Floats | None, key: Hashable) -> Run:
         load = self.load.models[plan.model]
         left = before.produced < load.output
         come = np.zeros(len(load)) if arrival_s is None else _passed_on(load, arrival_s, left)
         inside = np.flatnonzero(left & np.isfinite(come))
-        first_s, finish_s = load.never.copy(), load.never.copy()
+        first_s, finish_s = load.disabled.copy(), load.disabled.copy()
         if len(inside):
             first_s[inside], finish_s[inside] = self._simulated(plan, before, come, inside)
-        return Run(plan, load, before, key, first_s, finish_s, whole=len(inside) == int(left.sum()))
+        return Run(plan, load, before, key, first_s, finish_s, complete=len(inside) == int(left.sum()))
 
     def _simulated(self, plan: ModelPlan, before: Work, come: Floats, inside: Ints) -> tuple[Floats, Floats]:
         """When each has its first and its last token."""
@@ -221,9 +221,7 @@ class Runs:
             mine, plan = _heaviest(load, before, order, plan.dp), replace(plan, dp=1)
         produced = before.produced[mine]
         arrival_s = come[mine]
-        requests = Workload(
-            arrival_s, load.prompt[mine] + produced, load.output[mine] - produced, **after or {}
-        )
+        requests = Workload(arrival_s, load.prompt[mine] + produced, load.output[mine] - produced, **after or {})
         self.simulated_requests += len(mine)
         self.simulated_runs += 1
         told = engine.simulate(requests, self.space.deployment(plan), keep_steps=0).requests
@@ -284,13 +282,13 @@ class Live:
     Attributes:
         run: All of it.
         start_s: When its replicas were (or will be) ready, the first of them where others join.
-        alone: Those that were first, as they would go on; None: all are ready at once.
+        isolated: Those that were first, as they would go on; None: all are ready at once.
         joins_s: When the others join.
     """
 
     run: Run
     start_s: float
-    alone: Live | None = None
+    isolated: Live | None = None
     joins_s: float = 0.0
 
     def at(self, clock_s: float) -> float:
@@ -303,10 +301,10 @@ class Live:
         """When it ends, on the clock."""
         return self.start_s + self.run.seconds
 
-    def ended_s(self) -> Floats:
+    def completed_s(self) -> Floats:
         """[k] when each task ends if the run goes on."""
         there = np.isfinite(self.run.finish_s)
-        return np.where(there, self.start_s + self.run.finish_s, self.run.before.ended_s)
+        return np.where(there, self.start_s + self.run.finish_s, self.run.before.completed_s)
 
 
 Others = Mapping[int, Live]
@@ -339,10 +337,10 @@ class State:
 
 @dataclass(frozen=True)
 class Delay:
-    """Seconds until replicas of a plan are ready; ``kept`` others go on meanwhile, or are ready after ``first_s``."""
+    """Seconds until replicas of a plan are ready; ``retained`` others go on meanwhile, or are ready after ``first_s``."""
 
     seconds: float
-    kept: int = 0
+    retained: int = 0
     first_s: float = 0.0
 
 
@@ -381,12 +379,12 @@ class Stages:
     """Stages of one draw.
 
     Attributes:
-        looks: Stages that were looked at so far.
+        scans: Stages that were looked at so far.
     """
 
     def __init__(self, runs: Runs) -> None:
         self.runs, self.load, self.space = runs, runs.load, runs.space
-        self.looks = 0
+        self.scans = 0
 
     def start(self) -> State:
         """Before anything."""
@@ -399,7 +397,7 @@ class Stages:
     def _is_done(self, state: State, model: int) -> bool:
         live = state.live.get(model)
         if live is not None:
-            return live.run.whole and live.at(state.clock_s) >= live.run.seconds
+            return live.run.complete and live.at(state.clock_s) >= live.run.seconds
         work = state.rest[model]
         return not (work.produced < self.load.models[model].output).any()
 
@@ -409,9 +407,9 @@ class Stages:
         order = [m for m in self.load.order if m not in finished]
         if not self.load.cyclic:
             return [m for m in order if self.load.parents[m] <= there]
-        return [m for m in order if self.load.parents[m] - there <= self._beyond(m)]
+        return [m for m in order if self.load.parents[m] - there <= self._out_of_range(m)]
 
-    def _beyond(self, model: int) -> set[int]:
+    def _out_of_range(self, model: int) -> set[int]:
         """Models that take outputs of this one, over however many others."""
         found: set[int] = set()
         seek = {model}
@@ -428,7 +426,7 @@ class Stages:
             plan: The plan.
             wait_s: Until there is room for what has to start.
         """
-        there = self._there(state, plan)
+        there = self._present(state, plan)
         if there == plan.dp:
             return Delay(self.pending_s(state, plan))
         return Delay(wait_s + self.space.seconds(plan, "start"), there)
@@ -448,14 +446,12 @@ class Stages:
             plans: One a model.
             delays: Of models that have replicas made ready, moved ones too; None: ``delay``.
         """
-        self.looks += 1
+        self.scans += 1
         if delays is None:
             delays = self._delays(state, plans)
         live = self._lives(state, plans, delays)
-        ends = [(one.end_s, m) for m, one in live.items() if one.run.whole]
-        end_s, by = (
-            min(ends) if ends else (max((one.end_s for one in live.values()), default=state.clock_s), -1)
-        )
+        ends = [(one.end_s, m) for m, one in live.items() if one.run.complete]
+        end_s, by = min(ends) if ends else (max((one.end_s for one in live.values()), default=state.clock_s), -1)
         end_s = max(end_s, state.clock_s)
         flops = sum(
             one.run.flops(one.at(end_s)) - one.run.flops(one.at(state.clock_s) if m in state.live else 0.0)
@@ -480,7 +476,7 @@ class Stages:
 
     def _wait_s(self, state: State, plans: Plans) -> float:
         """Until engines that leave are gone, where those that start need their GPUs."""
-        stay = {plan.model: self._there(state, plan) for plan in plans}
+        stay = {plan.model: self._present(state, plan) for plan in plans}
         leaving = [
             live.run.plan
             for model, live in state.live.items()
@@ -493,7 +489,7 @@ class Stages:
         needed = sum((plan.dp - stay[plan.model]) * plan.tp * plan.pp for plan in plans)
         return longest_s if needed > free else 0.0
 
-    def _there(self, state: State, plan: ModelPlan) -> int:
+    def _present(self, state: State, plan: ModelPlan) -> int:
         """Replicas of a plan's shape that go on, or go on being loaded."""
         live = state.live.get(plan.model)
         same = live is not None and live.run.plan.shape == plan.shape
@@ -515,34 +511,34 @@ class Stages:
     def _live(self, state: State, plan: ModelPlan, others: Others, delay: Delay | None) -> Live:
         was = state.live.get(plan.model)
         if was is not None and was.run.plan == plan and (delay is None or not delay.seconds):
-            return self._again(state, was, others)
+            return self._retry(state, was, others)
         delay = delay or Delay(0.0)
         ready_s = state.clock_s + delay.seconds
-        if not delay.kept:
-            return self._begun(state, plan, state.work(plan.model), ready_s, others)
-        if was is not None and not delay.first_s and was.run.plan == replace(plan, dp=delay.kept):
-            alone = self._again(state, was, others)
+        if not delay.retained:
+            return self._started(state, plan, state.work(plan.model), ready_s, others)
+        if was is not None and not delay.first_s and was.run.plan == replace(plan, dp=delay.retained):
+            alone = self._retry(state, was, others)
         else:
             first_s = state.clock_s + (delay.first_s or self.pending_s(state, plan))
-            alone = self._begun(state, replace(plan, dp=delay.kept), state.work(plan.model), first_s, others)
+            alone = self._started(state, replace(plan, dp=delay.retained), state.work(plan.model), first_s, others)
         return self._joined(state, plan, alone, ready_s, others)
 
-    def _begun(self, state: State, plan: ModelPlan, work: Work, start_s: float, others: Others) -> Live:
+    def _started(self, state: State, plan: ModelPlan, work: Work, start_s: float, others: Others) -> Live:
         return Live(self.runs.run(plan, work, self._arrivals(state, plan.model, start_s, others)), start_s)
 
-    def _again(self, state: State, was: Live, others: Others) -> Live:
+    def _retry(self, state: State, was: Live, others: Others) -> Live:
         """What goes on, by when its tasks come now."""
-        if was.alone is None:
-            return self._begun(state, was.run.plan, was.run.before, was.start_s, others)
-        return self._joined(state, was.run.plan, self._again(state, was.alone, others), was.joins_s, others)
+        if was.isolated is None:
+            return self._started(state, was.run.plan, was.run.before, was.start_s, others)
+        return self._joined(state, was.run.plan, self._retry(state, was.isolated, others), was.joins_s, others)
 
-    def _joined(self, state: State, plan: ModelPlan, alone: Live, joins_s: float, others: Others) -> Live:
+    def _joined(self, state: State, plan: ModelPlan, isolated: Live, joins_s: float, others: Others) -> Live:
         """Replicas that go on, and share what is left with those that join them."""
-        if joins_s <= alone.start_s:
-            return self._begun(state, plan, alone.run.before, alone.start_s, others)
-        at_s = alone.at(joins_s)
-        rest = self._begun(state, plan, alone.run.work_at(at_s, alone.start_s), joins_s, others)
-        return Live(self.runs.joined(alone.run, at_s, rest.run), alone.start_s, alone, joins_s)
+        if joins_s <= isolated.start_s:
+            return self._started(state, plan, isolated.run.before, isolated.start_s, others)
+        at_s = isolated.at(joins_s)
+        rest = self._started(state, plan, isolated.run.work_at(at_s, isolated.start_s), joins_s, others)
+        return Live(self.runs.joined(isolated.run, at_s, rest.run), isolated.start_s, isolated, joins_s)
 
     def _arrivals(self, state: State, model: int, start_s: float, others: Others) -> Floats | None:
         """[k] when a model's tasks come, from its start on, as far as other models tell."""
@@ -554,6 +550,6 @@ class Stages:
         whose = self.load.model[parent]
         for other in self.load.parents[model]:
             mine = whose == other
-            told = others[other].ended_s() if other in others else state.work(other).ended_s
+            told = others[other].completed_s() if other in others else state.work(other).completed_s
             np.maximum.at(come, child[mine], told[self.load.position[parent[mine]]] - start_s)
         return np.maximum(come, 0.0)

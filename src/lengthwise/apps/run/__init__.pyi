@@ -1,7 +1,6 @@
 from .coordinator import CANCEL, RESUME, Coordinator, run_here, run_simulated
 from .dispatch import Reused
 from .job import (
-    Asked,
     ClusterRooms,
     Decider,
     Drawn,
@@ -12,6 +11,7 @@ from .job import (
     Layout,
     Outputs,
     Planned,
+    RequestSpec,
     Rooms,
     Settings,
     Work,
@@ -30,7 +30,6 @@ from .results import Exported, RunFolder, export, manifest, recorded, write_mani
 __all__ = [
     "CANCEL",
     "RESUME",
-    "Asked",
     "ClusterRooms",
     "Coordinator",
     "Decider",
@@ -49,6 +48,7 @@ __all__ = [
     "Outputs",
     "Planned",
     "Progress",
+    "RequestSpec",
     "Reused",
     "Rooms",
     "RunFolder",

@@ -14,7 +14,7 @@ from lengthwise.apps.run import job as owners
 from lengthwise.apps.run.dispatch import Line, Reused, cut, sweep, there, written
 from lengthwise.apps.run.fleet import Fleet, silent
 from lengthwise.apps.run.job import Job, Plans
-from lengthwise.apps.run.plan_tracking import Following, Looking, Standing, standing
+from lengthwise.apps.run.plan_tracking import Looking, PlanTracker, Status, standing
 from lengthwise.apps.run.progress import (
     SHAPE,
     Clock,
@@ -44,9 +44,9 @@ class Coordinator:
         ledger: Where answers are kept; stays open.
         launcher: Makes engines be there.
         now_s: Wall-clock seconds (UTC), of leases.
-        watch: Shown how far it is, once in a while.
+        monitor: Shown how far it is, once in a while.
         watch_s: How often.
-        begun: Told what is kept of a run that is gone on with, or of one before the application changed, before
+        started: Told what is kept of a run that is gone on with, or of one before the application changed, before
             engines start.
     """
 
@@ -57,13 +57,13 @@ class Coordinator:
         launcher: Launcher,
         *,
         now_s: Callable[[], float],
-        watch: Callable[[Progress], None] | None = None,
+        monitor: Callable[[Progress], None] | None = None,
         watch_s: float = 0.5,
-        begun: Callable[[Reused], None] | None = None,
+        started: Callable[[Reused], None] | None = None,
     ) -> None:
         self._job, self._ledger, self._launcher, self._now_s = job, ledger, launcher, now_s
-        self._watch, self._watch_s, self._begun = watch, watch_s, begun
-        self._stirred = asyncio.Event()
+        self._monitor, self._watch_s, self._started = monitor, watch_s, started
+        self._wakeup = asyncio.Event()
         self._how: str | None = None
         self._hurries = False
         self._error: BaseException | None = None
@@ -78,7 +78,7 @@ class Coordinator:
             self._hurries = True
             self._launcher.hurry()
         self._how = self._how or how
-        self._stirred.set()
+        self._wakeup.set()
 
     async def run(self) -> Ended:
         """How it ended.
@@ -91,12 +91,12 @@ class Coordinator:
         resumed, reused, failed = False, None, None
         self._start_s = loop.time()
         self._clock = Clock(self._start_s)
-        self._books = books = Books(self._ledger, job.layout, job.settings.linger_s, self._freed)
-        shared = Shared(job, books, self._now_s, self._stirred.set, self._down, self._failed)
+        self._books = books = Books(self._ledger, job.layout, job.settings.linger_s, self._on_release)
+        shared = Shared(job, books, self._now_s, self._wakeup.set, self._down, self._failed)
         self._lines = [Line(model, shared) for model in range(len(job.layout.tasks.models))]
-        self._fleet = Fleet(self._launcher, self._lines, self._failed, self._told)
+        self._fleet = Fleet(self._launcher, self._lines, self._failed, self._report)
         tasks: list[asyncio.Task[None]] = []
-        self._looking = Looking(
+        self._poll_task = Looking(
             job, books, lambda: written(shared, self._lines), lambda: self._fleet.placement, self._looked
         )
         try:
@@ -104,13 +104,13 @@ class Coordinator:
             await books.call(lambda: self._ledger.note({SHAPE: shape_of(job.layout)}))
             reused = None if resumed else await sweep(books, job, self._now_s)
             kept = await there(books, job) if resumed else reused
-            if self._begun is not None and kept is not None:
-                self._begun(kept)
+            if self._started is not None and kept is not None:
+                self._started(kept)
             self._clock.before = worked(job, self._by_model(await books.call(self._ledger.counts)))
-            for work in (books.keep(), self._beat(), self._save(), self._look()):
+            for work in (books.keep(), self._beat(), self._save(), self._poll()):
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(self._broke)
-            await self._follow(Following(job), tasks)
+            await self._follow(PlanTracker(job), tasks)
         except EngineError as error:
             failed = error
         finally:
@@ -126,40 +126,40 @@ class Coordinator:
             raise EnginesFailedError(ended) from failed
         return ended
 
-    async def _follow(self, following: Following, tasks: list[asyncio.Task[None]]) -> None:
-        self._following = following
-        if (seeking := self._looking.seek(following, self._at_s)) is not None:
+    async def _follow(self, tracker: PlanTracker, tasks: list[asyncio.Task[None]]) -> None:
+        self._tracker = tracker
+        if (seeking := self._poll_task.seek(tracker, self._at_s)) is not None:
             tasks.append(seeking)
             seeking.add_done_callback(self._broke)
         while self._how is None:
-            self._stirred.clear()
+            self._wakeup.clear()
             now = await self._standing()
             if now.is_over:
                 return
-            plans = following.step(now)
+            plans = tracker.step(now)
             if plans is not None:
-                running, asleep = self._running, self._fleet.asleep(plans)
-                place = self._job.rooms.place(plans, self._fleet.placement, running, asleep)
+                running, in_sleep = self._running, self._fleet.in_sleep(plans)
+                place = self._job.rooms.place(plans, self._fleet.placement, running, in_sleep)
                 await self._fleet.go(plans, place)
                 self._running = plans
-            if (looking := self._looking.look(following, now, self._at_s())) is not None:
+            if (looking := self._poll_task.check(tracker, now, self._at_s())) is not None:
                 tasks.append(looking)
                 looking.add_done_callback(self._broke)
             await self._pause(now)
             if self._error is not None:
                 raise self._error
 
-    async def _pause(self, now: Standing) -> None:
+    async def _pause(self, now: Status) -> None:
         """Until something happens; once in a while it is asked again for what may be leased only after a time."""
         try:
             async with asyncio.timeout(_TICK_S):
-                await self._stirred.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             for line in self._lines:
-                if line.berths and line.is_idle and now.able[line.model]:
-                    line.stir()
+                if line.berths and line.is_idle and now.capabilities[line.model]:
+                    line.wakeup()
 
-    async def _standing(self) -> Standing:
+    async def _standing(self) -> Status:
         """After what is known here is written, where a line waits for it."""
         if any(line.berths and line.is_idle for line in self._lines):
             await self._books.flush()
@@ -168,22 +168,22 @@ class Coordinator:
     def _at_s(self) -> float:
         return asyncio.get_running_loop().time() - self._start_s
 
-    def _looked(self, what: str, about: str) -> None:
-        self._events.append(Event(self._at_s(), what, -1, (), about))
-        self._stirred.set()
+    def _looked(self, what: str, description: str) -> None:
+        self._events.append(Event(self._at_s(), what, -1, (), description))
+        self._wakeup.set()
 
     def _by_model(self, counts: dict[tuple[int, State], int]) -> dict[tuple[int, int, State], int]:
         pairs = self._job.layout.pairs
         return {(*pairs[pair], state): tasks for (pair, state), tasks in counts.items()}
 
-    def _freed(self, models: Sequence[int]) -> None:
+    def _on_release(self, models: Sequence[int]) -> None:
         for model in models:
-            self._lines[model].stir()
-        self._stirred.set()
+            self._lines[model].wakeup()
+        self._wakeup.set()
 
     def _failed(self, error: BaseException) -> None:
         self._error = self._error or error
-        self._stirred.set()
+        self._wakeup.set()
 
     def _broke(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -196,7 +196,7 @@ class Coordinator:
             deaths, tokens = self._deaths.get(line.model, (0, -1))
             deaths = deaths + 1 if tokens == line.tokens else 1
             self._deaths[line.model] = (deaths, line.tokens)
-            if deaths >= self._job.settings.engine_deaths:
+            if deaths >= self._job.settings.max_engine_failures:
                 name = self._job.layout.tasks.models[line.model]
                 self._failed(
                     EngineError(
@@ -207,10 +207,10 @@ class Coordinator:
                 return
         self._fleet.mend(berth, died=died)
 
-    def _told(self, what: str, plan: ModelPlan, gpus: Replica, about: str) -> None:
-        self._events.append(Event(self._at_s(), what, plan.model, gpus, about))
+    def _report(self, what: str, plan: ModelPlan, gpus: Replica, description: str) -> None:
+        self._events.append(Event(self._at_s(), what, plan.model, gpus, description))
         if what == "ready":
-            self._engines.setdefault(plan.model, set()).add(about)
+            self._engines.setdefault(plan.model, set()).add(description)
 
     async def _beat(self) -> None:
         """Keeps leases, takes those that ran out, and hears whether the run is to stop."""
@@ -219,14 +219,14 @@ class Coordinator:
         while True:
             await asyncio.sleep(min(lease_s / 3, 2.0))
             now_s = self._now_s()
-            await self._books.call(lambda now_s=now_s: ledger.beat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
+            await self._books.call(lambda now_s=now_s: ledger.heartbeat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
             if await self._books.call(lambda now_s=now_s: ledger.expire(now_s=now_s)):  # type: ignore[misc]
-                self._freed(list(range(len(self._lines))))
+                self._on_release(list(range(len(self._lines))))
             engines = engines_of(self._job.layout.tasks.models, self._fleet.abouts())
             if engines != told:
                 told = engines
                 await self._books.call(lambda told=told: ledger.note({owners.ENGINES + owner: told}))  # type: ignore[misc]
-            if CANCEL in await self._books.call(ledger.facts):
+            if CANCEL in await self._books.call(ledger.metadata):
                 self.stop("cancelled")
 
     async def _save(self) -> None:
@@ -235,24 +235,22 @@ class Coordinator:
             for line in self._lines:
                 await line.save()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Looks after engines that die while nobody asks them, and shows how far the run is."""
         while True:
             await asyncio.sleep(self._watch_s)
             for berth in self._fleet.berths:
-                berth.heard(asyncio.get_running_loop().time())
+                berth.received(asyncio.get_running_loop().time())
                 if berth.engine is not None and not berth.engine.is_alive:
                     self._down(berth, True)
-            if self._watch is not None:
-                self._watch(await self.progress())
+            if self._monitor is not None:
+                self._monitor(await self.progress())
 
     async def progress(self) -> Progress:
         """How far it is."""
         counts = self._by_model(await self._books.call(self._ledger.counts))
         now_s = asyncio.get_running_loop().time()
-        return snapshot(
-            self._job, self._following, self._lines, self._fleet.berths, counts, self._clock, now_s
-        )
+        return snapshot(self._job, self._tracker, self._lines, self._fleet.berths, counts, self._clock, now_s)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Nothing is left behind: what is under way is given back, engines are ended."""
@@ -260,9 +258,7 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            await cut(
-                [work for line in self._lines for berth in line.berths for work in berth.going.values()]
-            )
+            await cut([work for line in self._lines for berth in line.berths for work in berth.active.values()])
             for line in self._lines:
                 await line.close(line.berths, keep=not self._hurries)
             await self._books.flush()
@@ -278,9 +274,9 @@ def run_simulated(
     launcher: Launcher,
     *,
     from_s: float = 0.0,
-    watch: Callable[[Progress], None] | None = None,
+    monitor: Callable[[Progress], None] | None = None,
     watch_s: float = 60.0,
-    begun: Callable[[Reused], None] | None = None,
+    started: Callable[[Reused], None] | None = None,
 ) -> Ended:
     """How a run ends whose engines are simulated; its seconds are virtual.
 
@@ -289,21 +285,15 @@ def run_simulated(
         ledger: Where answers are kept; its times are virtual too.
         launcher: Of simulated engines.
         from_s: The clock at the start: later than that of a run that is gone on with.
-        watch: Shown how far it is.
+        monitor: Shown how far it is.
         watch_s: How often, in virtual seconds.
-        begun: Told what is kept of a run before, before engines start.
+        started: Told what is kept of a run before, before engines start.
     """
 
     async def whole() -> Ended:
         loop = asyncio.get_running_loop()
         return await Coordinator(
-            job,
-            ledger,
-            launcher,
-            now_s=lambda: from_s + loop.time(),
-            watch=watch,
-            watch_s=watch_s,
-            begun=begun,
+            job, ledger, launcher, now_s=lambda: from_s + loop.time(), monitor=monitor, watch_s=watch_s, started=started
         ).run()
 
     return run_virtually(whole())
@@ -317,10 +307,10 @@ def run_here(
     ledger: Ledger,
     launcher: Launcher,
     *,
-    watch: Callable[[Progress], None] | None = None,
+    monitor: Callable[[Progress], None] | None = None,
     watch_s: float = 0.5,
     stopping: Callable[[int], None] | None = None,
-    begun: Callable[[Reused], None] | None = None,
+    started: Callable[[Reused], None] | None = None,
 ) -> Ended:
     """How a run ends on engines of the real world.
 
@@ -331,14 +321,14 @@ def run_here(
         job: What to run.
         ledger: Where answers are kept.
         launcher: Of engines.
-        watch: Shown how far it is.
+        monitor: Shown how far it is.
         watch_s: How often.
         stopping: Told how often it was asked to stop.
-        begun: Told what is kept of a run before, before engines start.
+        started: Told what is kept of a run before, before engines start.
     """
 
     async def whole() -> Ended:
-        one = Coordinator(job, ledger, launcher, now_s=time.time, watch=watch, watch_s=watch_s, begun=begun)
+        one = Coordinator(job, ledger, launcher, now_s=time.time, monitor=monitor, watch_s=watch_s, started=started)
         asked = 0
 
         def stop() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lengthwise.apps.launch.engine import Draft, FailedError, Fault
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial, State
-from lengthwise.apps.run.job import Asked, Decider, Job, Layout
+from lengthwise.apps.run.job import Decider, Job, Layout, RequestSpec
 from lengthwise.apps.run.task_state import Berth, Books, Shared, Verdicts, Work, again, dead, done, skipped
 from lengthwise.schema.errors import InputError
 
@@ -47,20 +47,20 @@ async def prepare(books: Books, layout: Layout, decider: Decider, leases: Sequen
     return found
 
 
-async def _known_taken(books: Books, found: Prepared, asked: list[tuple[Lease, Asked]]) -> None:
-    keys = [one.key for _, one in asked]
+async def _known_taken(books: Books, found: Prepared, requested: list[tuple[Lease, RequestSpec]]) -> None:
+    keys = [one.key for _, one in requested]
     if not keys:
         return
     results = await books.call(lambda: books.ledger.results(keys))
     left = [key for key in keys if key not in results]
     partials = await books.call(lambda: books.ledger.partials(left)) if left else {}
-    for lease, one in asked:
+    for lease, one in requested:
         if (output := results.get(one.key)) is not None:
             found.endings.append(done(lease, one.key, output))
             found.known += 1
         else:
             draft = Draft.of(partials.get(one.key))
-            found.works.append(Work(lease, one.key, one.ask, draft, saved=len(draft.output_ids)))
+            found.works.append(Work(lease, one.key, one.request, draft, saved=len(draft.output_ids)))
 
 
 class _Answers:
@@ -91,14 +91,14 @@ def uneven(berths: Sequence[Berth]) -> list[tuple[Work, Berth]]:
     open_ = [berth for berth in berths if berth.inquiry is None]
     if len(open_) < 2:
         return []
-    least = min(len(berth.going) for berth in open_)
-    mean = sum(len(berth.going) for berth in open_) / len(open_)
+    least = min(len(berth.active) for berth in open_)
+    mean = sum(len(berth.active) for berth in open_) / len(open_)
     moved = []
     for berth in open_:
-        going = len(berth.going)
+        going = len(berth.active)
         if going >= 2 * least and going - least >= LEAST:
             more = max(0, going - round(mean))
-            movable = [work for work in reversed(berth.going.values()) if _can_move(work)]
+            movable = [work for work in reversed(berth.active.values()) if _can_move(work)]
             moved += [(work, berth) for work in movable[:more]]
     return moved
 
@@ -124,7 +124,7 @@ class Line:
     """
 
     def __init__(self, model: int, shared: Shared) -> None:
-        self.model, self._shared, self._verdicts = model, shared, Verdicts(shared, self.stir)
+        self.model, self._shared, self._decisions = model, shared, Verdicts(shared, self.wakeup)
         self.berths: list[Berth] = []
         self.pending: deque[Work] = deque()
         self.tokens = self.reused = 0
@@ -136,14 +136,14 @@ class Line:
         self._evening: asyncio.Task[None] | None = None
 
     @property
-    def going(self) -> int:
+    def active(self) -> int:
         """Requests under way."""
-        return sum(len(berth.going) for berth in self.berths)
+        return sum(len(berth.active) for berth in self.berths)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way, and the ledger had nothing more."""
-        return self._dry and not self._leasing and not self.pending and not self.going
+        return self._dry and not self._leasing and not self.pending and not self.active
 
     def open(self, berth: Berth) -> None:
         """An engine is ready."""
@@ -153,7 +153,7 @@ class Line:
         if self._feeding is None:
             self._feeding = asyncio.get_running_loop().create_task(self._feed())
             self._feeding.add_done_callback(self._fed)
-        self.stir()
+        self.wakeup()
         self.fill()
 
     def ran_s(self, at_s: float) -> float:
@@ -161,7 +161,7 @@ class Line:
         here_s = asyncio.get_running_loop().time() - self._open_s if self.berths else 0.0
         return min(at_s, self._ran_s + here_s)
 
-    def stir(self) -> None:
+    def wakeup(self) -> None:
         """There may be something to lease."""
         self._dry = False
         self._wake.set()
@@ -173,7 +173,7 @@ class Line:
         """
         if self._evening is not None:
             await asyncio.wait([self._evening])
-        works = [work for berth in berths for work in berth.going.values()]
+        works = [work for berth in berths for work in berth.active.values()]
         self._take_out(berths)
         if not self.berths:
             await self._end_feed()
@@ -183,22 +183,22 @@ class Line:
         if keep:
             await self.save(works)
         for berth in berths:
-            berth.going.clear()
+            berth.active.clear()
         for work in works:
             if not work.is_answered:
-                self._verdicts.give_back(work, None)
+                self._decisions.release(work, None)
         self.fill()
 
     async def save(self, works: list[Work] | None = None) -> None:
         """Keeps answers so far, of those that have grown."""
         if works is None:
-            works = [work for berth in self.berths for work in berth.going.values()]
+            works = [work for berth in self.berths for work in berth.active.values()]
         grown: list[tuple[str, Partial]] = []
         for work in works:
             partial = work.draft.partial() if len(work.draft.output_ids) > work.saved else None
             if partial is not None:
                 grown.append((work.key, partial))
-                work.saved = self._shared.kept[work.place] = len(partial.output_ids)
+                work.saved = self._shared.retained[work.place] = len(partial.output_ids)
         if grown:
             await self._shared.books.call(lambda: self._shared.books.ledger.save(grown))
 
@@ -231,9 +231,9 @@ class Line:
                 await asyncio.shield(self._lease_taken)
 
     def _room(self) -> int:
-        seats = sum(berth.seats for berth in self.berths)
-        ahead = max(4, seats // 2)
-        free = seats + ahead - self.going - len(self.pending)
+        max_num_seqs = sum(berth.max_num_seqs for berth in self.berths)
+        ahead = max(4, max_num_seqs // 2)
+        free = max_num_seqs + ahead - self.active - len(self.pending)
         return free if free >= max(1, ahead // 2) else 0
 
     async def _lease(self, most: int) -> None:
@@ -242,9 +242,7 @@ class Line:
         self._leasing, self._dry = True, True
         try:
             leases = await shared.books.call(
-                lambda: ledger.lease(
-                    self.model, most, owner=job.owner, now_s=now_s, lease_s=job.settings.lease_s
-                )
+                lambda: ledger.lease(self.model, most, owner=job.owner, now_s=now_s, lease_s=job.settings.lease_s)
             )
             if len(leases) == most:
                 self._dry = False
@@ -260,21 +258,21 @@ class Line:
             shared.idle()
         self.fill()
         if self._dry and not self.pending and self._evening is None and (moved := uneven(self.berths)):
-            self._evening = asyncio.get_running_loop().create_task(self._even(moved))
-            self._evening.add_done_callback(self._evened)
+            self._evening = asyncio.get_running_loop().create_task(self._uniform(moved))
+            self._evening.add_done_callback(self._balanced)
 
-    async def _even(self, moved: list[tuple[Work, Berth]]) -> None:
+    async def _uniform(self, moving: list[tuple[Work, Berth]]) -> None:
         """Takes requests to an engine that came later and has little to do: they go on there from their tokens."""
-        await cut([work for work, _ in moved])
-        for work, berth in moved:
-            if berth.going.get(work.place) is work and not work.is_answered:
-                del berth.going[work.place]
+        await cut([work for work, _ in moving])
+        for work, berth in moving:
+            if berth.active.get(work.place) is work and not work.is_answered:
+                del berth.active[work.place]
                 work.draft, work.asking = Draft.of(work.draft.partial()), None
                 work.saved = min(work.saved, len(work.draft.output_ids))
                 self.pending.append(work)
         self.fill()
 
-    def _evened(self, evening: asyncio.Task[None]) -> None:
+    def _balanced(self, evening: asyncio.Task[None]) -> None:
         self._evening = None
         self._fed(evening)
 
@@ -293,24 +291,24 @@ class Line:
             berth = self._berth_for(self.pending[0])
             if berth is None:
                 break
-            self._ask(self.pending.popleft(), berth)
+            self._submit(self.pending.popleft(), berth)
         if self.berths and not self._dry and self._room() > 0:
             self._wake.set()
 
     def _berth_for(self, work: Work) -> Berth | None:
         """The least busy engine with a seat; another than the one that failed last, where there is one."""
         shunned = self._shared.shunned.get(work.place)
-        free = [berth for berth in self.berths if len(berth.going) < berth.seats and berth.inquiry is None]
+        free = [berth for berth in self.berths if len(berth.active) < berth.max_num_seqs and berth.inquiry is None]
         if self._shared.suspects:
             may = self._shared.suspects.may_join
-            free = [berth for berth in free if may(work.place, berth.going, berth.seats)]
-        return min(free, key=lambda berth: (berth is shunned, len(berth.going)), default=None)
+            free = [berth for berth in free if may(work.place, berth.active, berth.max_num_seqs)]
+        return min(free, key=lambda berth: (berth is shunned, len(berth.active)), default=None)
 
-    def _ask(self, work: Work, berth: Berth) -> None:
+    def _submit(self, work: Work, berth: Berth) -> None:
         assert berth.engine is not None
         loop = asyncio.get_running_loop()
         berth.take(work, loop.time())
-        work.asking = asking = loop.create_task(berth.engine.generate(work.ask, work.draft))
+        work.asking = asking = loop.create_task(berth.engine.generate(work.request, work.draft))
         asking.add_done_callback(lambda over: self._over(work, berth, over))
 
     def _over(self, work: Work, berth: Berth, over: asyncio.Task[Output]) -> None:
@@ -318,9 +316,9 @@ class Line:
             return  # whoever cut it gives it back
         error = over.exception()
         if error is None:
-            berth.going.pop(work.place, None)
-            berth.failures, berth.heard_s = 0, asyncio.get_running_loop().time()
-            self._answered(work, over.result())
+            berth.active.pop(work.place, None)
+            berth.failures, berth.received_s = 0, asyncio.get_running_loop().time()
+            self._on_response(work, over.result())
         elif isinstance(error, FailedError):
             self._failed(work, berth, error)
         else:
@@ -330,9 +328,9 @@ class Line:
         if self.is_idle:
             self._shared.idle()
 
-    def _answered(self, work: Work, output: Output) -> None:
-        self.tokens += output.output_tokens - work.draft.kept
-        self._verdicts.answered(work, output)
+    def _on_response(self, work: Work, output: Output) -> None:
+        self.tokens += output.output_tokens - work.draft.retained
+        self._decisions.succeeded(work, output)
 
     def _failed(self, work: Work, berth: Berth, error: FailedError) -> None:
         if error.fault is Fault.ENGINE:
@@ -340,44 +338,44 @@ class Line:
             if berth.inquiry is None and berth in self.berths:
                 berth.inquiry = asyncio.get_running_loop().create_task(self._inquire(berth, str(error)))
             return
-        berth.going.pop(work.place, None)
+        berth.active.pop(work.place, None)
         if error.fault is Fault.REQUEST:
-            self._verdicts.dead(work, str(error))
+            self._decisions.dead(work, str(error))
         elif error.fault is Fault.BUSY:
-            self._verdicts.has_no_room(work, str(error), berth, error.retry_after_s)
+            self._decisions.has_no_room(work, str(error), berth, error.retry_after_s)
         else:
-            self._verdicts.attempted(work, str(error), berth)
+            self._decisions.attempted(work, str(error), berth)
             berth.failures += 1
             if berth.failures >= self._shared.job.settings.engine_failures:
                 self._shared.down(berth, False)
 
-    async def _inquire(self, berth: Berth, why: str) -> None:
+    async def _inquire(self, berth: Berth, cause: str) -> None:
         """An engine was not reached: has it died, or was it this once?"""
         assert berth.engine is not None
-        if await berth.engine.gone(_DEATH_SHOWS_S):
+        if await berth.engine.stopped(_DEATH_SHOWS_S):
             self._shared.down(berth, True)
             return
         berth.inquiry = None
-        for work in [work for work in berth.going.values() if work.asking is None or work.asking.done()]:
-            self._failed(work, berth, FailedError(Fault.ANSWER, why))
+        for work in [work for work in berth.active.values() if work.asking is None or work.asking.done()]:
+            self._failed(work, berth, FailedError(Fault.ANSWER, cause))
         self.fill()
 
     async def lost(self, berth: Berth, error: str) -> None:
         """An engine died: what it worked on is asked again, and the one that was alone with it answers for that."""
         if self._evening is not None:
             await asyncio.wait([self._evening])
-        works = list(berth.going.values())
+        works = list(berth.active.values())
         self._take_out([berth])
-        berth.going.clear()
+        berth.active.clear()
         await cut(works)
         works = [work for work in works if not work.is_answered]
         await self.save(works)
         self._shared.suspects.died(work.place for work in works)
         for work in works:
             if len(works) == 1:
-                self._verdicts.attempted(work, error, berth)
+                self._decisions.attempted(work, error, berth)
             else:
-                self._verdicts.give_back(work, error)
+                self._decisions.release(work, error)
 
 
 async def cut(works: list[Work]) -> None:
@@ -391,8 +389,8 @@ async def cut(works: list[Work]) -> None:
 
 def written(shared: Shared, lines: list[Line]) -> dict[int, int]:
     """Tokens of answers so far, by place: of those that were cut off and those that are under way."""
-    going = (work for line in lines for berth in line.berths for work in berth.going.values())
-    return shared.kept | {work.place: work.draft.tokens for work in going if not work.is_answered}
+    going = (work for line in lines for berth in line.berths for work in berth.active.values())
+    return shared.retained | {work.place: work.draft.tokens for work in going if not work.is_answered}
 
 
 _PAGE = 2_000
@@ -412,14 +410,14 @@ class Reused:
     """
 
     calls: tuple[str, ...]
-    kept: tuple[int, ...]
-    asked: tuple[int, ...]
+    retained: tuple[int, ...]
+    requested: tuple[int, ...]
 
     def words(self) -> str:
         """For people: call by call."""
         parts = (
             f"{call}: {kept} of {kept + asked} answers kept"
-            for call, kept, asked in zip(self.calls, self.kept, self.asked, strict=True)
+            for call, kept, asked in zip(self.calls, self.retained, self.requested, strict=True)
         )
         return "; ".join(parts)
 
@@ -431,7 +429,7 @@ async def sweep(books: Books, job: Job, now_s: Callable[[], float]) -> Reused | 
     meets none of them twice.
     """
     ledger = books.ledger
-    before = (await books.call(ledger.facts)).get(BEFORE)
+    before = (await books.call(ledger.metadata)).get(BEFORE)
     await books.call(lambda: ledger.note({BEFORE: job.identity}))
     if before is None or before == job.identity:
         return None
@@ -441,19 +439,17 @@ async def sweep(books: Books, job: Job, now_s: Callable[[], float]) -> Reused | 
     while any([await _swept(books, job, model, at_s, kept) for model in models]):
         pass
     await asyncio.sleep(2 * _LATER_S)
-    return await _told(books, job, kept)
+    return await _report(books, job, kept)
 
 
-async def _swept(books: Books, job: Job, model: int, at_s: float, kept: Counter[int]) -> bool:
+async def _swept(books: Books, job: Job, model: int, at_s: float, retained: Counter[int]) -> bool:
     """Whether a model had ready tasks that were not looked at yet."""
     ledger, settings = books.ledger, job.settings
-    leases = await books.call(
-        lambda: ledger.lease(model, _PAGE, owner=job.owner, now_s=at_s, lease_s=settings.lease_s)
-    )
+    leases = await books.call(lambda: ledger.lease(model, _PAGE, owner=job.owner, now_s=at_s, lease_s=settings.lease_s))
     found = await prepare(books, job.layout, job.decider, leases)
     for ending in found.endings:
         if ending.state == State.DONE:
-            kept[job.layout.pairs[int(job.layout.tasks.call[ending.task])][0]] += 1
+            retained[job.layout.pairs[int(job.layout.tasks.call[ending.task])][0]] += 1
         books.end(ending)
     for work in found.works:
         books.end(again(work.lease, None, not_before_s=at_s + _LATER_S))
@@ -467,14 +463,14 @@ async def there(books: Books, job: Job) -> Reused:
     for (pair, state), tasks in (await books.call(books.ledger.counts)).items():
         if state == State.DONE:
             kept[job.layout.pairs[pair][0]] += tasks
-    return await _told(books, job, kept)
+    return await _report(books, job, kept)
 
 
-async def _told(books: Books, job: Job, kept: Counter[int]) -> Reused:
+async def _report(books: Books, job: Job, retained: Counter[int]) -> Reused:
     asked: Counter[int] = Counter()
     for (pair, state), tasks in (await books.call(books.ledger.counts)).items():
         if state in (State.WAITING, State.READY, State.LEASED):
             asked[job.layout.pairs[pair][0]] += tasks
     calls = job.layout.tasks.calls
     numbers = range(len(calls))
-    return Reused(calls, tuple(kept[n] for n in numbers), tuple(asked[n] for n in numbers))
+    return Reused(calls, tuple(retained[n] for n in numbers), tuple(asked[n] for n in numbers))

@@ -15,7 +15,7 @@ from lengthwise.apps.run.task_state import Berth
 from lengthwise.schema.app import ModelPlan, Placement, Replica
 from lengthwise.schema.errors import EngineError
 
-LEAST_S = 30.0
+MIN_S = 30.0
 """Nothing is called silent before: long prompts, and checks of a server's health, take some seconds."""
 _TIMES = 2.0
 """Nor is a start within twice the time that was planned for it."""
@@ -28,7 +28,7 @@ class Silent:
     Attributes:
         model: By number.
         gpus: Of the replica.
-        about: What it is; "": it was started and has not been ready.
+        description: What it is; "": it was started and has not been ready.
         since_s: Of its start, or of what was heard of it last, since the start of the run.
         for_s: So long ago.
         planned_s: Within which it was to be ready; 0: it was ready, or nobody knows.
@@ -38,7 +38,7 @@ class Silent:
 
     model: int
     gpus: Replica
-    about: str
+    description: str
     since_s: float
     for_s: float
     planned_s: float
@@ -50,8 +50,8 @@ class Silent:
         numbers = ", ".join(map(str, self.gpus))
         gpus = f"GPU{'s' if len(self.gpus) > 1 else ''}" if self.is_placed else "engine"
         where = f"{name} on {gpus} {numbers}"
-        if self.about:
-            return f"{where} has not answered for {self.for_s:.0f} s ({self.about})"
+        if self.description:
+            return f"{where} has not answered for {self.for_s:.0f} s ({self.description})"
         planned = f", {self.planned_s:.0f} s were planned" if self.planned_s > 0 else ""
         again = f", started {self.starts} times" if self.starts > 1 else ""
         return f"{where} is not ready {self.for_s:.0f} s after its start{planned}{again}"
@@ -68,13 +68,13 @@ def _found(berths: Sequence[Berth], rooms: Rooms, start_s: float, now_s: float) 
             continue
         engine = berth.engine
         planned_s = rooms.ready_s(berth.plan) if engine is None else 0.0
-        since_s = berth.since_s if engine is None else berth.heard(now_s)
+        since_s = berth.since_s if engine is None else berth.received(now_s)
         for_s = now_s - since_s
-        if for_s > max(LEAST_S, _TIMES * planned_s):
+        if for_s > max(MIN_S, _TIMES * planned_s):
             yield Silent(
                 berth.plan.model,
                 berth.gpus,
-                "" if engine is None else engine.about,
+                "" if engine is None else engine.description,
                 since_s - start_s,
                 for_s,
                 planned_s,
@@ -85,7 +85,7 @@ def _found(berths: Sequence[Berth], rooms: Rooms, start_s: float, now_s: float) 
 
 _STARTS = 3
 _Key = tuple[int, tuple[str, int, int], Replica]
-Told = Callable[[str, ModelPlan, Replica, str], None]
+Report = Callable[[str, ModelPlan, Replica, str], None]
 """Hears of every switch: "start", "wake", "sleep", "stop", "ready", "died"; whose, where, and what it is."""
 
 
@@ -96,13 +96,13 @@ class Fleet:
         launcher: Makes them be there.
         lines: Who gives them work, by model.
         failed: Told an engine that does not start.
-        told: Hears of what is switched.
+        report: Hears of what is switched.
     """
 
     def __init__(
-        self, launcher: Launcher, lines: Sequence[Line], failed: Callable[[BaseException], None], told: Told
+        self, launcher: Launcher, lines: Sequence[Line], failed: Callable[[BaseException], None], report: Report
     ) -> None:
-        self._launcher, self._lines, self._failed, self._told = launcher, lines, failed, told
+        self._launcher, self._lines, self._failed, self._report = launcher, lines, failed, report
         self.berths: list[Berth] = []
         self._asleep: dict[_Key, Engine] = {}
         self._leaving: dict[asyncio.Task[None], Replica] = {}
@@ -116,7 +116,7 @@ class Fleet:
             found[berth.plan.model] = (*found.get(berth.plan.model, ()), berth.gpus)
         return found
 
-    def asleep(self, plans: Plans) -> Placement:
+    def in_sleep(self, plans: Plans) -> Placement:
         """Where engines of these very plans could be woken."""
         shapes = {(plan.model, plan.shape) for plan in plans}
         found: Placement = {}
@@ -130,7 +130,7 @@ class Fleet:
         found: dict[int, set[str]] = {}
         for berth in self.berths:
             if berth.engine is not None:
-                found.setdefault(berth.plan.model, set()).add(berth.engine.about)
+                found.setdefault(berth.plan.model, set()).add(berth.engine.description)
         return found
 
     async def go(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
@@ -155,38 +155,38 @@ class Fleet:
         for berth in berths:
             leaving = asyncio.get_running_loop().create_task(self._left(berth))
             self._leaving[leaving] = berth.gpus
-            leaving.add_done_callback(self._gone)
+            leaving.add_done_callback(self._lost)
 
-    def _gone(self, leaving: asyncio.Task[None]) -> None:
-        del self._leaving[leaving]
-        if not leaving.cancelled() and (error := leaving.exception()) is not None:
+    def _lost(self, stopping: asyncio.Task[None]) -> None:
+        del self._leaving[stopping]
+        if not stopping.cancelled() and (error := stopping.exception()) is not None:
             self._failed(error)
 
     async def _left(self, berth: Berth) -> None:
         if berth.mending is not None:
             await asyncio.wait([berth.mending])
-        if berth.opening is not None and not berth.opening.done():
-            berth.opening.cancel()
-            await asyncio.gather(berth.opening, return_exceptions=True)
+        if berth.startup is not None and not berth.startup.done():
+            berth.startup.cancel()
+            await asyncio.gather(berth.startup, return_exceptions=True)
         engine, berth.engine = berth.engine, None
         if engine is None:
             if berth.starts:
-                self._told("stop", berth.plan, berth.gpus, "")
+                self._report("stop", berth.plan, berth.gpus, "")
             return
         if engine.is_alive and await self._launcher.sleep(engine):
-            self._told("sleep", berth.plan, berth.gpus, engine.about)
+            self._report("sleep", berth.plan, berth.gpus, engine.description)
             self._asleep[berth.plan.model, berth.plan.shape, berth.gpus] = engine
         else:
-            self._told("stop", berth.plan, berth.gpus, engine.about)
+            self._report("stop", berth.plan, berth.gpus, engine.description)
             await self._launcher.stop(engine)
 
     def _enter(self, berth: Berth) -> None:
         self.berths.append(berth)
-        berth.opening = asyncio.get_running_loop().create_task(self._opened(berth))
-        berth.opening.add_done_callback(self._checked)
+        berth.startup = asyncio.get_running_loop().create_task(self._opened(berth))
+        berth.startup.add_done_callback(self._checked)
 
-    def _checked(self, opening: asyncio.Task[None]) -> None:
-        if not opening.cancelled() and (error := opening.exception()) is not None:
+    def _checked(self, startup: asyncio.Task[None]) -> None:
+        if not startup.cancelled() and (error := startup.exception()) is not None:
             self._failed(error)
 
     async def _opened(self, berth: Berth) -> None:
@@ -197,8 +197,8 @@ class Fleet:
             await asyncio.wait(before)
         engine = await self._woken(berth) or await self._started(berth)
         berth.engine, berth.failures, berth.inquiry = engine, 0, None
-        berth.starts, berth.heard_s = 0, asyncio.get_running_loop().time()
-        self._told("ready", berth.plan, berth.gpus, engine.about)
+        berth.starts, berth.received_s = 0, asyncio.get_running_loop().time()
+        self._report("ready", berth.plan, berth.gpus, engine.description)
         self._lines[berth.plan.model].open(berth)
 
     def _meet(self, left: Replica, right: Replica) -> bool:
@@ -208,7 +208,7 @@ class Fleet:
         engine = self._asleep.pop((berth.plan.model, berth.plan.shape, berth.gpus), None)
         if engine is None:
             return None
-        self._told("wake", berth.plan, berth.gpus, engine.about)
+        self._report("wake", berth.plan, berth.gpus, engine.description)
         try:
             await self._launcher.wake(engine)
         except EngineError:
@@ -221,7 +221,7 @@ class Fleet:
 
     async def _started(self, berth: Berth) -> Engine:
         for tries in range(1, _STARTS + 1):
-            self._told("start", berth.plan, berth.gpus, "")
+            self._report("start", berth.plan, berth.gpus, "")
             berth.starts = tries
             try:
                 return await self._launcher.start(berth.plan, berth.gpus)
@@ -243,32 +243,32 @@ class Fleet:
 
     async def _mended(self, berth: Berth, engine: Engine, *, died: bool) -> None:
         line = self._lines[berth.plan.model]
-        self._told("died" if died else "stop", berth.plan, berth.gpus, engine.about)
+        self._report("died" if died else "stop", berth.plan, berth.gpus, engine.description)
         if died:
-            await line.lost(berth, f"its engine died: {engine.about}")
+            await line.lost(berth, f"its engine died: {engine.description}")
         else:
             await line.close([berth])
         await self._launcher.stop(engine)
         if berth in self.berths:
-            berth.opening = asyncio.get_running_loop().create_task(self._opened(berth))
-            berth.opening.add_done_callback(self._checked)
+            berth.startup = asyncio.get_running_loop().create_task(self._opened(berth))
+            berth.startup.add_done_callback(self._checked)
 
     async def close(self) -> None:
         """Stops all, those that start or sleep too."""
         while self._mending:
             await asyncio.wait(self._mending)
         berths, self.berths = self.berths, []
-        asleep, self._asleep = list(self._asleep.values()), {}
-        await asyncio.gather(*(self._ended(berth) for berth in berths))
-        await asyncio.gather(*(self._launcher.stop(engine) for engine in asleep))
+        in_sleep, self._asleep = list(self._asleep.values()), {}
+        await asyncio.gather(*(self._finished(berth) for berth in berths))
+        await asyncio.gather(*(self._launcher.stop(engine) for engine in in_sleep))
         if self._leaving:
             await asyncio.wait(list(self._leaving))
         await self._launcher.close()
 
-    async def _ended(self, berth: Berth) -> None:
-        if berth.opening is not None and not berth.opening.done():
-            berth.opening.cancel()
-            await asyncio.gather(berth.opening, return_exceptions=True)
+    async def _finished(self, berth: Berth) -> None:
+        if berth.startup is not None and not berth.startup.done():
+            berth.startup.cancel()
+            await asyncio.gather(berth.startup, return_exceptions=True)
         if berth.engine is not None:
             with suppress(EngineError):
                 await self._launcher.stop(berth.engine)

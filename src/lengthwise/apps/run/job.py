@@ -101,17 +101,7 @@ def _depths(tasks: Tasks, child: Ints) -> Ints:
 
 def _placed(tasks: Tasks, task_of: Ints, place_of: Ints) -> Tasks:
     """The same tasks in another order."""
-    columns = (
-        "call",
-        "model",
-        "row",
-        "round",
-        "index",
-        "prompt_tokens",
-        "max_tokens",
-        "known_tokens",
-        "coin",
-    )
+    columns = ("call", "model", "row", "round", "index", "prompt_tokens", "max_tokens", "known_tokens", "random_draw")
     counts = np.diff(tasks.parent_start)[task_of]
     start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     edge = np.repeat(tasks.parent_start[task_of] - start[:-1], counts) + np.arange(start[-1])
@@ -128,15 +118,7 @@ def identity_of(words: str, layout: Layout) -> str:
     """What tells these tasks from others: the application and its inputs in words (a hash), and the layout."""
     found = hashlib.sha256(words.encode())
     tasks = layout.tasks
-    for column in (
-        tasks.call,
-        tasks.model,
-        tasks.row,
-        tasks.round,
-        tasks.index,
-        tasks.parent,
-        layout.task_of,
-    ):
+    for column in (tasks.call, tasks.model, tasks.row, tasks.round, tasks.index, tasks.parent, layout.task_of):
         found.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
     return found.hexdigest()
 
@@ -145,11 +127,11 @@ Plans = tuple[ModelPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSpec:
     """What a task asks, and the key of its answer."""
 
     key: str
-    ask: Ask
+    request: Ask
 
 
 Outputs = Callable[[int], Output | None]
@@ -159,7 +141,7 @@ Outputs = Callable[[int], Output | None]
 class Decider(Protocol):
     """What a task asks, once its parents have ended."""
 
-    def decide(self, task: int, outputs: Outputs) -> Asked | None:
+    def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
         """The request; None: the task is skipped.
 
         Raises:
@@ -174,14 +156,14 @@ class Guide:
 
     Attributes:
         stages: Plans of each stage.
-        spare: Plans of models that are in no stage.
+        reserve: Plans of models that are in no stage.
         ends_s: When each stage is to end, from the start; () where nobody knows.
         slack: How much sooner and later than that is as planned, as shares.
         ready_s: When the first engine is to be ready, from the start.
     """
 
     stages: tuple[Plans, ...]
-    spare: Plans = ()
+    reserve: Plans = ()
     ends_s: tuple[float, ...] = ()
     slack: tuple[float, float] = (0.8, 1.25)
     ready_s: float = 0.0
@@ -194,8 +176,8 @@ class Rooms(Protocol):
         """Whether plans have room beside one another."""
         ...
 
-    def place(self, plans: Plans, before: Placement, running: Plans, asleep: Placement) -> Placement:
-        """Where their replicas go; ``asleep`` are those of the same plans that could be woken."""
+    def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
+        """Where their replicas go; ``in_sleep`` are those of the same plans that could be woken."""
         ...
 
     def ready_s(self, plan: ModelPlan) -> float:
@@ -215,7 +197,7 @@ class Settings:
         save_s: How often answers so far are kept.
         linger_s: How long an answer on which nothing hangs may wait to be recorded with others.
         engine_failures: After so many failures in a row an engine is started anew.
-        engine_deaths: After so many ends of a model's engines without an answer between them the run gives up.
+        max_engine_failures: After so many ends of a model's engines without an answer between them the run gives up.
         seed: Of what is left to chance.
         replans: So often at most the rest is planned anew; 0: never.
     """
@@ -227,12 +209,12 @@ class Settings:
     save_s: float = 2.0
     linger_s: float = 0.2
     engine_failures: int = 8
-    engine_deaths: int = 12
+    max_engine_failures: int = 12
     seed: int = 0
     replans: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("max_attempts", "lease_s", "backoff_s", "save_s", "engine_failures", "engine_deaths"):
+        for name in ("max_attempts", "lease_s", "backoff_s", "save_s", "engine_failures", "max_engine_failures"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be above 0; it is {getattr(self, name)}")
 
@@ -296,7 +278,7 @@ class Drifted:
     done: Sequence[int]
     running: Plans
     is_late: bool = True
-    ended: Sequence[tuple[int, State, int, int]] = ()
+    completed: Sequence[tuple[int, State, int, int]] = ()
     written: Mapping[int, int] = field(default_factory=dict)
     placement: Placement = field(default_factory=dict)
 
@@ -308,12 +290,12 @@ class Revised:
     Attributes:
         guide: To follow from where the run was when it was looked at.
         is_new: Whether it is another plan; else the old one, with the times at which it is to be where by now.
-        about: Why, in words.
+        description: Why, in words.
     """
 
     guide: Guide
     is_new: bool
-    about: str
+    description: str
 
 
 Replan = Callable[[Drifted], "Guide | Revised | None"]
@@ -329,9 +311,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 def new_owner() -> str:
     """A name of a coordinator of this process: host, boot, process and its start, and which of the process'."""
-    return "/".join(
-        (socket.gethostname(), _boot(), str(os.getpid()), _started(os.getpid()), uuid.uuid4().hex[:8])
-    )
+    return "/".join((socket.gethostname(), _boot(), str(os.getpid()), _started(os.getpid()), uuid.uuid4().hex[:8]))
 
 
 def is_dead(owner: str) -> bool:
@@ -347,10 +327,10 @@ def is_dead(owner: str) -> bool:
 def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
     """Opens the ledger for a run and takes what dead coordinators held; whether the run was there before."""
     resumed = ledger.open(job.identity, job.layout.tasks)
-    known = [name.removeprefix(OWNER) for name in ledger.facts() if name.startswith(OWNER)]
+    known = [name.removeprefix(OWNER) for name in ledger.metadata() if name.startswith(OWNER)]
     gone = [owner for owner in known if is_dead(owner)]
     for owner in gone:
-        ledger.beat(owner, now_s=now_s, lease_s=0.0)
+        ledger.heartbeat(owner, now_s=now_s, lease_s=0.0)
     ledger.note(
         {OWNER + job.owner: "runs", **dict.fromkeys((OWNER + owner for owner in gone), ""), "cancel": ""}
         | dict.fromkeys((ENGINES + owner for owner in gone), "")
@@ -366,7 +346,7 @@ def leave(ledger: Ledger, owner: str) -> None:
 
 def alive(ledger: Ledger) -> list[str]:
     """Coordinators that have begun, have not ended, and are not known to be dead."""
-    owners = [name.removeprefix(OWNER) for name in ledger.facts() if name.startswith(OWNER)]
+    owners = [name.removeprefix(OWNER) for name in ledger.metadata() if name.startswith(OWNER)]
     return [owner for owner in owners if not is_dead(owner)]
 
 
@@ -380,9 +360,7 @@ def _boot() -> str:
 def _started(pid: int) -> str:
     """When a process began, in the kernel's ticks; "" of one that does not run."""
     try:
-        words = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
-        )
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return ""
     return "" if words[0] in "ZX" else words[19]
@@ -424,9 +402,7 @@ class Work:
     words: str = field(default="")
 
 
-def job_of(
-    work: Work, planned: Planned, settings: Settings | None = None, *, owner: str | None = None
-) -> Job:
+def job_of(work: Work, planned: Planned, settings: Settings | None = None, *, owner: str | None = None) -> Job:
     """A run of an application by a plan.
 
     Args:
@@ -460,27 +436,25 @@ def guide_of(plan: AppPlan) -> Guide:
     mean_s = plan.makespan.value
     low_s, high_s = plan.quantiles_s.get(0.05, mean_s), plan.quantiles_s.get(0.95, mean_s)
     slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
-    return Guide(
-        plan.planned, plan.spare, ends_s(plan.planned, plan.stages), slack, first_ready_s(plan.stages)
-    )
+    return Guide(plan.planned, plan.reserve, ends_s(plan.planned, plan.stages), slack, first_ready_s(plan.stages))
 
 
-def first_ready_s(played: Sequence[AppStage]) -> float:
+def first_ready_s(simulated: Sequence[AppStage]) -> float:
     """When the first engine is ready; 0 where one of the first stage is there from the start."""
-    if not played:
+    if not simulated:
         return 0.0
-    seconds = [one.seconds for one in played[0].switches]
-    switched = {one.model for one in played[0].switches}
-    return 0.0 if any(plan.model not in switched for plan in played[0].plans) else min(seconds)
+    seconds = [one.seconds for one in simulated[0].switches]
+    switched = {one.model for one in simulated[0].switches}
+    return 0.0 if any(plan.model not in switched for plan in simulated[0].plans) else min(seconds)
 
 
-def ends_s(planned: Sequence[Sequence[ModelPlan]], played: Sequence[AppStage]) -> tuple[float, ...]:
+def ends_s(planned: Sequence[Sequence[ModelPlan]], simulated: Sequence[AppStage]) -> tuple[float, ...]:
     """When each planned stage ends: when the plan, played, was last in it.
 
     A played stage is in the next planned one as soon as something runs that only that one has.
     """
     found, at = [0.0] * len(planned), 0
-    for stage in played:
+    for stage in simulated:
         while at + 1 < len(found) and set(stage.plans) & (set(planned[at + 1]) - set(planned[at])):
             at += 1
         if found:
@@ -509,10 +483,10 @@ class ClusterRooms:
         """Whether plans have room beside one another."""
         return placement.fits(plans, self.cluster)
 
-    def place(self, plans: Plans, before: Placement, running: Plans, asleep: Placement) -> Placement:
+    def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
         """Where their replicas go."""
-        slept = {(plan.model, plan.shape): asleep[plan.model] for plan in plans if plan.model in asleep}
-        found = placement.place(plans, before, self.cluster, self.seconds, running=running, asleep=slept)
+        slept = {(plan.model, plan.shape): in_sleep[plan.model] for plan in plans if plan.model in in_sleep}
+        found = placement.place(plans, before, self.cluster, self.seconds, running=running, in_sleep=slept)
         if found is None:
             raise InternalError(f"plans that fit must have a place; {plans} have none")
         return found
@@ -535,7 +509,7 @@ class GivenRooms:
         plans: Plans,
         before: Placement,  # noqa: ARG002 - the contract's
         running: Plans,  # noqa: ARG002
-        asleep: Placement,  # noqa: ARG002
+        in_sleep: Placement,  # noqa: ARG002
     ) -> Placement:
         """Their numbers."""
         return {plan.model: tuple((number,) for number in range(plan.dp)) for plan in plans}
@@ -557,10 +531,10 @@ class Drawn:
     tasks: Tasks
     draw: TaskDraw
 
-    def decide(self, task: int, outputs: Outputs) -> Asked | None:  # noqa: ARG002 - the contract's
+    def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:  # noqa: ARG002 - the contract's
         """A request that says which task it is; None: the draw has it not."""
         if not self.draw.present[task]:
             return None
         words = f"{self.tasks.models[self.tasks.model[task]]} {task} {self.draw.prompt_tokens[task]}"
         key = hashlib.sha256(words.encode()).hexdigest()
-        return Asked(key, Ask(task, COMPLETIONS, {"max_tokens": int(self.tasks.max_tokens[task])}))
+        return RequestSpec(key, Ask(task, COMPLETIONS, {"max_tokens": int(self.tasks.max_tokens[task])}))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lengthwise.apps.ledger.contracts import ENDED, State
+from lengthwise.apps.ledger.contracts import FINISHED, State
 from lengthwise.apps.placement import Now, next_plans
 from lengthwise.apps.run.job import Drifted, Guide, Job, Layout, Plans, Revised
 from lengthwise.apps.run.task_state import Books
@@ -19,38 +19,38 @@ Counts = Mapping[tuple[int, State], int]
 
 
 @dataclass(frozen=True)
-class Standing:
+class Status:
     """Tasks by model.
 
     Attributes:
         total: [models] all tasks.
         ended: [models] that have ended.
-        able: [models] that are ready or leased: something can be done for them now.
+        capabilities: [models] that are ready or leased: something can be done for them now.
         finished: Models that have nothing left to do.
     """
 
     total: tuple[int, ...]
-    ended: tuple[int, ...]
-    able: tuple[int, ...]
+    completed: tuple[int, ...]
+    capabilities: tuple[int, ...]
     finished: frozenset[int]
 
     @property
     def is_over(self) -> bool:
         """Whether all have ended."""
-        return self.total == self.ended
+        return self.total == self.completed
 
 
-def standing(layout: Layout, counts: Counts) -> Standing:
+def standing(layout: Layout, counts: Counts) -> Status:
     """Of counts by pair of call and model."""
     models = len(layout.tasks.models)
     total, ended, able = [0] * models, [0] * models, [0] * models
     for (pair, state), tasks in counts.items():
         model = layout.pairs[pair][1]
         total[model] += tasks
-        ended[model] += tasks if state in ENDED else 0
+        ended[model] += tasks if state in FINISHED else 0
         able[model] += tasks if state in (State.READY, State.LEASED) else 0
     finished = frozenset(model for model in range(models) if total[model] == ended[model])
-    return Standing(tuple(total), tuple(ended), tuple(able), finished)
+    return Status(tuple(total), tuple(ended), tuple(able), finished)
 
 
 class Waits:
@@ -65,9 +65,9 @@ class Waits:
             parent, model = divmod(pair, len(tasks.models))
             self._children.setdefault(parent, set()).add(model)
 
-    def starved(self, now: Standing, running: Collection[int]) -> frozenset[int]:
+    def starved(self, now: Status, running: Collection[int]) -> frozenset[int]:
         """Running models that have nothing to do before one is done that does not run."""
-        reached = {model for model in running if now.able[model]}
+        reached = {model for model in running if now.capabilities[model]}
         open_ = sorted(reached)
         while open_:
             for model in self._children.get(open_.pop(), ()):
@@ -77,7 +77,7 @@ class Waits:
         return frozenset(m for m in running if m not in reached and m not in now.finished)
 
 
-class Following:
+class PlanTracker:
     """Where in the plan a run is.
 
     Attributes:
@@ -94,15 +94,15 @@ class Following:
         self._late = -1
         self._from_s = 0.0
 
-    def step(self, standing: Standing) -> Plans | None:
+    def step(self, status: Status) -> Plans | None:
         """What is to run from now on; None: as before.
 
         Raises:
             InternalError: What runs can do nothing, and nothing else is planned.
         """
         running = {plan.model for plan in self.now.plans}
-        self.starved = self._waits.starved(standing, running)
-        seen = (standing.finished, self.starved)
+        self.starved = self._waits.starved(status, running)
+        seen = (status.finished, self.starved)
         if seen == self._seen:
             return None
         before, self._seen = self.now, seen
@@ -110,19 +110,19 @@ class Following:
             self.guide.stages,
             self.now.stage,
             self.now.plans,
-            standing.finished,
+            status.finished,
             self._job.rooms.fits,
-            spare=self.guide.spare,
+            reserve=self.guide.reserve,
             starved=self.starved,
         )
-        if before == self.now and running and running == self.starved | (running & standing.finished):
+        if before == self.now and running and running == self.starved | (running & status.finished):
             raise InternalError(f"models {sorted(running)} wait for others, and the plan starts none of them")
-        if not self.now.plans and not standing.is_over:
-            left = sorted(set(range(len(standing.total))) - standing.finished)
+        if not self.now.plans and not status.is_over:
+            left = sorted(set(range(len(status.total))) - status.finished)
             raise InternalError(f"models {left} are left, and the plan has none for them")
         return self.now.plans
 
-    def drifted(self, standing: Standing, at_s: float) -> Drifted | None:
+    def drifted(self, status: Status, at_s: float) -> Drifted | None:
         """That the stage before ended too soon, or this one is too late; once a stage."""
         ends_s, stage = self.guide.ends_s, self.now.stage
         if not 0 <= stage < len(ends_s) or self._late >= stage:
@@ -134,14 +134,14 @@ class Following:
             return None
         self._late = stage
         planned_s = ends_s[stage - 1] if started_early else ends_s[stage]
-        return Drifted(at_s, stage, planned_s, sorted(standing.finished), standing.ended, self.now.plans)
+        return Drifted(at_s, stage, planned_s, sorted(status.finished), status.completed, self.now.plans)
 
-    def looked_at(self, standing: Standing, at_s: float) -> Drifted:
+    def looked_at(self, status: Status, at_s: float) -> Drifted:
         """Where it is, whether or not that is as planned."""
         stage = max(0, self.now.stage)
         ends_s = self.guide.ends_s
         planned_s = ends_s[min(stage, len(ends_s) - 1)] if ends_s else 0.0
-        finished, ended = sorted(standing.finished), standing.ended
+        finished, ended = sorted(status.finished), status.completed
         return Drifted(at_s - self._from_s, stage, planned_s, finished, ended, self.now.plans, is_late=False)
 
     @property
@@ -187,7 +187,7 @@ class Looking:
         books: Its ledger.
         written: Tells tokens of answers so far, by place.
         placement: Tells where engines are.
-        told: Hears what came of it ("replan" or "keep", and why), and that there is another guide to follow.
+        report: Hears what came of it ("replan" or "keep", and why), and that there is another guide to follow.
     """
 
     def __init__(
@@ -196,61 +196,57 @@ class Looking:
         books: Books,
         written: Callable[[], Mapping[int, int]],
         placement: Callable[[], Placement],
-        told: Callable[[str, str], None],
+        report: Callable[[str, str], None],
     ) -> None:
-        self._job, self._books, self._told = job, books, told
+        self._job, self._books, self._report = job, books, report
         self._written, self._placement = written, placement
-        self._under_way: asyncio.Task[None] | None = None
+        self._in_progress: asyncio.Task[None] | None = None
         self._looks = self._replans = self._searches = 0
         self._next_s: float | None = None
 
-    def seek(self, following: Following, at_s: Callable[[], float]) -> asyncio.Task[None] | None:
+    def seek(self, tracker: PlanTracker, at_s: Callable[[], float]) -> asyncio.Task[None] | None:
         """Begins to wait for the plan that is still looked for; None: none is.
 
         Args:
-            following: What follows it then.
+            tracker: What follows it then.
             at_s: Tells seconds since the start of the run.
         """
         if self._job.seek is None:
             return None
-        self._under_way = asyncio.get_running_loop().create_task(
-            self._sought(following, self._job.seek, at_s)
-        )
-        return self._under_way
+        self._in_progress = asyncio.get_running_loop().create_task(self._sought(tracker, self._job.seek, at_s))
+        return self._in_progress
 
-    async def _sought(
-        self, following: Following, seek: Callable[[], Guide], at_s: Callable[[], float]
-    ) -> None:
+    async def _sought(self, tracker: PlanTracker, seek: Callable[[], Guide], at_s: Callable[[], float]) -> None:
         try:
-            guide = await self._books.beside(seek)
+            guide = await self._books.additional(seek)
         except LengthwiseError as error:
-            self._told("keep", f"no other plan was found: {error}")
+            self._report("keep", f"no other plan was found: {error}")
         else:
-            goes_on = guide.stages[:1] == following.guide.stages[:1]
-            following.follow(guide, 0.0 if goes_on else at_s())
+            goes_on = guide.stages[:1] == tracker.guide.stages[:1]
+            tracker.follow(guide, 0.0 if goes_on else at_s())
             if not goes_on:
-                self._told("replan", "a better plan was found, which begins with other engines")
-        self._under_way = None
+                self._report("replan", "a better plan was found, which begins with other engines")
+        self._in_progress = None
 
-    def look(self, following: Following, standing: Standing, at_s: float) -> asyncio.Task[None] | None:
+    def check(self, tracker: PlanTracker, status: Status, at_s: float) -> asyncio.Task[None] | None:
         """Begins to look where there is reason to; what has begun, to be watched for errors."""
-        if self._job.replan is None or self._under_way is not None:
+        if self._job.replan is None or self._in_progress is not None:
             return None
         most = self._job.settings.replans
         if self._replans >= most or self._searches >= SEARCHES * most:
             return None
-        drifted = following.drifted(standing, at_s)
-        if drifted is None and self._is_time(following, at_s):
-            drifted = following.looked_at(standing, at_s)
+        drifted = tracker.drifted(status, at_s)
+        if drifted is None and self._is_time(tracker, at_s):
+            drifted = tracker.looked_at(status, at_s)
         if drifted is None:
             return None
-        self._under_way = asyncio.get_running_loop().create_task(self._looked(following, drifted, at_s))
-        return self._under_way
+        self._in_progress = asyncio.get_running_loop().create_task(self._looked(tracker, drifted, at_s))
+        return self._in_progress
 
-    def _is_time(self, following: Following, at_s: float) -> bool:
-        if following.end_s is None or self._looks >= LOOKS:
+    def _is_time(self, tracker: PlanTracker, at_s: float) -> bool:
+        if tracker.end_s is None or self._looks >= LOOKS:
             return False
-        apart_s = max(_EARLIEST_S, following.planned_s * _LOOK_SHARE)
+        apart_s = max(_EARLIEST_S, tracker.planned_s * _LOOK_SHARE)
         if self._next_s is None:
             self._next_s = at_s + apart_s
         if at_s < self._next_s:
@@ -258,24 +254,24 @@ class Looking:
         self._looks, self._next_s = self._looks + 1, at_s + apart_s
         return True
 
-    async def _looked(self, following: Following, drifted: Drifted, at_s: float) -> None:
+    async def _looked(self, tracker: PlanTracker, drifted: Drifted, at_s: float) -> None:
         replan = self._job.replan
         assert replan is not None
         try:
             ended = await self._books.call(self._books.ledger.lengths)
-            whole = replace(drifted, ended=ended, written=self._written(), placement=dict(self._placement()))
-            found = await self._books.beside(lambda: replan(whole))
+            whole = replace(drifted, completed=ended, written=self._written(), placement=dict(self._placement()))
+            found = await self._books.additional(lambda: replan(whole))
         except LengthwiseError as error:
             # A run goes on by the plan that it has, whatever comes of looking for another.
-            self._told("keep", f"no other plan was found: {error}")
+            self._report("keep", f"no other plan was found: {error}")
             found = None
         if isinstance(found, Guide):
             found = Revised(found, True, f"stage {drifted.stage + 1}")
         elif found is None and drifted.is_late:
-            self._told("keep", f"stage {drifted.stage + 1}")
+            self._report("keep", f"stage {drifted.stage + 1}")
         if found is not None:
             self._searches += 1
             self._replans += found.is_new
-            following.follow(found.guide, at_s)
-            self._told("replan" if found.is_new else "keep", found.about)
-        self._under_way = None
+            tracker.follow(found.guide, at_s)
+            self._report("replan" if found.is_new else "keep", found.description)
+        self._in_progress = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lengthwise.apps.ledger.contracts import ENDED, Ledger, State
+from lengthwise.apps.ledger.contracts import FINISHED, Ledger, State
 from lengthwise.apps.run.dispatch import Reused
 from lengthwise.apps.run.fleet import Silent, silent
 from lengthwise.apps.run.job import ENGINES, Layout, alive
@@ -46,9 +46,9 @@ class ModelStatus:
         return sum(self.tasks.values())
 
     @property
-    def ended(self) -> int:
+    def completed(self) -> int:
         """Those that have ended."""
-        return sum(self.tasks.get(state.name.lower(), 0) for state in ENDED)
+        return sum(self.tasks.get(state.name.lower(), 0) for state in FINISHED)
 
 
 @dataclass
@@ -78,10 +78,10 @@ def engines_of(names: tuple[str, ...], abouts: Mapping[int, set[str]]) -> str:
 
 def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
     """Each model in the application's order; () of a run that an older lengthwise laid out."""
-    facts = ledger.facts()
-    if SHAPE not in facts:
+    metadata = ledger.metadata()
+    if SHAPE not in metadata:
         return ()
-    shape = json.loads(facts[SHAPE])
+    shape = json.loads(metadata[SHAPE])
     sums = [_Sum() for _ in shape["models"]]
     for (pair, state), tasks in ledger.counts().items():
         call, model = shape["pairs"][pair]
@@ -89,18 +89,18 @@ def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
     for pair, tries, tokens in ledger.sums():
         one = sums[shape["pairs"][pair][1]]
         one.tries, one.tokens = one.tries + tries, one.tokens + tokens
-    engines = _engines(facts, alive(ledger))
+    engines = _engines(metadata, alive(ledger))
     return tuple(
         ModelStatus(name, one.tasks, one.calls, one.tokens, one.tries, tuple(engines.get(name, ())))
         for name, one in zip(shape["models"], sums, strict=True)
     )
 
 
-def _engines(facts: Mapping[str, str], owners: list[str]) -> dict[str, list[str]]:
+def _engines(metadata: Mapping[str, str], owners: list[str]) -> dict[str, list[str]]:
     """By model's name, of coordinators that are alive."""
     found: dict[str, list[str]] = {}
     for owner in owners:
-        told: Any = json.loads(facts.get(ENGINES + owner) or "{}")
+        told: Any = json.loads(metadata.get(ENGINES + owner) or "{}")
         for name, abouts in told.items():
             found.setdefault(name, []).extend(abouts)
     return found
@@ -109,7 +109,7 @@ def _engines(facts: Mapping[str, str], owners: list[str]) -> dict[str, list[str]
 if TYPE_CHECKING:
     from lengthwise.apps.run.dispatch import Line
     from lengthwise.apps.run.job import Job
-    from lengthwise.apps.run.plan_tracking import Following
+    from lengthwise.apps.run.plan_tracking import PlanTracker
     from lengthwise.apps.run.task_state import Berth
 
 
@@ -122,14 +122,14 @@ class Event:
         what: Of these.
         model: By number; -1: of none.
         gpus: Of the replica.
-        about: The engine, in a few words.
+        description: The engine, in a few words.
     """
 
     at_s: float
     what: str
     model: int
     gpus: Replica
-    about: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ModelProgress:
         state: "runs", "starts", "waits" (for its turn) or "finished".
         total: Tasks.
         states: Of them, by state.
-        going: Requests under way.
+        active: Requests under way.
         tokens: Output tokens that were written since the start.
         tokens_per_s: Since the start of the run, of the time in which it ran.
         plan: Under which it runs.
@@ -155,7 +155,7 @@ class ModelProgress:
     state: str
     total: int
     states: Mapping[State, int]
-    going: int
+    active: int
     tokens: int
     tokens_per_s: float
     plan: ModelPlan | None
@@ -165,9 +165,9 @@ class ModelProgress:
     left_s: float | None = None
 
     @property
-    def ended(self) -> int:
+    def completed(self) -> int:
         """Tasks that have ended."""
-        return sum(self.states.get(state, 0) for state in ENDED)
+        return sum(self.states.get(state, 0) for state in FINISHED)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Clock:
     share: float = 0.0
     first_s: float | None = None
 
-    def look(self, now_s: float, share: float, *, is_served: bool = True) -> None:
+    def check(self, now_s: float, share: float, *, is_served: bool = True) -> None:
         """It is now so late, so much is done, and an engine is ready or none is."""
         self.at_s = now_s - self.start_s
         if is_served and self.first_s is None:
@@ -223,18 +223,16 @@ class Clock:
         if share > self.share:
             self.moved_s, self.share = self.at_s, share
 
-    def left(
-        self, following: Following, share: float, *, is_served: bool = True
-    ) -> tuple[float, float, float] | None:
+    def left(self, tracker: PlanTracker, share: float, *, is_served: bool = True) -> tuple[float, float, float] | None:
         """Seconds left with an interval; by a plan that was made anew from what has gone on since."""
-        planned_s = following.end_s
-        if following.from_s > 0.0:
-            if following.from_s != self.from_s:
-                self.from_s, self.before = following.from_s, min(share, 1.0 - 1e-9)
+        planned_s = tracker.end_s
+        if tracker.from_s > 0.0:
+            if tracker.from_s != self.from_s:
+                self.from_s, self.before = tracker.from_s, min(share, 1.0 - 1e-9)
                 self.first_s = self.from_s if is_served else None
-            planned_s = following.planned_s / (1.0 - self.before)
+            planned_s = tracker.planned_s / (1.0 - self.before)
         moved_s = max(0.0, self.moved_s - self.from_s)
-        at_s, guide = self.at_s - self.from_s, following.guide
+        at_s, guide = self.at_s - self.from_s, tracker.guide
         first_s = at_s if self.first_s is None else self.first_s - self.from_s
         return time_left(
             share, at_s, planned_s, guide.slack,
@@ -247,7 +245,7 @@ Counts = Mapping[tuple[int, int, State], int]
 
 def snapshot(
     job: Job,
-    following: Following,
+    tracker: PlanTracker,
     lines: Sequence[Line],
     berths: Sequence[Berth],
     counts: Counts,
@@ -259,20 +257,19 @@ def snapshot(
     mean = _mean_tokens(job)
     share = worked(job, counts, sum(_written(berth) for berth in berths))
     is_served = any(berth.engine is not None for berth in berths)
-    clock.look(now_s, share, is_served=is_served)
+    clock.check(now_s, share, is_served=is_served)
     models = tuple(
-        _model(model, names[model], following, lines[model], berths, counts, mean, clock)
-        for model in range(len(names))
+        _model(model, names[model], tracker, lines[model], berths, counts, mean, clock) for model in range(len(names))
     )
-    left = clock.left(following, share, is_served=is_served)
-    stages, unheard = len(following.guide.stages), silent(berths, job.rooms, clock.start_s, now_s)
-    return Progress(clock.at_s, following.now.stage, stages, models, share, left, unheard)
+    left = clock.left(tracker, share, is_served=is_served)
+    stages, unheard = len(tracker.guide.stages), silent(berths, job.rooms, clock.start_s, now_s)
+    return Progress(clock.at_s, tracker.now.stage, stages, models, share, left, unheard)
 
 
 def _model(
     model: int,
     name: str,
-    following: Following,
+    tracker: PlanTracker,
     line: Line,
     berths: Sequence[Berth],
     counts: Counts,
@@ -284,11 +281,11 @@ def _model(
     for (call, of, state), tasks in counts.items():
         if of == model:
             states[state] = states.get(state, 0) + tasks
-            left_tokens += 0.0 if state in ENDED else tasks * mean[call, of]
+            left_tokens += 0.0 if state in FINISHED else tasks * mean[call, of]
     total = sum(states.values())
     mine = [berth for berth in berths if berth.plan.model == model]
-    plan = next((plan for plan in following.now.plans if plan.model == model), None)
-    is_over = total == sum(states.get(state, 0) for state in ENDED)
+    plan = next((plan for plan in tracker.now.plans if plan.model == model), None)
+    is_over = total == sum(states.get(state, 0) for state in FINISHED)
     here_s = clock.start_s + clock.at_s
     rate = line.tokens / ran_s if (ran_s := line.ran_s(clock.at_s)) > 0 else 0.0
     return ModelProgress(
@@ -296,28 +293,28 @@ def _model(
         state=_state(mine, is_over=is_over),
         total=total,
         states=states,
-        going=line.going,
+        active=line.active,
         tokens=line.tokens,
         tokens_per_s=rate,
         plan=plan,
         gpus=tuple(berth.gpus for berth in mine),
         starts_s=max((here_s - b.since_s for b in mine if b.engine is None), default=None),
-        stage=None if is_over else following.stage_of(model),
+        stage=None if is_over else tracker.stage_of(model),
         left_s=left_tokens / rate if rate > 0 and not is_over else None,
     )
 
 
-def _state(mine: Sequence[Berth], *, is_over: bool) -> str:
+def _state(own: Sequence[Berth], *, is_over: bool) -> str:
     if is_over:
         return "finished"
-    if any(berth.engine is not None for berth in mine):
+    if any(berth.engine is not None for berth in own):
         return "runs"
-    return "starts" if mine else "waits"
+    return "starts" if own else "waits"
 
 
 def _written(berth: Berth) -> float:
     """Tokens of answers that are not there whole yet."""
-    return float(sum(len(work.draft.output_ids) for work in berth.going.values()))
+    return float(sum(len(work.draft.output_ids) for work in berth.active.values()))
 
 
 def _mean_tokens(job: Job) -> dict[tuple[int, int], float]:
@@ -338,7 +335,7 @@ def worked(job: Job, counts: Counts, written_tokens: float = 0.0) -> float:
         written_tokens: Of answers that are under way; taken for at most half of what is left.
     """
     mean = _mean_tokens(job)
-    done = sum(n * mean[call, model] for (call, model, state), n in counts.items() if state in ENDED)
+    done = sum(n * mean[call, model] for (call, model, state), n in counts.items() if state in FINISHED)
     whole = float(job.expected_tokens.sum())
     if whole <= 0:
         return 1.0
@@ -434,9 +431,9 @@ class EnginesFailedError(EngineError):
     """Engines of a run did not start, or died again and again.
 
     Attributes:
-        ended: How the run ended by that; what was answered before is kept.
+        completed: How the run ended by that; what was answered before is kept.
     """
 
-    def __init__(self, ended: Ended) -> None:
-        super().__init__(ended.error)
-        self.ended = ended
+    def __init__(self, completed: Ended) -> None:
+        super().__init__(completed.error)
+        self.completed = completed

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.apps.ledger.contracts import State
-from lengthwise.apps.plan import Asked, Space, plan
+from lengthwise.apps.plan import RequestSpec, Space, plan
 from lengthwise.apps.plan.draws import draw
-from lengthwise.apps.plan.evaluate import Played, play, stages_of
+from lengthwise.apps.plan.evaluate import Simulated, play, stages_of
 from lengthwise.apps.plan.stages import Plans
 from lengthwise.apps.run.job import SLACK, Drifted, Guide, Revised, ends_s
 from lengthwise.apps.run.plan_tracking import LOOKS
@@ -38,11 +38,11 @@ class Spread:
 
     Attributes:
         values: [k] tokens, ascending.
-        beyond: [k] share that is longer than each; nothing behind the last.
+        out_of_range: [k] share that is longer than each; nothing behind the last.
     """
 
     values: Floats
-    beyond: Floats
+    out_of_range: Floats
 
     @classmethod
     def of(cls, marginal: Marginal | None) -> Spread:
@@ -56,18 +56,18 @@ class Spread:
     def longer_than(self, tokens: npt.ArrayLike) -> Floats:
         """Share that is longer."""
         place = np.searchsorted(self.values, tokens, side="right")
-        return np.asarray(np.concatenate([[1.0], self.beyond])[place])
+        return np.asarray(np.concatenate([[1.0], self.out_of_range])[place])
 
     def drawn(self, level: Floats, above: Ints) -> Ints:
         """[n] lengths of answers that already have so many tokens; twice as many where none was thought so long."""
         left = self.longer_than(above)
-        place = np.searchsorted(-self.beyond, -(left * (1.0 - level)), side="left")
+        place = np.searchsorted(-self.out_of_range, -(left * (1.0 - level)), side="left")
         tokens = self.values[np.minimum(place, len(self.values) - 1)]
         return np.where(left > 0, np.maximum(tokens, above + 1), 2 * np.maximum(above, 1)).astype(np.int64)
 
     def mean(self, most: float) -> float:
         """Of lengths that are cut at a limit."""
-        mass = -np.diff(self.beyond, prepend=1.0)
+        mass = -np.diff(self.out_of_range, prepend=1.0)
         return float((np.minimum(self.values, most) * mass).sum())
 
 
@@ -76,19 +76,17 @@ class Seen:
     """Answers of one model.
 
     Attributes:
-        ended: [n] tokens of those that ended by themselves.
+        completed: [n] tokens of those that ended by themselves.
         cut: [m] tokens that others have at least: they go on, or came to their limit.
     """
 
-    ended: Floats
+    completed: Floats
     cut: Floats
 
     def at_risk(self, tokens: Floats) -> Floats:
         """[k] how many were seen to have at least so many tokens."""
-        parts = (np.sort(self.ended), np.sort(self.cut))
-        return np.asarray(
-            sum(len(part) - np.searchsorted(part, tokens, side="left") for part in parts), float
-        )
+        parts = (np.sort(self.completed), np.sort(self.cut))
+        return np.asarray(sum(len(part) - np.searchsorted(part, tokens, side="left") for part in parts), float)
 
 
 def updated(prior: Spread, seen: Seen) -> Spread:
@@ -99,10 +97,10 @@ def updated(prior: Spread, seen: Seen) -> Spread:
     at, and nothing was planned for, ends at twice the longest.
     """
     ended, expected, _ = _against(prior, seen)
-    prior = Spread(prior.values, prior.beyond ** ((ended + _RATIO_ANSWERS) / (expected + _RATIO_ANSWERS)))
-    values = np.union1d(prior.values, seen.ended)
+    prior = Spread(prior.values, prior.out_of_range ** ((ended + _RATIO_ANSWERS) / (expected + _RATIO_ANSWERS)))
+    values = np.union1d(prior.values, seen.completed)
     before = np.concatenate([[1.0], prior.longer_than(values)])
-    ends = np.bincount(np.searchsorted(values, seen.ended), minlength=len(values))
+    ends = np.bincount(np.searchsorted(values, seen.completed), minlength=len(values))
     weight = PRIOR_ANSWERS * -np.diff(before)
     risk = PRIOR_ANSWERS * before[:-1] + seen.at_risk(values)
     hazard = np.divide(weight + ends, risk, out=np.zeros(len(values)), where=risk > 0)
@@ -126,10 +124,10 @@ def has_moved(prior: Spread, seen: Seen, chance: float) -> bool:
 
 def _against(prior: Spread, seen: Seen) -> tuple[int, float, float]:
     """Answers that ended, those that should have by the tokens that were written, and the variance of those."""
-    before = np.concatenate([[1.0], prior.beyond])[:-1]
-    hazard = np.clip(-np.diff(prior.beyond, prepend=1.0) / np.maximum(before, 1e-12), 0.0, 1.0)
+    before = np.concatenate([[1.0], prior.out_of_range])[:-1]
+    hazard = np.clip(-np.diff(prior.out_of_range, prepend=1.0) / np.maximum(before, 1e-12), 0.0, 1.0)
     risk = seen.at_risk(prior.values)
-    return len(seen.ended), float((hazard * risk).sum()), float((hazard * (1.0 - hazard) * risk).sum())
+    return len(seen.completed), float((hazard * risk).sum()), float((hazard * (1.0 - hazard) * risk).sum())
 
 
 EndedRows = Sequence[tuple[int, State, int, int]]
@@ -148,9 +146,7 @@ class Rest:
     tasks: Tasks
     written: Ints
 
-    def draws(
-        self, spreads: Sequence[Spread], longest: Sequence[int], seeds: Sequence[int]
-    ) -> list[TaskDraw]:
+    def draws(self, spreads: Sequence[Spread], longest: Sequence[int], seeds: Sequence[int]) -> list[TaskDraw]:
         """Ways in which it may turn out."""
         return [self._draw(spreads, longest, seed) for seed in seeds]
 
@@ -166,9 +162,9 @@ class Rest:
         return draw(known, [None] * len(spreads), longest, (seed, 2))
 
 
-def rest_of(tasks: Tasks, ended: EndedRows, written: Mapping[int, int]) -> Rest:
+def rest_of(tasks: Tasks, completed: EndedRows, written: Mapping[int, int]) -> Rest:
     """What is left of tasks when some have ended and others have so many tokens already."""
-    place, state, _, output = _columns(ended)
+    place, state, _, output = _columns(completed)
     over = np.zeros(len(tasks), bool)
     over[place] = True
     tokens = np.zeros(len(tasks), np.int64)
@@ -183,7 +179,7 @@ def rest_of(tasks: Tasks, ended: EndedRows, written: Mapping[int, int]) -> Rest:
     number = np.cumsum(~over) - 1
     stays = np.flatnonzero(~over[child] & ~over[tasks.parent])
     start = np.searchsorted(number[child[stays]], np.arange(len(left) + 1)).astype(np.int64)
-    same = ("call", "model", "row", "round", "index", "coin")
+    same = ("call", "model", "row", "round", "index", "random_draw")
     known = tasks.known_tokens[left]
     return Rest(
         replace(
@@ -201,8 +197,8 @@ def rest_of(tasks: Tasks, ended: EndedRows, written: Mapping[int, int]) -> Rest:
     )
 
 
-def _columns(ended: EndedRows) -> tuple[Ints, Ints, Ints, Ints]:
-    rows = np.array([tuple(map(int, row)) for row in ended], np.int64).reshape(-1, 4)
+def _columns(completed: EndedRows) -> tuple[Ints, Ints, Ints, Ints]:
+    rows = np.array([tuple(map(int, row)) for row in completed], np.int64).reshape(-1, 4)
     return rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]
 
 
@@ -210,14 +206,14 @@ def _fallen(tasks: Tasks, place: Ints, state: Ints) -> np.ndarray[tuple[int], np
     """Chances of coins, certain ones of those that have fallen."""
     chance = tasks.coin_chance.copy()
     for which, sure in ((State.SKIPPED, 0.0), (State.DONE, 1.0)):
-        coins = tasks.coin[place[state == which]]
+        coins = tasks.random_draw[place[state == which]]
         chance[coins[coins >= 0]] = sure
     return chance
 
 
-def seen_of(tasks: Tasks, ended: EndedRows, written: Mapping[int, int], longest: Sequence[int]) -> list[Seen]:
+def seen_of(tasks: Tasks, completed: EndedRows, written: Mapping[int, int], longest: Sequence[int]) -> list[Seen]:
     """What was seen of each model's lengths; tasks whose lengths were known beforehand tell nothing."""
-    place, state, prompt, output = _columns(ended)
+    place, state, prompt, output = _columns(completed)
     free: Flags = (state == State.DONE) & (tasks.known_tokens[place] == 0)
     place, prompt, output = place[free], prompt[free], output[free]
     model = tasks.model[place]
@@ -241,7 +237,7 @@ FALSE_ALARMS = 0.01
 """The share of runs whose lengths are as planned that are looked at anew for their lengths all the same, at most."""
 LEAST_CHANGE = 0.2
 """Means that are less apart than this are not worth a new plan."""
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """A new plan is followed where it ends sooner by this share of what is left, and by more than chance over draws."""
 _DRAWS = 4
 
@@ -257,7 +253,7 @@ class Replanner:
         space: Plans of its models on the GPUs.
         stages: That are followed.
         spare: Of models in none of them.
-        asked: How to plan.
+        requested: How to plan.
         seed: Of all draws.
     """
 
@@ -266,8 +262,8 @@ class Replanner:
     longest: Sequence[int]
     space: Space
     stages: tuple[Plans, ...]
-    spare: Plans = ()
-    asked: Asked = field(default_factory=lambda: Asked(beside=()))
+    reserve: Plans = ()
+    requested: RequestSpec = field(default_factory=lambda: RequestSpec(additional=()))
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -276,14 +272,14 @@ class Replanner:
 
     def __call__(self, drifted: Drifted) -> Revised | None:
         """What to follow from there on; None: all is as planned."""
-        seen = seen_of(self.tasks, drifted.ended, drifted.written, self.longest)
+        seen = seen_of(self.tasks, drifted.completed, drifted.written, self.longest)
         moved = [m for m, one in enumerate(seen) if self._has_moved(m, one)]
         if not moved and not drifted.is_late:
             return None
-        rest = rest_of(self.tasks, drifted.ended, drifted.written)
+        rest = rest_of(self.tasks, drifted.completed, drifted.written)
         if not len(rest.tasks):
             return None
-        about = self._about(moved, seen, drifted)
+        about = self._description(moved, seen, drifted)
         self._spreads = [updated(prior, one) for prior, one in zip(self._priors, seen, strict=True)]
         return self._revised(rest, drifted, about)
 
@@ -300,34 +296,34 @@ class Replanner:
         most = float(mine.max(initial=1))
         return updated(self._priors[model], seen).mean(most) / self._spreads[model].mean(most)
 
-    def _about(self, moved: Sequence[int], seen: Sequence[Seen], drifted: Drifted) -> str:
-        if not moved:
-            way = "sooner" if drifted.at_s < drifted.planned_s else "later"
+    def _description(self, moving: Sequence[int], seen: Sequence[Seen], drifted: Drifted) -> str:
+        if not moving:
+            way = "sooner" if drifted.at_s < drifted.planned_s else "after"
             return f"stage {drifted.stage + 1} ends {way} than planned"
-        told = (f"{self.tasks.models[m]} {self._ratio(m, seen[m]):.2g} times" for m in moved)
+        told = (f"{self.tasks.models[m]} {self._ratio(m, seen[m]):.2g} times" for m in moving)
         return f"answers are not as long as planned: of {', '.join(told)}"
 
-    def _revised(self, rest: Rest, drifted: Drifted, about: str) -> Revised:
+    def _revised(self, rest: Rest, drifted: Drifted, description: str) -> Revised:
         """The better one of what is left of the old plan and a new one, both from where engines are now."""
         draws = rest.draws(self._spreads, self.longest, range(self.seed, self.seed + _DRAWS))
         worlds = stages_of(rest.tasks, draws, self.space)
         begun = drifted.running, drifted.placement
         old = self.stages[drifted.stage :] or (drifted.running,)
-        spare = (*self.spare, *_last(self.stages, old))
-        kept = [play(one, old, spare, begun=begun) for one in worlds]
+        spare = (*self.reserve, *_last(self.stages, old))
+        kept = [play(one, old, spare, started=begun) for one in worlds]
         cluster, times = self.space.cluster, self.space.times
-        made = plan(rest.tasks, draws, self.space.models, cluster, times=times, asked=self.asked)
-        new = [play(one, made.planned, made.spare, begun=begun) for one in worlds]
+        made = plan(rest.tasks, draws, self.space.models, cluster, times=times, requested=self.requested)
+        new = [play(one, made.planned, made.reserve, started=begun) for one in worlds]
         kept_s, new_s = _mean_s(kept), _mean_s(new)
-        if new_s < kept_s * (1.0 - LEAST_GAIN) and _sooner_for_sure(new, kept):
-            self.stages, self.spare = made.planned, made.spare
+        if new_s < kept_s * (1.0 - MIN_GAIN) and _sooner_for_sure(new, kept):
+            self.stages, self.reserve = made.planned, made.reserve
             return Revised(
-                _guide(made.planned, made.spare, new),
+                _guide(made.planned, made.reserve, new),
                 True,
-                f"{about}; the rest is planned anew: {new_s:.0f} s rather than {kept_s:.0f} s",
+                f"{description}; the rest is planned anew: {new_s:.0f} s rather than {kept_s:.0f} s",
             )
-        self.stages, self.spare = old, spare
-        return Revised(_guide(old, spare, kept), False, f"{about}; no other plan would end sooner")
+        self.stages, self.reserve = old, spare
+        return Revised(_guide(old, spare, kept), False, f"{description}; no other plan would end sooner")
 
 
 def _last(stages: Sequence[Plans], ahead: Sequence[Plans]) -> Plans:
@@ -337,18 +333,18 @@ def _last(stages: Sequence[Plans], ahead: Sequence[Plans]) -> Plans:
     return tuple(plan_ for model, plan_ in sorted(last.items()) if model not in there)
 
 
-def _mean_s(played: Sequence[Played]) -> float:
-    return float(np.mean([one.end_s for one in played]))
+def _mean_s(simulated: Sequence[Simulated]) -> float:
+    return float(np.mean([one.end_s for one in simulated]))
 
 
-def _sooner_for_sure(new: Sequence[Played], kept: Sequence[Played]) -> bool:
+def _sooner_for_sure(new: Sequence[Simulated], retained: Sequence[Simulated]) -> bool:
     """Whether the difference over the same draws is beyond twice its standard error."""
-    gain_s = np.array([old.end_s - one.end_s for one, old in zip(new, kept, strict=True)])
+    gain_s = np.array([old.end_s - one.end_s for one, old in zip(new, retained, strict=True)])
     return bool(gain_s.mean() > 2.0 * gain_s.std(ddof=1) / math.sqrt(len(gain_s)))
 
 
-def _guide(stages: tuple[Plans, ...], spare: Plans, played: Sequence[Played]) -> Guide:
-    ends = [one.end_s for one in played]
+def _guide(stages: tuple[Plans, ...], reserve: Plans, simulated: Sequence[Simulated]) -> Guide:
+    ends = [one.end_s for one in simulated]
     mean_s = max(float(np.mean(ends)), 1e-9)
     slack = (min(ends) / mean_s * SLACK[0], max(ends) / mean_s * SLACK[1])
-    return Guide(stages, spare, ends_s(stages, played[0].stages), slack)
+    return Guide(stages, reserve, ends_s(stages, simulated[0].stages), slack)

@@ -96,9 +96,9 @@ def export(
     return Exported(files, answers, dead)
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Writes what a run was: counts, hashes, versions, plan, times; as sorted JSON."""
-    text = json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
+    text = json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
     write_whole(folder / MANIFEST, text.encode() + b"\n")
 
 
@@ -131,9 +131,7 @@ def _order(layout: Layout, calls: Collection[str] | None) -> Ints:
     return chosen
 
 
-def _answers(
-    ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]
-) -> Iterator[dict[str, Any]]:
+def _answers(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]) -> Iterator[dict[str, Any]]:
     for first in range(0, len(order), _PAGE):
         places = order[first : first + _PAGE].tolist()
         found = ledger.outputs(places)
@@ -217,19 +215,13 @@ def recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def manifest(
-    job: Job,
-    ended: Ended,
-    exported: Exported,
-    *,
-    app: str,
-    inputs: str,
-    models: Mapping[str, str],
+    job: Job, completed: Ended, exported: Exported, *, app: str, inputs: str, models: Mapping[str, str]
 ) -> dict[str, Any]:
     """Counts, hashes, versions, the plan and how long it took.
 
     Args:
         job: That ran.
-        ended: How.
+        completed: How.
         exported: What was written.
         app: SHA-256 of the application.
         inputs: SHA-256 of its inputs.
@@ -237,37 +229,33 @@ def manifest(
     """
     names = job.layout.tasks.models
     return {
-        "how": ended.how,
-        "error": ended.error or None,
-        "resumed": ended.resumed,
-        "reused": None if ended.reused is None else asdict(ended.reused),
-        "counts": counts(job, ended),
+        "how": completed.how,
+        "error": completed.error or None,
+        "resumed": completed.resumed,
+        "reused": None if completed.reused is None else asdict(completed.reused),
+        "counts": counts(job, completed),
         "answers": exported.answers,
         "dead": exported.dead,
         "sha256": {"app": app, "inputs": inputs, **exported.files},
         "identity": job.identity,
         "versions": {"lengthwise": version("lengthwise"), "python": platform.python_version()},
         "models": dict(models),
-        "engines": {names[model]: list(abouts) for model, abouts in ended.engines.items()},
-        "plan": [
-            [{**asdict(plan), "model": names[plan.model]} for plan in stage] for stage in job.guide.stages
-        ],
-        "seconds": round(ended.seconds, 3),
+        "engines": {names[model]: list(abouts) for model, abouts in completed.engines.items()},
+        "plan": [[{**asdict(plan), "model": names[plan.model]} for plan in stage] for stage in job.guide.stages],
+        "seconds": round(completed.seconds, 3),
         "silent": [
-            {**asdict(one), "model": names[one.model], "words": one.words(names[one.model])}
-            for one in ended.silent
+            {**asdict(one), "model": names[one.model], "words": one.words(names[one.model])} for one in completed.silent
         ],
         "events": [
-            {**asdict(event), "model": names[event.model] if event.model >= 0 else None}
-            for event in ended.events
+            {**asdict(event), "model": names[event.model] if event.model >= 0 else None} for event in completed.events
         ],
     }
 
 
-def counts(job: Job, ended: Ended) -> dict[str, dict[str, int]]:
+def counts(job: Job, completed: Ended) -> dict[str, dict[str, int]]:
     """Tasks by call and state, with all of them under "all"."""
     found: dict[str, dict[str, int]] = {"all": {}}
-    for (call, _, state), tasks in sorted(ended.counts.items()):
+    for (call, _, state), tasks in sorted(completed.counts.items()):
         for name in (job.layout.tasks.calls[call], "all"):
             states = found.setdefault(name, {})
             states[State(state).name.lower()] = states.get(State(state).name.lower(), 0) + tasks
@@ -307,9 +295,7 @@ class RunFolder:
     def require_free(self, *, resume: bool) -> None:
         """Raises InputError where a run was here that is not to be gone on with."""
         if self.is_begun and not resume:
-            raise InputError(
-                f"{self.path} holds a run already: go on with it by --resume, or name another folder"
-            )
+            raise InputError(f"{self.path} holds a run already: go on with it by --resume, or name another folder")
 
     @contextmanager
     def taken(self, *, resume: bool) -> Iterator[TableLedger]:

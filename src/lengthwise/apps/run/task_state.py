@@ -26,7 +26,7 @@ class Work:
     Attributes:
         lease: Of it.
         key: Of its answer.
-        ask: What is asked.
+        request: What is asked.
         draft: The answer so far.
         twins: Leases of tasks that ask the very same: they take its answer.
         asking: The request that is under way.
@@ -35,7 +35,7 @@ class Work:
 
     lease: Lease
     key: str
-    ask: Ask
+    request: Ask
     draft: Draft
     twins: list[Lease] = field(default_factory=list)
     asking: asyncio.Task[Output] | None = None
@@ -61,12 +61,12 @@ class Berth:
         plan: The replica's.
         gpus: Where.
         engine: That runs there; None while it starts.
-        going: What it works on, by place.
+        active: What it works on, by place.
         failures: Answers in a row that were no good.
-        opening: The start that is under way.
+        startup: The start that is under way.
         since_s: When it began, on the loop's clock.
         starts: How often an engine was started there.
-        heard_s: When something was heard of the engine last, on the loop's clock.
+        received_s: When something was heard of the engine last, on the loop's clock.
         said: Tokens that it had written by then of what it works on.
         inquiry: The question whether it died.
         mending: Its end, before it is started anew.
@@ -75,34 +75,34 @@ class Berth:
     plan: ModelPlan
     gpus: Replica
     engine: Engine | None = None
-    going: dict[int, Work] = field(default_factory=dict)
+    active: dict[int, Work] = field(default_factory=dict)
     failures: int = 0
-    opening: asyncio.Task[None] | None = None
+    startup: asyncio.Task[None] | None = None
     since_s: float = 0.0
     starts: int = 0
-    heard_s: float = 0.0
-    said: int = 0
+    received_s: float = 0.0
+    message: int = 0
     inquiry: asyncio.Task[None] | None = None
     mending: asyncio.Task[None] | None = None
 
     def take(self, work: Work, now_s: float) -> None:
         """It works on it from now on; what did not answer before is not heard for that."""
-        if not self.going and not self.failures:
-            self.heard_s = now_s
-        self.going[work.place] = work
+        if not self.active and not self.failures:
+            self.received_s = now_s
+        self.active[work.place] = work
 
-    def heard(self, now_s: float) -> float:
+    def received(self, now_s: float) -> float:
         """When something was heard of its engine last: now, where it has nothing to say or has said more."""
-        said = sum(work.draft.tokens - work.draft.kept for work in self.going.values())
-        if said > self.said:
-            self.heard_s = now_s
-        self.said = said
-        return self.heard_s if self.going else now_s
+        said = sum(work.draft.tokens - work.draft.retained for work in self.active.values())
+        if said > self.message:
+            self.received_s = now_s
+        self.message = said
+        return self.received_s if self.active else now_s
 
     @property
-    def seats(self) -> int:
+    def max_num_seqs(self) -> int:
         """Requests at once; a few wait in the engine, so that a seat that gets free is taken at once."""
-        return 0 if self.engine is None else self.engine.seats + max(1, self.engine.seats // 16)
+        return 0 if self.engine is None else self.engine.max_num_seqs + max(1, self.engine.max_num_seqs // 16)
 
 
 def done(lease: Lease, key: str, output: Output) -> Ending:
@@ -141,14 +141,14 @@ class Suspects:
     def __contains__(self, place: int) -> bool:
         return place in self._deaths
 
-    def beside(self, place: int, seats: int) -> int:
+    def additional(self, place: int, max_num_seqs: int) -> int:
         """How many may run at once with this one among them."""
-        return max(1, seats >> 2 * self._deaths.get(place, 0))
+        return max(1, max_num_seqs >> 2 * self._deaths.get(place, 0))
 
-    def may_join(self, place: int, others: Iterable[int], seats: int) -> bool:
+    def may_join(self, place: int, others: Iterable[int], max_num_seqs: int) -> bool:
         """Whether one may run beside others on an engine."""
         there = list(others)
-        return len(there) < min(self.beside(one, seats) for one in (place, *there))
+        return len(there) < min(self.additional(one, max_num_seqs) for one in (place, *there))
 
     def died(self, places: Iterable[int]) -> None:
         """All of them were on an engine that died."""
@@ -166,7 +166,7 @@ GROUP_S = 0.004
 _MOST = 2_000
 
 
-async def _beside(work: Callable[[], Result]) -> Result:
+async def _additional(work: Callable[[], Result]) -> Result:
     """What work returns in a thread that nobody joins."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[Result] = loop.create_future()
@@ -186,7 +186,7 @@ async def _beside(work: Callable[[], Result]) -> Result:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="beside", daemon=True).start()
+    threading.Thread(target=run, name="additional", daemon=True).start()
     return await found
 
 
@@ -197,13 +197,13 @@ class Books:
         ledger: Open.
         layout: Of its tasks.
         linger_s: How long an ending on which nothing hangs may wait for others.
-        freed: Told the models that may have something to do.
+        on_release: Told the models that may have something to do.
     """
 
     def __init__(
-        self, ledger: Ledger, layout: Layout, linger_s: float, freed: Callable[[Sequence[int]], None]
+        self, ledger: Ledger, layout: Layout, linger_s: float, on_release: Callable[[Sequence[int]], None]
     ) -> None:
-        self.ledger, self._linger_s, self._freed = ledger, linger_s, freed
+        self.ledger, self._linger_s, self._on_release = ledger, linger_s, on_release
         self._start, self._child = layout.tasks.children
         self._model = layout.tasks.model
         self._queue: list[Ending] = []
@@ -218,12 +218,12 @@ class Books:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def beside(self, work: Callable[[], Result]) -> Result:
+    async def additional(self, work: Callable[[], Result]) -> Result:
         """What long work returns that has nothing to do with the ledger, which is written meanwhile.
 
         A process that ends does not wait for it.
         """
-        return work() if self._thread is None else await _beside(work)
+        return work() if self._thread is None else await _additional(work)
 
     def end(self, ending: Ending) -> None:
         """Will be settled soon."""
@@ -256,8 +256,8 @@ class Books:
         async with self._writing:
             while self._queue:
                 batch, self._queue = self._queue[:_MOST], self._queue[_MOST:]
-                await self.call(lambda batch=batch: self.ledger.settle(batch))  # type: ignore[misc]
-                self._freed(self._woken(batch))
+                await self.call(lambda batch=batch: self.ledger.finalize(batch))  # type: ignore[misc]
+                self._on_release(self._woken(batch))
             self._some.clear()
             self._urgent.clear()
 
@@ -291,7 +291,7 @@ class Shared:
         asking: Who is under way, by key.
         tries: How often an engine had no room for a task, by place.
         shunned: The engine whose answer was no good, by place.
-        kept: Tokens of answers that were cut off, by place.
+        retained: Tokens of answers that were cut off, by place.
     """
 
     job: Job
@@ -304,7 +304,7 @@ class Shared:
     asking: dict[str, Work] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=dict)
     shunned: dict[int, Berth] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
+    retained: dict[int, int] = field(default_factory=dict)
 
 
 class Verdicts:
@@ -312,21 +312,21 @@ class Verdicts:
 
     Args:
         shared: Of the run.
-        stir: Called when a task that was to wait may be leased again.
+        wakeup: Called when a task that was to wait may be leased again.
     """
 
-    def __init__(self, shared: Shared, stir: Callable[[], None]) -> None:
-        self._shared, self._stir = shared, stir
+    def __init__(self, shared: Shared, wakeup: Callable[[], None]) -> None:
+        self._shared, self._stir = shared, wakeup
 
-    def answered(self, work: Work, output: Output) -> None:
+    def succeeded(self, work: Work, output: Output) -> None:
         """It has its answer."""
-        self._forget(work)
+        self._discard(work)
         for lease in (work.lease, *work.twins):
             self._shared.books.end(done(lease, work.key, output))
 
     def dead(self, work: Work, error: str) -> None:
         """It is left alone."""
-        self._forget(work)
+        self._discard(work)
         for lease in (work.lease, *work.twins):
             self._shared.books.end(dead(lease, error))
 
@@ -338,7 +338,7 @@ class Verdicts:
             return
         shared.shunned[work.place] = berth
         at_s = shared.now_s() + job.backoff_s(work.place, work.lease.attempt)
-        self.give_back(work, error, not_before_s=at_s, counts=True)
+        self.release(work, error, not_before_s=at_s, counts=True)
 
     def has_no_room(self, work: Work, error: str, berth: Berth, after_s: float = 0.0) -> None:
         """The engine was full: again after a while, not before it wants to be asked; so often it is an attempt.
@@ -352,11 +352,9 @@ class Verdicts:
             job = self._shared.job
             wait_s = max(job.backoff_s(work.place, tries), min(after_s, job.settings.most_backoff_s))
             at_s = self._shared.now_s() + wait_s
-            self.give_back(work, error, not_before_s=at_s)
+            self.release(work, error, not_before_s=at_s)
 
-    def give_back(
-        self, work: Work, error: str | None, *, not_before_s: float = 0.0, counts: bool = False
-    ) -> None:
+    def release(self, work: Work, error: str | None, *, not_before_s: float = 0.0, counts: bool = False) -> None:
         """Others may lease it, from a moment on."""
         self._shared.asking.pop(work.key, None)
         end = self._shared.books.end
@@ -367,13 +365,13 @@ class Verdicts:
             wait_s = max(0.0, not_before_s - self._shared.now_s()) + 0.01
             asyncio.get_running_loop().call_later(wait_s, self._stir)
 
-    def _forget(self, work: Work) -> None:
+    def _discard(self, work: Work) -> None:
         shared = self._shared
         shared.asking.pop(work.key, None)
         shared.suspects.cleared(work.place)
         shared.tries.pop(work.place, None)
         shared.shunned.pop(work.place, None)
-        shared.kept.pop(work.place, None)
+        shared.retained.pop(work.place, None)
 
 
 BUSY_TRIES = 20

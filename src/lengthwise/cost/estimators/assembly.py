@@ -116,16 +116,14 @@ class Assembly:
         own.seconds[0] = own.seconds[0] if part == "host" else 0.0
         return np.ascontiguousarray(own.seconds)
 
-    def _measured(
-        self, part: str, flat: dict[str, Floats], own: _Part, shape: tuple[int, ...]
-    ) -> dict[str, float]:
+    def _measured(self, part: str, flat: dict[str, Floats], own: _Part, shape: tuple[int, ...]) -> dict[str, float]:
         """Adds what was learnt of the shard; what is left of the roofline's operators, by name."""
         left: dict[str, float] = {}
         for operator, judged in self.shard.items():
             points = shard_points(operator, flat, self.target) if OPERATOR_PARTS[operator] == part else None
             if points is None:
                 continue
-            seconds = judged.fitted(points).reshape(shape) * self.target.share(operator)
+            seconds = judged.fit_result(points).reshape(shape) * self.target.share(operator)
             own.add(seconds, self._sd(judged, part))
             for name, share in NAMES.get(operator, ((operator, 1.0),)):
                 left[name] = left.get(name, 1.0) - share
@@ -142,10 +140,10 @@ class Assembly:
             judged = self.kernels.get("gemm") or self.kernels.get("gemm wide")
         return (self._sd(judged, part), "") if judged is not None else (self.roofline[part], work.name)
 
-    def _sd(self, judged: Judged, part: str) -> float:
+    def _sd(self, evaluated: Judged, part: str) -> float:
         """What is known of its error; else the widest that anything of the part has, the roofline among them."""
-        if judged.log_sd is not None:
-            return judged.log_sd
+        if evaluated.log_sd is not None:
+            return evaluated.log_sd
         known = [one.log_sd for name, one in self.shard.items() if OPERATOR_PARTS[name] == part]
         return max([self.roofline[part], *(sd for sd in known if sd is not None)])
 
@@ -167,10 +165,8 @@ class FittedKernels(Kernels):
             return work
         tokens = np.atleast_1d(np.asarray(m, dtype=np.float64))
         kernels = kernels_of(self.gpu, "bfloat16") if wide else self
-        found = kernel_points(
-            "gemm", {"tokens": tokens, "n": float(n), "k": float(k)}, _plain(kernels), _NO_NODE
-        )
-        return measured(work, judged.fitted(found) if found is not None else work.seconds, m)
+        found = kernel_points("gemm", {"tokens": tokens, "n": float(n), "k": float(k)}, _plain(kernels), _NO_NODE)
+        return measured(work, judged.fit_result(found) if found is not None else work.seconds, m)
 
 
 def measured(work: Work, seconds: Any, like: Any) -> Work:
@@ -192,7 +188,7 @@ class FittedOperators(Operators):
     """
 
     def __init__(self, target: Target, kernels: Mapping[str, Judged]) -> None:
-        self.fitted, self.target = kernels, target
+        self.fit_result, self.target = kernels, target
         shard: Shard = shard_of(target.model, target.parallel, target.limits)
         plain = kernels_of(target.gpu, shard.weight_dtype)
         products = {wide: kernels[n] for wide, n in ((False, "gemm"), (True, "gemm wide")) if n in kernels}
@@ -200,11 +196,11 @@ class FittedOperators(Operators):
         super().__init__(shard, fitted if products else plain, target.node)
 
     def _measured(self, work: Work, operator: str, columns: Mapping[str, Any], like: Any) -> Work:
-        judged = self.fitted.get(operator)
+        judged = self.fit_result.get(operator)
         if judged is None:
             return work
         found = kernel_points(operator, columns, _plain(self.kernels), self.node)
-        return work if found is None else measured(work, judged.fitted(found), like)
+        return work if found is None else measured(work, judged.fit_result(found), like)
 
     def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
         work = super()._prefill(name, chunk, context, window)
@@ -225,7 +221,7 @@ class FittedOperators(Operators):
     def _moe(self, tokens: Any) -> list[Work]:
         works = super()._moe(tokens)
         ffn = self.model.ffn
-        if "fused moe" not in self.fitted:
+        if "fused moe" not in self.fit_result:
             return works
         columns = {
             "tokens": np.atleast_1d(np.asarray(tokens, dtype=np.float64)),
@@ -235,10 +231,7 @@ class FittedOperators(Operators):
             "k": float(self.model.hidden),
         }
         work = self._measured(Work("fused moe"), "fused moe", columns, tokens)
-        return [
-            work,
-            *(w for w in works if w.name not in ("experts up", "expert activation", "experts down")),
-        ]
+        return [work, *(w for w in works if w.name not in ("experts up", "expert activation", "experts down"))]
 
     def _all_reduce(self, name: str, elements: Any) -> Work:
         work = super()._all_reduce(name, elements)
@@ -248,7 +241,7 @@ class FittedOperators(Operators):
 
     def _known(self, name: str) -> str:
         """A window's own measurements, or those of full attention."""
-        return name if name in self.fitted else name.replace("window ", "")
+        return name if name in self.fit_result else name.replace("window ", "")
 
     def _heads(self, window: int | None) -> dict[str, float]:
         attention, shard = self.model.attention, self.shard
@@ -261,60 +254,57 @@ _NO_NODE: NodeSpec = None  # type: ignore[assignment]  # products of matrices as
 
 _FOLDS = 5
 _MOST_ROWS = 4000
-_LEAST_ROWS = 20
+_MIN_ROWS = 20
 _USUAL_CHUNKS = (64, 4096)
 _SKEWED = (1.5, 4.0)
 
 
 @dataclass(frozen=True)
-class Beside:
+class MixedBatchCost:
     """Decode attention in a step with prompts.
 
     Attributes:
-        fitted: Seconds of the decodes beside a prompt, at points of "decode attention".
+        fit_result: Seconds of the decodes beside a prompt, at points of "decode attention".
         summed: Median relative error of (prompt alone) + (decodes alone) on held-out steps with both.
-        apart: The same with the decodes' own seconds beside a prompt.
+        disaggregated: The same with the decodes' own seconds beside a prompt.
     """
 
-    fitted: Interpolated
+    fit_result: Interpolated
     summed: float
-    apart: float
+    disaggregated: float
 
 
-def fit_beside(rows: Profile, prompts: Judged, decodes: Judged, target: Target) -> Beside | None:
+def fit_beside(rows: Profile, prompts: Judged, decodes: Judged, target: Target) -> MixedBatchCost | None:
     """What is left of steps with both when the prompt's own attention is taken away; None: too little to tell.
 
     Rows of chunks of 64 to 4,096 tokens count, where there are some: the usual ones of mixed steps.
     """
     rows = rows.where(rows["skew"] <= 1)
     usual = (rows["chunk"] >= _USUAL_CHUNKS[0]) & (rows["chunk"] <= _USUAL_CHUNKS[1])
-    rows = rows.where(usual) if usual.sum() >= _LEAST_ROWS else rows
+    rows = rows.where(usual) if usual.sum() >= _MIN_ROWS else rows
     rows = rows.where(np.arange(len(rows)) % (-(-max(len(rows), 1) // _MOST_ROWS)) == 0)
-    if len(rows) < _LEAST_ROWS:
+    if len(rows) < _MIN_ROWS:
         return None
     prompt = shard_points("prefill attention", {"chunk": rows["chunk"], "context": rows["context"]}, target)
     asked = {"seqs": rows["seqs"], "kv_tokens": rows["kv_tokens"]}
     decode = shard_points("decode attention", asked, target)
     if prompt is None or decode is None:
         return None
-    prompt_s, alone_s = prompts.fitted(prompt), decodes.fitted(decode)
-    left = replace(decode, seconds=np.maximum(rows["seconds"] - prompt_s, alone_s))
+    prompt_s, isolated_s = prompts.fit_result(prompt), decodes.fit_result(decode)
+    left = replace(decode, seconds=np.maximum(rows["seconds"] - prompt_s, isolated_s))
     held = _held_out(left)
-    summed = _median_error(prompt_s + alone_s, rows["seconds"])
-    return Beside(fit_tables(left), summed, _median_error(prompt_s + held, rows["seconds"]))
+    summed = _median_error(prompt_s + isolated_s, rows["seconds"])
+    return MixedBatchCost(fit_tables(left), summed, _median_error(prompt_s + held, rows["seconds"]))
 
 
-def factors(beside: Beside, decodes: Judged, seqs: Floats, cached: Floats, target: Target) -> Floats:
+def factors(additional: MixedBatchCost, decodes: Judged, seqs: Floats, cached: Floats, target: Target) -> Floats:
     """[sequences, KV tokens] how many times as long decodes take beside a prompt, at least as long."""
     shape = np.broadcast_shapes(seqs.shape, cached.shape)
-    asked = {
-        "seqs": np.broadcast_to(seqs, shape).ravel(),
-        "kv_tokens": np.broadcast_to(cached, shape).ravel(),
-    }
+    asked = {"seqs": np.broadcast_to(seqs, shape).ravel(), "kv_tokens": np.broadcast_to(cached, shape).ravel()}
     points = shard_points("decode attention", asked, target)
     if points is None:
         return np.ones(shape)
-    ratio = beside.fitted(points) / np.maximum(decodes.fitted(points), 1e-12)
+    ratio = additional.fit_result(points) / np.maximum(decodes.fit_result(points), 1e-12)
     factor = np.maximum(ratio, 1.0).reshape(shape)
     factor[0] = 1.0
     return np.ascontiguousarray(factor)
@@ -332,7 +322,7 @@ def skewed(rows: Profile, decodes: Judged, target: Target) -> tuple[int, float] 
     points = shard_points("decode attention", asked, target)
     if points is None:
         return None
-    return len(rows), float(np.median(rows["seconds"] / decodes.fitted(points))) - 1
+    return len(rows), float(np.median(rows["seconds"] / decodes.fit_result(points))) - 1
 
 
 def _held_out(left: Points) -> Floats:
@@ -345,5 +335,5 @@ def _held_out(left: Points) -> Floats:
     return said
 
 
-def _median_error(said: Floats, measured: Floats) -> float:
-    return float(np.median(np.abs(said / measured - 1)))
+def _median_error(predicted: Floats, measured: Floats) -> float:
+    return float(np.median(np.abs(predicted / measured - 1)))

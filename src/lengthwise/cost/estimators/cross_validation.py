@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.cost.estimators.learners import LEARNERS, Fitted, Learner, usable
+from lengthwise.cost.estimators.learners import LEARNERS, FitResult, Learner, usable
 from lengthwise.cost.estimators.points import Points
 from lengthwise.cost.tables import OperatorFit, RegionFit
 from lengthwise.schema.cost_tables import Floats
@@ -20,11 +20,11 @@ _MOST_ROWS = 4000
 _LEAST_SHAPES = 4
 _SLOW = ("forest",)
 _SLOW_FOLDS = 4
-REGIONS = ("small", "medium", "large", "beyond")
+REGIONS = ("small", "medium", "large", "out_of_range")
 
 
 @dataclass(frozen=True)
-class Held:
+class Validation:
     """What an estimator said of points that were held out.
 
     ``log_ratio`` [n] is log(measured / said), ``region`` [n] the index into REGIONS: thirds of the points
@@ -42,24 +42,24 @@ class Held:
         return np.asarray(self.log_ratio[self.region < len(REGIONS) - 1], dtype=np.float64)
 
     @property
-    def beyond(self) -> Floats:
+    def out_of_range(self) -> Floats:
         """Of the largest third, told by the others."""
         return np.asarray(self.log_ratio[self.region == len(REGIONS) - 1], dtype=np.float64)
 
-    def of_half(self, half: int) -> Held:
+    def of_half(self, half: int) -> Validation:
         """The points of one half."""
         own = self.half == half
-        return Held(self.log_ratio[own], self.region[own], self.half[own])
+        return Validation(self.log_ratio[own], self.region[own], self.half[own])
 
 
-def joined_halves(first: Held, second: Held) -> Held:
+def joined_halves(first: Validation, second: Validation) -> Validation:
     """The first half of one estimator with the second half of another."""
     parts = (first.of_half(0), second.of_half(1))
     columns = ([getattr(part, name) for part in parts] for name in ("log_ratio", "region", "half"))
-    return Held(*(np.concatenate(column) for column in columns))
+    return Validation(*(np.concatenate(column) for column in columns))
 
 
-def held_out(name: str, learner: Learner, points: Points) -> Held:
+def held_out(name: str, learner: Learner, points: Points) -> Validation:
     """What the learner says of every interior place without its rows, and of the largest third without all of it.
 
     Each place that is no extreme of an axis is told from the others: places are dealt out in turn along the
@@ -78,11 +78,11 @@ def held_out(name: str, learner: Learner, points: Points) -> Held:
             said[hidden] = learner(points.take(~hidden))(points.take(hidden))
     rows = np.flatnonzero(inner & np.isfinite(said))
     third = np.searchsorted(np.quantile(size[rows], [1 / 3, 2 / 3]), size[rows]) if len(rows) else rows
-    outside, told = _beyond(learner, points, places, size)
+    outside, told = _out_of_range(learner, points, places, size)
     log_ratio = np.log(points.seconds[np.concatenate([rows, outside])] / np.concatenate([said[rows], told]))
     region = np.concatenate([third, np.full(len(outside), len(REGIONS) - 1)])
     half = _dealt(points, FOLDS)[np.concatenate([rows, outside])] % 2
-    return Held(log_ratio, region.astype(np.int64), half)
+    return Validation(log_ratio, region.astype(np.int64), half)
 
 
 def thinned(points: Points) -> Points:
@@ -117,7 +117,7 @@ def _dealt(points: Points, folds: int) -> npt.NDArray[np.int64]:
     return np.asarray(turn % folds, dtype=np.int64)
 
 
-def _beyond(
+def _out_of_range(
     learner: Learner, points: Points, places: npt.NDArray[np.int64], size: Floats
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """(rows, said) of the largest third of the places, from the smaller ones."""
@@ -130,7 +130,7 @@ def _beyond(
     return np.flatnonzero(large), said
 
 
-SEVERAL = ("auto", "all")
+MULTIPLE = ("auto", "all")
 """Take the best of several by held-out points; "all" tries the forest, too, which takes a minute."""
 
 _FEW_ROWS = 8
@@ -161,7 +161,7 @@ class Judged:
     Attributes:
         operator: Its name.
         estimator: The one taken: the best on all held-out points.
-        fitted: Tells seconds.
+        fit_result: Tells seconds.
         rows: Points that it learnt from.
         log_sd: Of log(measured / said) on held-out points, inside, or with those beyond where the tables go on
             beyond the points; each half told by the estimator that the other half chose. None: too few to tell.
@@ -174,7 +174,7 @@ class Judged:
 
     operator: str
     estimator: str
-    fitted: Fitted
+    fit_result: FitResult
     rows: int
     log_sd: float | None
     compared: tuple[RegionFit, ...]
@@ -187,13 +187,13 @@ class Judged:
         return None if self.error is None else OperatorFit(self.operator, self.rows, *self.error)
 
 
-def judge(points: Points, estimator: str, *, beyond: bool, carried: Collection[str] = ()) -> Judged:
+def judge(points: Points, estimator: str, *, out_of_range: bool, carried: Collection[str] = ()) -> Judged:
     """The estimator asked for, or (SEVERAL) the one with the smallest error on unseen points.
 
     Args:
         points: What was measured.
         estimator: Of LEARNERS, or of SEVERAL.
-        beyond: The tables go beyond the points; then errors beyond count as much as those inside.
+        out_of_range: The tables go beyond the points; then errors beyond count as much as those inside.
         carried: What the tables have another of (FAR_FACTORS): then only physics may speak.
 
     Raises:
@@ -202,79 +202,78 @@ def judge(points: Points, estimator: str, *, beyond: bool, carried: Collection[s
     names = _candidates(points, estimator, elsewhere=bool(carried))
     held = {name: held_out(name, LEARNERS[name], points) for name in names} if len(points) > 2 else {}
     compared = tuple(fit for name, of in held.items() for fit in _regions(points.operator, name, of))
-    picked = _best(held, beyond=beyond) if held else names[0]
-    told = nested_choice(held, beyond=beyond) if held else None
-    counted = _counted(told, beyond=beyond or bool(carried)) if told else np.zeros(0)
+    picked = _best(held, out_of_range=out_of_range) if held else names[0]
+    told = nested_choice(held, out_of_range=out_of_range) if held else None
+    counted = _counted(told, out_of_range=out_of_range or bool(carried)) if told else np.zeros(0)
     log_sd = _rms(counted) if len(counted) >= LEAST_HELD else None
     if log_sd is not None:
         log_sd *= math.prod(FAR_FACTORS[what] for what in carried)
-    inside = _counted(told, beyond=False) if told else np.zeros(0)
+    inside = _counted(told, out_of_range=False) if told else np.zeros(0)
     error = _errors(inside) if len(inside) >= LEAST_HELD and not carried else None
     fitted = LEARNERS[picked](points)
     return Judged(points.operator, picked, fitted, len(points), log_sd, compared, error, bool(carried))
 
 
-def made_up(judged: Judged) -> Judged:
+def made_up(evaluated: Judged) -> Judged:
     """The same without any error: how far made-up points lie from each other says nothing of a device."""
-    return replace(judged, log_sd=None, compared=(), error=None, is_made_up=True)
+    return replace(evaluated, log_sd=None, compared=(), error=None, is_made_up=True)
 
 
-def nested_choice(held: Mapping[str, Held], *, beyond: bool) -> Held:
+def nested_choice(validation: Mapping[str, Validation], *, out_of_range: bool) -> Validation:
     """Held-out points, each half told by the estimator that is best on the other half.
 
     The best of several on some points looks better on these than it is; on others it has no such luck.
     """
     chosen = [
-        _best({name: of.of_half(1 - half) for name, of in held.items()}, beyond=beyond) for half in (0, 1)
+        _best({name: of.of_half(1 - half) for name, of in validation.items()}, out_of_range=out_of_range)
+        for half in (0, 1)
     ]
-    return joined_halves(held[chosen[0]], held[chosen[1]])
+    return joined_halves(validation[chosen[0]], validation[chosen[1]])
 
 
-def _best(held: Mapping[str, Held], *, beyond: bool) -> str:
-    return min(held, key=lambda name: _score(held[name], beyond=beyond))
+def _best(validation: Mapping[str, Validation], *, out_of_range: bool) -> str:
+    return min(validation, key=lambda name: _score(validation[name], out_of_range=out_of_range))
 
 
 def _candidates(points: Points, estimator: str, *, elsewhere: bool) -> list[str]:
     if elsewhere:
-        if estimator not in (*SEVERAL, "physics"):
+        if estimator not in (*MULTIPLE, "physics"):
             raise ProfileError(
                 f"{points.operator} was measured for another shard, model or GPU, of which only the estimator "
                 f"physics can speak; {estimator} was asked for. Use physics or auto, or measure this one."
             )
         return ["physics"]
-    if estimator in SEVERAL:
-        names = [
-            name for name in LEARNERS if usable(name, points) and (name != "forest" or estimator == "all")
-        ]
+    if estimator in MULTIPLE:
+        names = [name for name in LEARNERS if usable(name, points) and (name != "forest" or estimator == "all")]
         return names if len(points) >= _FEW_ROWS else ["physics"]
     return [estimator] if usable(estimator, points) else ["physics"]
 
 
-def _score(held: Held, *, beyond: bool) -> float:
+def _score(validation: Validation, *, out_of_range: bool) -> float:
     """Root mean square of the log errors inside; with those beyond, half and half."""
-    inside, outside = _rms(held.inside), _rms(held.beyond)
-    scores = [inside, outside] if beyond else [inside]
+    inside, outside = _rms(validation.inside), _rms(validation.out_of_range)
+    scores = [inside, outside] if out_of_range else [inside]
     known = [score for score in scores if np.isfinite(score)]
     return float(np.mean(known)) if known else float("inf")
 
 
-def _counted(held: Held, *, beyond: bool) -> Floats:
+def _counted(validation: Validation, *, out_of_range: bool) -> Floats:
     """Log errors inside; with those beyond where these count, or alone where nothing is inside."""
-    return np.concatenate([held.inside, held.beyond]) if beyond or not len(held.inside) else held.inside
+    return (
+        np.concatenate([validation.inside, validation.out_of_range])
+        if out_of_range or not len(validation.inside)
+        else validation.inside
+    )
 
 
 def _rms(log_ratio: Floats) -> float:
     return float(np.sqrt(np.mean(log_ratio**2))) if len(log_ratio) else float("nan")
 
 
-def _regions(operator: str, estimator: str, held: Held) -> list[RegionFit]:
-    groups = [(name, held.log_ratio[held.region == i]) for i, name in enumerate(REGIONS)]
-    groups.insert(len(REGIONS) - 1, ("inside", held.inside))
-    return [
-        RegionFit(operator, estimator, name, len(ratio), *_errors(ratio))
-        for name, ratio in groups
-        if len(ratio)
-    ]
+def _regions(operator: str, estimator: str, validation: Validation) -> list[RegionFit]:
+    groups = [(name, validation.log_ratio[validation.region == i]) for i, name in enumerate(REGIONS)]
+    groups.insert(len(REGIONS) - 1, ("inside", validation.inside))
+    return [RegionFit(operator, estimator, name, len(ratio), *_errors(ratio)) for name, ratio in groups if len(ratio)]
 
 
 def _errors(log_ratio: Floats) -> tuple[float, float]:

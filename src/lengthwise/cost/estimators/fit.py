@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.cost.estimators.assembly import Assembly, FittedOperators, factors, fit_beside, skewed
-from lengthwise.cost.estimators.cross_validation import SEVERAL, Judged, judge, made_up
+from lengthwise.cost.estimators.cross_validation import MULTIPLE, Judged, judge, made_up
 from lengthwise.cost.estimators.learners import LEARNERS, apart, joined
 from lengthwise.cost.estimators.points import Points, Target, kernel_points, rows_points
 from lengthwise.cost.estimators.profile_rows import Source, reach_of, rows_for
@@ -27,7 +27,7 @@ METHOD = (
     "points held out between the outermost of every axis (edges never count), told by the estimator that the other "
     "half of them chose; and the largest third told by the rest"
 )
-ESTIMATORS = (*SEVERAL, *LEARNERS)
+ESTIMATORS = (*MULTIPLE, *LEARNERS)
 _APART = ("mixed", "gemm", "comm", "send")
 
 
@@ -85,12 +85,12 @@ def fit_profile(
     kernels = _kernels(source, target, estimator)
     if not shard and not kernels:
         raise ProfileError(
-            f"the profile {profile.facts.name} has no operator of {model.name}; it has "
+            f"the profile {profile.metadata.name} has no operator of {model.name}; it has "
             f"{', '.join(profile.operators) or 'no rows'}"
         )
     assembly = Assembly(target, FittedOperators(target, kernels), shard, kernels, host)
     tables = assembly.tables()
-    tables = replace(tables, beside_prompts=_beside(source, target, shard, notes))
+    tables = replace(tables, beside_prompts=_additional(source, target, shard, notes))
     report = _report(estimator, shard, kernels, assembly.filled(), tuple(notes))
     fits = tuple(FitError(o.name, o.median_error, o.p95_error) for o in report.operators)
     told = _source(profile, target, report)
@@ -99,9 +99,7 @@ def fit_profile(
     return tables, report
 
 
-def _shard(
-    source: Source, target: Target, reach: Reach, estimator: str, notes: list[str]
-) -> dict[str, Judged]:
+def _shard(source: Source, target: Target, reach: Reach, estimator: str, notes: list[str]) -> dict[str, Judged]:
     """What is learnt of the model's shard; of the TP degree asked for, where it was measured."""
     found: dict[str, Judged] = {}
     bridged, invented = set(), dict[tuple[int, ...], list[str]]()
@@ -116,8 +114,8 @@ def _shard(
             continue
         if not exact and source.same:
             bridged.add(rows.tensor_parallel)
-        beyond = _beyond(OPERATOR_PARTS[operator], reach, target)
-        judged = _judged(points, estimator, beyond=beyond, carried=_carried(source, target, rows))
+        beyond = _out_of_range(OPERATOR_PARTS[operator], reach, target)
+        judged = _evaluated(points, estimator, out_of_range=beyond, carried=_carried(source, target, rows))
         if degrees := own.made_up(operator):
             invented.setdefault(degrees, []).append(operator)
             judged = made_up(judged)
@@ -131,14 +129,14 @@ def _shard(
     return found
 
 
-def _judged(points: Points, estimator: str, *, beyond: bool, carried: list[str]) -> Judged:
+def _evaluated(points: Points, estimator: str, *, out_of_range: bool, carried: list[str]) -> Judged:
     """What is learnt of one operator; of a product of this very shard with one token apart."""
     cut = None if carried else apart(points)
     if cut is None:
-        return judge(points, estimator, beyond=beyond, carried=carried)
+        return judge(points, estimator, out_of_range=out_of_range, carried=carried)
     single, others = cut
-    judged = judge(others, estimator, beyond=beyond)
-    return replace(judged, fitted=joined(single, others, judged.fitted), rows=len(points))
+    judged = judge(others, estimator, out_of_range=out_of_range)
+    return replace(judged, fit_result=joined(single, others, judged.fit_result), rows=len(points))
 
 
 def _carried(source: Source, target: Target, rows: Profile) -> list[str]:
@@ -151,7 +149,7 @@ def _carried(source: Source, target: Target, rows: Profile) -> list[str]:
     return [what for what, is_other in other.items() if is_other]
 
 
-def _beside(source: Source, target: Target, shard: Mapping[str, Judged], notes: list[str]) -> Floats | None:
+def _additional(source: Source, target: Target, shard: Mapping[str, Judged], notes: list[str]) -> Floats | None:
     """How much longer decodes take in steps with prompts, where that tells held-out steps better than a sum."""
     rows = source.shard.of("mixed attention", target.parallel.tp)
     prompts, decodes = shard.get("prefill attention"), shard.get("decode attention")
@@ -166,10 +164,10 @@ def _beside(source: Source, target: Target, shard: Mapping[str, Judged], notes: 
     if found is None:
         return None
     told = f"prompts and decodes in one step: their sum is off by {found.summed:.1%} at the median"
-    if found.apart >= found.summed:
+    if found.disaggregated >= found.summed:
         notes.append(told)
         return None
-    notes.append(f"{told}, with decodes beside prompts on their own {found.apart:.1%}")
+    notes.append(f"{told}, with decodes beside prompts on their own {found.disaggregated:.1%}")
     batch = grid_axis(target.limits.max_num_seqs).astype(np.float64)
     cached = grid_axis(min(target.limits.max_num_seqs * target.max_model_len, LARGEST_KV_TOKENS))
     return factors(found, decodes, batch[:, None], cached.astype(np.float64)[None, :], target)
@@ -178,7 +176,7 @@ def _beside(source: Source, target: Target, shard: Mapping[str, Judged], notes: 
 def _kernels(source: Source, target: Target, estimator: str) -> dict[str, Judged]:
     """What is learnt of kernels of no model; "gemm wide" are products in 16 bits beside narrower ones."""
     found: dict[str, Judged] = {}
-    rows = Profile(source.kernels.facts, source.kernels.columns)
+    rows = Profile(source.kernels.metadata, source.kernels.columns)
     # Collectives are of no model even when a model's shard was measured with them.
     if source.same_gpu and (source.shard["operator"] == "all-reduce").any():
         found |= _learnt("all-reduce", source.shard.of("all-reduce"), source, target, estimator)
@@ -199,9 +197,7 @@ def _is_needed(operator: str, target: Target) -> bool:
     return True
 
 
-def _learnt(
-    operator: str, rows: Profile, source: Source, target: Target, estimator: str
-) -> Mapping[str, Judged]:
+def _learnt(operator: str, rows: Profile, source: Source, target: Target, estimator: str) -> Mapping[str, Judged]:
     kinds = {operator: rows}
     if operator == "gemm":
         kinds = _by_width(rows, target)
@@ -209,12 +205,10 @@ def _learnt(
     for name, own in kinds.items():
         dtype = "bfloat16" if name == "gemm wide" else target.weight_dtype
         kernels = kernels_of(source.target.gpu, dtype)
-        points: Points | None = (
-            kernel_points(operator, own.columns, kernels, target.node) if len(own) else None
-        )
+        points: Points | None = kernel_points(operator, own.columns, kernels, target.node) if len(own) else None
         if points is not None:
             asked = "tables" if estimator == "monotone" else estimator
-            judged = judge(points, asked, beyond=False, carried=() if source.same_gpu else ("gpu",))
+            judged = judge(points, asked, out_of_range=False, carried=() if source.same_gpu else ("gpu",))
             found[name] = judged
     return found
 
@@ -227,7 +221,7 @@ def _by_width(rows: Profile, target: Target) -> dict[str, Profile]:
     return {"gemm": rows.where(~wide), "gemm wide": rows.where(wide)}
 
 
-def _beyond(part: str, reach: Reach, target: Target) -> bool:
+def _out_of_range(part: str, reach: Reach, target: Target) -> bool:
     """Whether steps of the deployment go beyond what was measured of a part."""
     limits = target.limits
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
@@ -254,10 +248,7 @@ def _report(
         notes = (*notes, f"too few points to tell an error of {', '.join(untold)}: the roofline's counts")
     carried = [j.operator for j in judged if j.carried]
     if carried:
-        notes = (
-            *notes,
-            f"no errors are told of {', '.join(carried)}: those at the points measured are not those here",
-        )
+        notes = (*notes, f"no errors are told of {', '.join(carried)}: those at the points measured are not those here")
     summaries = [j.summary() for j in judged]
     return FitReport(
         estimator,
@@ -271,9 +262,7 @@ def _report(
 
 
 def _source(profile: Profile, target: Target, report: FitReport) -> str:
-    told = (
-        f"profile {profile.facts.name}, {report.estimator}, for {target.model.name} tp={target.parallel.tp}"
-    )
+    told = f"profile {profile.metadata.name}, {report.estimator}, for {target.model.name} tp={target.parallel.tp}"
     if report.notes:
         told += f"; {'; '.join(report.notes)}"
     return f"{told}; from the roofline: {'; '.join(report.filled)}" if report.filled else told

@@ -13,7 +13,7 @@ from lengthwise.cost.estimators.points import PARTS, Points, combined, slopes
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.profile import PRODUCTS
 
-_LEAST_POINTS = 3
+_MIN_POINTS = 3
 _SCALES = (1e9, 1e3, 1e3)
 _LEAST_SECONDS = 1e-9
 
@@ -52,16 +52,16 @@ def fit_linear(points: Points) -> Linear:
     several has a function for each batch of three points or more.
     """
     points = points.take(points.seconds > 0)
-    pooled = _solved(points)
+    pooled = _solution(points)
     if points.axes.shape[1] == 1:
         return Linear(np.zeros(0), pooled[None, :])
     batches, count = np.unique(points.batch, return_counts=True)
-    batches = batches[count >= _LEAST_POINTS]
-    own = [_solved(points.take(points.batch == batch)) for batch in batches]
+    batches = batches[count >= _MIN_POINTS]
+    own = [_solution(points.take(points.batch == batch)) for batch in batches]
     return Linear(batches, np.stack([*own, pooled]))
 
 
-def _solved(points: Points) -> npt.NDArray[np.float64]:
+def _solution(points: Points) -> npt.NDArray[np.float64]:
     from scipy.optimize import nnls
 
     features = _features(points) / points.seconds[:, None]
@@ -103,7 +103,7 @@ def nested(at: Floats, values: Floats, where: Floats) -> Floats:
 
 
 _MOST_STEPS = 200
-_ENOUGH = 1e-10
+_THRESHOLD = 1e-10
 """A step that lowers the sum by a smaller share ends the descent."""
 
 _LEAST_DAMPING, _MOST_DAMPING = 1e-9, 1e9
@@ -145,7 +145,7 @@ def descend(
             return at
         gained, at, off = total - lower, trial, new
         total, damping = lower, max(damping / 4, _LEAST_DAMPING)
-        if gained <= _ENOUGH * total:
+        if gained <= _THRESHOLD * total:
             return at
     return at
 
@@ -180,7 +180,7 @@ class Physics:
         """[n] seconds at these points."""
         return combined(at.parts, self.factors)
 
-    def told(self) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         """The factors by part: below 1, the part is faster than the roofline has it."""
         return dict(zip(PARTS, self.factors.tolist(), strict=True))
 
@@ -211,8 +211,8 @@ def fit_physics(points: Points) -> Physics:
     return Physics(np.where(used, np.exp(found), 1.0))
 
 
-Fitted = Callable[[Points], Floats]
-Learner = Callable[[Points], Fitted]
+FitResult = Callable[[Points], Floats]
+Learner = Callable[[Points], FitResult]
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _logs(points: Points) -> Floats:
     return np.asarray(np.log1p(np.concatenate([points.shape, points.axes], axis=1)), dtype=np.float64)
 
 
-def fit_monotone(points: Points) -> Fitted:
+def fit_monotone(points: Points) -> FitResult:
     """Curves and surfaces that never fall (cost/_monotone.py); knows one shape, and one or two axes."""
     from lengthwise.cost import regression as _monotone  # imports scipy
 
@@ -255,7 +255,7 @@ def fit_monotone(points: Points) -> Fitted:
     return lambda at: np.maximum(surface(at.axes[:, 0], at.axes[:, 1]), _LEAST_SECONDS)
 
 
-def fit_forest(points: Points) -> Fitted:
+def fit_forest(points: Points) -> FitResult:
     """Vidur's random forest over shape and axes (cost/_forest.py); constant beyond its points."""
     forest = regression.fit_forest(_columns(points), points.seconds)
     forest.set_params(n_jobs=1)  # threads would add up the trees in any order
@@ -284,11 +284,11 @@ def usable(name: str, points: Points) -> bool:
 
 
 @dataclass(frozen=True)
-class Apart:
+class Disaggregated:
     """Seconds of one token as they were measured, of more as they were learnt."""
 
     single_s: float
-    more: Fitted
+    more: FitResult
 
     def __call__(self, at: Points) -> Floats:
         """[n] seconds at these points."""
@@ -304,6 +304,6 @@ def apart(points: Points) -> tuple[Points, Points] | None:
     return points.take(single), others
 
 
-def joined(single: Points, others: Points, more: Fitted) -> Apart:
+def joined(single: Points, others: Points, more: FitResult) -> Disaggregated:
     """Of one token the median of what was measured, but never more than any of more tokens."""
-    return Apart(min(float(np.median(single.seconds)), float(others.seconds.min())), more)
+    return Disaggregated(min(float(np.median(single.seconds)), float(others.seconds.min())), more)

@@ -310,9 +310,7 @@ KernelColumns = Mapping[str, Floats]
 Made = tuple[Work, Work, dict[str, Any]]
 
 
-def kernel_points(
-    operator: str, columns: Mapping[str, Any], kernels: Kernels, node: NodeSpec
-) -> Points | None:
+def kernel_points(operator: str, columns: Mapping[str, Any], kernels: Kernels, node: NodeSpec) -> Points | None:
     """Points at columns named as a profile's; None: the roofline knows no such kernel of no model."""
     given = {name: np.asarray(column, dtype=np.float64) for name, column in _numbers(columns).items()}
     makers: dict[str, Callable[[KernelColumns], Made]] = {
@@ -359,11 +357,7 @@ def _moe(c: KernelColumns, kernels: Kernels) -> Made:
         return Work("fused moe", **{field: sum(getattr(w, field) for w in works) for field in fields})
 
     shape = [c["experts"], c["topk"], c["n"], c["k"]]
-    return (
-        work(c["tokens"]),
-        work(0.0 * c["tokens"]),
-        {"axes": [c["tokens"]], "shape": shape, **_by_tokens(c)},
-    )
+    return (work(c["tokens"]), work(0.0 * c["tokens"]), {"axes": [c["tokens"]], "shape": shape, **_by_tokens(c)})
 
 
 def _all_reduce(c: KernelColumns, node: NodeSpec, wide: float) -> Made:
@@ -395,7 +389,7 @@ def _kernel_prefill(c: KernelColumns, kernels: Kernels) -> Made:
         mean_keys=pairs / np.maximum(chunk, 1),
         keys=keys,
         head_flops=_any(4.0 * c["heads"] * c["head_dim"]),
-        moved=keys * c["kv_heads"] * per_head + c["heads"] * per_head * chunk,
+        changed=keys * c["kv_heads"] * per_head + c["heads"] * per_head * chunk,
     )
     empty = prefill_padding(work, chunk, kernels.curves.prefill.pad_tokens)
     told = {"axes": [seqs, chunk, context], "shape": _heads(c), "batch": seqs}
@@ -412,7 +406,7 @@ def _kernel_decode(c: KernelColumns, kernels: Kernels) -> Made:
     def work(seqs: Floats, keys: Floats) -> Work:
         moved = keys * c["kv_heads"] * per_head + c["heads"] * per_head * seqs
         flops = _any(4.0 * c["heads"] * c["head_dim"])
-        return kernels.decode("decode", seqs=seqs, keys=keys, head_flops=flops, moved=moved, group=group)
+        return kernels.decode("decode", seqs=seqs, keys=keys, head_flops=flops, changed=moved, group=group)
 
     axes = [seqs, kv / np.maximum(seqs, 1)]
     skew = np.maximum(c["skew"], 1.0) if "skew" in c else 1.0

@@ -17,12 +17,12 @@ from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
 
 
-def of_backend(rows: Profile, asked: str, notes: list[str]) -> Profile:
+def of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
     """Rows of one backend an operator: of the one asked for, else of graphs, else of the one that has most.
 
     Args:
         rows: Of any backends.
-        asked: A backend's name or a part of it, in any case; "" leaves the choice.
+        requested: A backend's name or a part of it, in any case; "" leaves the choice.
         notes: Gets which was taken of several, and which others there are.
 
     Raises:
@@ -33,26 +33,26 @@ def of_backend(rows: Profile, asked: str, notes: list[str]) -> Profile:
     for operator in rows.operators:
         own = rows["operator"] == operator
         names, counts = np.unique(rows["backend"][own], return_counts=True)
-        wanted = _matching(names, asked)
-        found = found or bool(asked and wanted.any())
+        wanted = _matching(names, requested)
+        found = found or bool(requested and wanted.any())
         if len(names) > 1:
             best = _best(names, counts, wanted)
             keep &= ~own | (rows["backend"] == best)
-            notes.append(_told(operator, best, names.tolist(), asked if wanted.any() else ""))
-    if asked and not found:
+            notes.append(_report(operator, best, names.tolist(), requested if wanted.any() else ""))
+    if requested and not found:
         there = ", ".join(sorted(set(rows["backend"].tolist()) - {""})) or "none with a name"
         raise ProfileError(
-            f"the profile {rows.facts.name} has no rows of the backend {asked}; its backends are: {there}"
+            f"the profile {rows.metadata.name} has no rows of the backend {requested}; its backends are: {there}"
         )
     return rows.where(keep)
 
 
-def of_attention(rows: Profile, asked: str, uses: Callable[[str], bool], notes: list[str]) -> None:
+def of_attention(rows: Profile, requested: str, uses: Callable[[str], bool], notes: list[str]) -> None:
     """Nothing; the notes get whose attention was measured.
 
     Args:
         rows: Of one backend an operator.
-        asked: The deployment's backend, as of ``of_backend``; "" where it does not say.
+        requested: The deployment's backend, as of ``of_backend``; "" where it does not say.
         uses: Whether the deployment has an operator.
         notes: Gets the names, where they are known.
 
@@ -61,16 +61,16 @@ def of_attention(rows: Profile, asked: str, uses: Callable[[str], bool], notes: 
     """
     named = {name: _names(rows, name) for name in rows.operators if _is_attention(name) and uses(name)}
     named = {name: names for name, names in named.items() if names}
-    others = {name: names for name, names in named.items() if not _matching(np.array(names), asked).any()}
+    others = {name: names for name, names in named.items() if not _matching(np.array(names), requested).any()}
     if not others:
         return
     told = "; ".join(f"{name} with {', '.join(names)}" for name, names in others.items())
     if len(others) < len(named):
         raise ProfileError(
-            f"the profile {rows.facts.name} must be of the attention backend {asked}; it has {told} alone. Use a "
-            f"profile of {asked}, or name no backend"
+            f"the profile {rows.metadata.name} must be of the attention backend {requested}; it has {told} alone. Use a "
+            f"profile of {requested}, or name no backend"
         )
-    but = f", not with {asked}" if asked else ": right if the deployment's is the same"
+    but = f", not with {requested}" if requested else ": right if the deployment's is the same"
     notes.append(f"measured {told}{but}")
 
 
@@ -82,19 +82,19 @@ def _names(rows: Profile, operator: str) -> list[str]:
     return sorted(set(rows.of(operator)["backend"].tolist()) - {""})
 
 
-def _matching(names: npt.NDArray[np.str_], asked: str) -> npt.NDArray[np.bool_]:
-    return np.array([bool(asked) and asked.lower() in str(name).lower() for name in names], dtype=bool)
+def _matching(names: npt.NDArray[np.str_], requested: str) -> npt.NDArray[np.bool_]:
+    return np.array([bool(requested) and requested.lower() in str(name).lower() for name in names], dtype=bool)
 
 
-def _best(names: npt.NDArray[np.str_], counts: npt.NDArray[np.int64], wanted: npt.NDArray[np.bool_]) -> str:
+def _best(names: npt.NDArray[np.str_], counts: npt.NDArray[np.int64], desired: npt.NDArray[np.bool_]) -> str:
     """The one asked for; else what engines run in steps of decodes (graphs); else the one with most rows."""
     graphs = np.array(["graph" in str(name) for name in names])
-    return str(names[np.lexsort((counts, graphs, wanted))[-1]])
+    return str(names[np.lexsort((counts, graphs, desired))[-1]])
 
 
-def _told(operator: str, best: str, names: list[str], asked: str) -> str:
+def _report(operator: str, best: str, names: list[str], requested: str) -> str:
     others = ", ".join(name or "an unnamed backend" for name in names if name != best)
-    why = "as asked" if asked else "the most rows, or graphs"
+    why = "as asked" if requested else "the most rows, or graphs"
     taken = f"{best or 'an unnamed backend'} taken ({why})"
     return f"{operator}: rows of {taken}, those of {others} left out; #@NAME chooses"
 
@@ -134,22 +134,17 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
     gpu = _measured_gpu(profile, target)
     shard, kernels = rows.where(rows["tp"] > 0), rows.where(rows["tp"] == 0)
     model = _measured_model(profile, target) if len(shard) else target.model
-    same_gpu, same = (
-        gpu.name == target.gpu.name,
-        gpu.name == target.gpu.name and model.name == target.model.name,
-    )
+    same_gpu, same = (gpu.name == target.gpu.name, gpu.name == target.gpu.name and model.name == target.model.name)
     if not same_gpu:
         notes.append(f"measured on {gpu.name}, carried to {target.gpu.name} by their data sheets")
     if len(shard) and model.name != target.model.name:
-        notes.append(
-            f"measured for {model.name}, carried to {target.model.name} by the sizes of its operators"
-        )
+        notes.append(f"measured for {model.name}, carried to {target.model.name} by the sizes of its operators")
     measured = Target(model, gpu, target.node, target.parallel, target.limits, target.max_model_len)
     return Source(shard, kernels, measured, same, same_gpu, tuple(notes))
 
 
 def _measured_gpu(profile: Profile, target: Target) -> GpuSpec:
-    named = profile.facts.gpu
+    named = profile.metadata.gpu
     own = {target.gpu.name, *target.gpu.aliases}
     if not named or _plain(named) in {_plain(name) for name in own}:
         return target.gpu
@@ -157,21 +152,21 @@ def _measured_gpu(profile: Profile, target: Target) -> GpuSpec:
         return catalog.gpu(named)
     except InputError as error:
         raise ProfileError(
-            f"the profile {profile.facts.name} is of {named}, which is not {target.gpu.name} and in no catalog; "
+            f"the profile {profile.metadata.name} is of {named}, which is not {target.gpu.name} and in no catalog; "
             f"use a profile of this GPU; if it is the same device, say so in its TOML file (of --gpu): aliases = "
             f'["{named}"], or ["{named}"] as its heading'
         ) from error
 
 
 def _measured_model(profile: Profile, target: Target) -> ModelSpec:
-    named = profile.facts.model
-    if not named or named == target.model.name or named in target.model.facts.aliases:
+    named = profile.metadata.model
+    if not named or named == target.model.name or named in target.model.metadata.aliases:
         return target.model
     try:
         return catalog.model(named)
     except InputError as error:
         raise ProfileError(
-            f"the profile {profile.facts.name} is of the model {named}, which is not {target.model.name} and in "
+            f"the profile {profile.metadata.name} is of the model {named}, which is not {target.model.name} and in "
             "no catalog; use a profile of this model, or of kernels of no model"
         ) from error
 
@@ -192,7 +187,7 @@ def _of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
     kept = profile.where(fits)
     if not (fits & matrices).any() and matrices.any():
         raise ProfileError(
-            f"{target.model.name} has {layers} weights, and the profile {profile.facts.name} was measured with "
+            f"{target.model.name} has {layers} weights, and the profile {profile.metadata.name} was measured with "
             f"{', '.join(sorted(set(names[matrices].tolist())))}; use a profile of {layers}"
         )
     if len(kept) < len(profile):
@@ -261,10 +256,6 @@ def _prompt_tokens(rows: Profile) -> npt.NDArray[Any]:
     return np.asarray(rows["chunk"] + rows["context"])
 
 
-def _least_largest(
-    rows: Profile, part: str, value: str | Callable[[Profile], npt.NDArray[Any]]
-) -> int | None:
+def _least_largest(rows: Profile, part: str, value: str | Callable[[Profile], npt.NDArray[Any]]) -> int | None:
     of = [rows.of(operator) for operator in rows.operators if OPERATOR_PARTS[operator] == part]
-    return min(
-        (int((own[value] if isinstance(value, str) else value(own)).max()) for own in of), default=None
-    )
+    return min((int((own[value] if isinstance(value, str) else value(own)).max()) for own in of), default=None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from lengthwise.cost.profiles.external_tables import dtype, having, listed, read_table
+from lengthwise.cost.profiles.external_tables import dtype, entries, having, read_table
 from lengthwise.schema.errors import MissingExtraError, ProfileError, UnknownNameError
 from lengthwise.schema.profile import Profile, ProfileFacts
 from lengthwise.schema.specs import dtype_bytes
@@ -63,16 +63,16 @@ def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, 
         rows = table(path)
         device = device or str(rows["device"][0]) if len(rows) else device
         frames.append(READERS[name](rows, tables.notes))
-    facts = ProfileFacts(
+    metadata = ProfileFacts(
         name=f"{system}, {backend} {version}, AIConfigurator",
         source="aiconfigurator",
         gpu=gpu_name(device),
         engine=f"{backend} {version}",
-        licence="Apache-2.0",
+        license="Apache-2.0",
         machine={"system": system, "device": device},
         notes=("times in ms converted; message sizes in elements times their width", *tables.notes),
     )
-    return assembled(facts, frames, place)
+    return assembled(metadata, frames, place)
 
 
 def installed_tables() -> Path:
@@ -229,11 +229,11 @@ def _nccl(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     return _all_reduce(rows, "nccl_dtype", pl.lit("nccl"), notes)
 
 
-def _all_reduce(rows: pl.DataFrame, column: str, who: pl.Expr, notes: list[str]) -> pl.DataFrame:
+def _all_reduce(rows: pl.DataFrame, column: str, owner: pl.Expr, notes: list[str]) -> pl.DataFrame:
     own = rows.filter(pl.col("op_name") == "all_reduce")
     if len(own) < len(rows):
         other = rows.filter(pl.col("op_name") != "all_reduce").group_by("op_name").len()
-        notes.append(f"left out, having no counterpart: {listed(dict(other.rows()))}")
+        notes.append(f"left out, having no counterpart: {entries(dict(other.rows()))}")
     try:
         widths = {str(name): int(dtype_bytes(str(name))) for name in own[column].unique()}
     except UnknownNameError as error:
@@ -241,7 +241,7 @@ def _all_reduce(rows: pl.DataFrame, column: str, who: pl.Expr, notes: list[str])
     return own.select(
         operator=pl.lit("all-reduce"),
         dtype=_named(own, column),
-        backend=who,
+        backend=owner,
         gpus=pl.col("num_gpus"),
         bytes=pl.col("message_size") * pl.col(column).replace_strict(widths, return_dtype=pl.Int64),
         seconds=_SECONDS,

@@ -94,8 +94,7 @@ def _between(rest: pl.DataFrame, old: pl.DataFrame, shape: list[str], axis: str)
         "row", at_above="at", s_above="s", e_above="e"
     )
     joined = below.join(above, on="row").filter(
-        pl.col("at").is_not_null() & pl.col("at_above").is_not_null(),
-        pl.col("at_above") <= NEAREST * pl.col("at"),
+        pl.col("at").is_not_null() & pl.col("at_above").is_not_null(), pl.col("at_above") <= NEAREST * pl.col("at")
     )
     part = ((pl.col(axis) / pl.col("at")).log() / (pl.col("at_above") / pl.col("at")).log()).fill_nan(0.0)
     return joined.with_columns(
@@ -124,7 +123,7 @@ DRAWS = 1000
 LEVEL = 0.99
 """Of an interval: some dozens of operators and regions are looked at, and one in twenty would often be wrong."""
 
-FEWEST = 3
+MIN_COUNT = 3
 """So few points whose spread nobody tells say nothing."""
 
 _UNITS = {"prefill": "tokens", "decode": "KV tokens", "mixed": "tokens", "comm": "bytes", "send": "bytes"}
@@ -145,7 +144,7 @@ class Moved:
         ratio: The median of new over old.
         low: The lower end of its interval (99 %, a bootstrap over points and their spreads).
         high: The upper end.
-        moved: Whether the whole interval lies beyond the tolerance.
+        changed: Whether the whole interval lies beyond the tolerance.
     """
 
     operator: str
@@ -158,7 +157,7 @@ class Moved:
     ratio: float
     low: float
     high: float
-    moved: bool
+    changed: bool
 
 
 @dataclass(frozen=True)
@@ -173,9 +172,9 @@ class ProfileCheck:
     notes: tuple[str, ...]
 
     @property
-    def moved(self) -> tuple[Moved, ...]:
+    def changed(self) -> tuple[Moved, ...]:
         """What moved by more than the tolerance, and surely."""
-        return tuple(row for row in self.rows if row.moved)
+        return tuple(row for row in self.rows if row.changed)
 
 
 def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed: int = 0) -> ProfileCheck:
@@ -223,10 +222,10 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
 
 
 def _require_same(new: Profile, old: Profile) -> None:
-    if new.facts.model != old.facts.model:
+    if new.metadata.model != old.metadata.model:
         raise ProfileError(
-            f"both profiles must be of one model; they are of {new.facts.model or 'no model (kernels)'} and "
-            f"{old.facts.model or 'no model (kernels)'}"
+            f"both profiles must be of one model; they are of {new.metadata.model or 'no model (kernels)'} and "
+            f"{old.metadata.model or 'no model (kernels)'}"
         )
     kinds = [bool((one["tp"] > 0).any()) for one in (new, old)]
     if kinds[0] != kinds[1]:
@@ -258,7 +257,7 @@ def _require_same_attention(new: Profile, old: Profile) -> None:
 
 
 def _notes(new: Profile, old: Profile) -> tuple[str, ...]:
-    pairs = {"GPU": (new.facts.gpu, old.facts.gpu), "engine": (new.facts.engine, old.facts.engine)}
+    pairs = {"GPU": (new.metadata.gpu, old.metadata.gpu), "engine": (new.metadata.engine, old.metadata.engine)}
     return tuple(f"the {what} is another: {a} now, {b} then" for what, (a, b) in pairs.items() if a != b)
 
 
@@ -277,7 +276,7 @@ def _regions(
         ratio, noise = pairs.log_ratio[mask], pairs.noise[mask]
         low, high = _interval(ratio, noise, rng)
         limit = math.log1p(tolerance)
-        enough = len(ratio) >= FEWEST or bool(np.isfinite(noise).all())
+        enough = len(ratio) >= MIN_COUNT or bool(np.isfinite(noise).all())
         span = (int(pairs.size[mask].min()), int(pairs.size[mask].max()))
         found.append(
             Moved(

@@ -22,7 +22,7 @@ from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, dtype_name
 STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192
 """Largest step, largest batch, and longest request where the model does not tell."""
 
-FARTHEST = 2.05
+MAX_DISTANCE = 2.05
 """Neighbours that are this many times apart leave a gap; doubling grids do not."""
 
 CELL = 4
@@ -65,10 +65,10 @@ def _line(name: str, values: npt.NDArray[np.int64], last: int) -> Iterator[Gap]:
     points = np.unique(values[values > 0])
     if not len(points):
         return
-    if points[0] > FARTHEST:
+    if points[0] > MAX_DISTANCE:
         yield Gap(((name, 1, int(points[0]) - 1),))
     for low, high in pairwise(points):
-        if high / low > FARTHEST and low < last:
+        if high / low > MAX_DISTANCE and low < last:
             yield Gap(((name, int(low) + 1, int(high) - 1),))
     if points[-1] < last:
         yield Gap(((name, int(points[-1]) + 1, last),))
@@ -103,11 +103,7 @@ def _plane(
 
 
 def _cell(
-    names: tuple[str, str],
-    x: npt.NDArray[np.int64],
-    y: npt.NDArray[np.int64],
-    i: tuple[int, int],
-    j: tuple[int, int],
+    names: tuple[str, str], x: npt.NDArray[np.int64], y: npt.NDArray[np.int64], i: tuple[int, int], j: tuple[int, int]
 ) -> Gap:
     low = 0 if j[0] == 0 else int(y[j[0]]) + 1
     return Gap(((names[0], int(x[i[0]]) + 1, int(x[i[1]])), (names[1], low, int(y[j[1]]))))
@@ -127,13 +123,7 @@ def _runs(missing: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from ((int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True))
 
 
-_NARROW = {
-    "fp8_block": "fp8",
-    "fp8_static": "fp8",
-    "int8_wo": "int8",
-    "int4_wo": "int4",
-    "w4a16_mxfp4": "int4",
-}
+_NARROW = {"fp8_block": "fp8", "fp8_static": "fp8", "int8_wo": "int8", "int4_wo": "int4", "w4a16_mxfp4": "int4"}
 _SHARES: dict[str, tuple[tuple[str, float], ...]] = {
     "input norm": (("norms", 0.5),),
     "post-attention norm": (("norms", 0.5),),
@@ -153,7 +143,7 @@ class RowWork:
     peak_flops: Floats
     bandwidth: float
 
-    def least_s(self) -> Floats:
+    def min_s(self) -> Floats:
         """[n] seconds that the data sheet allows at best."""
         return np.asarray(np.maximum(self.flops / self.peak_flops, self.bytes / self.bandwidth))
 
@@ -176,7 +166,7 @@ def known_model(name: str) -> ModelSpec | None:
 
 def row_work(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None) -> RowWork | None:
     """The work of a profile's rows; None where the device is not given and the catalog does not know it."""
-    gpu, model = gpu or known_gpu(profile.facts.gpu), model or known_model(profile.facts.model)
+    gpu, model = gpu or known_gpu(profile.metadata.gpu), model or known_model(profile.metadata.model)
     if gpu is None:
         return None
     n = len(profile)
@@ -378,14 +368,12 @@ class ProfileView:
     work: RowWork | None
 
 
-def describe_profile(
-    profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None
-) -> ProfileView:
+def describe_profile(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None) -> ProfileView:
     """What a profile holds, in the order of its operators, shards and dtypes.
 
     ``gpu`` and ``model`` are what was measured, where the profile names none that the catalog knows.
     """
-    model = model or known_model(profile.facts.model)
+    model = model or known_model(profile.metadata.model)
     work, longest = row_work(profile, gpu, model), model.max_model_len if model else None
     return ProfileView(profile, tuple(_view(profile, rows, work, longest) for rows in _groups(profile)), work)
 
@@ -399,9 +387,7 @@ def _groups(profile: Profile) -> Iterator[npt.NDArray[np.int64]]:
                 yield own[(tps == tp) & (dtypes == dtype)]
 
 
-def _view(
-    profile: Profile, rows: npt.NDArray[np.int64], work: RowWork | None, longest: int | None
-) -> OperatorView:
+def _view(profile: Profile, rows: npt.NDArray[np.int64], work: RowWork | None, longest: int | None) -> OperatorView:
     own = profile.where(_mask(len(profile), rows))
     seconds = own["seconds"]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -430,7 +416,7 @@ def _mask(n: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 def _shares(work: RowWork, rows: npt.NDArray[np.int64], seconds: Floats) -> tuple[Share | None, Share | None]:
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = work.least_s()[rows] / seconds
+        shares = work.min_s()[rows] / seconds
     known = np.flatnonzero(np.isfinite(shares))
     if not len(known):
         return None, None
@@ -450,7 +436,7 @@ SHORTEST_S, LONGEST_S = 1e-8, 60.0
 ABOVE_PEAK = 10
 
 
-def doubts(profile: Profile) -> list[str]:
+def warnings(profile: Profile) -> list[str]:
     """Notes on absurd rows: shorter than 10 ns, longer than a minute, or ten times the device's peak."""
     seconds = profile["seconds"]
     found = [
@@ -460,7 +446,7 @@ def doubts(profile: Profile) -> list[str]:
     work = row_work(profile)
     if work is not None:
         with np.errstate(invalid="ignore"):
-            fast = (seconds >= SHORTEST_S) & (work.least_s() > ABOVE_PEAK * seconds)
+            fast = (seconds >= SHORTEST_S) & (work.min_s() > ABOVE_PEAK * seconds)
         found.append(_note(profile, fast, f"are more than {ABOVE_PEAK} times faster than the device's peak"))
     return [note for note in found if note]
 

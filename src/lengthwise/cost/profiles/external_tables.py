@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from lengthwise import catalog
-from lengthwise.cost.profiles.describe import doubts
+from lengthwise.cost.profiles.describe import warnings
 from lengthwise.schema.errors import ProfileError, UnknownNameError
 from lengthwise.schema.profile import COLUMNS, TEXT_COLUMNS, Profile, ProfileFacts
 from lengthwise.schema.specs import dtype_name
@@ -50,9 +50,7 @@ def having(rows: pl.DataFrame, needed: Sequence[str], path: Path) -> pl.DataFram
     """The rows, if they have these columns; raises ProfileError that lists what is there."""
     missing = [name for name in needed if name not in rows.columns]
     if missing:
-        raise ProfileError(
-            f"{path} must have the columns {', '.join(missing)}; it has {', '.join(rows.columns)}"
-        )
+        raise ProfileError(f"{path} must have the columns {', '.join(missing)}; it has {', '.join(rows.columns)}")
     return rows
 
 
@@ -69,7 +67,7 @@ def model_name(name: str) -> str:
     known = catalog.models()
     wanted = name.lower()
     for key, spec in known.items():
-        if wanted in {key.lower(), *(alias.lower() for alias in spec.facts.aliases)}:
+        if wanted in {key.lower(), *(alias.lower() for alias in spec.metadata.aliases)}:
             return key
     return name
 
@@ -82,7 +80,7 @@ def dtype(name: str) -> str:
         return name
 
 
-def assembled(facts: ProfileFacts, frames: Rows, where: Path) -> Profile:
+def assembled(metadata: ProfileFacts, frames: Rows, where: Path) -> Profile:
     """A profile of stacked frames with columns named as a profile's; doubtful values are noted.
 
     Raises:
@@ -97,10 +95,10 @@ def assembled(facts: ProfileFacts, frames: Rows, where: Path) -> Profile:
         raise ProfileError(f"{where} must hold a time in every row; {len(holes)} rows have none")
     columns = {name: _column(rows, name) for name in COLUMNS if name in rows.columns}
     try:
-        profile = Profile(facts, columns)
+        profile = Profile(metadata, columns)
     except ProfileError as error:
         raise ProfileError(f"{where}: {error}") from error
-    return replace(profile, facts=replace(facts, notes=(*facts.notes, *doubts(profile))))
+    return replace(profile, metadata=replace(metadata, notes=(*metadata.notes, *warnings(profile))))
 
 
 def _column(rows: pl.DataFrame, name: str) -> Any:
@@ -109,7 +107,7 @@ def _column(rows: pl.DataFrame, name: str) -> Any:
     return np.array(filled.to_list(), dtype=np.str_) if name in TEXT_COLUMNS else filled.to_numpy()
 
 
-def listed(counts: Mapping[str, int]) -> str:
+def entries(counts: Mapping[str, int]) -> str:
     """Names with their rows ("alltoall (168)"), sorted."""
     return ", ".join(f"{name} ({rows:,})" for name, rows in sorted(counts.items()))
 

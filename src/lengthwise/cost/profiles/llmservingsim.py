@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from lengthwise.cost.profiles.external_tables import (
-    QUARTILES_OF_NORMAL,
-    dtype,
-    gpu_name,
-    having,
-    listed,
-    model_name,
-)
+from lengthwise.cost.profiles.external_tables import QUARTILES_OF_NORMAL, dtype, entries, gpu_name, having, model_name
 from lengthwise.cost.vidur_format import csv_file, has_csv
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.profile import Profile, ProfileFacts
@@ -71,9 +64,9 @@ def import_llmservingsim(folder: Path | str) -> Profile:
 def _made(root: Path, shards: list[Shard], notes: list[str], *, newer: bool) -> Profile:
     from lengthwise.cost.profiles.external_tables import assembled
 
-    facts: Callable[[Path], ProfileFacts]
-    facts, rows = (_v1_facts, _v1_rows) if newer else (_v0_facts, _v0_rows)
-    about = facts(root)
+    metadata: Callable[[Path], ProfileFacts]
+    metadata, rows = (_v1_facts, _v1_rows) if newer else (_v0_facts, _v0_rows)
+    about = metadata(root)
     frames = [frame for shard in shards for frame in rows(shard, root)]
     whole = ProfileFacts(**{**vars(about), "notes": (*about.notes, *dict.fromkeys(notes))})
     return assembled(whole, frames, root)
@@ -83,16 +76,10 @@ def _shards(root: Path, notes: list[str]) -> list[Shard]:
     from lengthwise.cost.profiles.external_tables import names_in
 
     if not root.is_dir():
-        raise ProfileError(
-            f"an LLMServingSim profile must be a folder with tp1/, tp2/ ...; {root} is not one"
-        )
-    found = [
-        (int(m[1]), path) for path in root.iterdir() if path.is_dir() and (m := _DEGREE.match(path.name))
-    ]
+        raise ProfileError(f"an LLMServingSim profile must be a folder with tp1/, tp2/ ...; {root} is not one")
+    found = [(int(m[1]), path) for path in root.iterdir() if path.is_dir() and (m := _DEGREE.match(path.name))]
     if not found:
-        raise ProfileError(
-            f"{root} must hold tp1/, tp2/ ... of LLMServingSim's profiler; it holds {names_in(root)}"
-        )
+        raise ProfileError(f"{root} must hold tp1/, tp2/ ... of LLMServingSim's profiler; it holds {names_in(root)}")
     return [Shard(path, tp, notes) for tp, path in sorted(found)]
 
 
@@ -124,7 +111,7 @@ def _v0_facts(root: Path) -> ProfileFacts:
         gpu=gpu_name(device),
         model=model_name(model),
         engine="PyTorch modules, FlashAttention 2",
-        licence="MIT",
+        license="MIT",
         notes=("layers converted from ns, attention from ms (TPU: ns); one measurement a token count",),
     )
 
@@ -142,9 +129,7 @@ def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
         frames += _tpu_attention(attention, shard)
     else:
         where = root / shard.folder.name / "attention.csv"
-        needed = [
-            f"time_stats.attn_{kind}.{name}" for kind in ("prefill", "decode") for name in ("median", "std")
-        ]
+        needed = [f"time_stats.attn_{kind}.{name}" for kind in ("prefill", "decode") for name in ("median", "std")]
         frames += _gpu_attention(having(attention, needed, where), shard)
     return frames
 
@@ -161,7 +146,7 @@ def _layers(layers: pl.DataFrame, shard: Shard) -> list[pl.DataFrame]:
             frames.append(_row(whole, operator, shard))
     left = {str(name): len(one) for name, one in by_name.items() if name not in used}
     if left:
-        shard.notes.append(f"left out, having no counterpart alone: {listed(left)}")
+        shard.notes.append(f"left out, having no counterpart alone: {entries(left)}")
     return frames
 
 
@@ -202,16 +187,9 @@ def _gpu_attention(attention: pl.DataFrame, shard: Shard) -> list[pl.DataFrame]:
         "kv_cache_size of attention.csv counts the keys of the whole batch, a prompt's own chunk among them"
     )
     return [
+        _timed(attention.filter("is_prefill"), "prefill", shard, seqs=seqs, chunk=chunk, context=keys - chunk),
         _timed(
-            attention.filter("is_prefill"), "prefill", shard, seqs=seqs, chunk=chunk, context=keys - chunk
-        ),
-        _timed(
-            decode.filter(keys >= seqs),
-            "decode",
-            shard,
-            seqs=seqs,
-            kv_tokens=keys // seqs * seqs,
-            skew=pl.lit(1.0),
+            decode.filter(keys >= seqs), "decode", shard, seqs=seqs, kv_tokens=keys // seqs * seqs, skew=pl.lit(1.0)
         ),
     ]
 
@@ -285,7 +263,7 @@ def _v1_facts(root: Path) -> ProfileFacts:
         gpu=gpu_name(device),
         model=model,
         engine=f"vLLM {meta.get('vllm_version', '')}".strip(),
-        licence="MIT",
+        license="MIT",
         measured=str(meta.get("profiled_at", ""))[:10],
         machine={
             "cuda": str(meta.get("cuda_version", "")),
@@ -324,7 +302,7 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
     frames += _attention(attention, shared)
     needed = ("n", "nb", "pc", "kp", "kvs", "kv_big", "t_max_us", "t_skew_us")
     skew = shard.read("skew", needed)
-    return frames if skew is None else [*frames, *_skewed(skew, attention, meta, shard, shared)]
+    return frames if skew is None else [*frames, *_skew(skew, attention, meta, shard, shared)]
 
 
 def _meta(root: Path) -> dict[str, Any]:
@@ -348,7 +326,7 @@ def _dense(dense: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> list[pl
     counts = dict(dense.group_by("layer").len().rows())
     left = {layer: rows for layer, rows in counts.items() if layer not in _DENSE}
     if left:
-        shard.notes.append(f"left out, having no counterpart: {listed(left)}")
+        shard.notes.append(f"left out, having no counterpart: {entries(left)}")
     return [
         _by_tokens(dense, theirs, ours, "tokens", shared, times)
         for theirs, many in _DENSE.items()
@@ -357,17 +335,15 @@ def _dense(dense: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> list[pl
 
 
 def _by_tokens(
-    table: pl.DataFrame, theirs: str, ours: str, tokens: str, shared: dict[str, Any], times: float = 1.0
+    table: pl.DataFrame, other: str, own: str, tokens: str, shared: dict[str, Any], times: float = 1.0
 ) -> pl.DataFrame:
-    return table.filter(pl.col("layer") == theirs).select(
-        operator=pl.lit(ours), tokens=pl.col(tokens), seconds=pl.col("time_us") * times / 1e6, **shared
+    return table.filter(pl.col("layer") == other).select(
+        operator=pl.lit(own), tokens=pl.col(tokens), seconds=pl.col("time_us") * times / 1e6, **shared
     )
 
 
 def _experts(moe: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> pl.DataFrame:
-    shard.notes.append(
-        "fused moe: experts is the number of experts that any token chose; the router is included"
-    )
+    shard.notes.append("fused moe: experts is the number of experts that any token chose; the router is included")
     return moe.select(
         operator=pl.lit("fused moe"),
         tokens=pl.col("tokens"),
@@ -381,34 +357,24 @@ def _attention(attention: pl.DataFrame, shared: dict[str, Any]) -> list[pl.DataF
     prompts, decodes = pl.col("prefill_chunk") > 0, pl.col("n_decode") > 0
     shared = shared | {"seconds": pl.col("time_us") / 1e6}
     prompt = {"chunk": pl.col("prefill_chunk"), "context": pl.col("kv_prefill")}
-    decode = {
-        "seqs": pl.col("n_decode"),
-        "kv_tokens": pl.col("n_decode") * pl.col("kv_decode"),
-        "skew": pl.lit(1.0),
-    }
+    decode = {"seqs": pl.col("n_decode"), "kv_tokens": pl.col("n_decode") * pl.col("kv_decode"), "skew": pl.lit(1.0)}
     return [
         attention.filter(prompts & ~decodes).select(
             operator=pl.lit("prefill attention"), seqs=pl.lit(1), **prompt, **shared
         ),
         attention.filter(~prompts & decodes).select(operator=pl.lit("decode attention"), **decode, **shared),
-        attention.filter(prompts & decodes).select(
-            operator=pl.lit("mixed attention"), **prompt, **decode, **shared
-        ),
+        attention.filter(prompts & decodes).select(operator=pl.lit("mixed attention"), **prompt, **decode, **shared),
     ]
 
 
-def _skewed(
+def _skew(
     skew: pl.DataFrame, attention: pl.DataFrame, meta: dict[str, Any], shard: Shard, shared: dict[str, Any]
 ) -> list[pl.DataFrame]:
     """Batches of which ``nb`` sequences have ``kv_big`` tokens and the others ``kvs``."""
     calls = _calls(skew, attention, int(meta.get("measurement_iterations", 1)), shard)
     if not calls:
         return []
-    n, large, small = (
-        pl.col("n"),
-        pl.col("nb") * pl.col("kv_big"),
-        (pl.col("n") - pl.col("nb")) * pl.col("kvs"),
-    )
+    n, large, small = (pl.col("n"), pl.col("nb") * pl.col("kv_big"), (pl.col("n") - pl.col("nb")) * pl.col("kvs"))
     columns = {
         "seqs": n,
         "kv_tokens": large + small,

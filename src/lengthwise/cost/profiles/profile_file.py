@@ -30,9 +30,9 @@ def write_profile(profile: Profile, path: Path | str) -> None:
     """
     import polars as pl
 
-    _require_rows(profile, f"the profile {profile.facts.name}")
+    _require_rows(profile, f"the profile {profile.metadata.name}")
     try:
-        about = json.dumps({"version": VERSION, "facts": dataclasses.asdict(profile.facts)})
+        about = json.dumps({"version": VERSION, "metadata": dataclasses.asdict(profile.metadata)})
     except (TypeError, ValueError) as error:
         raise ProfileError(f"a profile's facts must be JSON-able; {error}") from error
     columns = {n: profile[n].tolist() if n in TEXT_COLUMNS else profile[n] for n in COLUMNS}
@@ -56,43 +56,39 @@ def read_profile(path: Path | str) -> Profile:
     try:
         about = pl.read_parquet_metadata(io.BytesIO(data)).get(_KEY)
         if about is None:
-            raise ProfileError(
-                f"{path} must be a profile of lengthwise; it is another Parquet file. {_WRITE}"
-            )
-        facts = _facts(json.loads(about), path)
+            raise ProfileError(f"{path} must be a profile of lengthwise; it is another Parquet file. {_WRITE}")
+        metadata = _metadata(json.loads(about), path)
         frame = pl.read_parquet(io.BytesIO(data))
     except (PolarsError, ValueError, KeyError, TypeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ProfileError(
             f"{path} must be a profile of lengthwise; it is none, or is damaged ({first}). {_WRITE}"
         ) from error
-    return _profile(facts, frame, path)
+    return _profile(metadata, frame, path)
 
 
-def _facts(about: dict[str, Any], path: Path | str) -> ProfileFacts:
-    version = about["version"]
+def _metadata(description: dict[str, Any], path: Path | str) -> ProfileFacts:
+    version = description["version"]
     if version != VERSION:
         raise ProfileError(
             f"{path} must be a profile of version {VERSION}; it is of version {version}. Update lengthwise."
         )
-    facts = about["facts"]
+    metadata = description["metadata"]
     known = {field.name for field in dataclasses.fields(ProfileFacts)}
-    kept = {name: value for name, value in facts.items() if name in known}
-    return ProfileFacts(**kept | {"notes": tuple(facts.get("notes", ()))})
+    kept = {name: value for name, value in metadata.items() if name in known}
+    return ProfileFacts(**kept | {"notes": tuple(metadata.get("notes", ()))})
 
 
-def _profile(facts: ProfileFacts, frame: Any, path: Path | str) -> Profile:
+def _profile(metadata: ProfileFacts, frame: Any, path: Path | str) -> Profile:
     holes = [name for name in frame.columns if frame[name].null_count()]
     if holes:
         raise ProfileError(f"{path} must hold a value in every row; {', '.join(holes)} lacks some")
     columns = {
-        name: np.array(frame[name].to_list(), dtype=np.str_)
-        if name in TEXT_COLUMNS
-        else frame[name].to_numpy()
+        name: np.array(frame[name].to_list(), dtype=np.str_) if name in TEXT_COLUMNS else frame[name].to_numpy()
         for name in frame.columns
     }
     try:
-        profile = Profile(facts, columns)
+        profile = Profile(metadata, columns)
     except (InputError, ValueError) as error:
         raise ProfileError(f"{path}: {error}") from error
     _require_rows(profile, str(path))

@@ -5,14 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lengthwise.cost.vidur_format import (
-    attention_files,
-    csv_file,
-    device_folder,
-    has_csv,
-    model_folder,
-    network_folder,
-)
+from lengthwise.cost.vidur_format import attention_files, csv_file, device_folder, has_csv, model_folder, network_folder
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.profile import MADE_UP, Profile, ProfileFacts
 from lengthwise.schema.specs import ModelSpec, NodeSpec
@@ -38,12 +31,7 @@ _DTYPE = "float16"
 
 
 def import_vidur(
-    folder: Path | str,
-    model: ModelSpec,
-    device: str,
-    *,
-    node: NodeSpec | None = None,
-    keep_surrogates: bool = False,
+    folder: Path | str, model: ModelSpec, device: str, *, node: NodeSpec | None = None, keep_surrogates: bool = False
 ) -> Profile:
     """The profile of a model on a device of a folder laid out like Vidur's ``data/profiling``.
 
@@ -66,9 +54,7 @@ def import_vidur(
 
     root = Path(folder)
     if not root.is_dir():
-        raise ProfileError(
-            f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one"
-        )
+        raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     place = device_folder(root, device)
     home = model_folder(place, model)
     notes = ["times are medians in ms of one layer on one GPU, shards emulated on it; 16-bit floats"]
@@ -84,17 +70,17 @@ def import_vidur(
     else:
         notes.append(f"{home.relative_to(root)} has no attention.csv")
     frames += _network(root, place.name, node, notes)
-    facts = ProfileFacts(
+    metadata = ProfileFacts(
         name=f"{model.name} on {place.name}, Vidur",
         source="vidur",
         gpu=gpu_name(place.name),
         model=model.name,
         engine="Vidur's profiler",
-        licence="MIT",
+        license="MIT",
         machine={MADE_UP: made_up} if made_up else {},
         notes=tuple(notes),
     )
-    return assembled(facts, frames, home)
+    return assembled(metadata, frames, home)
 
 
 def _timed(rows: pl.DataFrame, name: str, operator: str, path: Path, **columns: pl.Expr) -> pl.DataFrame:
@@ -125,10 +111,7 @@ def _by_tokens(rows: pl.DataFrame, path: Path) -> list[pl.DataFrame]:
     there = [name for name in _BY_TOKENS if f"time_stats.{name}.median" in rows.columns]
     if not there:
         raise ProfileError(f"{path} must have times of operators (time_stats.*.median); it has none")
-    return [
-        _timed(rows, name, _BY_TOKENS[name], path, tp=pl.col(TP), tokens=pl.col("num_tokens"))
-        for name in there
-    ]
+    return [_timed(rows, name, _BY_TOKENS[name], path, tp=pl.col(TP), tokens=pl.col("num_tokens")) for name in there]
 
 
 def _attention(rows: pl.DataFrame, path: Path, notes: list[str]) -> list[pl.DataFrame]:

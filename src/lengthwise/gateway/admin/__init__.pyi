@@ -1,7 +1,4 @@
 from .app import AdminApp
 from .state import State
 
-__all__ = [
-    "AdminApp",
-    "State",
-]
+__all__ = ["AdminApp", "State"]

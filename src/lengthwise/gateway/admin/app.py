@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from lengthwise.gateway.admin.state import SAMPLE_S, Fleet, Forecaster, Hub, Recent, State
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.observe import Record, Watch
+from lengthwise.gateway.observe import Monitor, Record
 from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.gateway.telemetry import Telemetry
 
@@ -92,7 +92,7 @@ class AdminApp:
         fleet: The engines.
         forecaster: Who predicts.
         telemetry: What is known of requests.
-        watch: Who looks back at the traffic; None: in mode "observe" one of its own, else nobody.
+        monitor: Who looks back at the traffic; None: in mode "observe" one of its own, else nobody.
         clock: The gateway's.
     """
 
@@ -104,16 +104,16 @@ class AdminApp:
         forecaster: Forecaster | None,
         telemetry: Telemetry,
         *,
-        watch: Watch | None = None,
+        monitor: Monitor | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._own_watch = None
-        if watch is None and config.order.mode == "observe":
+        if monitor is None and config.order.mode == "observe":
             record = Record()
             telemetry.trips.subscribe(record.over)
-            watch = self._own_watch = Watch(record, config.order)
+            monitor = self._own_watch = Monitor(record, config.order)
         self.recent = Recent(telemetry, clock, hub.statistics)
-        self.state = State(config, hub, fleet, forecaster, telemetry, self.recent, watch, clock)
+        self.state = State(config, hub, fleet, forecaster, telemetry, self.recent, monitor, clock)
         self._own = config.listen.admin_host
         self._registry = telemetry.metrics.registry()
         self._clock = clock
@@ -165,9 +165,7 @@ class AdminApp:
     async def _page(self, receive: Receive, send: Send) -> None:
         del receive
         text, policy = page()
-        await _say(
-            send, 200, text, b"text/html; charset=utf-8", [(b"content-security-policy", policy.encode())]
-        )
+        await _say(send, 200, text, b"text/html; charset=utf-8", [(b"content-security-policy", policy.encode())])
 
     async def _healthz(self, receive: Receive, send: Send) -> None:
         del receive
@@ -192,9 +190,7 @@ class AdminApp:
         self._streams.add(gone)
         leaving = asyncio.ensure_future(_left(receive, gone))
         try:
-            await send(
-                {"type": "http.response.start", "status": 200, "headers": _headers(b"text/event-stream")}
-            )
+            await send({"type": "http.response.start", "status": 200, "headers": _headers(b"text/event-stream")})
             while not gone.is_set():
                 await send(_piece(b"data: " + self._snapshot() + b"\n\n", more=True))
                 await _within(gone, EVERY_S)
@@ -248,10 +244,10 @@ async def _say(
     await send(_piece(body, more=False))
 
 
-async def _left(receive: Receive, gone: asyncio.Event) -> None:
+async def _left(receive: Receive, stopped: asyncio.Event) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    gone.set()
+    stopped.set()
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.observe import Watch
+from lengthwise.gateway.observe import Monitor
 from lengthwise.gateway.protocols import Clock
-from lengthwise.gateway.request import Outcome, Refusal
+from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Pair, Row, Telemetry, Trip
 
@@ -48,17 +48,17 @@ class Recent:
         """A request is over."""
         self._rows.append(row)
         if row.outcome not in GOOD:
-            self._trouble(row.ended_s, row.outcome, row.model, row.tenant, row.worker)
+            self._trouble(row.finished_s, row.outcome, row.model, row.tenant, row.worker)
 
-    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:
+    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
         """A request was not let in."""
         del tenant
-        self._trouble(self._clock(), f"refused: {reason} ({refusal.status})", model[:80], "", "")
+        self._trouble(self._clock(), f"refused: {reason} ({rejection.status})", model[:80], "", "")
 
     def rows(self) -> list[Row]:
         """Of requests that ended within the window."""
         since_s = self._clock() - WINDOW_S
-        return [row for row in self._rows if row.ended_s >= since_s]
+        return [row for row in self._rows if row.finished_s >= since_s]
 
     def sample(self) -> None:
         """Notes the queue now."""
@@ -111,9 +111,7 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
     levels = np.array([row.predicted_level for row in done])
     levels = levels[np.isfinite(levels)]
     if len(levels) >= MIN_SAMPLES:
-        told["calibration"] = [
-            [level, round(float(np.mean(levels <= level)), 4)] for level in CALIBRATION_LEVELS
-        ]
+        told["calibration"] = [[level, round(float(np.mean(levels <= level)), 4)] for level in CALIBRATION_LEVELS]
     return told
 
 
@@ -137,7 +135,7 @@ def _group(name: str, rows: Sequence[Row]) -> dict[str, Any]:
     columns = {
         "jct": [row.jct_s for row in rows],
         "ttft": [row.ttft_s for row in rows if row.ttft_s == row.ttft_s],
-        "queue": [row.waited_s for row in rows],
+        "queue": [row.queued_for_s for row in rows],
     }
     told = {column: _numbers(values) for column, values in columns.items()}
     return {"name": name, "count": len(rows), **told}
@@ -185,9 +183,7 @@ class Policies:
         seed: Of the draws.
     """
 
-    def __init__(
-        self, clock: Clock, window_s: float, *, every_s: float = POLICY_INTERVAL_S, seed: int = 0
-    ) -> None:
+    def __init__(self, clock: Clock, window_s: float, *, every_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
         self._clock, self._window_s, self._every_s, self._seed = clock, window_s, every_s, seed
         self._made_s = -math.inf
         self._live: list[dict[str, Any]] = []
@@ -203,7 +199,7 @@ class Policies:
         now_s = self._clock()
         if now_s - self._made_s >= self._every_s:
             self._made_s = now_s
-            recent = [pair for pair in pairs if pair.ended_s >= now_s - self._window_s][-MAX_POLICY_REQUESTS:]
+            recent = [pair for pair in pairs if pair.finished_s >= now_s - self._window_s][-MAX_POLICY_REQUESTS:]
             self._live = lived(mode, recent, seed=self._seed)
         return self._live + simulated(found)
 
@@ -215,9 +211,7 @@ def lived(mode: str, pairs: Sequence[Pair], *, seed: int = 0) -> list[dict[str, 
     of = np.array([pair[1:] for pair in pairs]).T.copy()
     n = len(pairs)
     values = _statistics(of)
-    scattered = (
-        _statistics(of[:, _draws(n, seed)]) if n >= MIN_INTERVAL_REQUESTS else np.full((4, 2, 4), math.nan)
-    )
+    scattered = _statistics(of[:, _draws(n, seed)]) if n >= MIN_INTERVAL_REQUESTS else np.full((4, 2, 4), math.nan)
     scattered[..., [False, *(n * (1 - q) < LEAST_BEYOND for q in POLICY_QUANTILES)]] = math.nan
     half = T_975 * scattered.std(axis=1, ddof=1)
     told = np.stack([values, np.maximum(values - half, 0.0), values + half], axis=-1)
@@ -305,7 +299,7 @@ class State:
         forecaster: Who predicts.
         telemetry: What is known of requests.
         recent: The last minutes.
-        watch: Who looks back at the traffic; None: nobody.
+        monitor: Who looks back at the traffic; None: nobody.
         clock: The gateway's.
     """
 
@@ -317,12 +311,12 @@ class State:
         forecaster: Forecaster | None,
         telemetry: Telemetry,
         recent: Recent,
-        watch: Watch | None,
+        monitor: Monitor | None,
         clock: Clock,
     ) -> None:
         self.config = config
         self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
-        self._telemetry, self._recent, self._watch, self._clock = telemetry, recent, watch, clock
+        self._telemetry, self._recent, self._monitor, self._clock = telemetry, recent, monitor, clock
         self._policies = Policies(clock, WINDOW_S)
         self._began_s = clock()
 
@@ -330,7 +324,7 @@ class State:
         """The value; numbers that are not known are None."""
         now_s, statistics = self._clock(), self._hub.statistics()
         rows = self._recent.rows()
-        found = self._watch.found if self._watch else None
+        found = self._monitor.found if self._monitor else None
         told = {
             "mode": self.config.order.mode,
             "max_wait_s": self.config.order.max_wait_s,
@@ -345,7 +339,7 @@ class State:
             "samples": {"every_s": SAMPLE_S, "rows": [(s[0] - now_s, *s[1:]) for s in self._recent.samples]},
             "counts": self._counts(),
             "troubles": [one | {"ago_s": now_s - one["at_s"]} for one in reversed(self._recent.troubles)],
-            "forecast": self._forecaster.state() if self._forecaster else {},
+            "length_prediction": self._forecaster.state() if self._forecaster else {},
             "observed": found,
             "schedule": self._schedule(now_s),
         }
@@ -353,7 +347,7 @@ class State:
         return plain
 
     def _queue(self, statistics: Statistics, now_s: float) -> dict[str, Any]:
-        told = {name: getattr(statistics, name) for name in _TOLD}
+        told = {name: getattr(statistics, name) for name in _REPORTED}
         return told | {"order": [_waiting(trip, now_s) for trip in self._order()]}
 
     def _order(self) -> list[Trip]:
@@ -365,9 +359,7 @@ class State:
                 if len(waiting) == MOST_RANKED:
                     break
         placed = [(self._hub.position(trip.request.id), trip) for trip in waiting]
-        known = sorted(
-            ((place, trip) for place, trip in placed if place is not None), key=lambda pair: pair[0]
-        )
+        known = sorted(((place, trip) for place, trip in placed if place is not None), key=lambda pair: pair[0])
         return [trip for _, trip in known[:SHOWN]]
 
     def _workers(self, statistics: Statistics, now_s: float) -> list[dict[str, Any]]:
@@ -392,12 +384,12 @@ class State:
         try:
             worker = self._fleet.worker(state.name)
         except KeyError:
-            return told | {"kind": "", "breaker": "", "why": "gone"}
+            return told | {"kind": "", "breaker": "", "cause": "stopped"}
         why = worker.trouble(now_s) if hasattr(worker, "trouble") else ""
         if not why and self.config.order.mode == "engine-priority" and hasattr(worker, "priorities"):
             why = worker.priorities()
         breaker = worker.breaker.state(now_s) if hasattr(worker, "breaker") else ""
-        return told | {"kind": worker.kind, "breaker": breaker, "why": str(why)[:200]}
+        return told | {"kind": worker.kind, "breaker": breaker, "cause": str(why)[:200]}
 
     def _regret(self, now_s: float) -> dict[str, Any]:
         """Means over so many requests; the last of them came so long ago, as who came later waits to be told."""
@@ -411,11 +403,11 @@ class State:
         phases = self.config.dispatch.phases
         if self.config.order.mode != "rra" or phases is None:
             return None
-        follow = self._telemetry.metrics.following
+        follow = self._telemetry.metrics.tracker
         if follow is None:
             return {"phases": asdict(phases), "follows": None}
         now = follow()
-        told = asdict(now) | {"alarm": 1 / now.false_alarms, "last_ago_s": now_s - now.last_s}
+        told = asdict(now) | {"alarm": 1 / now.false_positive_rate, "last_ago_s": now_s - now.last_s}
         return {"phases": asdict(phases), "follows": told}
 
     def _counts(self) -> dict[str, Any]:
@@ -427,7 +419,7 @@ class State:
         return {"outcomes": outcomes, "cuts": cuts, "failovers": counts["failed_over"]}
 
 
-_TOLD = (
+_REPORTED = (
     "waiting", "waiting_bytes", "running", "oldest_wait_s", "backlog_tokens", "backlog_s", "predicted_wait_s",
     "ordering",
 )  # fmt: skip
@@ -436,9 +428,9 @@ _TOLD = (
 def _waiting(trip: Trip, now_s: float) -> dict[str, Any]:
     request = trip.request
     return {
-        "left": request.forecast.remaining_tokens(request.generated_tokens),
+        "left": request.length_prediction.remaining_tokens(request.generated_tokens),
         "got": request.generated_tokens,
-        "waited_s": now_s - request.arrival_s if math.isnan(trip.dispatched_s) else request.waited_s,
+        "queued_for_s": now_s - request.arrival_s if math.isnan(trip.dispatched_s) else request.queued_for_s,
         "priority": request.priority,
         "model": request.model,
     }

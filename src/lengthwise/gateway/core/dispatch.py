@@ -54,12 +54,7 @@ class Placing:
     """
 
     def __init__(
-        self,
-        up: list[Worker],
-        sessions: Sessions,
-        affinity: float,
-        now_s: float,
-        waiting: Mapping[str, int],
+        self, up: list[Worker], sessions: Sessions, affinity: float, now_s: float, waiting: Mapping[str, int]
     ) -> None:
         self._up = up
         self._waiting = dict(waiting)
@@ -82,7 +77,7 @@ class Placing:
     def __bool__(self) -> bool:
         return bool(self.open)
 
-    def usable(self, entry: Entry) -> list[Worker]:
+    def available(self, entry: Entry) -> list[Worker]:
         """Those that it may be sent to, with room or without."""
         q = entry.request
         serving = self._serving.get(q.model)
@@ -101,14 +96,14 @@ class Placing:
             only: The one worker that may be chosen; "" any.
             together: Requests that should find room there at once.
         """
-        usable = self.usable(entry)
+        usable = self.available(entry)
         fitting = [worker for worker in usable if self._takes(worker, entry, only, together)]
         if not fitting:
             self._claim(usable)
             return None
         if len(fitting) == 1:
             return fitting[0]
-        best = min(fitting, key=lambda one: (self._done_s(one, entry), len(one.there), one.name))
+        best = min(fitting, key=lambda one: (self._done_s(one, entry), len(one.active), one.name))
         return self._nearest(entry, fitting, best)
 
     def placed(self, worker: Worker, entry: Entry) -> None:
@@ -127,7 +122,7 @@ class Placing:
         for one in fitting:
             saved_s = self._saved_s(one, entry, own)
             if saved_s > 0:
-                cost = (self._done_s(one, entry) - saved_s, len(one.there), one.name)
+                cost = (self._done_s(one, entry) - saved_s, len(one.active), one.name)
                 near, least = (one, cost) if cost < least else (near, least)
         return near
 
@@ -141,7 +136,7 @@ class Placing:
         room = self._room.get(worker.name, 0)
         if room == 0 or (only and worker.name != only):
             return False
-        if not worker.fits(entry) or (room < together and worker.there):
+        if not worker.fits(entry) or (room < together and worker.active):
             return False
         return worker.phasing is None or worker.admits(entry, self._waits_for(worker))
 
@@ -176,8 +171,8 @@ _LOOKAHEAD = 64
 class Sending:
     """Sends those who wait, in order, to the workers that have room."""
 
-    def __init__(self, queue: Queue, service: Service, crew: Crew, cutting: Cutting, affinity: float) -> None:
-        self._queue, self._service, self._crew, self._cutting = queue, service, crew, cutting
+    def __init__(self, queue: Queue, service: Service, worker_pool: Crew, cutting: Cutting, affinity: float) -> None:
+        self._queue, self._service, self._crew, self._cutting = queue, service, worker_pool, cutting
         self._affinity = affinity
         self._sessions = Sessions()
         self._batch_left: dict[int, int] = {}
@@ -240,13 +235,13 @@ class Sending:
             return placing.choose(entry)
         at = self._batch_at.get(entry.batch, "")
         worker = self._crew.named(at) if at else None
-        if worker is not None and worker in placing.usable(entry):
+        if worker is not None and worker in placing.available(entry):
             return placing.choose(entry, only=at)
         return placing.choose(entry, together=self._batch_left[entry.batch])
 
     def _send(self, now_s: float, entry: Entry, worker: Worker) -> None:
         q = entry.request
-        q.waited_s += now_s - q.queued_s
+        q.queued_for_s += now_s - q.queued_s
         q.dispatched_s = now_s
         self._service.charge(entry)
         if entry.batch and entry.admissions == 0:

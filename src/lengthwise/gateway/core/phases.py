@@ -30,7 +30,7 @@ from lengthwise.gateway.scheduling import Phase
 from lengthwise.policy.contracts import BATCHING_ARGUMENTS, Policy
 from lengthwise.policy.named_schedulers import resolve
 
-_NOTHING = dict.fromkeys(BATCHING_ARGUMENTS, 0)
+_EMPTY = dict.fromkeys(BATCHING_ARGUMENTS, 0)
 
 
 class Sizing:
@@ -42,7 +42,7 @@ class Sizing:
     def __init__(self, phases: Phases) -> None:
         self._policy = batching(phases)
         values = self._policy.all_parameters
-        self._fixed = {**_NOTHING, "stages": 1, **{f"parameter_{n}": value for n, value in enumerate(values)}}
+        self._fixed = {**_EMPTY, "stages": 1, **{f"parameter_{n}": value for n, value in enumerate(values)}}
         self._one_by_one = self._policy.uses("step_prompts")
 
     def takes(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
@@ -55,15 +55,15 @@ class Sizing:
             waiting: Requests that wait, that one among them.
             decodes: Requests that were there before the encoding.
         """
-        facts = self._fixed | {
+        metadata = self._fixed | {
             "decodes": decodes,
-            "resident": decodes,
+            "num_running": decodes,
             "waiting": waiting if self._one_by_one else waiting + taken,
             "step_prompts": taken,
             "step_tokens": taken_tokens,
             "next_tokens": next_tokens,
         }
-        most = self._policy.function(**{name: facts[name] for name in self._policy.arguments})[0]
+        most = self._policy.function(**{name: metadata[name] for name in self._policy.arguments})[0]
         return bool(most > taken)
 
 
@@ -96,9 +96,9 @@ class _Begun:
     encode_batch: int = 0
     prompt_tokens: int = 0
     decode_batch: int = 0
-    ended: int = 0
+    finished: int = 0
     overdue: int = 0
-    settled: bool = False
+    stable: bool = False
 
 
 class Phasing:
@@ -110,30 +110,30 @@ class Phasing:
         told: Called with every phase that is over.
     """
 
-    def __init__(self, worker: Callable[[], str], phases: Phases, told: Callable[[Phase], None]) -> None:
-        self._worker, self._told = worker, told
+    def __init__(self, worker: Callable[[], str], phases: Phases, report: Callable[[Phase], None]) -> None:
+        self._worker, self._report = worker, report
         self.phases, self._sizing = phases, Sizing(phases)
-        self._following: Phases | None = None
+        self._tracker: Phases | None = None
         self._late, self._ending = LATE, 0.0
         self._pace_s = math.nan
         self.lost()
 
     def configure(self, phases: Phases) -> None:
         """Another schedule, from the next phase on: the one under way keeps its own."""
-        self._following = phases
+        self._tracker = phases
         if self.over:
             self._follow()
 
     def lost(self) -> None:
         """Nobody is there any more, and nothing is known of this phase's end."""
-        self._begun: _Begun | None = None
+        self._started: _Begun | None = None
         self._encoding = self._over = False
         self._new: set[int] = set()
         self._silent: set[int] = set()
         self._before: set[int] = set()
         self._steps: dict[int, int] = {}
         self._heard_s: dict[int, float] = {}
-        self._fastest = 0
+        self._min_decode_s = 0
         self._raised_s = self._last_s = math.nan
         self._piece = self._next_piece = 1
         self._follow()
@@ -143,11 +143,11 @@ class Phasing:
     @property
     def over(self) -> bool:
         """Whether the next phase may begin."""
-        return self._begun is None or self._over
+        return self._started is None or self._over
 
     def takes(self, entry: Entry, waiting: int) -> bool:
         """Whether the request may be sent now, where so many wait with it."""
-        begun, tokens = self._begun, entry.request.prompt_tokens
+        begun, tokens = self._started, entry.request.prompt_tokens
         if begun is None or self._over:
             return self._sizing.takes(0, 0, tokens, waiting=waiting, decodes=self._stay)
         return self._encoding and self._sizing.takes(
@@ -159,7 +159,7 @@ class Phasing:
     def sent(self, entry: Entry) -> None:
         """The request is sent: the first of a phase, one more of its encoding, or one that has waited too long."""
         q = entry.request
-        begun = self._begun
+        begun = self._started
         if begun is None or self._over:
             begun = self._begin(q.dispatched_s)
         self._new.add(q.id)
@@ -178,72 +178,72 @@ class Phasing:
         else:
             steps = self._speaks(now_s, request_id, tokens)
         self._steps[request_id], self._heard_s[request_id] = steps, now_s
-        if steps > self._fastest:
+        if steps > self._min_decode_s:
             self._raise(now_s, steps, spoke=spoke)
         if is_new and not self._new and self._before:
-            self._late = max(1, min(self._fastest, self._due))
+            self._late = max(1, min(self._min_decode_s, self._deadline))
         self._last_s = now_s
-        self._look()
+        self._poll()
         return self._over and not was_over
 
     def left(self, request_id: int) -> None:
         """It is there no more."""
         if request_id in self._new:
             self._encoding = False
-        if self._begun is not None and not self._begun.settled:
-            self._begun.ended += request_id in self._before
+        if self._started is not None and not self._started.stable:
+            self._started.finished += request_id in self._before
         for those in (self._new, self._silent, self._before):
             those.discard(request_id)
         for told in (self._steps, self._heard_s):
             told.pop(request_id, None)
-        if not self._there and self._begun is not None:
+        if not self._present and self._started is not None:
             self._end(IDLE, self._last_s)
             self.lost()
-        self._look()
+        self._poll()
 
     # -- within ----------------------------------------------------------------------------
 
     @property
-    def _there(self) -> int:
+    def _present(self) -> int:
         return len(self._new) + len(self._silent) + len(self._steps)
 
     @property
     def _stay(self) -> int:
         """How many are there once the engine has taken up new ones, if as many end until then as did of late."""
-        return max(0, self._there - round(self._ending))
+        return max(0, self._present - round(self._ending))
 
     @property
-    def _due(self) -> int:
+    def _deadline(self) -> int:
         """N_D of the phase under way."""
-        return self.phases.decode_steps if self._begun is None else self._begun.decode_steps
+        return self.phases.decode_steps if self._started is None else self._started.decode_steps
 
     @property
     def _complete(self) -> bool:
         """Whether all have spoken and brought N_D tokens."""
-        return not self._new and self._least >= self._due
+        return not self._new and self._least >= self._deadline
 
     @property
     def _least(self) -> int:
         """Iterations of the slowest."""
-        return min(self._steps.values(), default=self._fastest)
+        return min(self._steps.values(), default=self._min_decode_s)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Notes where the phase is over; until the next one begins it stays so."""
         self._over = self._over or self._is_over()
         if self._over:
             self._follow()
 
     def _is_over(self) -> bool:
-        if self._fastest < self._due:
+        if self._min_decode_s < self._deadline:
             return not (self._new or self._steps)  # nobody is there who would tell
         slack = 2 + 2 * max(self._piece, self._next_piece)
-        return self._complete or self._fastest >= self._due + slack
+        return self._complete or self._min_decode_s >= self._deadline + slack
 
     def _follow(self) -> None:
         """The schedule that was told holds from here on."""
-        if self._following is not None:
-            self.phases, self._sizing = self._following, Sizing(self._following)
-            self._following = None
+        if self._tracker is not None:
+            self.phases, self._sizing = self._tracker, Sizing(self._tracker)
+            self._tracker = None
 
     def _is_next(self, now_s: float, since_s: float) -> bool:
         """Whether a token of now is of a later iteration than one of then."""
@@ -255,48 +255,48 @@ class Phasing:
         if request_id in self._new:
             self._new.discard(request_id)
             self._encoding = False
-        if not (self._before or self._fastest):
+        if not (self._before or self._min_decode_s):
             return self._late + tokens - 1
-        return self._fastest + self._is_next(now_s, self._raised_s)
+        return self._min_decode_s + self._is_next(now_s, self._raised_s)
 
     def _raise(self, now_s: float, steps: int, *, spoke: bool) -> None:
         """The first token of an iteration: those before are all in, with what ended by them."""
         if spoke:
-            pace_s = (now_s - self._raised_s) / (steps - self._fastest)
+            pace_s = (now_s - self._raised_s) / (steps - self._min_decode_s)
             self._pace_s = _paced(self._pace_s, pace_s)
-            begun = self._begun
-            if begun is not None and not begun.settled and not self._new:
-                begun.settled, begun.decode_batch = True, self._there
-                self._ending += _SOFT * (begun.ended - self._ending)
-        self._fastest, self._raised_s = steps, now_s
+            begun = self._started
+            if begun is not None and not begun.stable and not self._new:
+                begun.stable, begun.decode_batch = True, self._present
+                self._ending += _SOFT * (begun.finished - self._ending)
+        self._min_decode_s, self._raised_s = steps, now_s
 
     def _begin(self, now_s: float) -> _Begun:
-        if self._begun is not None:
+        if self._started is not None:
             self._end(STEPS if self._complete else STALLED, now_s)
-        begun = self._begun = _Begun(now_s, self._stay, self.phases.decode_steps)
+        begun = self._started = _Begun(now_s, self._stay, self.phases.decode_steps)
         heard, self._heard_s = self._heard_s, {}
         self._silent |= self._new | (self._steps.keys() - heard.keys())
         self._before = set(heard)
         self._steps = {one: -int(self._is_next(now_s, at_s)) for one, at_s in heard.items()}
-        self._new, self._fastest = set(), 0
+        self._new, self._min_decode_s = set(), 0
         self._piece, self._next_piece = self._next_piece, 1
         self._encoding, self._over = True, False
         return begun
 
-    def _end(self, why: str, now_s: float) -> None:
-        begun = self._begun
+    def _end(self, cause: str, now_s: float) -> None:
+        begun = self._started
         assert begun is not None
-        self._told(
+        self._report(
             Phase(
                 self._worker(),
-                why,
+                cause,
                 begun.at_s,
                 max(begun.at_s, now_s),
                 encode_batch=begun.encode_batch,
                 prompt_tokens=begun.prompt_tokens,
-                decode_batch=begun.decode_batch or self._there,
-                decode_steps=self._least if why == STEPS else self._fastest,
-                left_batch=self._there,
+                decode_batch=begun.decode_batch or self._present,
+                decode_steps=self._least if cause == STEPS else self._min_decode_s,
+                left_batch=self._present,
                 overdue=begun.overdue,
             )
         )

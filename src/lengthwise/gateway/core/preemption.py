@@ -27,28 +27,28 @@ def believed(entry: Entry) -> float:
     prediction, for what is left of those that have come so far; where only a number is known, what is passed is to
     last half as long again (as beyond all quantiles of a distribution).
     """
-    forecast, generated = entry.request.forecast, entry.request.generated_tokens
-    if entry.remaining > (entry.predicted - forecast.at_tokens) / 2 or not generated:
+    length_prediction, generated = entry.request.length_prediction, entry.request.generated_tokens
+    if entry.remaining > (entry.predicted - length_prediction.at_tokens) / 2 or not generated:
         return entry.remaining
     most = float(max(1, entry.request.max_tokens - generated))
-    if forecast.quantiles is None:
+    if length_prediction.quantiles is None:
         late = max(1.0, generated / 2) if entry.remaining <= 1 else entry.remaining
         return min(late, most)
     if entry.late_tokens != entry.late_tokens:
         from lengthwise.predict import LEVELS, LengthDistribution
 
-        belief = LengthDistribution(np.asarray(forecast.quantiles)[None, :], LEVELS)
-        entry.late_tokens = float(belief.remaining(generated)[0])
+        posterior = LengthDistribution(np.asarray(length_prediction.quantiles)[None, :], LEVELS)
+        entry.late_tokens = float(posterior.remaining(generated)[0])
     return min(max(entry.remaining, entry.late_tokens), most)
 
 
-def places(there: Iterable[float]) -> list[float]:
+def places(active: Iterable[float]) -> list[float]:
     """When seats come free by themselves, in tokens from now, of those who are to make so many more.
 
     As of independent exponential times with these means, the shortest gone first: of four that are to make 100 more
     the first is done after 25, the second after 58.
     """
-    rates = list(accumulate(1 / tokens for tokens in sorted(there, reverse=True)))
+    rates = list(accumulate(1 / tokens for tokens in sorted(active, reverse=True)))
     return list(accumulate(1 / rate for rate in reversed(rates)))
 
 
@@ -62,21 +62,19 @@ def starts(free: list[float], waiting: Iterable[float]) -> float:
     return total
 
 
-def saved(
-    there: Sequence[float], leaving: float, waiting: Sequence[tuple[float, float]], key: float
-) -> float:
+def saved(active: Sequence[float], stopping: float, waiting: Sequence[tuple[float, float]], key: float) -> float:
     """Tokens that those who wait start sooner by, less those that the one that leaves waits for its seat.
 
     Args:
-        there: What the others that run have still to make.
-        leaving: The same of the one that would leave.
+        active: What the others that run have still to make.
+        stopping: The same of the one that would leave.
         waiting: Keys, and what each is to make, in order.
         key: Of the one that would leave: it goes behind those whose keys are no greater.
     """
     lengths = [tokens for _, tokens in waiting]
     at = bisect_right([one for one, _ in waiting], key)
-    before = starts(places([*there, leaving]), lengths)
-    return before - starts([0.0, *places(there)], [*lengths[:at], leaving, *lengths[at:]])
+    before = starts(places([*active, stopping]), lengths)
+    return before - starts([0.0, *places(active)], [*lengths[:at], stopping, *lengths[at:]])
 
 
 LOOKAHEAD = 64
@@ -87,7 +85,7 @@ is a lucky one."""
 Gain = Callable[..., float]
 
 
-class Look:
+class PreemptionPass:
     """One pass over those who wait: each has a place coming, or takes somebody's, or goes on waiting.
 
     Who goes on waiting claims every worker that it could use, as in ``Placing``: a place that came free there would
@@ -125,7 +123,7 @@ class Look:
         """Whom to bring back, at most so many; each is marked at once."""
         cut: list[Entry] = []
         for waiting in islice(self._queue.in_order(self), LOOKAHEAD + sum(self._coming.values())):
-            usable = self._usable(waiting)
+            usable = self._available(waiting)
             if self._has_place(waiting, usable):
                 continue
             if len(cut) >= budget:
@@ -145,7 +143,7 @@ class Look:
         """Whether nobody of this model could take a place any more: the queue asks for it."""
         return not any(model in worker.state.models for worker in self._open.values())
 
-    def _usable(self, entry: Entry) -> list[Worker]:
+    def _available(self, entry: Entry) -> list[Worker]:
         """Those that it may be sent to, as ``Placing`` has them."""
         q = entry.request
         serving = [worker for worker in self._up if q.model in worker.state.models]
@@ -153,36 +151,36 @@ class Look:
             return serving
         return [worker for worker in serving if worker.name not in q.avoid] or serving
 
-    def _has_place(self, waiting: Entry, usable: list[Worker]) -> bool:
+    def _has_place(self, waiting: Entry, available: list[Worker]) -> bool:
         """Whether the place of one who is being cut already is its own."""
-        for worker in usable:
+        for worker in available:
             if self._coming.get(worker.name) and worker.name in self._open:
                 self._coming[worker.name] -= 1
                 self._placed[waiting.request.id] = waiting, worker
                 return True
         return False
 
-    def _victim(self, waiting: Entry, usable: list[Worker]) -> tuple[Entry, Worker] | None:
+    def _victim(self, waiting: Entry, available: list[Worker]) -> tuple[Entry, Worker] | None:
         """The worst of those whose place the waiting one could take, where that is worth it."""
-        home = {worker.name: worker for worker in usable if worker.name in self._open}
+        home = {worker.name: worker for worker in available if worker.name in self._open}
         for at, (key, running) in enumerate(self._ranked):
             worker = home.get(running.worker)
             if worker is None or not worker.room_without(waiting, running):
                 continue
             if waiting.overdue or self._before(waiting, running):
-                if not self._worth(waiting, key, running, worker):
+                if not self._is_improvement(waiting, key, running, worker):
                     return None
                 del self._ranked[at]
                 return running, worker
         return None
 
-    def _worth(self, waiting: Entry, key: float, running: Entry, worker: Worker) -> bool:
+    def _is_improvement(self, waiting: Entry, key: float, running: Entry, worker: Worker) -> bool:
         mine = -math.inf if waiting.overdue else self._key(waiting)
         if not mine < key:
             return False
-        q, resident = running.request, len(worker.there)
+        q, num_running = running.request, len(worker.active)
         queued = self._queue.waiting.get(waiting.request.model, 0)
-        recompute = worker.price.recompute_steps(q.prompt_tokens + q.generated_tokens, resident)
+        recompute = worker.price.recompute_steps(q.prompt_tokens + q.generated_tokens, num_running)
         gain: float = self._gain(
             mine,
             key,
@@ -190,14 +188,14 @@ class Look:
             running.remaining,
             q.generated_tokens,
             recompute,
-            resident,
+            num_running,
             queued,
-            waiting.request.waited_s + self._now_s - waiting.request.queued_s,
+            waiting.request.queued_for_s + self._now_s - waiting.request.queued_s,
             q.preemptions,
         )
         if not gain > 0 or waiting.overdue:
             return gain > 0
-        return self._saved(waiting.request.model, running, key) > recompute * (resident + queued)
+        return self._saved(waiting.request.model, running, key) > recompute * (num_running + queued)
 
     def _saved(self, model: str, running: Entry, key: float) -> float:
         """What the first who waits for the model saves, or all of them, of which there is more doubt."""
@@ -208,7 +206,7 @@ class Look:
             for one in islice(self._queue.in_order(_Others(model)), LOOKAHEAD + len(self._placed))
             if one.request.id not in self._placed
         ]
-        away = [one for worker in serving for one in worker.there.values() if one.state is State.CUT]
+        away = [one for worker in serving for one in worker.active.values() if one.state is State.CUT]
         waiting += [(self._key(one), believed(one)) for one in away]
         waiting.sort(key=lambda one: one[0])
         leaving = believed(running)
@@ -217,7 +215,7 @@ class Look:
 
     def _running(self, worker: Worker) -> list[Entry]:
         """Who is there, as it will be when those who are being cut are gone."""
-        there = [one for one in worker.there.values() if one.state is not State.CUT]
+        there = [one for one in worker.active.values() if one.state is not State.CUT]
         return there + [entry for entry, at in self._placed.values() if at is worker]
 
 
@@ -231,7 +229,7 @@ class _Others:
         return model != self._model
 
 
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 """Running and waiting requests are compared at most so often."""
 
 
@@ -242,7 +240,7 @@ class Bucket:
         self._rate, self._most = rate, max(1.0, rate) if rate > 0 else 0.0
         self._tokens, self._at_s = self._most, math.nan
 
-    def there(self, now_s: float) -> int:
+    def active(self, now_s: float) -> int:
         """How many cuts may be made now."""
         passed_s = max(0.0, now_s - self._at_s) if self._at_s == self._at_s else 0.0
         if passed_s and math.isfinite(self._rate):
@@ -252,7 +250,7 @@ class Bucket:
 
     def configure(self, now_s: float, rate: float) -> None:
         """Another rate from now on; what is left of the old one stays: a change makes no storm."""
-        self.there(now_s)
+        self.active(now_s)
         self._rate, self._most = rate, max(1.0, rate) if rate > 0 else 0.0
         self._tokens = min(self._tokens, self._most)
 
@@ -260,13 +258,13 @@ class Bucket:
         """So many were made."""
         self._tokens -= cuts
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """One was asked for that cannot be made."""
         self._tokens = min(self._most, self._tokens + 1)
 
     def next_s(self, now_s: float) -> float:
         """When one may be made."""
-        if self.there(now_s) >= 1:
+        if self.active(now_s) >= 1:
             return now_s
         return now_s + (1 - self._tokens) / self._rate if self._rate > 0 else math.inf
 
@@ -307,12 +305,12 @@ class Cutting:
             self._ranker.write(now_s, entry)
         generated = entry.request.generated_tokens
         entry.boundary = generated + self._order.window_tokens
-        entry.settled = entry.boundary if entry.admissions > 1 else 0
-        entry.kept = False
+        entry.stable = entry.boundary if entry.admissions > 1 else 0
+        entry.retained = False
 
     def dropped(self) -> bool:
         """A cut was asked for in vain: it counts as none; returns whether there is another one to look for."""
-        self._bucket.give_back()
+        self._bucket.release()
         self.cuts -= 1
         return self.want()
 
@@ -336,18 +334,18 @@ class Cutting:
             return now_s
         if not (self._on_demand and self._wanted):
             return math.inf
-        return max(self._looked_s + LOOK_S, self._bucket.next_s(now_s))
+        return max(self._looked_s + POLL_INTERVAL_S, self._bucket.next_s(now_s))
 
     def decide(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
         """Whom to bring back now; they are marked as being cut."""
         if self._over:
             return self._ended_windows(now_s, queue, workers)
-        if not self._wanted or now_s < self._looked_s + LOOK_S:
+        if not self._wanted or now_s < self._looked_s + POLL_INTERVAL_S:
             return []
         if not queue:
             self._wanted = False
             return []
-        budget = self._bucket.there(now_s)
+        budget = self._bucket.active(now_s)
         if budget < 1:
             return []
         self._wanted, self._looked_s = False, now_s
@@ -357,15 +355,13 @@ class Cutting:
 
     # -- on demand -------------------------------------------------------------------------
 
-    def _taken_over(
-        self, now_s: float, queue: Queue, workers: Collection[Worker], budget: int
-    ) -> list[Entry]:
-        running = [one for worker in workers for one in worker.there.values() if self._may_be_cut(one)]
+    def _taken_over(self, now_s: float, queue: Queue, workers: Collection[Worker], budget: int) -> list[Entry]:
+        running = [one for worker in workers for one in worker.active.values() if self._may_be_cut(one)]
         if not running:
             return []
         queue.refresh(now_s)
         ranked = self._worst_first(now_s, running)
-        look = Look(now_s, queue, workers, ranked, self._ranker, self._gain, self._goes_before)
+        look = PreemptionPass(now_s, queue, workers, ranked, self._ranker, self._gain, self._goes_before)
         return look.takes(budget, partial(self._mark, now_s))
 
     def _goes_before(self, waiting: Entry, running: Entry) -> bool:
@@ -386,7 +382,7 @@ class Cutting:
         place = {
             one.request.id: worker
             for worker in workers
-            for one in worker.there.values()
+            for one in worker.active.values()
             if worker.state.up and one.request.id in over and self._may_leave(one)
         }
         cut: list[Entry] = []
@@ -407,11 +403,11 @@ class Cutting:
 
     def _may_leave(self, entry: Entry) -> bool:
         q = entry.request
-        return entry.state is State.RUNNING and q.resumable and not entry.kept and not entry.overdue
+        return entry.state is State.RUNNING and q.resumable and not entry.retained and not entry.overdue
 
     def _may_be_cut(self, entry: Entry) -> bool:
         q = entry.request
-        fresh = q.generated_tokens >= entry.settled
+        fresh = q.generated_tokens >= entry.stable
         return self._may_leave(entry) and fresh and q.preemptions < self._order.max_preemptions
 
     def _mark(self, now_s: float, entry: Entry, worker: Worker) -> None:

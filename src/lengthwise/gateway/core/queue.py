@@ -28,7 +28,7 @@ from operator import itemgetter
 import numpy as np
 
 from lengthwise.gateway.core.ranking import Entry, Ranker, Service, State
-from lengthwise.gateway.request import Forecast
+from lengthwise.gateway.request import LengthPrediction
 
 Filed = tuple[float, float, int, int]
 """Key, arrival, id, and the row of the columns."""
@@ -192,13 +192,11 @@ class Queue:
         tokens: Predicted output tokens still to come of them, by model.
     """
 
-    def __init__(
-        self, ranker: Ranker, service: Service, *, max_wait_s: float = math.inf, fair: bool = False
-    ) -> None:
+    def __init__(self, ranker: Ranker, service: Service, *, max_wait_s: float = math.inf, fair: bool = False) -> None:
         self._ranker, self._service = ranker, service
         self._max_wait_s = max_wait_s
         self._lanes = Lanes(ranker, service, fair=fair)
-        self._due = Alarms()
+        self._deadline = Alarms()
         self._entries: dict[int, Entry] = {}
         self._keyed_s = -math.inf
         self.bytes = 0
@@ -225,7 +223,7 @@ class Queue:
     def remove(self, entry: Entry) -> None:
         """It waits no more: it is sent, or over."""
         self._lanes.remove(entry)
-        self._due.clear(entry.request.id)
+        self._deadline.clear(entry.request.id)
         del self._entries[entry.request.id]
         self._count(entry, -1)
         self._service.leaves(entry)
@@ -233,32 +231,32 @@ class Queue:
     def configure(self, now_s: float, *, max_wait_s: float, fair: bool) -> None:
         """Another bound and fairness; all who wait take the places that they have by these."""
         self._max_wait_s = max_wait_s
-        self._due, self._lanes = Alarms(), Lanes(self._ranker, self._service, fair=fair)
+        self._deadline, self._lanes = Alarms(), Lanes(self._ranker, self._service, fair=fair)
         for entry in self:
             self._file(now_s, entry)
 
-    def believe(self, now_s: float, entry: Entry, forecast: Forecast) -> None:
+    def believe(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
         """A new forecast of one who waits: it takes its new place."""
         self._lanes.remove(entry)
         self._count(entry, -1)
-        entry.believe(forecast)
+        entry.believe(length_prediction)
         self._count(entry, 1)
         self._ranker.write(now_s, entry)
         self._lanes.add(entry)
 
     def promote(self, now_s: float) -> None:
         """Who has waited too long by now goes before all who have not."""
-        if self._due.next_s() > now_s:
+        if self._deadline.next_s() > now_s:
             return
-        for request_id in self._due.rung(now_s):
+        for request_id in self._deadline.rung(now_s):
             entry = self._entries[request_id]
             self._lanes.remove(entry)
             entry.overdue = True
             self._lanes.add(entry)
 
-    def due_s(self) -> float:
+    def deadline_s(self) -> float:
         """When the next will have waited too long."""
-        return self._due.next_s()
+        return self._deadline.next_s()
 
     def refresh(self, now_s: float) -> None:
         """Takes keys that change with time again, at most once an epoch."""
@@ -284,7 +282,7 @@ class Queue:
 
     def oldest_wait_s(self, now_s: float) -> float:
         """The longest that one of them has waited in all; 0 where nobody waits."""
-        waits = (one.request.waited_s + now_s - one.request.queued_s for one in self._entries.values())
+        waits = (one.request.queued_for_s + now_s - one.request.queued_s for one in self._entries.values())
         return max(waits, default=0.0)
 
     def total_tokens(self) -> float:
@@ -294,10 +292,10 @@ class Queue:
     def _file(self, now_s: float, entry: Entry) -> None:
         """Its place, and when it will have waited too long; its key is noted."""
         q = entry.request
-        due_s = q.queued_s + (self._max_wait_s - q.waited_s)
-        entry.overdue = due_s <= now_s
+        deadline_s = q.queued_s + (self._max_wait_s - q.queued_for_s)
+        entry.overdue = deadline_s <= now_s
         if not entry.overdue:
-            self._due.set(q.id, due_s)
+            self._deadline.set(q.id, deadline_s)
         self._lanes.add(entry)
 
     def _count(self, entry: Entry, one: int) -> None:

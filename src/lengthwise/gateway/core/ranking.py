@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.request import Forecast, Request
+from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.policy.compile import key_of, keys
 from lengthwise.policy.contracts import SERVICE_OUTPUT_WEIGHT, Policy
 
@@ -49,10 +49,10 @@ class Entry:
         charged: Output tokens that its tenant was charged for.
         admissions: How often it was sent.
         boundary: Generated tokens at which its window is over.
-        settled: Generated tokens below which it is not cut again.
+        stable: Generated tokens below which it is not cut again.
         batch: Number of the completed bin it left in; 0 none.
-        kept: Whether it cannot be cut where it is: its engine could not go on with it elsewhere.
-        heard_s: When tokens of it came last, where it is; NaN none have.
+        retained: Whether it cannot be cut where it is: its engine could not go on with it elsewhere.
+        received_s: When tokens of it came last, where it is; NaN none have.
         cut_s: When it was last to be brought back.
         late_tokens: What is to come of it if it has come far into its forecast; NaN nobody has asked.
     """
@@ -69,21 +69,21 @@ class Entry:
     charged: float = 0.0
     admissions: int = 0
     boundary: int = 0
-    settled: int = 0
+    stable: int = 0
     batch: int = 0
-    kept: bool = False
-    heard_s: float = math.nan
+    retained: bool = False
+    received_s: float = math.nan
     cut_s: float = math.nan
     late_tokens: float = math.nan
 
-    def believe(self, forecast: Forecast) -> None:
+    def believe(self, length_prediction: LengthPrediction) -> None:
         """Takes a forecast, bounded by what was asked for: no prediction can do more harm than that."""
         request = self.request
-        request.forecast, self.late_tokens = forecast, math.nan
+        request.length_prediction, self.late_tokens = length_prediction, math.nan
         most = float(max(1, request.max_tokens))
-        total = forecast.total_tokens
+        total = length_prediction.total_tokens
         self.predicted = min(max(total, 0.0), most) if total == total else most  # noqa: PLR0124  NaN
-        self.settle()
+        self.finalize()
 
     def renamed(self, before: str, now: str) -> None:
         """A worker is called otherwise; of who is there it is told by the worker itself."""
@@ -93,7 +93,7 @@ class Entry:
         if self.worker == before and self.state not in (State.RUNNING, State.CUT):
             self.worker = now
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """What follows from the prediction and the tokens so far."""
         request = self.request
         self.remaining = max(1.0, self.predicted - request.generated_tokens)
@@ -104,10 +104,10 @@ class Entry:
 
 FloatArray = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "waited_s", "queued_s", "key")
-_WHOLE = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id")
+_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "queued_for_s", "queued_s", "key")
+_INTEGERS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id")
 _FLOAT = {name: row for row, name in enumerate(_FLOATS)}
-_INT = {name: row for row, name in enumerate(_WHOLE)}
+_INT = {name: row for row, name in enumerate(_INTEGERS)}
 _SMALLEST = 64
 
 
@@ -119,10 +119,10 @@ class Columns:
     """
 
     def __init__(self, rank: Policy) -> None:
-        self._told = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
+        self._report = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
         self._indexed = rank.uses("index_tokens")
         self._floats = np.zeros((len(_FLOATS), _SMALLEST))
-        self._whole = np.zeros((len(_WHOLE), _SMALLEST), np.int64)
+        self._complete = np.zeros((len(_INTEGERS), _SMALLEST), np.int64)
         self._free = list(range(_SMALLEST))[::-1]
         self.entries: list[Entry | None] = [None] * _SMALLEST
 
@@ -137,7 +137,7 @@ class Columns:
         entry.slot = self._free.pop()
         self.entries[entry.slot] = entry
 
-    def give_back(self, entry: Entry) -> None:
+    def release(self, entry: Entry) -> None:
         """Its row is free for another."""
         self._free.append(entry.slot)
         self.entries[entry.slot] = None
@@ -152,11 +152,11 @@ class Columns:
             entry.predicted,
             entry.remaining,
             index,
-            q.waited_s,
+            q.queued_for_s,
             q.queued_s,
             key,
         )
-        self._whole[:, entry.slot] = (
+        self._complete[:, entry.slot] = (
             q.prompt_tokens,
             q.generated_tokens,
             q.priority,
@@ -172,19 +172,19 @@ class Columns:
 
     def index_of(self, entry: Entry) -> float:
         """The Gittins index of what is predicted; what remains where only a number is known or wanted."""
-        quantiles = entry.request.forecast.quantiles
+        quantiles = entry.request.length_prediction.quantiles
         if not self._indexed or quantiles is None:
             return entry.remaining
         from lengthwise.predict import LEVELS, LengthDistribution
 
-        belief = LengthDistribution(np.asarray(quantiles)[None, :], LEVELS)
-        return float(belief.gittins(entry.request.generated_tokens)[0])
+        posterior = LengthDistribution(np.asarray(quantiles)[None, :], LEVELS)
+        return float(posterior.gittins(entry.request.generated_tokens)[0])
 
-    def told(self, rows: Ints, now_s: float, *, waiting: bool) -> dict[str, npt.NDArray[Any]]:
+    def report(self, rows: Ints, now_s: float, *, waiting: bool) -> dict[str, npt.NDArray[Any]]:
         """The columns of some rows that the rank takes, without the service."""
-        there = {name: self._column(name, rows) for name in self._told}
-        if waiting and "waited_s" in there:
-            there["waited_s"] = there["waited_s"] + (now_s - self._column("queued_s", rows))
+        there = {name: self._column(name, rows) for name in self._report}
+        if waiting and "queued_for_s" in there:
+            there["queued_for_s"] = there["queued_for_s"] + (now_s - self._column("queued_s", rows))
         return there
 
     def ordered(self, rows: Ints, keys: FloatArray) -> list[tuple[float, float, int, int]]:
@@ -202,12 +202,12 @@ class Columns:
     def _column(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         if name in _FLOAT:
             return np.take(self._floats[_FLOAT[name]], rows)
-        return np.take(self._whole[_INT[name]], rows)
+        return np.take(self._complete[_INT[name]], rows)
 
     def _grow(self) -> None:
         rows = len(self.entries)
         self._floats = np.concatenate([self._floats, np.zeros_like(self._floats)], axis=1)
-        self._whole = np.concatenate([self._whole, np.zeros_like(self._whole)], axis=1)
+        self._complete = np.concatenate([self._complete, np.zeros_like(self._complete)], axis=1)
         self._free = list(range(rows, 2 * rows))[::-1]
         self.entries += [None] * rows
 
@@ -252,7 +252,7 @@ class Service:
         prompt = entry.request.prompt_tokens if entry.admissions == 0 else 0
         self._pay(entry, prompt, entry.predicted)
 
-    def settle(self, entry: Entry) -> None:
+    def finalize(self, entry: Entry) -> None:
         """It is back or over: the tenant pays for what came."""
         self._pay(entry, 0, float(entry.request.generated_tokens))
 
@@ -303,7 +303,7 @@ class Ranker:
             entry.predicted,
             entry.remaining,
             self.columns.index_of(entry),
-            q.waited_s + (now_s - q.queued_s) if waits else q.waited_s,
+            q.queued_for_s + (now_s - q.queued_s) if waits else q.queued_for_s,
             q.priority,
             entry.admissions - 1,
             q.preemptions,
@@ -327,14 +327,14 @@ class Ranker:
 
     def keys(self, now_s: float, rows: Ints, *, waiting: bool) -> Floats:
         """[n] the keys of several rows, all waiting or all at workers."""
-        there = self.columns.told(rows, now_s, waiting=waiting)
+        there = self.columns.report(rows, now_s, waiting=waiting)
         if self._charged:
             there["service_tokens"] = self._service.of_rows(rows)
-        found = keys(self.rank, there, now_s) if there else self._alike(now_s, len(rows))
+        found = keys(self.rank, there, now_s) if there else self._matching(now_s, len(rows))
         found[np.isnan(found)] = math.inf
         return found
 
-    def _alike(self, now_s: float, n: int) -> Floats:
+    def _matching(self, now_s: float, n: int) -> Floats:
         """[n] the keys of a rank that is told nothing of a request."""
         return keys(self.rank, {"arrival_s": np.zeros(n)}, now_s)
 

@@ -11,48 +11,46 @@ from lengthwise.gateway.core.preemption import Cutting
 from lengthwise.gateway.core.queue import Alarms, Bins, Queue
 from lengthwise.gateway.core.ranking import Entry, Ranker, Service, State
 from lengthwise.gateway.core.worker_pool import Crew, tokens_by_model
-from lengthwise.gateway.request import Forecast, Refusal, Request
+from lengthwise.gateway.request import LengthPrediction, Rejection, Request
 from lengthwise.gateway.scheduling import UNHELD, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError
 
-DEADLINE = Refusal(504, "deadline", "The request waited until its own deadline had passed.")
+DEADLINE = Rejection(504, "deadline", "The request waited until its own deadline had passed.")
 
 
-def draining_refusal(drain_s: float) -> Refusal:
+def draining_refusal(drain_s: float) -> Rejection:
     """The gateway is about to end."""
-    return Refusal(503, "draining", "The gateway is shutting down; ask again.", drain_s)
+    return Rejection(503, "draining", "The gateway is shutting down; ask again.", drain_s)
 
 
-def unknown_model_refusal(model: str) -> Refusal:
+def unknown_model_refusal(model: str) -> Rejection:
     """No engine serves the model."""
-    return Refusal(404, "model_not_found", f"No engine here serves the model {model!r}.")
+    return Rejection(404, "model_not_found", f"No engine here serves the model {model!r}.")
 
 
-def no_engine_refusal(model: str, waited_s: float) -> Refusal:
+def no_engine_refusal(model: str, queued_for_s: float) -> Rejection:
     """There was no engine for too long."""
-    message = f"No engine for the model {model!r} was there for {waited_s:g} s."
-    return Refusal(503, "no_engine", message, max(1.0, math.ceil(waited_s)))
+    message = f"No engine for the model {model!r} was there for {queued_for_s:g} s."
+    return Rejection(503, "no_engine", message, max(1.0, math.ceil(queued_for_s)))
 
 
 def admission_refusal(
     admission: Admission, request: Request, queued: int, queued_bytes: int, wait_s: float
-) -> Refusal | None:
+) -> Rejection | None:
     """Why the request may not wait, where so many wait and so long a wait is predicted; None it may."""
     again_s = float(max(1, math.ceil(min(wait_s, 3600.0))))
     if queued >= admission.max_queued:
-        return Refusal(429, "queue_full", f"{queued} requests are waiting already.", again_s)
+        return Rejection(429, "queue_full", f"{queued} requests are waiting already.", again_s)
     if queued_bytes + request.body_bytes > admission.max_queued_bytes:
-        return Refusal(429, "queue_bytes", f"{queued_bytes} bytes of requests are waiting already.", again_s)
+        return Rejection(429, "queue_bytes", f"{queued_bytes} bytes of requests are waiting already.", again_s)
     if wait_s > admission.max_predicted_wait_s:
-        message = (
-            f"The predicted wait is {wait_s:.1f} s; at most {admission.max_predicted_wait_s:g} s are let in."
-        )
-        return Refusal(429, "predicted_wait", message, again_s)
+        message = f"The predicted wait is {wait_s:.1f} s; at most {admission.max_predicted_wait_s:g} s are let in."
+        return Rejection(429, "predicted_wait", message, again_s)
     return None
 
 
-_LOOK_S = 0.1
+_POLL_INTERVAL_S = 0.1
 """Those who wait for an engine are looked through at most so often."""
 _WAITS = (State.WAITING, State.GATHERING)
 
@@ -60,8 +58,8 @@ _WAITS = (State.WAITING, State.GATHERING)
 class Expiry:
     """Deadlines of clients, and patience with models that no worker serves."""
 
-    def __init__(self, no_engine_s: float, crew: Crew) -> None:
-        self._no_engine_s, self._crew = no_engine_s, crew
+    def __init__(self, no_engine_s: float, worker_pool: Crew) -> None:
+        self._no_engine_s, self._crew = no_engine_s, worker_pool
         self._deadlines = Alarms()
         self._look_s = math.inf
 
@@ -69,14 +67,14 @@ class Expiry:
         """Another patience, of those who wait already, too."""
         self._no_engine_s, self._look_s = no_engine_s, -math.inf
 
-    def watch(self, entry: Entry) -> None:
+    def monitor(self, entry: Entry) -> None:
         """It is about to wait; who has the beginning of its answer has no deadline any more."""
         q = entry.request
-        self._deadlines.set(q.id, math.inf if q.generated_tokens and not q.whole else q.deadline_s)
+        self._deadlines.set(q.id, math.inf if q.generated_tokens and not q.complete else q.deadline_s)
         if not self._crew.serves(entry.request.model):
             self._look_s = -math.inf
 
-    def forget(self, entry: Entry) -> None:
+    def discard(self, entry: Entry) -> None:
         """It is over."""
         self._deadlines.clear(entry.request.id)
 
@@ -90,9 +88,7 @@ class Expiry:
         """When the next may expire."""
         return min(self._deadlines.next_s(), self._look_s)
 
-    def decide(
-        self, now_s: float, entries: dict[int, Entry], queue: Queue, bins: Bins
-    ) -> list[tuple[int, Refusal]]:
+    def decide(self, now_s: float, entries: dict[int, Entry], queue: Queue, bins: Bins) -> list[tuple[int, Rejection]]:
         """Those who expire now, and why; who is at a worker by its deadline is not among them."""
         late = [entries[one] for one in self._deadlines.rung(now_s)]
         expired = {entry.request.id: DEADLINE for entry in late if entry.state in _WAITS}
@@ -100,20 +96,18 @@ class Expiry:
             self._look_s = math.inf
             served = all(self._crew.serves(model) for model in queue.waiting)
             for entry in (*(() if served else self._unserved(queue)), *self._unserved(bins)):
-                at_s = self._patience_s(entry)
+                at_s = self._timeout_s(entry)
                 if at_s <= now_s:
-                    expired.setdefault(
-                        entry.request.id, no_engine_refusal(entry.request.model, self._no_engine_s)
-                    )
+                    expired.setdefault(entry.request.id, no_engine_refusal(entry.request.model, self._no_engine_s))
                 else:
-                    self._look_s = min(self._look_s, max(at_s, now_s + _LOOK_S))
+                    self._look_s = min(self._look_s, max(at_s, now_s + _POLL_INTERVAL_S))
         return list(expired.items())
 
     def _unserved(self, waiting: Iterable[Entry]) -> list[Entry]:
         """Those whose model no worker serves."""
         return [entry for entry in waiting if not self._crew.serves(entry.request.model)]
 
-    def _patience_s(self, entry: Entry) -> float:
+    def _timeout_s(self, entry: Entry) -> float:
         """Until when it waits for an engine."""
         return max(entry.request.queued_s, self._crew.gone_s(entry.request.model)) + self._no_engine_s
 
@@ -127,28 +121,26 @@ def check_change(before: Order, after: Order) -> None:
     fixed = ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else [])
     for name in fixed:
         if getattr(before, name) != getattr(after, name):
-            raise InputError(
-                f"order.{name} cannot change while the gateway runs; start it anew with the new file"
-            )
+            raise InputError(f"order.{name} cannot change while the gateway runs; start it anew with the new file")
     resolve("takeover", after.takeover)
 
 
-def statistics(now_s: float, queue: Queue, bins: Bins, crew: Crew, cuts: int) -> Statistics:
+def statistics(now_s: float, queue: Queue, bins: Bins, worker_pool: Crew, cuts: int) -> Statistics:
     """Who waits and runs now, and what is still to come of them."""
     queued = len(queue) + len(bins)
     queued_tokens = queue.total_tokens() + bins.tokens
-    tokens = queued_tokens + sum(worker.tokens for worker in crew)
-    usual = crew.usual_speed()
-    rate = sum(worker.speed.tokens_per_s or usual for worker in crew.up)
-    numbers = (worker.numbers(worker.speed.tokens_per_s or usual or 1.0) for worker in crew)
+    tokens = queued_tokens + sum(worker.tokens for worker in worker_pool)
+    usual = worker_pool.usual_speed()
+    rate = sum(worker.speed.tokens_per_s or usual for worker in worker_pool.up)
+    numbers = (worker.numbers(worker.speed.tokens_per_s or usual or 1.0) for worker in worker_pool)
     return Statistics(
         waiting=queued,
         waiting_bytes=queue.bytes + bins.bytes,
-        running=sum(len(worker.there) for worker in crew),
+        running=sum(len(worker.active) for worker in worker_pool),
         oldest_wait_s=max(queue.oldest_wait_s(now_s), bins.oldest_wait_s(now_s)),
         backlog_tokens=tokens,
         backlog_s=tokens / rate if rate else 0.0,
-        predicted_wait_s=crew.wait_s(now_s, "", tokens_by_model(queue, bins)),
+        predicted_wait_s=worker_pool.wait_s(now_s, "", tokens_by_model(queue, bins)),
         ordering=queued > 0,
         cuts=cuts,
         workers=tuple(numbers),
@@ -156,7 +148,7 @@ def statistics(now_s: float, queue: Queue, bins: Bins, crew: Crew, cuts: int) ->
 
 
 RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
-_NOTHING = Decisions()
+_EMPTY = Decisions()
 _CLASSES, _LONGEST = 2047, 1 << 20
 
 
@@ -174,9 +166,7 @@ class Scheduler:
         observe: As mode "observe": nothing is held back but beyond a cap that a worker has of its own.
     """
 
-    def __init__(
-        self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False
-    ) -> None:
+    def __init__(self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False) -> None:
         self._order, self._admission = order, admission
         self._service = Service()
         rank = resolve("rank", order.rank or RANKS.get(order.mode, "fcfs"))
@@ -187,7 +177,7 @@ class Scheduler:
         self._crew = Crew(dispatch, unheld=observe or order.mode in UNHELD, phased=order.mode == "rra")
         self._bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
-        self._sending = Sending(self._queue, self._service, self._crew, self._cutting, dispatch.affinity)
+        self._dispatch = Sending(self._queue, self._service, self._crew, self._cutting, dispatch.affinity)
         self._expiry = Expiry(admission.no_engine_s, self._crew)
         self._entries: dict[int, Entry] = {}
         self._draining = False
@@ -207,22 +197,22 @@ class Scheduler:
         self._queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
         self._cutting.configure(now_s, order)
         self._bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
-        self._sending.configure(dispatch)
+        self._dispatch.configure(dispatch)
         self._expiry.configure(admission.no_engine_s)
         self._changed = True
 
     # -- requests --------------------------------------------------------------------------
 
-    def offer(self, now_s: float, request: Request) -> Refusal | None:
+    def offer(self, now_s: float, request: Request) -> Rejection | None:
         """Lets a request wait; else says why not."""
-        refused = self._refusal(now_s, request)
+        refused = self._rejection(now_s, request)
         if refused is not None:
             return refused
         entry = Entry(request)
-        entry.believe(request.forecast)
+        entry.believe(request.length_prediction)
         self._entries[request.id] = entry
         self._ranker.columns.take(entry)
-        self._expiry.watch(entry)
+        self._expiry.monitor(entry)
         if self._binned:
             batch = self._bins.add(now_s, entry, self._crew.batch_size(request.model))
             self._leave_bin(now_s, batch)
@@ -231,26 +221,26 @@ class Scheduler:
         self._changed = True
         return None
 
-    def reforecast(self, now_s: float, id: int, forecast: Forecast) -> None:  # noqa: A002
+    def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None:  # noqa: A002
         """A new prediction for a live request."""
         entry = self._entries.get(id)
         if entry is None:
             return
         worker = self._crew.of(entry)
         if entry.state is State.WAITING:
-            self._queue.believe(now_s, entry, forecast)
+            self._queue.believe(now_s, entry, length_prediction)
         elif entry.state is State.GATHERING:
             before = entry.remaining
-            entry.believe(forecast)
+            entry.believe(length_prediction)
             self._bins.recount(entry, before)
         elif worker is None:
-            entry.believe(forecast)
+            entry.believe(length_prediction)
         else:
-            worker.believe(entry, forecast)
+            worker.believe(entry, length_prediction)
             self._ranker.write(now_s, entry)
         self._changed |= entry.state is State.WAITING
         if self._cutting.want():
-            self._look(now_s)
+            self._poll(now_s)
 
     def progressed(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
         """So many tokens have come in all for a running request."""
@@ -264,9 +254,9 @@ class Scheduler:
             self._changed |= worker.progressed(now_s, entry, more)
             if self._cutting.progressed(entry):
                 self._ranker.write(now_s, entry)
-                self._look(now_s)
+                self._poll(now_s)
 
-    def _look(self, now_s: float) -> None:
+    def _poll(self, now_s: float) -> None:
         """Who runs and who waits is compared as soon as it may be; till then there is nothing to decide."""
         self._wake_s = min(self._wake_s, self._cutting.next_s(now_s))
 
@@ -289,11 +279,11 @@ class Scheduler:
             worker.came_back(now_s, entry)
         self._release(entry)
         q.generated_tokens = generated_tokens
-        entry.settle()
-        self._service.settle(entry)
+        entry.finalize()
+        self._service.finalize(entry)
         if avoid:
             q.avoid |= {avoid}
-        self._expiry.watch(entry)
+        self._expiry.monitor(entry)
         self._wait(now_s, entry)
         self._changed = True
 
@@ -316,10 +306,10 @@ class Scheduler:
             self._bins.remove(entry)
         else:
             self._release(entry)
-            self._service.settle(entry)
-        self._sending.over(entry)
-        self._expiry.forget(entry)
-        self._ranker.columns.give_back(entry)
+            self._service.finalize(entry)
+        self._dispatch.over(entry)
+        self._expiry.discard(entry)
+        self._ranker.columns.release(entry)
         self._changed = True
 
     # -- workers ---------------------------------------------------------------------------
@@ -327,7 +317,7 @@ class Scheduler:
     def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
         """Takes the whole set of workers as it is now; returns who lost its worker (to be returned, or left)."""
         lost = self._crew.seen(now_s, states)
-        self._sending.renamed(self._crew.renamed(), self._entries.values())
+        self._dispatch.renamed(self._crew.renamed(), self._entries.values())
         self._expiry.workers_changed(now_s, self._queue, self._bins)
         self._cutting.want()
         self._changed = True
@@ -342,18 +332,18 @@ class Scheduler:
     def decide(self, now_s: float) -> Decisions:
         """What is to be done now; it counts as done."""
         if not self._changed and now_s < self._wake_s:
-            return _NOTHING
+            return _EMPTY
         expire = self._expire(now_s)
         self._changed = False
         if self._binned:
             self._leave_bin(now_s, self._bins.ripe(now_s))
         self._queue.promote(now_s)
-        assign = self._sending.decide(now_s)
+        assign = self._dispatch.decide(now_s)
         cut = self._cutting.decide(now_s, self._queue, list(self._crew))
         self._wake_s = self._next_s(now_s)
         phases = self._crew.phases_over()
         if not (expire or cut or assign or phases):
-            return _NOTHING
+            return _EMPTY
         return Decisions(tuple(expire), tuple(entry.request.id for entry in cut), tuple(assign), phases)
 
     def next_s(self, now_s: float) -> float:
@@ -365,8 +355,8 @@ class Scheduler:
         self._queue.rerank(now_s)
 
     def _next_s(self, now_s: float) -> float:
-        due_s = self._queue.due_s() if self._crew.up else math.inf
-        times = (due_s, self._bins.next_s(), self._expiry.next_s(), self._cutting.next_s(now_s))
+        deadline_s = self._queue.deadline_s() if self._crew.up else math.inf
+        times = (deadline_s, self._bins.next_s(), self._expiry.next_s(), self._cutting.next_s(now_s))
         held_s = self._crew.held_until_s(now_s) if self._queue else math.inf
         return min(*times, held_s)
 
@@ -388,13 +378,13 @@ class Scheduler:
     def engine_priority(self, request: Request) -> int:
         """Class and predicted length as one number, smaller = earlier, that a 32-bit field holds."""
         entry = self._entries.get(request.id)
-        tokens = entry.predicted if entry is not None else request.forecast.total_tokens
+        tokens = entry.predicted if entry is not None else request.length_prediction.total_tokens
         length = int(min(max(tokens, 0.0), _LONGEST - 1.0)) if tokens == tokens else _LONGEST - 1  # noqa: PLR0124
         return max(-_CLASSES, min(_CLASSES, request.priority)) * _LONGEST + length
 
     # -- within ----------------------------------------------------------------------------
 
-    def _refusal(self, now_s: float, request: Request) -> Refusal | None:
+    def _rejection(self, now_s: float, request: Request) -> Rejection | None:
         if self._draining:
             return draining_refusal(1.0)
         model, admission = request.model, self._admission
@@ -413,7 +403,7 @@ class Scheduler:
             self._cutting.want()
 
     def _leave_bin(self, now_s: float, batch: list[Entry]) -> None:
-        self._sending.batched(batch)
+        self._dispatch.batched(batch)
         for entry in batch:
             self._wait(now_s, entry, entry.request.queued_s)
 
@@ -422,7 +412,7 @@ class Scheduler:
         if worker is not None:
             worker.take(entry)
 
-    def _expire(self, now_s: float) -> list[tuple[int, Refusal]]:
+    def _expire(self, now_s: float) -> list[tuple[int, Rejection]]:
         expired = self._expiry.decide(now_s, self._entries, self._queue, self._bins)
         for request_id, _ in expired:
             self.left(now_s, request_id)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import Phasing
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
-from lengthwise.gateway.request import SIZES, Forecast, Leading
+from lengthwise.gateway.request import SIZES, Leading, LengthPrediction
 from lengthwise.gateway.scheduling import Phase, Signals, WorkerNumbers, WorkerState
 
 _SHRINK = 0.75
@@ -54,7 +54,7 @@ class Cap:
         """So many are there now."""
         self._most_used = max(self._most_used, in_flight)
 
-    def look(self, now_s: float, signals: Signals, in_flight: int) -> None:
+    def poll(self, now_s: float, signals: Signals, in_flight: int) -> None:
         """Adapts to fresh signals, not more often than ``adapt_every_s``."""
         if signals.at_s <= self._signals.at_s or now_s - self._looked_s < self.dispatch.adapt_every_s:
             return
@@ -127,12 +127,12 @@ class Cached:
         depth = self._depth(leading)
         return SIZES[depth - 1] * leading.block_tokens if depth else 0.0
 
-    def sent(self, leading: Leading, most_tokens: float | None = None) -> float:
+    def sent(self, leading: Leading, max_tokens: float | None = None) -> float:
         """It is computed there; returns the tokens of it that were there before.
 
         Args:
             leading: How the prompt begins.
-            most_tokens: What the engine's cache holds; None unknown.
+            max_tokens: What the engine's cache holds; None unknown.
         """
         before, known = self.tokens(leading), self._tokens_of
         for depth in range(len(leading.keys) - 1, -1, -1):  # what is shared most is forgotten last
@@ -142,7 +142,7 @@ class Cached:
             else:
                 known[key] = tokens = _GROWTH[depth] * leading.block_tokens
                 self._tokens += tokens
-        while known and (len(known) > self.most or (most_tokens is not None and self._tokens > most_tokens)):
+        while known and (len(known) > self.most or (max_tokens is not None and self._tokens > max_tokens)):
             self._tokens -= known.popitem(last=False)[1]
         if not known:
             self._tokens = 0.0
@@ -161,7 +161,7 @@ _LEAST_STARTS, _LEAST_COLD, _LEAST_TOKENS = 8.0, 16.0, 64.0
 """Seen before anything is believed of it."""
 _START_FADES, _TOKEN_FADES = 0.98, 0.998
 """What one more says of those before it: the last 50 starts and 500 pieces count most."""
-_LEAST_SPREAD = 0.01
+_MIN_SPREAD = 0.01
 """Of the lengths whose cost is to be told apart: their variance over their mean square."""
 _LONGEST_TIMES = 4.0
 """A silence counts as so many usual ones at most: who takes a stream slowly says nothing of its engine."""
@@ -181,7 +181,7 @@ class Price:
         self._tokens = self._token_s = 0.0
         self._backs = self._back_s = 0.0
 
-    def began(self, context_tokens: int, seconds: float, *, cold: bool = False) -> None:
+    def started(self, context_tokens: int, seconds: float, *, cold: bool = False) -> None:
         """A request with so many tokens spoke so long after it had been sent; cold: hardly any were in the cache."""
         self._starts.add(float(context_tokens), seconds)
         if cold:
@@ -205,17 +205,17 @@ class Price:
         """Seconds of a prompt token that is in no cache; None until enough prompts of several lengths were seen."""
         if self._cold.count < _LEAST_COLD or not self._cold.varied:
             return None
-        return self._cold.fitted()[1]
+        return self._cold.fit_result()[1]
 
-    def recompute_steps(self, context_tokens: int, resident: int) -> float:
+    def recompute_steps(self, context_tokens: int, num_running: int) -> float:
         """What bringing a request back costs, in steps of a batch of so many that are there."""
         if self._starts.count < _LEAST_STARTS or self._tokens < _LEAST_TOKENS or not self._token_s:
-            return context_tokens * PREFILL_WEIGHT / resident
+            return context_tokens * PREFILL_WEIGHT / num_running
         step_s = self._token_s / self._tokens
-        way_s, each_s = self._starts.fitted()
+        way_s, each_s = self._starts.fit_result()
         back_s = self._back_s / self._backs if self._backs else 0.0
         idle_s = max(0.0, way_s - step_s) + back_s
-        return (idle_s / resident + each_s * context_tokens) / step_s
+        return (idle_s / num_running + each_s * context_tokens) / step_s
 
 
 class _Line:
@@ -237,9 +237,9 @@ class _Line:
     @property
     def varied(self) -> bool:
         """Whether a slope can be told."""
-        return self._xx - self._x * self._x / self.count > _LEAST_SPREAD * self._xx
+        return self._xx - self._x * self._x / self.count > _MIN_SPREAD * self._xx
 
-    def fitted(self) -> tuple[float, float]:
+    def fit_result(self) -> tuple[float, float]:
         """(at 0, slope); there must be points."""
         n = self.count
         spread = self._xx - self._x * self._x / n
@@ -278,7 +278,7 @@ class Speed:
             self._take(self._made / passed_s, passed_s)
             self._since_s, self._made = now_s, 0
 
-    def told(self, now_s: float, tokens_per_s: float) -> None:
+    def report(self, now_s: float, tokens_per_s: float) -> None:
         """It was seen by others to be so fast."""
         if tokens_per_s > 0:
             self._take(tokens_per_s, min(now_s - self._told_s, 4 * _EVERY_S))
@@ -301,7 +301,7 @@ class Worker:
 
     Attributes:
         state: What it was last seen to be.
-        there: Requests in flight by id, with those that are being cut.
+        active: Requests in flight by id, with those that are being cut.
         tokens: Predicted output tokens still to come from it.
         work: The same with what its prompts cost.
         kv_tokens: What its requests will hold at their end, if predictions hold.
@@ -310,36 +310,31 @@ class Worker:
         price: What a cut and a prompt cost there.
         cached: Which beginnings of prompts it has probably in its cache.
         phasing: The phase that it is in; None where it keeps no schedule.
-        beside: Those that leave, of the same engine under another key: they have some of its seats.
+        additional: Those that leave, of the same engine under another key: they have some of its seats.
 
     Args:
         state: What it is seen to be.
         dispatch: Bounds of its cap, and its schedule.
         unheld: Whether it is given all at once, up to a cap of its own (``state.in_flight``).
-        told: Hears of its phases, where it keeps the schedule.
+        report: Hears of its phases, where it keeps the schedule.
     """
 
     def __init__(
-        self,
-        state: WorkerState,
-        dispatch: Dispatch,
-        *,
-        unheld: bool,
-        told: Callable[[Phase], None] | None = None,
+        self, state: WorkerState, dispatch: Dispatch, *, unheld: bool, report: Callable[[Phase], None] | None = None
     ) -> None:
         self.state = state
-        self.there: dict[int, Entry] = {}
+        self.active: dict[int, Entry] = {}
         self.tokens = self.work = self.kv_tokens = 0.0
         self.cutting = 0
         self.speed, self.price, self.cached = Speed(), Price(), Cached()
-        self.beside: tuple[Worker, ...] = ()
+        self.additional: tuple[Worker, ...] = ()
         self._unheld = unheld
         self._cap = Cap(dispatch)
         # Until then it may have had a queue of its own: what waited there does not tell what a prompt costs.
         self._queued_s = -math.inf
         self.phasing: Phasing | None = None
-        if told is not None and dispatch.phases is not None:
-            self.phasing = Phasing(lambda: self.name, dispatch.phases, told)
+        if report is not None and dispatch.phases is not None:
+            self.phasing = Phasing(lambda: self.name, dispatch.phases, report)
 
     @property
     def name(self) -> str:
@@ -364,7 +359,7 @@ class Worker:
     def rename(self, name: str) -> None:
         """It is called so from now on, for those who are there as well."""
         self.state = replace(self.state, name=name)
-        for entry in self.there.values():
+        for entry in self.active.values():
             entry.worker = entry.request.worker = name
 
     def inherit(self, other: Worker) -> None:
@@ -374,11 +369,11 @@ class Worker:
     @property
     def _taken(self) -> int:
         """Seats of its engine that are taken."""
-        return len(self.there) + sum(len(one.there) for one in self.beside)
+        return len(self.active) + sum(len(one.active) for one in self.additional)
 
     @property
     def _kv_taken(self) -> float:
-        return self.kv_tokens + sum(one.kv_tokens for one in self.beside)
+        return self.kv_tokens + sum(one.kv_tokens for one in self.additional)
 
     def room(self, now_s: float) -> int:
         """How many more it may be given now."""
@@ -425,25 +420,25 @@ class Worker:
     def put(self, entry: Entry) -> None:
         """It is sent there."""
         entry.state, entry.worker, entry.request.worker = State.RUNNING, self.name, self.name
-        entry.heard_s = math.nan
+        entry.received_s = math.nan
         q = entry.request
         q.cached_tokens = min(int(self.cached.sent(q.leading, self.state.kv_tokens)), q.prompt_tokens)
-        self.there[entry.request.id] = entry
+        self.active[entry.request.id] = entry
         self._add(entry, 1)
         self._cap.used(self._taken)
-        if self._unheld and self.state.signals.waiting is None and len(self.there) > 1:
+        if self._unheld and self.state.signals.waiting is None and len(self.active) > 1:
             self._queued_s = q.dispatched_s
         if self.phasing is not None:
             self.phasing.sent(entry)
 
     def take(self, entry: Entry) -> None:
         """It is there no more."""
-        del self.there[entry.request.id]
+        del self.active[entry.request.id]
         self._add(entry, -1)
         self.cutting -= entry.state is State.CUT
         if self.phasing is not None:
             self.phasing.left(entry.request.id)
-        if not self.there:
+        if not self.active:
             self.tokens = self.work = self.kv_tokens = 0.0
 
     def cut(self, now_s: float, entry: Entry) -> None:
@@ -453,44 +448,44 @@ class Worker:
 
     def came_back(self, now_s: float, entry: Entry) -> None:
         """It was cut: its place made nothing since its last token."""
-        self.price.came_back(now_s - max(entry.cut_s, entry.heard_s))
+        self.price.came_back(now_s - max(entry.cut_s, entry.received_s))
 
     def keep(self, entry: Entry) -> bool:
         """It stays there to its end; whether it was to be brought back."""
-        entry.kept, was_cut = True, entry.state is State.CUT
+        entry.retained, was_cut = True, entry.state is State.CUT
         if was_cut:
             entry.state = State.RUNNING
             self.cutting -= 1
         return was_cut
 
-    def believe(self, entry: Entry, forecast: Forecast) -> None:
+    def believe(self, entry: Entry, length_prediction: LengthPrediction) -> None:
         """A new forecast of one that is there."""
         self._add(entry, -1)
-        entry.believe(forecast)
+        entry.believe(length_prediction)
         self._add(entry, 1)
 
     def progressed(self, now_s: float, entry: Entry, tokens: int) -> bool:
         """So many more tokens came of one that is there; they are counted already. Whether its phase is over by it."""
         self.speed.made(now_s, tokens)
         self._cap.accepted(entry.request.dispatched_s)
-        self._heard(now_s, entry, tokens)
+        self._received(now_s, entry, tokens)
         remaining, work, kv_tokens = entry.remaining, entry.work, entry.kv_tokens
-        entry.settle()
+        entry.finalize()
         self.tokens += entry.remaining - remaining
         self.work += entry.work - work
         self.kv_tokens += entry.kv_tokens - kv_tokens
         return self.phasing is not None and self.phasing.progressed(now_s, entry.request.id, tokens)
 
-    def _heard(self, now_s: float, entry: Entry, tokens: int) -> None:
-        since_s, entry.heard_s, q = entry.heard_s, now_s, entry.request
+    def _received(self, now_s: float, entry: Entry, tokens: int) -> None:
+        since_s, entry.received_s, q = entry.received_s, now_s, entry.request
         if q.at_once:
             return  # all of it: neither when it began nor how fast it came can be told
         if since_s == since_s:  # noqa: PLR0124  NaN
             self.price.streamed(tokens, now_s - since_s)
         elif q.dispatched_s > self._queued_s:
-            context, took_s = q.prompt_tokens + q.generated_tokens - tokens, now_s - q.dispatched_s
+            context, duration_s = q.prompt_tokens + q.generated_tokens - tokens, now_s - q.dispatched_s
             cold = entry.admissions == 1 and q.cached_tokens <= _COLD * context
-            self.price.began(context, took_s, cold=cold)
+            self.price.started(context, duration_s, cold=cold)
 
     def _add(self, entry: Entry, one: int) -> None:
         self.tokens += one * entry.remaining
@@ -507,18 +502,18 @@ class Worker:
             self.cached = Cached(self.cached.most)
         self.state = state
         if state.tokens_per_s is not None:
-            self.speed.told(now_s, state.tokens_per_s)
+            self.speed.report(now_s, state.tokens_per_s)
         if state.signals.waiting:
             self._queued_s = now_s
         if not state.was:
-            self._cap.look(now_s, state.signals, self._taken)
+            self._cap.poll(now_s, state.signals, self._taken)
         return lost
 
     def lose(self) -> list[Entry]:
         """Nobody is there any more; returns who was."""
         if self.phasing is not None:
             self.phasing.lost()
-        lost = list(self.there.values())
+        lost = list(self.active.values())
         for entry in lost:
             self.take(entry)
             entry.state = State.LOST
@@ -538,7 +533,7 @@ class Worker:
         return WorkerNumbers(
             self.name,
             self.state.up,
-            len(self.there),
+            len(self.active),
             None if self.cap == UNBOUND else self.cap,
             self.drain_s(speed),
             self.tokens,

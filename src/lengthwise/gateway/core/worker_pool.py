@@ -18,9 +18,7 @@ def tokens_by_model(queue: Queue, bins: Bins) -> dict[str, float]:
     return {model: queue.tokens.get(model, 0.0) + bins.tokens_of.get(model, 0.0) for model in models}
 
 
-def drained_s(
-    tokens: Mapping[str, float], serving: Mapping[str, Sequence[int]], rates: Sequence[float]
-) -> list[float]:
+def drained_s(tokens: Mapping[str, float], serving: Mapping[str, Sequence[int]], rates: Sequence[float]) -> list[float]:
     """For each worker, the seconds until all that waits for it is done, were everybody who waits served.
 
     A model's tokens are poured where they are done soonest. Models that fewest workers serve come first: the
@@ -105,7 +103,7 @@ class Crew:
             worker = before.pop(state.name, None)
             if worker is None:
                 told = self._phases.append if self._phased else None
-                worker = Worker(state, self._dispatch, unheld=self._unheld, told=told)
+                worker = Worker(state, self._dispatch, unheld=self._unheld, report=told)
                 new.append(worker)
             lost += worker.seen(now_s, state)
             self._workers[state.name] = worker
@@ -167,7 +165,7 @@ class Crew:
         if not serving or not usual or _is_free(now_s, model, serving, tokens):
             return 0.0
         rate = sum(worker.speed.tokens_per_s or usual for worker in serving)
-        running = sum(len(worker.there) for worker in serving)
+        running = sum(len(worker.active) for worker in serving)
         first_s = sum(worker.tokens for worker in serving) / max(1, running) / rate
         if not model:
             return sum(tokens.values()) / rate + first_s
@@ -188,8 +186,7 @@ class Crew:
     def _before_s(self, model: str, tokens: Mapping[str, float], usual: float) -> float:
         """Seconds until a worker of the model has done what waits for it."""
         serving = {
-            one: [at for at, worker in enumerate(self.up) if one in worker.state.models]
-            for one in (*tokens, model)
+            one: [at for at, worker in enumerate(self.up) if one in worker.state.models] for one in (*tokens, model)
         }
         served = {one: tokens[one] for one in tokens if serving[one]}
         levels_s = drained_s(served, serving, [worker.speed.tokens_per_s or usual for worker in self.up])
@@ -199,10 +196,10 @@ class Crew:
         """Who leaves shares seats with who is at its place; a new one there knows what was learned."""
         leaving = [one for one in self if one.state.was and one.state.place]
         for worker in self:
-            worker.beside = tuple(one for one in leaving if one is not worker and _is_heir(worker, one))
+            worker.additional = tuple(one for one in leaving if one is not worker and _is_heir(worker, one))
         for worker in new:
-            if worker.beside:
-                last = max(worker.beside, key=lambda one: one.state.epoch)
+            if worker.additional:
+                last = max(worker.additional, key=lambda one: one.state.epoch)
                 worker.inherit(last)
                 self._renamed.append((last.name, worker.name))
 
@@ -222,14 +219,12 @@ def _is_free(now_s: float, model: str, serving: Sequence[Worker], tokens: Mappin
     """Whether one of the workers has room, and nobody waits who could take it."""
     if not model and tokens:
         return False
-    return any(
-        worker.room(now_s) > 0 and not any(one in tokens for one in worker.state.models) for worker in serving
-    )
+    return any(worker.room(now_s) > 0 and not any(one in tokens for one in worker.state.models) for worker in serving)
 
 
-def _is_heir(worker: Worker, leaving: Worker) -> bool:
+def _is_heir(worker: Worker, stopping: Worker) -> bool:
     """Whether it is the engine that another one, which leaves, was."""
-    return not worker.state.was and worker.state.place == leaving.state.place
+    return not worker.state.was and worker.state.place == stopping.state.place
 
 
 def _rename(workers: dict[str, Worker], state: WorkerState) -> bool:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from lengthwise.gateway.demo import engines as _engines
-from lengthwise.gateway.demo.comparison import Gain, gain, race, shown, verdict, waiting
+from lengthwise.gateway.demo.comparison import Gain, decision, gain, race, shown, waiting
 from lengthwise.schema.errors import InputError
 
 __all__ = ["Gain", "run"]
@@ -55,9 +55,7 @@ def run(
     if python is None:
         _say("Two emulated engines, no vLLM (real time, toy text); --engine-python PYTHON takes real ones.")
     else:
-        _say(
-            f"Two vLLMs on this CPU, by {python}. Loading takes one to three minutes; Ctrl-C ends everything."
-        )
+        _say(f"Two vLLMs on this CPU, by {python}. Loading takes one to three minutes; Ctrl-C ends everything.")
     with contextlib.ExitStack() as stack:
         with waiting("loading both engines"):
             up = stack.enter_context(_engines.emulated() if python is None else _engines.on_cpu(python))
@@ -68,9 +66,9 @@ def run(
         )
         ports = [(port, admin_port), (port and port + 2, admin_port and admin_port + 2)]
         with shown(up.what) as look:
-            sides = asyncio.run(race(up, ports, seconds=seconds, seed=seed, requests=requests, look=look))
+            sides = asyncio.run(race(up, ports, seconds=seconds, seed=seed, requests=requests, poll=look))
     found = gain(sides)
-    _say(verdict(up.what, found))
+    _say(decision(up.what, found))
     return found
 
 

@@ -21,7 +21,7 @@ from lengthwise.gateway.demo.engines import MODEL, SEATS, Engines
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LengthDistribution
 
-MOST_TOKENS = 1024
+MAX_TOKENS = 1024
 LOAD = 3.0
 """Bursts at so many times what the engines can serve, as in ELIS."""
 _GAMMA_SHAPE = 0.73
@@ -34,10 +34,7 @@ KINDS = (  # a question, and the tokens that answers to such questions have in t
     ("Explain to a child in a short paragraph where {} is and who lives there.", 100),
     ("Give me five tips for a weekend in {}.", 180),
     ("List twenty places to see in {}, each with a sentence on why it is worth the way.", 500),
-    (
-        "Write a detailed essay of several pages about the history of {}, with an introduction and a conclusion.",
-        750,
-    ),
+    ("Write a detailed essay of several pages about the history of {}, with an introduction and a conclusion.", 750),
     ("Write a Python program with comments and tests that plans a tour of {}, and explain every step.", 600),
 )
 PLACES = (
@@ -51,12 +48,12 @@ class Question:
     """One request.
 
     Attributes:
-        due_s: When it is sent, after the burst began.
+        deadline_s: When it is sent, after the burst began.
         prompt: Its text.
         tokens: How long its answer will be: the engine is told, the gateway is not.
     """
 
-    due_s: float
+    deadline_s: float
     prompt: str
     tokens: int
 
@@ -74,13 +71,13 @@ def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: fl
     rng = np.random.default_rng([seed, number])
     kinds = rng.integers(len(KINDS), size=count)
     medians = np.array([KINDS[kind][1] for kind in kinds], float)
-    lengths = np.clip(medians * np.exp(_SPREAD * rng.standard_normal(count)) / shrink, 1, MOST_TOKENS)
+    lengths = np.clip(medians * np.exp(_SPREAD * rng.standard_normal(count)) / shrink, 1, MAX_TOKENS)
     gap_s = lengths.mean() / tokens_per_s / LOAD
-    due_s = np.cumsum(rng.gamma(_GAMMA_SHAPE, gap_s / _GAMMA_SHAPE, count))
+    deadline_s = np.cumsum(rng.gamma(_GAMMA_SHAPE, gap_s / _GAMMA_SHAPE, count))
     places = rng.integers(len(PLACES), size=count)
     return [
         Question(float(due), KINDS[kind][0].format(PLACES[place]), round(float(length)))
-        for due, kind, place, length in zip(due_s, kinds, places, lengths, strict=True)
+        for due, kind, place, length in zip(deadline_s, kinds, places, lengths, strict=True)
     ]
 
 
@@ -89,11 +86,11 @@ def body(model: str, question: Question) -> dict[str, Any]:
     return {
         "model": model,
         "prompt": question.prompt,
-        "max_tokens": MOST_TOKENS,
+        "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "vllm_xargs": {"output_tokens": question.tokens, "most_tokens": MOST_TOKENS},
+        "vllm_xargs": {"output_tokens": question.tokens, "max_tokens": MAX_TOKENS},
     }
 
 
@@ -103,7 +100,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 MODES = ("fcfs", "isrtf")
 REQUESTS = 48
-_LOOK_S = 0.25
+_POLL_INTERVAL_S = 0.25
 _WARM = 1 << 20
 """Number of the burst that nobody counts."""
 _LEVEL = 0.95
@@ -150,7 +147,7 @@ class Gain:
     rounds: int
 
     @property
-    def is_sure(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the interval is of gains alone."""
         return self.high < 0
 
@@ -170,18 +167,14 @@ def gain(sides: Sequence[Side]) -> Gain:
     middle = float(logs.mean())
     ends = [float(np.quantile(np.concatenate(one[:rounds]), 0.99)) for one in (first, ours)]
     return Gain(
-        math.exp(middle) - 1,
-        math.exp(middle - half) - 1,
-        math.exp(middle + half) - 1,
-        ends[1] / ends[0] - 1,
-        rounds,
+        math.exp(middle) - 1, math.exp(middle - half) - 1, math.exp(middle + half) - 1, ends[1] / ends[0] - 1, rounds
     )
 
 
 class Shrunk:
     """What the shipped predictor says, in the shorter tokens of slow engines."""
 
-    asks_once = True
+    predicts_once = True
 
     def __init__(self, by: float) -> None:
         from lengthwise.predict import default
@@ -201,7 +194,7 @@ async def race(
     seconds: float,
     seed: int,
     requests: int = REQUESTS,
-    look: Callable[[Sequence[Side], float], None] = lambda *_: None,
+    poll: Callable[[Sequence[Side], float], None] = lambda *_: None,
 ) -> tuple[Side, ...]:
     """Both sides when the time is over; at least two rounds, each begun by another side.
 
@@ -211,25 +204,24 @@ async def race(
         seconds: No round begins after it.
         seed: Of the requests.
         requests: Of a round.
-        look: Shown the sides, and the seconds so far, every now and then.
+        poll: Shown the sides, and the seconds so far, every now and then.
     """
     loop = asyncio.get_running_loop()
     of_burst = partial(burst, seed, tokens_per_s=engines.tokens_per_s, shrink=engines.shrink)
     sides = tuple(Side(mode) for mode in MODES)
     async with AsyncExitStack() as stack:
         gateways = [
-            await stack.enter_async_context(_gateway(engines, s.mode, p))
-            for s, p in zip(sides, ports, strict=True)
+            await stack.enter_async_context(_gateway(engines, s.mode, p)) for s, p in zip(sides, ports, strict=True)
         ]
         for side, gateway in zip(sides, gateways, strict=True):
             side.port, side.admin_port = gateway.port, gateway.admin_port
-            await gateway.fleet.settled(30.0)
+            await gateway.fleet.stable(30.0)
             await _round(gateway, Side(side.mode), of_burst(_WARM, 8))
-        begun_s = loop.time()
-        shows = asyncio.ensure_future(_shown(sides, gateways, begun_s, look))
+        started_s = loop.time()
+        shows = asyncio.ensure_future(_shown(sides, gateways, started_s, poll))
         try:
             number = 0
-            while number < 2 or loop.time() - begun_s < seconds:
+            while number < 2 or loop.time() - started_s < seconds:
                 asked = of_burst(number, requests)
                 for k in (0, 1) if number % 2 == 0 else (1, 0):
                     await _round(gateways[k], sides[k], asked)
@@ -237,13 +229,13 @@ async def race(
         finally:
             shows.cancel()
             await asyncio.gather(shows, return_exceptions=True)
-            _look(sides, gateways)
-            look(sides, loop.time() - begun_s)
+            _poll(sides, gateways)
+            poll(sides, loop.time() - started_s)
     return sides
 
 
 def _gateway(engines: Engines, mode: str, ports: tuple[int, int]) -> Gateway:
-    from lengthwise.gateway.forecast import Forecaster
+    from lengthwise.gateway.length_prediction import Forecaster
     from lengthwise.gateway.serve import Gateway
 
     config = GatewayConfig(
@@ -252,50 +244,45 @@ def _gateway(engines: Engines, mode: str, ports: tuple[int, int]) -> Gateway:
             for k, url in enumerate(engines.urls)
         ),
         order=Order(mode),
-        forecasting=Forecasting(learn=False),
+        prediction=Forecasting(learn=False),
         listen=Listen(port=ports[0], admin_port=ports[1]),
     )
     predictor = Shrunk(engines.shrink)
-    return Gateway(
-        config, make_forecaster=lambda *told: Forecaster(*told, predictor=predictor, place="inline")
-    )
+    return Gateway(config, make_forecaster=lambda *told: Forecaster(*told, predictor=predictor, place="inline"))
 
 
-async def _round(gateway: Gateway, side: Side, asked: Sequence[Question]) -> None:
+async def _round(gateway: Gateway, side: Side, client_request: Sequence[Question]) -> None:
     """One burst through one gateway."""
     import aiohttp
 
     loop = asyncio.get_running_loop()
-    begun_s = loop.time() + 0.05
+    started_s = loop.time() + 0.05
     url = f"http://127.0.0.1:{gateway.port}/v1/completions"
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def one(question: Question) -> None:
-            await asyncio.sleep(begun_s + question.due_s - loop.time())
+            await asyncio.sleep(started_s + question.deadline_s - loop.time())
             async with session.post(url, json=body(MODEL, question)) as answer:
                 told = await answer.read()
                 if answer.status != 200 or not told.endswith(b"data: [DONE]\n\n"):
                     raise RuntimeError(f"an answer of the demo failed: {answer.status} {told[-300:]!r}")
-            side.jct_s.append(loop.time() - begun_s - question.due_s)
+            side.jct_s.append(loop.time() - started_s - question.deadline_s)
 
-        await asyncio.gather(*(one(question) for question in asked))
+        await asyncio.gather(*(one(question) for question in client_request))
     side.rounds.append(np.array(side.jct_s))
     side.jct_s = []
 
 
 async def _shown(
-    sides: Sequence[Side],
-    gateways: Sequence[Gateway],
-    begun_s: float,
-    look: Callable[[Sequence[Side], float], None],
+    sides: Sequence[Side], gateways: Sequence[Gateway], started_s: float, poll: Callable[[Sequence[Side], float], None]
 ) -> None:
     while True:
-        _look(sides, gateways)
-        look(sides, asyncio.get_running_loop().time() - begun_s)
-        await asyncio.sleep(_LOOK_S)
+        _poll(sides, gateways)
+        poll(sides, asyncio.get_running_loop().time() - started_s)
+        await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-def _look(sides: Sequence[Side], gateways: Sequence[Gateway]) -> None:
+def _poll(sides: Sequence[Side], gateways: Sequence[Gateway]) -> None:
     for side, gateway in zip(sides, gateways, strict=True):
         now = gateway.hub.statistics()
         side.waiting, side.running, side.cuts = now.waiting, now.running, now.cuts
@@ -328,10 +315,10 @@ def waiting(what: str) -> Iterator[None]:
     """Shows meanwhile that something goes on, and for how long: moving on a terminal, else a line now and then."""
     from rich.console import Console
 
-    console, over, begun_s = Console(file=sys.stdout), threading.Event(), time.monotonic()
+    console, over, started_s = Console(file=sys.stdout), threading.Event(), time.monotonic()
 
     def told() -> str:
-        return f"{what}, {time.monotonic() - begun_s:.0f} s"
+        return f"{what}, {time.monotonic() - started_s:.0f} s"
 
     def look() -> None:
         if not console.is_terminal:
@@ -387,9 +374,9 @@ def change(found: Gain) -> str:
     return f"{told}, P99 {_percent(found.p99)}, {found.rounds} round{'s' if found.rounds > 1 else ''}"
 
 
-def verdict(what: str, found: Gain) -> str:
+def decision(what: str, found: Gain) -> str:
     """What it comes to."""
-    if found.is_sure:
+    if found.is_significant:
         word = "Shortest predicted first was faster here."
     elif found.low > 0:
         word = "Shortest predicted first was slower here."

@@ -77,9 +77,7 @@ def emulated() -> Iterator[Engines]:
             said.seek(0)
             raise EngineError(f"the emulated engines ended with status {status}:\n{said.read()[-1500:]}")
         rate = COUNT * SEATS / (_STEP_S + SEATS * _DECODE_S)
-        yield Engines(
-            tuple(json.loads(line)["urls"]), f"{COUNT} emulated engines (toy text, real time)", rate, 8.0
-        )
+        yield Engines(tuple(json.loads(line)["urls"]), f"{COUNT} emulated engines (toy text, real time)", rate, 8.0)
     finally:
         process.terminate()
         process.wait()
@@ -104,9 +102,7 @@ def on_cpu(python: str) -> Iterator[Engines]:
             [python, str(MAKE_MODEL), str(model)], capture_output=True, text=True, check=False
         )
         if made.returncode:
-            raise EngineError(
-                f"{python} cannot make a model; it needs torch and transformers:\n{made.stderr[-1500:]}"
-            )
+            raise EngineError(f"{python} cannot make a model; it needs torch and transformers:\n{made.stderr[-1500:]}")
         urls = asyncio.run(_both(stack, python, model, Path(folder)))
         yield Engines(urls, f"{COUNT} vLLMs on this CPU (random weights, one thread each)", 350.0, 10.0)
 
@@ -127,7 +123,7 @@ async def _both(stack: ExitStack, python: str, model: Path, folder: Path) -> tup
         raise
 
 
-def _patience(given_up: threading.Event) -> Callable[[float], None]:
+def _timeout(given_up: threading.Event) -> Callable[[float], None]:
     """Waits so many seconds; raises EngineError once, when it is given up: an engine is still to be stopped then."""
     told = False
 
@@ -162,9 +158,7 @@ def _started(stack: ExitStack, python: str, model: Path, place: Path, given_up: 
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *words, "--enforce-eager"]
     paths = os.pathsep.join([str(_SIDE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = _QUIET | {"VLLM_CACHE_ROOT": str(place / "cache"), "PYTHONPATH": paths}
-    one = local_engine(
-        command, port=port, env=env, log_path=place / "log", ready_s=600.0, pause=_patience(given_up)
-    )
+    one = local_engine(command, port=port, env=env, log_path=place / "log", ready_s=600.0, pause=_timeout(given_up))
     with contextlib.ExitStack() as mine:
         url = mine.enter_context(one).url
         stack.push(mine.pop_all())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lengthwise.gateway.edge.app import App
 from lengthwise.gateway.edge.auth import Tenants
-from lengthwise.gateway.edge.client_request import Answer, Asked, Exchange
+from lengthwise.gateway.edge.client_request import Answer, ClientRequest, Exchange
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.edge.http_server import check_certificate, renew_certificate, server
 from lengthwise.schema.errors import MissingExtraError
@@ -18,7 +18,7 @@ except ImportError as error:
 __all__ = [
     "Answer",
     "App",
-    "Asked",
+    "ClientRequest",
     "Exchange",
     "Fault",
     "Tenants",

@@ -15,11 +15,11 @@ import msgspec
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge import client_request
 from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
-from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Asked, Exchange, asked
+from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, ClientRequest, Exchange, asked
 from lengthwise.gateway.edge.errors import Fault, draining, internal, no_model, refused, shown
 from lengthwise.gateway.edge.exchange import (
+    BLOCKED,
     SLOW,
-    STUCK,
     ClientGoneError,
     Message,
     Part,
@@ -31,7 +31,7 @@ from lengthwise.gateway.edge.exchange import (
 )
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Prints, Refusal
+from lengthwise.gateway.request import Prints, Rejection
 
 _MODELS = b"/v1/models/"
 
@@ -137,13 +137,13 @@ class App:
         self.draining, self.in_flight = False, 0
         self.room = Room(config.limits.body_budget_bytes)
         self._prints = Prints()
-        self._beside = ThreadPoolExecutor(1, "lengthwise-bodies")
+        self._additional = ThreadPoolExecutor(1, "lengthwise-bodies")
         self.configure(config)
 
     def configure(self, config: GatewayConfig) -> None:
         """Other keys and limits from the next request on; a key that stays keeps its bucket."""
         self._limits, self._prefixes = config.limits, config.dispatch.prefixes
-        self.room.most_bytes = config.limits.body_budget_bytes
+        self.room.max_bytes = config.limits.body_budget_bytes
         self._keys = Keys(config, self._clock, self._keys, tenants=self._tenants)
         self._document = document(config.limits, keys=bool(config.keys))
 
@@ -167,7 +167,7 @@ class App:
         except ClientGoneError:
             pass
         except asyncio.CancelledError:
-            if not talk.why and (talk.started or not self.draining):
+            if not talk.cause and (talk.started or not self.draining):
                 raise
             await self._waited_in_vain(talk)
         finally:
@@ -188,9 +188,9 @@ class App:
         except ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happens, the client is told, and the server lives
-            refusal = getattr(error, "refusal", None)
-            if isinstance(refusal, Refusal) and not talk.started:
-                await talk.fault(refused(refusal))
+            rejection = getattr(error, "rejection", None)
+            if isinstance(rejection, Rejection) and not talk.started:
+                await talk.fault(refused(rejection))
                 return
             _log.exception("a request failed in the gateway")
             if not talk.started:
@@ -206,13 +206,13 @@ class App:
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()
-        if talk.why == SLOW:
+        if talk.cause == SLOW:
             message = f"The body must come within {self._limits.body_s:g} s."
             close = [(b"connection", b"close")]
             await self._denied(talk, Fault(408, "slow", message, code="request_timeout", headers=close))
-        elif talk.why == STUCK:
+        elif talk.cause == BLOCKED:
             await talk.abort()
-        elif not talk.why:
+        elif not talk.cause:
             await self._denied(talk, draining())
 
     async def _routed(self, scope: Scope, talk: Talk, headers: dict[bytes, bytes], name: str) -> None:
@@ -220,18 +220,16 @@ class App:
         if where.api:
             await self._completed(scope, talk, where.api, headers, name)
         elif where.is_open:
-            await self._told(talk, where)
+            await self._report(talk, where)
         else:
             caller = self._caller(scope, headers)
-            await self._listed(talk, where, caller)
+            await self._entries(talk, where, caller)
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         assert self._keys is not None
         return self._keys.caller(headers.get(b"authorization"), _address(scope))
 
-    async def _completed(
-        self, scope: Scope, talk: Talk, api: str, headers: dict[bytes, bytes], name: str
-    ) -> None:
+    async def _completed(self, scope: Scope, talk: Talk, api: str, headers: dict[bytes, bytes], name: str) -> None:
         caller = self._caller(scope, headers)
         if self.draining:
             raise draining()
@@ -242,31 +240,31 @@ class App:
                 talk.headers += caller.take(self._clock())
                 client_request.check_json(headers)
                 body = await talk.body(self._limits.body_bytes, headers.get(b"content-length"), part)
-                talk.watch()
-                request = await self._asked(api, body, caller, headers, name)
+                talk.monitor()
+                request = await self._client_request(api, body, caller, headers, name)
                 request.address = address
                 del body  # the request has it, and lets it go
-                part.hold(request.held_bytes)
+                part.reserve(request.held_bytes)
                 self._check_model(request.model, caller)
-                await self._answered(talk, request, part)
+                await self._on_response(talk, request, part)
         finally:
             self.in_flight -= 1
 
-    async def _asked(
+    async def _client_request(
         self, api: str, body: bytes, caller: Caller, headers: dict[bytes, bytes], name: str
-    ) -> Asked:
+    ) -> ClientRequest:
         """What a body asks for; raises a Fault where it cannot be used."""
         prints = None if self._prefixes == "none" else self._prints
         of_tenant = self._prefixes == "tenant"
         told = (api, body, self._limits, caller, headers, name, self._clock(), prints, of_tenant)
         if len(body) <= _LONG_BYTES:
             return asked(*told)
-        return await asyncio.get_running_loop().run_in_executor(self._beside, asked, *told)
+        return await asyncio.get_running_loop().run_in_executor(self._additional, asked, *told)
 
-    async def _answered(self, talk: Talk, request: Asked, part: Part) -> None:
+    async def _on_response(self, talk: Talk, request: ClientRequest, part: Part) -> None:
         talk.handed_on = True
         answer = await self._exchange(request)
-        part.let_go(request.held_bytes)
+        part.release(request.held_bytes)
         try:
             await talk.answer(answer)
         finally:
@@ -277,7 +275,7 @@ class App:
         if not caller.may_see(model) or (known and model not in known):
             raise no_model(model)
 
-    async def _told(self, talk: Talk, where: Route) -> None:
+    async def _report(self, talk: Talk, where: Route) -> None:
         """What everybody may know."""
         if where.name == "openapi":
             await talk.say(200, _JSON, self._document)
@@ -285,22 +283,20 @@ class App:
             await talk.say(200, _JSON, b'{"status":"ok"}')
         elif self.draining or not self._ready():
             why = "draining" if self.draining else "no engine is up"
-            raise Fault(
-                503, "not_ready", f"The gateway is not ready: {why}.", code="not_ready", retry_after_s=1.0
-            )
+            raise Fault(503, "not_ready", f"The gateway is not ready: {why}.", code="not_ready", retry_after_s=1.0)
         else:
             await talk.say(200, _JSON, b'{"status":"ready"}')
 
-    async def _listed(self, talk: Talk, where: Route, caller: Caller) -> None:
+    async def _entries(self, talk: Talk, where: Route, caller: Caller) -> None:
         """The models that a caller may see, or one of them."""
         seen = [model for model in self._models() if caller.may_see(model)]
         if where.name == "models":
-            listed: object = {"object": "list", "data": [_model(model) for model in seen]}
+            entries: object = {"object": "list", "data": [_model(model) for model in seen]}
         elif where.model in seen:
-            listed = _model(where.model)
+            entries = _model(where.model)
         else:
             raise no_model(where.model)
-        await talk.say(200, _JSON, msgspec.json.encode(listed))
+        await talk.say(200, _JSON, msgspec.json.encode(entries))
 
 
 def _address(scope: Scope) -> str:

@@ -40,20 +40,20 @@ class Guesses:
 
     def over_s(self, address: str) -> float:
         """Seconds until an address is heard again; 0 where it is."""
-        begun_s, count = self._failures.get(network(address), (0.0, 0))
-        return max(0.0, begun_s + _SPAN_S - self._clock()) if count >= MOST else 0.0
+        started_s, count = self._failures.get(network(address), (0.0, 0))
+        return max(0.0, started_s + _SPAN_S - self._clock()) if count >= MOST else 0.0
 
     def failed(self, address: str) -> None:
         """One more wrong key."""
         now_s, net = self._clock(), network(address)
-        begun_s, count = self._failures.pop(net, (now_s, 0))
-        if now_s - begun_s >= _SPAN_S:
-            begun_s, count = now_s, 0
-        self._failures[net] = (begun_s, count + 1)
+        started_s, count = self._failures.pop(net, (now_s, 0))
+        if now_s - started_s >= _SPAN_S:
+            started_s, count = now_s, 0
+        self._failures[net] = (started_s, count + 1)
         if len(self._failures) > _ADDRESSES:
             self._failures.popitem(last=False)
 
-    def worked(self, address: str, key: str) -> None:
+    def work_done(self, address: str, key: str) -> None:
         """A right key."""
         place = (network(address), key)
         if place in self._worked:
@@ -159,11 +159,11 @@ class Caller:
         self._left, self._at_s = min(float(key.burst), self._left + max(0.0, filled)), now_s
         if self._left < 1:
             after_s = (1 - self._left) / key.rate_rps if key.rate_rps > 0 else math.inf
-            raise _too_many(self._told(), after_s)
+            raise _too_many(self._report(), after_s)
         self._left -= 1
-        return self._told()
+        return self._report()
 
-    def _told(self) -> list[tuple[bytes, bytes]]:
+    def _report(self) -> list[tuple[bytes, bytes]]:
         assert self.key is not None
         full_s = (self.key.burst - self._left) / self.key.rate_rps if self.key.rate_rps > 0 else 0.0
         return [
@@ -187,12 +187,7 @@ class Keys:
     """
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        clock: Clock,
-        before: Keys | None = None,
-        *,
-        tenants: Tenants | None = None,
+        self, config: GatewayConfig, clock: Clock, before: Keys | None = None, *, tenants: Tenants | None = None
     ) -> None:
         tenants = Tenants() if tenants is None else tenants
         self._clock = clock
@@ -228,7 +223,7 @@ class Keys:
         if found is None or digest is None:
             self._guesses.failed(address)
             raise _unknown(given=True)
-        self._guesses.worked(address, digest)
+        self._guesses.work_done(address, digest)
         return found
 
     def _found(self, authorization: bytes) -> Caller | None:
@@ -251,8 +246,8 @@ def _unknown(*, given: bool) -> Fault:
     return Fault(401, "auth", message, code=code, headers=_CHALLENGE)
 
 
-def _too_many(told: Sequence[tuple[bytes, bytes]], after_s: float) -> Fault:
+def _too_many(report: Sequence[tuple[bytes, bytes]], after_s: float) -> Fault:
     return Fault(
         429, "rate", "Rate limit reached for requests of this API key.",
-        code="rate_limit_exceeded", headers=told, retry_after_s=after_s,
+        code="rate_limit_exceeded", headers=report, retry_after_s=after_s,
     )  # fmt: skip

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Key, Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, bad, shown
-from lengthwise.gateway.request import NOTHING, Leading, Prints
+from lengthwise.gateway.request import EMPTY, Leading, Prints
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_PIECE, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
 
 
-class Asked(msgspec.Struct, kw_only=True, gc=False):
+class ClientRequest(msgspec.Struct, kw_only=True, gc=False):
     """One request for a completion. Its body is as it came; what is read of it was checked.
 
     Attributes:
@@ -66,7 +66,7 @@ class Asked(msgspec.Struct, kw_only=True, gc=False):
     request_id: str
     headers: list[tuple[str, str]]
     held_bytes: int = 0
-    leading: Leading = NOTHING
+    leading: Leading = EMPTY
     parsed: dict[str, Any] | None = None
     address: str = ""
 
@@ -76,7 +76,7 @@ class Asked(msgspec.Struct, kw_only=True, gc=False):
             self.parsed = msgspec.json.decode(self.body, type=dict[str, Any])
         return self.parsed
 
-    def let_go(self, *, text: bool, others_bytes: int) -> None:
+    def release(self, *, text: bool, others_bytes: int) -> None:
         """Forgets its body and fields: it is not sent anew.
 
         Args:
@@ -125,7 +125,7 @@ class Answer(Protocol):
         ...
 
 
-Exchange = Callable[[Asked], Awaitable[Answer]]
+Exchange = Callable[[ClientRequest], Awaitable[Answer]]
 """Has a request answered. It is cancelled when the client goes while it waits; it may raise Fault, or any error
 with a ``refusal``."""
 
@@ -237,26 +237,22 @@ def check_chat(body: Chat, limits: Limits) -> tuple[int | None, int]:
     """The longest output and the choices asked for; raises a Fault where a limit is not kept."""
     _check_both(body)
     if not 1 <= len(body.messages) <= limits.messages:
-        raise bad(
-            "messages", f"There must be 1 to {limits.messages} messages; there are {len(body.messages)}."
-        )
-    _whole("top_logprobs", body.top_logprobs, 0, MOST_LOGPROBS)
-    longest = _whole("max_tokens", body.max_tokens, 1, limits.max_tokens)
-    newer = _whole("max_completion_tokens", body.max_completion_tokens, 1, limits.max_tokens)
-    return newer if newer is not None else longest, _whole("n", body.n, 1, limits.n) or 1
+        raise bad("messages", f"There must be 1 to {limits.messages} messages; there are {len(body.messages)}.")
+    _complete("top_logprobs", body.top_logprobs, 0, MOST_LOGPROBS)
+    longest = _complete("max_tokens", body.max_tokens, 1, limits.max_tokens)
+    newer = _complete("max_completion_tokens", body.max_completion_tokens, 1, limits.max_tokens)
+    return newer if newer is not None else longest, _complete("n", body.n, 1, limits.n) or 1
 
 
 def check_completion(body: Completion, limits: Limits) -> tuple[int | None, int]:
     """The longest output and the choices asked for, over all prompts; raises a Fault where a limit is not kept."""
     _check_both(body)
-    _whole("logprobs", body.logprobs, 0, MOST_LOGPROBS)
-    longest = _whole("max_tokens", body.max_tokens, 1, limits.max_tokens)
-    n, of = _whole("n", body.n, 1, limits.n) or 1, _whole("best_of", body.best_of, 1, limits.n) or 1
+    _complete("logprobs", body.logprobs, 0, MOST_LOGPROBS)
+    longest = _complete("max_tokens", body.max_tokens, 1, limits.max_tokens)
+    n, of = _complete("n", body.n, 1, limits.n) or 1, _complete("best_of", body.best_of, 1, limits.n) or 1
     choices = max(n, of) * _prompts(body.prompt, limits)
     if choices > MOST_CHOICES:
-        raise bad(
-            "prompt", f"There may be {MOST_CHOICES} outputs, choices times prompts; there are {choices}."
-        )
+        raise bad("prompt", f"There may be {MOST_CHOICES} outputs, choices times prompts; there are {choices}.")
     return longest, choices
 
 
@@ -265,7 +261,7 @@ def _check_both(body: Chat | Completion) -> None:
         raise bad("model", f"The model's name must have 1 to {MOST_NAME} letters; it has {len(body.model)}.")
     if isinstance(body.stop, list) and len(body.stop) > MOST_STOPS:
         raise bad("stop", f"There may be {MOST_STOPS} stop strings; there are {len(body.stop)}.")
-    _whole("prompt_logprobs", body.prompt_logprobs, 0, MOST_LOGPROBS)
+    _complete("prompt_logprobs", body.prompt_logprobs, 0, MOST_LOGPROBS)
     for name in INNER:
         value = getattr(body, name)
         if value is not None and not (name == "priority" and type(value) in _NUMBERS and value == 0):
@@ -273,9 +269,7 @@ def _check_both(body: Chat | Completion) -> None:
     hint = next((key for key in body.vllm_xargs if key.startswith(HINTS)), None) if body.vllm_xargs else None
     if hint is not None:
         place = f"vllm_xargs.{hint}"[:MOST_NAME]
-        raise bad(
-            place, f"{HINTS}... is for the gateway to tell an engine; leave it out.", "field_not_allowed"
-        )
+        raise bad(place, f"{HINTS}... is for the gateway to tell an engine; leave it out.", "field_not_allowed")
 
 
 def _prompts(prompt: str | list[str | int | list[int]], limits: Limits) -> int:
@@ -284,10 +278,7 @@ def _prompts(prompt: str | list[str | int | list[int]], limits: Limits) -> int:
         return 1
     kinds = set(map(type, prompt))
     if len(kinds) != 1 or (kinds == {list} and [] in prompt):
-        raise bad(
-            "prompt",
-            "The prompt must be a text, texts, token ids, or lists of token ids; not mixed, not empty.",
-        )
+        raise bad("prompt", "The prompt must be a text, texts, token ids, or lists of token ids; not mixed, not empty.")
     if kinds == {int}:
         return 1
     if len(prompt) > limits.messages:
@@ -295,7 +286,7 @@ def _prompts(prompt: str | list[str | int | list[int]], limits: Limits) -> int:
     return len(prompt)
 
 
-def _whole(name: str, value: Number, least: int, most: int) -> int | None:
+def _complete(name: str, value: Number, least: int, most: int) -> int | None:
     if value is None:
         return None
     if not (least <= value <= most and value == int(value)):
@@ -338,9 +329,7 @@ def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> dict[by
     for name, value in headers:
         if name in _KNOWN_HEADERS:
             if name in found and name != b"accept":
-                raise Fault(
-                    400, "invalid", f"The header {name.decode()} must stand once.", code="duplicate_header"
-                )
+                raise Fault(400, "invalid", f"The header {name.decode()} must stand once.", code="duplicate_header")
             found[name] = value
     return found
 
@@ -396,7 +385,7 @@ _PUNCTUATION = bytes(c for c in range(128) if not (chr(c).isalnum() or chr(c).is
 
 def chat_text(body: Chat) -> str:
     """What is said in all messages, joined by blank lines: as training files of messages are read."""
-    return "\n\n".join([_said(message) for message in body.messages])
+    return "\n\n".join([_message(message) for message in body.messages])
 
 
 def prompt_of(body: Completion) -> tuple[str, int]:
@@ -418,7 +407,7 @@ def leading_of(prints: Prints, body: Chat | Completion, text: str, tokens: int, 
         return prints.of_text(text, tokens, model=body.model, tenant=tenant)
     only: object = body.prompt if isinstance(body.prompt[0], int) else body.prompt[0]
     if only is not body.prompt and len(body.prompt) > 1:
-        return NOTHING
+        return EMPTY
     if isinstance(only, list):
         return prints.of_ids(only, model=body.model, tenant=tenant)
     return prints.of_text(text, tokens, model=body.model, tenant=tenant)
@@ -449,7 +438,7 @@ def _sampled(text: str, size: int, count: Callable[[str], int]) -> int:
     return round(sum(map(count, slices)) * len(text) / (3 * size))
 
 
-def _said(message: Message) -> str:
+def _message(message: Message) -> str:
     content = message.content
     if content is None or isinstance(content, str):
         return content or ""
@@ -589,13 +578,9 @@ def check_once(body: bytes) -> None:
         if field not in _KNOWN:
             continue
         if name.text != field:
-            raise bad(
-                field, f"The field must be spelt {field!r}; it is {shown(name.text)}.", "misspelt_field"
-            )
+            raise bad(field, f"The field must be spelt {field!r}; it is {shown(name.text)}.", "misspelt_field")
         if field in seen:
-            raise bad(
-                field, f"The field {field!r} must stand once in the body; it stands twice.", "duplicate_field"
-            )
+            raise bad(field, f"The field {field!r} must stand once in the body; it stands twice.", "duplicate_field")
         seen.add(field)
 
 
@@ -603,7 +588,7 @@ _TEXT_BYTES, _VALUE_BYTES, _OBJECT_BYTES = 60, 40, 120
 """What a text, a member or field, and a list or object take beside their letters once parsed by CPython."""
 
 _NON_DELIMITERS = bytes(set(range(256)) - set(b'",{['))
-_BEYOND = (b"\\ud", b"\\uD", *(bytes([first]) for first in range(0xF0, 0xF5)))
+_OUT_OF_RANGE = (b"\\ud", b"\\uD", *(bytes([first]) for first in range(0xF0, 0xF5)))
 """What a letter beyond U+FFFF begins with, escaped or in UTF-8."""
 
 
@@ -617,7 +602,7 @@ def held_bytes(body: bytes, text: str) -> int:
         text: Its prompt, "" where it has none.
     """
     prompt = sys.getsizeof(text)
-    others = max(0, len(body) - len(text)) * _widest(body)
+    others = max(0, len(body) - len(text)) * _max_width(body)
     marks, said = _delimiters(body), _delimiters(text.encode(errors="surrogatepass"))
     texts = max(0, marks.count(b'"') - said.count(b'"')) // 2
     values = max(0, marks.count(b",") - said.count(b",")) + 1
@@ -631,11 +616,11 @@ def _delimiters(letters: bytes) -> bytes:
     return letters.translate(None, _NON_DELIMITERS)
 
 
-def _widest(body: bytes) -> int:
+def _max_width(body: bytes) -> int:
     """Bytes that a letter of the body may take in a text."""
     if body.isascii() and (b"\\" not in body or b"\\u" not in body):
         return 1
-    return 4 if any(mark in body for mark in _BEYOND) else 2
+    return 4 if any(mark in body for mark in _OUT_OF_RANGE) else 2
 
 
 def asked(
@@ -648,7 +633,7 @@ def asked(
     now_s: float,
     prints: Prints | None = None,
     of_tenant: bool = True,
-) -> Asked:
+) -> ClientRequest:
     """What is asked for; raises a Fault where the body cannot be used or asks for too much.
 
     Args:
@@ -674,10 +659,10 @@ def asked(
         longest, n = check_completion(prompt, limits)
         text, tokens = prompt_of(prompt)
     check_once(body)
-    leading = NOTHING
+    leading = EMPTY
     if prints is not None:
         leading = leading_of(prints, read, text, tokens, caller.tenant if of_tenant else 0)
-    return Asked(
+    return ClientRequest(
         api=api,
         body=body,
         model=read.model,

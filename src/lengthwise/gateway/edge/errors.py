@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lengthwise.gateway.request import Refusal
+from lengthwise.gateway.request import Rejection
 
 Headers = Sequence[tuple[bytes, bytes]]
 _TYPES = {401: "authentication_error", 429: "requests"}
-_AGAIN = (429, 503)
+_RETRY_STATUSES = (429, 503)
 _SHOWN = 100
 
 
@@ -43,7 +43,7 @@ class Fault(Exception):  # noqa: N818 - it is an answer, not always an error of 
         self.status, self.reason, self.message = status, reason, message
         self.param, self.code = param, code
         self.headers = list(headers)
-        again_s = 1.0 if status in _AGAIN else None
+        again_s = 1.0 if status in _RETRY_STATUSES else None
         self.retry_after_s = again_s if retry_after_s is None else retry_after_s
 
     @property
@@ -62,16 +62,16 @@ class Fault(Exception):  # noqa: N818 - it is an answer, not always an error of 
             headers.append((b"retry-after", b"%d" % after_s))
         return headers
 
-    def as_refusal(self) -> Refusal:
+    def as_refusal(self) -> Rejection:
         """The same for listeners."""
-        return Refusal(self.status, self.reason, self.message, self.retry_after_s)
+        return Rejection(self.status, self.reason, self.message, self.retry_after_s)
 
 
-def refused(refusal: Refusal) -> Fault:
+def refused(rejection: Rejection) -> Fault:
     """The answer to a request that the scheduler does not let in, or lets go."""
-    code = "rate_limit_exceeded" if refusal.status == 429 else refusal.reason
+    code = "rate_limit_exceeded" if rejection.status == 429 else rejection.reason
     return Fault(
-        refusal.status, refusal.reason, refusal.message, code=code, retry_after_s=refusal.retry_after_s
+        rejection.status, rejection.reason, rejection.message, code=code, retry_after_s=rejection.retry_after_s
     )
 
 

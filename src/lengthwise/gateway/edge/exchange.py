@@ -21,17 +21,17 @@ class Room:
     """The budget.
 
     Args:
-        most_bytes: Of all requests together; may be changed at any time.
+        max_bytes: Of all requests together; may be changed at any time.
 
     Attributes:
         held_bytes: Of the requests that are in.
         held_by: The same by holder.
     """
 
-    __slots__ = ("held_by", "held_bytes", "most_bytes")
+    __slots__ = ("held_by", "held_bytes", "max_bytes")
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.held_bytes = most_bytes, 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.held_bytes = max_bytes, 0
         self.held_by: Counter[Hashable] = Counter()
 
 
@@ -71,14 +71,12 @@ class Part:
         """
         room = self._room
         others = room.held_by[self._holder] - self._held_bytes
-        if others and others + self._held_bytes + size_bytes > room.most_bytes // SHARES:
+        if others and others + self._held_bytes + size_bytes > room.max_bytes // SHARES:
             message = "Your requests under way hold as many bytes as one client may; send the request again."
             raise Fault(429, "bodies", message, code="body_share_exceeded", headers=_CLOSE_HEADERS)
-        if room.held_bytes > self._held_bytes and room.held_bytes + size_bytes > room.most_bytes:
+        if room.held_bytes > self._held_bytes and room.held_bytes + size_bytes > room.max_bytes:
             message = "The gateway holds as many bodies as it may; send the request again."
-            raise Fault(
-                503, "bodies", message, code="overloaded", headers=_CLOSE_HEADERS, retry_after_s=_AGAIN_S
-            )
+            raise Fault(503, "bodies", message, code="overloaded", headers=_CLOSE_HEADERS, retry_after_s=_AGAIN_S)
 
     def take(self, size_bytes: int) -> None:
         """So much more is held; raises a Fault if it does not fit."""
@@ -87,14 +85,14 @@ class Part:
         self._room.held_bytes += size_bytes
         self._room.held_by[self._holder] += size_bytes
 
-    def let_go(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         """No more than so much is held from now on."""
         less = max(0, self._held_bytes - size_bytes)
         self._held_bytes -= less
         self._room.held_bytes -= less
         self._room.held_by[self._holder] -= less
 
-    def hold(self, size_bytes: int) -> None:
+    def reserve(self, size_bytes: int) -> None:
         """So much is held in all from now on; raises a Fault if it does not fit."""
         self.take(size_bytes - self._held_bytes)
 
@@ -103,7 +101,7 @@ Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-GONE, SLOW, STUCK = "gone", "slow", "stuck"
+GONE, SLOW, BLOCKED = "stopped", "slow", "blocked"
 WIRE = "lengthwise.wire"
 """The extension of a scope under which our own server's connection stands: it watches more cheaply."""
 _HOP = frozenset({
@@ -135,51 +133,64 @@ class Connection(Outlet, Protocol):
 class Talk:
     """Reads and writes for the task that made it, and cancels that task when it waits in vain.
 
-    Then ``why`` says so: GONE, the client has left; and, where another server than our own is in front, which
+    Then ``cause`` says so: GONE, the client has left; and, where another server than our own is in front, which
     sees to that by itself, SLOW, its body did not come in time; STUCK, it takes nothing of its answer.
 
     Args:
         scope: Of ASGI.
         receive: Of ASGI.
         send: Of ASGI.
-        patience_s: Longest time for the body, and for a piece of the answer to be taken.
+        timeout_s: Longest time for the body, and for a piece of the answer to be taken.
     """
 
     __slots__ = (
-        "_over", "_patience_s", "_reading", "_receive", "_send", "_sending", "_sent", "_task", "_timer", "_watch",
-        "_wire", "handed_on", "headers", "started", "why",
+        "_dispatch",
+        "_monitor",
+        "_over",
+        "_reading",
+        "_receive",
+        "_send",
+        "_sent",
+        "_task",
+        "_timeout_s",
+        "_timer",
+        "_wire",
+        "cause",
+        "handed_on",
+        "headers",
+        "started",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, patience_s: float) -> None:
-        self._receive, self._send, self._patience_s = receive, send, patience_s
+    def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
+        self._receive, self._send, self._timeout_s = receive, send, timeout_s
         extensions = scope.get("extensions")
         self._wire: Connection | None = extensions.get(WIRE) if extensions else None
         self._task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
-        self._watch: asyncio.Future[Message] | None = None
-        self._over = self._sending = self._reading = self.started = False
-        self._sent, self.why = 0, ""
+        self._monitor: asyncio.Future[Message] | None = None
+        self._over = self._dispatch = self._reading = self.started = False
+        self._sent, self.cause = 0, ""
         self.handed_on = False
         """Whether the exchange has it: what is refused from then on it has told already."""
         self.headers: list[tuple[bytes, bytes]] = []
         """Further ones of every answer."""
 
-    async def body(self, limit: int, told: bytes | None, part: Part) -> bytes:
+    async def body(self, limit: int, report: bytes | None, part: Part) -> bytes:
         """The whole body.
 
         Args:
             limit: Most bytes.
-            told: Content-Length.
+            report: Content-Length.
             part: Of the room for all bodies; takes what has come.
 
         Raises:
             Fault: 413, or 503 where there is no room now.
             ClientGoneError: It left before the end.
         """
-        if told is not None:
-            if not told.isdigit() or int(told[:20]) > limit:
+        if report is not None:
+            if not report.isdigit() or int(report[:20]) > limit:
                 raise _too_large(limit)
-            part.require(int(told[:20]))
+            part.require(int(report[:20]))
         if self._wire is None:
             self._reading = True
             self._look_again()
@@ -197,14 +208,14 @@ class Talk:
         self._reading = False
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def watch(self) -> None:
+    def monitor(self) -> None:
         """From now on the task is cancelled when the client leaves. The body must have been read."""
         if self._wire is not None:
-            self._wire.on_gone = self._gone
+            self._wire.on_gone = self._lost
             self._wire.read_on()
         else:
-            self._watch = asyncio.ensure_future(self._receive())
-            self._watch.add_done_callback(self._left)
+            self._monitor = asyncio.ensure_future(self._receive())
+            self._monitor.add_done_callback(self._left)
 
     async def answer(self, answer: Answer) -> None:
         """Sends an answer, a piece at a time, each as soon as the one before it is taken."""
@@ -218,11 +229,11 @@ class Talk:
                     wire.pass_on(piece)
                     continue
                 left -= len(piece) if left > 0 else 0
-                self._over, self._sending = left == 0, True
+                self._over, self._dispatch = left == 0, True
                 if self._timer is None and left and self._wire is None:  # our own server watches by itself
                     self._look_again()
                 await self._send({"type": "http.response.body", "body": piece, "more_body": left != 0})
-                self._sending = False
+                self._dispatch = False
                 self._sent += 1
                 if wire is not None and self._sent == 1:
                     answer.pass_to(wire)
@@ -252,8 +263,8 @@ class Talk:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._monitor is not None:
+            self._monitor.cancel()
         if self._wire is not None:
             self._wire.on_gone = None
 
@@ -262,41 +273,39 @@ class Talk:
         await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
 
     async def _end(self, body: bytes) -> None:
-        self._over = self._sending = True
+        self._over = self._dispatch = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _left(self, watch: asyncio.Future[Message]) -> None:
-        if self._over or watch.cancelled():
+    def _left(self, monitor: asyncio.Future[Message]) -> None:
+        if self._over or monitor.cancelled():
             return
-        if watch.exception() is None and watch.result()["type"] != "http.disconnect":
-            self.watch()
+        if monitor.exception() is None and monitor.result()["type"] != "http.disconnect":
+            self.monitor()
         else:
             self._cancel(GONE)
 
-    def _gone(self) -> None:
+    def _lost(self) -> None:
         if not self._over:
             self._cancel(GONE)
 
     def _look_again(self) -> None:
-        seen = self._sent if self._sending else -1
-        self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._look, seen)
+        seen = self._sent if self._dispatch else -1
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._poll, seen)
 
-    def _look(self, sent: int) -> None:
+    def _poll(self, sent: int) -> None:
         """Every ``patience_s``: has anything moved?"""
         if self._reading:
             self._cancel(SLOW)
-        elif self._sending and self._sent == sent:
-            self._cancel(STUCK)
+        elif self._dispatch and self._sent == sent:
+            self._cancel(BLOCKED)
         else:
             self._look_again()
 
-    def _cancel(self, why: str) -> None:
-        if not self.why and self._task is not None:
-            self.why = why
+    def _cancel(self, cause: str) -> None:
+        if not self.cause and self._task is not None:
+            self.cause = cause
             self._task.cancel()
 
 
 def _too_large(limit: int) -> Fault:
-    return Fault(
-        413, "limit", f"The body may have {limit} bytes.", code="body_too_large", headers=[_CLOSE_HEADER]
-    )
+    return Fault(413, "limit", f"The body may have {limit} bytes.", code="body_too_large", headers=[_CLOSE_HEADER])

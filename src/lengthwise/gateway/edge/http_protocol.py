@@ -25,13 +25,13 @@ class Cork:
         close: Ends the connection once all is written.
     """
 
-    __slots__ = ("_begun", "_close", "_head", "_loop", "_transport")
+    __slots__ = ("_close", "_head", "_loop", "_started", "_transport")
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, close: Callable[[], None]
     ) -> None:
         self._transport, self._loop, self._close = transport, loop, close
-        self._head, self._begun = b"", False
+        self._head, self._started = b"", False
 
     def write(self, data: bytes) -> None:
         """Writes, with the head if that still waits; nothing where the connection is gone."""
@@ -40,10 +40,10 @@ class Cork:
         elif self._head:
             head, self._head = self._head, b""
             self._transport.write(head + data)
-        elif self._begun or data.startswith(_INTERIM):
+        elif self._started or data.startswith(_INTERIM):
             self._transport.write(data)
         else:
-            self._begun, self._head = True, data
+            self._started, self._head = True, data
             self._loop.call_soon(self._flush)
 
     def close(self) -> None:
@@ -67,28 +67,26 @@ _SPARE_BYTES = 4 << 20
 class Stall:
     """Drops a connection whose client takes nothing of what is written.
 
-    It looks every ``patience_s`` while it watches: what waits must have become less since it last looked.
+    It looks every ``timeout_s`` while it watches: what waits must have become less since it last looked.
 
     Args:
         transport: The connection.
         loop: Its event loop.
-        patience_s: Longest time in which nothing is taken, up to twice that.
+        timeout_s: Longest time in which nothing is taken, up to twice that.
     """
 
-    __slots__ = ("_left", "_loop", "_patience_s", "_timer", "_transport")
+    __slots__ = ("_left", "_loop", "_timeout_s", "_timer", "_transport")
 
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, patience_s: float
-    ) -> None:
-        self._transport, self._loop, self._patience_s = transport, loop, patience_s
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+        self._transport, self._loop, self._timeout_s = transport, loop, timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._left = 0
 
-    def watch(self) -> None:
+    def monitor(self) -> None:
         """From now on; once is enough."""
         if self._timer is None:
             self._left = self._transport.get_write_buffer_size()
-            self._timer = self._loop.call_later(self._patience_s, self._look)
+            self._timer = self._loop.call_later(self._timeout_s, self._poll)
 
     def rest(self) -> None:
         """No more."""
@@ -96,13 +94,13 @@ class Stall:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._timer = None
         left = self._transport.get_write_buffer_size()
         if left and left >= self._left:
             self._transport.abort()
         elif left:
-            self.watch()
+            self.monitor()
 
 
 class Linger:
@@ -118,11 +116,7 @@ class Linger:
     __slots__ = ("_close", "_left", "_timer")
 
     def __init__(
-        self,
-        transport: asyncio.Transport,
-        loop: asyncio.AbstractEventLoop,
-        body_bytes: int,
-        close: Callable[[], None],
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, body_bytes: int, close: Callable[[], None]
     ) -> None:
         self._close, self._left = close, body_bytes + _SPARE_BYTES
         self._timer = loop.call_later(_LINGER_S, close)
@@ -181,14 +175,12 @@ class Wire(HttpToolsProtocol):
         super().connection_made(transport)
         self._stall = Stall(transport, self.loop, self.limits.body_s)
         if len(self.connections) > self.limits.connections:
-            self._say(
-                Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0)
-            )
+            self._say(Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0))
         else:
             self._incoming = self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._came()
+        self._arrivals()
         self._stall.rest()
         if self._linger is not None:
             self._linger.rest()
@@ -207,7 +199,7 @@ class Wire(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client takes less than is written: it is watched until it has taken that."""
         super().pause_writing()
-        self._stall.watch()
+        self._stall.monitor()
 
     def resume_writing(self) -> None:
         """It has taken almost all."""
@@ -235,10 +227,7 @@ class Wire(HttpToolsProtocol):
         """Whether a further piece of a streamed answer may be written: nothing must wait, and it is the last answer."""
         cycle = self.cycle
         return not (
-            self.flow.write_paused
-            or cycle.disconnected
-            or cycle.response_complete
-            or not cycle.chunked_encoding
+            self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding
         )
 
     def pass_on(self, piece: bytes) -> None:
@@ -305,7 +294,7 @@ class Wire(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_message = False
-        self._came()
+        self._arrivals()
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is told so in the same form as everything else."""
@@ -319,7 +308,7 @@ class Wire(HttpToolsProtocol):
     def _expect(self) -> asyncio.TimerHandle:
         return self.loop.call_later(self.limits.body_s, self._late)
 
-    def _came(self) -> None:
+    def _arrivals(self) -> None:
         if self._incoming is not None:
             self._incoming.cancel()
             self._incoming = None
@@ -333,9 +322,9 @@ class Wire(HttpToolsProtocol):
 
     def _say(self, fault: Fault) -> None:
         """Writes an error and ends; nothing is written where an answer is under way, or is to come before it."""
-        self._came()
+        self._arrivals()
         self.refused(fault)
-        served = self._under_way
+        served = self._in_progress
         if served is not None and (served.response_started or served is not self.cycle):
             self._close()
         else:
@@ -350,14 +339,14 @@ class Wire(HttpToolsProtocol):
                 self.on_gone()
 
     @property
-    def _under_way(self) -> RequestResponseCycle | None:
+    def _in_progress(self) -> RequestResponseCycle | None:
         """The request that is being answered; others may wait behind it."""
         served = self._served
         return None if served is None or served.response_complete else served
 
     def _disconnect(self) -> None:
         """Nobody hears any more what is under way."""
-        if (cycle := self._under_way) is not None:
+        if (cycle := self._in_progress) is not None:
             cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()
 
@@ -365,7 +354,7 @@ class Wire(HttpToolsProtocol):
         """Ends behind an answer; who still writes is heard out."""
         cycle = self.cycle
         if self._in_message and cycle is not None and cycle.response_complete:
-            self._came()
+            self._arrivals()
             self._hear_out()
         else:
             self._close()
@@ -382,7 +371,7 @@ class Wire(HttpToolsProtocol):
 
     def _watch_closing(self) -> None:
         if self.transport.is_closing():
-            self._stall.watch()
+            self._stall.monitor()
 
     def _ends(self) -> bool:
         return self._linger is not None or self.transport.is_closing()
@@ -392,8 +381,5 @@ def _raw(fault: Fault) -> bytes:
     body = fault.body
     lines = [b"HTTP/1.1 %d %s" % (fault.status, _PHRASES[fault.status])]
     kept = [pair for pair in fault.all_headers() if pair[0] != b"connection"]
-    lines += [
-        b"%s: %s" % pair
-        for pair in (*kept, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
-    ]
+    lines += [b"%s: %s" % pair for pair in (*kept, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -98,12 +98,7 @@ def _secured(tls: Tls) -> dict[str, Any]:
     import ssl
 
     required = ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE
-    return {
-        "ssl_certfile": tls.cert,
-        "ssl_keyfile": tls.key,
-        "ssl_ca_certs": tls.ca,
-        "ssl_cert_reqs": int(required),
-    }
+    return {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.ca, "ssl_cert_reqs": int(required)}
 
 
 def check_certificate(tls: Tls) -> None:

@@ -55,12 +55,7 @@ def _paths(security: list[Json]) -> Json:
             "get": _get("retrieveModel", "Model", ("400", "401", "404", "429", "431"), security)
             | {
                 "parameters": [
-                    {
-                        "name": "model",
-                        "in": "path",
-                        "required": True,
-                        "schema": {"type": "string", "minLength": 1},
-                    }
+                    {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
                 ]
             }
         },
@@ -74,10 +69,7 @@ def _completing(name: str, schema: str, security: list[Json]) -> Json:
     answer = {
         "description": "The answer, or its events",
         "headers": _NAMED,
-        "content": {
-            "application/json": {"schema": _ref("Object")},
-            "text/event-stream": {},
-        },
+        "content": {"application/json": {"schema": _ref("Object")}, "text/event-stream": {}},
     }
     return {
         "operationId": name,
@@ -88,11 +80,7 @@ def _completing(name: str, schema: str, security: list[Json]) -> Json:
 
 
 def _get(name: str, schema: str, errors: tuple[str, ...], security: list[Json]) -> Json:
-    answer = {
-        "description": "As asked",
-        "headers": _NAMED,
-        "content": {"application/json": {"schema": _ref(schema)}},
-    }
+    answer = {"description": "As asked", "headers": _NAMED, "content": {"application/json": {"schema": _ref(schema)}}}
     return {
         "operationId": name,
         "security": security,
@@ -141,10 +129,10 @@ def _both(limits: Limits) -> Json:
     return {
         "model": {"type": "string", "minLength": 1, "maxLength": MOST_NAME},
         "stream": {"type": ["boolean", "null"]},
-        "n": _whole(1, limits.n),
-        "max_tokens": _whole(1, limits.max_tokens),
+        "n": _complete(1, limits.n),
+        "max_tokens": _complete(1, limits.max_tokens),
         "stop": {"anyOf": [_TEXT, texts]},
-        "prompt_logprobs": _whole(0, MOST_LOGPROBS),
+        "prompt_logprobs": _complete(0, MOST_LOGPROBS),
         "user": _TEXT,
         "prompt_cache_key": _TEXT,
         "vllm_xargs": {"type": ["object", "null"], "propertyNames": {"not": {"pattern": f"^{HINTS}"}}},
@@ -161,9 +149,9 @@ def _chat(limits: Limits) -> Json:
     }
     fields = _both(limits) | {
         "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": limits.messages},
-        "max_completion_tokens": _whole(1, limits.max_tokens),
+        "max_completion_tokens": _complete(1, limits.max_tokens),
         "logprobs": {"type": ["boolean", "null"]},
-        "top_logprobs": _whole(0, MOST_LOGPROBS),
+        "top_logprobs": _complete(0, MOST_LOGPROBS),
     }
     return {"type": "object", "properties": fields, "required": ["model", "messages"]}
 
@@ -174,11 +162,11 @@ def _completion(limits: Limits) -> Json:
     prompt = [{"type": "string"}, many | {"items": {"type": "string"}}, ids, many | {"items": ids}]
     fields = _both(limits) | {
         "prompt": {"anyOf": prompt},
-        "best_of": _whole(1, limits.n),
-        "logprobs": _whole(0, MOST_LOGPROBS),
+        "best_of": _complete(1, limits.n),
+        "logprobs": _complete(0, MOST_LOGPROBS),
     }
     return {"type": "object", "properties": fields, "required": ["model", "prompt"]}
 
 
-def _whole(least: int, most: int) -> Json:
+def _complete(least: int, most: int) -> Json:
     return {"type": ["integer", "null"], "minimum": least, "maximum": most}

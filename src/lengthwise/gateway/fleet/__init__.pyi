@@ -1,7 +1,4 @@
 from .fleet import Fleet
 from .worker import Worker
 
-__all__ = [
-    "Fleet",
-    "Worker",
-]
+__all__ = ["Fleet", "Worker"]

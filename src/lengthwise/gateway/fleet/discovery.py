@@ -101,18 +101,16 @@ class Dns:
     async def run(self, tell: Tell) -> None:
         """Tells every look's engines, until cancelled."""
         while True:
-            await self._look(tell)
+            await self._poll(tell)
             await asyncio.sleep(max(_LEAST_S, self._every_s))
 
-    async def _look(self, tell: Tell) -> None:
+    async def _poll(self, tell: Tell) -> None:
         try:
             async with asyncio.timeout(_LOOKUP_S):
                 found = sorted(set(await self._lookup(self._host, self._port)))
         except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
             if not self._failed:
-                _dns_log.warning(
-                    "%s cannot be looked up, its engines stay as they are: %s", self._host, error
-                )
+                _dns_log.warning("%s cannot be looked up, its engines stay as they are: %s", self._host, error)
             self._failed = True
             return
         self._failed = False
@@ -289,7 +287,7 @@ class EndpointSlices:
         self._lasts_s, self._silent_s = lasts_s, silent_s
         self._dice = dice or random.Random()  # noqa: S311 - waits, not secrets
         self._version = ""
-        self._wait_s, self._said = FIRST_WAIT_S, ""
+        self._wait_s, self._message = FIRST_WAIT_S, ""
 
     async def run(self, tell: Tell) -> None:
         """Tells the engines after every change, until cancelled."""
@@ -302,11 +300,11 @@ class EndpointSlices:
         import aiohttp
 
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        started_s = loop.time()
         try:
             if not self._version:
                 await self._list(tell)
-            await self._watch(tell)
+            await self._monitor(tell)
         except ExpiredError:
             self._version = ""
             await self._rest("the version is too old, listing again", quietly=True)
@@ -315,11 +313,11 @@ class EndpointSlices:
                 self._version = ""
             await self._rest(str(error))
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-            if loop.time() - began_s > _LONG_S:
+            if loop.time() - started_s > _LONG_S:
                 self._well()
             await self._rest(f"{type(error).__name__}: {error}")
         else:
-            if loop.time() - began_s < _LONG_S:
+            if loop.time() - started_s < _LONG_S:
                 await self._rest("the watch ended at once", quietly=True)
 
     async def _list(self, tell: Tell) -> None:
@@ -329,8 +327,8 @@ class EndpointSlices:
         self._well()
         tell(self._slices.found())
 
-    async def _watch(self, tell: Tell) -> None:
-        events = self._kube.watch(
+    async def _monitor(self, tell: Tell) -> None:
+        events = self._kube.monitor(
             self._path, self._selector, self._version, lasts_s=self._lasts_s, silent_s=self._silent_s
         )
         async with aclosing(events):
@@ -352,15 +350,15 @@ class EndpointSlices:
         return kind in ("ADDED", "MODIFIED", "DELETED")
 
     def _well(self) -> None:
-        self._wait_s, self._said = FIRST_WAIT_S, ""
+        self._wait_s, self._message = FIRST_WAIT_S, ""
 
-    async def _rest(self, why: str, *, quietly: bool = False) -> None:
+    async def _rest(self, cause: str, *, quietly: bool = False) -> None:
         """Waits, longer each time in a row."""
-        if not quietly and why != self._said:
+        if not quietly and cause != self._message:
             _endpoint_slices_log.warning(
-                "EndpointSlices at %s: %s; the engines stay as they are", self._kube.url, why
+                "EndpointSlices at %s: %s; the engines stay as they are", self._kube.url, cause
             )
-            self._said = why
+            self._message = cause
         await asyncio.sleep(self._wait_s * self._dice.uniform(0.5, 1.0))
         self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
 
@@ -370,7 +368,7 @@ _AGAIN_S = 5.0
 _Run = Callable[[Tell], Coroutine[Any, Any, None]]
 
 
-def listed(config: GatewayConfig) -> list[Found]:
+def entries(config: GatewayConfig) -> list[Found]:
     """The engines that the configuration lists.
 
     Raises:
@@ -380,9 +378,7 @@ def listed(config: GatewayConfig) -> list[Found]:
     names = [one.name for one in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InputError(
-            f"every engine must have a name of its own; {twice[0]!r} is there twice: set its name"
-        )
+        raise InputError(f"every engine must have a name of its own; {twice[0]!r} is there twice: set its name")
     return found
 
 
@@ -391,7 +387,7 @@ class Plan:
     """A configuration that can be gone over to; ``runs`` None: the sources stay."""
 
     config: GatewayConfig
-    listed: tuple[Found, ...]
+    entries: tuple[Found, ...]
     runs: dict[str, _Run] | None
 
 
@@ -400,15 +396,15 @@ class Discoveries:
 
     Args:
         config: The gateway's.
-        wanted: Called with all engines whenever a source told something new.
+        desired: Called with all engines whenever a source told something new.
         dice: Of waits.
     """
 
     def __init__(
-        self, config: GatewayConfig, wanted: Callable[[Sequence[Found]], None], *, dice: random.Random
+        self, config: GatewayConfig, desired: Callable[[Sequence[Found]], None], *, dice: random.Random
     ) -> None:
-        self._discovery, self._wanted, self._dice = config.discovery, wanted, dice
-        self._by_source: dict[str, tuple[Found, ...]] = {"listed": tuple(listed(config))}
+        self._discovery, self._wanted, self._dice = config.discovery, desired, dice
+        self._by_source: dict[str, tuple[Found, ...]] = {"entries": tuple(entries(config))}
         self._runs = self._sources(config)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -430,17 +426,17 @@ class Discoveries:
     def plan(self, config: GatewayConfig) -> Plan:
         """What another configuration would mean; raises InputError where it cannot be."""
         same = config.discovery == self._discovery
-        return Plan(config, tuple(listed(config)), None if same else self._sources(config))
+        return Plan(config, tuple(entries(config)), None if same else self._sources(config))
 
     async def follow(self, plan: Plan) -> None:
         """Goes over to another configuration."""
-        self._discovery, self._by_source["listed"] = plan.config.discovery, plan.listed
+        self._discovery, self._by_source["entries"] = plan.config.discovery, plan.entries
         if plan.runs is None:
             self._all()
             return
         await self.stop()
         self._runs = plan.runs
-        for source in [one for one in self._by_source if one != "listed" and one not in self._runs]:
+        for source in [one for one in self._by_source if one != "entries" and one not in self._runs]:
             del self._by_source[source]
         await self.start()
 
@@ -470,7 +466,7 @@ class Discoveries:
     def _all(self) -> None:
         by_name: dict[str, Found] = {}
         places: set[str] = set()
-        for source in ("listed", *self._runs):
+        for source in ("entries", *self._runs):
             for one in self._by_source.get(source, ()):
                 if one.name not in by_name and one.engine.url not in places:
                     by_name[one.name] = one

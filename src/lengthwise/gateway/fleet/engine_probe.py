@@ -17,11 +17,11 @@ from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.health import REFUSED, SILENT, UNWELL
 from lengthwise.gateway.scheduling import Signals
 
-MOST_BYTES = 2 << 20
+MAX_BYTES = 2 << 20
 MOST_LINES = 1024
 """Of one metric that are read: an engine tells one for each of its parts."""
 _LABELS, _VALUE = re.compile(rb"\{([^\n]*)\}"), re.compile(rb"[ \t]+([^ \t\r\n]+)")
-_HELD = re.compile(rb'kv_cache_size_tokens="(\d{1,15})"')
+_RESERVED = re.compile(rb'kv_cache_size_tokens="(\d{1,15})"')
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
 _BLOCK_SIZE = re.compile(rb'[{,]block_size="(\d{1,9})"')
 
@@ -126,7 +126,7 @@ def _share(text: bytes) -> float | None:
 def _kv_tokens(text: bytes) -> int | None:
     total = 0
     for labels, _ in _lines(text, CACHE):
-        held = _HELD.search(labels)
+        held = _RESERVED.search(labels)
         if held:
             total += int(held[1])
             continue
@@ -148,7 +148,7 @@ class MissError(Exception):
         self.kind = kind
 
 
-async def get(session: Any, url: str, *, within_s: float, most_bytes: int) -> tuple[int, bytes]:
+async def get(session: Any, url: str, *, within_s: float, max_bytes: int) -> tuple[int, bytes]:
     """Status and at most so many bytes of the body.
 
     Raises:
@@ -159,12 +159,12 @@ async def get(session: Any, url: str, *, within_s: float, most_bytes: int) -> tu
     try:
         async with asyncio.timeout(within_s), session.get(url, allow_redirects=False) as answer:
             parts, size = [], 0
-            while size < most_bytes and (part := await answer.content.readany()):
+            while size < max_bytes and (part := await answer.content.readany()):
                 parts.append(part)
                 size += len(part)
             if not answer.content.at_eof():
                 answer.close()
-            return int(answer.status), b"".join(parts)[:most_bytes]
+            return int(answer.status), b"".join(parts)[:max_bytes]
     except TimeoutError:
         raise MissError(SILENT, f"no answer within {within_s:g} s") from None
     except aiohttp.ClientConnectorError as error:
@@ -185,31 +185,31 @@ def parsed(body: bytes) -> Any:
 
 
 ASK_S, HELLO_S = 5.0, 10.0
-_MOST_BYTES, _MOST_PIECES = 2 << 20, 64
+_MAX_BYTES, _MOST_PIECES = 2 << 20, 64
 _IDS = (301, 302, 303, 304, 305, 306, 307)
 SMALLER, LARGER = 1, -1
 """Which priority goes first; 0: none does."""
 
 
 @dataclass(frozen=True)
-class Facts:
+class EngineMetadata:
     """Of one engine.
 
     Attributes:
-        abilities: For the relay.
+        capabilities: For the relay.
         slots: The most it runs at once; None where it does not tell.
         kv_tokens: That its cache holds; None where it does not tell.
         priority_sign: SMALLER or LARGER priorities go first; 0: it takes none.
         orders: Whether it orders by them; None: it does not tell (vLLM takes them under every order of its own).
-        heard: Whether it answered the tiny prompt (or is not to be sent one): else it is asked again.
+        received: Whether it answered the tiny prompt (or is not to be sent one): else it is asked again.
     """
 
-    abilities: Abilities = field(default_factory=Abilities)
+    capabilities: Abilities = field(default_factory=Abilities)
     slots: int | None = None
     kv_tokens: int | None = None
     priority_sign: int = 0
     orders: bool | None = None
-    heard: bool = False
+    received: bool = False
 
 
 class _Straight:
@@ -234,7 +234,7 @@ class _Asking(Client):
         """As ``Client.answer``; only what is told is asked for here."""
         assert method == "GET", (method, fields)
         try:
-            status, body = await get(self._plain, url, within_s=ASK_S, most_bytes=_MOST_BYTES)
+            status, body = await get(self._plain, url, within_s=ASK_S, max_bytes=_MAX_BYTES)
         except MissError as miss:
             raise RequestError(miss.kind, str(miss)) from None
         found = parsed(body)
@@ -242,7 +242,7 @@ class _Asking(Client):
         return status, "text/plain" if found is None else "application/json", text if found is None else found
 
 
-async def find_facts(engine: Engine, session: Any, *, priority: bool) -> Facts:
+async def find_facts(engine: Engine, session: Any, *, priority: bool) -> EngineMetadata:
     """All that can be known of an engine, at the price of one tiny prompt (none with ``engine.probe`` off).
 
     Args:
@@ -258,10 +258,10 @@ async def find_facts(engine: Engine, session: Any, *, priority: bool) -> Facts:
     kind = able.engine if engine.kind == "auto" else engine.kind
     fills_in = False if engine.generation_defaults == "none" else None
     able = replace(able, engine=kind or "openai", own_defaults=fills_in)
-    facts = await _sized(client, Facts(able), priority=priority)
+    metadata = await _with_size(client, EngineMetadata(able), priority=priority)
     if not engine.probe:
-        return replace(facts, heard=True)
-    return await greeted(engine, session, facts, priority=priority)
+        return replace(metadata, received=True)
+    return await greeted(engine, session, metadata, priority=priority)
 
 
 async def find_models(engine: Engine, session: Any) -> tuple[str, ...] | None:
@@ -276,31 +276,31 @@ async def find_models(engine: Engine, session: Any) -> tuple[str, ...] | None:
     return tuple(str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row)
 
 
-async def greeted(engine: Engine, session: Any, facts: Facts, *, priority: bool) -> Facts:
+async def greeted(engine: Engine, session: Any, metadata: EngineMetadata, *, priority: bool) -> EngineMetadata:
     """The facts with what one tiny prompt shows: token ids are taken, told with each piece, priorities taken.
 
     The prompt is token ids, and the answer says how many tokens it was. An engine that refuses priorities does
     so before it costs anything, and is asked once more without.
     """
     client = _Asking(engine, session)
-    client.abilities = facts.abilities
-    probes = priority and facts.abilities.engine == "vllm" and facts.orders is not False
+    client.capabilities = metadata.capabilities
+    probes = priority and metadata.capabilities.engine == "vllm" and metadata.orders is not False
     try:
         pieces = await _hello(client, {"priority": 1} if probes else {})
-        sign = SMALLER if probes else facts.priority_sign
+        sign = SMALLER if probes else metadata.priority_sign
     except RequestError as error:
         if not probes or not error.reason.startswith("http 4"):
-            return replace(facts, heard=_is_no(error))
-        return await greeted(engine, session, replace(facts, orders=False), priority=False)
+            return replace(metadata, received=_is_no(error))
+        return await greeted(engine, session, replace(metadata, orders=False), priority=False)
     usage = next((piece.usage for piece in reversed(pieces) if piece.usage is not None), None)
     outputs = [piece for piece in pieces if piece.is_output or piece.text]
     able = replace(
-        facts.abilities,
+        metadata.capabilities,
         usage=usage is not None,
         token_ids=usage is not None and usage.prompt_tokens == len(_IDS),
         ids_each=bool(outputs) and all(piece.tokens > 0 for piece in outputs),
     )
-    return replace(facts, abilities=able, priority_sign=sign, heard=True)
+    return replace(metadata, capabilities=able, priority_sign=sign, received=True)
 
 
 def _is_no(error: RequestError) -> bool:
@@ -311,14 +311,14 @@ def _is_no(error: RequestError) -> bool:
 async def _hello(client: Client, fields: dict[str, Any]) -> list[Piece]:
     """The pieces of two tokens."""
     body = {
-        "model": client.abilities.model,
+        "model": client.capabilities.model,
         "prompt": list(_IDS),
         "max_tokens": 2,
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
     }
-    client.abilities = replace(client.abilities, api=COMPLETIONS)
+    client.capabilities = replace(client.capabilities, api=COMPLETIONS)
     try:
         async with asyncio.timeout(HELLO_S):
             pieces = []
@@ -331,34 +331,34 @@ async def _hello(client: Client, fields: dict[str, Any]) -> list[Piece]:
         raise RequestError("timed out", f"no answer to two tokens within {HELLO_S:g} s") from None
 
 
-async def _sized(client: Client, facts: Facts, *, priority: bool) -> Facts:
+async def _with_size(client: Client, metadata: EngineMetadata, *, priority: bool) -> EngineMetadata:
     """The facts with slots and cache, from where each kind tells them."""
-    kind, root = facts.abilities.engine, client.server.root
+    kind, root = metadata.capabilities.engine, client.server.root
     if kind == "vllm":
-        text = await _told(client, f"{root}/metrics") if facts.abilities.metrics else None
+        text = await _report(client, f"{root}/metrics") if metadata.capabilities.metrics else None
         kv_tokens = read(text.encode(), 0.0).kv_tokens if isinstance(text, str) else None
         orders = await _policy_of_vllm(client) if priority else None
-        return replace(facts, kv_tokens=kv_tokens, orders=orders)
+        return replace(metadata, kv_tokens=kv_tokens, orders=orders)
     if kind == "llama.cpp":
-        return _of_llama(facts, await _told(client, f"{root}/props"))
+        return _of_llama(metadata, await _report(client, f"{root}/props"))
     if kind == "sglang":
         for path in ("/server_info", "/get_server_info"):
-            told = await _told(client, root + path)
+            told = await _report(client, root + path)
             if isinstance(told, dict):
-                return _of_sglang(facts, told, priority=priority)
-    return facts
+                return _of_sglang(metadata, told, priority=priority)
+    return metadata
 
 
 async def _policy_of_vllm(client: Client) -> bool | None:
     """Whether it orders by priority: its development mode alone tells; None: it is not on."""
-    told = await _told(client, f"{client.server.root}/server_info?config_format=json")
+    told = await _report(client, f"{client.server.root}/server_info?config_format=json")
     config = told.get("vllm_config") if isinstance(told, dict) else None
     scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
     policy = scheduler.get("policy") if isinstance(scheduler, dict) else None
     return policy == "priority" if isinstance(policy, str) else None
 
 
-async def _told(client: Client, url: str) -> Any:
+async def _report(client: Client, url: str) -> Any:
     try:
         status, body = await client.fetch("GET", url)
     except RequestError:
@@ -366,24 +366,24 @@ async def _told(client: Client, url: str) -> Any:
     return body if status == 200 else None
 
 
-def _of_llama(facts: Facts, props: Any) -> Facts:
+def _of_llama(metadata: EngineMetadata, props: Any) -> EngineMetadata:
     if not isinstance(props, dict):
-        return facts
+        return metadata
     settings = props.get("default_generation_settings")
     slots = _count(props.get("total_slots"))
     length = _count(settings.get("n_ctx")) if isinstance(settings, dict) else None
-    able = replace(facts.abilities, max_model_len=facts.abilities.max_model_len or length)
-    return replace(facts, abilities=able, slots=slots, kv_tokens=slots * length if slots and length else None)
+    able = replace(metadata.capabilities, max_model_len=metadata.capabilities.max_model_len or length)
+    return replace(metadata, capabilities=able, slots=slots, kv_tokens=slots * length if slots and length else None)
 
 
-def _of_sglang(facts: Facts, told: dict[str, Any], *, priority: bool) -> Facts:
-    sign, orders = 0, told.get("enable_priority_scheduling") is True
+def _of_sglang(metadata: EngineMetadata, report: dict[str, Any], *, priority: bool) -> EngineMetadata:
+    sign, orders = 0, report.get("enable_priority_scheduling") is True
     if priority and orders:
-        sign = SMALLER if told.get("schedule_low_priority_values_first") is True else LARGER
+        sign = SMALLER if report.get("schedule_low_priority_values_first") is True else LARGER
     return replace(
-        facts,
-        slots=_count(told.get("max_running_requests")) or _slots_of_ranks(told.get("internal_states")),
-        kv_tokens=_count(told.get("max_total_num_tokens")),
+        metadata,
+        slots=_count(report.get("max_running_requests")) or _slots_of_ranks(report.get("internal_states")),
+        kv_tokens=_count(report.get("max_total_num_tokens")),
         priority_sign=sign,
         orders=orders,
     )

@@ -51,7 +51,7 @@ class Health:
             self.up = False
         return changed
 
-    def answered(self, now_s: float) -> None:
+    def succeeded(self, now_s: float) -> None:
         """A request was answered."""
         self._answered_s = now_s
 
@@ -117,7 +117,7 @@ class Breaker:
         self._callers.add(caller)
         return True
 
-    def began(self, now_s: float) -> bool:
+    def started(self, now_s: float) -> bool:
         """The output of a request began there; whether the state changed. A trial need not come to its end."""
         if self.state(now_s) != HALF_OPEN:
             return False
@@ -125,7 +125,7 @@ class Breaker:
         self._failures = 0
         return True
 
-    def answered(self, now_s: float) -> bool:
+    def succeeded(self, now_s: float) -> bool:
         """A request was answered to its end there; whether the state changed."""
         if self.state(now_s) == OPEN:
             return False
@@ -155,36 +155,36 @@ _FORGET = 10.0
 class _Said:
     """Of one worker to requests for one model, in one window."""
 
-    answered: int = 0
+    succeeded: int = 0
     rejected: int = 0
     proven: int = 0
     sessions: set[str] = field(default_factory=set)
 
     @property
     def all(self) -> int:
-        return self.answered + self.rejected
+        return self.succeeded + self.rejected
 
 
 @dataclass
 class _Tally:
     """Of one worker, in one window."""
 
-    answered: int = 0
+    succeeded: int = 0
     failed: int = 0
-    said: dict[str, _Said] = field(default_factory=dict)
+    message: dict[str, _Said] = field(default_factory=dict)
     first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     @property
     def all(self) -> int:
-        return self.answered + self.failed
+        return self.succeeded + self.failed
 
     def of(self, model: str) -> _Said:
-        return self.said.setdefault(model, _Said())
+        return self.message.setdefault(model, _Said())
 
     @property
     def no(self) -> int:
         """How often it said no, in one way or the other."""
-        return self.failed + sum(one.rejected for one in self.said.values())
+        return self.failed + sum(one.rejected for one in self.message.values())
 
 
 @dataclass
@@ -210,11 +210,11 @@ class Outliers:
         self._out: dict[str, _Out] = {}
         self._since_s = -math.inf
 
-    def answered(self, name: str, model: str = "") -> None:
+    def succeeded(self, name: str, model: str = "") -> None:
         """A request was answered."""
         tally = self._tally(name)
-        tally.answered += 1
-        tally.of(model).answered += 1
+        tally.succeeded += 1
+        tally.of(model).succeeded += 1
 
     def rejected(self, name: str, model: str, session: str = "") -> None:
         """A request was called wrong (4xx)."""
@@ -225,9 +225,9 @@ class Outliers:
 
     def suspects(self, name: str, model: str) -> bool:
         """Whether it calls far more of a model's requests wrong than the others that serve it."""
-        return _stands_out(name, model, self._tallies)
+        return _far_from_peers(name, model, self._tallies)
 
-    def judged(self, name: str, model: str, *, wrong: bool) -> None:
+    def record_outcome(self, name: str, model: str, *, wrong: bool) -> None:
         """What it called wrong was sent to a peer: it was wrong to do so, or right."""
         said = self._tally(name).of(model)
         if wrong:
@@ -244,7 +244,7 @@ class Outliers:
         """A first token came after so long."""
         self._tally(name).first_token_s.append(seconds)
 
-    def forget(self, name: str) -> None:
+    def discard(self, name: str) -> None:
         """The worker of this name is another one from now on."""
         self._tallies.pop(name, None)
         self._out.pop(name, None)
@@ -258,9 +258,9 @@ class Outliers:
         """When the first of those that are left out comes back; inf none is."""
         return min((out.until_s for out in self._out.values() if out.until_s > now_s), default=math.inf)
 
-    def look(self, now_s: float, names: Collection[str]) -> tuple[str, ...]:
+    def poll(self, now_s: float, names: Collection[str]) -> tuple[str, ...]:
         """Leaves out who is far off, of all that are well; returns for whom something changed."""
-        self._forget(names)
+        self._discard(names)
         back = self._called_back(now_s, len(names) // 2)
         left = len(names) // 2 - len(self._absent(now_s))
         there = {name: self._tallies[name] for name in names if name in self._tallies}
@@ -301,46 +301,46 @@ class Outliers:
             tally = self._tallies[name] = _Tally()
         return tally
 
-    def _forget(self, names: Collection[str]) -> None:
+    def _discard(self, names: Collection[str]) -> None:
         self._tallies = {name: tally for name, tally in self._tallies.items() if name in names}
         self._out = {name: out for name, out in self._out.items() if name in names}
 
 
-def _far_off(name: str, there: dict[str, _Tally]) -> bool:
-    mine = there[name]
-    others = [tally for one, tally in there.items() if one != name]
-    return _fails(mine, others) or _rejects(name, there) or _is_slow(mine, others)
+def _far_off(name: str, active: dict[str, _Tally]) -> bool:
+    mine = active[name]
+    others = [tally for one, tally in active.items() if one != name]
+    return _fails(mine, others) or _rejects(name, active) or _is_slow(mine, others)
 
 
-def _fails(mine: _Tally, others: list[_Tally]) -> bool:
+def _fails(own: _Tally, others: list[_Tally]) -> bool:
     theirs, of_theirs = sum(t.failed for t in others), sum(t.all for t in others)
-    return of_theirs >= LEAST and _more(mine.failed, mine.all, theirs, of_theirs)
+    return of_theirs >= LEAST and _more(own.failed, own.all, theirs, of_theirs)
 
 
-def _rejects(name: str, there: dict[str, _Tally]) -> bool:
+def _rejects(name: str, active: dict[str, _Tally]) -> bool:
     """Whether peers served what it calls wrong, again and again."""
-    said = there[name].said
-    return any(said[model].proven >= PROOFS and _stands_out(name, model, there) for model in said)
+    said = active[name].message
+    return any(said[model].proven >= PROOFS and _far_from_peers(name, model, active) for model in said)
 
 
-def _stands_out(name: str, model: str, there: dict[str, _Tally]) -> bool:
-    if name not in there or model not in there[name].said:
+def _far_from_peers(name: str, model: str, active: dict[str, _Tally]) -> bool:
+    if name not in active or model not in active[name].message:
         return False
-    mine = there[name].said[model]
-    theirs = [tally.said[model] for one, tally in there.items() if one != name and model in tally.said]
+    mine = active[name].message[model]
+    theirs = [tally.message[model] for one, tally in active.items() if one != name and model in tally.message]
     return _more(mine.rejected, mine.all, sum(t.rejected for t in theirs), sum(t.all for t in theirs))
 
 
-def _more(mine: int, of_mine: int, theirs: int, of_theirs: int) -> bool:
+def _more(own: int, of_mine: int, other: int, of_theirs: int) -> bool:
     """Whether a share is far above the others'; of few requests at others nothing is known."""
-    if of_mine < LEAST or mine < ERROR_SHARE * of_mine:
+    if of_mine < LEAST or own < ERROR_SHARE * of_mine:
         return False
-    return of_theirs < LEAST or mine / of_mine >= ERROR_TIMES * theirs / of_theirs
+    return of_theirs < LEAST or own / of_mine >= ERROR_TIMES * other / of_theirs
 
 
-def _is_slow(mine: _Tally, others: list[_Tally]) -> bool:
+def _is_slow(own: _Tally, others: list[_Tally]) -> bool:
     medians = [median(tally.first_token_s) for tally in others if len(tally.first_token_s) >= LEAST]
-    if len(mine.first_token_s) < LEAST or not medians:
+    if len(own.first_token_s) < LEAST or not medians:
         return False
     usual = median(medians)
-    return median(mine.first_token_s) > max(SLOW_TIMES * usual, usual + SLOW_S)
+    return median(own.first_token_s) > max(SLOW_TIMES * usual, usual + SLOW_S)

@@ -13,7 +13,7 @@ from lengthwise.schema.errors import InputError, MissingExtraError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ASK_S = 30.0
-MOST_BYTES, MOST_LINE_BYTES = 32 << 20, 4 << 20
+MAX_BYTES, MOST_LINE_BYTES = 32 << 20, 4 << 20
 """Of all pages of a list, and of an event; etcd holds no object above 1.5 MiB."""
 _PAGE = 100
 """Slices of a page: each may have 1,000 endpoints, and is read on the event loop."""
@@ -77,7 +77,7 @@ class Kube:
         """
         items: list[Any] = []
         more: dict[str, str] = {}
-        left = MOST_BYTES
+        left = MAX_BYTES
         while True:
             params = {"labelSelector": selector, "limit": str(_PAGE), **more}
             body = await self._page(path, params, left)
@@ -89,7 +89,7 @@ class Kube:
                 return items, str(metadata.get("resourceVersion", ""))
             more = {"continue": str(metadata["continue"])}
 
-    async def watch(
+    async def monitor(
         self, path: str, selector: str, version: str, *, lasts_s: float, silent_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Events until the API ends the watch; a line that is cut off is no event.
@@ -98,7 +98,7 @@ class Kube:
             NoAnswerError: It broke, was silent for ``silent_s``, or sent what is no event.
             ExpiredError: The version is too old.
         """
-        params = {"labelSelector": selector, "watch": "1", "allowWatchBookmarks": "true",
+        params = {"labelSelector": selector, "monitor": "1", "allowWatchBookmarks": "true",
                   "resourceVersion": version, "timeoutSeconds": str(int(lasts_s))}  # fmt: skip
         async with self._get(path, params, silent_s) as answer:
             _require(answer.status)
@@ -111,15 +111,15 @@ class Kube:
                     if line.strip():
                         yield _event(line)
 
-    async def _page(self, path: str, params: dict[str, str], most_bytes: int) -> bytes:
+    async def _page(self, path: str, params: dict[str, str], max_bytes: int) -> bytes:
         async with self._get(path, params, ASK_S) as answer:
             _require(answer.status)
             parts, size = [], 0
             while part := await answer.content.readany():
                 parts.append(part)
                 size += len(part)
-                if size > most_bytes:
-                    raise NoAnswerError(f"a list of more than {MOST_BYTES} bytes")
+                if size > max_bytes:
+                    raise NoAnswerError(f"a list of more than {MAX_BYTES} bytes")
             return b"".join(parts)
 
     def _get(self, path: str, params: dict[str, str], silent_s: float) -> Any:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from lengthwise.backend.openai_protocol import Abilities, Server
 from lengthwise.gateway.config import Care, Dispatch, Engine
 from lengthwise.gateway.fleet.engine_probe import (
-    MOST_BYTES,
-    Facts,
+    MAX_BYTES,
+    EngineMetadata,
     MissError,
     Reading,
     find_facts,
@@ -45,8 +45,8 @@ class Worker:
         url: Its address without ``/v1``.
         engine: As it was configured.
         session: aiohttp's, with its key and certificates.
-        facts: What it is and can do.
-        asked: Whether ``facts`` are of the engine that is there now.
+        metadata: What it is and can do.
+        client_request: Whether ``metadata`` are of the engine that is there now.
         obstacle: Why it could not be asked, "" nothing.
         health: By its health checks.
         breaker: By the requests that it was given.
@@ -56,11 +56,11 @@ class Worker:
         was: How it was called before another one took its name; "" never otherwise.
     """
 
-    def __init__(self, engine: Engine, care: Care, dispatch: Dispatch, *, epoch: int = 0) -> None:
+    def __init__(self, engine: Engine, resilience: Care, dispatch: Dispatch, *, epoch: int = 0) -> None:
         self.engine, self.url, self.name = engine, Server(engine.url).root, name_of(engine)
-        self.session: Any = open_session(engine, care)
-        self.facts, self.asked, self.obstacle = Facts(), False, ""
-        self.health, self.breaker = Health(), Breaker(care.failures, care.open_s)
+        self.session: Any = open_session(engine, resilience)
+        self.metadata, self.client_request, self.obstacle = EngineMetadata(), False, ""
+        self.health, self.breaker = Health(), Breaker(resilience.failures, resilience.open_s)
         self.epoch = epoch
         self.draining = self.ejected = False
         self.was = ""
@@ -73,40 +73,40 @@ class Worker:
     @property
     def kind(self) -> str:
         """Whose engine it is: "vllm", "sglang", ..., "" not known yet."""
-        return self.abilities.engine or ("" if self.engine.kind == "auto" else self.engine.kind)
+        return self.capabilities.engine or ("" if self.engine.kind == "auto" else self.engine.kind)
 
     @property
-    def abilities(self) -> Abilities:
+    def capabilities(self) -> Abilities:
         """What it was found to do."""
-        return self.facts.abilities
+        return self.metadata.capabilities
 
     @property
     def priority_sign(self) -> int:
         """1: smaller priorities go first there, -1: larger, 0: it takes none (or nobody asked)."""
-        return self.facts.priority_sign
+        return self.metadata.priority_sign
 
     def priorities(self) -> str:
         """What becomes of the priorities that it is told in mode engine-priority, in words; "" all is well."""
-        facts = self.facts
-        if not self.asked or (facts.priority_sign and facts.orders):
+        metadata = self.metadata
+        if not self.client_request or (metadata.priority_sign and metadata.orders):
             return ""
-        if facts.priority_sign:
+        if metadata.priority_sign:
             return "takes priorities; whether it orders by them cannot be seen"
-        if facts.orders is None and not facts.heard:
+        if metadata.orders is None and not metadata.received:
             return "has not said yet whether it takes priorities; it is sent none"
-        if facts.orders is None and not self.engine.probe and self.kind == "vllm":
+        if metadata.orders is None and not self.engine.probe and self.kind == "vllm":
             return "was not asked whether it takes priorities (probe = false); it is sent none"
         return "takes no priorities, so its order stays its own; it is sent none"
 
     def speaks(self, model: str) -> bool:
         """Whether it serves the model."""
-        return model in self.abilities.models
+        return model in self.capabilities.models
 
     def trouble(self, now_s: float) -> str:
         """Why it gets no requests, in a few words; "" where it does."""
         if not self.health.up:
             return f"down: {self.health.detail}"
-        if not self.asked:
+        if not self.client_request:
             return f"starting: {self.obstacle or 'being asked what it can do'}"
         if self.reading is not None and self.reading.sleeping:
             return "sleeping"
@@ -121,11 +121,11 @@ class Worker:
         self._note_return(now_s)
         return WorkerState(
             self.name,
-            self.abilities.models,
+            self.capabilities.models,
             up=not self.trouble(now_s),
             in_flight=self._limit(now_s),
-            slots=self.facts.slots,
-            kv_tokens=self.facts.kv_tokens,
+            slots=self.metadata.slots,
+            kv_tokens=self.metadata.kv_tokens,
             tokens_per_s=self.tokens_per_s if self._fresh(now_s) else None,
             signals=self._signals(now_s),
             epoch=self.epoch,
@@ -186,7 +186,7 @@ class Worker:
 
     def _ramp(self, now_s: float) -> int | None:
         """The cap on its way back; None where it has none."""
-        full = self.engine.in_flight or self.facts.slots or self._dispatch.start
+        full = self.engine.in_flight or self.metadata.slots or self._dispatch.start
         steps = (now_s - self._back_s) / RAMP_S
         if steps >= math.log2(full) or self.breaker.state(now_s) != CLOSED:
             return None
@@ -224,12 +224,12 @@ HELLO_FIRST_S, HELLO_MOST_S = 1.0, 60.0
 """An engine that did not answer the tiny prompt is asked again after the first, then after twice as long each time."""
 
 
-class Watch:
+class Monitor:
     """Keeps one worker's health, facts and signals fresh until it is cancelled.
 
     Args:
         worker: Whose.
-        care: How often, how long.
+        resilience: How often, how long.
         adapt_every_s: Between two looks at signals.
         clock: The gateway's.
         changed: Called after every change; with True where requests must know at once.
@@ -240,7 +240,7 @@ class Watch:
     def __init__(
         self,
         worker: Worker,
-        care: Care,
+        resilience: Care,
         adapt_every_s: float,
         clock: Clock,
         changed: Callable[[bool], None],
@@ -249,7 +249,7 @@ class Watch:
         dice: random.Random,
     ) -> None:
         self.worker, self.checked = worker, asyncio.Event()
-        self._care, self._every_s, self._clock = care, adapt_every_s, clock
+        self._care, self._every_s, self._clock = resilience, adapt_every_s, clock
         self._changed, self._priority, self._dice = changed, priority, dice
         self._wake = asyncio.Event()
         self._path = "/v1/models" if worker.engine.kind in ("openai", "transformers") else "/health"
@@ -262,9 +262,9 @@ class Watch:
             group.create_task(self._look_after())
             group.create_task(self._scrape())
 
-    def configure(self, care: Care, adapt_every_s: float) -> None:
+    def configure(self, resilience: Care, adapt_every_s: float) -> None:
         """From now on so often and so long."""
-        self._care, self._every_s = care, adapt_every_s
+        self._care, self._every_s = resilience, adapt_every_s
 
     def follow(self, engine: Engine) -> bool:
         """Takes other settings for the engine that is there; False where it is another, or reached otherwise."""
@@ -274,10 +274,10 @@ class Watch:
         worker.engine = engine
         if engine.generation_defaults != before.generation_defaults:
             fills_in = False if engine.generation_defaults == "none" else None
-            worker.facts = replace(worker.facts, abilities=replace(worker.abilities, own_defaults=fills_in))
+            worker.metadata = replace(worker.metadata, capabilities=replace(worker.capabilities, own_defaults=fills_in))
         return True
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Checks as soon as may be: a request could not even be sent."""
         self._wake.set()
 
@@ -305,18 +305,22 @@ class Watch:
                 _log.warning("engine %s is down: %s", worker.name, bad[1])
                 self._changed(True)
             return
-        if refused and worker.asked:
+        if refused and worker.client_request:
             await self._came_back()
         came = worker.health.good(self._clock())
-        if not worker.asked:
-            await self._ask()
+        if not worker.client_request:
+            await self._submit()
         elif self._clock() - self._models_s > MODELS_EVERY_S:
             await self._refresh()
-        if worker.asked and not worker.facts.heard and self._clock() - self._hello_s >= self._hello_rest_s:
+        if (
+            worker.client_request
+            and not worker.metadata.received
+            and self._clock() - self._hello_s >= self._hello_rest_s
+        ):
             await self._greet()
         if came:
-            if worker.asked:
-                _log.info("engine %s is up: %s %s", worker.name, worker.kind, worker.abilities.version)
+            if worker.client_request:
+                _log.info("engine %s is up: %s %s", worker.name, worker.kind, worker.capabilities.version)
             self._changed(True)
 
     async def _unwell(self) -> tuple[str, str] | None:
@@ -332,7 +336,7 @@ class Watch:
 
     async def _status(self) -> int:
         url = self.worker.url + self._path
-        status, _ = await get(self.worker.session, url, within_s=self._care.connect_s, most_bytes=_BODY_BYTES)
+        status, _ = await get(self.worker.session, url, within_s=self._care.connect_s, max_bytes=_BODY_BYTES)
         return status
 
     async def _came_back(self) -> None:
@@ -343,19 +347,19 @@ class Watch:
         if known and before is not None and now is not None and now.started == before.started:
             return
         worker.restarted()
-        worker.reading, worker.asked = now, False
+        worker.reading, worker.client_request = now, False
 
-    async def _ask(self) -> None:
+    async def _submit(self) -> None:
         """Finds out what it can do; until that is known it gets no requests."""
         worker = self.worker
         try:
-            worker.facts = await find_facts(worker.engine, worker.session, priority=self._priority)
+            worker.metadata = await find_facts(worker.engine, worker.session, priority=self._priority)
         except InputError as error:
             if worker.obstacle != str(error):
                 _log.warning("engine %s cannot be used: %s", worker.name, error)
             worker.obstacle = str(error)
             return
-        worker.asked, worker.obstacle = True, ""
+        worker.client_request, worker.obstacle = True, ""
         self._models_s = self._hello_s = self._clock()
         self._hello_rest_s = HELLO_FIRST_S
         self._changed(True)
@@ -364,23 +368,25 @@ class Watch:
         """What may change while it runs: its models (adapters)."""
         worker, self._models_s = self.worker, self._clock()
         models = await find_models(worker.engine, worker.session)
-        if models and models != worker.abilities.models:
-            worker.facts = replace(worker.facts, abilities=replace(worker.abilities, models=models))
+        if models and models != worker.capabilities.models:
+            worker.metadata = replace(worker.metadata, capabilities=replace(worker.capabilities, models=models))
             self._changed(True)
 
     async def _greet(self) -> None:
         """Once more what it did not tell while it was busy."""
         worker = self.worker
-        facts = await greeted(worker.engine, worker.session, worker.facts, priority=self._priority)
+        metadata = await greeted(worker.engine, worker.session, worker.metadata, priority=self._priority)
         self._hello_s, self._hello_rest_s = self._clock(), min(2 * self._hello_rest_s, HELLO_MOST_S)
-        worker.facts = replace(facts, abilities=replace(facts.abilities, models=worker.abilities.models))
+        worker.metadata = replace(
+            metadata, capabilities=replace(metadata.capabilities, models=worker.capabilities.models)
+        )
         self._changed(True)
 
     async def _scrape(self) -> None:
         while True:
             await asyncio.sleep(self._every_s * self._dice.uniform(1 - _JITTER / 4, 1))
             worker = self.worker
-            if not (worker.health.up and worker.asked and worker.abilities.metrics):
+            if not (worker.health.up and worker.client_request and worker.capabilities.metrics):
                 continue
             try:
                 reading = await self._read()
@@ -396,18 +402,18 @@ class Watch:
         again = worker.take(reading)
         if again:
             _log.warning("engine %s started anew", worker.name)
-            worker.asked = False
-            self.look()
+            worker.client_request = False
+            self.poll()
         self._changed(again or slept != reading.sleeping)
 
     async def _read(self) -> Reading | None:
         worker = self.worker
         try:
             status, body = await get(
-                worker.session, f"{worker.url}/metrics", within_s=self._care.connect_s, most_bytes=MOST_BYTES
+                worker.session, f"{worker.url}/metrics", within_s=self._care.connect_s, max_bytes=MAX_BYTES
             )
         except MissError as miss:
             if miss.kind == REFUSED:
-                self.look()
+                self.poll()
             return None
         return read(body, self._clock()) if status == 200 else None

@@ -36,12 +36,12 @@ from lengthwise.gateway.observe.replay import (
     resampled,
     workload_of,
 )
-from lengthwise.gateway.observe.trace import LEAST_SEEN, Floats, Trace, of_journal, pools_of, tells
+from lengthwise.gateway.observe.trace import MIN_SEEN, Floats, Trace, of_journal, pools_of, tells
 from lengthwise.schema.workload import Workload
 
 SWITCH_ON = "switch on"
 NOBODY_WAITS = "no gain to be had: nobody waits"
-ALIKE = "no gain to be had: lengths are alike"
+MATCHING = "no gain to be had: lengths are alike"
 NO_GAIN = "no gain to be had"
 TAIL_PAYS = "the tail pays more than the mean gains"
 UNSURE = "not sure yet"
@@ -102,8 +102,8 @@ class Gain:
     """What length-aware order would have gained.
 
     Attributes:
-        verdict: One of this module's.
-        sentence: Why.
+        decision: One of this module's.
+        description: Why.
         requests: That were looked at; those of engines that tell nothing are not among them.
         span_s: From the first arrival to the last.
         waited_share: Of all JCT, before a seat was free, as it was.
@@ -118,8 +118,8 @@ class Gain:
         level: Of the intervals: both orders' hold together with 95 %.
     """
 
-    verdict: str
-    sentence: str
+    decision: str
+    description: str
     requests: int
     span_s: float
     waited_share: float = math.nan
@@ -136,11 +136,7 @@ class Gain:
     @property
     def model_error(self) -> float:
         """Simulated FCFS over what was seen, less 1; NaN where requests did not go in order, or took no time."""
-        return (
-            self.fcfs_jct_s / self.observed_jct_s - 1
-            if self.in_order and self.observed_jct_s > 0
-            else math.nan
-        )
+        return self.fcfs_jct_s / self.observed_jct_s - 1 if self.in_order and self.observed_jct_s > 0 else math.nan
 
     def order(self, name: str) -> OrderGain:
         """The gain of an order by name."""
@@ -161,7 +157,7 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 """A smaller gain in mean JCT is not worth the trouble, however sure it is."""
 MOST_ERROR = 0.35
 """Beyond it the simulated FCFS is not what was seen, and says nothing."""
@@ -169,13 +165,13 @@ MOST_ERROR = 0.35
 
 def judged(found: Gain) -> Gain:
     """The finding with its verdict and the sentence that gives the reason."""
-    verdict, sentence = _judge(found)
-    return replace(found, verdict=verdict, sentence=sentence)
+    decision, description = _evaluate(found)
+    return replace(found, decision=decision, description=description)
 
 
-def _judge(found: Gain) -> tuple[str, str]:
+def _evaluate(found: Gain) -> tuple[str, str]:
     oracle = found.order(ORACLE)
-    if found.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < LEAST_GAIN:
+    if found.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < MIN_GAIN:
         return NOBODY_WAITS, (
             f"Of all time from arrival to end {_percent(found.waited_share)} is waiting: every request finds a free "
             "seat, and no order shortens a queue that is not there."
@@ -190,26 +186,23 @@ def _judge(found: Gain) -> tuple[str, str]:
             f"Simulated first come, first served, the mean JCT is {found.fcfs_jct_s:.3g} s; seen were "
             f"{found.observed_jct_s:.3g} s. Something else than a full batch limits the engines, or they changed."
         )
-    return _compared([found.order(SRTF), found.order(ISRTF)], oracle, found.cuts)
+    return _comparison([found.order(SRTF), found.order(ISRTF)], oracle, found.cuts)
 
 
-def _compared(candidates: list[OrderGain], oracle: OrderGain, cuts: Change) -> tuple[str, str]:
-    sure = [one for one in candidates if one.mean.high < 0 and -one.mean.value >= LEAST_GAIN]
+def _comparison(candidates: list[OrderGain], oracle: OrderGain, cuts: Change) -> tuple[str, str]:
+    sure = [one for one in candidates if one.mean.high < 0 and -one.mean.value >= MIN_GAIN]
     bearable = [one for one in sure if not one.p99.value > -one.mean.value]
     if bearable:
         best = _named_one(bearable, cuts)
-        over = _beats(cuts) if best.name == ISRTF and len(bearable) > 1 else ""
-        return SWITCH_ON, f"{_named(best)} {_changes(best)}{over}{_kept(best, oracle)}."
+        over = _improvement(cuts) if best.name == ISRTF and len(bearable) > 1 else ""
+        return SWITCH_ON, f"{_named(best)} {_changes(best)}{over}{_retained(best, oracle)}."
     if sure:
         best = _named_one(sure, cuts)
-        return (
-            TAIL_PAYS,
-            f"{_named(best)} {_changes(best)}; a lower max_wait_s trades the one for the other.",
-        )
+        return (TAIL_PAYS, f"{_named(best)} {_changes(best)}; a lower max_wait_s trades the one for the other.")
     best = min(candidates, key=lambda one: one.mean.value)
-    if -oracle.mean.value < LEAST_GAIN:
-        return ALIKE, f"Even with lengths known beforehand, shortest first {_changes(oracle)}."
-    if best.mean.value <= -LEAST_GAIN and not best.mean.high < 0:
+    if -oracle.mean.value < MIN_GAIN:
+        return MATCHING, f"Even with lengths known beforehand, shortest first {_changes(oracle)}."
+    if best.mean.value <= -MIN_GAIN and not best.mean.high < 0:
         return UNSURE, f"{_named(best)} {_changes(best)}: the interval holds 0. Observe longer."
     return NO_GAIN, (
         f"{_named(best)} {_changes(best)}; with lengths known beforehand shortest first {_changes(oracle)}."
@@ -218,10 +211,10 @@ def _compared(candidates: list[OrderGain], oracle: OrderGain, cuts: Change) -> t
 
 def _named_one(those: list[OrderGain], cuts: Change) -> OrderGain:
     """The last of them, isrtf, where it surely beats srtf or stands alone; else srtf, which cuts nobody."""
-    return those[-1] if cuts.high < 0 and -cuts.value >= LEAST_GAIN else those[0]
+    return those[-1] if cuts.high < 0 and -cuts.value >= MIN_GAIN else those[0]
 
 
-def _beats(cuts: Change) -> str:
+def _improvement(cuts: Change) -> str:
     return f", against mode = srtf mean JCT by {_signed(cuts.value)} ({_signed(cuts.low)} to {_signed(cuts.high)})"
 
 
@@ -237,8 +230,8 @@ def _changes(one: OrderGain) -> str:
     )
 
 
-def _kept(best: OrderGain, oracle: OrderGain) -> str:
-    if not oracle.mean.value < -LEAST_GAIN:
+def _retained(best: OrderGain, oracle: OrderGain) -> str:
+    if not oracle.mean.value < -MIN_GAIN:
         return ""
     return f"; that is {_percent(best.mean.value / oracle.mean.value)} of what known lengths would bring"
 
@@ -251,13 +244,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if abs(share) >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
-LEAST_REQUESTS = 200
+MIN_REQUESTS = 200
 DRAWS = 100
 LEVEL = 0.975
-MOST_REQUESTS = 5000
+MAX_REQUESTS = 5000
 BLOCKS = 12
 """So many stretches make a draw, unless that would make them shorter than 50 requests."""
-LITTLE = 0.01
+MIN_RELEVANT = 0.01
 """Of a mean JCT: whoever goes first by less has overtaken nobody."""
 STATISTICS = ("mean", "p99")
 CUTS = (ISRTF, SRTF)
@@ -274,7 +267,7 @@ def gain(
     draws: int = DRAWS,
     level: float = LEVEL,
     seed: int = 0,
-    most: int = MOST_REQUESTS,
+    most: int = MAX_REQUESTS,
 ) -> Gain:
     """What the orders of ``ORDERS`` would have done on a trace.
 
@@ -288,16 +281,16 @@ def gain(
     """
     if len(trace) > most:
         trace = trace.take(np.arange(len(trace) - most, len(trace)))
-    if len(trace) < LEAST_REQUESTS:
+    if len(trace) < MIN_REQUESTS:
         return Gain(TOO_LITTLE, _too_few(len(trace)), len(trace), trace.span_s)
     telling = [part for part in pools_of(trace) if tells(part)]
     if not telling:
-        return Gain(CAME_WHOLE, _WHOLE, len(trace), trace.span_s)
+        return Gain(CAME_WHOLE, _INTEGERS, len(trace), trace.span_s)
     pools = [_Pool.of(part, order) for part in telling]
     true = _ratios([pool.replayed(order) for pool in pools])
     rng = np.random.default_rng(seed)
     drawn = [_ratios([pool.drawn(rng, order) for pool in pools]) for _ in range(draws)]
-    runs = _together([pool.replayed(order) for pool in pools])
+    runs = _merged([pool.replayed(order) for pool in pools])
     fcfs = runs[FCFS].jct_s
     found = Gain(
         "",
@@ -311,9 +304,7 @@ def gain(
         in_order=all(_in_order(part) for part in telling),
         orders=tuple(_order_gain(name, runs[name].jct_s, true, drawn, level) for name in ORDERS[1:]),
         cuts=_change(true[CUTS], [draw[CUTS] for draw in drawn], level),
-        times=tuple(
-            OrderTimes(name, _times(runs[name].jct_s), _times(runs[name].waited_s)) for name in ORDERS
-        ),
+        times=tuple(OrderTimes(name, _times(runs[name].jct_s), _times(runs[name].queued_for_s)) for name in ORDERS),
         services=tuple(pool.service for pool in pools),
         level=level,
     )
@@ -355,10 +346,10 @@ class _Pool:
 Ratios = dict[tuple[str, str], float]
 
 
-def _together(pools: list[dict[str, Replayed]]) -> dict[str, Replayed]:
+def _merged(pools: list[dict[str, Replayed]]) -> dict[str, Replayed]:
     """By order all pools' requests that are served under every order."""
     jct = {name: np.concatenate([pool[name].jct_s for pool in pools]) for name in ORDERS}
-    waited = {name: np.concatenate([pool[name].waited_s for pool in pools]) for name in ORDERS}
+    waited = {name: np.concatenate([pool[name].queued_for_s for pool in pools]) for name in ORDERS}
     served = np.all([np.isfinite(one) for one in jct.values()], axis=0)
     return {name: Replayed(jct[name][served], waited[name][served]) for name in ORDERS}
 
@@ -370,7 +361,7 @@ def _times(values: Floats) -> tuple[float, ...]:
 
 def _ratios(pools: list[dict[str, Replayed]]) -> Ratios:
     """Statistics over those of FCFS."""
-    runs = {name: run.jct_s for name, run in _together(pools).items()}
+    runs = {name: run.jct_s for name, run in _merged(pools).items()}
     told = {}
     for name in ORDERS[1:]:
         told[name, "mean"] = float(runs[name].mean() / runs[FCFS].mean())
@@ -390,21 +381,21 @@ def _change(ratio: float, drawn: list[float], level: float) -> Change:
         return Change(ratio - 1, math.nan, math.nan)
     from scipy.special import stdtrit
 
-    even = _evened(np.log(drawn))
+    even = _balanced(np.log(drawn))
     half = float(stdtrit(BLOCKS - 1, (1 + level) / 2) * even.std(ddof=1))
-    centre = float(_evened(np.log([ratio]))[0])
-    low, high = (_ratio(centre + side * half) - 1 for side in (-1, 1))
+    center = float(_balanced(np.log([ratio]))[0])
+    low, high = (_ratio(center + side * half) - 1 for side in (-1, 1))
     return Change(ratio - 1, low, high)
 
 
-def _evened(logs: Floats) -> Floats:
+def _balanced(logs: Floats) -> Floats:
     """On a scale on which large gains scatter as small ones do: the scatter of a gain grows with its square."""
     return logs / (np.abs(logs) + EVEN)
 
 
-def _ratio(even: float) -> float:
-    share = min(abs(even), MOST_EVEN)
-    return math.exp(math.copysign(EVEN * share / (1 - share), even))
+def _ratio(uniform: float) -> float:
+    share = min(abs(uniform), MOST_EVEN)
+    return math.exp(math.copysign(EVEN * share / (1 - share), uniform))
 
 
 def _waited_share(pools: list[_Pool]) -> float:
@@ -417,21 +408,21 @@ def _in_order(trace: Trace) -> bool:
 
     Earlier by so little that nobody's time from arrival to end tells it does not count.
     """
-    overtaken, little_s = 0, LITTLE * float(trace.jct_s.mean())
+    overtaken, little_s = 0, MIN_RELEVANT * float(trace.jct_s.mean())
     for model in np.unique(trace.model):
         sent = trace.dispatched_s[trace.model == model]
         overtaken += int((sent < np.maximum.accumulate(sent) - little_s).sum())
     return overtaken <= 0.02 * len(trace)
 
 
-_WHOLE = (
+_INTEGERS = (
     "Of an answer that comes whole nobody sees when its engine began it, and so neither steps nor seats. At least "
-    f"{LEAST_SEEN} answers of some tokens must be streamed (stream: true); the others may come as they like."
+    f"{MIN_SEEN} answers of some tokens must be streamed (stream: true); the others may come as they like."
 )
 
 
 def _too_few(n: int) -> str:
-    return f"{n} requests got an answer so far; at least {LEAST_REQUESTS} are needed. A day tells more than an hour."
+    return f"{n} requests got an answer so far; at least {MIN_REQUESTS} are needed. A day tells more than an hour."
 
 
 _NAMES = {
@@ -452,18 +443,18 @@ def report(path: Path | str, order: Order = Order(), *, draws: int = DRAWS, seed
 
 def text_report(found: Gain) -> str:
     """The finding as lines of text."""
-    lines = [f"Verdict: {found.verdict}", found.sentence, ""]
+    lines = [f"Verdict: {found.decision}", found.description, ""]
     lines.append(f"{found.requests} requests over {_duration(found.span_s)}")
     if not found.orders:
         return "\n".join(lines)
     lines.append(f"{100 * found.waited_share:.1f} % of all time from arrival to end was waiting for a seat")
     for service in found.services:
-        seats = "not met" if service.seats is None else f"{service.seats} at a time"
+        max_num_seqs = "not met" if service.max_num_seqs is None else f"{service.max_num_seqs} at a time"
         step = f"{1e3 * service.step_s:.3g} ms + {1e3 * service.seq_s:.3g} ms a sequence"
         prompt = f"{1e3 * service.prompt_s:.3g} ms a prompt token"
         lines.append(
             f"{service.engines} engine(s): a step {step} + {prompt} (off by {100 * service.error:.0f} % in the "
-            f"median); limit {seats}"
+            f"median); limit {max_num_seqs}"
         )
     lines += ["", f"{'':34}{'mean JCT':>10}  {'change':<30}{'P99 JCT':>10}  change"]
     lines.append(f"{'as it was':34}{found.observed_jct_s:>8.3f} s")

@@ -40,7 +40,7 @@ class Service:
         seq_s: More for each sequence in it.
         prompt_s: More for each prompt token in it.
         front_s: On the way to the engine and back.
-        seats: Requests that ran at once at an engine, where that was a limit; else None.
+        max_num_seqs: Requests that ran at once at an engine, where that was a limit; else None.
         engines: How many served at a time: names of engines that came and went one after the other are one.
         waited_share: Of all JCT, before a seat was free.
         error: Median relative error of the seconds from first token to end.
@@ -50,7 +50,7 @@ class Service:
     seq_s: float
     prompt_s: float
     front_s: float
-    seats: int | None
+    max_num_seqs: int | None
     engines: int
     waited_share: float
     error: float
@@ -60,27 +60,27 @@ def fit(trace: Trace) -> Service:
     """The service of a trace whose engines all serve the same."""
     met = joined(trace)
     trace, seen = completed(trace)
-    seats = seats_of(trace) if seen.all() else met
+    max_num_seqs = max_num_seqs_of(trace) if seen.all() else met
     found = _found(trace)
     a, a_s = _decoding(trace, seen)
-    b, b_s = _starting(trace, found, seats, seen)
+    b, b_s = _starting(trace, found, max_num_seqs, seen)
     coefficients = _least_deviations(np.vstack([a, b]), np.concatenate([a_s, b_s]))
     step_s, seq_s, prompt_s, front_s = (float(x) for x in coefficients)
     error = float(np.median(np.abs(a @ coefficients / a_s - 1))) if len(a_s) else math.nan
-    running = np.minimum(found + 1, seats)
+    running = np.minimum(found + 1, max_num_seqs)
     start_s = front_s + _steps(found) * (step_s + seq_s * running) + prompt_s * trace.prompt_tokens
-    late_s = np.maximum(trace.first_token_s - trace.dispatched_s - start_s, 0.0) * (found >= seats)
-    share = float((trace.waited_s + late_s).sum() / max(trace.jct_s.sum(), 1e-12))
-    limit = seats if share >= MIN_WAITED_SHARE else None
+    late_s = np.maximum(trace.first_token_s - trace.dispatched_s - start_s, 0.0) * (found >= max_num_seqs)
+    share = float((trace.queued_for_s + late_s).sum() / max(trace.jct_s.sum(), 1e-12))
+    limit = max_num_seqs if share >= MIN_WAITED_SHARE else None
     return Service(max(step_s, 1e-9), seq_s, prompt_s, front_s, limit, engines_of(trace), share, error)
 
 
-def seats_of(trace: Trace) -> int:
+def max_num_seqs_of(trace: Trace) -> int:
     """The most requests that an engine ran at once for a noticeable share of its busy time."""
     most = 1
     for worker in np.unique(trace.worker):
-        mine = (trace.worker == worker) & trace.whole & (trace.ended_s > trace.first_token_s)
-        most = max(most, _usual_most(trace.first_token_s[mine], trace.ended_s[mine]))
+        mine = (trace.worker == worker) & trace.complete & (trace.finished_s > trace.first_token_s)
+        most = max(most, _usual_most(trace.first_token_s[mine], trace.finished_s[mine]))
     return most
 
 
@@ -111,7 +111,7 @@ def _found(trace: Trace) -> Ints:
     found = np.zeros(len(trace), np.int64)
     for worker in np.unique(trace.worker):
         mine = np.flatnonzero(trace.worker == worker)
-        sent, ended = np.sort(trace.dispatched_s[mine]), np.sort(trace.ended_s[mine])
+        sent, ended = np.sort(trace.dispatched_s[mine]), np.sort(trace.finished_s[mine])
         at = trace.dispatched_s[mine]
         before = np.searchsorted(sent, at, side="left")
         found[mine] = np.maximum(before - np.searchsorted(ended, at, side="right"), 0)
@@ -123,23 +123,20 @@ def _decoding(trace: Trace, seen: Bools) -> tuple[Floats, Floats]:
     rows, seconds = [], []
     for worker in np.unique(trace.worker):
         there = np.flatnonzero(trace.worker == worker)
-        from_s, to_s = trace.first_token_s[there], trace.ended_s[there]
+        from_s, to_s = trace.first_token_s[there], trace.finished_s[there]
         more = trace.output_tokens[there] - 1
-        good = (trace.whole & seen)[there] & (more >= LEAST_MORE) & (to_s > from_s)
-        tokens = _grown(from_s, to_s, more.astype(float))
+        good = (trace.complete & seen)[there] & (more >= LEAST_MORE) & (to_s > from_s)
+        tokens = _increments(from_s, to_s, more.astype(float))
         order = np.argsort(from_s, kind="stable")
         prompts = np.concatenate([[0.0], np.cumsum(trace.prompt_tokens[there][order])])
         firsts = from_s[order]
-        computed = (
-            prompts[np.searchsorted(firsts, to_s, "right")]
-            - prompts[np.searchsorted(firsts, from_s, "right")]
-        )
+        computed = prompts[np.searchsorted(firsts, to_s, "right")] - prompts[np.searchsorted(firsts, from_s, "right")]
         rows.append(np.column_stack([more, tokens, computed, np.zeros(len(there))])[good])
         seconds.append((to_s - from_s)[good])
     return np.vstack(rows).astype(float), np.concatenate(seconds)
 
 
-def _grown(from_s: Floats, to_s: Floats, tokens: Floats) -> Floats:
+def _increments(from_s: Floats, to_s: Floats, tokens: Floats) -> Floats:
     """[n] tokens that all got from ``from_s`` to ``to_s``, each at its own even pace."""
     lasts = np.maximum(to_s - from_s, 1e-9)
     times = np.concatenate([from_s, from_s + lasts])
@@ -150,10 +147,10 @@ def _grown(from_s: Floats, to_s: Floats, tokens: Floats) -> Floats:
     return np.asarray(np.interp(from_s + lasts, at, grown) - np.interp(from_s, at, grown))
 
 
-def _starting(trace: Trace, found: Ints, seats: int, seen: Bools) -> tuple[Floats, Floats]:
+def _starting(trace: Trace, found: Ints, max_num_seqs: int, seen: Bools) -> tuple[Floats, Floats]:
     """Rows (1.5, 1.5 x running, prompt, 1) and seconds to the first token, where a seat was free."""
     seconds = trace.first_token_s - trace.dispatched_s
-    good = (found < seats) & trace.whole & seen & (seconds > 0)
+    good = (found < max_num_seqs) & trace.complete & seen & (seconds > 0)
     steps = _steps(found)
     rows = np.column_stack([steps, steps * (found + 1), trace.prompt_tokens, np.ones(len(trace))])
     return rows[good].astype(float), seconds[good]
@@ -201,11 +198,11 @@ class Replayed:
 
     Attributes:
         jct_s: Arrival to end.
-        waited_s: In queues in all, cuts included.
+        queued_for_s: In queues in all, cuts included.
     """
 
     jct_s: Floats
-    waited_s: Floats
+    queued_for_s: Floats
 
 
 def replay(workload: Workload, service: Service, name: str, order: Order = Order()) -> Replayed:  # noqa: B008 - frozen
@@ -216,17 +213,14 @@ def replay(workload: Workload, service: Service, name: str, order: Order = Order
     records = engine.simulate(workload, _deployment(workload, service, scheduler(name, order)), keep_steps=0)
     r = records.requests
     served = r.status == Status.FINISHED
-    return Replayed(
-        np.where(served, r.finished_s - r.arrival_s, np.nan),
-        np.where(served, r.waited_s, np.nan),
-    )
+    return Replayed(np.where(served, r.finished_s - r.arrival_s, np.nan), np.where(served, r.queued_for_s, np.nan))
 
 
 def scheduler(name: str, order: Order) -> Scheduler:
     """One of ORDERS as the simulator's point on its axes, with the gateway's settings."""
     if name == FCFS:
         return Scheduler(router="central", memory="paged_by_chunk")
-    takeover = order.takeover if name == ISRTF else "never"
+    takeover = order.takeover if name == ISRTF else "disabled"
     return Scheduler(
         rank="srtf",
         leave="longest_remaining",
@@ -268,7 +262,7 @@ def _predictions(trace: Trace, window_tokens: int) -> Predictions:
     """A row a window: the last prediction that was there by then."""
     totals, lengths = [], []
     for first, output, again in zip(
-        trace.predicted_tokens.tolist(), trace.output_tokens.tolist(), trace.again, strict=True
+        trace.predicted_tokens.tolist(), trace.output_tokens.tolist(), trace.retry, strict=True
     ):
         values = [first]
         if again:
@@ -281,10 +275,8 @@ def _predictions(trace: Trace, window_tokens: int) -> Predictions:
     return Predictions(window_tokens, start, total, np.maximum(total - so_far * window_tokens, 1.0))
 
 
-def _by_window(
-    first: float, again: tuple[tuple[int, float], ...], windows: int, window_tokens: int
-) -> list[float]:
-    values, told, now = [], list(again), first
+def _by_window(first: float, retry: tuple[tuple[int, float], ...], windows: int, window_tokens: int) -> list[float]:
+    values, told, now = [], list(retry), first
     for window in range(windows):
         while told and told[0][0] <= window * window_tokens:
             now = told.pop(0)[1]
@@ -294,10 +286,10 @@ def _by_window(
 
 def _deployment(workload: Workload, service: Service, scheduler: Scheduler) -> Deployment:
     longest = int((workload.prompt_tokens + workload.output_tokens).max()) + 1
-    seats = service.seats or NO_LIMIT
+    max_num_seqs = service.max_num_seqs or NO_LIMIT
     blocks = -(-longest // BLOCK)
     limits = EngineLimits(
-        max_num_seqs=seats, max_num_batched_tokens=STEP_TOKENS + seats, block_size=BLOCK, watermark=0.0
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=STEP_TOKENS + max_num_seqs, block_size=BLOCK, watermark=0.0
     )
     return Deployment(
         _MODEL,
@@ -306,18 +298,18 @@ def _deployment(workload: Workload, service: Service, scheduler: Scheduler) -> D
         Parallelism(1, 1, service.engines),
         limits,
         scheduler,
-        _tables(service, STEP_TOKENS + seats),
-        KvPlan(blocks * (min(seats, len(workload)) + 1), BLOCK, 0.0, 0.0, 0.0, 0.0),
+        _tables(service, STEP_TOKENS + max_num_seqs),
+        KvPlan(blocks * (min(max_num_seqs, len(workload)) + 1), BLOCK, 0.0, 0.0, 0.0, 0.0),
         max_model_len=longest,
         name="engines as observed",
     )
 
 
-def _tables(service: Service, most_tokens: int) -> CostTables:
+def _tables(service: Service, max_tokens: int) -> CostTables:
     """Steps of the fitted seconds: what sequences and prompt tokens have in common by tokens, the rest apart."""
     nothing, two = np.zeros(2), np.arange(2.0)
     token_s = min(service.seq_s, service.prompt_s)
-    chunks = grid_axis(most_tokens)
+    chunks = grid_axis(max_tokens)
     return CostTables(
         layer_s=service.step_s + token_s * two,
         comm_s=nothing,

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 ROUNDED_S = 1e-3
 """Times in a journal are rounded, each by itself."""
-MOST_TOKENS = 10**9
+MAX_TOKENS = 10**9
 MOST_S = 1e11
 """Of a clock: beyond it no time is told to the microsecond or so."""
 
@@ -34,9 +34,9 @@ class Trace:
         predicted_tokens: Before the first token.
         dispatched_s: First sent to an engine.
         first_token_s: As seen by the gateway; NaN of answers that came whole.
-        ended_s: As seen by the gateway.
-        waited_s: In the gateway's queue.
-        whole: Whether it ran at one engine from dispatch to end.
+        finished_s: As seen by the gateway.
+        queued_for_s: In the gateway's queue.
+        complete: Whether it ran at one engine from dispatch to end.
         worker: Number of its engine.
         model: Number of its model.
         again: What was predicted later: (tokens that had come, total).
@@ -50,12 +50,12 @@ class Trace:
     predicted_tokens: Floats
     dispatched_s: Floats
     first_token_s: Floats
-    ended_s: Floats
-    waited_s: Floats
-    whole: Bools
+    finished_s: Floats
+    queued_for_s: Floats
+    complete: Bools
     worker: Ints
     model: Ints
-    again: tuple[tuple[tuple[int, float], ...], ...]
+    retry: tuple[tuple[tuple[int, float], ...], ...]
     models: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
 
@@ -70,18 +70,18 @@ class Trace:
     @property
     def jct_s(self) -> Floats:
         """Arrival to end, as it was."""
-        return self.ended_s - self.arrival_s
+        return self.finished_s - self.arrival_s
 
     def take(self, rows: Ints) -> Trace:
         """Some of the requests, in that order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        again = tuple(self.again[row] for row in rows.tolist())
-        return Trace(**columns, again=again, models=self.models, workers=self.workers)
+        again = tuple(self.retry[row] for row in rows.tolist())
+        return Trace(**columns, retry=again, models=self.models, workers=self.workers)
 
 
 _COLUMNS = (
-    "arrival_s", "prompt_tokens", "output_tokens", "predicted_tokens", "dispatched_s", "first_token_s", "ended_s",
-    "waited_s", "whole", "worker", "model",
+    "arrival_s", "prompt_tokens", "output_tokens", "predicted_tokens", "dispatched_s", "first_token_s", "finished_s",
+    "queued_for_s", "complete", "worker", "model",
 )  # fmt: skip
 
 
@@ -100,12 +100,12 @@ def of_rows(rows: Iterable[Row]) -> Trace:
         predicted_tokens=_believable(_floats(column("predicted_tokens"))),
         dispatched_s=_floats(column("dispatched_s")),
         first_token_s=_floats(column("first_token_s")),
-        ended_s=_floats(column("ended_s")),
-        waited_s=_floats(column("waited_s")),
-        whole=np.array([row.preemptions == 0 and row.failovers == 0 for row in kept], dtype=bool),
+        finished_s=_floats(column("finished_s")),
+        queued_for_s=_floats(column("queued_for_s")),
+        complete=np.array([row.preemptions == 0 and row.failovers == 0 for row in kept], dtype=bool),
         worker=np.array([workers[row.worker] for row in kept], dtype=np.int64),
         model=np.array([models[row.model] for row in kept], dtype=np.int64),
-        again=tuple(row.again for row in kept),
+        retry=tuple(row.retry for row in kept),
         models=tuple(models),
         workers=tuple(workers),
     )
@@ -118,12 +118,12 @@ def of_journal(path: Path | str) -> Trace:
         InputError: It is no journal, or cannot be read.
     """
     rows: list[Row] = []
-    began_s: dict[int, float] = {}
+    started_s: dict[int, float] = {}
     for run, row in read_all(path):
         if _counts(row):
             rows.append(row)
-            began_s[run] = min(row.arrival_s, began_s.get(run, math.inf))  # rows come in order of their ends
-    return _closed_up(of_rows(rows), sorted(set(began_s.values())))
+            started_s[run] = min(row.arrival_s, started_s.get(run, math.inf))  # rows come in order of their ends
+    return _closed_up(of_rows(rows), sorted(set(started_s.values())))
 
 
 def _closed_up(trace: Trace, starts: Sequence[float]) -> Trace:
@@ -139,25 +139,25 @@ def _closed_up(trace: Trace, starts: Sequence[float]) -> Trace:
             for values in columns.values():
                 values[i:] -= gaps[i - 1] - usual_s
     rest = {name: getattr(trace, name) for name in _COLUMNS if name not in columns}
-    return Trace(**columns, **rest, again=trace.again, models=trace.models, workers=trace.workers)
+    return Trace(**columns, **rest, retry=trace.retry, models=trace.models, workers=trace.workers)
 
 
-_LATER = ("dispatched_s", "first_token_s", "ended_s")
+_LATER = ("dispatched_s", "first_token_s", "finished_s")
 
 
 def _counts(row: Row) -> bool:
     """Whether it got a token, and its times are in order: nothing of a damaged journal is simulated."""
-    begun_s = row.dispatched_s if math.isnan(row.first_token_s) else row.first_token_s
-    times = (row.arrival_s, row.dispatched_s, begun_s, row.ended_s)
+    started_s = row.dispatched_s if math.isnan(row.first_token_s) else row.first_token_s
+    times = (row.arrival_s, row.dispatched_s, started_s, row.finished_s)
     in_order = all(before - ROUNDED_S <= after for before, after in pairwise(times))
     if not (
         in_order
         and abs(row.arrival_s) <= MOST_S
         and row.jct_s <= MOST_S
-        and -ROUNDED_S <= row.waited_s <= row.jct_s + ROUNDED_S
+        and -ROUNDED_S <= row.queued_for_s <= row.jct_s + ROUNDED_S
     ):
         return False
-    return 1 <= row.output_tokens <= MOST_TOKENS and row.prompt_tokens <= MOST_TOKENS
+    return 1 <= row.output_tokens <= MAX_TOKENS and row.prompt_tokens <= MAX_TOKENS
 
 
 def _believable(predicted: Floats) -> Floats:
@@ -200,7 +200,7 @@ def pools_of(trace: Trace) -> list[Trace]:
 
 LEAST_MORE = 4
 """So many tokens after the first tell a pace."""
-LEAST_SEEN = 50
+MIN_SEEN = 50
 """Answers whose pace was seen, before that of others is taken from them."""
 RARE = 0.01
 """Of first tokens: of those that an engine began out of order."""
@@ -209,7 +209,7 @@ RARE = 0.01
 def tells(trace: Trace) -> bool:
     """Whether enough answers were streamed to know what engines did, or all of them were."""
     unseen = np.isnan(trace.first_token_s)
-    return not unseen.any() or int(_paced(trace).sum()) >= LEAST_SEEN
+    return not unseen.any() or int(_paced(trace).sum()) >= MIN_SEEN
 
 
 def completed(trace: Trace) -> tuple[Trace, Bools]:
@@ -222,7 +222,7 @@ def completed(trace: Trace) -> tuple[Trace, Bools]:
         return trace, seen
     paced = _paced(trace)
     pace_s = float(np.median(_seconds(trace)[paced] / _more(trace)[paced])) if paced.any() else 0.0
-    estimated = np.maximum(trace.ended_s - pace_s * _more(trace), trace.dispatched_s)
+    estimated = np.maximum(trace.finished_s - pace_s * _more(trace), trace.dispatched_s)
     return replace(trace, first_token_s=np.where(seen, trace.first_token_s, estimated)), seen
 
 
@@ -233,15 +233,15 @@ def joined(trace: Trace) -> int:
     """
     at = [1]
     for worker in np.unique(trace.worker):
-        mine = np.flatnonzero((trace.worker == worker) & trace.whole)
+        mine = np.flatnonzero((trace.worker == worker) & trace.complete)
         mine = mine[np.argsort(trace.dispatched_s[mine], kind="stable")]
-        ended_s, first_s = trace.ended_s[mine], trace.first_token_s[mine]
-        at += [1 + int((ended_s[:i] > first_s[i]).sum()) for i in np.flatnonzero(np.isfinite(first_s))]
+        finished_s, first_s = trace.finished_s[mine], trace.first_token_s[mine]
+        at += [1 + int((finished_s[:i] > first_s[i]).sum()) for i in np.flatnonzero(np.isfinite(first_s))]
     return int(np.quantile(at, 1 - RARE, method="lower"))
 
 
 def _paced(trace: Trace) -> Bools:
-    return np.asarray(trace.whole & (_more(trace) >= LEAST_MORE) & (_seconds(trace) > 0))
+    return np.asarray(trace.complete & (_more(trace) >= LEAST_MORE) & (_seconds(trace) > 0))
 
 
 def _more(trace: Trace) -> Floats:
@@ -250,4 +250,4 @@ def _more(trace: Trace) -> Floats:
 
 def _seconds(trace: Trace) -> Floats:
     """NaN where no first token was seen."""
-    return trace.ended_s - trace.first_token_s
+    return trace.finished_s - trace.first_token_s

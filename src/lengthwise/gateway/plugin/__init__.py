@@ -9,14 +9,4 @@ from lengthwise.gateway.plugin.length_scheduler import LengthScheduler
 from lengthwise.gateway.plugin.rra_scheduler import Phase, Rounds, RraScheduler, Seen
 from lengthwise.gateway.plugin.settings import Hint, RraSettings, Settings, hint_of
 
-__all__ = [
-    "Hint",
-    "LengthScheduler",
-    "Phase",
-    "Rounds",
-    "RraScheduler",
-    "RraSettings",
-    "Seen",
-    "Settings",
-    "hint_of",
-]
+__all__ = ["Hint", "LengthScheduler", "Phase", "Rounds", "RraScheduler", "RraSettings", "Seen", "Settings", "hint_of"]

@@ -18,7 +18,7 @@ from lengthwise.policy.named_schedulers import resolve
 
 Key = tuple[int, int, float, int]
 """Overdue first; class; the rank's key; arrival."""
-_FEW = 256
+_MIN_COUNT = 256
 _MANY, _SORT_AFTER = 8, 100
 
 
@@ -32,12 +32,12 @@ class Entry:
         number: Of its arrival.
         arrival_s: When it came.
         queued_s: When it joined the queue last.
-        waited_s: In the queue, in all, up to its last admission.
+        queued_for_s: In the queue, in all, up to its last admission.
         running: Whether it was seen admitted.
         overdue: It has waited too long and goes before all who have not.
         admission: Number of its last admission; -1 never.
         cuts: How often it gave way.
-        settled: Generated tokens below which it does not give way again.
+        stable: Generated tokens below which it does not give way again.
         key: Its place among who waits.
     """
 
@@ -46,20 +46,20 @@ class Entry:
     number: int
     arrival_s: float
     queued_s: float
-    waited_s: float = 0.0
+    queued_for_s: float = 0.0
     running: bool = False
     overdue: bool = False
     admission: int = -1
     cuts: int = 0
-    settled: int = 0
+    stable: int = 0
     key: Key = (1, 0, math.inf, 0)
 
 
-class Book:
+class Registry:
     """The order of one engine.
 
     Attributes:
-        untold: Requests without a length that can be used, so far.
+        missing: Requests without a length that can be used, so far.
         trouble: What was wrong with the last of them.
     """
 
@@ -68,10 +68,10 @@ class Book:
         self._policy = settings.rank_policy()
         self._rank = interpreted(self._policy)
         self._entries: dict[str, Entry] = {}
-        self._due: list[tuple[float, int, Entry]] = []
+        self._deadline: list[tuple[float, int, Entry]] = []
         self._arrivals = self._admissions = 0
-        self._changed, self._moved, self._merges = True, dict[str, Entry](), 0
-        self.untold, self.trouble = 0, ""
+        self._changed, self._reordered, self._merges = True, dict[str, Entry](), 0
+        self.missing, self.trouble = 0, ""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -85,12 +85,10 @@ class Book:
         """Notes a request that came."""
         now_s = self._clock()
         hint = hint_of(
-            getattr(request.sampling_params, "extra_args", None),
-            request.max_tokens,
-            self.settings.prior_tokens,
+            getattr(request.sampling_params, "extra_args", None), request.max_tokens, self.settings.prior_tokens
         )
         if hint.trouble:
-            self.untold, self.trouble = self.untold + 1, hint.trouble
+            self.missing, self.trouble = self.missing + 1, hint.trouble
         entry = Entry(request, hint, self._arrivals, now_s, now_s)
         self._arrivals += 1
         self._entries[request.request_id] = entry
@@ -103,7 +101,7 @@ class Book:
         self._changed = True
         if entry.running:
             entry.running, entry.queued_s = False, now_s
-            entry.settled = request.num_output_tokens + self.settings.window_tokens
+            entry.stable = request.num_output_tokens + self.settings.window_tokens
             self._waits(now_s, entry)
 
     def admitted(self, running: list[Any]) -> bool:
@@ -114,23 +112,23 @@ class Book:
             if entry.running:
                 break
             entry.running = found = True
-            entry.waited_s += now_s - entry.queued_s
+            entry.queued_for_s += now_s - entry.queued_s
             entry.admission, self._admissions = self._admissions, self._admissions + 1
         return found
 
-    def forget(self, alive: dict[str, Any]) -> None:
+    def discard(self, alive: dict[str, Any]) -> None:
         """Drops requests that are over, when there are many of them."""
-        if len(self._entries) > 2 * len(alive) + _FEW:
+        if len(self._entries) > 2 * len(alive) + _MIN_COUNT:
             self._entries = {name: one for name, one in self._entries.items() if name in alive}
-            self._moved = {name: one for name, one in self._moved.items() if name in alive}
-            self._due = [one for one in self._due if one[2].request.request_id in self._entries]
-            heapq.heapify(self._due)
+            self._reordered = {name: one for name, one in self._reordered.items() if name in alive}
+            self._deadline = [one for one in self._deadline if one[2].request.request_id in self._entries]
+            heapq.heapify(self._deadline)
 
     def changed(self) -> bool:
         """Whether those who wait may stand in another order than when they were last asked for."""
         now_s = self._clock()
-        while self._due and self._due[0][0] <= now_s:
-            entry = heapq.heappop(self._due)[2]
+        while self._deadline and self._deadline[0][0] <= now_s:
+            entry = heapq.heappop(self._deadline)[2]
             if not entry.running:
                 self._waits(now_s, entry)
         return self._changed or self._policy.every_step
@@ -141,8 +139,8 @@ class Book:
         Few have moved since the last time: these are put in their places, the others stand in order. Now and
         then all are sorted nevertheless, so that whoever got out of place by a way nobody saw finds back.
         """
-        queue, moved = list(waiting), self._moved
-        self._moved, self._changed, self._merges = {}, False, self._merges + 1
+        queue, moved = list(waiting), self._reordered
+        self._reordered, self._changed, self._merges = {}, False, self._merges + 1
         if self._policy.every_step or len(moved) * _MANY > len(queue) or self._merges >= _SORT_AFTER:
             self._merges = 0
             return self._sorted(queue)
@@ -192,7 +190,7 @@ class Book:
                 predicted,
                 max(1.0, predicted - generated),
                 math.nan,
-                entry.waited_s if entry.running else entry.waited_s + now_s - entry.queued_s,
+                entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s,
                 entry.hint.priority,
                 entry.admission,
                 entry.cuts,
@@ -214,12 +212,12 @@ class Book:
 
     def _waits(self, now_s: float, entry: Entry) -> None:
         """Files it; it is overdue when it has waited too long in all."""
-        due_s = entry.queued_s + self.settings.max_wait_s - entry.waited_s
-        entry.overdue = entry.overdue or due_s <= now_s
-        if not entry.overdue and math.isfinite(due_s):
-            heapq.heappush(self._due, (due_s, entry.number, entry))
+        deadline_s = entry.queued_s + self.settings.max_wait_s - entry.queued_for_s
+        entry.overdue = entry.overdue or deadline_s <= now_s
+        if not entry.overdue and math.isfinite(deadline_s):
+            heapq.heappush(self._deadline, (deadline_s, entry.number, entry))
         entry.key = self.key(now_s, entry)
-        self._moved[entry.request.request_id] = entry
+        self._reordered[entry.request.request_id] = entry
         self._changed = True
 
 
@@ -239,12 +237,12 @@ class GivingWay:
     or has not had its window since is left alone; only strictly better keys take a place.
     """
 
-    def __init__(self, book: Book, clock: Callable[[], float]) -> None:
-        self._book, self._settings, self._clock = book, book.settings, clock
-        self._gain = interpreted(resolve("takeover", book.settings.takeover))
+    def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:
+        self._book, self._settings, self._clock = registry, registry.settings, clock
+        self._gain = interpreted(resolve("takeover", registry.settings.takeover))
         self._steps, self._wanted, self._cut_s = 0, False, -math.inf
 
-    def looks(self, *, changed: bool, shut: bool) -> bool:
+    def polls(self, *, changed: bool, shut: bool) -> bool:
         """Whether it is time to ask; call it once a step.
 
         Args:
@@ -277,7 +275,7 @@ class GivingWay:
             place = book.key(now_s, entry)
             if worst is None or place > worst[0]:
                 worst = place, entry
-        if worst is None or not self._worth(now_s, mine, worst[1], len(running), waiting):
+        if worst is None or not self._is_improvement(now_s, mine, worst[1], len(running), waiting):
             return None
         return worst[1].request
 
@@ -286,26 +284,26 @@ class GivingWay:
         self._book.entry(request).cuts += 1
         self._cut_s = self._clock()
 
-    def _may_be_cut(self, mine: Entry, entry: Entry) -> bool:
+    def _may_be_cut(self, own: Entry, entry: Entry) -> bool:
         request = entry.request
         if entry.overdue or entry.cuts >= self._settings.max_preemptions:
             return False
-        if request.is_prefill_chunk or not 1 <= request.num_output_tokens >= entry.settled:
+        if request.is_prefill_chunk or not 1 <= request.num_output_tokens >= entry.stable:
             return False
-        return mine.overdue or mine.hint.priority <= entry.hint.priority
+        return own.overdue or own.hint.priority <= entry.hint.priority
 
-    def _worth(self, now_s: float, mine: Entry, other: Entry, resident: int, waiting: int) -> bool:
+    def _is_improvement(self, now_s: float, own: Entry, other: Entry, num_running: int, waiting: int) -> bool:
         book, request = self._book, other.request
         gain = self._gain(
-            -math.inf if mine.overdue else book.rank_key(now_s, mine),
+            -math.inf if own.overdue else book.rank_key(now_s, own),
             book.rank_key(now_s, other),
-            book.remaining_tokens(mine),
+            book.remaining_tokens(own),
             book.remaining_tokens(other),
             request.num_output_tokens,
-            (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / resident,
-            resident,
+            (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / num_running,
+            num_running,
             waiting,
-            mine.waited_s + now_s - mine.queued_s,
+            own.queued_for_s + now_s - own.queued_s,
             other.cuts,
         )
         return bool(gain > 0)
@@ -325,45 +323,45 @@ class Order:
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        self.book = Book(settings, clock)
-        self._giving_way = GivingWay(self.book, clock) if settings.takes_over else None
-        self._window, self._since_sorted, self._told = settings.window_tokens, settings.window_tokens, False
+        self.registry = Registry(settings, clock)
+        self._giving_way = GivingWay(self.registry, clock) if settings.takes_over else None
+        self._window, self._since_sorted, self._report = settings.window_tokens, settings.window_tokens, False
         self._clock, self._shut_out = clock, False
 
     def before(self, scheduler: Any) -> Any:
         """Puts queue and batch in order; the request that had to give way, held out of the queue, or None."""
         if scheduler.pause_state:
             return None
-        changed = self.book.changed()
-        seats = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input
-        full, tight = len(scheduler.running) >= seats, scheduler.get_kv_cache_usage() > TIGHT
+        changed = self.registry.changed()
+        max_num_seqs = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input
+        full, tight = len(scheduler.running) >= max_num_seqs, scheduler.get_kv_cache_usage() > TIGHT
         shut = full or (tight and self._shut_out)
-        looks = self._giving_way is not None and self._giving_way.looks(changed=changed, shut=shut)
+        looks = self._giving_way is not None and self._giving_way.polls(changed=changed, shut=shut)
         if scheduler.waiting and changed and (looks or not full):
             self._sort(scheduler)
         if tight:
             self._sort_batch(scheduler)
-        return self._give_way(scheduler) if looks and scheduler.waiting else None
+        return self._preemption_pass(scheduler) if looks and scheduler.waiting else None
 
     def after(self, scheduler: Any) -> None:
         """Notes what the step did."""
-        admitted = self.book.admitted(scheduler.running)
+        admitted = self.registry.admitted(scheduler.running)
         self._shut_out = not admitted
         if admitted:
             self._since_sorted = self._window
-        self.book.forget(scheduler.requests)
-        if self.book.untold and not self._told:
-            self._told = True
+        self.registry.discard(scheduler.requests)
+        if self.registry.missing and not self._report:
+            self._report = True
             log.warning(
                 "lengthwise: a request came without a length that can be used (%s); such requests count as %g "
                 "tokens long. This is said once",
-                self.book.trouble,
-                self.book.settings.prior_tokens,
+                self.registry.trouble,
+                self.registry.settings.prior_tokens,
             )
 
     def _sort(self, scheduler: Any) -> None:
         waiting = scheduler.waiting
-        ordered = self.book.in_order(waiting)
+        ordered = self.registry.in_order(waiting)
         if len(ordered) != len(waiting):
             raise RuntimeError("the queue changed while it was put in order")
         waiting.clear()
@@ -374,14 +372,10 @@ class Order:
         self._since_sorted += 1
         if self._since_sorted > self._window:
             self._since_sorted = 0
-            scheduler.running[:] = self.book.worst_last(scheduler.running)
+            scheduler.running[:] = self.registry.worst_last(scheduler.running)
 
-    def _give_way(self, scheduler: Any) -> Any:
-        if (
-            scheduler.connector is not None
-            or scheduler.ec_connector is not None
-            or scheduler.kv_holding_waiting
-        ):
+    def _preemption_pass(self, scheduler: Any) -> Any:
+        if scheduler.connector is not None or scheduler.ec_connector is not None or scheduler.kv_holding_waiting:
             return None
         first = scheduler.waiting[0]
         if first.status.name not in _READY or self._giving_way is None:
@@ -427,11 +421,11 @@ class Ordering(Guarded):
     def add_request(self, request: Any) -> None:
         """It waits from now on."""
         super().add_request(request)  # type: ignore[misc]
-        self._lengthwise(lambda order: order.book.entry(request))
+        self._lengthwise(lambda order: order.registry.entry(request))
 
     def _preempt_request(self, request: Any, *args: Any, **named: Any) -> None:
         super()._preempt_request(request, *args, **named)  # type: ignore[misc]
-        self._lengthwise(lambda order: order.book.left_batch(request))
+        self._lengthwise(lambda order: order.registry.left_batch(request))
 
 
 class LengthScheduler:
@@ -445,7 +439,7 @@ class LengthScheduler:
         return _ORDERED.made(cls.__name__, args, named)
 
 
-def _doubts(stock: type, _: Any) -> Iterator[str]:
+def _warnings(stock: type, _: Any) -> Iterator[str]:
     yield from doubts_of_classes(stock, import_module("vllm.v1.request").Request)
 
 
@@ -456,4 +450,4 @@ def _says(settings: Settings) -> str:
     )
 
 
-_ORDERED = Rules(Ordering, settings_of, _doubts, doubts_of_scheduler, Order, _says, "order")
+_ORDERED = Rules(Ordering, settings_of, _warnings, doubts_of_scheduler, Order, _says, "order")

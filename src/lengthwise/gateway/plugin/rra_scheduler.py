@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lengthwise.gateway.plugin.settings import RraSettings, rra_settings_of
-from lengthwise.gateway.plugin.vllm_adapter import (
-    Guarded,
-    Rules,
-    doubts_of_attributes,
-    doubts_of_classes,
-    log,
-)
+from lengthwise.gateway.plugin.vllm_adapter import Guarded, Rules, doubts_of_attributes, doubts_of_classes, log
 from lengthwise.policy.contracts import NEW_PHASE, ONE_BY_ONE, Policy
 
 _KEPT = 256
@@ -35,13 +29,13 @@ class Seen:
         decodes: Sequences that decode on.
         partial: Prompts of which a part was computed.
         waiting: Requests in the queue.
-        seats: How many of them the engine's own limits let in.
+        max_num_seqs: How many of them the engine's own limits let in.
     """
 
     decodes: int
     partial: int
     waiting: int
-    seats: int
+    max_num_seqs: int
 
 
 @dataclass(slots=True)
@@ -50,7 +44,7 @@ class Phase:
 
     Attributes:
         number: From 1.
-        began_s: On the engine's monotonic clock.
+        started_s: On the engine's monotonic clock.
         admitted: Requests that were encoded.
         prompt_tokens: Computed in the encoding; what a prefix cache held is not in it.
         encode_steps: The encoding took so many steps of the engine.
@@ -63,7 +57,7 @@ class Phase:
     """
 
     number: int
-    began_s: float
+    started_s: float
     admitted: int = 0
     prompt_tokens: int = 0
     encode_steps: int = 0
@@ -87,25 +81,25 @@ class Rounds:
     Args:
         policy: An RRA batching.
         clock: Seconds.
-        told: Called with each phase that is over.
+        report: Called with each phase that is over.
 
     Attributes:
         phases: The last of those that are over.
         now: The phase that is under way.
-        stuck: Two steps in a row had nothing to do.
+        blocked: Two steps in a row had nothing to do.
     """
 
     def __init__(
-        self, policy: Policy, clock: Callable[[], float], told: Callable[[Phase], None] = lambda _: None
+        self, policy: Policy, clock: Callable[[], float], report: Callable[[Phase], None] = lambda _: None
     ) -> None:
-        self._policy, self._clock, self._told = policy, clock, told
+        self._policy, self._clock, self._report = policy, clock, report
         self._own = {f"parameter_{k}": value for k, value in enumerate(policy.all_parameters)}
         self.phases: deque[Phase] = deque(maxlen=_KEPT)
         self.now: Phase | None = None
         self._encoding, self._left, self._empty, self._number = False, 0, 0, 0
 
     @property
-    def stuck(self) -> bool:
+    def blocked(self) -> bool:
         """Whether it had better not hold anybody back in the next step."""
         return self._empty >= _STUCK_STEPS
 
@@ -116,14 +110,14 @@ class Rounds:
             seen: What there is.
             tokens: Of each who waits, in order; looked at only where batches are resized by work.
         """
-        if self.stuck:  # as if nobody were there: whatever was waited for, it does not come
-            self._encoding, seen = False, Seen(0, 0, seen.waiting, seen.seats)
+        if self.blocked:  # as if nobody were there: whatever was waited for, it does not come
+            self._encoding, seen = False, Seen(0, 0, seen.waiting, seen.max_num_seqs)
         if self._encoding:
             self._left = min(self._left, seen.waiting)
-            if seen.partial or min(self._left, seen.seats) > 0:
+            if seen.partial or min(self._left, seen.max_num_seqs) > 0:
                 return self._left
             self._encoding = False
-        begins, count = self._asked(seen, tokens)
+        begins, count = self._client_request(seen, tokens)
         if begins and (count or seen.decodes):
             self._begin()
         if count > 0 or (seen.partial and not seen.decodes):
@@ -146,7 +140,7 @@ class Rounds:
         """Notes, before it, that a step decodes: the first one ends the encoding."""
         phase = self.now or self._begin()
         if phase.decode_steps == 0:
-            phase.encode_s = self._clock() - phase.began_s
+            phase.encode_s = self._clock() - phase.started_s
 
     def decoded(self, sequences: int) -> None:
         """Notes a step that decoded."""
@@ -163,9 +157,9 @@ class Rounds:
         if phase is not None and not (phase.admitted or phase.encode_steps or phase.decode_steps):
             self._number -= 1
         elif phase is not None:
-            phase.decode_s = self._clock() - phase.began_s - phase.encode_s
+            phase.decode_s = self._clock() - phase.started_s - phase.encode_s
             self.phases.append(phase)
-            self._told(phase)
+            self._report(phase)
 
     def _begin(self) -> Phase:
         self.end()
@@ -173,33 +167,33 @@ class Rounds:
         self.now = Phase(self._number, self._clock())
         return self.now
 
-    def _asked(self, seen: Seen, tokens: Iterable[int]) -> tuple[bool, int]:
+    def _client_request(self, seen: Seen, tokens: Iterable[int]) -> tuple[bool, int]:
         """(whether a phase begins, how many may be admitted)."""
         steps = 1 + self.now.decode_steps if self.now else 0
-        most, flags = self._ask(seen, steps, 0, 0, 0)
+        most, flags = self._submit(seen, steps, 0, 0, 0)
         begins = most > 0 and flags & NEW_PHASE != 0
         if not begins:
             return False, 0
-        most = min(most, seen.waiting, seen.seats)
+        most = min(most, seen.waiting, seen.max_num_seqs)
         return True, most if flags & ONE_BY_ONE == 0 else self._one_by_one(seen, most, tokens)
 
     def _one_by_one(self, seen: Seen, most: int, tokens: Iterable[int]) -> int:
         """How many of those who wait the policy takes, told what each would add."""
         count = sum_tokens = 0
         for more in tokens:
-            here = Seen(seen.decodes, seen.partial, seen.waiting - count, seen.seats)
-            if count >= most or self._ask(here, 0, count, sum_tokens, more)[0] <= 0:
+            here = Seen(seen.decodes, seen.partial, seen.waiting - count, seen.max_num_seqs)
+            if count >= most or self._submit(here, 0, count, sum_tokens, more)[0] <= 0:
                 break
             count, sum_tokens = count + 1, sum_tokens + more
         return count
 
-    def _ask(self, seen: Seen, steps: int, prompts: int, tokens: int, more: int) -> tuple[int, int]:
+    def _submit(self, seen: Seen, steps: int, prompts: int, tokens: int, more: int) -> tuple[int, int]:
         """(admissions, flags) of the policy: one stage, nothing in flight."""
         given = {
             "decodes": seen.decodes,
             "prefills": seen.partial,
             "waiting": seen.waiting,
-            "resident": seen.decodes + seen.partial + prompts,
+            "num_running": seen.decodes + seen.partial + prompts,
             "in_flight": 0,
             "stages": 1,
             "phase_steps": steps,
@@ -216,7 +210,7 @@ NEVER = 1 << 62
 """No step has this number."""
 
 
-class Held:
+class Reserved:
     """One step's restrictions; ``release`` takes them back.
 
     Who rests is passed over by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``): it
@@ -226,26 +220,26 @@ class Held:
         scheduler: vLLM's.
         encodes: The step encodes; else it decodes.
         admit: How many may be admitted.
-        resting: Who is passed over.
+        paused: Who is passed over.
     """
 
-    def __init__(self, scheduler: Any, *, encodes: bool, admit: int, resting: list[Any]) -> None:
+    def __init__(self, scheduler: Any, *, encodes: bool, admit: int, paused: list[Any]) -> None:
         self.encodes = encodes
-        self._seats = scheduler.max_num_active_reqs
-        self._due = [(request, request.next_decode_eligible_step) for request in resting]
+        self._max_num_seqs = scheduler.max_num_active_reqs
+        self._deadline = [(request, request.next_decode_eligible_step) for request in paused]
         taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         try:
-            for request in resting:
+            for request in paused:
                 request.next_decode_eligible_step = NEVER
-            scheduler.max_num_active_reqs = min(self._seats, taken + admit)
+            scheduler.max_num_active_reqs = min(self._max_num_seqs, taken + admit)
         except BaseException:
             self.release(scheduler)  # nobody else could: whoever rests would rest for ever
             raise
 
     def release(self, scheduler: Any) -> None:
         """All is as it was."""
-        scheduler.max_num_active_reqs = self._seats
-        for request, step in self._due:
+        scheduler.max_num_active_reqs = self._max_num_seqs
+        for request, step in self._deadline:
             request.next_decode_eligible_step = step
 
 
@@ -266,7 +260,7 @@ class Rra:
             self._file = Path(settings.record).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.rounds = Rounds(settings.policy(), clock, self._write)
 
-    def before(self, scheduler: Any) -> Held | None:
+    def before(self, scheduler: Any) -> Reserved | None:
         """The step's restrictions; None: the engine is paused, and goes by its own rules."""
         if scheduler.pause_state:
             return None
@@ -275,28 +269,23 @@ class Rra:
         decodes = [request for request in running if not request.is_prefill_chunk and not _ends(request)]
         queues = scheduler.kv_holding_waiting, scheduler.waiting
         taken = len(running) + scheduler.num_waiting_for_streaming_input
-        seen = Seen(
-            len(decodes), len(partial), sum(map(len, queues)), max(0, scheduler.max_num_active_reqs - taken)
-        )
+        seen = Seen(len(decodes), len(partial), sum(map(len, queues)), max(0, scheduler.max_num_active_reqs - taken))
         admit = self.rounds.admits(seen, (request.num_tokens for request in itertools.chain(*queues)))
         if admit is None:
             self.rounds.decodes()
         resting = partial if admit is None else decodes
-        return Held(
-            scheduler,
-            encodes=admit is not None,
-            admit=admit or 0,
-            resting=[] if self.rounds.stuck else resting,
+        return Reserved(
+            scheduler, encodes=admit is not None, admit=admit or 0, paused=[] if self.rounds.blocked else resting
         )
 
-    def after(self, held: Held, told: Any) -> None:
+    def after(self, reserved: Reserved, report: Any) -> None:
         """Notes what the step did."""
-        if held.encodes:
-            admitted = [new.req_id for new in told.scheduled_new_reqs]
-            admitted += sorted(told.scheduled_cached_reqs.resumed_req_ids)
-            self.rounds.encoded(admitted, told.total_num_scheduled_tokens)
+        if reserved.encodes:
+            admitted = [new.req_id for new in report.scheduled_new_reqs]
+            admitted += sorted(report.scheduled_cached_reqs.resumed_req_ids)
+            self.rounds.encoded(admitted, report.total_num_scheduled_tokens)
         else:
-            self.rounds.decoded(len(told.num_scheduled_tokens))
+            self.rounds.decoded(len(report.num_scheduled_tokens))
 
     def rested(self, scheduler: Any) -> None:
         """Ends the phase if nobody is left."""
@@ -325,10 +314,7 @@ class Rra:
 def _ends(request: Any) -> bool:
     """Whether its last token is being computed already (asynchronous scheduling): it is not scheduled again."""
     ahead: int = request.num_output_placeholders
-    return (
-        ahead > 0
-        and request.num_computed_tokens + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
-    )
+    return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
 
 
 class Phased(Guarded):
@@ -339,7 +325,7 @@ class Phased(Guarded):
 
     def schedule(self, *args: Any, **named: Any) -> Any:
         """A step that encodes, or one that decodes."""
-        held: Held | None = self._lengthwise(lambda rra: rra.before(self))
+        held: Reserved | None = self._lengthwise(lambda rra: rra.before(self))
         if held is None:
             return super().schedule(*args, **named)  # type: ignore[misc]
         try:
@@ -391,7 +377,7 @@ class RraScheduler:
         return _PHASED.made(cls.__name__, args, named)
 
 
-def _doubts(stock: type, config: Any) -> Iterator[str]:
+def _warnings(stock: type, config: Any) -> Iterator[str]:
     """Of engines whose steps are no phases, or of which vLLM does not pass decodes over."""
     yield from doubts_of_classes(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
     schedule = getattr(getattr(stock, "schedule", None), "__code__", None)
@@ -422,4 +408,4 @@ def _says(settings: RraSettings) -> str:
     return f"holds this engine to {settings.policy().name}"
 
 
-_PHASED = Rules(Phased, rra_settings_of, _doubts, _doubts_made, Rra, _says, "schedule")
+_PHASED = Rules(Phased, rra_settings_of, _warnings, _doubts_made, Rra, _says, "schedule")

@@ -67,7 +67,7 @@ class Settings:
     @property
     def takes_over(self) -> bool:
         """Whether anybody who runs may be made to give way to somebody who waits."""
-        return self.takeover != "never" and self.max_preemptions > 0 and self.cuts_per_s > 0
+        return self.takeover != "disabled" and self.max_preemptions > 0 and self.cuts_per_s > 0
 
     @property
     def between_cuts_s(self) -> float:
@@ -187,52 +187,52 @@ class Hint:
 
     Attributes:
         total_tokens: Predicted length of this run's output.
-        later: (generated tokens, length predicted once there are so many), increasing.
+        after: (generated tokens, length predicted once there are so many), increasing.
         priority: Class; smaller goes first.
         trouble: What was wrong with what was told; "" nothing. What is wrong counts as not told.
     """
 
     total_tokens: float
-    later: tuple[tuple[float, float], ...] = ()
+    after: tuple[tuple[float, float], ...] = ()
     priority: int = 0
     trouble: str = ""
 
     def predicted_tokens(self, generated_tokens: int) -> float:
         """The length predicted once there are so many tokens."""
         total = self.total_tokens
-        for at, then in self.later:
+        for at, then in self.after:
             if at > generated_tokens:
                 break
             total = then
         return total
 
 
-def hint_of(told: Any, max_tokens: int, prior_tokens: float) -> Hint:
+def hint_of(report: Any, max_tokens: int, prior_tokens: float) -> Hint:
     """What is told of a request; the prior stands in for a length that is absent or cannot be used.
 
     Args:
-        told: The request's ``extra_args``.
+        report: The request's ``extra_args``.
         max_tokens: The longest output asked for: no prediction is longer, so none does more harm than that.
         prior_tokens: Length of who is told nothing of.
     """
-    told = told if isinstance(told, Mapping) else {}
+    report = report if isinstance(report, Mapping) else {}
     most = float(max(1, max_tokens))
-    predicted = _length(told.get(PREDICTED))
-    trouble = "" if predicted is not None else _trouble(told)
-    priority = told.get(CLASS, 0)
+    predicted = _length(report.get(PREDICTED))
+    trouble = "" if predicted is not None else _trouble(report)
+    priority = report.get(CLASS, 0)
     if not isinstance(priority, int) or isinstance(priority, bool):
         priority, trouble = 0, trouble or f"{CLASS} must be a whole number; it is {str(priority)[:40]!r}"
     total = prior_tokens if predicted is None else predicted
-    later = _later(told.get(LATER), most) if predicted is not None else ()
+    later = _later(report.get(LATER), most) if predicted is not None else ()
     if later is None:
         later, trouble = (), trouble or f"{LATER} must be pairs of numbers, increasing"
     return Hint(min(total, most), later, max(-MOST_CLASS, min(MOST_CLASS, priority)), trouble)
 
 
-def _trouble(told: Mapping[str, Any]) -> str:
-    if PREDICTED not in told:
+def _trouble(report: Mapping[str, Any]) -> str:
+    if PREDICTED not in report:
         return f"no {PREDICTED}"
-    return f"{PREDICTED} must be a number from 0 on; it is {str(told[PREDICTED])[:40]!r}"
+    return f"{PREDICTED} must be a number from 0 on; it is {str(report[PREDICTED])[:40]!r}"
 
 
 def _length(value: Any) -> float | None:

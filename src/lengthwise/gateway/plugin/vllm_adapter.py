@@ -49,10 +49,7 @@ def doubts_of_version(version: str, *, trusted: bool) -> Iterator[str]:
 
 
 def doubts_of_classes(
-    scheduler: type,
-    request: type,
-    methods: Mapping[str, tuple[str, ...]] = METHODS,
-    told: frozenset[str] = REQUEST,
+    scheduler: type, request: type, methods: Mapping[str, tuple[str, ...]] = METHODS, report: frozenset[str] = REQUEST
 ) -> Iterator[str]:
     """What the engine's classes lack of these methods, and of what requests tell."""
     for name, wanted in methods.items():
@@ -62,7 +59,7 @@ def doubts_of_classes(
         elif tuple(inspect.signature(method).parameters)[1 : 1 + len(wanted)] != wanted:
             yield f"its {name} takes {inspect.signature(method)}"
     code = getattr(inspect.getattr_static(request, "__init__"), "__code__", None)
-    missing = told - set(code.co_names if code else ())
+    missing = report - set(code.co_names if code else ())
     if missing:
         yield f"its requests have no {', '.join(sorted(missing))}"
     if not isinstance(inspect.getattr_static(request, "num_output_tokens", None), property):
@@ -120,22 +117,22 @@ class Rules(Generic[S]):
     """One way in which an engine may be run.
 
     Attributes:
-        mixin: Goes before vLLM's class; its ``lengthwise`` is what ``begun`` makes.
+        mixin: Goes before vLLM's class; its ``lengthwise`` is what ``started`` makes.
         settings: From vLLM's ``additional_config``.
-        doubts: Why an engine had better keep its own way: of (its class, its configuration).
+        warnings: Why an engine had better keep its own way: of (its class, its configuration).
         doubts_made: The same of a scheduler that was made.
-        begun: What runs the engine, of the settings.
+        started: What runs the engine, of the settings.
         says: What is logged then.
-        keeps: What is logged where it stays as it is.
+        is_retained: What is logged where it stays as it is.
     """
 
     mixin: type
     settings: Callable[[Any], S]
-    doubts: Callable[[type, Any], Iterator[str]]
+    warnings: Callable[[type, Any], Iterator[str]]
     doubts_made: Callable[[Any], Iterator[str]]
-    begun: Callable[[S], Any]
+    started: Callable[[S], Any]
     says: Callable[[S], str]
-    keeps: str
+    is_retained: str
 
     def made(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A scheduler: the one that vLLM would make of these arguments, under the rules if nothing speaks against it.
@@ -153,38 +150,38 @@ class Rules(Generic[S]):
 
     def _settings(self, config: Any, stock: type) -> S | None:
         """How to run it; None: as it is."""
-        doubts: list[str] = []
+        warnings: list[str] = []
         try:
             settings = self.settings(getattr(config, "additional_config", None))
-            doubts += self._doubts(stock, config, trusted=bool(getattr(settings, "trust_version", False)))
+            warnings += self._warnings(stock, config, trusted=bool(getattr(settings, "trust_version", False)))
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the engine starts
-            doubts.append(str(error) or type(error).__name__)
-        if doubts:
-            self._say(doubts)
+            warnings.append(str(error) or type(error).__name__)
+        if warnings:
+            self._say(warnings)
             return None
         return settings
 
-    def _doubts(self, stock: type, config: Any, *, trusted: bool) -> Iterator[str]:
+    def _warnings(self, stock: type, config: Any, *, trusted: bool) -> Iterator[str]:
         if stock.__name__ not in ("AsyncScheduler", "Scheduler"):
             yield f"{stock.__name__} has rules of its own"
         yield from doubts_of_version(str(import_module("vllm").__version__), trusted=trusted)
-        yield from self.doubts(stock, config)
+        yield from self.warnings(stock, config)
 
     def _begin(self, scheduler: Any, settings: S) -> None:
         """Has the scheduler run so from now on, if nothing speaks against it."""
         try:
-            doubts = list(self.doubts_made(scheduler))
-            rules = None if doubts else self.begun(settings)
+            warnings = list(self.doubts_made(scheduler))
+            rules = None if warnings else self.started(settings)
         except Exception as error:  # noqa: BLE001
-            doubts, rules = [str(error) or type(error).__name__], None
-        if doubts:
-            self._say(doubts)
+            warnings, rules = [str(error) or type(error).__name__], None
+        if warnings:
+            self._say(warnings)
             return
         scheduler.lengthwise = rules
         log.info("lengthwise %s", self.says(settings))
 
-    def _say(self, doubts: list[str]) -> None:
-        log.warning("lengthwise: this engine keeps its own %s: %s", self.keeps, "; ".join(doubts))
+    def _say(self, warnings: list[str]) -> None:
+        log.warning("lengthwise: this engine keeps its own %s: %s", self.is_retained, "; ".join(warnings))
 
 
 def stock_class(config: Any) -> Any:

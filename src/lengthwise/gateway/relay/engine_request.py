@@ -12,9 +12,9 @@ import numpy as np
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.plugin.settings import CLASS, LATER, MOST_CLASS, PREDICTED
-from lengthwise.gateway.protocols import Asked, Fleet, Worker
+from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
 from lengthwise.gateway.relay.failures import TOLD_INSIDE, Full, Trouble
-from lengthwise.gateway.relay.responses import Assembled, Plain, Tracked, Whole
+from lengthwise.gateway.relay.responses import Assembled, BufferedResponse, Plain, Tracked
 from lengthwise.gateway.relay.sse import DONE, Wants
 from lengthwise.gateway.relay.upstream import Call, full
 from lengthwise.gateway.request import Floats, Request
@@ -23,7 +23,7 @@ from lengthwise.predict.distribution import LEVELS
 
 Fields = Mapping[str, Any]
 
-CARRIED = frozenset(
+FORWARDED_FIELDS = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "skip_special_tokens",
         "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "priority", "cache_salt", "user",
@@ -111,7 +111,7 @@ def obstacle(fields: Fields) -> str | None:
         if rule is not None:
             if not rule[0](value):
                 return f"{name}: {rule[1]}"
-        elif name not in CARRIED and name not in READ and name not in OF_THE_PROMPT and value is not None:
+        elif name not in FORWARDED_FIELDS and name not in READ and name not in OF_THE_PROMPT and value is not None:
             return f"{name}: nobody knows what a cut does to it"
     if fields.get("seed") is not None and fields.get("temperature") != 0:
         return "seed: the engine's random numbers begin anew"
@@ -172,12 +172,12 @@ class Plan:
 
     def goes_on_at(self, worker: Worker) -> bool:
         """Whether this engine takes and tells token ids, so that what was begun can go on there and elsewhere."""
-        able = worker.abilities
+        able = worker.capabilities
         return self.obstacle is None and able.ids_each and able.token_ids
 
     def cut_at(self, worker: Worker) -> bool:
         """Whether a cut at this engine leaves the answer as it is, its own defaults included."""
-        if worker.abilities.own_defaults is False or not self.open:
+        if worker.capabilities.own_defaults is False or not self.open:
             return self.goes_on_at(worker)
         return worker.kind == "vllm" and self.open <= SAME_IN_VLLM and self.goes_on_at(worker)
 
@@ -187,36 +187,38 @@ class Plan:
 
     def going_on(self) -> Plan:
         """What is left of it once nothing is sent but continuations: all fields but these are the prompt's."""
-        kept = {name: self.fields[name] for name in self.fields if name in CARRIED or name in _CONTINUED}
+        kept = {name: self.fields[name] for name in self.fields if name in FORWARDED_FIELDS or name in _CONTINUED}
         return replace(self, fields=kept)
 
     def longest(self, worker: Worker, prompt_tokens: int) -> int | None:
         """How long the output may become there; None: nobody knows."""
         if self.max_tokens is not None:
             return self.max_tokens
-        length = worker.abilities.max_model_len
+        length = worker.capabilities.max_model_len
         return None if length is None else length - prompt_tokens
 
 
-def plan(asked: Asked, *, resumes: bool, window_tokens: int, cuts: bool) -> Plan:
+def plan(client_request: ClientRequest, *, resumes: bool, window_tokens: int, cuts: bool) -> Plan:
     """What can be done with a request.
 
     Args:
-        asked: By the client.
+        client_request: By the client.
         resumes: Whether any engine tells token ids.
         window_tokens: An output that is not streamed and not longer is simply done again.
         cuts: Whether requests are cut at all: who is not streamed is else passed on untouched.
     """
-    if not resumes or not (asked.stream or cuts):
-        return Plan(Wants(asked.api, asked.stream, usage=False, usage_each=False, ids=False))
-    longest = asked.max_tokens
-    if longest is None and asked.api != CHAT:
+    if not resumes or not (client_request.stream or cuts):
+        return Plan(Wants(client_request.api, client_request.stream, usage=False, usage_each=False, ids=False))
+    longest = client_request.max_tokens
+    if longest is None and client_request.api != CHAT:
         longest = COMPLETIONS_MAX_TOKENS
-    fields = asked.fields()
+    fields = client_request.fields()
     against = obstacle(fields)
-    if not asked.stream and longest is not None and longest <= window_tokens:
+    if not client_request.stream and longest is not None and longest <= window_tokens:
         against = "short: it is done again instead"
-    return Plan(Wants.of(asked.api, asked.stream, fields), fields, against, longest, left_open(fields))
+    return Plan(
+        Wants.of(client_request.api, client_request.stream, fields), fields, against, longest, left_open(fields)
+    )
 
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -241,9 +243,7 @@ def replaced(fields: Mapping[str, Any], new: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({**fields, **new})
 
 
-def continuation(
-    fields: Mapping[str, Any], prompt_ids: bytes, ids: bytes, generated: int, remaining: int
-) -> bytes:
+def continuation(fields: Mapping[str, Any], prompt_ids: bytes, ids: bytes, generated: int, remaining: int) -> bytes:
     """What asks ``/v1/completions`` to go on.
 
     Args:
@@ -255,7 +255,7 @@ def continuation(
     """
     import msgspec
 
-    told = {name: value for name, value in fields.items() if name in CARRIED and value not in (None, [], "")}
+    told = {name: value for name, value in fields.items() if name in FORWARDED_FIELDS and value not in (None, [], "")}
     told.pop("logprobs", None)
     least = int(fields.get("min_tokens") or 0) - generated
     if least > 0:
@@ -265,7 +265,7 @@ def continuation(
     return b'{"prompt":[' + prompt + b"]," + msgspec.json.encode(told)[1:]
 
 
-State = Plain | Whole | Tracked
+State = Plain | BufferedResponse | Tracked
 _OF_ENGINES = (401, 403, 407)
 """It is the gateway's key that an engine refuses: no client is at fault, and another engine may take the request."""
 _LOGPROBS = b'logprobs"'
@@ -282,61 +282,61 @@ class Rejected(Exception):  # noqa: N818 - the engine's answer, passed on
         self.status, self.body, self.kind = status, body, kind
 
 
-def first_body(asked: Asked, plan: Plan, worker: Worker) -> bytes:
+def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> bytes:
     """The body as it came; where the answer is to be tracked, with token ids (and a stream) asked for."""
     if not plan.tracked_at(worker):
-        return asked.body
+        return client_request.body
     ids = {} if plan.wants.ids else {"return_token_ids": True}
-    if not asked.stream:
+    if not client_request.stream:
         return replaced(plan.fields, {**ids, **STREAM})
     if "return_token_ids" in plan.fields:
         return replaced(plan.fields, ids)
-    return spliced(asked.body, ids)
+    return spliced(client_request.body, ids)
 
 
-def first_path(asked: Asked) -> str:
+def first_path(client_request: ClientRequest) -> str:
     """Where a request goes."""
-    return "/v1/chat/completions" if asked.api == CHAT else "/v1/completions"
+    return "/v1/chat/completions" if client_request.api == CHAT else "/v1/completions"
 
 
-def next_body(plan: Plan, state: Tracked, worker: Worker, kept: int) -> bytes | None:
-    """What goes on behind ``kept`` tokens; None: it has all the tokens that it may have.
+def next_body(plan: Plan, state: Tracked, worker: Worker, retained: int) -> bytes | None:
+    """What goes on behind ``retained`` tokens; None: it has all the tokens that it may have.
 
     Raises:
         Trouble: This worker cannot, or nobody can.
     """
-    if kept < state.kept and state.ids_ahead:
+    if retained < state.retained and state.ids_ahead:
         words = "the client was told token ids of half a character"
         raise Trouble("cannot go on", words, engine=False, code="ids_ahead")
     longest = plan.longest(worker, state.prompt_ids.count(b",") + 1)
     if longest is None or not plan.goes_on_at(worker):
         raise Trouble("cannot go on", "this engine tells no token ids", engine=False)
-    ids = state.next_leg(kept)
-    if longest <= kept:
+    ids = state.next_leg(retained)
+    if longest <= retained:
         return None
-    return continuation(plan.fields, state.prompt_ids, ids, kept, longest - kept)
+    return continuation(plan.fields, state.prompt_ids, ids, retained, longest - retained)
 
 
-def leg_headers(asked: Asked, leg: int) -> list[tuple[str, str]]:
+def leg_headers(client_request: ClientRequest, leg: int) -> list[tuple[str, str]]:
     """What goes with a request when it is sent for the ``leg``-th time: no engine meets one id twice."""
     if leg < 2:
-        return asked.headers
-    return [(name, f"{value}-{leg}" if name == "X-Request-Id" else value) for name, value in asked.headers]
+        return client_request.headers
+    return [(name, f"{value}-{leg}" if name == "X-Request-Id" else value) for name, value in client_request.headers]
 
 
-def new_state(asked: Asked, plan: Plan, worker: Worker, kind: str, most_bytes: int) -> State:
-    """How the answer is read; ``most_bytes`` are held of one that does not come in events, or does not go on so."""
+def new_state(client_request: ClientRequest, plan: Plan, worker: Worker, kind: str, max_bytes: int) -> State:
+    """How the answer is read; ``max_bytes`` are held of one that does not come in events, or does not go on so."""
     if not kind.startswith("text/event-stream"):
-        return Whole(most_bytes, short=asked.n == 1 and _LOGPROBS not in asked.body)
+        return BufferedResponse(max_bytes, short=client_request.n == 1 and _LOGPROBS not in client_request.body)
     if plan.tracked_at(worker):
-        size = len(asked.body)
-        return Tracked(plan.wants, size) if asked.stream else Assembled(plan.wants, most_bytes, size)
-    return Plain(asked.n)
+        size = len(client_request.body)
+        return Tracked(plan.wants, size) if client_request.stream else Assembled(plan.wants, max_bytes, size)
+    return Plain(client_request.n)
 
 
-def _denies(listed: str, body: bytes) -> bool:
+def _denies(entries: str, body: bytes) -> bool:
     """Whether a 404 is about the model that it lists (and not about the path, say)."""
-    return bool(listed) and listed.encode() in body and b"model" in body.lower()
+    return bool(entries) and entries.encode() in body and b"model" in body.lower()
 
 
 def worker_of(fleet: Fleet, name: str) -> Worker:
@@ -360,22 +360,22 @@ def can_go_on(state: State | None) -> bool:
     """Whether another engine can go on behind what is out."""
     if not isinstance(state, Tracked) or not state.resumable or not state.prompt_ids:
         return False
-    return state.sent or state.kept > 0
+    return state.sent or state.retained > 0
 
 
-def stuck(state: State | None) -> bool:
+def blocked(state: State | None) -> bool:
     """Whether the client has a part of an answer that nobody else can go on with."""
     return state is not None and state.sent and not can_go_on(state)
 
 
 def movable(state: State | None) -> Tracked | None:
     """The state, where a cut now loses nothing that is out; else None."""
-    return state if isinstance(state, Tracked) and state.resumable and not stuck(state) else None
+    return state if isinstance(state, Tracked) and state.resumable and not blocked(state) else None
 
 
-def leaves(state: Tracked, waited: int) -> bool | None:
+def leaves(state: Tracked, num_waiting: int) -> bool | None:
     """Whether a cut that has waited for so many pieces is made now; None: it is to be dropped."""
-    if state.level or waited <= CUT_PATIENCE:
+    if state.level or num_waiting <= CUT_PATIENCE:
         return state.level
     return None if state.ids_ahead else True
 
@@ -383,13 +383,13 @@ def leaves(state: Tracked, waited: int) -> bool | None:
 _FULL = re.compile(r'"code":\s?"?(?:503|429)\b')
 
 
-async def require_200(call: Call, *, going_on: bool, listed: str = "") -> None:
+async def require_200(call: Call, *, going_on: bool, entries: str = "") -> None:
     """Returns if the engine answers.
 
     Args:
         call: Its request has been sent.
         going_on: Whether the request is one that goes on.
-        listed: The model, where the engine lists it: that it does not know it is then no fault of the client's.
+        entries: The model, where the engine lists it: that it does not know it is then no fault of the client's.
 
     Raises:
         Full: It takes no more now.
@@ -402,7 +402,7 @@ async def require_200(call: Call, *, going_on: bool, listed: str = "") -> None:
     body = await call.rest()
     if status in (503, 429):
         raise full(call.headers)
-    its_own = status >= 500 or status in _OF_ENGINES or (status == 404 and _denies(listed, body))
+    its_own = status >= 500 or status in _OF_ENGINES or (status == 404 and _denies(entries, body))
     if 400 <= status < 500 and not going_on and not its_own:
         raise Rejected(status, body, call.headers.get("content-type", "application/json"))
     raise Trouble(f"http {status}", body[:300].decode("utf-8", "replace"), status=status, engine=its_own)
@@ -416,10 +416,10 @@ def ended(state: State | Assembled) -> bytes:
     return rest
 
 
-def told_inside(trouble: Trouble, *, begun: bool) -> Trouble | Full:
+def told_inside(trouble: Trouble, *, started: bool) -> Trouble | Full:
     """What an error within a stream comes to: vLLM says 200 and then that its queue is full, which is no failure."""
     is_full = trouble.reason == TOLD_INSIDE and _FULL.search(str(trouble)) is not None
-    return Full() if is_full and not begun else trouble
+    return Full() if is_full and not started else trouble
 
 
 PRIORITY, XARGS = "priority", "vllm_xargs"
@@ -456,7 +456,7 @@ class Hints:
     """
 
     def __init__(self, config: GatewayConfig, engine_priority: Callable[[Request], int]) -> None:
-        self._mode, self._statistic = config.order.mode, config.forecasting.statistic
+        self._mode, self._statistic = config.order.mode, config.prediction.statistic
         self._window, self._priority = config.order.window_tokens, engine_priority
 
     def fields(self, request: Request, worker: HintedWorker) -> dict[str, Any]:
@@ -477,10 +477,10 @@ class Hints:
         """Of the output that is still to come: what has been generated is a part of the engine's prompt."""
         so_far = request.generated_tokens
         told: dict[str, Any] = {
-            PREDICTED: round(min(request.forecast.remaining_tokens(so_far), float(request.max_tokens)), 1),
+            PREDICTED: round(min(request.length_prediction.remaining_tokens(so_far), float(request.max_tokens)), 1),
             CLASS: max(-MOST_CLASS, min(MOST_CLASS, request.priority)),
         }
-        row = request.forecast.quantiles
+        row = request.length_prediction.quantiles
         later = [] if row is None else self._later(row, so_far, request.max_tokens)
         return told | {LATER: later} if later else told
 
@@ -519,18 +519,16 @@ def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
     if b"\\u" in body or any(b'"%b"' % name.encode() in body for name in fields):
         told = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if not told.keys().isdisjoint(fields):
-            return msgspec.json.encode(
-                {**told, **{name: _merged(told.get(name), of) for name, of in fields.items()}}
-            )
+            return msgspec.json.encode({**told, **{name: _merged(told.get(name), of) for name, of in fields.items()}})
     start = body.index(b"{") + 1
     comma = b"" if body[start:].lstrip(b" \t\r\n").startswith(b"}") else b","
     return body[:start] + msgspec.json.encode(fields)[1:-1] + comma + body[start:]
 
 
-def _merged(theirs: Any, ours: Any) -> Any:
+def _merged(other: Any, own: Any) -> Any:
     import msgspec
 
-    if theirs is None or not isinstance(ours, dict):
-        return ours
-    told = msgspec.json.decode(theirs)
-    return {**told, **ours} if isinstance(told, dict) else ours
+    if other is None or not isinstance(own, dict):
+        return own
+    told = msgspec.json.decode(other)
+    return {**told, **own} if isinstance(told, dict) else own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from lengthwise.gateway.protocols import Asked, Fleet, Worker
+from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
 
 TOLD_INSIDE = "server error"
 """The reason of what an engine tells of itself within a stream."""
@@ -25,9 +25,7 @@ class Trouble(Exception):  # noqa: N818
         code: What the client is told where asking another engine would be of no use, "" where it may be.
     """
 
-    def __init__(
-        self, reason: str, detail: str = "", *, status: int = 0, engine: bool = True, code: str = ""
-    ) -> None:
+    def __init__(self, reason: str, detail: str = "", *, status: int = 0, engine: bool = True, code: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail, self.status, self.engine, self.code = reason, detail, status, engine, code
 
@@ -41,9 +39,9 @@ class Trouble(Exception):  # noqa: N818
         return self.engine and (self.reason in _OFF or (self.reason == STALLED and spoke))
 
 
-def too_long(most_bytes: int, *, engine: bool) -> Trouble:
+def too_long(max_bytes: int, *, engine: bool) -> Trouble:
     """An answer that has to be held, and is longer than what is held of one."""
-    detail = f"its answer has more than {most_bytes} bytes"
+    detail = f"its answer has more than {max_bytes} bytes"
     return Trouble("answer too long", detail, engine=engine, code="answer_too_long")
 
 
@@ -63,12 +61,12 @@ class Interrupted(Exception):  # noqa: N818
     """We stopped reading.
 
     Attributes:
-        why: "cut", "worker gone", "client gone" or "slow reader".
+        cause: "cut", "worker gone", "client gone" or "slow reader".
     """
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
 class Final(Exception):  # noqa: N818
@@ -92,9 +90,9 @@ CALLERS = 4096
 """Those are remembered who spent something last."""
 
 
-def caller_of(asked: Asked) -> Hashable:
+def caller_of(client_request: ClientRequest) -> Hashable:
     """Who asks: a tenant, else an address, else a session."""
-    return asked.tenant or asked.address or asked.session
+    return client_request.tenant or client_request.address or client_request.session
 
 
 class Budget:
@@ -110,7 +108,7 @@ class Budget:
     def __init__(self, share: float) -> None:
         self._share, self._left = share, AT_ONCE
         self._spenders: dict[Hashable, float] = {}
-        self.spent = self.refused = 0
+        self.used = self.refused = 0
 
     def request(self, caller: Hashable) -> None:
         """One more request came."""
@@ -130,10 +128,10 @@ class Budget:
             return False
         self._left -= 1
         self._note(caller, left - 1)
-        self.spent += 1
+        self.used += 1
         return True
 
-    def again(self, trouble: Trouble, caller: Hashable, *, failures: int, spoke: bool) -> bool:
+    def retry(self, trouble: Trouble, caller: Hashable, *, failures: int, spoke: bool) -> bool:
         """Whether a request goes on elsewhere.
 
         Args:
@@ -170,18 +168,18 @@ class Blame:
 
     Args:
         fleet: Of the engines.
-        asked: The request.
+        client_request: The request.
 
     Attributes:
         caller: Who asks.
     """
 
-    def __init__(self, fleet: Fleet, asked: Asked) -> None:
-        self._fleet, self._asked = fleet, asked
+    def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
+        self._fleet, self._client_request = fleet, client_request
         self._at: Worker | None = None
         self._erred: dict[int, _No] = {}
-        self._doubted: Worker | None = None
-        self.caller = caller_of(asked)
+        self._failed_worker: Worker | None = None
+        self.caller = caller_of(client_request)
 
     def sent(self, worker: Worker) -> None:
         """It goes there now."""
@@ -189,9 +187,9 @@ class Blame:
 
     def served(self) -> None:
         """The engine takes it (200): a peer that called it wrong was wrong itself."""
-        if self._doubted is not None and self._is_there(self._doubted):
-            self._fleet.judged(self._doubted.name, self._asked.model, wrong=True)
-        self._doubted = None
+        if self._failed_worker is not None and self._is_there(self._failed_worker):
+            self._fleet.record_outcome(self._failed_worker.name, self._client_request.model, wrong=True)
+        self._failed_worker = None
 
     def failed(self, trouble: Trouble) -> None:
         """The engine failed it."""
@@ -203,17 +201,17 @@ class Blame:
         else:
             self._fleet.failed(worker.name, trouble.reason)
 
-    def began(self) -> None:
+    def started(self) -> None:
         """The first of the engine's output came: whoever said no by an HTTP status is to blame."""
         if self._at is not None and self._is_there(self._at):
-            self._fleet.began(self._at.name)
+            self._fleet.started(self._at.name)
         if self._erred:
             self._to_blame([no for no in self._erred.values() if not no.inside])
 
-    def answered(self) -> None:
+    def succeeded(self) -> None:
         """The engine answered to where it was cut."""
         if self._at is not None and self._is_there(self._at):
-            self._fleet.answered(self._at.name, self._asked.model)
+            self._fleet.succeeded(self._at.name, self._client_request.model)
 
     def completed(self) -> None:
         """The engine answered to the end: whoever said no is to blame; of several within streams the request may be."""
@@ -221,36 +219,34 @@ class Blame:
         if len(inside) == 1:
             self._to_blame(inside)
         self._erred.clear()
-        self.answered()
+        self.succeeded()
 
     def is_the_requests(self) -> bool:
         """Whether two engines or more answered with an HTTP error, and nobody else is there to be asked."""
         said = [no.worker.name for no in self._erred.values() if not no.inside]
         if len(said) < 2:
             return False
-        model = self._asked.model
-        return not any(
-            one.up and model in one.models and one.name not in said for one in self._fleet.states()
-        )
+        model = self._client_request.model
+        return not any(one.up and model in one.models and one.name not in said for one in self._fleet.states())
 
-    def doubts(self, budget: Budget) -> bool:
+    def warnings(self, budget: Budget) -> bool:
         """Whether a peer is to be asked, since the engine calls so many requests wrong (4xx); at most once."""
         worker = self._at
-        if worker is None or self._doubted is not None or not self._is_there(worker):
+        if worker is None or self._failed_worker is not None or not self._is_there(worker):
             return False
-        if not self._fleet.suspects(worker.name, self._asked.model) or not budget.take(self.caller):
+        if not self._fleet.suspects(worker.name, self._client_request.model) or not budget.take(self.caller):
             return False
-        self._doubted = worker
+        self._failed_worker = worker
         return True
 
     def rejected(self) -> None:
         """The engine called it wrong (4xx), and so it ends; a peer that was asked as well agrees."""
-        if self._doubted is not None:
-            if self._is_there(self._doubted):
-                self._fleet.judged(self._doubted.name, self._asked.model, wrong=False)
-            self._doubted = None
+        if self._failed_worker is not None:
+            if self._is_there(self._failed_worker):
+                self._fleet.record_outcome(self._failed_worker.name, self._client_request.model, wrong=False)
+            self._failed_worker = None
         elif self._at is not None and self._is_there(self._at):
-            self._fleet.rejected(self._at.name, self._asked.model, self._asked.session)
+            self._fleet.rejected(self._at.name, self._client_request.model, self._client_request.session)
 
     def over(self) -> None:
         """No engine is asked any more; who alone said no counts once for its caller."""
@@ -260,11 +256,11 @@ class Blame:
                 self._fleet.erred(no.worker.name, self.caller)
         self._erred.clear()
 
-    def _to_blame(self, said: list[_No]) -> None:
-        for no in said:
+    def _to_blame(self, message: list[_No]) -> None:
+        for no in message:
             if no.worker is not self._at and self._is_there(no.worker):
                 self._fleet.erred(no.worker.name, None)
-        self._erred = {one: no for one, no in self._erred.items() if not any(no is other for other in said)}
+        self._erred = {one: no for one, no in self._erred.items() if not any(no is other for other in message)}
 
     def _is_there(self, worker: Worker) -> bool:
         """Whether it is still the engine of its name: one that was replaced says nothing of the next."""

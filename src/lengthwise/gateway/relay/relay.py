@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.protocols import Asked, Fleet, Forecaster, Worker
+from lengthwise.gateway.protocols import ClientRequest, Fleet, Forecaster, Worker
 from lengthwise.gateway.relay.engine_request import Rejected, plan
 from lengthwise.gateway.relay.failures import Budget, Final, caller_of
 from lengthwise.gateway.relay.request_session import (
@@ -22,7 +22,7 @@ from lengthwise.gateway.relay.request_session import (
     failed,
     whole,
 )
-from lengthwise.gateway.relay.responses import Assembled, Whole
+from lengthwise.gateway.relay.responses import Assembled, BufferedResponse
 from lengthwise.gateway.request import Outcome, Request
 from lengthwise.gateway.scheduler_driver import Hub, Over
 
@@ -35,7 +35,7 @@ class Reply:
     """
 
     def __init__(self, journey: Journey) -> None:
-        self._journey, self._gone = journey, False
+        self._journey, self._lost = journey, False
 
     async def answer(self) -> Answer:
         """The answer, as soon as there is something to tell."""
@@ -57,12 +57,12 @@ class Reply:
             gone = isinstance(error, asyncio.CancelledError)
             journey.end(Outcome.CLIENT_GONE if gone else Outcome.FAILED, "before its answer began")
             raise
-        if not isinstance(journey.state, Whole | Assembled):
-            return Answer(200, EVENTS, first or b"", self._following, self._close, self._pass_to)
-        kind = journey.kind if isinstance(journey.state, Whole) else "application/json"
+        if not isinstance(journey.state, BufferedResponse | Assembled):
+            return Answer(200, EVENTS, first or b"", self._tracker, self._close, self._pass_to)
+        kind = journey.kind if isinstance(journey.state, BufferedResponse) else "application/json"
         return whole(200, first or b"", kind or "application/json")
 
-    async def _following(self) -> bytes | None:
+    async def _tracker(self) -> bytes | None:
         """The next piece, an error in place of one that does not come; None at the end."""
         try:
             return await self._journey.piece()
@@ -73,7 +73,7 @@ class Reply:
         except Final as told:
             final = told
         self._journey.end(Outcome.FAILED, str(final))
-        return None if self._gone else error_event(final)
+        return None if self._lost else error_event(final)
 
     def _pass_to(self, outlet: Outlet) -> None:
         self._journey.outlet = outlet
@@ -84,7 +84,7 @@ class Reply:
 
     def _close(self) -> None:
         """The client takes no more."""
-        self._gone = True
+        self._lost = True
         self._journey.end(Outcome.CLIENT_GONE, "while its answer came")
 
 
@@ -93,7 +93,7 @@ def _stopped() -> Final:
 
 
 CUTTING = ("isrtf", "windowed")
-_LOOK_S = 1.0
+_POLL_INTERVAL_S = 1.0
 
 
 class Relay:
@@ -105,7 +105,7 @@ class Relay:
         forecaster: Who predicts their lengths.
         config: The gateway's.
         hinted: Adds to a body what an engine is told besides; None adds nothing.
-        told: The length that a client fixed, of body, fields and longest output; 0 none.
+        report: The length that a client fixed, of body, fields and longest output; 0 none.
     """
 
     def __init__(
@@ -116,16 +116,16 @@ class Relay:
         config: GatewayConfig,
         *,
         hinted: Callable[[Request, Worker, bytes], bytes] | None = None,
-        told: Callable[[bytes, Callable[[], dict[str, Any]], int | None], int] | None = None,
+        report: Callable[[bytes, Callable[[], dict[str, Any]], int | None], int] | None = None,
     ) -> None:
-        self.budget = Budget(config.care.retry_share)
+        self.budget = Budget(config.resilience.retry_share)
         self.config = config
         self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
-        self._told = told or _nothing
+        self._report = report or _empty
         self._ids = itertools.count(1)
         self._resumes, self._looked_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._around = Surroundings(
+        self._context = Surroundings(
             fleet,
             config,
             self.budget,
@@ -135,29 +135,26 @@ class Relay:
             bool(getattr(forecaster, "reads_text", False)),
         )
 
-    async def exchange(self, asked: Asked) -> Answer:
+    async def exchange(self, client_request: ClientRequest) -> Answer:
         """The answer, as soon as there is something to tell.
 
         Raises:
             Refused: The request is not let in, or waited in vain.
         """
-        self.budget.request(caller_of(asked))
+        self.budget.request(caller_of(client_request))
         order = self.config.order
         what = plan(
-            asked,
-            resumes=self._any_resumes(),
-            window_tokens=order.window_tokens,
-            cuts=order.mode in CUTTING,
+            client_request, resumes=self._any_resumes(), window_tokens=order.window_tokens, cuts=order.mode in CUTTING
         )
-        request = self._request(asked, resumable=what.obstacle is None)
-        request.forecast = await self._forecaster.first(request, asked.text)
+        request = self._request(client_request, resumable=what.obstacle is None)
+        request.length_prediction = await self._forecaster.first(request, client_request.text)
         turn = await self._hub.enter(request)
-        return await Reply(Journey(self._around, asked, what, turn)).answer()
+        return await Reply(Journey(self._context, client_request, what, turn)).answer()
 
     def configure(self, config: GatewayConfig) -> None:
         """Another configuration for requests from now on."""
         self.config = config
-        self._around = replace(self._around, config=config)
+        self._context = replace(self._context, config=config)
 
     async def aclose(self) -> None:
         """Ends what runs beside."""
@@ -165,37 +162,37 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _request(self, asked: Asked, *, resumable: bool) -> Request:
+    def _request(self, client_request: ClientRequest, *, resumable: bool) -> Request:
         most = self.config.limits.max_tokens
         return Request(
             id=next(self._ids),
-            arrival_s=asked.arrival_s,
-            model=asked.model,
-            prompt_tokens=asked.prompt_tokens,
-            max_tokens=most if asked.max_tokens is None else asked.max_tokens,
-            tenant=asked.tenant,
-            priority=asked.priority,
-            body_bytes=len(asked.body),
-            session=asked.session,
-            leading=asked.leading,
+            arrival_s=client_request.arrival_s,
+            model=client_request.model,
+            prompt_tokens=client_request.prompt_tokens,
+            max_tokens=most if client_request.max_tokens is None else client_request.max_tokens,
+            tenant=client_request.tenant,
+            priority=client_request.priority,
+            body_bytes=len(client_request.body),
+            session=client_request.session,
+            leading=client_request.leading,
             resumable=resumable,
-            deadline_s=asked.deadline_s,
-            told_tokens=self._told(asked.body, asked.fields, asked.max_tokens),
-            choices=asked.n,
-            whole=not asked.stream,
+            deadline_s=client_request.deadline_s,
+            told_tokens=self._report(client_request.body, client_request.fields, client_request.max_tokens),
+            choices=client_request.n,
+            complete=not client_request.stream,
         )
 
     def _any_resumes(self) -> bool:
         """Whether any engine tells token ids; looked up once a second."""
         now_s = self._hub.clock()
-        if now_s - self._looked_s > _LOOK_S:
+        if now_s - self._looked_s > _POLL_INTERVAL_S:
             self._resumes = any(self._tells_ids(state.name) for state in self._fleet.states())
             self._looked_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
     def _tells_ids(self, name: str) -> bool:
         try:
-            able = self._fleet.worker(name).abilities
+            able = self._fleet.worker(name).capabilities
         except KeyError:
             return False
         return able.ids_each and able.token_ids
@@ -206,10 +203,10 @@ class Relay:
 
     async def _reforecast(self, journey: Journey) -> None:
         request = journey.turn.request
-        so_far = journey.heard.text() if journey.heard is not None else None
-        forecast = await self._forecaster.again(request, journey.asked.text or None, so_far)
+        so_far = journey.received.text() if journey.received is not None else None
+        length_prediction = await self._forecaster.retry(request, journey.client_request.text or None, so_far)
         if not journey.turn.over:
-            self._hub.reforecast(request, forecast)
+            self._hub.reforecast(request, length_prediction)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -217,7 +214,7 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
 
-def _nothing(_body: bytes, _fields: Callable[[], dict[str, Any]], _most: int | None) -> int:
+def _empty(_body: bytes, _fields: Callable[[], dict[str, Any]], _most: int | None) -> int:
     return 0
 
 

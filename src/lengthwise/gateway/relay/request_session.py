@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.protocols import Asked, Fleet, Worker
+from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
 from lengthwise.gateway.relay import engine_request
 from lengthwise.gateway.relay.engine_request import Plan, Rejected, State
 from lengthwise.gateway.relay.failures import Blame, Budget, Final, Full, Interrupted, Trouble
-from lengthwise.gateway.relay.responses import Plain, Tracked, Whole
+from lengthwise.gateway.relay.responses import BufferedResponse, Plain, Tracked
 from lengthwise.gateway.relay.sse import Splitter, TooLong, data_of, decoded, split
 from lengthwise.gateway.relay.upstream import CLIENT, SLOW, Call
 from lengthwise.gateway.request import Outcome, Request
@@ -44,9 +44,9 @@ class Surroundings:
 
 
 _TAIL = 12
-_ASK_S = 2.0
+_REQUEST_TIMEOUT_S = 2.0
 _HALF = "�"
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 """Of an answer: the text of a few tokens."""
 
 
@@ -56,7 +56,7 @@ async def kept_tokens(state: Tracked, worker: Worker, model: str) -> int:
     A chunk with several tokens and a text may end in half a character, which the engine holds back. Whether
     it does is seen by the text of the last tokens, asked of ``/detokenize``; an engine without it is believed.
     """
-    kept = state.kept
+    kept = state.retained
     for dropped in range(state.unsure):
         tail = state.tail(_TAIL + dropped)
         text = await _text(worker, model, tail[: len(tail) - dropped])
@@ -72,7 +72,7 @@ async def _text(worker: Worker, model: str, ids: list[int]) -> str | None:
     url = Server(worker.url).root + "/detokenize"
     try:
         async with (
-            asyncio.timeout(_ASK_S),
+            asyncio.timeout(_REQUEST_TIMEOUT_S),
             worker.session.post(url, data=body, allow_redirects=False) as answer,
         ):
             told = msgspec.json.decode(await _short(answer))
@@ -87,13 +87,13 @@ async def _short(answer: Any) -> bytes:
     while part := await answer.content.readany():
         parts.append(part)
         size += len(part)
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             answer.close()
             raise ValueError("too long")
     return b"".join(parts)
 
 
-MOST_BYTES = 1 << 21
+MAX_BYTES = 1 << 21
 """Of events that are kept until somebody asks; what comes behind is not read."""
 
 
@@ -110,7 +110,7 @@ class Heard:
 
     def take(self, events: bytes) -> None:
         """Some more."""
-        if self._size < MOST_BYTES:
+        if self._size < MAX_BYTES:
             self._size += len(events)
             self._parts.append(events)
 
@@ -121,7 +121,7 @@ class Heard:
             for event in split(self._splitter.feed(b"".join(parts))):
                 self._texts.append(_text_of(event))
         except TooLong:
-            self._size = MOST_BYTES
+            self._size = MAX_BYTES
         if len(self._texts) > 1:
             self._texts = ["".join(self._texts)]
         return self._texts[0] if self._texts else ""
@@ -161,13 +161,13 @@ class Answer:
         status: int,
         headers: Headers,
         first: bytes,
-        following: Callable[[], Awaitable[bytes | None]] | None = None,
+        tracker: Callable[[], Awaitable[bytes | None]] | None = None,
         close: Callable[[], None] | None = None,
         pass_to: Callable[[Outlet], None] | None = None,
     ) -> None:
         self.status, self.headers = status, headers
         self._first: bytes | None = first
-        self._next, self._close, self._pass_to = following, close, pass_to
+        self._next, self._close, self._pass_to = tracker, close, pass_to
 
     def __aiter__(self) -> Answer:
         """Itself: it can be read once."""
@@ -203,9 +203,7 @@ class Answer:
 
 def whole(status: int, body: bytes, kind: str = "application/json") -> Answer:
     """One that is all there."""
-    return Answer(
-        status, [(b"content-type", kind.encode("latin-1")), (b"content-length", b"%d" % len(body))], body
-    )
+    return Answer(status, [(b"content-type", kind.encode("latin-1")), (b"content-length", b"%d" % len(body))], body)
 
 
 def error_of(final: Final) -> dict[str, Any]:
@@ -239,32 +237,32 @@ class Journey:
     """From the first assignment to the end; ``Reply`` makes an answer of it.
 
     Args:
-        around: What all share.
-        asked: By the client.
+        neighbors: What all share.
+        client_request: By the client.
         plan: What can be done with it.
         turn: Its place.
 
     Attributes:
         state: How the engine's answer is read; None: none has come, or it was given up.
-        heard: The text so far, for a predictor that reads it.
+        received: The text so far, for a predictor that reads it.
         blame: What the fleet is told.
         no: That an engine called the request wrong, while another one is asked.
         kind: Content type of the engine's answer.
         outlet: Where pieces go at once while it takes them, past who asks for them.
     """
 
-    def __init__(self, around: Surroundings, asked: Asked, plan: Plan, turn: Turn) -> None:
-        self.asked, self.plan, self.turn = asked, plan, turn
+    def __init__(self, neighbors: Surroundings, client_request: ClientRequest, plan: Plan, turn: Turn) -> None:
+        self.client_request, self.plan, self.turn = client_request, plan, turn
         self.state: State | None = None
-        self.heard = Heard() if around.hears and asked.stream else None
-        self.blame = Blame(around.fleet, asked)
+        self.received = Heard() if neighbors.hears and client_request.stream else None
+        self.blame = Blame(neighbors.fleet, client_request)
         self.no: Rejected | None = None
         self.kind = ""
-        self._around = around
+        self._context = neighbors
         self.outlet: Outlet | None = None
         self._call: Call | None = None
         self._at: Worker | None = None
-        self._failures = self._patience = self._leg_from = self._legs = 0
+        self._failures = self._timeout = self._leg_from = self._legs = 0
         self._mark = 1
         self._full_since_s: float | None = None
         self._going_on = self._spoke = self._leg_spoke = self._light = self._done = False
@@ -287,7 +285,7 @@ class Journey:
                 problem = came
                 continue
             except Rejected as no:
-                if not self.blame.doubts(self._around.budget):
+                if not self.blame.warnings(self._context.budget):
                     raise
                 self.no = problem = no
                 continue
@@ -301,7 +299,7 @@ class Journey:
         assert state is not None
         if state.trouble is not None:
             begun = state.count > self._leg_from or (state.sent and not self._going_on)
-            raise engine_request.told_inside(state.trouble, begun=begun)
+            raise engine_request.told_inside(state.trouble, started=begun)
         return call.read(None if self.outlet is None else self._at_once)
 
     def _at_once(self, data: bytes) -> bool:
@@ -312,7 +310,7 @@ class Journey:
         if out := self._taken(call, data):
             outlet.pass_on(out)
         if self._done or state.trouble is not None:
-            call.stir()
+            call.wakeup()
         return True
 
     def _taken(self, call: Call, data: bytes) -> bytes:
@@ -320,12 +318,12 @@ class Journey:
         state = self.state
         assert state is not None
         out = state.feed(data) if data else engine_request.ended(state)
-        if self.heard is not None:
-            self.heard.take(out)
+        if self.received is not None:
+            self.received.take(out)
         if not self._leg_spoke or state.count >= self._mark:
             self._reached(state)
         self.turn.tokens(state.count)
-        if not (state.resumable or self.turn.kept):
+        if not (state.resumable or self.turn.retained):
             self.turn.uncuttable()
         if out and not self._light and state.sent:
             self._lighten(state)
@@ -334,8 +332,8 @@ class Journey:
         if state.finished or (state.complete and not data):
             self._complete(call)
         elif self.turn.cut.is_set() and (tracked := engine_request.movable(state)) and not state.complete:
-            self._patience += 1
-            if leaves := engine_request.leaves(tracked, self._patience):
+            self._timeout += 1
+            if leaves := engine_request.leaves(tracked, self._timeout):
                 call.interrupt("cut")
             elif leaves is None:
                 self.turn.uncuttable()
@@ -344,34 +342,36 @@ class Journey:
     async def _open(self) -> bytes:
         """Sends the request; what is returned ends it already."""
         self._at = None
-        self._at = worker = engine_request.worker_of(self._around.fleet, self.turn.place)
+        self._at = worker = engine_request.worker_of(self._context.fleet, self.turn.place)
         body: bytes | None
         if self._going_on and isinstance(self.state, Tracked):
-            kept = await kept_tokens(self.state, worker, self.asked.model)
+            kept = await kept_tokens(self.state, worker, self.client_request.model)
             path, body = "/v1/completions", engine_request.next_body(self.plan, self.state, worker, kept)
             if body is None:
-                return self._ended(self.state.at_limit())
+                return self._finished(self.state.at_limit())
         else:
             path, body = (
-                engine_request.first_path(self.asked),
-                engine_request.first_body(self.asked, self.plan, worker),
+                engine_request.first_path(self.client_request),
+                engine_request.first_body(self.client_request, self.plan, worker),
             )
         if not self.plan.cut_at(worker):
             self.turn.uncuttable()
-        care = self._around.config.care
-        self._call = call = Call(care)
+        resilience = self._context.config.resilience
+        self._call = call = Call(resilience)
         self._legs, self._leg_spoke = self._legs + 1, False
         self.blame.sent(worker)
-        body = self._around.hinted(self.turn.request, worker, body)
-        await call.open(worker.session, path, body, engine_request.leg_headers(self.asked, self._legs))
-        listed = self.asked.model if self.asked.model in worker.abilities.models else ""
-        await engine_request.require_200(call, going_on=self._going_on, listed=listed)
+        body = self._context.hinted(self.turn.request, worker, body)
+        await call.open(worker.session, path, body, engine_request.leg_headers(self.client_request, self._legs))
+        entries = self.client_request.model if self.client_request.model in worker.capabilities.models else ""
+        await engine_request.require_200(call, going_on=self._going_on, entries=entries)
         self.blame.served()
-        self._patience, self.no = 0, None
+        self._timeout, self.no = 0, None
         self.kind = call.headers.get("content-type", "")
         if not self._going_on:
-            self.state = engine_request.new_state(self.asked, self.plan, worker, self.kind, care.answer_bytes)
-            self.turn.request.at_once = isinstance(self.state, Whole)
+            self.state = engine_request.new_state(
+                self.client_request, self.plan, worker, self.kind, resilience.answer_bytes
+            )
+            self.turn.request.at_once = isinstance(self.state, BufferedResponse)
         self._leg_from = self.state.count if self.state is not None else 0
         return b""
 
@@ -379,15 +379,15 @@ class Journey:
         """The first of a leg or of all, or the end of a window (the next mark)."""
         if not self._leg_spoke and (state.count > self._leg_from or state.complete):
             self._full_since_s, self._leg_spoke = None, True
-            self.blame.began()
+            self.blame.started()
         if state.count and not self._spoke:
             self._spoke = True
             if not self.turn.request.at_once:
                 self.turn.first_token()
         if state.count >= self._mark:
-            tokens = self._around.config.order.window_tokens
+            tokens = self._context.config.order.window_tokens
             if state.count >= tokens and not state.complete:
-                self._around.window(self)
+                self._context.window(self)
             self._mark = (state.count // tokens + 1) * tokens
 
     def _lighten(self, state: State) -> None:
@@ -395,7 +395,7 @@ class Journey:
         self._light = True
         self.plan = self.plan.going_on()
         ids_bytes = state.held_bytes if isinstance(state, Tracked) else 0
-        self.asked.let_go(text=self.heard is None, others_bytes=ids_bytes)
+        self.client_request.release(text=self.received is None, others_bytes=ids_bytes)
 
     @property
     def _engine(self) -> str:
@@ -409,19 +409,19 @@ class Journey:
             return await self._troubled(problem)
         elif isinstance(problem, Rejected):
             await self._resume("retried", avoid=self._engine)
-        elif isinstance(problem, Interrupted) and problem.why in (CLIENT, SLOW):
-            self.end(Outcome.CLIENT_GONE, problem.why)
-            if problem.why == SLOW:  # it may read on, and must not take what it has for all
+        elif isinstance(problem, Interrupted) and problem.cause in (CLIENT, SLOW):
+            self.end(Outcome.CLIENT_GONE, problem.cause)
+            if problem.cause == SLOW:  # it may read on, and must not take what it has for all
                 raise Final(408, "slow_reader", "The answer was not read in time.")
             raise Over
         elif (rest := engine_request.rest(self.state)) is not None:
-            return self._ended(rest)  # cut between its last token and the end of its stream
-        elif isinstance(problem, Interrupted) and problem.why == GONE:
+            return self._finished(rest)  # cut between its last token and the end of its stream
+        elif isinstance(problem, Interrupted) and problem.cause == GONE:
             await self._resume("failed_over", avoid=self._engine)
         else:
             if self._leg_spoke:
-                self.blame.answered()
-            await self._resume("window" if self._around.config.order.mode == "windowed" else "cut")
+                self.blame.succeeded()
+            await self._resume("window" if self._context.config.order.mode == "windowed" else "cut")
         return b""
 
     async def _troubled(self, trouble: Trouble) -> bytes:
@@ -430,50 +430,50 @@ class Journey:
         self._close_call()
         if trouble.engine and self.turn.worker:
             self.blame.failed(trouble)
-        if isinstance(state, Plain) and state.told:  # in the engine's own words
+        if isinstance(state, Plain) and state.report:  # in the engine's own words
             self.end(Outcome.FAILED, str(trouble))
             return b""
         if (rest := engine_request.rest(self.state)) is not None:
-            return self._ended(rest)
+            return self._finished(rest)
         self._failures += 1
-        once = trouble.code or engine_request.stuck(self.state) or self.blame.is_the_requests()
-        if once or self._failures >= MOST_FAILURES or not self._goes_on(trouble):
+        once = trouble.code or engine_request.blocked(self.state) or self.blame.is_the_requests()
+        if once or self._failures >= MOST_FAILURES or not self._continues(trouble):
             raise Final(502, trouble.code or "engine_failed", f"The engine failed: {trouble}")
         await self._resume("failed_over" if self._spoke else "retried", avoid=self._engine)
         return b""
 
-    def _goes_on(self, trouble: Trouble) -> bool:
+    def _continues(self, trouble: Trouble) -> bool:
         """Whether one more engine may be asked."""
-        budget, failures = self._around.budget, self._failures
-        return budget.again(trouble, self.blame.caller, failures=failures, spoke=self._leg_spoke)
+        budget, failures = self._context.budget, self._failures
+        return budget.retry(trouble, self.blame.caller, failures=failures, spoke=self._leg_spoke)
 
-    async def _resume(self, why: str, *, avoid: str = "") -> None:
+    async def _resume(self, cause: str, *, avoid: str = "") -> None:
         """Back to the queue with what is out, until it has a worker again."""
         self._close_call()
-        if engine_request.stuck(self.state):
+        if engine_request.blocked(self.state):
             raise Final(502, "engine_failed", "The engine is gone.")
         self._going_on = engine_request.can_go_on(self.state)
-        kept = self.state.kept if self._going_on and isinstance(self.state, Tracked) else 0
+        kept = self.state.retained if self._going_on and isinstance(self.state, Tracked) else 0
         if not self._going_on:
             self.state = None
-            self.heard = self.heard and Heard()
-        await self._placed(self.turn.again(why, avoid=avoid, generated=kept))
+            self.received = self.received and Heard()
+        await self._placed(self.turn.retry(cause, avoid=avoid, generated=kept))
 
     async def _wait_for_room(self, busy: Full) -> None:
         """The engine is full: back to its place."""
         self._close_call()
-        loop, admission = asyncio.get_running_loop(), self._around.config.admission
+        loop, admission = asyncio.get_running_loop(), self._context.config.admission
         since_s = self._full_since_s = self._full_since_s or loop.time()
-        if loop.time() - since_s > max(admission.no_engine_s, self._around.config.order.max_wait_s):
+        if loop.time() - since_s > max(admission.no_engine_s, self._context.config.order.max_wait_s):
             raise Final(503, "overloaded", "The engines are full.", busy.retry_after_s or 1.0)
         await self._placed(self.turn.full(busy.retry_after_s or 0.0))
 
-    async def _placed(self, again: Awaitable[Turn]) -> None:
+    async def _placed(self, retry: Awaitable[Turn]) -> None:
         try:
-            await again
+            await retry
         except Refused as no:
-            refusal = no.refusal
-            raise Final(refusal.status, refusal.reason, refusal.message, refusal.retry_after_s) from None
+            rejection = no.rejection
+            raise Final(rejection.status, rejection.reason, rejection.message, rejection.retry_after_s) from None
 
     def _complete(self, call: Call) -> None:
         self._call = None
@@ -481,21 +481,21 @@ class Journey:
         if call.at_end:
             call.close()
         else:
-            self._around.spawn(call.drain())
-        self.end(Outcome.FINISHED, self.state.why if self.state is not None else "")
+            self._context.spawn(call.drain())
+        self.end(Outcome.FINISHED, self.state.cause if self.state is not None else "")
 
-    def _ended(self, out: bytes) -> bytes:
-        self.end(Outcome.FINISHED, self.state.why if self.state is not None else "")
+    def _finished(self, out: bytes) -> bytes:
+        self.end(Outcome.FINISHED, self.state.cause if self.state is not None else "")
         return out
 
-    def _interrupted(self, why: str) -> None:
+    def _interrupted(self, cause: str) -> None:
         """The scheduler wants the place back: at once, where nothing is lost by it."""
         state = self.state
         if self._call is None:
             return
-        fresh = state is None or (why == GONE and not state.sent)
-        if fresh or ((tracked := engine_request.movable(state)) and (tracked.level or why == GONE)):
-            self._call.interrupt(why)
+        fresh = state is None or (cause == GONE and not state.sent)
+        if fresh or ((tracked := engine_request.movable(state)) and (tracked.level or cause == GONE)):
+            self._call.interrupt(cause)
 
     def _close_call(self) -> None:
         if self._call is not None:

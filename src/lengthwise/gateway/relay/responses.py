@@ -9,7 +9,7 @@ from lengthwise.gateway.relay import sse
 from lengthwise.gateway.relay.failures import MALFORMED, TOLD_INSIDE, Trouble, too_long
 from lengthwise.gateway.relay.sse import (
     DONE,
-    MOST_BYTES,
+    MAX_BYTES,
     Alike,
     Dress,
     Splitter,
@@ -26,7 +26,7 @@ from lengthwise.gateway.relay.sse import (
 HELD_BYTES = 1 << 16
 
 
-class Held:
+class Reserved:
     """Keeps back what says nothing yet (a role), so that an engine that fails before it speaks costs nothing.
 
     Comments, which keep a connection alive, pass.
@@ -63,7 +63,7 @@ class Plain:
 
     Attributes:
         count: Tokens so far.
-        why: The finish reason.
+        cause: The finish reason.
         complete: Whether all choices have ended.
         finished: Whether the stream said that it is at its end.
         trouble: What the engine told inside the stream.
@@ -77,22 +77,22 @@ class Plain:
 
     def __init__(self, choices: int = 1) -> None:
         self.count = 0
-        self.why = ""
-        self.complete = self.finished = self.told = False
+        self.cause = ""
+        self.complete = self.finished = self.report = False
         self.trouble: Trouble | None = None
-        self._splitter, self._held, self._alike = Splitter(), Held(), Alike()
+        self._splitter, self._reserved, self._matching = Splitter(), Reserved(), Alike()
         self._raw = False
         self._running = choices
 
     @property
     def sent(self) -> bool:
         """Whether the client has got something that cannot be taken back."""
-        return self._held.open
+        return self._reserved.open
 
     def feed(self, data: bytes) -> bytes:
         """What goes to the client."""
-        words = 1 if self._alike.fits(data) else self._alike.fitting(data)
-        if words and not self._splitter.kept:
+        words = 1 if self._matching.fits(data) else self._matching.fitting(data)
+        if words and not self._splitter.retained:
             self.count += words
             return data
         if self._raw:
@@ -101,9 +101,9 @@ class Plain:
             whole = self._splitter.feed(data)
         except TooLong:
             self._raw = True
-            self._alike.forget()
-            return self._held.rest() + self._splitter.rest()
-        return self._told(whole, whole) if whole else b""
+            self._matching.discard()
+            return self._reserved.rest() + self._splitter.rest()
+        return self._report(whole, whole) if whole else b""
 
     def end(self) -> bytes:
         """What is left when the engine has closed; sets ``trouble`` where it was not at its end."""
@@ -111,13 +111,13 @@ class Plain:
         if self._raw:  # nobody looked for its end; the connection's is all there is
             self.complete = self.finished = True
             return rest
-        out = self._told(rest, rest + b"\n\n") if rest else rest
+        out = self._report(rest, rest + b"\n\n") if rest else rest
         if not self.complete:
             self.trouble = self.trouble or Trouble("closed early", "the stream ended without its end")
             return b""
-        return self._held.rest() + out if not self._held.open else out
+        return self._reserved.rest() + out if not self._reserved.open else out
 
-    def _told(self, events: bytes, scanned: bytes) -> bytes:
+    def _report(self, events: bytes, scanned: bytes) -> bytes:
         words = len(sse.TEXT.findall(scanned))
         self.count += words
         counted = b'"completion_tokens"' in scanned
@@ -126,37 +126,37 @@ class Plain:
         ends = sse.FINISH.findall(scanned)
         if ends:
             self._running -= len(ends)
-            self.why = ends[-1].decode()
+            self.cause = ends[-1].decode()
         self.finished = self.finished or sse.at_end(scanned)
         self.complete = self.finished or self._running <= 0
         if b"error" in scanned and sse.ERROR.search(scanned):
             self.trouble = Trouble(TOLD_INSIDE, scanned[:300].decode("utf-8", "replace"))
             if not self.sent:
                 return b""
-            self.told = True
-        out = self._held.pass_on(events, speaks=bool(words) or self.complete)
+            self.report = True
+        out = self._reserved.pass_on(events, speaks=bool(words) or self.complete)
         if words == 1 and not (counted or ends or self.finished or self.trouble):
-            self._alike.learn(events, sse.TEXT)
+            self._matching.learn(events, sse.TEXT)
         return out
 
 
-class Whole:
+class BufferedResponse:
     """An answer that comes at once, unchanged.
 
     Args:
-        most_bytes: Longest one that is held.
+        max_bytes: Longest one that is held.
         short: Whether a longer one can only be the engine's fault.
     """
 
     resumable = sent = False
 
-    def __init__(self, most_bytes: int, *, short: bool = True) -> None:
+    def __init__(self, max_bytes: int, *, short: bool = True) -> None:
         self.count = 0
-        self.why = ""
+        self.cause = ""
         self.complete = self.finished = False
         self.trouble: Trouble | None = None
         self._parts: list[bytes] = []
-        self._size, self._most_bytes, self._short = 0, most_bytes, short
+        self._size, self._most_bytes, self._short = 0, max_bytes, short
 
     def feed(self, data: bytes) -> bytes:
         """Nothing yet; sets ``trouble`` where it is too long."""
@@ -173,7 +173,7 @@ class Whole:
         told = sse.found(sse.USAGE, b'"usage"', body)
         self.count = int(told[1]) if told else 1
         end = sse.found(sse.FINISH, b'"finish_reason"', body)
-        self.why = end[1].decode() if end else ""
+        self.cause = end[1].decode() if end else ""
         self.complete = self.finished = True
         return body
 
@@ -198,7 +198,7 @@ class Tracked:
 
     Attributes:
         count: Tokens so far.
-        why: The finish reason.
+        cause: The finish reason.
         complete: Whether the output has ended.
         finished: Whether the client was told so.
         resumable: Whether it can still go on elsewhere.
@@ -208,13 +208,13 @@ class Tracked:
 
     def __init__(self, wants: Wants, prompt_bytes: int = 0) -> None:
         self.count = self.unsure = 0
-        self.why = ""
+        self.cause = ""
         self.complete = self.finished = False
         self.resumable = True
         self.trouble: Trouble | None = None
         self._wants = wants
-        self._event_bytes = MOST_BYTES + ID_BYTES * prompt_bytes
-        self._splitter, self._held, self._alike = Splitter(self._event_bytes), Held(), Alike()
+        self._event_bytes = MAX_BYTES + ID_BYTES * prompt_bytes
+        self._splitter, self._reserved, self._matching = Splitter(self._event_bytes), Reserved(), Alike()
         self._ids: list[bytes] = []
         self._untold: list[bytes] = []
         self.prompt_ids = b""
@@ -225,7 +225,7 @@ class Tracked:
     @property
     def sent(self) -> bool:
         """Whether the client has got something that cannot be taken back."""
-        return self._held.open
+        return self._reserved.open
 
     @property
     def level(self) -> bool:
@@ -233,7 +233,7 @@ class Tracked:
         return self._out_at == self.count and not self.unsure
 
     @property
-    def kept(self) -> int:
+    def retained(self) -> int:
         """Tokens whose text is out: where a further leg begins."""
         return self._out_at
 
@@ -251,14 +251,14 @@ class Tracked:
         """The last token ids of those that are kept."""
         return self._list()[max(0, self._out_at - tokens) : self._out_at]
 
-    def next_leg(self, kept: int) -> bytes:
+    def next_leg(self, retained: int) -> bytes:
         """Begins a further leg behind so many tokens; returns their ids as they stand in JSON."""
-        ids = self._list()[:kept]
-        text = sse.listed(ids)
-        self._ids, self.count, self._out_at, self.unsure = [text] if ids else [], kept, kept, 0
+        ids = self._list()[:retained]
+        text = sse.entries(ids)
+        self._ids, self.count, self._out_at, self.unsure = [text] if ids else [], retained, retained, 0
         self.trouble = None
-        self._splitter, self._untold = Splitter(self._event_bytes + ID_BYTES * kept), []
-        self._alike.forget()
+        self._splitter, self._untold = Splitter(self._event_bytes + ID_BYTES * retained), []
+        self._matching.discard()
         self._told_usage = False
         if self._dress is None:
             self._dress = self._new_dress()
@@ -266,7 +266,7 @@ class Tracked:
 
     def feed(self, data: bytes) -> bytes:
         """What goes to the client."""
-        if self._alike.fits(data) and not self._splitter.kept:
+        if self._matching.fits(data) and not self._splitter.retained:
             return self._as_usual(data)
         try:
             whole = self._splitter.feed(data)
@@ -295,7 +295,7 @@ class Tracked:
         if self._wants.usage and self.prompt_ids and not self._told_usage:
             self._dress = self._dress or self._new_dress()
             out = self._dress.usage(usage_of(self.prompt_ids, self.count))
-        return self._held.pass_on(out + DONE, speaks=True)
+        return self._reserved.pass_on(out + DONE, speaks=True)
 
     def closed(self) -> bytes:
         """The same, for who reads it from outside."""
@@ -303,22 +303,22 @@ class Tracked:
 
     def at_limit(self) -> bytes:
         """The end of an output that has all the tokens it may have, where nobody told that it ended."""
-        self.complete, self.why = True, "length"
+        self.complete, self.cause = True, "length"
         dress = self._dress = self._dress or self._new_dress()
         usage = usage_of(self.prompt_ids, self.count)
-        chunk = self._told(dress.chunk("", "length", None, [], usage), [], complete=True)
-        return self._held.pass_on(chunk, speaks=True) + self.closing()
+        chunk = self._report(dress.chunk("", "length", None, [], usage), [], complete=True)
+        return self._reserved.pass_on(chunk, speaks=True) + self.closing()
 
     def _as_usual(self, event: bytes) -> bytes:
         """What goes to the client of an event that has text and ids, and nothing else."""
-        ids = self._alike.ids
+        ids = self._matching.ids
         tokens = ids.count(b",") + 1
         self._ids.append(ids)
         self.count = self._out_at = self.count + tokens
         self.unsure = tokens if tokens > 1 else 0
-        return self._told(event, [ids], complete=True) if self._wants.ids else self._alike.without_ids(event)
+        return self._report(event, [ids], complete=True) if self._wants.ids else self._matching.without_ids(event)
 
-    def _told(self, event: bytes, ids: list[bytes], *, complete: bool) -> bytes:
+    def _report(self, event: bytes, ids: list[bytes], *, complete: bool) -> bytes:
         """What the client is told of ids: all that are behind text that is out, none that are ahead of it."""
         if not self._wants.ids or (complete and not self._untold):
             return event
@@ -328,11 +328,11 @@ class Tracked:
         self._untold += ids
         return sse.TOLD_IDS.sub(rb"\1[]", event) if ids else event
 
-    def _events(self, whole: bytes) -> bytes:
+    def _events(self, complete: bytes) -> bytes:
         read = self._read_first if self._dress is None else self._read_later
         out = []
-        for event in split(whole):
-            if self._alike.fits(event):
+        for event in split(complete):
+            if self._matching.fits(event):
                 out.append(self._as_usual(event))
                 continue
             out.append(read(event))
@@ -365,8 +365,8 @@ class Tracked:
             self.resumable, speaks = False, True
         if found is None and self._is_end(event):
             return self.closing()
-        shown = self._told(shown, [found[1]] if found and tokens else [], complete=speaks or end is not None)
-        out = self._held.pass_on(shown, speaks=speaks or self.complete)
+        shown = self._report(shown, [found[1]] if found and tokens else [], complete=speaks or end is not None)
+        out = self._reserved.pass_on(shown, speaks=speaks or self.complete)
         self._learn(event, usual=speaks and found is not None and end is None and not other)
         return out
 
@@ -386,7 +386,7 @@ class Tracked:
 
     def _learn(self, event: bytes, *, usual: bool) -> None:
         if usual and self.prompt_ids:
-            self._alike.learn(event, sse.CONTENT, ids=True)
+            self._matching.learn(event, sse.CONTENT, ids=True)
 
     def _look_at_first(self, event: bytes, shown: bytes, *, speaks: bool) -> None:
         if not self._first and shown.startswith(b"data:"):
@@ -432,7 +432,7 @@ class Tracked:
             self._finished(str(finish))
         if self.trouble is not None or self._dress is None:
             return b""
-        told = [sse.listed(ids)] if ids else []
+        told = [sse.entries(ids)] if ids else []
         if ids:
             self._count(told[0], len(ids), speaks=bool(text))
         elif text:
@@ -440,8 +440,8 @@ class Tracked:
             self.resumable = False
         usage = usage_of(self.prompt_ids, self.count) if self._wants.usage_each else {}
         event = self._dress.chunk(text, finish, choice.get("stop_reason"), ids, usage)
-        event = self._told(event, told, complete=bool(text) or finish is not None)
-        return self._held.pass_on(event, speaks=bool(text) or self.complete)
+        event = self._report(event, told, complete=bool(text) or finish is not None)
+        return self._reserved.pass_on(event, speaks=bool(text) or self.complete)
 
     def _count(self, ids: bytes, tokens: int, *, speaks: bool) -> None:
         self._ids.append(ids)
@@ -449,11 +449,11 @@ class Tracked:
         if speaks:
             self._out_at, self.unsure = self.count, tokens if tokens > 1 else 0
 
-    def _finished(self, why: str) -> None:
-        if why == "abort":
+    def _finished(self, cause: str) -> None:
+        if cause == "abort":
             self.trouble = Trouble("aborted", "the engine gave the request up")
         else:
-            self.complete, self.why = True, why
+            self.complete, self.cause = True, cause
 
     def _new_dress(self) -> Dress:
         try:
@@ -465,8 +465,8 @@ class Tracked:
         return [int(one) for ids in self._ids for one in ids.split(b",")]
 
 
-_MESSAGE: dict[str, Any] = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
-_WHOLE: dict[str, Any] = dict.fromkeys(("service_tier", "system_fingerprint"))
+_MESSAGE: dict[str, Any] = dict.fromkeys(("rejection", "annotations", "audio", "function_call", "reasoning"))
+_INTEGERS: dict[str, Any] = dict.fromkeys(("service_tier", "system_fingerprint"))
 """Of a message, and of the answer: what a whole answer of vLLM has as null where there is nothing to say."""
 _EACH_BYTES = 50
 """What a token id costs, or a text besides its letters."""
@@ -477,22 +477,20 @@ class Assembled(Tracked):
 
     Args:
         wants: What the client asked to see.
-        most_bytes: Of text and token ids that are held.
+        max_bytes: Of text and token ids that are held.
         prompt_bytes: As Tracked.
     """
 
-    def __init__(self, wants: Wants, most_bytes: int, prompt_bytes: int = 0) -> None:
-        super().__init__(
-            Wants(wants.api, stream=True, usage=True, usage_each=False, ids=wants.ids), prompt_bytes
-        )
-        self._asked = wants
+    def __init__(self, wants: Wants, max_bytes: int, prompt_bytes: int = 0) -> None:
+        super().__init__(Wants(wants.api, stream=True, usage=True, usage_each=False, ids=wants.ids), prompt_bytes)
+        self._client_request = wants
         self._own = Splitter(self._event_bytes)
         self._texts: list[str] = []
         self._all_ids: list[int] = []
-        self._whole: dict[str, Any] = {}
+        self._complete: dict[str, Any] = {}
         self._choice: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
         self._delta: dict[str, list[str]] = {}
-        self._size, self._most_bytes = 0, most_bytes
+        self._size, self._most_bytes = 0, max_bytes
 
     @property
     def sent(self) -> bool:
@@ -504,9 +502,9 @@ class Assembled(Tracked):
         """None are told before the end."""
         return False
 
-    def next_leg(self, kept: int) -> bytes:
+    def next_leg(self, retained: int) -> bytes:
         """As Tracked; ids that are not kept come again."""
-        text = super().next_leg(kept)
+        text = super().next_leg(retained)
         self._all_ids = self._list()
         return text
 
@@ -540,12 +538,12 @@ class Assembled(Tracked):
         return b""
 
     def _take(self, chunk: dict[str, Any]) -> None:
-        if not self._whole:
+        if not self._complete:
             keys = ("id", "created", "model")
-            self._whole = {key: chunk[key] for key in keys if chunk.get(key) is not None}
+            self._complete = {key: chunk[key] for key in keys if chunk.get(key) is not None}
         for key in ("usage", "system_fingerprint"):  # told last
             if chunk.get(key):
-                self._whole[key] = chunk[key]
+                self._complete[key] = chunk[key]
         for choice in chunk.get("choices") or ():
             self._take_choice(choice)
         if self._size + _EACH_BYTES * self.count > self._most_bytes:
@@ -573,13 +571,13 @@ class Assembled(Tracked):
 
         text = "".join(self._texts)
         choice: dict[str, Any] = {"index": 0}
-        if self._asked.api == CHAT:
+        if self._client_request.api == CHAT:
             more = {key: "".join(texts) for key, texts in self._delta.items()}
             choice["message"] = {"role": "assistant", "content": text, **_MESSAGE, **more}
         else:
             choice["text"] = text
         choice |= {"logprobs": None, **self._choice}
-        choice["token_ids"] = self._all_ids if self._asked.ids else None
-        kind = "chat.completion" if self._asked.api == CHAT else "text_completion"
-        whole = {**_WHOLE, **self._whole, "object": kind, "choices": [choice]}
+        choice["token_ids"] = self._all_ids if self._client_request.ids else None
+        kind = "chat.completion" if self._client_request.api == CHAT else "text_completion"
+        whole = {**_INTEGERS, **self._complete, "object": kind, "choices": [choice]}
         return msgspec.json.encode(whole)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lengthwise.backend.openai_protocol import CHAT, SseReader
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of an event that is not at its end yet."""
 _ONE = re.compile(rb".*?(?:\n\n|\n\r\n?|\r\r\n?)", re.DOTALL)
 _ENDS = (b"\n\n", b"\n\r", b"\r\r")
@@ -25,13 +25,13 @@ class Splitter:
     Lines may end in LF, CR LF or CR. All that goes in comes out, in order and unchanged.
 
     Attributes:
-        kept: What is held back now.
+        retained: What is held back now.
     """
 
-    __slots__ = ("_most", "kept")
+    __slots__ = ("_most", "retained")
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self.kept, self._most = b"", most_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.retained, self._most = b"", max_bytes
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole events that are there now.
@@ -39,29 +39,29 @@ class Splitter:
         Raises:
             TooLong: An event is too long; ``rest`` holds what came of it.
         """
-        if not self.kept and chunk.endswith(b"\n\n"):
+        if not self.retained and chunk.endswith(b"\n\n"):
             return chunk
-        data = self.kept + chunk
-        end = _last_end(data, max(0, len(self.kept) - 2))
-        self.kept = data[end:]
-        if len(self.kept) > self._most:
-            self.kept = data
+        data = self.retained + chunk
+        end = _last_end(data, max(0, len(self.retained) - 2))
+        self.retained = data[end:]
+        if len(self.retained) > self._most:
+            self.retained = data
             raise TooLong
         return data[:end]
 
     def rest(self) -> bytes:
         """What came and is no whole event; it is forgotten here."""
-        rest, self.kept = self.kept, b""
+        rest, self.retained = self.retained, b""
         return rest
 
 
-def split(whole: bytes) -> list[bytes]:
+def split(complete: bytes) -> list[bytes]:
     """Whole events one by one; joined they are the same bytes."""
-    if b"\r" in whole:
-        events: list[bytes] = _ONE.findall(whole)
+    if b"\r" in complete:
+        events: list[bytes] = _ONE.findall(complete)
         done = sum(map(len, events))
-        return events if done == len(whole) else [*events, whole[done:]]
-    parts = whole.split(b"\n\n")
+        return events if done == len(complete) else [*events, complete[done:]]
+    parts = complete.split(b"\n\n")
     last = parts.pop()
     events = [part + b"\n\n" for part in parts]
     return [*events, last] if last else events
@@ -88,9 +88,7 @@ def _last_end(data: bytes, start: int) -> int:
 TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')
 """Of an event that adds text."""
 CONTENT = re.compile(rb'"(?:content|text)":\s?"(?!")')
-OTHER = re.compile(
-    rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])'
-)
+OTHER = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
 """What only the engine's own parser makes of tokens."""
 IDS = re.compile(rb'"token_ids":\s?\[([\d,\s]*)\]')
 PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s?\[([\d,\s]+)\]')
@@ -120,16 +118,14 @@ def many(ids: bytes) -> int:
     return ids.count(b",") + 1 if ids.strip() else 0
 
 
-def listed(ids: Iterable[int]) -> bytes:
+def entries(ids: Iterable[int]) -> bytes:
     """Ids as they stand in a list."""
     return b",".join(b"%d" % one for one in ids)
 
 
 def with_ids(event: bytes, before: bytes) -> bytes:
     """The event with token ids that come before its own; one that has no place for ids stays as it is."""
-    return TOLD_IDS.sub(
-        lambda m: m[1] + b"[" + b",".join(filter(None, (before, m[2]))) + b"]", event, count=1
-    )
+    return TOLD_IDS.sub(lambda m: m[1] + b"[" + b",".join(filter(None, (before, m[2]))) + b"]", event, count=1)
 
 
 def without_ids(event: bytes) -> bytes:
@@ -139,7 +135,7 @@ def without_ids(event: bytes) -> bytes:
 
 _JSON_ENDS = (b"}\n\n", b"}\r\n\r\n", b"}\r\r")
 _BEGINS = b'data: {"'
-_OUTPUT = ("text", "content", "token_ids", "reasoning", "reasoning_content", "refusal", "audio", "tool_calls",
+_OUTPUT = ("text", "content", "token_ids", "reasoning", "reasoning_content", "rejection", "audio", "tool_calls",
            "function_call")  # fmt: skip
 """What of a choice, or of its delta, is output."""
 
@@ -186,7 +182,7 @@ _TEXT = re.compile(rb'[^"\\\r\n]+')
 _ESCAPED = re.compile(rb'(?:[^"\\\r\n]+|\\[^\r\n])+')
 """Of a JSON string, to its end; no line ends in it, so that nothing of the stream's own can stand there."""
 _NUMBERS = re.compile(rb"\d[\d, ]*")
-_TRIES, _ENOUGH = 8, 4
+_MAX_ATTEMPTS, _THRESHOLD = 8, 4
 """So many layouts are learned in vain; one that has fitted so often was not."""
 
 
@@ -199,11 +195,11 @@ class Alike:
         ids: Token ids of the event that ``fits`` has seen last, as they stand in JSON.
     """
 
-    __slots__ = ("_after", "_before", "_between", "_fitted", "_ids_at", "_left", "ids")
+    __slots__ = ("_after", "_before", "_between", "_fit_result", "_ids_at", "_left", "ids")
 
     def __init__(self) -> None:
         self._before = self._between = self._after = self.ids = b""
-        self._fitted, self._ids_at, self._left = 0, 0, _TRIES
+        self._fit_result, self._ids_at, self._left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
         """Takes the layout of an event.
@@ -213,9 +209,9 @@ class Alike:
             text: What finds the beginning of its text.
             ids: Whether only one with token ids is worth it.
         """
-        if self._fitted >= _ENOUGH:
-            self._left = _TRIES
-        self._before, self._fitted = b"", 0
+        if self._fit_result >= _THRESHOLD:
+            self._left = _MAX_ATTEMPTS
+        self._before, self._fit_result = b"", 0
         if not self._left:
             return
         self._left -= 1
@@ -230,9 +226,9 @@ class Alike:
         self._between = event[ends.end() : numbers.start()] if numbers else b""
         self._before, self._after = event[: begins.end()], event[(numbers or ends).end() :]
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Nothing fits from now on."""
-        self._before, self._fitted, self._left = b"", 0, 0
+        self._before, self._fit_result, self._left = b"", 0, 0
 
     def fits(self, event: bytes) -> bool:
         """Whether nothing but its text, and its token ids, differs from what was learned."""
@@ -256,7 +252,7 @@ class Alike:
             at += len(ids)
         if event[at:] != self._after:
             return False
-        self._fitted += 1
+        self._fit_result += 1
         return True
 
     def fitting(self, events: bytes) -> int:
@@ -316,9 +312,7 @@ class Dress:
         keys = ("id", "object", "created", "model")
         self._frame = {key: first[key] for key in keys if key in first}
 
-    def chunk(
-        self, text: str, finish: str | None, stop: Any, ids: list[int] | None, usage: dict[str, int]
-    ) -> bytes:
+    def chunk(self, text: str, finish: str | None, stop: Any, ids: list[int] | None, usage: dict[str, int]) -> bytes:
         """An event."""
         choice: dict[str, Any] = {"index": 0}
         choice |= {"delta": {"content": text}} if self._wants.api == CHAT else {"text": text}

@@ -32,8 +32,8 @@ class BrokenError(Exception):
         garbage: Whether what came is no HTTP.
     """
 
-    def __init__(self, why: str, *, spoke: bool, garbage: bool = False) -> None:
-        super().__init__(why)
+    def __init__(self, cause: str, *, spoke: bool, garbage: bool = False) -> None:
+        super().__init__(cause)
         self.spoke, self.garbage = spoke, garbage
 
 
@@ -79,14 +79,14 @@ class Line(asyncio.Protocol):
     # -- who asks --------------------------------------------------------------------------
 
     @property
-    def usable(self) -> bool:
+    def available(self) -> bool:
         """Whether another request can be sent."""
         return self._error is None and self._transport is not None and not self._transport.is_closing()
 
     @property
     def at_end(self) -> bool:
         """Whether all of the answer has been read, and the connection can serve again."""
-        return self.complete and self._keep and not self._pieces and self.usable
+        return self.complete and self._keep and not self._pieces and self.available
 
     def send(self, head: bytes, body: bytes) -> None:
         """Writes a request."""
@@ -100,7 +100,7 @@ class Line(asyncio.Protocol):
         else:
             self._transport.writelines([head, body])
 
-    async def answered(self) -> None:
+    async def succeeded(self) -> None:
         """Returns once the head is there; raises BrokenError."""
         while self._in_head:
             if self._error is not None:
@@ -124,14 +124,14 @@ class Line(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    def stir(self) -> None:
+    def wakeup(self) -> None:
         """Wakes who reads, although there is nothing for it."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
-    def abort(self, why: str = "it was given up") -> None:
+    def abort(self, cause: str = "it was given up") -> None:
         """Ends it at once, whatever is under way."""
-        self._fail(why)
+        self._fail(cause)
 
     async def _more(self) -> bool:
         """Waits until something came; whether it was stirred instead."""
@@ -229,9 +229,9 @@ class Line(asyncio.Protocol):
             self._paused = True
             self._transport.pause_reading()
 
-    def _fail(self, why: str, *, garbage: bool = False) -> None:
+    def _fail(self, cause: str, *, garbage: bool = False) -> None:
         if self._error is None:
-            self._error = BrokenError(why, spoke=self._spoke, garbage=garbage)
+            self._error = BrokenError(cause, spoke=self._spoke, garbage=garbage)
         if self._transport is not None:
             self._transport.abort()
         self._wake()
@@ -250,19 +250,19 @@ class Lines:
 
     Args:
         engine: Where it is.
-        care: How long a connection may take to be made.
+        resilience: How long a connection may take to be made.
         tls: How its certificate is checked and ours is shown; None: as everybody's.
 
     Attributes:
         busy: Those that are in use.
     """
 
-    def __init__(self, engine: Engine, care: Care, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, engine: Engine, resilience: Care, tls: ssl.SSLContext | None) -> None:
         where = urlsplit(Server(engine.url).root)
         self._host, self._secure = where.hostname or "", where.scheme == "https"
         self._port = where.port or (443 if self._secure else 80)
         self._root = where.path.rstrip("/")
-        self._tls, self._connect_s = tls, care.connect_s
+        self._tls, self._connect_s = tls, resilience.connect_s
         self._fixed = _fixed_head(where.netloc.rpartition("@")[2], _credentials(engine))
         self._idle: list[Line] = []
         self._heads: dict[str, bytes] = {}
@@ -270,12 +270,12 @@ class Lines:
         self._closed = False
         self.busy: set[Line] = set()
 
-    def kept(self) -> Line | None:
+    def retained(self) -> Line | None:
         """An open connection that nobody uses; None there is none."""
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             line = self._idle.pop()
-            if line.usable and now_s - line.idle_since_s < IDLE_S:
+            if line.available and now_s - line.idle_since_s < IDLE_S:
                 self.busy.add(line)
                 return line
             line.abort()
@@ -301,7 +301,7 @@ class Lines:
         told = "".join([_header(name, value) for name, value in headers])
         return b"%b%bContent-Length: %d\r\n\r\n" % (start, told.encode("latin-1"), length)
 
-    def give_back(self, line: Line) -> None:
+    def release(self, line: Line) -> None:
         """Nobody uses it any more; what is not at its end is closed, so that the engine gives it up."""
         self.busy.discard(line)
         if not line.at_end or self._closed:
@@ -326,7 +326,7 @@ class Lines:
         """Closes those that nobody used for long; the oldest stand first."""
         loop = asyncio.get_running_loop()
         oldest_s = loop.time() - IDLE_S + 0.01
-        kept = [line for line in self._idle if line.idle_since_s > oldest_s and line.usable]
+        kept = [line for line in self._idle if line.idle_since_s > oldest_s and line.available]
         for line in set(self._idle) - set(kept):
             line.abort()
         self._idle = kept
@@ -373,24 +373,33 @@ class Call:
     a client that takes nothing for ``stall_s`` is given up likewise. One timer serves a whole answer.
 
     Args:
-        care: The limits.
+        resilience: The limits.
     """
 
     __slots__ = (
-        "_care", "_closed", "_connecting", "_limit", "_line", "_lines", "_loop", "_reading", "_since_s", "_timer",
-        "_why",
+        "_care",
+        "_closed",
+        "_connecting",
+        "_limit",
+        "_line",
+        "_lines",
+        "_loop",
+        "_reading",
+        "_reason",
+        "_since_s",
+        "_timer",
     )  # fmt: skip
 
-    def __init__(self, care: Care) -> None:
-        self._care = care
+    def __init__(self, resilience: Care) -> None:
+        self._care = resilience
         self._loop = asyncio.get_running_loop()
         self._lines: Lines | None = None
         self._line: Line | None = None
         self._connecting: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._why = ""
+        self._reason = ""
         self._closed = self._reading = False
-        self._since_s, self._limit = 0.0, care.first_byte_s
+        self._since_s, self._limit = 0.0, resilience.first_byte_s
 
     async def open(self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]) -> None:
         """Sends it and returns once status and headers are there.
@@ -402,15 +411,15 @@ class Call:
         self._lines = lines = lines_of(session)
         head = lines.head(path, headers, len(body))
         self._since_s, self._reading = self._loop.time(), True
-        self._timer = self._loop.call_later(min(self._limit, self._care.stall_s), self._look)
-        self._line = lines.kept() or await self._connected()
+        self._timer = self._loop.call_later(min(self._limit, self._care.stall_s), self._poll)
+        self._line = lines.retained() or await self._connected()
         try:
             if not await self._sent(head, body):  # an idle connection that was closed meanwhile
-                lines.give_back(self._line)
+                lines.release(self._line)
                 self._line = await self._connected()
                 await self._sent(head, body)
         except BrokenError as error:
-            if self._why:
+            if self._reason:
                 raise self._stopped("no answer", self._care.first_byte_s) from None
             raise Trouble(MALFORMED if error.garbage else "closed early", str(error)) from None
         self._reading = False
@@ -422,7 +431,7 @@ class Call:
             async with asyncio.timeout(None) as self._connecting:
                 return await self._lines.opened()
         except TimeoutError:
-            if self._why:
+            if self._reason:
                 raise self._stopped("no answer", self._care.first_byte_s) from None
             raise Trouble("no connection", f"within {self._care.connect_s:g} s") from None
         except OSError as error:
@@ -437,9 +446,9 @@ class Call:
         assert line is not None
         try:
             line.send(head, body)
-            await line.answered()
+            await line.succeeded()
         except BrokenError as error:
-            if line.used and not error.spoke and not self._why:
+            if line.used and not error.spoke and not self._reason:
                 return False
             raise
         return True
@@ -464,7 +473,7 @@ class Call:
             Trouble: The connection broke, or nothing came for too long.
             Interrupted: ``interrupt`` was called.
         """
-        if self._why:
+        if self._reason:
             raise self._stopped()
         line = self._line
         assert line is not None
@@ -473,28 +482,28 @@ class Call:
         try:
             data = await line.read()
         except BrokenError as error:
-            if self._why:
+            if self._reason:
                 raise self._stopped() from None
             raise Trouble("closed early", str(error)) from None
         finally:
             self._reading = False
-        if self._why:
+        if self._reason:
             raise self._stopped()
         self._since_s, self._limit = self._loop.time(), self._care.stall_s
         return data
 
-    def stir(self) -> None:
+    def wakeup(self) -> None:
         """Wakes who reads, although there is nothing for it."""
         if self._line is not None:
-            self._line.stir()
+            self._line.wakeup()
 
-    async def rest(self, most_bytes: int = _ERROR_BYTES) -> bytes:
+    async def rest(self, max_bytes: int = _ERROR_BYTES) -> bytes:
         """What is left of the answer, up to a bound; raises as ``read``."""
         parts, size = [], 0
-        while size < most_bytes and (data := await self.read()):
+        while size < max_bytes and (data := await self.read()):
             parts.append(data)
             size += len(data)
-        return b"".join(parts)[:most_bytes]
+        return b"".join(parts)[:max_bytes]
 
     @property
     def at_end(self) -> bool:
@@ -514,15 +523,15 @@ class Call:
         finally:
             self.close()
 
-    def interrupt(self, why: str) -> None:
+    def interrupt(self, cause: str) -> None:
         """Stops reading: what waits for the engine raises Interrupted (or Trouble, when it stalled)."""
-        if self._closed or self._why:
+        if self._closed or self._reason:
             return
-        self._why = why
+        self._reason = cause
         if self._connecting is not None:
             self._connecting.reschedule(self._loop.time())
         elif self._line is not None:
-            self._line.abort(why)
+            self._line.abort(cause)
 
     def close(self) -> None:
         """Gives the connection back, or closes it where the answer is not at its end: engines abort then."""
@@ -533,9 +542,9 @@ class Call:
             self._timer.cancel()
             self._timer = None
         if self._line is not None and self._lines is not None:
-            self._lines.give_back(self._line)
+            self._lines.release(self._line)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Looks, now and then, how long it has been silent."""
         now_s = self._loop.time()
         if self._line is not None and self._line.tapped_s > self._since_s:
@@ -543,15 +552,15 @@ class Call:
         limit_s = self._limit if self._reading else self._care.stall_s
         rest_s = self._since_s + limit_s - now_s
         if rest_s > 0.001:
-            self._timer = self._loop.call_later(min(rest_s, self._care.stall_s), self._look)
+            self._timer = self._loop.call_later(min(rest_s, self._care.stall_s), self._poll)
             return
         self._timer = None
         self.interrupt(STALLED if self._reading else SLOW)
 
     def _stopped(self, silent: str = STALLED, limit_s: float | None = None) -> Exception:
-        if self._why == STALLED:
+        if self._reason == STALLED:
             return Trouble(silent, f"nothing came for {limit_s or self._limit:g} s")
-        return Interrupted(self._why)
+        return Interrupted(self._reason)
 
 
 def lines_of(session: Any) -> Lines:
@@ -574,7 +583,7 @@ def full(headers: Mapping[str, str]) -> Full:
 _CHUNK_BYTES = 1 << 16
 
 
-def open_session(engine: Engine, care: Care) -> Any:
+def open_session(engine: Engine, resilience: Care) -> Any:
     """An aiohttp session for one engine: its own connections, key and certificates; to be closed.
 
     Its connector holds the lines on which requests go (``lines_of``).
@@ -593,8 +602,8 @@ def open_session(engine: Engine, care: Care) -> Any:
     if engine.api_key:
         headers["Authorization"] = f"Bearer {engine.api_key}"
     return aiohttp.ClientSession(
-        connector=Connector(Lines(engine, care, tls), limit=0, keepalive_timeout=IDLE_S, ssl=tls or True),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=care.connect_s),
+        connector=Connector(Lines(engine, resilience, tls), limit=0, keepalive_timeout=IDLE_S, ssl=tls or True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=resilience.connect_s),
         headers=headers,
         auto_decompress=False,
         read_bufsize=_CHUNK_BYTES,

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, Protocol, TextIO, TypeVar
 
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Outcome, Refusal, Request
+from lengthwise.gateway.request import Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.telemetry.journal import Row, as_dict
 from lengthwise.schema.errors import MissingExtraError
@@ -32,8 +32,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         told: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
@@ -60,26 +59,26 @@ class EventLog(Listener):
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock, self._logger = clock, logging.getLogger(LOGGER)
-        self._second, self._told, self._untold = 0, 0, 0
+        self._second, self._report, self._untold = 0, 0, 0
 
-    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102 - as Listener
+    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102 - as Listener
         second = int(self._clock())
         if second != self._second:
             if self._untold:
                 self._logger.info("refused_more", extra={"requests": self._untold})
-            self._second, self._told, self._untold = second, 0, 0
-        if self._told >= MOST_A_SECOND:
+            self._second, self._report, self._untold = second, 0, 0
+        if self._report >= MOST_A_SECOND:
             self._untold += 1
             return
-        self._told += 1
-        facts = {"reason": reason, "status": refusal.status, "tenant": tenant, "model": model[:128]}
-        self._logger.info("refused", extra=facts)
+        self._report += 1
+        metadata = {"reason": reason, "status": rejection.status, "tenant": tenant, "model": model[:128]}
+        self._logger.info("refused", extra=metadata)
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:  # noqa: D102
+    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         del now_s
         if self._logger.isEnabledFor(logging.INFO):
-            facts = {"id": request.id, "why": why, "generated_tokens": request.generated_tokens}
-            self._logger.info("returned", extra=facts)
+            metadata = {"id": request.id, "cause": cause, "generated_tokens": request.generated_tokens}
+            self._logger.info("returned", extra=metadata)
 
     def phase(self, phase: Phase) -> None:
         """A phase of a worker is over."""
@@ -91,12 +90,12 @@ class EventLog(Listener):
         level = logging.WARNING if row.outcome == Outcome.FAILED else logging.INFO
         if not self._logger.isEnabledFor(level):
             return
-        facts = as_dict(row)
-        del facts["again"]
-        facts |= {"jct_s": round(row.jct_s, 6)}
+        metadata = as_dict(row)
+        del metadata["retry"]
+        metadata |= {"jct_s": round(row.jct_s, 6)}
         if why := safe_detail(row.outcome, detail):
-            facts["why"] = why
-        self._logger.log(level, "request", extra=facts)
+            metadata["cause"] = why
+        self._logger.log(level, "request", extra=metadata)
 
 
 def safe_detail(outcome: str, detail: str) -> str:
@@ -113,7 +112,7 @@ def safe_detail(outcome: str, detail: str) -> str:
     return ":".join(words[: 2 if words[0] == _ITS_REASON else 1])[:_LONGEST]
 
 
-CARRIED = ("traceparent", "tracestate")
+FORWARDED_FIELDS = ("traceparent", "tracestate")
 SERVICE = "lengthwise-gateway"
 
 
@@ -142,12 +141,7 @@ class Tracing(Listener):
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        clock: Clock = monotonic,
-        *,
-        exporter: Any = None,
-        epoch: Callable[[], float] = time.time,
+        self, endpoint: str, clock: Clock = monotonic, *, exporter: Any = None, epoch: Callable[[], float] = time.time
     ) -> None:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -168,11 +162,11 @@ class Tracing(Listener):
     def exchange(self, inner: Callable[[A], Awaitable[R]]) -> Callable[[A], Awaitable[R]]:
         """The exchange within spans: of the client's trace, and told on to the engine."""
 
-        async def traced(asked: A) -> R:
-            span = self._begin(asked)
+        async def traced(client_request: A) -> R:
+            span = self._begin(client_request)
             token = self._now.set(span)
             try:
-                return await inner(asked)
+                return await inner(client_request)
             except BaseException as error:
                 self._end(span, type(error).__name__, self._clock())
                 raise
@@ -181,7 +175,7 @@ class Tracing(Listener):
 
         return traced
 
-    def arrived(self, request: Request) -> None:  # noqa: D102 - as Listener
+    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         span = self._now.get()
         if span is None:
             return
@@ -189,27 +183,27 @@ class Tracing(Listener):
         span.set_attributes({
             "gen_ai.request.model": request.model,
             "gen_ai.usage.input_tokens": request.prompt_tokens,
-            "lengthwise.predicted_tokens": request.forecast.total_tokens,
-            "lengthwise.forecast_source": request.forecast.source,
+            "lengthwise.predicted_tokens": request.length_prediction.total_tokens,
+            "lengthwise.forecast_source": request.length_prediction.source,
         })  # fmt: skip
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
-        self._event(request, "dispatched", now_s, {"worker": worker, "waited_s": request.waited_s})
+        self._event(request, "dispatched", now_s, {"worker": worker, "queued_for_s": request.queued_for_s})
 
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
         self._event(request, "first token", now_s, {})
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:  # noqa: D102
-        self._event(request, "returned", now_s, {"why": why, "generated_tokens": request.generated_tokens})
+    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
+        self._event(request, "returned", now_s, {"cause": cause, "generated_tokens": request.generated_tokens})
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         span = self._spans.pop(request.id, None)
         if span is None:
             return
         span.set_attributes({
             "gen_ai.usage.output_tokens": request.generated_tokens,
             "lengthwise.outcome": outcome.value,
-            "lengthwise.waited_s": request.waited_s,
+            "lengthwise.waited_s": request.queued_for_s,
             "lengthwise.preemptions": request.preemptions,
         })  # fmt: skip
         failed = outcome in (Outcome.FAILED, Outcome.EXPIRED)
@@ -219,28 +213,28 @@ class Tracing(Listener):
         """Sends what is left; blocks a moment."""
         self._provider.shutdown()
 
-    def _begin(self, asked: Traced) -> Any:
+    def _begin(self, client_request: Traced) -> Any:
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        carrier = {name.lower(): value for name, value in asked.headers if name.lower() in CARRIED}
+        carrier = {name.lower(): value for name, value in client_request.headers if name.lower() in FORWARDED_FIELDS}
         propagator = TraceContextTextMapPropagator()
         parent = propagator.extract(carrier)
         span = self._tracer.start_span(
-            "lengthwise.request", parent, SpanKind.SERVER, start_time=self._ns(asked.arrival_s)
+            "lengthwise.request", parent, SpanKind.SERVER, start_time=self._ns(client_request.arrival_s)
         )
         from opentelemetry.trace import set_span_in_context
 
         onward: dict[str, str] = {}
         propagator.inject(onward, set_span_in_context(span))
-        kept = [pair for pair in asked.headers if pair[0].lower() not in CARRIED]
-        asked.headers[:] = kept + list(onward.items())
+        kept = [pair for pair in client_request.headers if pair[0].lower() not in FORWARDED_FIELDS]
+        client_request.headers[:] = kept + list(onward.items())
         return span
 
-    def _event(self, request: Request, name: str, now_s: float, facts: dict[str, Any]) -> None:
+    def _event(self, request: Request, name: str, now_s: float, metadata: dict[str, Any]) -> None:
         span = self._spans.get(request.id)
         if span is not None:
-            span.add_event(name, facts, timestamp=self._ns(now_s))
+            span.add_event(name, metadata, timestamp=self._ns(now_s))
 
     def _end(self, span: Any, error: str, now_s: float) -> None:
         from opentelemetry.trace import Status, StatusCode

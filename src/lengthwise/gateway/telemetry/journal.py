@@ -43,12 +43,12 @@ class Row:
         source: Of that prediction.
         predicted_level: The share of the predicted distribution below the true length, 0 to 1: uniform where
             predictions are right.
-        again: What was predicted later, as tokens came.
+        retry: What was predicted later, as tokens came.
         output_tokens: That came.
-        waited_s: In the gateway's queue in all.
+        queued_for_s: In the gateway's queue in all.
         dispatched_s: First sent to an engine.
         first_token_s: Its first token came; NaN where the answer came whole.
-        ended_s: Over.
+        finished_s: Over.
         served_s: At engines in all.
         worker: The last.
         preemptions: How often it was cut.
@@ -67,12 +67,12 @@ class Row:
     predicted_tokens: float
     source: str
     predicted_level: float
-    again: tuple[Again, ...]
+    retry: tuple[Again, ...]
     output_tokens: int
-    waited_s: float
+    queued_for_s: float
     dispatched_s: float
     first_token_s: float
-    ended_s: float
+    finished_s: float
     served_s: float
     worker: str
     preemptions: int
@@ -83,7 +83,7 @@ class Row:
     @property
     def jct_s(self) -> float:
         """Arrival to end."""
-        return self.ended_s - self.arrival_s
+        return self.finished_s - self.arrival_s
 
     @property
     def ttft_s(self) -> float:
@@ -96,19 +96,19 @@ def as_dict(row: Row) -> dict[str, Any]:
     return {name: _plain(value) for name, value in asdict(row).items()}
 
 
-def from_dict(told: Mapping[str, Any]) -> Row:
+def from_dict(report: Mapping[str, Any]) -> Row:
     """The row that ``as_dict`` told; raises KeyError, TypeError or ValueError where it is none."""
-    values = {name: told[name] for name in _NAMES}
+    values = {name: report[name] for name in _NAMES}
     for name in _FLOATS:
         values[name] = math.nan if values[name] is None else float(values[name])
-    for name in _WHOLE:
+    for name in _INTEGERS:
         if not abs(values[name]) <= MOST:
             raise ValueError(f"{name} must be a whole number; it is {values[name]!r}")
         values[name] = int(values[name])
     for name in _TEXTS:
         if not isinstance(values[name], str):
             raise TypeError(f"{name} must be a text; it is {values[name]!r}")
-    values["again"] = tuple((int(at), float(total)) for at, total in values["again"] if abs(at) <= MOST)
+    values["retry"] = tuple((int(at), float(total)) for at, total in values["retry"] if abs(at) <= MOST)
     return Row(**values)
 
 
@@ -121,13 +121,13 @@ def _plain(value: Any) -> Any:
 _NAMES = tuple(field.name for field in fields(Row))
 _FLOATS = tuple(field.name for field in fields(Row) if field.type == "float")
 _TEXTS = tuple(field.name for field in fields(Row) if field.type == "str")
-_WHOLE = tuple(field.name for field in fields(Row) if field.type == "int")
+_INTEGERS = tuple(field.name for field in fields(Row) if field.type == "int")
 
 
 FORMAT = "lengthwise-journal"
 VERSION = 1
 FLUSH_S = 0.5
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 OLD_FILES = 16
 """So many older files are looked for."""
 MOST_KEPT = 100_000
@@ -138,14 +138,14 @@ _log = logging.getLogger("lengthwise.gateway")
 class Journal:
     """Appends rows to a file; what was flushed survives whatever ends the process.
 
-    Every start writes a line of its own that ties the gateway's clock to the time of day. A file of ``most_bytes``
+    Every start writes a line of its own that ties the gateway's clock to the time of day. A file of ``max_bytes``
     becomes ``NAME.1`` (and that ``NAME.2``, up to ``keep``), and a new one begins.
 
     Args:
         path: The file; it is made, or gone on with.
         clock: The gateway's.
         flush_s: Rows wait at most so long before they are written.
-        most_bytes: Of one file.
+        max_bytes: Of one file.
         keep: Old files kept.
         epoch: Seconds since 1970, asked once.
 
@@ -160,13 +160,13 @@ class Journal:
         clock: Clock = monotonic,
         *,
         flush_s: float = FLUSH_S,
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
         keep: int = 4,
         epoch: Callable[[], float] = time.time,
     ) -> None:
         self.path = Path(path)
         self.written = self.lost = 0
-        self._flush_s, self._most_bytes, self._keep = flush_s, most_bytes, keep
+        self._flush_s, self._most_bytes, self._keep = flush_s, max_bytes, keep
         head = {"format": FORMAT, "version": VERSION, "clock_s": clock(), "unix_s": epoch()}
         self._head = _line(head)
         self._rows: list[Row] = []
@@ -287,18 +287,18 @@ def read_all(path: Path | str) -> Iterator[tuple[int, Row]]:
 def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
     run, head = 0, b""
     for file in files:
-        began, shift_s = False, math.nan
+        started, shift_s = False, math.nan
         for line, told in _lines(file):
             if told.get("format") == FORMAT:
-                run += began or line != head  # the first line of a file that goes on with a run is that run's
-                began, head, shift_s = True, line, _shift_s(told)
+                run += started or line != head  # the first line of a file that goes on with a run is that run's
+                started, head, shift_s = True, line, _shift_s(told)
                 continue
-            if not began:
+            if not started:
                 break
             row = _row(told, shift_s)
             if row is not None:
                 yield run, row
-        if not began:
+        if not started:
             raise InputError(
                 f"{file} must be a journal of `lengthwise serve` (its first line says {FORMAT!r}); it is none"
             )
@@ -313,9 +313,7 @@ def _lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 if told is not None:
                     yield line, told
     except OSError as error:
-        raise InputError(
-            f"the journal {file} must be a file that can be read: {error.strerror or error}"
-        ) from error
+        raise InputError(f"the journal {file} must be a file that can be read: {error.strerror or error}") from error
 
 
 def _shift_s(head: dict[str, Any]) -> float:
@@ -326,12 +324,12 @@ def _shift_s(head: dict[str, Any]) -> float:
         return math.nan
 
 
-def _row(told: dict[str, Any], shift_s: float) -> Row | None:
+def _row(report: dict[str, Any], shift_s: float) -> Row | None:
     try:
-        for name in ("arrival_s", "dispatched_s", "first_token_s", "ended_s"):
-            if told[name] is not None:
-                told[name] += shift_s
-        row = from_dict(told)
+        for name in ("arrival_s", "dispatched_s", "first_token_s", "finished_s"):
+            if report[name] is not None:
+                report[name] += shift_s
+        row = from_dict(report)
     except (KeyError, TypeError, ValueError):
         return None
     return row if math.isfinite(row.arrival_s) else None
@@ -345,8 +343,8 @@ def _read_line(line: bytes) -> dict[str, Any] | None:
     return told if isinstance(told, dict) else None
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+def _line(report: dict[str, Any]) -> bytes:
+    return json.dumps(report, separators=(",", ":")).encode() + b"\n"
 
 
 def _write(file: int, data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.replanning import Followed
-from lengthwise.gateway.request import Outcome, Refusal, Request
+from lengthwise.gateway.request import Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry.journal import Row
 from lengthwise.schema.errors import MissingExtraError
@@ -56,26 +56,7 @@ def _edge(edge: float) -> str:
     return "+Inf" if edge == float("inf") else repr(float(edge))
 
 
-GAPS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.015,
-    0.02,
-    0.03,
-    0.04,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.5,
-    1,
-    2.5,
-    10,
-)
+GAPS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
 """Between two tokens."""
 WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
 """Until something."""
@@ -96,16 +77,16 @@ class Pair(NamedTuple):
     """A finished request as it was and as the shadow served it; seconds.
 
     Attributes:
-        ended_s: When it was over, on the gateway's clock.
+        finished_s: When it was over, on the gateway's clock.
         jct_s: Arrival to end.
-        waited_s: In the gateway's queue in all.
+        queued_for_s: In the gateway's queue in all.
         shadow_jct_s: Arrival to end in the shadow.
         shadow_waited_s: For a seat of the shadow.
     """
 
-    ended_s: float
+    finished_s: float
     jct_s: float
-    waited_s: float
+    queued_for_s: float
     shadow_jct_s: float
     shadow_waited_s: float
 
@@ -114,37 +95,37 @@ class Regret:
     """A running estimate.
 
     Attributes:
-        seats: Places at engines now; who ran the shadow before keeps its seat.
-        told: Requests in the sums.
+        max_num_seqs: Places at engines now; who ran the shadow before keeps its seat.
+        report: Requests in the sums.
         jct_s: Sum of the JCT that they had.
         shadow_jct_s: Sum of the JCT that FCFS would have given them.
         until_s: When the last of them came; NaN before the first.
     """
 
-    def __init__(self, seats: int = 1) -> None:
-        self.seats = seats
-        self.told = 0
+    def __init__(self, max_num_seqs: int = 1) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.report = 0
         self.jct_s = self.shadow_jct_s = 0.0
         self.until_s = math.nan
-        self._noted: list[tuple[float, int]] = []
+        self._recorded: list[tuple[float, int]] = []
         self._live: dict[int, float] = {}
         self._over: list[tuple[float, int, Row]] = []
         self._free: list[float] = []
         self._recent: deque[Pair] = deque(maxlen=RECENT)
 
-    def noted(self, now_s: float, seats: int) -> None:
+    def noted(self, now_s: float, max_num_seqs: int) -> None:
         """From now on there are so many seats."""
-        if seats != self.seats or not self._noted:
-            self.seats = seats
-            self._noted.append((now_s, seats))
-            if len(self._noted) > 2 * MOST_NOTED:
-                del self._noted[:MOST_NOTED]
+        if max_num_seqs != self.max_num_seqs or not self._recorded:
+            self.max_num_seqs = max_num_seqs
+            self._recorded.append((now_s, max_num_seqs))
+            if len(self._recorded) > 2 * MOST_NOTED:
+                del self._recorded[:MOST_NOTED]
 
-    def arrived(self, request_id: int, arrival_s: float) -> None:
+    def on_arrival(self, request_id: int, arrival_s: float) -> None:
         """It is in."""
         self._live[request_id] = arrival_s
 
-    def ended(self, row: Row) -> None:
+    def finished(self, row: Row) -> None:
         """It is over."""
         self._live.pop(row.id, None)
         heapq.heappush(self._over, (row.arrival_s, row.id, row))
@@ -163,9 +144,7 @@ class Regret:
         if not self._recent:
             return math.nan, math.nan
         n = len(self._recent)
-        return sum(pair.jct_s for pair in self._recent) / n, sum(
-            pair.shadow_jct_s for pair in self._recent
-        ) / n
+        return sum(pair.jct_s for pair in self._recent) / n, sum(pair.shadow_jct_s for pair in self._recent) / n
 
     @property
     def recent_count(self) -> int:
@@ -180,27 +159,29 @@ class Regret:
         arrival_s, service_s = row.arrival_s, row.served_s
         if not service_s > 0:
             return
-        free, (since_s, seats) = self._free, self._seats_at(row.dispatched_s)
-        while len(free) > seats:
+        free, (since_s, max_num_seqs) = self._free, self._seats_at(row.dispatched_s)
+        while len(free) > max_num_seqs:
             heapq.heappop(free)
-        fresh = len(free) < seats  # a seat that was added is there from then on
+        fresh = len(free) < max_num_seqs  # a seat that was added is there from then on
         start_s = max(arrival_s, since_s if fresh else heapq.heappop(free))
         heapq.heappush(free, start_s + service_s)
         if row.outcome == Outcome.FINISHED:
-            waited_s = start_s - arrival_s
-            self.told += 1
+            queued_for_s = start_s - arrival_s
+            self.report += 1
             self.until_s = arrival_s
             self.jct_s += row.jct_s
-            self.shadow_jct_s += waited_s + service_s
-            self._recent.append(Pair(row.ended_s, row.jct_s, row.waited_s, waited_s + service_s, waited_s))
+            self.shadow_jct_s += queued_for_s + service_s
+            self._recent.append(
+                Pair(row.finished_s, row.jct_s, row.queued_for_s, queued_for_s + service_s, queued_for_s)
+            )
 
     def _seats_at(self, now_s: float) -> tuple[float, int]:
         """(since when, how many) when a request was really sent; it is told long after."""
-        i = bisect_right(self._noted, (now_s, 1 << 62)) - 1
+        i = bisect_right(self._recorded, (now_s, 1 << 62)) - 1
         if i < 0:
-            return -math.inf, max(1, self.seats)
-        since_s, seats = self._noted[i]
-        return (since_s if i else -math.inf), max(1, seats)
+            return -math.inf, max(1, self.max_num_seqs)
+        since_s, max_num_seqs = self._recorded[i]
+        return (since_s if i else -math.inf), max(1, max_num_seqs)
 
 
 _HISTOGRAMS = (
@@ -218,11 +199,7 @@ _GAUGES = (
     ("running", "running_requests", "Requests at engines"),
     ("oldest_wait_s", "oldest_wait_seconds", "The longest that a waiting request has waited"),
     ("backlog_tokens", "backlog_tokens", "Predicted output tokens still to come, waiting and running"),
-    (
-        "backlog_s",
-        "backlog_seconds",
-        "Seconds in which all engines together would make the backlog: scale by it",
-    ),
+    ("backlog_s", "backlog_seconds", "Seconds in which all engines together would make the backlog: scale by it"),
     ("predicted_wait_s", "predicted_wait_seconds", "What a request that arrives now would wait"),
     ("ordering", "ordering_active", "1 where requests wait, so that their order matters"),
 )
@@ -243,20 +220,14 @@ _SIGNALS = (
 
 def of_requests(m: Metrics) -> Iterator[Any]:
     """How requests ended, and what happened to them on the way."""
-    yield _counter(
-        "requests", "Requests by the bucket in which they ended", ("outcome", "model", "tenant"), m.requests
-    )
+    yield _counter("requests", "Requests by the bucket in which they ended", ("outcome", "model", "tenant"), m.requests)
     yield _counter("refusals", "Requests that were not let in", ("reason",), _keyed(m.refusals))
     yield _counter("forecasts", "First forecasts by their source", ("source",), _keyed(m.forecasts))
     counts = m.counts
     cuts = counts["cut"] + counts["window"]
     yield _counter("preemptions", "Requests cut to make room", (), {(): cuts})
-    yield _counter(
-        "resumed_tokens", "Tokens kept over cuts and fail-overs", (), {(): counts["resumed_tokens"]}
-    )
-    yield _counter(
-        "failovers", "Requests taken over from an engine that failed", (), {(): counts["failed_over"]}
-    )
+    yield _counter("resumed_tokens", "Tokens kept over cuts and fail-overs", (), {(): counts["resumed_tokens"]})
+    yield _counter("failovers", "Requests taken over from an engine that failed", (), {(): counts["failed_over"]})
     hits = "Requests sent to an engine that has probably the beginning of their prompt in its cache"
     yield _counter("prefix_hits", hits, (), {(): counts["prefix_hits"]})
     tokens = "Prompt tokens that were probably in the cache of the engine that they were sent to"
@@ -268,9 +239,7 @@ def of_models(by_model: Mapping[str, OfModel]) -> Iterator[Any]:
     """Times, lengths and predictions by model."""
     for name in ("prompt_tokens", "output_tokens"):
         values = {(model,): getattr(of, name) for model, of in by_model.items()}
-        yield _counter(
-            name, f"{name.replace('_', ' ').capitalize()} of requests that are over", ("model",), values
-        )
+        yield _counter(name, f"{name.replace('_', ' ').capitalize()} of requests that are over", ("model",), values)
     for attribute, name, what in _HISTOGRAMS:
         yield _histogram(name, what, ((model, getattr(of, attribute)) for model, of in by_model.items()))
 
@@ -281,10 +250,8 @@ def of_regret(regret: Regret) -> Iterator[Any]:
     if not math.isnan(mean_s):
         what = "Mean JCT of the last requests less that of a shadow FCFS queue; below 0 the order gains"
         yield _gauge("regret_seconds", what, (), {(): mean_s})
-    yield _counter("shadow_requests", "Requests in the shadow FCFS queue", (), {(): regret.told})
-    yield _counter(
-        "shadow_fcfs_request_seconds", "Their JCT under shadow FCFS", (), {(): regret.shadow_jct_s}
-    )
+    yield _counter("shadow_requests", "Requests in the shadow FCFS queue", (), {(): regret.report})
+    yield _counter("shadow_fcfs_request_seconds", "Their JCT under shadow FCFS", (), {(): regret.shadow_jct_s})
     yield _counter("shadow_real_request_seconds", "The JCT that they had", (), {(): regret.jct_s})
 
 
@@ -307,10 +274,10 @@ def of_scheduler(now: Statistics) -> Iterator[Any]:
     for attribute, name, what in _WORKER:
         yield _gauge(name, what, ("worker",), _known((w.name, getattr(w, attribute)) for w in now.workers))
     for attribute, name, what in _SIGNALS:
-        yield _gauge(name, what, ("worker",), _told(now.workers, attribute))
+        yield _gauge(name, what, ("worker",), _report(now.workers, attribute))
 
 
-def _told(workers: Iterable[WorkerNumbers], attribute: str) -> dict[tuple[str, ...], float]:
+def _report(workers: Iterable[WorkerNumbers], attribute: str) -> dict[tuple[str, ...], float]:
     return _known((w.name, getattr(w.signals, attribute)) for w in workers)
 
 
@@ -358,16 +325,14 @@ def replan_families(now: Followed) -> Iterator[Any]:
     for name, what, value in (
         ("lengths_watched", "1 while somebody watches whether lengths move", float(now.up)),
         ("lengths_evidence", "Evidence that lengths moved since the last alarm; 1: none", now.evidence),
-        ("lengths_alarm", "Evidence from which on there is an alarm", 1 / now.false_alarms),
+        ("lengths_alarm", "Evidence from which on there is an alarm", 1 / now.false_positive_rate),
     ):
         yield GaugeMetricFamily(f"lengthwise_{name}", what, value=value)
     yield CounterMetricFamily(
         "lengthwise_lengths_observed", "Requests whose lengths were watched", value=float(now.observed)
     )
     plans = CounterMetricFamily(
-        "lengthwise_plans",
-        "Schedules planned anew after lengths moved, by what came of it",
-        labels=("result",),
+        "lengthwise_plans", "Schedules planned anew after lengths moved, by what came of it", labels=("result",)
     )
     for result in ("changed", "left", "failed"):
         plans.add_metric((result,), float(getattr(now, result)))
@@ -423,7 +388,7 @@ class PhaseCounts:
     def __init__(self, plan: Phases | None) -> None:
         self.plan = plan
         self._workers = Labels(MOST_WORKERS)
-        self._ended: Counter[tuple[str, str]] = Counter()
+        self._finished: Counter[tuple[str, str]] = Counter()
         self._prompt_tokens: Counter[str] = Counter()
         self._overdue: Counter[str] = Counter()
         self._of: dict[str, dict[str, Histogram]] = {}
@@ -431,7 +396,7 @@ class PhaseCounts:
     def phase(self, phase: Phase) -> None:
         """One is over."""
         worker = self._workers.of(phase.worker)
-        self._ended[worker, phase.why] += 1
+        self._finished[worker, phase.cause] += 1
         self._overdue[worker] += phase.overdue
         self._prompt_tokens[worker] += phase.prompt_tokens
         of = self._of.get(worker)
@@ -439,7 +404,7 @@ class PhaseCounts:
             of = self._of[worker] = {name: Histogram(edges) for name, edges, _, _ in _PHASE_HISTOGRAMS}
         for name in ("encode_batch", "decode_batch", "left_batch", "decode_steps"):
             of[name].add(getattr(phase, name))
-        of["seconds"].add(phase.ended_s - phase.begun_s)
+        of["seconds"].add(phase.finished_s - phase.started_s)
 
     def families(self) -> Iterator[Any]:
         """All of it, where a schedule is kept."""
@@ -453,9 +418,9 @@ class PhaseCounts:
                 plan.add_metric((name,), float(value))
         yield plan
         ended = CounterMetricFamily(
-            "lengthwise_phases", "Phases that are over, by what ended them", labels=("worker", "ended")
+            "lengthwise_phases", "Phases that are over, by what ended them", labels=("worker", "finished")
         )
-        for (worker, why), count in self._ended.items():
+        for (worker, why), count in self._finished.items():
             ended.add_metric((worker, why), float(count))
         yield ended
         for name, what, counts in (
@@ -476,7 +441,7 @@ class PhaseCounts:
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-MOST_TENANTS = 50
+MAX_TENANTS = 50
 MOST_MODELS = 50
 
 
@@ -513,7 +478,7 @@ class Metrics(Listener):
         statistics: Callable[[], Statistics] | None = None,
         regret: Regret | None = None,
         *,
-        tenants: int = MOST_TENANTS,
+        tenants: int = MAX_TENANTS,
         mode: str = "",
         phases: Phases | None = None,
     ) -> None:
@@ -526,7 +491,7 @@ class Metrics(Listener):
         self.phases = PhaseCounts(phases)
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
-        self.following: Callable[[], Followed] | None = None
+        self.tracker: Callable[[], Followed] | None = None
         self._models, self._tenants = Labels(MOST_MODELS), Labels(tenants)
 
     # What happens to requests:
@@ -535,12 +500,12 @@ class Metrics(Listener):
         """Where the times between tokens of a model are counted."""
         return self._of(model).gap_s
 
-    def arrived(self, request: Request) -> None:  # noqa: D102 - as Listener
-        self.forecasts[request.forecast.source] += 1
+    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
+        self.forecasts[request.length_prediction.source] += 1
         self._of(request.model)
 
-    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102
-        del refusal
+    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
+        del rejection
         self.refused_by(reason, str(tenant), model)
 
     def refused_by(self, reason: str, tenant: str, model: str) -> None:
@@ -557,9 +522,9 @@ class Metrics(Listener):
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
         self._of(request.model).ttft_s.add(now_s - request.arrival_s)
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:  # noqa: D102
+    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         del now_s
-        self.counts[why] += 1
+        self.counts[cause] += 1
         self.counts["resumed_tokens"] += request.generated_tokens
 
     def over(self, row: Row) -> None:
@@ -568,7 +533,7 @@ class Metrics(Listener):
         self.requests[row.outcome, label, self._tenants.of(row.tenant)] += 1
         of = self._of(row.model)
         if row.worker:
-            of.queue_s.add(row.waited_s)
+            of.queue_s.add(row.queued_for_s)
         of.prompt_tokens += row.prompt_tokens
         of.output_tokens += row.output_tokens
         if row.outcome != Outcome.FINISHED:
@@ -595,8 +560,8 @@ class Metrics(Listener):
         yield from of_regret(self.regret)
         yield from of_gateway(self)
         yield from self.phases.families()
-        if self.following is not None:
-            yield from replan_families(self.following())
+        if self.tracker is not None:
+            yield from replan_families(self.tracker())
         if self.statistics is not None:
             yield from of_scheduler(self.statistics())
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Forecast, Outcome, Refusal, Request
+from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, Statistics
 from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Again, Journal, Row
@@ -28,27 +28,38 @@ class Trip:
     """A request that is in."""
 
     __slots__ = (
-        "again", "dispatched_s", "failovers", "first", "first_token_s", "forecast", "gaps", "last_s", "request",
-        "resumed", "sent_s", "served_s", "worker",
+        "dispatched_s",
+        "failovers",
+        "first",
+        "first_token_s",
+        "gaps",
+        "last_s",
+        "length_prediction",
+        "request",
+        "resumed",
+        "retry",
+        "sent_s",
+        "served_s",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, request: Request, gaps: Histogram | None) -> None:
         self.request, self.gaps = request, gaps
-        self.first = self.forecast = request.forecast
-        self.again: list[Again] = []
+        self.first = self.length_prediction = request.length_prediction
+        self.retry: list[Again] = []
         self.dispatched_s = self.first_token_s = self.last_s = self.sent_s = math.nan
         self.served_s, self.worker = 0.0, ""
         self.failovers = self.resumed = 0
 
-    def believe(self, forecast: Forecast) -> None:
+    def believe(self, length_prediction: LengthPrediction) -> None:
         """Another forecast than before."""
-        self.forecast = forecast
-        if forecast.at_tokens == 0:
-            self.first = forecast
+        self.length_prediction = length_prediction
+        if length_prediction.at_tokens == 0:
+            self.first = length_prediction
             return
-        if len(self.again) >= MOST_AGAIN:
-            del self.again[1::2]
-        self.again.append((forecast.at_tokens, round(float(forecast.total_tokens), 1)))
+        if len(self.retry) >= MOST_AGAIN:
+            del self.retry[1::2]
+        self.retry.append((length_prediction.at_tokens, round(float(length_prediction.total_tokens), 1)))
 
 
 class Trips(Listener):
@@ -59,16 +70,14 @@ class Trips(Listener):
         gaps: The histogram of times between tokens of a model; None counts none.
     """
 
-    def __init__(
-        self, tenant: Callable[[int], str] = str, gaps: Callable[[str], Histogram] | None = None
-    ) -> None:
+    def __init__(self, tenant: Callable[[int], str] = str, gaps: Callable[[str], Histogram] | None = None) -> None:
         self._tenant, self._gaps = tenant, gaps
         self._live: dict[int, Trip] = {}
-        self._told: list[Callable[[Row], None]] = []
+        self._report: list[Callable[[Row], None]] = []
 
-    def subscribe(self, told: Callable[[Row], None]) -> None:
+    def subscribe(self, report: Callable[[Row], None]) -> None:
         """Has it told every row from now on; it must be quick and never raise."""
-        self._told.append(told)
+        self._report.append(report)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -80,15 +89,15 @@ class Trips(Listener):
         """The trip of a request that is in."""
         return self._live.get(request_id)
 
-    def arrived(self, request: Request) -> None:  # noqa: D102 - as Listener
+    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         self._live[request.id] = Trip(request, self._gaps(request.model) if self._gaps else None)
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         trip = self._live.get(request.id)
         if trip is None:
             return
-        if request.forecast is not trip.forecast:
-            trip.believe(request.forecast)
+        if request.length_prediction is not trip.length_prediction:
+            trip.believe(request.length_prediction)
         if trip.dispatched_s != trip.dispatched_s:
             trip.dispatched_s = now_s
         trip.sent_s, trip.worker = now_s, worker
@@ -109,25 +118,25 @@ class Trips(Listener):
                 trip.gaps.add((now_s - last_s) / new_tokens, new_tokens)
         elif not request.at_once:
             trip.first_token_s = now_s
-        if request.forecast is not trip.forecast:
-            trip.believe(request.forecast)
+        if request.length_prediction is not trip.length_prediction:
+            trip.believe(request.length_prediction)
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:  # noqa: D102
+    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         trip = self._live.get(request.id)
         if trip is None:
             return
         self._leave(trip, now_s)
         trip.resumed += request.generated_tokens
-        trip.failovers += why == FAILED_OVER
+        trip.failovers += cause == FAILED_OVER
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         del detail
         trip = self._live.pop(request.id, None)
         if trip is None:
             return
         self._leave(trip, now_s)
         row = self._row(trip, outcome, now_s)
-        for told in self._told:
+        for told in self._report:
             told(row)
 
     def _leave(self, trip: Trip, now_s: float) -> None:
@@ -137,7 +146,7 @@ class Trips(Listener):
 
     def _row(self, trip: Trip, outcome: Outcome, now_s: float) -> Row:
         q = trip.request
-        waited_s = q.waited_s if trip.worker else now_s - q.arrival_s
+        queued_for_s = q.queued_for_s if trip.worker else now_s - q.arrival_s
         return Row(
             id=q.id,
             model=q.model,
@@ -149,12 +158,12 @@ class Trips(Listener):
             predicted_tokens=float(trip.first.total_tokens),
             source=trip.first.source,
             predicted_level=level_of(trip.first, q.generated_tokens),
-            again=tuple(trip.again),
+            retry=tuple(trip.retry),
             output_tokens=q.generated_tokens,
-            waited_s=waited_s,
+            queued_for_s=queued_for_s,
             dispatched_s=trip.dispatched_s,
             first_token_s=trip.first_token_s,
-            ended_s=now_s,
+            finished_s=now_s,
             served_s=trip.served_s,
             worker=trip.worker,
             preemptions=q.preemptions,
@@ -164,13 +173,13 @@ class Trips(Listener):
         )
 
 
-def level_of(forecast: Forecast, output_tokens: int) -> float:
+def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
     """The share of the predicted distribution below a length; NaN where only a number was predicted."""
-    if forecast.quantiles is None or output_tokens < 1:
+    if length_prediction.quantiles is None or output_tokens < 1:
         return math.nan
     from lengthwise.predict import LEVELS
 
-    return float(np.interp(output_tokens, forecast.quantiles, LEVELS, left=0.0, right=1.0))
+    return float(np.interp(output_tokens, length_prediction.quantiles, LEVELS, left=0.0, right=1.0))
 
 
 def named(tenants: Sequence[str]) -> Callable[[int], str]:
@@ -185,20 +194,20 @@ class Lag:
     """Asks to be called again and again, and tells by how much that was late.
 
     Args:
-        told: Called with the seconds, on the loop.
+        report: Called with the seconds, on the loop.
         every_s: Between two looks.
     """
 
-    def __init__(self, told: Callable[[float], None], every_s: float = EVERY_S) -> None:
-        self._told, self._every_s = told, every_s
-        self._due_s = 0.0
+    def __init__(self, report: Callable[[float], None], every_s: float = EVERY_S) -> None:
+        self._report, self._every_s = report, every_s
+        self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """From now on."""
         loop = asyncio.get_running_loop()
-        self._due_s = loop.time() + self._every_s
-        self._timer = loop.call_at(self._due_s, self._called)
+        self._deadline_s = loop.time() + self._every_s
+        self._timer = loop.call_at(self._deadline_s, self._called)
 
     def stop(self) -> None:
         """No more."""
@@ -207,7 +216,7 @@ class Lag:
             self._timer = None
 
     def _called(self) -> None:
-        self._told(max(0.0, asyncio.get_running_loop().time() - self._due_s))
+        self._report(max(0.0, asyncio.get_running_loop().time() - self._deadline_s))
         self.start()
 
 
@@ -256,9 +265,9 @@ class Telemetry(Listener):
         self.journal = Journal(listen.journal, clock) if listen.journal else None
         self.tracing = Tracing(listen.trace, clock) if listen.trace else None
         self._detail = ""
-        self._of_refusals: list[Callable[[str, Refusal, int, str], None]] = []
+        self._of_refusals: list[Callable[[str, Rejection, int, str], None]] = []
         self._stack = contextlib.AsyncExitStack()
-        for told in (self.metrics.over, self.regret.ended, self._log_over):
+        for told in (self.metrics.over, self.regret.finished, self._log_over):
             self.trips.subscribe(told)
         if self.journal is not None:
             journal = self.journal
@@ -272,8 +281,8 @@ class Telemetry(Listener):
         lag = Lag(self.metrics.lag_s.add)
         lag.start()
         self._stack.callback(lag.stop)
-        seats = asyncio.ensure_future(self._keep_counting())
-        self._stack.push_async_callback(_cancelled, seats)
+        max_num_seqs = asyncio.ensure_future(self._keep_counting())
+        self._stack.push_async_callback(_cancelled, max_num_seqs)
         return self
 
     async def __aexit__(
@@ -293,24 +302,24 @@ class Telemetry(Listener):
         """The relay's exchange, within spans where traces are asked for."""
         return inner if self.tracing is None else self.tracing.exchange(inner)
 
-    def subscribe_refusals(self, told: Callable[[str, Refusal, int, str], None]) -> None:
+    def subscribe_refusals(self, report: Callable[[str, Rejection, int, str], None]) -> None:
         """Has it told of every refusal from now on (reason, refusal, tenant, model)."""
-        self._of_refusals.append(told)
+        self._of_refusals.append(report)
 
     # Of requests:
 
-    def arrived(self, request: Request) -> None:  # noqa: D102 - as Listener
-        self.trips.arrived(request)
-        self.metrics.arrived(request)
-        self.regret.arrived(request.id, request.arrival_s)
+    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
+        self.trips.on_arrival(request)
+        self.metrics.on_arrival(request)
+        self.regret.on_arrival(request.id, request.arrival_s)
         if self.tracing is not None:
-            self.tracing.arrived(request)
+            self.tracing.on_arrival(request)
 
-    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102
+    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
         self.metrics.refused_by(reason, self._tenant(tenant), model)
-        self.log.refused(reason, refusal, tenant, model)
+        self.log.refused(reason, rejection, tenant, model)
         for told in self._of_refusals:
-            told(reason, refusal, tenant, model)
+            told(reason, rejection, tenant, model)
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         self.trips.dispatched(request, worker, now_s)
@@ -327,18 +336,18 @@ class Telemetry(Listener):
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:  # noqa: D102
         self.trips.tokens(request, new_tokens, now_s)
 
-    def returned(self, request: Request, why: str, now_s: float) -> None:  # noqa: D102
-        self.trips.returned(request, why, now_s)
-        self.metrics.returned(request, why, now_s)
-        self.log.returned(request, why, now_s)
+    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
+        self.trips.returned(request, cause, now_s)
+        self.metrics.returned(request, cause, now_s)
+        self.log.returned(request, cause, now_s)
         if self.tracing is not None:
-            self.tracing.returned(request, why, now_s)
+            self.tracing.returned(request, cause, now_s)
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         self._detail = detail
-        self.trips.ended(request, outcome, now_s, detail)
+        self.trips.finished(request, outcome, now_s, detail)
         if self.tracing is not None:
-            self.tracing.ended(request, outcome, now_s, detail)
+            self.tracing.finished(request, outcome, now_s, detail)
 
     def phase(self, phase: Phase) -> None:  # noqa: D102
         self.metrics.phases.phase(phase)
@@ -352,9 +361,9 @@ class Telemetry(Listener):
         if self._statistics is None:
             return
         now = self._statistics()
-        seats = now.running if now.waiting else max(_places(now), now.running)
-        if seats:
-            self.regret.noted(self._clock(), seats)
+        max_num_seqs = now.running if now.waiting else max(_places(now), now.running)
+        if max_num_seqs:
+            self.regret.noted(self._clock(), max_num_seqs)
 
     async def _keep_counting(self) -> None:
         while True:

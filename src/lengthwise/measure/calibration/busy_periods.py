@@ -19,15 +19,8 @@ Floats = npt.NDArray[np.float64]
 STEPS, TOKENS = "vllm:iteration_tokens_total_count", "vllm:iteration_tokens_total_sum"
 GENERATED, FIRST = "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_count"
 RUNNING = "vllm:num_requests_running"
-NEEDED = {
-    "at_s": "at_s",
-    "steps": STEPS,
-    "tokens": TOKENS,
-    "generated": GENERATED,
-    "first": FIRST,
-    "running": RUNNING,
-}
-TOOK, PREEMPTED, DRAFTED = "took_s", "vllm:num_preemptions_total", "vllm:spec_decode_num_drafts_total"
+NEEDED = {"at_s": "at_s", "steps": STEPS, "tokens": TOKENS, "generated": GENERATED, "first": FIRST, "running": RUNNING}
+TOOK, PREEMPTED, DRAFTED = "duration_s", "vllm:num_preemptions_total", "vllm:spec_decode_num_drafts_total"
 _BUCKET = re.compile(r'^vllm:iteration_tokens_total_bucket\{le="([^"]+)"\}$')
 
 
@@ -224,9 +217,7 @@ def stretches_of(run: Run, counters: Counters, limits: EngineLimits) -> Stretche
         return "its first held-out request was due before there were two looks: hold out a run of its own"
     ends = _ends(counters, _good(run, counters, limits.max_num_batched_tokens))
     if not ends:
-        return (
-            f"never between two looks was it busy throughout for {LEAST_STEPS} steps, as far as requests tell"
-        )
+        return f"never between two looks was it busy throughout for {LEAST_STEPS} steps, as far as requests tell"
     first, last = (np.array(side) for side in zip(*ends, strict=True))
 
     def grew(column: Floats) -> Floats:
@@ -262,10 +253,10 @@ def _ends(counters: Counters, good: Mask) -> list[tuple[int, int]]:
     return found
 
 
-def _good(run: Run, counters: Counters, most_tokens: int) -> Mask:
+def _good(run: Run, counters: Counters, max_tokens: int) -> Mask:
     """[n - 1] whether between a look and the next only counted steps of the fitted part of the run took time."""
     begin, end = counters.at_s[:-1], counters.at_s[1:]
-    short = int(run.workload.prompt_tokens.max(initial=0)) <= most_tokens
+    short = int(run.workload.prompt_tokens.max(initial=0)) <= max_tokens
     idle = _idle(run.measured.records.requests, run.measured.client_s, decoding=not short)
     met = (idle[:, 0] < end[:, None]) & (idle[:, 1] > begin[:, None])
     fitted = (end > begin) & (end <= until_s(run))

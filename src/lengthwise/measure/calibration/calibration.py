@@ -13,14 +13,7 @@ import numpy.typing as npt
 from lengthwise.engine.step_time import step_time
 from lengthwise.measure.calibration import parameters
 from lengthwise.measure.calibration.iteration_log import Iterations
-from lengthwise.measure.calibration.measured_runs import (
-    Run,
-    Split,
-    check_enough,
-    origin_notes,
-    seconds_of,
-    split_of,
-)
+from lengthwise.measure.calibration.measured_runs import Run, Split, check_enough, origin_notes, seconds_of, split_of
 from lengthwise.measure.calibration.parameters import MASKED, knobs, part_errors
 from lengthwise.measure.calibration.result import METRICS, Calibration, Change, Curve, Load, Parameter, Score
 from lengthwise.measure.calibration.solver import (
@@ -106,8 +99,8 @@ def with_masks(
     more = problem.with_knobs(knobs(deployment, logged="log_step" in names, masked=True))
     names = [knob.name for knob in more.knobs]
     at, notes = names.index(MASKED), []
-    told = np.insert(solution.told, at, True)
-    place = _stands_out(more, np.insert(solution.best, at, 0.0), told, at, seed)
+    told = np.insert(solution.report, at, True)
+    place = _far_from_peers(more, np.insert(solution.best, at, 0.0), told, at, seed)
     if place is not None:
         found = solve(more, names, seed, place)
         if found.z[at] != 0.0:
@@ -121,7 +114,7 @@ def with_masks(
 
 def without_masks(runs: Sequence[Measured]) -> tuple[str, ...]:
     """The names of the runs' engines, if all are known to attend by request; nothing where one may do otherwise."""
-    names = {str(run.facts.get("engine") or "").lower() for run in runs}
+    names = {str(run.metadata.get("engine") or "").lower() for run in runs}
     return tuple(sorted(names)) if names and names <= set(UNMASKED) else ()
 
 
@@ -175,7 +168,7 @@ def _times(pairs: float) -> str:
     return f"{pairs:.2g} times" if np.isfinite(pairs) else "more than any times"
 
 
-def _stands_out(problem: Problem, z: Floats, free: Mask, at: int, seed: int) -> Floats | None:
+def _far_from_peers(problem: Problem, z: Floats, free: Mask, at: int, seed: int) -> Floats | None:
     """Where parameter ``at``, nothing at ``z``, improves the agreement by more than noise would; None: nowhere.
 
     Where masks cost much, the others stand far off to make up for them, and the way down is long.
@@ -205,7 +198,7 @@ def scores(run: Run, before: Mapping[str, Floats], after: Mapping[str, Floats], 
     rng = np.random.default_rng(seed)
     told: list[Score] = []
     for metric in METRICS:
-        rows = np.flatnonzero(run.held & (run.seconds[metric] > 0))
+        rows = np.flatnonzero(run.validation & (run.seconds[metric] > 0))
         if len(rows):
             columns = run.seconds[metric][rows], before[metric][rows], after[metric][rows]
             told += _of_metric(run.name, metric, columns, _draws(len(rows), rng))
@@ -219,7 +212,7 @@ def curves(
     told = []
     for run, old, new in zip(runs, before, after, strict=True):
         for metric in METRICS:
-            sides = np.stack([side[metric][run.held] for side in (run.seconds, old, new)])
+            sides = np.stack([side[metric][run.validation] for side in (run.seconds, old, new)])
             sides = sides[:, np.isfinite(sides).all(axis=0)]
             if sides.shape[1]:
                 at = np.quantile(sides, CURVE, axis=1, method="inverted_cdf").T.tolist()
@@ -250,11 +243,11 @@ def _of_metric(run: str, metric: str, columns: tuple[Floats, ...], draws: Ints) 
     return found
 
 
-def _errors(name: str, theirs: Floats, ours: Floats) -> Floats:
+def _errors(name: str, other: Floats, own: Floats) -> Floats:
     """[draws] relative errors of a statistic over the last axis."""
     if name == "each":
-        return np.asarray(np.abs(ours / theirs - 1).mean(axis=-1))
-    return np.asarray(_statistic(name, ours) / _statistic(name, theirs) - 1)
+        return np.asarray(np.abs(own / other - 1).mean(axis=-1))
+    return np.asarray(_statistic(name, own) / _statistic(name, other) - 1)
 
 
 def _statistic(name: str, seconds: Floats) -> Floats:
@@ -272,10 +265,7 @@ def _draws(n: int, rng: np.random.Generator) -> Ints:
 
 
 def changes(
-    runs: Sequence[Run],
-    before: Sequence[Mapping[str, Floats]],
-    after: Sequence[Mapping[str, Floats]],
-    seed: int,
+    runs: Sequence[Run], before: Sequence[Mapping[str, Floats]], after: Sequence[Mapping[str, Floats]], seed: int
 ) -> tuple[Change, ...]:
     """By metric, what the calibration changed of single held-out requests' errors, drawn in pairs by blocks."""
     rng = np.random.default_rng(seed)
@@ -283,7 +273,7 @@ def changes(
     for metric in METRICS:
         old, new, drawn = [], [], []
         for run, a, b in zip(runs, before, after, strict=True):
-            rows = np.flatnonzero(run.held & (run.seconds[metric] > 0))
+            rows = np.flatnonzero(run.validation & (run.seconds[metric] > 0))
             if len(rows):
                 own = [np.abs(x[metric][rows] / run.seconds[metric][rows] - 1) for x in (a, b)]
                 old.append(own[0])
@@ -307,7 +297,7 @@ def log_sd(
         logs = [
             np.log(run.seconds[metric][rows] / told[metric][rows])
             for run, told in zip(runs, after, strict=True)
-            for rows in (np.flatnonzero(run.held & (run.seconds[metric] > 0)),)
+            for rows in (np.flatnonzero(run.validation & (run.seconds[metric] > 0)),)
         ]
         pooled = np.concatenate(logs)
         if len(pooled) >= 10:
@@ -322,16 +312,16 @@ BINS = 20
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     """A simulation, and the front of its tables: an engine counts who is past it."""
 
     records: Records
     front: Front
 
 
-def loads_of(run: Run, before: Told, after: Told) -> list[Load]:
+def loads_of(run: Run, before: Report, after: Report) -> list[Load]:
     """The counters that the run's facts hold under "metrics", a column a metric over time; else nothing."""
-    metrics = run.measured.facts.get("metrics")
+    metrics = run.measured.metadata.get("metrics")
     if not isinstance(metrics, Mapping):
         return []
     clock = next((metrics[name] for name in CLOCKS if name in metrics), None)
@@ -348,36 +338,32 @@ def _column(metrics: Mapping[str, Any], counter: str) -> Floats | None:
     return None if not columns else np.sum([np.asarray(c, dtype=np.float64) for c in columns], axis=0)
 
 
-def _load(run: Run, name: str, at_s: Floats, told: Floats, before: Told, after: Told) -> Load:
+def _load(run: Run, name: str, at_s: Floats, report: Floats, before: Report, after: Report) -> Load:
     start_s = float(np.nanmin(run.measured.records.requests.arrival_s))
-    seen = (
-        np.isfinite(told)
-        & (at_s >= start_s)
-        & (at_s - start_s <= max(before.records.end_s, after.records.end_s))
-    )
-    at_s, told = at_s[seen] - start_s, told[seen]
+    seen = np.isfinite(report) & (at_s >= start_s) & (at_s - start_s <= max(before.records.end_s, after.records.end_s))
+    at_s, report = at_s[seen] - start_s, report[seen]
     ours, old = (_count(name, simulated, at_s) for simulated in (after, before))
     parts = np.array_split(np.arange(len(at_s)), min(BINS, len(at_s)))
-    mean = max(1e-9, float(told.mean())) if len(told) else 1.0
+    mean = max(1e-9, float(report.mean())) if len(report) else 1.0
     return Load(
         run=run.name,
         name=name,
         at_s=tuple(float(at_s[p].mean()) for p in parts),
-        measured=tuple(float(told[p].mean()) for p in parts),
+        measured=tuple(float(report[p].mean()) for p in parts),
         simulated=tuple(float(ours[p].mean()) for p in parts),
-        before=float(np.abs(old - told).mean() / mean) if len(told) else 0.0,
-        after=float(np.abs(ours - told).mean() / mean) if len(told) else 0.0,
+        before=float(np.abs(old - report).mean() / mean) if len(report) else 0.0,
+        after=float(np.abs(ours - report).mean() / mean) if len(report) else 0.0,
     )
 
 
-def _count(name: str, simulated: Told, at_s: Floats) -> Floats:
+def _count(name: str, simulated: Report, at_s: Floats) -> Floats:
     """How many wait (from their entry to the first step) or run (from there to the end) at some times."""
     r = simulated.records.requests
     entry_s = simulated.front.entries_s(r.arrival_s)
     first, last = (r.scheduled_s, r.finished_s) if name == "running" else (entry_s, r.scheduled_s)
-    began = np.searchsorted(np.sort(first), at_s, side="right")
+    started = np.searchsorted(np.sort(first), at_s, side="right")
     ended = np.searchsorted(np.sort(last), at_s, side="right")
-    return np.asarray(began - ended, dtype=np.float64)
+    return np.asarray(started - ended, dtype=np.float64)
 
 
 KEEP_STEPS = 5_000_000
@@ -430,25 +416,23 @@ def calibrate(
     if scrape not in SCRAPE:
         raise InputError(f"scrape must be one of {', '.join(SCRAPE)}; it is {scrape!r}")
     if masks == "no" and parameters.MASKED in (fit or ()):
-        raise InputError(
-            "dense masks are either fitted (fit) or never looked for (masks 'no'): give one of the two"
-        )
+        raise InputError("dense masks are either fitted (fit) or never looked for (masks 'no'): give one of the two")
     split = split_of(runs, deployment, holdout, allow)
     check_enough(split.runs)
     told = told_of(split.runs, deployment, iterations, counters=scrape == "auto")
     if told.seen:
         split = _seen(split)
     knobs = parameters.knobs(deployment, logged=told.is_log, masked=parameters.MASKED in (fit or ()))
-    problem = Problem(split.fitted, deployment, knobs, told.evidence, seed)
+    problem = Problem(split.fit_result, deployment, knobs, told.evidence, seed)
     problem.check_simulated()
     solution = solve(problem, _free(fit, knobs), seed)
-    doubts: list[str] = []
-    plain = without_masks([run.measured for run in split.fitted])
+    warnings: list[str] = []
+    plain = without_masks([run.measured for run in split.fit_result])
     if fit is None and masks == "auto" and plain:
-        doubts = [not_looked_for(plain)]
+        warnings = [not_looked_for(plain)]
     elif fit is None and masks == "auto":
-        problem, solution, doubts = with_masks(problem, solution, deployment, seed)
-    if not solution.told.any():
+        problem, solution, warnings = with_masks(problem, solution, deployment, seed)
+    if not solution.report.any():
         raise InputError(
             "the runs must tell at least one parameter; whatever moves, they stay within "
             "1 % of where they are. Measure longer requests at a higher load"
@@ -456,7 +440,7 @@ def calibrate(
     found = _answer(problem, solution, split, deployment, seed, fit)
     origin = origin_notes(found, split.runs, deployment, allow)
     masked = notes_of(problem.values(solution.z), deployment)
-    return replace(found, notes=(*origin, *found.notes, *told.notes, *doubts, *masked), origin=origin)
+    return replace(found, notes=(*origin, *found.notes, *told.notes, *warnings, *masked), origin=origin)
 
 
 def _seen(split: Split) -> Split:
@@ -478,24 +462,19 @@ def _free(fit: Sequence[str] | None, knobs: Sequence[parameters.Knob]) -> list[s
 
 
 def _answer(
-    problem: Problem,
-    solution: Solution,
-    split: Split,
-    deployment: Deployment,
-    seed: int,
-    fit: Sequence[str] | None,
+    problem: Problem, solution: Solution, split: Split, deployment: Deployment, seed: int, fit: Sequence[str] | None
 ) -> Calibration:
     values = problem.values(solution.z)
     found = _parameters(problem, solution)
     new = {id(run): problem.simulate(run, values, keep_steps=KEEP_STEPS) for run in split.runs}
-    old = {id(run): problem.simulate(run, {}) for run in split.held}
-    after = [seconds_of(new[id(run)].requests) for run in split.held]
-    before = [seconds_of(old[id(run)].requests) for run in split.held]
-    each = zip(split.held, before, after, strict=True)
+    old = {id(run): problem.simulate(run, {}) for run in split.validation}
+    after = [seconds_of(new[id(run)].requests) for run in split.validation]
+    before = [seconds_of(old[id(run)].requests) for run in split.validation]
+    each = zip(split.validation, before, after, strict=True)
     told = [score for run, first, mine in each for score in scores(run, first, mine, seed)]
-    spread, ttft = log_sd(split.held, after), log_sd(split.held, after, ("ttft",))
+    spread, ttft = log_sd(split.validation, after), log_sd(split.validation, after, ("ttft",))
     shares = {knob.name: float(x) for knob, x in zip(problem.knobs, solution.share, strict=True)}
-    reach = reach_of(split.fitted, [new[id(run)] for run in split.fitted], deployment)
+    reach = reach_of(split.fit_result, [new[id(run)] for run in split.fit_result], deployment)
     errors = part_errors(deployment.cost, found, shares, spread, ttft)
     tables = _tables(deployment.cost, values, errors, reach, split)
     return Calibration(
@@ -505,19 +484,17 @@ def _answer(
         client_s=tables.front.request_s,
         log_sd=spread,
         split=split.words,
-        fitted=sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
-        held_out=sum(int((run.held & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
+        fit_result=sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
+        held_out=sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
         simulations=problem.simulations,
-        changes=changes(split.held, before, after, seed),
+        changes=changes(split.validation, before, after, seed),
         loads=tuple(
             load
-            for run in split.held
-            for load in loads_of(
-                run, Told(old[id(run)], deployment.cost.front), Told(new[id(run)], tables.front)
-            )
+            for run in split.validation
+            for load in loads_of(run, Report(old[id(run)], deployment.cost.front), Report(new[id(run)], tables.front))
         ),
-        curves=curves(split.held, before, after),
-        host_share=host_share([new[id(run)] for run in split.fitted], tables),
+        curves=curves(split.validation, before, after),
+        host_share=host_share([new[id(run)] for run in split.fit_result], tables),
         notes=(*split.notes, *_notes(found, fit)),
     )
 
@@ -530,7 +507,7 @@ def _parameter(knob: parameters.Knob, solution: Solution, k: int) -> Parameter:
     """One that was told but not moved has an interval about where it would have moved to, and neutral in it."""
     z, best, sd = (float(column[k]) for column in (solution.z, solution.best, solution.sd))
     about, value = (best if z == 0.0 else z), knob.value(z)
-    low, high = (knob.centre * math.exp(knob.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
+    low, high = (knob.center * math.exp(knob.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
     return Parameter(
         name=knob.name,
         label=parameters.LABELS[knob.name],
@@ -539,7 +516,7 @@ def _parameter(knob: parameters.Knob, solution: Solution, k: int) -> Parameter:
         low=min(low, value),
         high=max(high, value),
         prior=knob.neutral,
-        told=bool(solution.told[k]),
+        report=bool(solution.report[k]),
         effect=float(solution.effect[k]),
         bare=(low, high),
     )
@@ -549,8 +526,8 @@ def _tables(
     cost: CostTables, values: Mapping[str, float], errors: tuple[PartError, ...], reach: Reach, split: Split
 ) -> CostTables:
     """The tables with what is now known of their errors."""
-    source = f"{cost.source or 'tables'}, calibrated to {len(split.fitted)} measured run"
-    source += "s" if len(split.fitted) > 1 else ""
+    source = f"{cost.source or 'tables'}, calibrated to {len(split.fit_result)} measured run"
+    source += "s" if len(split.fit_result) > 1 else ""
     return replace(parameters.apply(cost, values), source=source, errors=errors, reach=reach)
 
 
@@ -558,7 +535,7 @@ def _notes(found: Sequence[Parameter], fit: Sequence[str] | None) -> list[str]:
     notes = []
     if not any(p.value != p.prior for p in found):
         notes.append("nothing was moved: no single part of a step stands out from the noise of these runs")
-    asked = [p for p in found if not p.told and (fit is None or p.name in fit)]
+    asked = [p for p in found if not p.report and (fit is None or p.name in fit)]
     if asked:
         notes.append(f"these runs cannot tell, and so left as they were: {'; '.join(p.label for p in asked)}")
     return notes

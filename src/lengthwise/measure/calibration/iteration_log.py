@@ -92,12 +92,12 @@ def _row(found: re.Match[str]) -> tuple[float, ...]:
     return (*counts, kv, float(found["ms"]) / 1e3, _at_s(found["at"]))
 
 
-def _at_s(told: str | None) -> float:
+def _at_s(report: str | None) -> float:
     """Seconds of a leap year at "MONTH-DAY HOUR:MINUTE:SECOND"; NaN where that is no date."""
-    if told is None:
+    if report is None:
         return float("nan")
     try:
-        return of_year_s(datetime.fromisoformat(f"2000-{told}"))
+        return of_year_s(datetime.fromisoformat(f"2000-{report}"))
     except ValueError:
         return float("nan")
 
@@ -162,16 +162,16 @@ def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
 
 def since_s(run: Run, at_s: Floats) -> Floats | None:
     """[m] seconds of a year (UTC) by the clock of a run's records; None where the run does not tell when it began."""
-    start = run.measured.facts.get("start")
+    start = run.measured.metadata.get("start")
     if run.measured.source != BENCH or not isinstance(start, str):
         return None
     try:
-        began = datetime.fromisoformat(start)
+        started = datetime.fromisoformat(start)
     except ValueError:
         return None
-    if began.tzinfo is None:
+    if started.tzinfo is None:
         return None
-    ago_s = at_s - of_year_s(began.astimezone(UTC))
+    ago_s = at_s - of_year_s(started.astimezone(UTC))
     return np.asarray((ago_s + YEAR_S / 2) % YEAR_S - YEAR_S / 2)
 
 
@@ -197,7 +197,7 @@ def _agrees(run: Run, at_s: Floats, decodes: Floats) -> bool:
     return bool(own > 0 and own / 2 <= surely <= own * (1 + AGREE) and perhaps >= own * (1 - AGREE))
 
 
-LEAST_SEEN = 0.2
+MIN_SEEN = 0.2
 """Share of the time between a request's tokens that its steps' seconds must make: the rest is host, which it lacks.
 Of a model of 4 layers on a CPU, with much host beside it, they make a half."""
 
@@ -205,7 +205,7 @@ Of a model of 4 layers on a CPU, with much host beside it, they make a half."""
 def not_of_steps(log: Iterations, runs: Sequence[Run]) -> str:
     """In words why they are not; empty where they may be, as far as the fitted requests' tokens tell."""
     logged_s, between_s = _step_s(log), _between_tokens_s(runs)
-    if not logged_s < LEAST_SEEN * between_s:
+    if not logged_s < MIN_SEEN * between_s:
         return ""
     return (
         f"by its seconds a step that decodes takes {1e3 * logged_s:.3g} ms, where the requests' tokens came "
@@ -223,13 +223,13 @@ def _step_s(log: Iterations) -> float:
 
 def _between_tokens_s(runs: Sequence[Run]) -> float:
     """Mean seconds between tokens of the fitted requests, each counted by its tokens; 0 where none has two."""
-    took_s = tokens = 0.0
+    duration_s = tokens = 0.0
     for run in runs:
         r = run.measured.records.requests
         own = run.fit & (r.status == Status.FINISHED) & (r.output_tokens > 1)
-        took_s += float((r.finished_s - r.first_token_s)[own].sum())
+        duration_s += float((r.finished_s - r.first_token_s)[own].sum())
         tokens += float((r.output_tokens - 1)[own].sum())
-    return took_s / tokens if tokens and np.isfinite(took_s) else 0.0
+    return duration_s / tokens if tokens and np.isfinite(duration_s) else 0.0
 
 
 def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
@@ -265,7 +265,7 @@ def _by_tokens(log: Iterations, run: Run, runs: Sequence[Run], at_s: Floats | No
     if len(places) == len(alike) == 1:
         return places
     apart = all(b <= c for (_, b), (c, _) in pairwise(places))
-    whole = not any(other.held.any() for other in alike)
+    whole = not any(other.validation.any() for other in alike)
     return places if apart and whole and len(places) <= len(alike) else []
 
 
@@ -298,7 +298,7 @@ def _sofar(each: Floats) -> Ints:
 
 def _before_held(log: Iterations, run: Run, first: int, last: int) -> int:
     """How many of a run's steps surely were over when its first held-out request was due."""
-    if not run.held.any():
+    if not run.validation.any():
         return last - first
     made = np.cumsum(log.decode_seqs[first:last])
     return int(np.searchsorted(made, _decodes_by(run, until_s(run)), side="left"))
@@ -320,7 +320,7 @@ def _by_clock(run: Run, runs: Sequence[Run], at_s: Floats) -> Mask:
     begin_s, end_s = span_s(run)
     found = within(own_s, begin_s, end_s + SLACK_S)
     for other in runs:
-        second_s = since_s(other, at_s) if other.held.any() else None
+        second_s = since_s(other, at_s) if other.validation.any() else None
         if second_s is not None:
             begin_s, end_s = span_s(other)
             found &= ~within(second_s, max(begin_s, until_s(other)) - SLACK_S, end_s + SLACK_S)

@@ -35,7 +35,7 @@ class Run:
         workload: What is simulated: every request that the engine worked on, with the lengths it had.
         seconds: [n] by metric, what was measured; NaN where it says nothing.
         fit: [n] requests whose times are fitted to.
-        held: [n] requests whose times are held out.
+        validation: [n] requests whose times are held out.
         measured: The whole of it.
     """
 
@@ -43,12 +43,12 @@ class Run:
     workload: Workload
     seconds: dict[str, Floats]
     fit: Mask
-    held: Mask
+    validation: Mask
     measured: Measured
 
 
-def run_of(measured: Measured, name: str, held: float | None) -> Run:
-    """A run of which the last ``held`` of its requests are held out, or all of them (1.0), or none (0.0)."""
+def run_of(measured: Measured, name: str, validation: float | None) -> Run:
+    """A run of which the last ``validation`` of its requests are held out, or all of them (1.0), or none (0.0)."""
     r = measured.records.requests
     kept = np.flatnonzero((r.status != Status.REJECTED) & np.isfinite(r.arrival_s))
     if not len(kept):
@@ -56,14 +56,14 @@ def run_of(measured: Measured, name: str, held: float | None) -> Run:
     if measured.workload.concurrency is None:
         kept = kept[np.argsort(r.arrival_s[kept], kind="stable")]
     late = np.zeros(len(kept), dtype=np.bool_)
-    share = 0.0 if held is None else held
+    share = 0.0 if validation is None else validation
     late[len(kept) - round(share * len(kept)) :] = True
     return Run(
         name=name,
         workload=_workload(measured.workload, r, kept),
         seconds=seconds_of(r, kept),
         fit=~late,
-        held=late,
+        validation=late,
         measured=measured,
     )
 
@@ -72,40 +72,40 @@ def seconds_of(requests: RequestRecords, rows: npt.NDArray[np.intp] | None = Non
     """[n] seconds by metric of finished requests, else NaN; times between tokens only of 8 tokens or more."""
     done = requests.status == Status.FINISHED
     told = {
-        name: np.where(
-            done & (requests.output_tokens >= (LEAST_TPOT_TOKENS if name == "tpot" else 1)), s, np.nan
-        )
+        name: np.where(done & (requests.output_tokens >= (LEAST_TPOT_TOKENS if name == "tpot" else 1)), s, np.nan)
         for name, s in ((name, request_column(requests, f"{name}_s")) for name in METRICS)
     }
     return told if rows is None else {name: s[rows] for name, s in told.items()}
 
 
-def _workload(asked: Workload, r: RequestRecords, kept: npt.NDArray[np.intp]) -> Workload:
+def _workload(requested: Workload, r: RequestRecords, retained: npt.NDArray[np.intp]) -> Workload:
     """The requests as they were: measured arrivals and lengths, in the order of arrival."""
 
     def rows(column: Any) -> Any:
-        return None if column is None else column[kept]
+        return None if column is None else column[retained]
 
-    arrival_s = np.zeros(len(kept)) if asked.concurrency else r.arrival_s[kept] - r.arrival_s[kept].min()
+    arrival_s = (
+        np.zeros(len(retained)) if requested.concurrency else r.arrival_s[retained] - r.arrival_s[retained].min()
+    )
     return replace(
-        asked,
+        requested,
         arrival_s=arrival_s,
-        prompt_tokens=np.maximum(1, r.prompt_tokens[kept]),
-        output_tokens=np.maximum(1, r.output_tokens[kept]),
-        predicted_tokens=rows(asked.predicted_tokens),
-        predictions=None if asked.predictions is None else asked.predictions.take(kept.astype(np.int64)),
-        priority=rows(asked.priority),
-        tenant=rows(asked.tenant),
+        prompt_tokens=np.maximum(1, r.prompt_tokens[retained]),
+        output_tokens=np.maximum(1, r.output_tokens[retained]),
+        predicted_tokens=rows(requested.predicted_tokens),
+        predictions=None if requested.predictions is None else requested.predictions.take(retained.astype(np.int64)),
+        priority=rows(requested.priority),
+        tenant=rows(requested.tenant),
         extra={},
     )
 
 
 def until_s(run: Run) -> float:
     """When the first held-out request was due, by the clock of the records; infinite where none is held out."""
-    held = int(run.held.sum())
+    held = int(run.validation.sum())
     r = run.measured.records.requests
-    due_s = np.sort(r.arrival_s[(r.status != Status.REJECTED) & np.isfinite(r.arrival_s)])
-    return float(due_s[len(due_s) - held]) if held else np.inf
+    deadline_s = np.sort(r.arrival_s[(r.status != Status.REJECTED) & np.isfinite(r.arrival_s)])
+    return float(deadline_s[len(deadline_s) - held]) if held else np.inf
 
 
 MOVES = 0.02
@@ -114,9 +114,9 @@ MOVES = 0.02
 
 def harmless_lateness(measured: Measured) -> tuple[str, ...]:
     """The doubts of a late client that no fit can feel; none where its loop was busy or often woke late."""
-    client = measured.facts.get("client")
+    client = measured.metadata.get("client")
     doubt = client.get("late_doubt") if isinstance(client, Mapping) else None
-    if not isinstance(client, Mapping) or not isinstance(doubt, str) or doubt not in measured.doubts:
+    if not isinstance(client, Mapping) or not isinstance(doubt, str) or doubt not in measured.warnings:
         return ()
     return (doubt,) if _idle(client) and lateness_moves(measured) < MOVES else ()
 
@@ -144,11 +144,11 @@ def _idle(client: Mapping[str, Any]) -> bool:
 DEGREES = ("tp", "pp", "replicas")
 
 
-def doubts_of_origin(measured: Measured, deployment: Deployment) -> list[str]:
+def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
     """A sentence for each fact that surely differs; names that the catalog does not know tell nothing."""
-    facts, told = measured.facts, _told(measured)
-    found = list(_model_doubts(told, facts, deployment))
-    for name in _nonempty_strings(told.get("gpu"), facts.get("gpu")):
+    metadata, told = measured.metadata, _report(measured)
+    found = list(_model_doubts(told, metadata, deployment))
+    for name in _nonempty_strings(told.get("gpu"), metadata.get("gpu")):
         gpu, own = catalog.told_gpu(name), catalog.told_gpu(deployment.gpu.name)
         if gpu is not None and own is not None and gpu.name != own.name:
             found.append(f"it is of the GPU {name}, and the deployment's is {deployment.gpu.name}")
@@ -173,29 +173,29 @@ def untold_origin(runs: Sequence[Measured], names: Sequence[str], deployment: De
 
 
 def _tells_model(measured: Measured) -> bool:
-    facts, told = measured.facts, _told(measured)
-    served = _nonempty_strings(told.get("model"), facts.get("model"), facts.get("model_id"))
+    metadata, told = measured.metadata, _report(measured)
+    served = _nonempty_strings(told.get("model"), metadata.get("model"), metadata.get("model_id"))
     return isinstance(told.get("model_shape"), Mapping) or any(
         catalog.served_model(name) is not None for name in served
     )
 
 
-def _told(measured: Measured) -> Mapping[str, Any]:
+def _report(measured: Measured) -> Mapping[str, Any]:
     """What the records keep of their deployment; nothing where they do not."""
-    told = measured.facts.get("deployment")
+    told = measured.metadata.get("deployment")
     return told if isinstance(told, Mapping) else {}
 
 
-def _model_doubts(told: Mapping[str, Any], facts: Mapping[str, Any], deployment: Deployment) -> Iterator[str]:
+def _model_doubts(report: Mapping[str, Any], metadata: Mapping[str, Any], deployment: Deployment) -> Iterator[str]:
     """By the shape that the records keep; without one by what the catalog knows of the names they tell."""
-    own, shape = shape_facts(deployment.model), told.get("model_shape")
+    own, shape = shape_facts(deployment.model), report.get("model_shape")
     if isinstance(shape, Mapping):
         other = {key: shape[key] for key, value in own.items() if shape.get(key, value) != value}
         if other:
-            listed = ", ".join(f"{key} {value} for {own[key]}" for key, value in other.items())
-            yield f"it is of the model {told.get('model')}, and the deployment's is {deployment.model.name}: {listed}"
+            entries = ", ".join(f"{key} {value} for {own[key]}" for key, value in other.items())
+            yield f"it is of the model {report.get('model')}, and the deployment's is {deployment.model.name}: {entries}"
         return
-    for name in _nonempty_strings(told.get("model"), facts.get("model"), facts.get("model_id")):
+    for name in _nonempty_strings(report.get("model"), metadata.get("model"), metadata.get("model_id")):
         model = catalog.served_model(name)
         if model is not None and shape_facts(model) != own:
             yield f"it is of the model {name}, and the deployment's is {deployment.model.name}"
@@ -206,17 +206,15 @@ def _nonempty_strings(*values: Any) -> Iterator[str]:
     return (value for value in values if isinstance(value, str) and value)
 
 
-LEAST_REQUESTS = 50
-ALLOWED = ("doubts", "simulated")
+MIN_REQUESTS = 50
+ALLOWED = ("warnings", "simulated")
 CLOCK_SLACK = 1.02
 BRIEFLY = 0.05
 """Share of a run in which more may seem to run than do: what a client reads late seems to run on."""
 PROMPT_SLACK = 0.02
 
 
-def check_runs(
-    runs: Sequence[Measured], names: Sequence[str], deployment: Deployment, allow: Collection[str]
-) -> None:
+def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deployment, allow: Collection[str]) -> None:
     """Nothing, if the runs can be of this deployment and may be trusted; all doubtful ones are told at once.
 
     Raises:
@@ -231,36 +229,36 @@ def check_runs(
             f"{', '.join(made)} must be measured on a real engine; simulated runs would only repeat the simulator. "
             "Measure with `lengthwise bench`, or allow it (--force)"
         )
-    told = {name: _doubts(run, deployment) for run, name in zip(runs, names, strict=True)}
-    doubted = {name: doubts for name, doubts in told.items() if doubts}
-    if doubted and "doubts" not in allow:
-        raise InputError(_doubted(doubted, len(runs)))
+    told = {name: _warnings(run, deployment) for run, name in zip(runs, names, strict=True)}
+    doubted = {name: warnings for name, warnings in told.items() if warnings}
+    if doubted and "warnings" not in allow:
+        raise InputError(_warning_text(doubted, len(runs)))
     for run, name in zip(runs, names, strict=True):
         _check_lengths(run, name, deployment)
         _check_running(run.records.requests, name, deployment)
         _check_first_tokens(run.records.requests, name)
 
 
-def _doubts(measured: Measured, deployment: Deployment) -> list[str]:
+def _warnings(measured: Measured, deployment: Deployment) -> list[str]:
     failed = (f"{n} requests failed of {why}" for why, n in measured.errors.items())
     clock = clock_doubt(measured.records.requests, measured.records.end_s)
     harmless = harmless_lateness(measured)
-    own = (doubt for doubt in measured.doubts if doubt not in harmless)
-    about = [*prefix_doubts(measured), *doubts_of_origin(measured, deployment)]
+    own = (doubt for doubt in measured.warnings if doubt not in harmless)
+    about = [*prefix_doubts(measured), *origin_warnings(measured, deployment)]
     return [*own, *failed, *([clock] if clock else []), *about]
 
 
-def _doubted(told: Mapping[str, Sequence[str]], of: int) -> str:
+def _warning_text(report: Mapping[str, Sequence[str]], of: int) -> str:
     """One sentence on one doubtful run; of several a line each."""
-    if len(told) == 1:
-        ((name, doubts),) = told.items()
+    if len(report) == 1:
+        ((name, warnings),) = report.items()
         return (
-            f"{name} must be a run that can be trusted; of this one it is told: {'; '.join(doubts)}. "
+            f"{name} must be a run that can be trusted; of this one it is told: {'; '.join(warnings)}. "
             "Measure again, or allow it (--allow-doubts)"
         )
-    lines = "".join(f"\n  {name}: {'; '.join(doubts)}" for name, doubts in told.items())
+    lines = "".join(f"\n  {name}: {'; '.join(warnings)}" for name, warnings in report.items())
     return (
-        f"runs must be such that can be trusted; of {len(told)} of {of} doubts are told. Measure these again, leave "
+        f"runs must be such that can be trusted; of {len(report)} of {of} doubts are told. Measure these again, leave "
         f"them out, or allow them (--allow-doubts):{lines}"
     )
 
@@ -344,15 +342,15 @@ def check_enough(runs: Sequence[Run]) -> None:
         InputError: There are too few.
     """
     fit = sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
-    if fit < LEAST_REQUESTS:
+    if fit < MIN_REQUESTS:
         raise InputError(
-            f"a calibration needs {LEAST_REQUESTS} finished requests or more to fit to; there are {fit}. Measure more, "
+            f"a calibration needs {MIN_REQUESTS} finished requests or more to fit to; there are {fit}. Measure more, "
             "or hold out less"
         )
-    held = sum(int((run.held & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
-    if held < LEAST_REQUESTS // 5:
+    held = sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
+    if held < MIN_REQUESTS // 5:
         raise InputError(
-            f"a calibration needs {LEAST_REQUESTS // 5} finished requests or more to report on; {held} are held out. "
+            f"a calibration needs {MIN_REQUESTS // 5} finished requests or more to report on; {held} are held out. "
             "Measure more, or hold out more"
         )
 
@@ -367,17 +365,17 @@ def origin_notes(
             allowed. Where runs tell that they are of it, tables may well lack a cost that no factor stands for.
     """
     untold = untold_origin([run.measured for run in runs], [run.name for run in runs], deployment)
-    if found.doubt and untold and "doubts" not in allow:
+    if found.warning and untold and "warnings" not in allow:
         raise InputError(
             f"runs must be of the deployment that they are calibrated to, and these hardly are: the calibration "
-            f"{found.doubt}; and {untold}. Give the model, GPU, degrees and limits of the engine that was measured; if "
+            f"{found.warning}; and {untold}. Give the model, GPU, degrees and limits of the engine that was measured; if "
             "these are right, take the tables all the same (--allow-doubts)"
         )
-    doubt = f"not to be trusted far: the calibration {found.doubt}" if found.doubt else ""
+    doubt = f"not to be trusted far: the calibration {found.warning}" if found.warning else ""
     return tuple(note for note in (doubt, untold) if note)
 
 
-SEVERAL = 3
+MULTIPLE = 3
 """Loads of which whole ones are held out: the least and the most stay."""
 
 
@@ -390,21 +388,18 @@ class Split:
     notes: tuple[str, ...] = ()
 
     @property
-    def fitted(self) -> list[Run]:
+    def fit_result(self) -> list[Run]:
         """Those with requests that are fitted to."""
         return [run for run in self.runs if run.fit.any()]
 
     @property
-    def held(self) -> list[Run]:
+    def validation(self) -> list[Run]:
         """Those with requests that are held out."""
-        return [run for run in self.runs if run.held.any()]
+        return [run for run in self.runs if run.validation.any()]
 
 
 def split_of(
-    runs: Sequence[Measured],
-    deployment: Deployment,
-    holdout: float | Sequence[Measured],
-    allow: Collection[str],
+    runs: Sequence[Measured], deployment: Deployment, holdout: float | Sequence[Measured], allow: Collection[str]
 ) -> Split:
     """Runs that are held out were given, or are whole loads between the least and the most, or the last requests.
 
@@ -448,7 +443,7 @@ def _shares(
         words = f"fitted to {_counted(len(runs))}, held out {_counted(len(given))}"
         return [0.0] * len(runs) + [1.0] * len(given), words
     loads = _loads(runs)
-    if len(loads) >= SEVERAL:
+    if len(loads) >= MULTIPLE:
         away = _middle(runs, loads, share)
         held = ", ".join(names[r] for r in sorted(away))
         words = f"fitted to {_counted(len(runs) - len(away))}, held out {held}"
@@ -499,12 +494,12 @@ def _load(measured: Measured) -> float:
     return float(np.nansum(r.finished_s - r.arrival_s)) / max(span, 1e-9)
 
 
-def _repeats(every: Sequence[Measured], names: Sequence[str], fitted: int) -> tuple[str, ...]:
+def _repeats(every: Sequence[Measured], names: Sequence[str], fit_result: int) -> tuple[str, ...]:
     """A note on each run that is held out although the same requests were fitted to."""
-    known = {_requests(measured): name for measured, name in zip(every[:fitted], names, strict=False)}
+    known = {_requests(measured): name for measured, name in zip(every[:fit_result], names, strict=False)}
     return tuple(
         f"{name} is a repeat of a run that was fitted ({known[key]}): it tells noise, not a new load"
-        for measured, name in zip(every[fitted:], names[fitted:], strict=True)
+        for measured, name in zip(every[fit_result:], names[fit_result:], strict=True)
         for key in (_requests(measured),)
         if key in known
     )

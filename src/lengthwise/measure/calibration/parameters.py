@@ -21,12 +21,7 @@ HOST_STEP_S, HOST_SEQUENCE_S = USUAL_HOST_S["host_step"], USUAL_HOST_S["host_seq
 CLIENT_S, MASKED_S = 1e-3, 1e-12
 """Where the search starts if the tables hold no host overhead at all, and no seconds of attention."""
 
-PARTS = {
-    "work": ("layer", "first", "head"),
-    "prefill": ("prefill",),
-    "decode": ("decode",),
-    "comm": ("comm",),
-}
+PARTS = {"work": ("layer", "first", "head"), "prefill": ("prefill",), "decode": ("decode",), "comm": ("comm",)}
 LABELS = {
     "work": "projections, MLP, head (all but attention)",
     "prefill": "prefill attention",
@@ -51,7 +46,7 @@ class Knob:
     """
 
     name: str
-    centre: float
+    center: float
     log_sd: float
     neutral: float
 
@@ -62,11 +57,11 @@ class Knob:
 
     def from_neutral(self, z: float) -> float:
         """How far ``z`` is from neutral; from none at all the value itself, in standard deviations of its log."""
-        return abs(z) if self.neutral == self.centre else 1.0 / self.log_sd
+        return abs(z) if self.neutral == self.center else 1.0 / self.log_sd
 
     def value(self, z: float) -> float:
         """The value that is ``z`` prior standard deviations from the centre; exactly 0 stands for neutral."""
-        return self.neutral if z == 0.0 else self.centre * math.exp(self.log_sd * z)
+        return self.neutral if z == 0.0 else self.center * math.exp(self.log_sd * z)
 
 
 def knobs(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Knob, ...]:
@@ -94,9 +89,11 @@ def knobs(deployment: Deployment, *, logged: bool, masked: bool = False) -> tupl
     return (*found, *seconds)
 
 
-def _seconds(name: str, held_s: float, usual_s: float) -> Knob:
+def _seconds(name: str, constrained_latency_s: float, usual_s: float) -> Knob:
     """Seconds about those that the tables hold, or about what is usual where they hold none."""
-    return Knob(name, held_s if held_s > 0 else usual_s, SECONDS_LOG_SD, held_s)
+    return Knob(
+        name, constrained_latency_s if constrained_latency_s > 0 else usual_s, SECONDS_LOG_SD, constrained_latency_s
+    )
 
 
 def _pair_s(cost: CostTables) -> float:
@@ -163,11 +160,7 @@ FIRST_TOKEN_PARTS, FIRST_TOKEN_MOST = ("prefill", "host"), 0.5
 
 
 def part_errors(
-    given: CostTables,
-    found: Sequence[Parameter],
-    shares: Mapping[str, float],
-    tpot_log_sd: float,
-    ttft_log_sd: float,
+    given: CostTables, found: Sequence[Parameter], shares: Mapping[str, float], tpot_log_sd: float, ttft_log_sd: float
 ) -> tuple[PartError, ...]:
     """Errors of the parts from their parameters' intervals, and of whole steps what those do not explain.
 
@@ -187,9 +180,9 @@ def part_errors(
         parts["masked"] = sds["masked"]
     client = next((p for p in found if p.name == "client"), None)
     if given.front != Front() or (client is not None and client.value > 0):
-        parts["front"] = sds["client"] if client is not None and client.told else _before(given, "front")
+        parts["front"] = sds["client"] if client is not None and client.report else _before(given, "front")
     parts["host"] = _host_log_sd(given, found)
-    explained = sum((shares.get(p.name, 0.0) * sds[p.name]) ** 2 for p in found if p.told)
+    explained = sum((shares.get(p.name, 0.0) * sds[p.name]) ** 2 for p in found if p.report)
     step = math.sqrt(max(MIN_ERROR_LOG_SD**2, tpot_log_sd**2 - explained))
     more = min(FIRST_TOKEN_MOST, math.sqrt(max(0.0, ttft_log_sd**2 - tpot_log_sd**2)))
     for part in FIRST_TOKEN_PARTS:
@@ -212,9 +205,7 @@ def _host_log_sd(given: CostTables, found: Sequence[Parameter]) -> float:
     of their sum is convex in the share of either, so that it is largest at an end.
     """
     before = _before(given, "host")
-    line = {
-        p.name: (p.value, _parameter_log_sd(p) if p.told else before) for p in found if p.name in HOST_LINE
-    }
+    line = {p.name: (p.value, _parameter_log_sd(p) if p.report else before) for p in found if p.name in HOST_LINE}
     sds = []
     for batch in (1, len(given.host_s) - 1):
         seconds = {name: value * (batch if name == HOST_LINE[1] else 1) for name, (value, _) in line.items()}

@@ -41,7 +41,7 @@ class Parameter:
         low: Lower end of the 95 % interval.
         high: Upper end; where nothing was told, both are what was believed before.
         prior: What the tables said before.
-        told: Whether the runs could tell it.
+        report: Whether the runs could tell it.
         effect: By how much of their size predictions move when it moves by its prior standard deviation
             and all others follow as well as they can.
         bare: The interval as the runs tell it, before it was widened to hold a ``value`` that was left where it was;
@@ -55,7 +55,7 @@ class Parameter:
     low: float
     high: float
     prior: float
-    told: bool
+    report: bool
     effect: float
     bare: tuple[float, float] | None = None
 
@@ -153,7 +153,7 @@ class Calibration:
             of the tables, so that simulations with them hold it. 0 where neither the runs nor the tables told any.
         log_sd: Standard deviation of log(measured / simulated) of held-out requests' mean times between tokens.
         split: What was fitted and what was held out, in words.
-        fitted: Requests that were fitted to.
+        fit_result: Requests that were fitted to.
         held_out: Requests that were held out.
         simulations: How many simulations it took.
         changes: By metric, what it changed on held-out requests.
@@ -170,7 +170,7 @@ class Calibration:
     client_s: float
     log_sd: float
     split: str
-    fitted: int
+    fit_result: int
     held_out: int
     simulations: int
     changes: tuple[Change, ...] = ()
@@ -181,14 +181,14 @@ class Calibration:
     origin: tuple[str, ...] = ()
 
     @property
-    def told(self) -> tuple[Parameter, ...]:
+    def report(self) -> tuple[Parameter, ...]:
         """The parameters that the runs could tell."""
-        return tuple(p for p in self.parameters if p.told)
+        return tuple(p for p in self.parameters if p.report)
 
     @property
     def not_told(self) -> tuple[Parameter, ...]:
         """The parameters that stay where they were, since the runs say nothing of them."""
-        return tuple(p for p in self.parameters if not p.told)
+        return tuple(p for p in self.parameters if not p.report)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -201,23 +201,21 @@ class Calibration:
         )
 
     @property
-    def moved(self) -> bool:
+    def changed(self) -> bool:
         """Whether any parameter is not where it was."""
         return any(p.value != p.prior for p in self.parameters)
 
     @property
     def disagreement(self) -> str:
         """Where means of held-out requests are surely off by a tenth and more; empty if they are not."""
-        return _listed(self._surely_off)
+        return _entries(self._surely_off)
 
     @property
     def _surely_off(self) -> list[Score]:
-        return [
-            s for s in self.scores if s.statistic == "mean" and (s.low > SURELY_OFF or s.high < -SURELY_OFF)
-        ]
+        return [s for s in self.scores if s.statistic == "mean" and (s.low > SURELY_OFF or s.high < -SURELY_OFF)]
 
     @property
-    def doubt(self) -> str:
+    def warning(self) -> str:
         """Why runs and tables may be of different things; else empty.
 
         Kernels or a host were moved far and means are far off still, or a host was that takes most of the steps.
@@ -225,20 +223,20 @@ class Calibration:
         far, host = self._far_kernels, self._far_host
         off = [s for s in self._surely_off if abs(s.after) > FAR_OFF]
         if off and (far or host):
-            return f"moved {', '.join(far + host)}, and held-out means are still off: {_listed(off)}"
+            return f"moved {', '.join(far + host)}, and held-out means are still off: {_entries(off)}"
         if host and self.host_share > MOST_OF_STEPS:
             return f"moved {', '.join(host)}, {self.host_share:.0%} of the time of steps, which kernels should take"
         return ""
 
     @property
     def _far_kernels(self) -> list[str]:
-        far = [p for p in self.told if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR]
+        far = [p for p in self.report if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR]
         return [f"{p.label} to {p.value / p.prior:.3g} times what the tables say" for p in far]
 
     @property
     def _far_host(self) -> list[str]:
         """A host that took up what tables lack: far from what is usual for certain."""
-        far = [p for p in self.told if p.name in USUAL_HOST_S and _least(p) > FAR_HOST * _usual_host(p)]
+        far = [p for p in self.report if p.name in USUAL_HOST_S and _least(p) > FAR_HOST * _usual_host(p)]
         return [f"{p.label} to {p.value / _usual_host(p):,.0f} times what is usual" for p in far]
 
     @property
@@ -259,5 +257,5 @@ def _usual_host(p: Parameter) -> float:
     return max(p.prior, USUAL_HOST_S[p.name])
 
 
-def _listed(means: Sequence[Score]) -> str:
+def _entries(means: Sequence[Score]) -> str:
     return ", ".join(f"{s.metric.upper()} by {s.after:+.0%} on {s.run}" for s in means)

@@ -54,17 +54,12 @@ class Problem:
     """
 
     def __init__(
-        self,
-        runs: Sequence[Run],
-        deployment: Deployment,
-        knobs: Sequence[Knob],
-        steps: Evidence | None,
-        seed: int,
+        self, runs: Sequence[Run], deployment: Deployment, knobs: Sequence[Knob], steps: Evidence | None, seed: int
     ) -> None:
         self.runs, self.knobs, self.simulations = runs, tuple(knobs), 0
         self._deployment, self._seed, self._steps = deployment, seed, steps
         self._known: dict[bytes, Floats] = {}
-        self._kept = [_scored(run) for run in runs]
+        self._retained = [_scored(run) for run in runs]
         self.rows = self._rows()
 
     def with_knobs(self, knobs: Sequence[Knob]) -> Problem:
@@ -106,7 +101,7 @@ class Problem:
 
     def _residuals(self, values: Mapping[str, float]) -> Floats:
         parts = []
-        for run, kept in zip(self.runs, self._kept, strict=True):
+        for run, kept in zip(self.runs, self._retained, strict=True):
             told = seconds_of(self.simulate(run, values).requests)
             for metric in METRICS:
                 parts += _of_metric(told[metric], run.seconds[metric], kept[metric])
@@ -116,7 +111,7 @@ class Problem:
 
     def _rows(self) -> Rows:
         group, block, weight = [], [], []
-        for r, kept in enumerate(self._kept):
+        for r, kept in enumerate(self._retained):
             for g, metric in enumerate(METRICS):
                 count = len(kept[metric].groups) + len(LEVELS) * (len(kept[metric].rows) > 0)
                 times = len(kept[metric].groups) // 2
@@ -173,12 +168,12 @@ STEPS = 30
 
 @dataclass(frozen=True)
 class Cloud:
-    """A linear model of residuals about ``centre``: ``at + slopes @ (z - centre)``.
+    """A linear model of residuals about ``center``: ``at + slopes @ (z - centre)``.
 
     ``slopes`` [m, p] are 0 for parameters that did not move; ``radius`` [p] is how far the points lay.
     """
 
-    centre: Floats
+    center: Floats
     at: Floats
     slopes: Floats
     radius: Floats
@@ -186,7 +181,7 @@ class Cloud:
 
     def residuals(self, z: Floats) -> Floats:
         """[m] what the line says."""
-        return np.asarray(self.at + self.slopes @ (z - self.centre))
+        return np.asarray(self.at + self.slopes @ (z - self.center))
 
 
 def radius_of(problem: Problem, log_radius: float, known: Cloud | None = None) -> Floats:
@@ -203,18 +198,18 @@ def radius_of(problem: Problem, log_radius: float, known: Cloud | None = None) -
     return np.asarray(np.maximum(least, np.minimum(np.where(seconds, 0.5, 1.0), log_radius / moves)))
 
 
-def cloud(problem: Problem, centre: Floats, free: Mask, radius: Floats, seed: int) -> Cloud:
+def cloud(problem: Problem, center: Floats, free: Mask, radius: Floats, seed: int) -> Cloud:
     """The line through simulations of points drawn about a centre, up to ``radius`` [p] from it."""
     p = int(free.sum())
     count = points_for(free)
     draws = 2 * spread(count, p, seed) - 1
-    points = np.repeat(centre[None], count, axis=0)
+    points = np.repeat(center[None], count, axis=0)
     points[:, free] += draws * radius[free]
     told = np.array([problem.residuals(point) for point in np.clip(points, -REACH_Z, REACH_Z)])
     line = np.linalg.lstsq(np.column_stack([np.ones(count), draws]), told, rcond=None)[0]
-    slopes = np.zeros((told.shape[1], len(centre)))
+    slopes = np.zeros((told.shape[1], len(center)))
     slopes[:, free] = line[1:].T / radius[free]
-    return Cloud(centre, line[0], slopes, radius, free)
+    return Cloud(center, line[0], slopes, radius, free)
 
 
 def points_for(free: Mask) -> int:
@@ -231,10 +226,10 @@ def spread(count: int, dimensions: int, seed: int) -> Floats:
 
 def settle(found: Cloud, weight: Floats) -> tuple[Floats, float]:
     """Where Huber's loss of the line and the prior's square are least within two radii, and how much that is."""
-    low = np.maximum(-REACH_Z, found.centre - 2 * found.radius)[found.free]
-    high = np.minimum(REACH_Z, found.centre + 2 * found.radius)[found.free]
+    low = np.maximum(-REACH_Z, found.center - 2 * found.radius)[found.free]
+    high = np.minimum(REACH_Z, found.center + 2 * found.radius)[found.free]
     slopes = found.slopes[:, found.free] * weight[:, None]
-    z = found.centre.copy()
+    z = found.center.copy()
     for _ in range(STEPS):
         residuals = found.residuals(z) * weight
         robust = np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-12))
@@ -293,10 +288,7 @@ def deviations(problem: Problem, z: Floats, found: Cloud, scale: Floats) -> tupl
     pull[rows.group < len(METRICS)] *= FAMILIES  # groups by length and quantiles move with their requests
     blocks = _sums(pull, rows.block, rows.block)
     shared = np.array(
-        [
-            (slopes * (weight * EFFECT_TOLD)[:, None])[rows.group == g].sum(axis=0)
-            for g in np.unique(rows.group)
-        ]
+        [(slopes * (weight * EFFECT_TOLD)[:, None])[rows.group == g].sum(axis=0) for g in np.unique(rows.group)]
     )  # what 1 % that all requests' seconds of a metric are off by would pull: a simulation is no closer
     known = shared.T @ shared + prior
     by_run = _sums(pull, rows.block // BLOCKS, rows.block)
@@ -308,16 +300,16 @@ def deviations(problem: Problem, z: Floats, found: Cloud, scale: Floats) -> tupl
     return out, noise
 
 
-def with_untold(problem: Problem, z: Floats, found: Cloud, asked: Mask, scale: Floats, seed: int) -> Floats:
+def with_untold(problem: Problem, z: Floats, found: Cloud, requested: Mask, scale: Floats, seed: int) -> Floats:
     """[p] standard deviations of what was told if what was asked for and not told is not where it was left.
 
     Two parts of a step that runs do not tell apart stand in for each other: what one may be by what is believed of
     it, the other may be less or more.
     """
-    if (found.free == asked).all():
+    if (found.free == requested).all():
         return np.zeros(len(z))
     radius = np.where(found.free, radius_of(problem, NARROW[-1], found), 1.0)
-    return deviations(problem, z, cloud(problem, z, asked, radius, seed), scale)[0]
+    return deviations(problem, z, cloud(problem, z, requested, radius, seed), scale)[0]
 
 
 def _sums(pull: Floats, key: npt.NDArray[np.int64], block: npt.NDArray[np.int64]) -> Floats:
@@ -348,7 +340,7 @@ class Solution:
         z: [p] values in prior standard deviations from their centres; exactly 0 where neutral.
         best: [p] the same with all free that were told, about which ``sd`` is where ``z`` is neutral.
         sd: [p] standard deviations of ``best``; 1 where nothing was told.
-        told: [p] which parameters the runs could tell.
+        report: [p] which parameters the runs could tell.
         effect: [p] by how much predictions move (rms, in log) with each parameter's prior deviation.
         share: [p] by how much times between tokens grow (mean, in log) with the log of each parameter.
     """
@@ -356,7 +348,7 @@ class Solution:
     z: Floats
     best: Floats
     sd: Floats
-    told: Mask
+    report: Mask
     effect: Floats
     share: Floats
 
@@ -391,13 +383,11 @@ def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None
             told, (z, cost, found) = fewer, trial
     sd, noise = deviations(problem, z, found, scale)
     sd[told] = np.maximum(sd, with_untold(problem, z, found, asked, scale, seed))[told]
-    moved = _moved(problem, (z, cost, found), scale, noise, seed)
+    moved = _changed(problem, (z, cost, found), scale, noise, seed)
     return Solution(moved, z, sd, told, effect, _shares(problem, found))
 
 
-def _moved(
-    problem: Problem, at: tuple[Floats, float, Cloud], scale: Floats, noise: Floats, seed: int
-) -> Floats:
+def _changed(problem: Problem, at: tuple[Floats, float, Cloud], scale: Floats, noise: Floats, seed: int) -> Floats:
     """[p] the values with all back at neutral whose move improves the agreement by no more than noise does.
 
     Two deviations' worth of the loss (COST_TOLD) is what chance brings about if residuals are independent, and

@@ -9,13 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.measure.calibration.busy_periods import Stretches, counters_of, stretches_of
-from lengthwise.measure.calibration.iteration_log import (
-    LEAST_STEPS,
-    Iterations,
-    fitted_steps,
-    in_cells,
-    not_of_steps,
-)
+from lengthwise.measure.calibration.iteration_log import LEAST_STEPS, Iterations, fitted_steps, in_cells, not_of_steps
 from lengthwise.measure.calibration.measured_runs import BLOCKS, Run
 from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.result import METRICS
@@ -52,9 +46,7 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
 
 def step_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
     """[m] seconds of the steps with these scales and this host."""
-    return np.asarray(
-        kernels_of(parts, values) + values["log_step"] + values["host_sequence"] * parts["sequences"]
-    )
+    return np.asarray(kernels_of(parts, values) + values["log_step"] + values["host_sequence"] * parts["sequences"])
 
 
 def kernels_of(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
@@ -72,7 +64,7 @@ def prompt_attention(cost: CostTables, prompt_tokens: npt.NDArray[np.int64], mos
     while (left := prompt_tokens - done).max(initial=0.0) > 0:
         chunk = np.minimum(left, most)
         merged = cost.rule.kind == MERGED
-        own = _stepped(cost.prefill_s, chunk, 0 * done) if merged else _bilinear(cost.prefill_s, chunk, done)
+        own = _step_lookup(cost.prefill_s, chunk, 0 * done) if merged else _bilinear(cost.prefill_s, chunk, done)
         seconds += np.where(left > 0, own, 0.0)
         done = done + chunk
     return seconds
@@ -89,20 +81,20 @@ def _prefill(cost: CostTables, log: Iterations) -> Floats:
     prompts = np.maximum(1, log.prefill_seqs)
     if cost.rule.kind == MERGED:  # sqrt of the sum of squares of equal chunks
         factor = np.where(log.prefill_seqs > 1, cost.rule.merge_factor, 1.0)
-        one = factor * _stepped(cost.prefill_s, log.prefill_tokens / np.sqrt(prompts), np.zeros(len(log)))
+        one = factor * _step_lookup(cost.prefill_s, log.prefill_tokens / np.sqrt(prompts), np.zeros(len(log)))
         return np.where(log.prefill_seqs > 0, one, 0.0)
     return log.prefill_seqs * _bilinear(cost.prefill_s, log.prefill_tokens / prompts, np.zeros(len(log)))
 
 
-def _decode(cost: CostTables, seqs: Floats, kv_tokens: Floats, beside: npt.NDArray[np.bool_]) -> Floats:
-    """Seconds of a layer's decode attention; longer in the steps ``beside`` prompts, where the tables say so."""
+def _decode(cost: CostTables, seqs: Floats, kv_tokens: Floats, additional: npt.NDArray[np.bool_]) -> Floats:
+    """Seconds of a layer's decode attention; longer in the steps ``additional`` prompts, where the tables say so."""
     if cost.rule.kind == MERGED:
         factor = np.where(seqs > 1, cost.rule.merge_factor, 1.0)
         steps = np.ceil(kv_tokens / np.maximum(1, seqs) / cost.rule.step_tokens)
-        return np.where(seqs > 0, factor * _stepped(cost.decode_s, seqs, steps), 0.0)
+        return np.where(seqs > 0, factor * _step_lookup(cost.decode_s, seqs, steps), 0.0)
     seconds = _bilinear(cost.decode_s, seqs, kv_tokens)
     if cost.beside_prompts is not None:
-        seconds = seconds * np.where(beside, _bilinear(cost.beside_prompts, seqs, kv_tokens), 1.0)
+        seconds = seconds * np.where(additional, _bilinear(cost.beside_prompts, seqs, kv_tokens), 1.0)
     return np.where(seqs > 0, seconds, 0.0)
 
 
@@ -110,7 +102,7 @@ def _row(table: Floats, at: Floats) -> Floats:
     return np.interp(at, np.arange(len(table)), table)
 
 
-def _stepped(table: Floats, i: Floats, j: Floats) -> Floats:
+def _step_lookup(table: Floats, i: Floats, j: Floats) -> Floats:
     rows = np.minimum(np.round(i).astype(np.int64), table.shape[0] - 1)
     return np.asarray(table[rows, np.minimum(j.astype(np.int64), table.shape[1] - 1)])
 
@@ -181,7 +173,7 @@ def kinds_of(found: Stretches, deployment: Deployment) -> tuple[Ints, Floats, It
     return stretch, steps, kinds
 
 
-def _kinds(found: Stretches, i: int, most_tokens: int) -> tuple[Floats, Floats]:
+def _kinds(found: Stretches, i: int, max_tokens: int) -> tuple[Floats, Floats]:
     """Steps and their prompts' tokens, by kind, of one stretch.
 
     vLLM counts a prompt's tokens in the step in which it is through: what is more than a step may take was computed
@@ -193,7 +185,7 @@ def _kinds(found: Stretches, i: int, most_tokens: int) -> tuple[Floats, Floats]:
     if more.sum() == 0:
         more = np.ones(len(some))
     tokens = more * (found.prompt_tokens[i] / (steps * more).sum())
-    parts = np.ceil(tokens / max(1.0, most_tokens - own))
+    parts = np.ceil(tokens / max(1.0, max_tokens - own))
     chunks = np.maximum(0.0, parts - 1) * steps
     alone = tokens == 0
     left = steps * (1 - alone * min(1.0, chunks.sum() / max(1.0, (steps * alone).sum())))
@@ -228,7 +220,7 @@ def _sum_by_period(stretch: Ints, each: Floats, m: int) -> Floats:
 
 Parts = Mapping[str, Floats]
 STEPS_SAME = 10
-WORTH = len(METRICS) * BLOCKS
+IMPROVEMENT = len(METRICS) * BLOCKS
 """So many observations is all that is told of steps worth: as many as a run's requests."""
 OFF = "--scrape no leaves them out"
 SEEN = "seen by the log"
@@ -274,9 +266,7 @@ class StepsTold:
     seen: bool = False
 
 
-def told_of(
-    runs: Sequence[Run], deployment: Deployment, iterations: Iterations | None, *, counters: bool
-) -> StepsTold:
+def told_of(runs: Sequence[Run], deployment: Deployment, iterations: Iterations | None, *, counters: bool) -> StepsTold:
     """Of all runs: the log where there is one that tells of those that are fitted to, else their counters if asked."""
     told = StepsTold(None, []) if iterations is None else _of_log(iterations, runs, deployment)
     if told.evidence is not None or not counters:
@@ -287,7 +277,7 @@ def told_of(
 
 def seen(run: Run) -> Run:
     """The run under a name that says so, if any of its requests is held out."""
-    return replace(run, name=f"{run.name} ({SEEN})") if run.held.any() else run
+    return replace(run, name=f"{run.name} ({SEEN})") if run.validation.any() else run
 
 
 def _of_log(log: Iterations, runs: Sequence[Run], deployment: Deployment) -> StepsTold:
@@ -297,9 +287,7 @@ def _of_log(log: Iterations, runs: Sequence[Run], deployment: Deployment) -> Ste
         return StepsTold(None, [f"the log of steps was not fitted: {why}"])
     if taken is None:
         return StepsTold(logged(log, deployment, fitted), [_not_told(log)], is_log=True, seen=True)
-    of = (
-        f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"
-    )
+    of = f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"
     if taken.sum() < LEAST_STEPS:
         why = "hold out a run of its own, or give the log of the engine that served the runs"
         return StepsTold(None, [f"the log of steps was not fitted: {of}, {LEAST_STEPS} is the least; {why}"])
@@ -325,7 +313,7 @@ def logged(iterations: Iterations, deployment: Deployment, runs: int) -> Evidenc
         parts=step_parts(log, deployment),
         priced=step_seconds,
         block=runs * BLOCKS + np.arange(m) * BLOCKS // m,
-        weight=np.sqrt(steps * min(1.0, WORTH / steps.sum())),
+        weight=np.sqrt(steps * min(1.0, IMPROVEMENT / steps.sum())),
     )
 
 
@@ -334,7 +322,7 @@ def counted(runs: Sequence[Run], deployment: Deployment) -> tuple[Evidence | Non
 
     All stretches together count as much as a log of steps does; they are in the blocks of time of their run's requests.
     """
-    kept = [(r, run) for r, run in enumerate(runs) if isinstance(run.measured.facts.get("metrics"), Mapping)]
+    kept = [(r, run) for r, run in enumerate(runs) if isinstance(run.measured.metadata.get("metrics"), Mapping)]
     if kept and (why := _barred(deployment)):
         return None, [f"the server's counters were not fitted: {why}"]
     told = [(r, run, _stretches(run, deployment)) for r, run in kept]
@@ -342,25 +330,25 @@ def counted(runs: Sequence[Run], deployment: Deployment) -> tuple[Evidence | Non
     good = [(r, run, found) for r, run, found in told if isinstance(found, Stretches)]
     if not good:
         return None, notes
-    return _busy_period_evidence(good, deployment), [_fitted([found for _, _, found in good]), *notes]
+    return _busy_period_evidence(good, deployment), [_fit_result([found for _, _, found in good]), *notes]
 
 
-def _busy_period_evidence(told: Sequence[tuple[int, Run, Stretches]], deployment: Deployment) -> Evidence:
+def _busy_period_evidence(report: Sequence[tuple[int, Run, Stretches]], deployment: Deployment) -> Evidence:
     """Of the stretches of runs, each with its number among those that are fitted to."""
-    parts = [stretch_parts(found, run.workload.prompt_tokens, deployment) for _, run, found in told]
-    sizes = [(r, len(found)) for r, _, found in told]
+    parts = [stretch_parts(found, run.workload.prompt_tokens, deployment) for _, run, found in report]
+    sizes = [(r, len(found)) for r, _, found in report]
     m = sum(size for _, size in sizes)
     return Evidence(
-        seconds=np.concatenate([found.seconds for _, _, found in told]),
+        seconds=np.concatenate([found.seconds for _, _, found in report]),
         parts={name: np.concatenate([each[name] for each in parts]) for name in parts[0]},
         priced=busy_period_seconds,
         block=np.concatenate([r * BLOCKS + np.arange(size) * BLOCKS // size for r, size in sizes]),
-        weight=np.full(m, np.sqrt(min(1.0, WORTH / m))),
+        weight=np.full(m, np.sqrt(min(1.0, IMPROVEMENT / m))),
     )
 
 
 def _stretches(run: Run, deployment: Deployment) -> Stretches | str:
-    counters = counters_of(run.measured.facts["metrics"])
+    counters = counters_of(run.measured.metadata["metrics"])
     return counters if isinstance(counters, str) else stretches_of(run, counters, deployment.limits)
 
 
@@ -371,7 +359,7 @@ def _barred(deployment: Deployment) -> str:
     return "steps of pipeline stages overlap" if deployment.parallel.pp > 1 else ""
 
 
-def _fitted(found: Sequence[Stretches]) -> str:
+def _fit_result(found: Sequence[Stretches]) -> str:
     steps = int(sum(each.steps.sum() for each in found))
     of = f"{len(found)} run{'s' if len(found) > 1 else ''}"
     return (
@@ -380,5 +368,5 @@ def _fitted(found: Sequence[Stretches]) -> str:
     )
 
 
-def _not_fitted(run: Run, why: str) -> str:
-    return f"the server's counters of {run.name} were not fitted: {why}"
+def _not_fitted(run: Run, cause: str) -> str:
+    return f"the server's counters of {run.name} were not fitted: {cause}"

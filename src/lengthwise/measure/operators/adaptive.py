@@ -29,7 +29,7 @@ def coarse(operator: Operator) -> tuple[Point, ...]:
         if len(places) < least:
             places = _places(operator, ratio)
     points = [Point(operator, at) for at in places]
-    return tuple(sorted(points + _skewed(operator, points), key=lambda point: point.work))
+    return tuple(sorted(points + _skew(operator, points), key=lambda point: point.work))
 
 
 def fine(operator: Operator) -> tuple[tuple[int, ...], ...]:
@@ -74,7 +74,7 @@ def _places(operator: Operator, ratio: float) -> Places:
     return [(n,) for n in _powers(1, largest[0], ratio)]
 
 
-def _skewed(operator: Operator, points: list[Point]) -> list[Point]:
+def _skew(operator: Operator, points: list[Point]) -> list[Point]:
     """A few points of unequal contexts beside equal ones, to tell what inequality costs."""
     if operator.kind != DECODE:
         return []
@@ -94,7 +94,7 @@ def _powers(first: int, last: int, ratio: float) -> list[int]:
 
 
 _NEIGHBOURS = 8
-_LEAST_POINTS = 5  # of two coordinates: as many as the terms of a plane, and the one that is told
+_MIN_POINTS = 5  # of two coordinates: as many as the terms of a plane, and the one that is told
 
 
 def predict(operator: Operator, places: list[tuple[int, ...]], seconds: Floats, at: tuple[int, ...]) -> float:
@@ -119,7 +119,7 @@ def leave_one_out(operator: Operator, places: list[tuple[int, ...]], seconds: Fl
     """
     if operator.kind in {ROWS, MESSAGE}:
         told = _between_neighbours(np.array([place[0] for place in places], dtype=np.float64), seconds)
-    elif len(places) < _LEAST_POINTS:
+    elif len(places) < _MIN_POINTS:
         told = np.full(len(places), np.nan)
     else:
         where = position(operator, places)
@@ -145,11 +145,7 @@ def _corners(where: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _planes(
-    operator: Operator,
-    places: list[tuple[int, ...]],
-    seconds: Floats,
-    distance: Floats,
-    at: list[tuple[int, ...]],
+    operator: Operator, places: list[tuple[int, ...]], seconds: Floats, distance: Floats, at: list[tuple[int, ...]]
 ) -> Floats:
     """[at] seconds by a plane through the points that are nearest by ``distance`` [at, points]."""
     near = np.argsort(distance, axis=1, kind="stable")[:, : min(_NEIGHBOURS, len(places) - 1) or 1]
@@ -188,7 +184,7 @@ class Wish:
 
     point: Point
     score: float
-    again: bool = False
+    repeat: bool = False
 
 
 def shares(known: Mapping[str, Known]) -> dict[str, float]:
@@ -241,7 +237,7 @@ def _of_operator(one: Known, weight: float, target: float) -> list[Wish]:
     if not len(errors) or errors.max() <= target:
         return []
     shaky = np.flatnonzero((errors > target) & (one.spread > target))
-    again = [Wish(Point(one.operator, one.places[i]), weight * errors[i] / 2, again=True) for i in shaky]
+    again = [Wish(Point(one.operator, one.places[i]), weight * errors[i] / 2, repeat=True) for i in shaky]
     taken = set(one.places)
     free = [place for place in fine(one.operator) if place not in taken]
     if not free:
@@ -253,7 +249,7 @@ def _of_operator(one: Known, weight: float, target: float) -> list[Wish]:
 def _best(one: Known, errors: Floats, free: list[tuple[int, ...]]) -> list[tuple[tuple[int, ...], float]]:
     """The best few free places, each chosen as if those before it had been measured already."""
     there = position(one.operator, free)
-    local, gap = _around(position(one.operator, list(one.places)), errors, there)
+    local, gap = _context(position(one.operator, list(one.places)), errors, there)
     chosen = []
     for _ in range(_A_TIME):
         scores = local * np.minimum(gap, 1.0)
@@ -265,9 +261,9 @@ def _best(one: Known, errors: Floats, free: list[tuple[int, ...]]) -> list[tuple
     return chosen
 
 
-def _around(here: Floats, errors: Floats, there: Floats) -> tuple[Floats, Floats]:
+def _context(current: Floats, errors: Floats, neighbor: Floats) -> tuple[Floats, Floats]:
     """[free] the errors of the nearest points, the nearer the heavier; and how far the nearest is."""
-    distance = np.sqrt(((there[:, None, :] - here[None, :, :]) ** 2).sum(axis=2))
+    distance = np.sqrt(((neighbor[:, None, :] - current[None, :, :]) ** 2).sum(axis=2))
     near = np.argsort(distance, axis=1, kind="stable")[:, : min(_NEAREST, len(errors))]
     gap = np.take_along_axis(distance, near, axis=1)
     near_by = 1 / (gap + 0.1)

@@ -61,7 +61,7 @@ class Bench(Protocol):
         """
         ...
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Gives back the memory of points that nobody holds any more."""
         ...
 
@@ -136,7 +136,7 @@ def measure(
         done += group.outcomes()
         alone += group.crowded
         del group  # and what it holds on the device
-        bench.forget()
+        bench.discard()
     return done
 
 
@@ -148,7 +148,7 @@ class _Group:
         self._points: list[Point] = []
         self._ready: dict[int, Prepared] = {}
         self._samples: dict[int, list[Sample]] = {}
-        self._why: dict[int, str] = {}
+        self._reason: dict[int, str] = {}
         self._at = 0
         self.crowded: list[Point] = []
 
@@ -164,11 +164,11 @@ class _Group:
                 if self._ready:
                     left.appendleft(self._points.pop())
                     return
-                self._why[self._at] = str(error) or "out of memory"
+                self._reason[self._at] = str(error) or "out of memory"
             except SkippedError as error:
-                self._why[self._at] = str(error)
-            if self._at in self._why:
-                self._bench.forget()
+                self._reason[self._at] = str(error)
+            if self._at in self._reason:
+                self._bench.discard()
 
     def repeat(self, repeats: int) -> None:
         """Round after round."""
@@ -189,30 +189,27 @@ class _Group:
             if crowded:
                 self.crowded.append(self._points[i])
             else:
-                self._why[i] = str(error) or "out of memory"
-        if i in self._why or self._points[i] in self.crowded:
+                self._reason[i] = str(error) or "out of memory"
+        if i in self._reason or self._points[i] in self.crowded:
             del self._ready[i], self._samples[i]
 
     def outcomes(self, lost: str = "") -> list[Outcome]:
         """One a point that was measured or skipped; ``lost``: the point under way broke the device."""
         if lost:
-            self._why[self._at] = f"the device failed: {lost}"
-        measured = [i for i, samples in self._samples.items() if samples and i not in self._why]
+            self._reason[self._at] = f"the device failed: {lost}"
+        measured = [i for i, samples in self._samples.items() if samples and i not in self._reason]
         return [
-            _outcome(self._points[i], self._samples.get(i, []), self._ready.get(i), self._why.get(i, ""))
-            for i in sorted([*measured, *self._why])
+            _outcome(self._points[i], self._samples.get(i, []), self._ready.get(i), self._reason.get(i, ""))
+            for i in sorted([*measured, *self._reason])
         ]
 
 
-def _outcome(point: Point, samples: list[Sample], prepared: Prepared | None, why: str) -> Outcome:
-    if why or prepared is None:
-        return Outcome(point, skipped=why or "out of memory")
+def _outcome(point: Point, samples: list[Sample], prepared: Prepared | None, cause: str) -> Outcome:
+    if cause or prepared is None:
+        return Outcome(point, skipped=cause or "out of memory")
     cpu_s = tuple(s.cpu_s for s in samples if s.cpu_s is not None)
     return Outcome(
-        point,
-        tuple(s.wall_s for s in samples),
-        cpu_s if len(cpu_s) == len(samples) else (),
-        prepared.backend,
+        point, tuple(s.wall_s for s in samples), cpu_s if len(cpu_s) == len(samples) else (), prepared.backend
     )
 
 
@@ -373,13 +370,13 @@ class TorchBench:
                 return self._prepared(point)
             except NoRoomError:
                 self._memory.drop_weights()
-            self.forget()  # not before the error is gone, whose frames hold tensors
+            self.discard()  # not before the error is gone, whose frames hold tensors
             return self._prepared(point)
         except (RuntimeError, ProfileError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise (LostError if is_lost(self._torch) else SkippedError)(first) from error
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Gives the memory of points that nobody holds any more back to the device, if that still answers."""
         if self._device.kind == "cuda":
             gc.collect()

@@ -25,7 +25,7 @@ class Journal:
 
     Args:
         path: The file; None keeps nothing.
-        asked: What the points belong to: model, shapes, device, dtype, versions. Another file's differ.
+        requested: What the points belong to: model, shapes, device, dtype, versions. Another file's differ.
         operators: Those that its lines may name.
 
     Raises:
@@ -33,19 +33,19 @@ class Journal:
         OutputError: It cannot be written.
     """
 
-    def __init__(self, path: Path | None, asked: Mapping[str, Any], operators: Sequence[Operator]) -> None:
-        self.path, self._asked = path, json.loads(json.dumps(dict(asked)))
+    def __init__(self, path: Path | None, requested: Mapping[str, Any], operators: Sequence[Operator]) -> None:
+        self.path, self._requested = path, json.loads(json.dumps(dict(requested)))
         self._operators = {one.key: one for one in operators}
         self.before: list[Outcome] = []
-        self.spent_s = 0.0
+        self.elapsed_s = 0.0
         if path is None:
             return
         if path.exists() and path.stat().st_size:
             self._read(path)
         else:
-            self._append({"kind": _KIND, "version": 1, "asked": self._asked})
+            self._append({"kind": _KIND, "version": 1, "requested": self._requested})
 
-    def add(self, outcome: Outcome, spent_s: float) -> None:
+    def add(self, outcome: Outcome, elapsed_s: float) -> None:
         """One more line: what came of a point, and the seconds spent so far."""
         self._append(
             {
@@ -56,7 +56,7 @@ class Journal:
                 "cpu_s": outcome.cpu_s,
                 "backend": outcome.backend,
                 "skipped": outcome.skipped,
-                "spent_s": round(spent_s, 3),
+                "elapsed_s": round(elapsed_s, 3),
             }
         )
 
@@ -79,22 +79,18 @@ class Journal:
         except (ValueError, AttributeError):
             fits = False
         if not fits:
-            raise ProfileError(
-                f"{path} is not a file of points that a measurement left; name another or delete it"
-            )
-        self._require_same(path, head["asked"])
+            raise ProfileError(f"{path} is not a file of points that a measurement left; name another or delete it")
+        self._require_same(path, head["requested"])
         if torn:  # the process was killed within a line
             with path.open("rb+") as file:
                 file.truncate(len(text) - len(torn))
         for line in lines[1:]:
             self._take(line)
 
-    def _require_same(self, path: Path, asked: Mapping[str, Any]) -> None:
-        if other := [k for k in {**asked, **self._asked} if asked.get(k) != self._asked.get(k)]:
-            told = "; ".join(f"{k}: {asked.get(k)} there, {self._asked.get(k)} now" for k in sorted(other))
-            raise ProfileError(
-                f"{path} holds points of another measurement ({told}). Give another file or delete it."
-            )
+    def _require_same(self, path: Path, requested: Mapping[str, Any]) -> None:
+        if other := [k for k in {**requested, **self._requested} if requested.get(k) != self._requested.get(k)]:
+            told = "; ".join(f"{k}: {requested.get(k)} there, {self._requested.get(k)} now" for k in sorted(other))
+            raise ProfileError(f"{path} holds points of another measurement ({told}). Give another file or delete it.")
 
     def _take(self, line: Mapping[str, Any]) -> None:
         operator = self._operators.get(line["operator"])
@@ -103,7 +99,7 @@ class Journal:
         point = Point(operator, tuple(line["at"]), line["skew"])
         wall_s, cpu_s = tuple(line["wall_s"]), tuple(line["cpu_s"])
         self.before.append(Outcome(point, wall_s, cpu_s, line["backend"], line["skipped"]))
-        self.spent_s = max(self.spent_s, float(line["spent_s"]))
+        self.elapsed_s = max(self.elapsed_s, float(line["elapsed_s"]))
 
 
 _NOISY = 0.10
@@ -130,7 +126,7 @@ class OperatorLine:
     share: float
 
 
-def as_profile(outcomes: Sequence[Outcome], facts: ProfileFacts, dtype: str) -> Profile:
+def as_profile(outcomes: Sequence[Outcome], metadata: ProfileFacts, dtype: str) -> Profile:
     """A row an outcome and TP degree; what was skipped is told in the notes."""
     done = [(o, tp) for o in outcomes if not o.skipped for tp in o.point.operator.tps]
     rows = [_row(outcome, tp) for outcome, tp in done]
@@ -142,7 +138,7 @@ def as_profile(outcomes: Sequence[Outcome], facts: ProfileFacts, dtype: str) -> 
     texts["backend"] = np.array([o.backend for o, _ in done], dtype=np.str_)
     columns |= {"seconds": np.array([o.seconds for o, _ in done])}
     columns |= {"spread_s": np.array([o.spread_s for o, _ in done])}
-    return Profile(facts, {**columns, **texts})
+    return Profile(metadata, {**columns, **texts})
 
 
 def notes(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
@@ -259,7 +255,7 @@ class Campaign:
         self, plan: Plan, bench: Bench, journal: Journal, clock: Callable[[], float], progress: Progress
     ) -> None:
         self._plan, self._bench, self._journal, self._progress = plan, bench, journal, progress
-        self._clock, self._started = clock, clock() - journal.spent_s
+        self._clock, self._started = clock, clock() - journal.elapsed_s
         self.outcomes: dict[tuple[str, tuple[int, ...], int], Outcome] = {}
         self.lost = ""
         self._times_again: dict[tuple[str, tuple[int, ...], int], int] = {}
@@ -267,7 +263,7 @@ class Campaign:
             self._keep(outcome)
 
     @property
-    def spent_s(self) -> float:
+    def elapsed_s(self) -> float:
         """Seconds so far, with those of interrupted runs before."""
         return self._clock() - self._started
 
@@ -279,7 +275,7 @@ class Campaign:
         """
         try:
             self._coarse()
-            while self.spent_s < self._plan.budget_s and (batch := self._next()):
+            while self.elapsed_s < self._plan.budget_s and (batch := self._next()):
                 self._measure(batch)
         except LostError as error:
             self.lost = str(error)
@@ -288,7 +284,7 @@ class Campaign:
     def adopt(self, outcomes: Sequence[Outcome]) -> None:
         """Takes points that others measured, and keeps them in the journal."""
         for outcome in outcomes:
-            self._journal.add(outcome, self.spent_s)
+            self._journal.add(outcome, self.elapsed_s)
             self._keep(outcome)
 
     def _coarse(self) -> None:
@@ -310,15 +306,15 @@ class Campaign:
         takes longer than overheads do, eightfold at most: what is far is told when what is nearer is known.
         """
         rest_s = sum(self._cost_s(point) for point in left)
-        if self.spent_s + rest_s <= self._plan.budget_s:
+        if self.elapsed_s + rest_s <= self._plan.budget_s:
             return
-        enough_s = _rounded_up(self.spent_s + MARGIN * sum(self._cost_s(point, math.inf) for point in left))
-        before_s = self._journal.spent_s
+        enough_s = _rounded_up(self.elapsed_s + MARGIN * sum(self._cost_s(point, math.inf) for point in left))
+        before_s = self._journal.elapsed_s
         before = f", {before_s:.0f} s of them in earlier runs that this one goes on with" if before_s else ""
         raise InputError(
             f"a budget of {self._plan.budget_s:.0f} s does not suffice for the coarse grid of these operators: "
-            f"{self.spent_s:.0f} s are spent{before}, and {len(left)} of its points are left. All need from "
-            f"{math.ceil(self.spent_s + rest_s)} s, told from the points so far, to {enough_s} s, should all grow with "
+            f"{self.elapsed_s:.0f} s are spent{before}, and {len(left)} of its points are left. All need from "
+            f"{math.ceil(self.elapsed_s + rest_s)} s, told from the points so far, to {enough_s} s, should all grow with "
             "their work; the larger the points that are known, the closer the two. Give a --budget between them, which "
             "counts earlier runs too; or begin anew, without these points, with fewer tokens, sequences or TP degrees, "
             "or shorter contexts."
@@ -343,7 +339,7 @@ class Campaign:
         wanted = [wish for wish in wishes(known, self._plan.target) if self._may(wish)]
         priced = [(wish, self._cost_s(wish.point)) for wish in wanted]
         priced.sort(key=lambda pair: -pair[0].score / math.sqrt(pair[1] + _POINT_S))
-        left_s, batch = self._plan.budget_s - self.spent_s, list[Point]()
+        left_s, batch = self._plan.budget_s - self.elapsed_s, list[Point]()
         for wish, cost_s in priced:
             if cost_s <= left_s and len(batch) < _BATCH:
                 batch.append(wish.point)
@@ -351,7 +347,7 @@ class Campaign:
         return batch
 
     def _may(self, wish: Wish) -> bool:
-        if wish.again:
+        if wish.repeat:
             return self._times_again.get(wish.point.key, 0) < _AGAIN_AT_MOST
         return wish.point.key not in self.outcomes and not self._is_beyond_memory(wish.point)
 
@@ -367,20 +363,20 @@ class Campaign:
     def _measure(self, points: list[Point]) -> None:
         if not points:
             return
-        self._progress(self.spent_s, self._plan.budget_s, points[0].operator.name)
-        late = lambda: self.spent_s >= self._plan.budget_s  # noqa: E731 - a clock, read many times
+        self._progress(self.elapsed_s, self._plan.budget_s, points[0].operator.name)
+        late = lambda: self.elapsed_s >= self._plan.budget_s  # noqa: E731 - a clock, read many times
         try:
             self._take(measure(self._bench, points, self._plan.repeats, late))
         except LostError as error:
             self._take(error.outcomes)
             raise
-        self._progress(self.spent_s, self._plan.budget_s, points[-1].operator.name)
+        self._progress(self.elapsed_s, self._plan.budget_s, points[-1].operator.name)
 
     def _take(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.point.key in self.outcomes:
                 self._times_again[outcome.point.key] = self._times_again.get(outcome.point.key, 0) + 1
-            self._journal.add(outcome, self.spent_s)
+            self._journal.add(outcome, self.elapsed_s)
             self._keep(outcome)
 
     def _keep(self, outcome: Outcome) -> None:

@@ -117,22 +117,18 @@ def _require_cuda(torch: Any) -> None:
     raise InputError(f"device cuda needs an NVIDIA GPU and its driver; {why}, or measure with --device cpu")
 
 
-def _dtype(torch: Any, model: ModelSpec, kind: str, asked: str) -> str:
-    if asked == "auto":
+def _dtype(torch: Any, model: ModelSpec, kind: str, requested: str) -> str:
+    if requested == "auto":
         if kind == "cpu":
             return "float32"
-        asked = model.dtype if model.dtype in DTYPES[:2] else "bfloat16"
-        if asked == "bfloat16" and not _has_bfloat16(torch):
-            asked = "float16"
-    dtype = dtype_name(asked)
+        requested = model.dtype if model.dtype in DTYPES[:2] else "bfloat16"
+        if requested == "bfloat16" and not _has_bfloat16(torch):
+            requested = "float16"
+    dtype = dtype_name(requested)
     if dtype not in DTYPES:
-        raise InputError(
-            f"dtype must be of {', '.join(DTYPES)}, what torch multiplies everywhere; it is {dtype}"
-        )
+        raise InputError(f"dtype must be of {', '.join(DTYPES)}, what torch multiplies everywhere; it is {dtype}")
     if kind == "cuda" and dtype == "bfloat16" and not _has_bfloat16(torch):
-        raise InputError(
-            f"{torch.cuda.get_device_name(0)} has no bfloat16; measure with --dtype float16 or float32"
-        )
+        raise InputError(f"{torch.cuda.get_device_name(0)} has no bfloat16; measure with --dtype float16 or float32")
     return dtype
 
 
@@ -141,7 +137,7 @@ def _has_bfloat16(torch: Any) -> bool:
 
 
 _ASK_GPU = "driver_version,clocks.max.sm,clocks.sm,power.limit,memory.total"
-_ASK_S = 10
+_REQUEST_TIMEOUT_S = 10
 
 
 def machine_facts(torch: Any, device: Device) -> dict[str, Any]:
@@ -196,7 +192,7 @@ def _gpu(torch: Any) -> dict[str, Any]:
     }
     try:
         asked = ["nvidia-smi", f"--query-gpu={_ASK_GPU}", "--format=csv,noheader", "-i", "0"]
-        line = subprocess.run(asked, capture_output=True, text=True, timeout=_ASK_S, check=True).stdout  # noqa: S603
+        line = subprocess.run(asked, capture_output=True, text=True, timeout=_REQUEST_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return told
     named = ("driver", "largest_clock", "clock", "power_limit", "memory")

@@ -77,7 +77,7 @@ class Memory:
         flat[whole:].copy_(self._block[: len(flat) - whole])
         return tensor
 
-    def whole(self, below: int, *shape: int) -> Any:
+    def complete(self, below: int, *shape: int) -> Any:
         """Random whole numbers from 0 up to, without, ``below``."""
         return self.torch.randint(below, shape, generator=self.generator).to(self.device)
 
@@ -250,7 +250,7 @@ class Rows:
             self._memory.real(rows, hidden),
             self._memory.real(hidden),
         )
-        bias = self._memory.real(hidden) if self._model.facts.norm_bias else None
+        bias = self._memory.real(hidden) if self._model.metadata.norm_bias else None
         if bias is not None:
             return Kernel(lambda _: self._f.layer_norm(x + residual, (hidden,), weight, bias, _EPS))
         return Kernel(lambda _: self._f.rms_norm(x + residual, (hidden,), weight, _EPS))
@@ -289,7 +289,7 @@ class Rows:
     def _embedding(self, operator: Operator, rows: int) -> Kernel:
         vocab, hidden = operator.shape["k"], operator.shape["n"]
         tables = self.weights(operator, vocab, hidden)
-        ids = self._memory.whole(vocab, rows)
+        ids = self._memory.complete(vocab, rows)
         return Kernel(lambda i: self._f.embedding(ids, tables[i]), len(tables))
 
     def _sampler(self, rows: int, vocab: int) -> Kernel:
@@ -427,12 +427,8 @@ class Attention:
             except (RuntimeError, TypeError, ValueError):
                 continue
             told = f"torch sdpa {backend.lower()}"
-            return Kernel(
-                run, count, f"{told}, {word}" if word and backend != "FLASH_ATTENTION" else told, scope
-            )
-        raise ProfileError(
-            f"no attention kernel of torch takes {self._memory.dtype} on {self._memory.device}"
-        )
+            return Kernel(run, count, f"{told}, {word}" if word and backend != "FLASH_ATTENTION" else told, scope)
+        raise ProfileError(f"no attention kernel of torch takes {self._memory.dtype} on {self._memory.device}")
 
     def _scope(self, backend: str) -> Callable[[], Any]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -532,7 +528,7 @@ def build_host(memory: Memory, seqs: int) -> Kernel:
     torch, device = memory.torch, memory.device
     outputs: list[list[int]] = [[0] for _ in range(seqs)]
     blocks = [list(range(i, i + _CONTEXT // _BLOCK_TOKENS)) for i in range(seqs)]
-    sampled = memory.whole(1000, seqs)
+    sampled = memory.complete(1000, seqs)
 
     def run(_: int) -> object:
         lengths = [_CONTEXT + len(one) % _BLOCK_TOKENS for one in outputs]

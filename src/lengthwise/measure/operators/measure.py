@@ -17,15 +17,7 @@ from typing import Any
 
 from lengthwise.measure.operators import device, kernels
 from lengthwise.measure.operators.bench import Outcome, TorchBench
-from lengthwise.measure.operators.campaign import (
-    Campaign,
-    Journal,
-    OperatorLine,
-    Plan,
-    as_profile,
-    notes,
-    table,
-)
+from lengthwise.measure.operators.campaign import Campaign, Journal, OperatorLine, Plan, as_profile, notes, table
 from lengthwise.measure.operators.device import Device, choose, emulates_bfloat16, torch_module
 from lengthwise.measure.operators.points import MESSAGE, Operator, Point, Reach, operators_of, unmeasured
 from lengthwise.schema.errors import InputError
@@ -40,15 +32,9 @@ _DECODE_NOTE = (
 )
 
 
-def profile_notes(
-    where: Device, tp: Sequence[int], groups: Sequence[int], model: ModelSpec
-) -> tuple[str, ...]:
+def profile_notes(where: Device, tp: Sequence[int], groups: Sequence[int], model: ModelSpec) -> tuple[str, ...]:
     """What every such measurement must tell; ``groups``: over how many devices collectives were measured."""
-    told = [
-        *unmeasured(model),
-        kernels.HOST_NOTE,
-        _DECODE_NOTE,
-    ]
+    told = [*unmeasured(model), kernels.HOST_NOTE, _DECODE_NOTE]
     if max(tp) == 1:
         told.append("all-reduce and send were not measured: no TP degree above 1 was asked for")
     elif where.kind == "cpu":
@@ -106,9 +92,7 @@ _WORKER = "lengthwise.measure.operators._collective_worker"
 def collective_operators(gpus: int) -> tuple[Operator, ...]:
     """The collectives over so many devices; kernels of no model."""
     shape = {"gpus": gpus}
-    return tuple(
-        Operator(name, MESSAGE, (0,), (SIZES_BYTES[-1],), 1.0, shape) for name in ("all-reduce", "send")
-    )
+    return tuple(Operator(name, MESSAGE, (0,), (SIZES_BYTES[-1],), 1.0, shape) for name in ("all-reduce", "send"))
 
 
 def measure_collectives(
@@ -119,10 +103,7 @@ def measure_collectives(
     Processes are started for it and ended after ``limit_s`` at the latest.
     """
     if device == "cuda" and torch.cuda.device_count() < gpus:
-        return (
-            [],
-            f"collectives over {gpus} GPUs were not measured: this machine has {torch.cuda.device_count()}",
-        )
+        return ([], f"collectives over {gpus} GPUs were not measured: this machine has {torch.cuda.device_count()}")
     backend = "nccl" if device == "cuda" else "gloo"
     if not torch.distributed.is_available() or not getattr(torch.distributed, f"is_{backend}_available")():
         return [], f"collectives were not measured: this torch has no {backend}"
@@ -135,9 +116,7 @@ def measure_collectives(
     return outcomes, f"collectives over {gpus} devices are not complete: {why}" if why else ""
 
 
-def _run(
-    backend: str, world: int, limit_s: float, sizes_bytes: Sequence[int]
-) -> tuple[list[dict[str, Any]], str]:
+def _run(backend: str, world: int, limit_s: float, sizes_bytes: Sequence[int]) -> tuple[list[dict[str, Any]], str]:
     """What rank 0 printed until it ended or was ended, and what went wrong."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if backend == "gloo":
@@ -157,7 +136,7 @@ def _run(
                 )
                 for rank in range(world)
             ]
-            why = _ended(workers, limit_s)
+            why = _finished(workers, limit_s)
         lines = out.read_bytes().splitlines(keepends=True)
         told = err.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if why == "failed" and told:
@@ -165,7 +144,7 @@ def _run(
     return [json.loads(line) for line in lines if line.endswith(b"\n")], why
 
 
-def _ended(workers: list[subprocess.Popen[bytes]], limit_s: float) -> str:
+def _finished(workers: list[subprocess.Popen[bytes]], limit_s: float) -> str:
     """Waits for all; "" if they ended well. None is left running."""
     until = time.monotonic() + limit_s
     try:
@@ -267,10 +246,8 @@ def measure_operators(
         torch.set_num_threads(before)
     if campaign.lost:
         said = (*said, f"the device failed, so that points are missing: {campaign.lost}")
-    facts = profile_facts(
-        torch, model, where, (*said, *profile_notes(where, tp, groups, model), *notes(outcomes))
-    )
-    return Measurement(as_profile(outcomes, facts, where.dtype), table(outcomes), campaign.lost)
+    metadata = profile_facts(torch, model, where, (*said, *profile_notes(where, tp, groups, model), *notes(outcomes)))
+    return Measurement(as_profile(outcomes, metadata, where.dtype), table(outcomes), campaign.lost)
 
 
 def require_measurable(
@@ -284,9 +261,7 @@ def require_measurable(
 
 def _require_some(outcomes: Sequence[Outcome]) -> None:
     if all(outcome.skipped for outcome in outcomes):
-        raise InputError(
-            f"no point could be measured: {outcomes[0].skipped if outcomes else 'there are none'}"
-        )
+        raise InputError(f"no point could be measured: {outcomes[0].skipped if outcomes else 'there are none'}")
 
 
 def _reach(

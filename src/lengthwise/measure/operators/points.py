@@ -94,8 +94,8 @@ class NoRoomError(SkippedError):
 class LostError(Exception):
     """The device answers nothing any more until this process ends; ``outcomes`` were measured before."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
         self.outcomes: list[Any] = []
 
 
@@ -108,9 +108,7 @@ def unmeasured(model: ModelSpec) -> tuple[str, ...]:
             "decoder: fill them from the roofline"
         )
     if model.attention.is_mla:
-        notes.append(
-            "expanding the latents of a prompt's cached context was not measured: see kv up-projection"
-        )
+        notes.append("expanding the latents of a prompt's cached context was not measured: see kv up-projection")
     return tuple(notes)
 
 
@@ -171,7 +169,7 @@ class _Shard:
         wide = (self.heads + self.kv_heads) * attention.head_dim + self.kv_heads * self.v_dim
         yield self._rows("qkv projection", layers, n=wide, k=hidden)
         heads = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": attention.head_dim}
-        if not self.model.facts.learned_positions:
+        if not self.model.metadata.learned_positions:
             yield self._rows("rope", layers, **heads)
         yield self._rows("kv write", layers, kv_heads=self.kv_heads, head_dim=attention.head_dim)
         yield self._rows("output projection", layers, n=hidden, k=self.heads * self.v_dim)

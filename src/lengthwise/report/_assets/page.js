@@ -2,7 +2,7 @@
 // Figures are data; how they look follows the page's colours, and the scheme when it changes.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const names = [...document.querySelectorAll(".verdicts h3 span")].map((span) => span.textContent);
+  const names = [...document.querySelectorAll(".decisions h3 span")].map((span) => span.textContent);
   let tail = false; // latency curves show the share that was slower, on a logarithmic scale
   const { config, text, colour, series, dash, axis, label, layout } = look;
   const curve = (figure, data, extra) => ({

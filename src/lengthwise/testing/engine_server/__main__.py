@@ -41,9 +41,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kind", default=own.kind, choices=KINDS, help="whose routes and metrics")
     parser.add_argument("--speed", type=float, default=own.speed, help="engine seconds in a real one")
     parser.add_argument("--max-model-len", type=int, default=own.max_model_len)
-    parser.add_argument(
-        "--mean-tokens", type=int, default=own.mean_tokens, help="of answers that nothing fixes"
-    )
+    parser.add_argument("--mean-tokens", type=int, default=own.mean_tokens, help="of answers that nothing fixes")
     parser.add_argument("--max-num-seqs", type=int, default=limits.max_num_seqs)
     parser.add_argument("--max-num-batched-tokens", type=int, default=limits.max_num_batched_tokens)
     parser.add_argument("--num-blocks", type=int, default=limits.num_blocks, help="of 16 KV tokens")

@@ -145,13 +145,13 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """What is to be generated.
 
     Attributes:
         prompt_ids: With the template and BEGIN.
-        most_tokens: Longest output.
-        least_tokens: Before which it does not end by itself.
+        max_tokens: Longest output.
+        min_tokens: Before which it does not end by itself.
         ends: Whether the model may end it.
         fixed_tokens: Its length, where ``vllm_xargs`` fixes it.
         interval: Tokens of a piece, at least; the first and the last come at once.
@@ -161,8 +161,8 @@ class Asked:
     chat: bool
     model: str
     prompt_ids: tuple[int, ...]
-    most_tokens: int
-    least_tokens: int = 0
+    max_tokens: int
+    min_tokens: int = 0
     ends: bool = True
     fixed_tokens: int | None = None
     n: int = 1
@@ -178,7 +178,7 @@ class Asked:
     request_id: str = ""
 
 
-def read_asked(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat: bool) -> Asked:
+def read_asked(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat: bool) -> CompletionRequest:
     """The request; raises RefusedError where an engine would."""
     body = read_body(raw)
     if body.get("model", spec.model) != spec.model:
@@ -188,8 +188,8 @@ def read_asked(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat
     own = spec.kind == "vllm"
     prompt = chat_ids(body) if chat else prompt_ids(body.get("prompt"))
     room = spec.max_model_len - len(prompt)
-    wanted = _whole(body, "max_completion_tokens", None) if chat else None
-    wanted = wanted or _whole(body, "max_tokens", None) or (room if chat else 16)
+    wanted = _complete(body, "max_completion_tokens", None) if chat else None
+    wanted = wanted or _complete(body, "max_tokens", None) or (room if chat else 16)
     if room < 1 or (own and wanted > room):
         raise RefusedError(
             400,
@@ -199,15 +199,15 @@ def read_asked(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat
     options = _typed(body, "stream_options", dict, {})
     xargs = _typed(body, "vllm_xargs", dict, {}) if own else {}
     extended = spec.kind != "openai"
-    return Asked(
+    return CompletionRequest(
         chat=chat,
         model=spec.model,
         prompt_ids=tuple(prompt),
-        most_tokens=min(wanted, room),
-        least_tokens=(_whole(body, "min_tokens", 0, least=0) or 0) if extended else 0,
+        max_tokens=min(wanted, room),
+        min_tokens=(_complete(body, "min_tokens", 0, least=0) or 0) if extended else 0,
         ends=not (extended and _typed(body, "ignore_eos", bool, default=False)),
-        fixed_tokens=_whole(xargs, "output_tokens", None),
-        n=_whole(body, "n", 1) or 1,
+        fixed_tokens=_complete(xargs, "output_tokens", None),
+        n=_complete(body, "n", 1) or 1,
         stream=_typed(body, "stream", bool, default=False),
         usage=bool(options.get("include_usage")),
         usage_each=spec.kind in {"vllm", "sglang"} and bool(options.get("continuous_usage_stats")),
@@ -215,7 +215,7 @@ def read_asked(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat
         stop=_stops(body.get("stop")),
         stop_ids=frozenset(_typed(body, "stop_token_ids", list, []) if extended else ()),
         priority=_priority(body, headers, spec),
-        interval=(_whole(body, "stream_interval", 1) or 1) if own else 1,
+        interval=(_complete(body, "stream_interval", 1) or 1) if own else 1,
         logprobs=_logprobs(body, chat=chat),
         request_id=str(headers.get("x-request-id") or body.get("request_id") or ""),
     )
@@ -241,7 +241,7 @@ def _typed(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
-def _whole(body: dict[str, Any], name: str, default: int | None, least: int = 1) -> int | None:
+def _complete(body: dict[str, Any], name: str, default: int | None, least: int = 1) -> int | None:
     value = body.get(name)
     if value is None:
         return default
@@ -250,8 +250,8 @@ def _whole(body: dict[str, Any], name: str, default: int | None, least: int = 1)
     return value
 
 
-def _stops(told: Any) -> tuple[str, ...]:
-    stops = [told] if isinstance(told, str) else told or []
+def _stops(report: Any) -> tuple[str, ...]:
+    stops = [report] if isinstance(report, str) else report or []
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
         raise RefusedError(400, "stop must be a string or a list of strings, none of them empty")
     return tuple(stops)
@@ -328,19 +328,21 @@ class Writing:
 
     Attributes:
         ids: All generated so far.
-        told: How many of them have been taken.
+        report: How many of them have been taken.
         finish_reason: "stop", "length" or "abort" in the end.
     """
 
-    def __init__(self, asked: Asked, spec: EngineSpec, choice: int, stirred: asyncio.Event) -> None:
-        self._asked, self._stirred = asked, stirred
+    def __init__(
+        self, completion_request: CompletionRequest, spec: EngineSpec, choice: int, stirred: asyncio.Event
+    ) -> None:
+        self._requested, self._wakeup = completion_request, stirred
         self._mind = Mind(
-            f"{spec.model}#{choice}" if choice else spec.model, asked.prompt_ids, spec.mean_tokens
+            f"{spec.model}#{choice}" if choice else spec.model, completion_request.prompt_ids, spec.mean_tokens
         )
-        if BEGIN not in asked.prompt_ids:
+        if BEGIN not in completion_request.prompt_ids:
             self._mind.written = 0
-        if asked.fixed_tokens is not None:
-            self._mind.fixed = asked.fixed_tokens
+        if completion_request.fixed_tokens is not None:
+            self._mind.fixed = completion_request.fixed_tokens
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes.decode(self._mind.tail)
         self.ids: list[int] = []
@@ -348,35 +350,35 @@ class Writing:
         self.stop_reason: str | int | None = None
         self._text = ""
         self._marks: list[int] = []
-        self._shown = self.told = 0
+        self._shown = self.report = 0
         self._over = False
 
     def on_token(self, _now_s: float) -> bool:
         """One more; True where it is the last."""
-        asked = self._asked
-        ends = asked.ends and len(self.ids) + 1 > asked.least_tokens
+        asked = self._requested
+        ends = asked.ends and len(self.ids) + 1 > asked.min_tokens
         token = self._mind.next(ends=ends)
         self._mind.read((token,))
         self.ids.append(token)
         self._text += self._bytes.decode(spelled(token))
         self._marks.append(len(self._text))
         self._finish(token)
-        self._stirred.set()
+        self._wakeup.set()
         return self.finish_reason is not None
 
     def _finish(self, token: int) -> None:
         if token == END:
             self.finish_reason = "stop"
-        elif token in self._asked.stop_ids:
+        elif token in self._requested.stop_ids:
             self.finish_reason, self.stop_reason = "stop", token
-        elif len(self.ids) > self._asked.least_tokens and (found := self._stopped()) is not None:
+        elif len(self.ids) > self._requested.min_tokens and (found := self._stopped()) is not None:
             self.finish_reason, self.stop_reason = "stop", found
-        elif len(self.ids) == self._asked.most_tokens:
+        elif len(self.ids) == self._requested.max_tokens:
             self.finish_reason = "length"
 
     def _stopped(self) -> str | None:
         """The first stop string in the text, which is cut before it."""
-        places = [(at, s) for s in self._asked.stop if (at := self._text.find(s)) >= 0]
+        places = [(at, s) for s in self._requested.stop if (at := self._text.find(s)) >= 0]
         if not places:
             return None
         at, found = min(places)
@@ -385,16 +387,16 @@ class Writing:
 
     def next_size(self) -> int | None:
         """Tokens of the piece that is due; None: none is yet, or all have been taken."""
-        fresh, least = len(self.ids) - self.told, self._asked.interval if self.told else 1
+        fresh, least = len(self.ids) - self.report, self._requested.interval if self.report else 1
         if fresh >= least:
             return least
         return fresh if self.finish_reason and not self._over else None
 
     def take(self, most: int = 1 << 30) -> Piece:
         """What is new since it was last asked, so many tokens of it at most."""
-        until = min(len(self.ids), self.told + most)
+        until = min(len(self.ids), self.report + most)
         self._over = self.finish_reason is not None and until == len(self.ids)
-        ids, self.told = self.ids[self.told : until], until
+        ids, self.report = self.ids[self.report : until], until
         if not self._over:
             return Piece(self._show(ids), ids, until)
         return Piece(self._show(ids), ids, until, self.finish_reason, self.stop_reason)
@@ -403,8 +405,8 @@ class Writing:
         """The text that can be shown with these tokens, what was held back before included."""
         shown, end = self._shown, len(self._text)
         if not self._over:
-            held = max((len(s) - 1 for s in self._asked.stop), default=0)
-            known = self._marks[self.told - 1] if ids else shown
+            held = max((len(s) - 1 for s in self._requested.stop), default=0)
+            known = self._marks[self.report - 1] if ids else shown
             end = max(shown, min(known, end) - held)
         self._shown = end
         return self._text[shown:end]
@@ -419,27 +421,26 @@ class Rendering:
         created_s: Told in every object.
     """
 
-    def __init__(self, asked: Asked, name: str, created_s: int) -> None:
-        self._asked = asked
-        kind = "chat.completion" if asked.chat else "text_completion"
-        self._head = {"id": name, "object": kind, "created": created_s, "model": asked.model}
-        self._first = [True] * asked.n
+    def __init__(self, completion_request: CompletionRequest, name: str, created_s: int) -> None:
+        self._requested = completion_request
+        kind = "chat.completion" if completion_request.chat else "text_completion"
+        self._head = {"id": name, "object": kind, "created": created_s, "model": completion_request.model}
+        self._first = [True] * completion_request.n
 
-    def opening(self) -> list[bytes]:
+    def startup(self) -> list[bytes]:
         """Events before the first token: a chat begins with a role."""
-        if not self._asked.chat:
+        if not self._requested.chat:
             return []
         delta = {"role": "assistant", "content": ""}
         choices = [
-            {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
-            for i in range(self._asked.n)
+            {"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(self._requested.n)
         ]
-        extra: dict[str, Any] = {"prompt_token_ids": list(self._asked.prompt_ids)} if self._asked.ids else {}
+        extra: dict[str, Any] = {"prompt_token_ids": list(self._requested.prompt_ids)} if self._requested.ids else {}
         return [self._chunk(choices, 0, **extra)]
 
     def piece(self, index: int, piece: Piece, written: int, pad: int = 0) -> bytes:
         """The event of a piece; ``written`` counts the tokens of all choices."""
-        asked, text = self._asked, piece.text + " " * pad
+        asked, text = self._requested, piece.text + " " * pad
         choice: dict[str, Any] = {"index": index}
         choice |= {"delta": {"content": text}} if asked.chat else {"text": text}
         choice["logprobs"] = self._logprobs(piece.ids)
@@ -455,14 +456,14 @@ class Rendering:
         """The event at the end that tells the numbers."""
         return event(self._head_of_chunk() | {"choices": [], "usage": self._usage(written)})
 
-    def whole(self, writings: Sequence[Writing], pad: int = 0) -> bytes:
+    def complete(self, writings: Sequence[Writing], pad: int = 0) -> bytes:
         """The answer in one, each text longer by so many blanks."""
         choices = [self._whole_choice(i, writing.take(), pad) for i, writing in enumerate(writings)]
         usage = self._usage(sum(len(writing.ids) for writing in writings))
         return json.dumps(self._head | {"choices": choices, "usage": usage}, ensure_ascii=False).encode()
 
     def _whole_choice(self, index: int, piece: Piece, pad: int) -> dict[str, Any]:
-        asked, text = self._asked, piece.text + " " * pad
+        asked, text = self._requested, piece.text + " " * pad
         choice: dict[str, Any] = {"index": index}
         message = {"role": "assistant", "content": text}
         choice |= {"message": message} if asked.chat else {"text": text}
@@ -474,28 +475,27 @@ class Rendering:
 
     def _chunk(self, choices: list[dict[str, Any]], written: int, **extra: Any) -> bytes:
         body = self._head_of_chunk() | {"choices": choices} | extra
-        if self._asked.usage_each:
+        if self._requested.usage_each:
             body["usage"] = self._usage(written)
         return event(body)
 
     def _head_of_chunk(self) -> dict[str, Any]:
-        return self._head | ({"object": "chat.completion.chunk"} if self._asked.chat else {})
+        return self._head | ({"object": "chat.completion.chunk"} if self._requested.chat else {})
 
     def _usage(self, written: int) -> dict[str, int]:
-        prompt = len(self._asked.prompt_ids)
+        prompt = len(self._requested.prompt_ids)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
         """The model is sure: every token has probability 1 and no alternative."""
-        if self._asked.logprobs is None:
+        if self._requested.logprobs is None:
             return None
         tokens = [spelled(i).decode("utf-8", "replace") for i in ids]
-        if self._asked.chat:
+        if self._requested.chat:
             rows = zip(tokens, ids, strict=True)
             return {
                 "content": [
-                    {"token": t, "logprob": 0.0, "bytes": list(spelled(i)), "top_logprobs": []}
-                    for t, i in rows
+                    {"token": t, "logprob": 0.0, "bytes": list(spelled(i)), "top_logprobs": []} for t, i in rows
                 ]
             }
         return {"tokens": tokens, "token_logprobs": [0.0] * len(ids), "top_logprobs": None, "text_offset": []}

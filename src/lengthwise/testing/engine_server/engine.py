@@ -63,7 +63,7 @@ class BatchSequence:
     blocks: int = 0
     admission: int = -1
     eviction: int = 0
-    seat: int = 0
+    slot_index: int = 0
     decoding: bool = False
     state: str = "arriving"
     """Then "waiting", "running", and in the end "finished" or "aborted"."""
@@ -114,7 +114,7 @@ class Batch:
         self._arriving: deque[BatchSequence] = deque()
         self._idle: list[BatchSequence] = []
         self._step: Step | None = None
-        self._admissions = self._seats = 0
+        self._admissions = self._next_slot = 0
 
     # -- from outside -------------------------------------------------------------------------
 
@@ -181,8 +181,8 @@ class Batch:
 
     def _leave_order(self, q: BatchSequence) -> tuple[float, float, int]:
         if self.limits.by_priority:
-            return q.priority, q.arrival_s, q.seat
-        return 0.0, q.admission, q.seat
+            return q.priority, q.arrival_s, q.slot_index
+        return 0.0, q.admission, q.slot_index
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -259,9 +259,9 @@ class Batch:
             q.admission, q.state = self._admissions, "running"
             step.prompts.append((q, chunk))
 
-    def _fits(self, q: BatchSequence, resident: int) -> bool:
+    def _fits(self, q: BatchSequence, num_running: int) -> bool:
         spare = self.free_blocks - self._blocks(q.context)
-        return spare >= (int(self.limits.watermark * self.limits.num_blocks) if resident else 0)
+        return spare >= (int(self.limits.watermark * self.limits.num_blocks) if num_running else 0)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_size)
@@ -270,12 +270,12 @@ class Batch:
 
     def _end(self, step: Step, now: float) -> None:
         self._step = None
-        for q in sorted(step.decodes, key=lambda q: q.seat):
+        for q in sorted(step.decodes, key=lambda q: q.slot_index):
             self._emit(q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
             if q.prefilled < q.context:
-                self._sit(q)
+                self._assign_slot(q)
             else:
                 self._emit(q, now)
 
@@ -289,11 +289,11 @@ class Batch:
             q.finished_s = now
             self._release(q, "finished")
         else:
-            self._sit(q)
+            self._assign_slot(q)
 
-    def _sit(self, q: BatchSequence) -> None:
-        self._seats += 1
-        q.seat = self._seats
+    def _assign_slot(self, q: BatchSequence) -> None:
+        self._next_slot += 1
+        q.slot_index = self._next_slot
         self._idle.append(q)
 
     def _release(self, q: BatchSequence, state: str) -> None:
@@ -316,12 +316,7 @@ class LinearSteps:
     def __call__(self, decodes: int, kv_tokens: int, prompts: Sequence[tuple[int, int]]) -> float:
         """The seconds of one step."""
         tokens = sum(chunk for chunk, _ in prompts)
-        return (
-            self.fixed_s
-            + self.decode_s * decodes
-            + self.prompt_token_s * tokens
-            + self.kv_token_s * kv_tokens
-        )
+        return self.fixed_s + self.decode_s * decodes + self.prompt_token_s * tokens + self.kv_token_s * kv_tokens
 
 
 @dataclass(frozen=True)
@@ -361,9 +356,7 @@ class EngineSpec:
             )
 
 
-def emulated(
-    deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, model: str = ""
-) -> EngineSpec:
+def emulated(deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, model: str = "") -> EngineSpec:
     """One replica of a deployment as an engine: its cost tables, its memory, its limits.
 
     Where the rank is "priority", the latest arrival of the worst class is evicted, as vLLM does.
@@ -398,16 +391,14 @@ def _require_emulable(deployment: Deployment) -> None:
         'memory "paged_by_chunk"': scheduler.memory != "paged_by_chunk",
         'rank "fcfs_evicted_first" or "priority"': scheduler.rank not in ("fcfs_evicted_first", "priority"),
         'preempt "recompute"': scheduler.preempt != "recompute",
-        'takeover "never"': scheduler.takeover != "never",
+        'takeover "never"': scheduler.takeover != "disabled",
         "no bins": scheduler.binning is not None,
         "max_wait_s = inf": scheduler.max_wait_s != math.inf,
         "no prefix caching": limits.enable_prefix_caching,
         "no max_step_seqs": limits.max_step_seqs not in (None, limits.max_num_seqs),
     }
     if lacking := [what for what, is_wrong in wrong.items() if is_wrong]:
-        raise InputError(
-            f"an emulated engine is like vllm_v1; this deployment must have {', '.join(lacking)}"
-        )
+        raise InputError(f"an emulated engine is like vllm_v1; this deployment must have {', '.join(lacking)}")
 
 
 class ClockedBatch:
@@ -423,16 +414,14 @@ class ClockedBatch:
         self._loop = asyncio.get_running_loop()
         self._begun_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = math.inf
+        self._deadline_s = math.inf
         self._entered = 0
 
     def now_s(self) -> float:
         """Engine seconds since it started."""
         return (self._loop.time() - self._begun_s) * self._speed
 
-    def enter(
-        self, prompt_tokens: int, on_token: Callable[[float], bool], priority: int = 0
-    ) -> BatchSequence:
+    def enter(self, prompt_tokens: int, on_token: Callable[[float], bool], priority: int = 0) -> BatchSequence:
         """A request that comes now."""
         q = BatchSequence(self._entered, self.now_s(), prompt_tokens, on_token, priority)
         self._entered += 1
@@ -451,20 +440,20 @@ class ClockedBatch:
         """Time stands still for good."""
         if self._timer is not None:
             self._timer.cancel()
-        self._due_s = -math.inf
+        self._deadline_s = -math.inf
 
     def _wake(self) -> None:
-        if self._due_s == -math.inf:
+        if self._deadline_s == -math.inf:
             return
         self.batch.advance(self.now_s())
-        due_s = self.batch.next_s()
-        if due_s == self._due_s and self._timer is not None and not self._timer.cancelled():
+        deadline_s = self.batch.next_s()
+        if deadline_s == self._deadline_s and self._timer is not None and not self._timer.cancelled():
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._due_s, self._timer = due_s, None
-        if due_s < math.inf:
-            self._timer = self._loop.call_at(self._begun_s + due_s / self._speed, self._on_time)
+        self._deadline_s, self._timer = deadline_s, None
+        if deadline_s < math.inf:
+            self._timer = self._loop.call_at(self._begun_s + deadline_s / self._speed, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None

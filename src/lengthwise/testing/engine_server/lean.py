@@ -23,21 +23,16 @@ MODEL = "toy"
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')
 _GAP = re.compile(rb"<gap:(\d{1,6})>")
-_MODELS = {
-    "object": "list",
-    "data": [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 8192}],
-}
+_MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 8192}]}
 _TEXT = " and so on it goes with words that say nothing at all, one after another, until it is enough. " * 3
 
 
-def _whole(chat: bool) -> bytes:
+def _complete(chat: bool) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
     choice |= {"message": {"role": "assistant", "content": _TEXT}} if chat else {"text": _TEXT}
     kind = "chat.completion" if chat else "text_completion"
     usage = {"prompt_tokens": 16, "completion_tokens": 64, "total_tokens": 80}
-    return _json(
-        {"id": "c-1", "object": kind, "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
-    )
+    return _json({"id": "c-1", "object": kind, "created": 1, "model": MODEL, "choices": [choice], "usage": usage})
 
 
 def _json(body: Any) -> bytes:
@@ -76,22 +71,18 @@ def _usage(chat: bool, tokens: int) -> bytes:
 
 def _sse(chat: bool, body: dict[str, Any]) -> bytes:
     kind = "chat.completion.chunk" if chat else "text_completion"
-    data = json.dumps(
-        {"id": "c-1", "object": kind, "created": 1, "model": MODEL} | body, separators=(",", ":")
-    )
+    data = json.dumps({"id": "c-1", "object": kind, "created": 1, "model": MODEL} | body, separators=(",", ":"))
     return _chunked(b"data: " + data.encode() + b"\n\n")
 
 
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 _OVER = _chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-_WHOLE = {chat: _whole(chat) for chat in (False, True)}
+_INTEGERS = {chat: _complete(chat) for chat in (False, True)}
 _KINDS = [(chat, ids) for chat in (False, True) for ids in (False, True)]
 _FIRST = {kind: _first(kind) for kind in _KINDS}
 _EVENT = {kind: _event(kind) for kind in _KINDS}
 _LAST = {kind: _event(kind, "length") for kind in _KINDS}
-_FACTS = {
+_METADATA = {
     b"/v1/models": _json(_MODELS),
     b"/version": _json({"version": "0.33.0+lean"}),
     b"/health": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
@@ -109,7 +100,7 @@ class Lean(asyncio.Protocol):
     def __init__(self, parser: Any) -> None:
         self._parser_of = parser
         self._loop = asyncio.get_running_loop()
-        self._asked: deque[tuple[bytes, bytes]] = deque()
+        self._requested: deque[tuple[bytes, bytes]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
 
@@ -122,7 +113,7 @@ class Lean(asyncio.Protocol):
         """Whatever was under way is not any more."""
         if self._timer is not None:
             self._timer.cancel()
-        self._asked.clear()
+        self._requested.clear()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
@@ -147,20 +138,20 @@ class Lean(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Of the parser: a whole request."""
-        self._asked.append((self._url.partition(b"?")[0], self._body))
+        self._requested.append((self._url.partition(b"?")[0], self._body))
         if not self._busy:
             self._next()
 
     def _next(self) -> None:
         self._busy = False
-        while self._asked and not self._busy:
-            path, body = self._asked.popleft()
+        while self._requested and not self._busy:
+            path, body = self._requested.popleft()
             if not path.endswith(b"/completions"):
-                self._transport.write(_FACTS.get(path, _NONE))
+                self._transport.write(_METADATA.get(path, _NONE))
             elif _STREAM.search(body):
                 self._stream(body, path.endswith(b"chat/completions"))
             else:
-                self._transport.write(_WHOLE[path.endswith(b"chat/completions")])
+                self._transport.write(_INTEGERS[path.endswith(b"chat/completions")])
 
     def _stream(self, body: bytes, chat: bool) -> None:
         tokens, gap = _TOKENS.search(body), _GAP.search(body)
@@ -171,7 +162,7 @@ class Lean(asyncio.Protocol):
         self._busy = True
         self._write(count, kind, usage, self._loop.time(), int(gap[1]) / 1000 if gap else 0.0)
 
-    def _write(self, left: int, kind: tuple[bool, bool], usage: bytes, due_s: float, gap_s: float) -> None:
+    def _write(self, left: int, kind: tuple[bool, bool], usage: bytes, deadline_s: float, gap_s: float) -> None:
         if self._transport.is_closing():
             return
         if left == 1:
@@ -179,10 +170,10 @@ class Lean(asyncio.Protocol):
             self._next()
             return
         self._transport.write(_EVENT[kind])
-        due_s += gap_s
-        again = functools.partial(self._write, left - 1, kind, usage, due_s, gap_s)
+        deadline_s += gap_s
+        again = functools.partial(self._write, left - 1, kind, usage, deadline_s, gap_s)
         if gap_s > 0:
-            self._timer = self._loop.call_at(due_s, again)
+            self._timer = self._loop.call_at(deadline_s, again)
         else:
             self._loop.call_soon(again)
 
@@ -206,9 +197,7 @@ async def serve(port: int) -> None:
 
 def main() -> None:
     """``python -m lengthwise.testing.engine_server.lean --port 9000``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lengthwise.testing.engine_server.lean", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m lengthwise.testing.engine_server.lean", description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     args = parser.parse_args()
     try:

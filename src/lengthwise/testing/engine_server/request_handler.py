@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.testing.engine_server.completions import (
     DONE,
-    Asked,
+    CompletionRequest,
     RefusedError,
     Rendering,
     Writing,
@@ -79,27 +79,27 @@ class FaultPlan:
 
     Attributes:
         by_number: Of requests by their number since the start, from 0.
-        coming: Of the next ones, in order; taken from here before ``always``.
+        incoming: Of the next ones, in order; taken from here before ``always``.
         always: Of all others.
     """
 
     by_number: dict[int, Fault] = field(default_factory=dict)
-    coming: list[Fault] = field(default_factory=list)
+    incoming: list[Fault] = field(default_factory=list)
     always: Fault | None = None
 
     def take(self, number: int) -> Fault | None:
         """The fault of a request, which will not come again unless planned again."""
         if number in self.by_number:
             return self.by_number[number]
-        return self.coming.pop(0) if self.coming else self.always
+        return self.incoming.pop(0) if self.incoming else self.always
 
 
-def read_plan(told: Mapping[str, Any]) -> FaultPlan:
+def read_plan(report: Mapping[str, Any]) -> FaultPlan:
     """A plan out of JSON: ``{"coming": [...], "by_number": {"3": {...}}, "always": {...} or null}``."""
-    always = told.get("always")
+    always = report.get("always")
     return FaultPlan(
-        {int(number): Fault(**one) for number, one in told.get("by_number", {}).items()},
-        [Fault(**one) for one in told.get("coming", ())],
+        {int(number): Fault(**one) for number, one in report.get("by_number", {}).items()},
+        [Fault(**one) for one in report.get("incoming", ())],
         Fault(**always) if always else None,
     )
 
@@ -121,7 +121,7 @@ class Entry:
         sent: Pieces of a stream, (time on the event loop's clock, tokens of it).
         output_ids: What was generated for its first choice.
         finished_s: When its last token came out of the batch, on the engine's own time.
-        ended: "" while it runs; "finished", "refused", "aborted" (the client left, or asked for it),
+        finished: "" while it runs; "finished", "refused", "aborted" (the client left, or asked for it),
             "closed" (by a fault), "died" (with the engine).
     """
 
@@ -137,7 +137,7 @@ class Entry:
     sent: list[tuple[float, int]] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     finished_s: float | None = None
-    ended: str = ""
+    finished: str = ""
 
     @property
     def output_tokens(self) -> int:
@@ -175,13 +175,13 @@ class Log:
 
     def end(self, entry: Entry, how: str) -> None:
         """How it ended; the first word on that is the last."""
-        if not entry.ended:
-            entry.ended = how
+        if not entry.finished:
+            entry.finished = how
             self.open -= 1
 
     def count(self, how: str) -> int:
         """Requests that ended so."""
-        return sum(entry.ended == how for entry in self.entries)
+        return sum(entry.finished == how for entry in self.entries)
 
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Answering:
         self.entry: Entry = server.log.begin("chat" if chat else "completions", headers, self._loop.time())
         self._fault: Fault | None = server.faults.take(self.entry.number)
         self.entry.fault = self._fault.kind if self._fault else ""
-        self._stirred = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._writings: list[Writing] = []
         self._sequences: list[BatchSequence] = []
 
@@ -214,7 +214,7 @@ class Answering:
         """The answer; whatever happens, nothing is left in the batch."""
         try:
             raw = await self._request.read()
-            return await self._answered(raw)
+            return await self._on_response(raw)
         except RefusedError as error:
             return self._refused(error.status, str(error), error.kind)
         except (asyncio.CancelledError, ConnectionError):
@@ -229,7 +229,7 @@ class Answering:
         self._leave()
         for writing in self._writings:
             writing.finish_reason = writing.finish_reason or "abort"
-        self._stirred.set()
+        self._wakeup.set()
 
     def die(self) -> None:
         """Ends it with the engine."""
@@ -240,7 +240,7 @@ class Answering:
             self._server.clocked.abort(q)
         self._server.answers.pop(self.entry.number, None)
 
-    async def _answered(self, raw: bytes) -> web.StreamResponse:
+    async def _on_response(self, raw: bytes) -> web.StreamResponse:
         fault = self._fault
         if fault and fault.kind in AT_ONCE:
             status = 503 if fault.kind == "full" else fault.status
@@ -252,62 +252,62 @@ class Answering:
             await self._strike(fault, None)
         return await (self._streamed(asked) if asked.stream else self._told_whole(asked))
 
-    def _enter(self, asked: Asked) -> None:
+    def _enter(self, completion_request: CompletionRequest) -> None:
         server, limit = self._server, self._server.spec.limits.max_num_queued_reqs
         if limit is not None and server.clocked.batch.queued >= limit:
             raise RefusedError(503, "The request queue is full.", "ServiceUnavailableError")
-        server.answers[self.entry.number] = (asked.request_id, self)
-        for choice in range(asked.n):
-            writing = Writing(asked, server.spec, choice, self._stirred)
+        server.answers[self.entry.number] = (completion_request.request_id, self)
+        for choice in range(completion_request.n):
+            writing = Writing(completion_request, server.spec, choice, self._wakeup)
             self._writings.append(writing)
-            q = server.clocked.enter(len(asked.prompt_ids), writing.on_token, asked.priority)
+            q = server.clocked.enter(len(completion_request.prompt_ids), writing.on_token, completion_request.priority)
             self._sequences.append(q)
         self.entry.arrival_s = self._sequences[0].arrival_s
         self.entry.output_ids = self._writings[0].ids
 
-    def _rendering(self, asked: Asked) -> Rendering:
-        prefix = "chatcmpl" if asked.chat else "cmpl"
-        name = asked.request_id or f"{self._server.port}-{self.entry.number}"
-        return Rendering(asked, f"{prefix}-{name}", int(time.time()))
+    def _rendering(self, completion_request: CompletionRequest) -> Rendering:
+        prefix = "chatcmpl" if completion_request.chat else "cmpl"
+        name = completion_request.request_id or f"{self._server.port}-{self.entry.number}"
+        return Rendering(completion_request, f"{prefix}-{name}", int(time.time()))
 
-    async def _told_whole(self, asked: Asked) -> web.Response:
+    async def _told_whole(self, completion_request: CompletionRequest) -> web.Response:
         from aiohttp import web
 
         while any(writing.finish_reason is None for writing in self._writings):
-            self._stirred.clear()
-            await self._stirred.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
             if self._fault and self._fault.kind in SILENT and self._reached(self._fault):
                 await self._strike(self._fault, None)
         self._finished()
         self.entry.status = 200
         pad = self._fault.size if self._fault and self._fault.kind == "giant" else 0
-        body = self._rendering(asked).whole(self._writings, pad)
+        body = self._rendering(completion_request).complete(self._writings, pad)
         if self._fault and self._fault.kind == "malformed":
             body = body[: len(body) // 2]
         return web.Response(body=body, content_type="application/json")
 
-    async def _streamed(self, asked: Asked) -> web.StreamResponse:
+    async def _streamed(self, completion_request: CompletionRequest) -> web.StreamResponse:
         from aiohttp import web
 
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await answer.prepare(self._request)
         self.entry.status = 200
-        rendering = self._rendering(asked)
-        for opening in rendering.opening():
+        rendering = self._rendering(completion_request)
+        for opening in rendering.startup():
             await self._write(answer, opening)
         if self._fault and self._fault.after_tokens == 0:
             await self._strike(self._fault, answer)
-        async for index, tokens in self._due(asked):
+        async for index, tokens in self._deadline(completion_request):
             await self._send(answer, rendering, index, tokens)
-        await self._end(answer, asked, rendering)
+        await self._end(answer, completion_request, rendering)
         return answer
 
-    async def _due(self, asked: Asked) -> AsyncIterator[tuple[int, int]]:
+    async def _deadline(self, completion_request: CompletionRequest) -> AsyncIterator[tuple[int, int]]:
         """Choices that have a piece to be sent and its tokens, until all are over."""
-        left = set(range(asked.n))
+        left = set(range(completion_request.n))
         while left:
-            await self._stirred.wait()
-            self._stirred.clear()
+            await self._wakeup.wait()
+            self._wakeup.clear()
             for index in sorted(left):
                 writing = self._writings[index]
                 while (tokens := writing.next_size()) is not None:
@@ -319,7 +319,7 @@ class Answering:
         if fault and fault.kind == "slow":
             await asyncio.sleep(fault.seconds)
         piece = self._writings[index].take(tokens)
-        written = sum(writing.told for writing in self._writings)
+        written = sum(writing.report for writing in self._writings)
         if fault and fault.kind == "giant" and self._reached(fault):
             self._fault, pad = None, fault.size
         await self._write(answer, rendering.piece(index, piece, written, pad))
@@ -327,11 +327,13 @@ class Answering:
         if self._fault and self._fault.after_tokens > 0 and self._reached(self._fault):
             await self._strike(self._fault, answer)
 
-    async def _end(self, answer: web.StreamResponse, asked: Asked, rendering: Rendering) -> None:
+    async def _end(
+        self, answer: web.StreamResponse, completion_request: CompletionRequest, rendering: Rendering
+    ) -> None:
         fault = self._fault
         if fault and fault.after_tokens == LAST:
             await self._strike(fault, answer)
-        if asked.usage:
+        if completion_request.usage:
             for _ in range(2 if fault and fault.kind == "double_usage" else 1):
                 await self._write(answer, rendering.usage(sum(len(w.ids) for w in self._writings)))
         if not (fault and fault.kind == "no_done"):
@@ -380,9 +382,7 @@ class Answering:
                 self._request.transport.abort()
         await asyncio.Event().wait()  # until this handler is cancelled with its connection
 
-    def _refused(
-        self, status: int, message: str, kind: str, retry_after_s: float | None = None
-    ) -> web.Response:
+    def _refused(self, status: int, message: str, kind: str, retry_after_s: float | None = None) -> web.Response:
         from aiohttp import web
 
         self.entry.status = status

@@ -25,7 +25,7 @@ from lengthwise.testing.engine_server.completions import (
 from lengthwise.testing.engine_server.engine import ClockedBatch, EngineSpec
 from lengthwise.testing.engine_server.request_handler import Answering, FaultPlan, Log, read_plan
 
-Facts = Callable[["EngineServer"], Any]
+MetadataHandler = Callable[["EngineServer"], Any]
 VERSION = "0.33.0+emulated"
 
 
@@ -44,11 +44,7 @@ def metrics(server: EngineServer) -> str:
         labels = f'{{engine="0",model_name="{server.spec.model}"}}' if server.spec.kind != "llama.cpp" else ""
         lines += [f"# HELP {name} Emulated.", f"# TYPE {name} {kind}", f"{name}{labels} {float(values[key])}"]
     if server.spec.kind == "vllm":
-        lines += [
-            "# HELP vllm:cache_config_info Emulated.",
-            "# TYPE vllm:cache_config_info gauge",
-            _cache(server),
-        ]
+        lines += ["# HELP vllm:cache_config_info Emulated.", "# TYPE vllm:cache_config_info gauge", _cache(server)]
     return "\n".join([*lines, ""]) if lines else ""
 
 
@@ -109,7 +105,7 @@ def _server_info(server: EngineServer) -> dict[str, Any]:
     }
 
 
-FACTS: dict[str, dict[str, Facts]] = {
+METADATA: dict[str, dict[str, MetadataHandler]] = {
     "vllm": {"/version": lambda _: {"version": VERSION}},
     "sglang": {
         "/server_info": _server_info,
@@ -131,7 +127,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 def app(server: EngineServer) -> web.Application:
@@ -144,7 +140,7 @@ def app(server: EngineServer) -> web.Application:
     async def keyed(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await doors.keyed(request, handler)
 
-    made = web.Application(client_max_size=_MOST_BYTES, middlewares=[keyed])
+    made = web.Application(client_max_size=_MAX_BYTES, middlewares=[keyed])
     made.router.add_post("/v1/completions", doors.completions)
     made.router.add_post("/v1/chat/completions", doors.chat)
     made.router.add_get("/v1/models", doors.models)
@@ -159,8 +155,8 @@ def app(server: EngineServer) -> web.Application:
         made.router.add_post("/wake_up", doors.wake_up)
     if kind in ABORTS:
         made.router.add_post(ABORTS[kind], doors.abort)
-    for path, facts in FACTS[kind].items():
-        made.router.add_get(path, doors.fact(facts))
+    for path, metadata in METADATA[kind].items():
+        made.router.add_get(path, doors.fact(metadata))
     made.router.add_get("/emulator/log", doors.log)
     made.router.add_post("/emulator/faults", doors.faults)
     made.router.add_post("/emulator/health", doors.set_health)
@@ -191,19 +187,19 @@ class _Doors:
         return web.json_response(body, status=status)
 
     async def sleep(self, _: web.Request) -> web.Response:
-        return self._set_asleep(asleep=True)
+        return self._set_asleep(in_sleep=True)
 
     async def wake_up(self, _: web.Request) -> web.Response:
-        return self._set_asleep(asleep=False)
+        return self._set_asleep(in_sleep=False)
 
-    def _set_asleep(self, *, asleep: bool) -> web.Response:
+    def _set_asleep(self, *, in_sleep: bool) -> web.Response:
         from aiohttp import web
 
-        self._server.asleep = asleep
+        self._server.in_sleep = in_sleep
         return web.Response(status=200)
 
     def _require_awake(self) -> None:
-        if self._server.asleep:
+        if self._server.in_sleep:
             raise RefusedError(503, "The engine sleeps.")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -216,12 +212,7 @@ class _Doors:
 
     async def models(self, _: web.Request) -> web.Response:
         spec = self._server.spec
-        row: dict[str, Any] = {
-            "id": spec.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": OWNERS[spec.kind],
-        }
+        row: dict[str, Any] = {"id": spec.model, "object": "model", "created": 0, "owned_by": OWNERS[spec.kind]}
         if spec.kind in {"vllm", "sglang"}:
             row["max_model_len"] = spec.max_model_len
         return self._json({"object": "list", "data": [row]})
@@ -262,11 +253,11 @@ class _Doors:
         self._server.abort({ids} if isinstance(ids, str) else set(map(str, ids)))
         return self._json({})
 
-    def fact(self, facts: Facts) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def fact(self, metadata: MetadataHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
         """A door that tells something."""
 
         async def told(_: web.Request) -> web.Response:
-            return self._json(facts(self._server))
+            return self._json(metadata(self._server))
 
         return told
 
@@ -298,7 +289,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _PLAIN = EngineSpec()
-_LOOK_S = 0.002
+_POLL_INTERVAL_S = 0.002
 _LEAVE_S = 0.05
 """For a handler that began while the port was closed: 0 would be no limit to aiohttp."""
 
@@ -317,26 +308,21 @@ class EngineServer:
     Attributes:
         log: What it saw and did; goes on over restarts.
         healthy: What /health says (503 where not).
-        asleep: Whether it was put to sleep (/sleep, as vLLM has it in its development mode): it answers nobody.
+        in_sleep: Whether it was put to sleep (/sleep, as vLLM has it in its development mode): it answers nobody.
         clocked: The batch; a new one after a restart.
         restarts: How often it was started again.
         dies_hard: What ``die`` does in place of closing: a process of its own ends itself.
     """
 
     def __init__(
-        self,
-        spec: EngineSpec = _PLAIN,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        faults: FaultPlan | None = None,
+        self, spec: EngineSpec = _PLAIN, *, host: str = "127.0.0.1", port: int = 0, faults: FaultPlan | None = None
     ) -> None:
         self.spec: EngineSpec = spec
         self.host, self.port = host, port
         self.faults = faults or FaultPlan()
         self.log = Log()
         self.healthy = True
-        self.asleep = False
+        self.in_sleep = False
         self.restarts = 0
         self.dies_hard: Any = None
         self.answers: dict[int, tuple[str, Answering]] = {}
@@ -382,11 +368,7 @@ class EngineServer:
             raise MissingExtraError("lengthwise.testing.engine_server", "gateway") from error
         self.clocked = ClockedBatch(self.spec)
         runner = web.AppRunner(
-            app(self),
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=_LEAVE_S,
-            handle_signals=False,
+            app(self), access_log=None, handler_cancellation=True, shutdown_timeout=_LEAVE_S, handle_signals=False
         )
         await runner.setup()
         await web.TCPSite(runner, self.host, self.port, reuse_address=True).start()
@@ -427,7 +409,7 @@ class EngineServer:
         """Waits until nothing is open any more; raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while self.log.open or self.slots_in_use:  # noqa: ASYNC110 - for tests alone
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
 
     def abort(self, request_ids: set[str]) -> int:
         """Ends requests by the ids that their clients chose; how many were found."""

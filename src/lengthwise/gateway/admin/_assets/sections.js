@@ -34,7 +34,7 @@ const sections = (() => {
       : "Every request goes straight to an engine; while nobody waits, no order makes a difference.";
     const facts = [`mode ${s.mode}`, `${up} of ${many(s.workers.length, "engine")} up`, `running ${seconds(s.up_s)}`];
     if (s.max_wait_s !== null) facts.push(`nobody is passed over beyond ${seconds(s.max_wait_s)}`);
-    $("facts").replaceChildren(...facts.map((text) => make("li", "", text)));
+    $("facts").replaceChildren(...metadata.map((text) => make("li", "", text)));
   }
 
   function tiles(s) {
@@ -68,7 +68,7 @@ const sections = (() => {
       `The first ${order.length} of ${s.queue.waiting} in their order; height: predicted tokens still to come. ` +
       `Orange has waited ${seconds(s.max_wait_s)} and goes before all others.`;
     if (!none) charts.bars($("next"), order.map((one) => one.left), 
-      order.map((one) => s.max_wait_s !== null && one.waited_s >= s.max_wait_s), order.map((one) => one.priority));
+      order.map((one) => s.max_wait_s !== null && one.queued_for_s >= s.max_wait_s), order.map((one) => one.priority));
   }
 
   function gauge(name, value, share, look = "") {
@@ -81,7 +81,7 @@ const sections = (() => {
       const state = w.up ? (w.breaker === "half-open" ? "on trial" : "up") : w.breaker === "open" ? "circuit open" : "down";
       const card = put(make("li"), put(make("div", "head"), make("h3", "", w.name), make("span", `badge ${w.up ? "" : "down"}`, state)));
       card.append(make("p", "model", [w.kind, ...w.models].filter(Boolean).join(" · ") || "unknown"));
-      if (w.why) card.append(make("p", "why", w.why));
+      if (w.cause) card.append(make("p", "why", w.cause));
       card.append(gauge("in flight of cap", `${w.in_flight} / ${w.cap ?? "–"}`, w.cap ? w.in_flight / w.cap : 0));
       if (w.kv_used !== null) card.append(gauge("KV cache", percent(w.kv_used), w.kv_used, w.kv_used > 0.9 ? "high" : "kv"));
       const facts = [];
@@ -101,7 +101,7 @@ const sections = (() => {
     const p = now.phases, f = now.follows;
     const facts = [`B_E = ${p.encode_batch}`, `N_D = ${p.decode_steps}`];
     if (p.decode_batch !== null) facts.push(`decode batch ${charts.short(p.decode_batch)} in the mean`);
-    if (p.most_in_flight !== null) facts.push(`at most ${p.most_in_flight} at an engine`);
+    if (p.max_in_flight !== null) facts.push(`at most ${p.max_in_flight} at an engine`);
     if (p.threshold !== null) facts.push(`resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens a request`);
     $("schedule-now").textContent = facts.join(" · ");
     $("schedule-follows").textContent = !f ? "It stays as it is, whatever lengths requests have."
@@ -175,9 +175,9 @@ const sections = (() => {
   function observed(s) {
     const o = s.observed;
     $("observed-section").hidden = !o && s.mode !== "observe";
-    $("verdict").textContent = o ? o.verdict : "Looking";
-    $("verdict").className = `verdict ${o && o.verdict === "switch on" ? "good" : ""}`;
-    $("verdict-why").textContent = o ? o.sentence : "The traffic is looked back at every few minutes.";
+    $("verdict").textContent = o ? o.decision : "Looking";
+    $("verdict").className = `verdict ${o && o.decision === "switch on" ? "good" : ""}`;
+    $("verdict-why").textContent = o ? o.description : "The traffic is looked back at every few minutes.";
   }
 
   function troubles(s) {
@@ -192,7 +192,7 @@ const sections = (() => {
   }
 
   function forecast(s) {
-    const rows = Object.entries(s.forecast).filter(([, v]) => v !== null && v !== "" && (typeof v !== "object" || Object.keys(v).length));
+    const rows = Object.entries(s.length_prediction).filter(([, v]) => v !== null && v !== "" && (typeof v !== "object" || Object.keys(v).length));
     const plain = (v) => (typeof v === "number" ? charts.short(v) : v === null ? "–" : typeof v === "object" ? listed(v) : String(v));
     const listed = (v) => Object.entries(v).map(([k, x]) => `${k.replaceAll("_", " ")} ${x && typeof x === "object" ? `(${listed(x)})` : plain(x)}`).join(", ");
     const deep = (v) => typeof v === "object" && Object.values(v).some((x) => x && typeof x === "object");

@@ -48,7 +48,7 @@ def forced(raw: bytes) -> bytes:
     try:
         body = json.loads(raw)
         told = body["vllm_xargs"]
-        length = told["output_tokens"] - (told["most_tokens"] - body["max_tokens"])
+        length = told["output_tokens"] - (told["max_tokens"] - body["max_tokens"])
     except (ValueError, KeyError, TypeError):
         return raw
     length = max(1, int(length))

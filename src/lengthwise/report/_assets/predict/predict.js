@@ -32,8 +32,8 @@
                     line: { color: colour("--faint"), width: 1, dash: "dot" } };
     return [[right, points], layout({ title: `Requests of ${name(0)}` }, {
       hovermode: "closest",
-      xaxis: axis({ title: label("predicted median, tokens"), type: "log", ...look.logTicks(all) }),
-      yaxis: axis({ title: label("true length, tokens"), type: "log", ...look.logTicks(all) }),
+      xaxis: axis({ title: label("predicted median, tokens"), type: "log", ...poll.logTicks(all) }),
+      yaxis: axis({ title: label("true length, tokens"), type: "log", ...poll.logTicks(all) }),
     })];
   }
 

@@ -45,7 +45,7 @@
     const held = data.worst ? "latency in the worst case, s, log scale" : "expected latency, s, log scale";
     Plotly.react("front", traces, layout({ title: "Requests a second by latency bound" }, {
       shapes, showlegend: true, legend: legend(), hovermode: "closest",
-      xaxis: { ...axis({ title: label(held) }), type: "log", ...look.logTicks(xs) },
+      xaxis: { ...axis({ title: label(held) }), type: "log", ...poll.logTicks(xs) },
       yaxis: { ...axis({ title: label("requests a second") }), rangemode: "tozero" },
     }), config);
   }

@@ -34,7 +34,7 @@
     const setting = (choice, i) => axes[i].values[choice.settings[i]] ?? "–";
     const rate = (choice) => (choice.at >= 0 ? [choice.points[choice.at][0], null] : none);
     return [
-      group("Answer"), texts("Standing", a.standing, b.standing), line(objective.label, objective.unit, a.objective, b.objective, better),
+      group("Answer"), texts("Standing", a.status, b.status), line(objective.label, objective.unit, a.objective, b.objective, better),
       line("Price", "$/h", [a.price, 0], [b.price, 0], -1), line("GPUs", "", [a.gpus, 0], [b.gpus, 0], -1),
       line("Rate", "req/s", rate(a), rate(b), 0), texts("Bound by", a.binds || "–", b.binds || "–"),
       group("Settings"), ...axes.map((axis, i) => texts(axis.label, setting(a, i), setting(b, i))),
@@ -63,7 +63,7 @@
     });
     const bounds = study.plan.limits.filter((limit) => limit.metric === name).map((limit) => limit.bound * told.factor);
     const ys = [...traces.flatMap((trace) => trace.y), ...bounds];
-    const up = study.wide(ys) ? { type: "log", ...look.logTicks(ys) } : { rangemode: "tozero" };
+    const up = study.wide(ys) ? { type: "log", ...poll.logTicks(ys) } : { rangemode: "tozero" };
     const line = { color: look.colour("--limit"), width: 1.5, dash: "dash" };
     Plotly.react("curves", traces, look.layout({ title: "" }, {
       title: undefined, hovermode: "closest", margin: { l: 52, r: 16, t: 20, b: 44 },
@@ -73,7 +73,7 @@
   }
   function draw() { table(); curve(); }
   function open() {
-    const tried = study.tried(), names = tried.map(([i, choice]) => [i, `${choice.rank} ${choice.name}`.trim()]);
+    const tried = study.attempts(), names = tried.map(([i, choice]) => [i, `${choice.rank} ${choice.name}`.trim()]);
     study.options(element("first"), names, tried[0]?.[0] ?? "");
     study.options(element("second"), names, tried[1]?.[0] ?? tried[0]?.[0] ?? "");
     const limited = study.plan.limits[0]?.metric ?? study.plan.metrics[0]?.name ?? "";

@@ -23,7 +23,7 @@
 
   function collect() {
     marks = [[], []]; // loads, operating points
-    for (const [i, choice] of study.tried()) choice.points.forEach((point, at) => {
+    for (const [i, choice] of study.attempts()) choice.points.forEach((point, at) => {
       const x = study.value(point, metric), y = point[1];
       if (known(x) && known(y) && x > 0) marks[at === choice.at ? 1 : 0].push({ i, at, choice, point, x: x * study.metric(metric).factor, y });
     });
@@ -47,7 +47,7 @@
   // By class alone: plotly would draw all marks anew, which takes too long while a limit is dragged.
   function dim() {
     marks.forEach((group, k) => plot.querySelectorAll(`.trace${UIDS[k]} path.point`).forEach((path) => {
-      path.classList.toggle("off", !study.holds(group[path.__data__.i].point));
+      path.classList.toggle("off", !study.is_satisfied(group[path.__data__.i].point));
     }));
   }
   function traces() {
@@ -71,10 +71,10 @@
     collect();
     const told = study.metric(metric), all = marks.flat();
     const asked = study.plan.limits.filter((limit) => limit.metric === metric).map((limit) => limit.bound * told.factor);
-    const xs = [...all.map((m) => m.x), ...asked.flatMap((x) => [x * 0.9, x * 1.12])], ys = all.map((m) => m.y);
+    const xs = [...all.map((m) => m.x), ...requested.flatMap((x) => [x * 0.9, x * 1.12])], ys = all.map((m) => m.y);
     const unit = { s: "seconds", ms: "milliseconds" }[told.unit] ?? told.unit;
-    const along = study.wide(xs) ? { type: "log", ...look.logTicks(xs) } : { range: span(xs) };
-    const up = study.wide(ys) ? { type: "log", ...look.logTicks(ys) } : { rangemode: "tozero" };
+    const along = study.wide(xs) ? { type: "log", ...poll.logTicks(xs) } : { range: span(xs) };
+    const up = study.wide(ys) ? { type: "log", ...poll.logTicks(ys) } : { rangemode: "tozero" };
     Plotly.react(plot, traces(), look.layout({ title: "" }, {
       title: undefined, hovermode: "closest", margin: { l: 58, r: 18, t: 34, b: 48 }, hoverdistance: 12,
       xaxis: look.axis({ title: look.label(`${told.label}, ${unit}`), fixedrange: true, ...along }),
@@ -144,7 +144,7 @@
   }
   // A slider is logarithmic, over what was measured and the bound that was asked for.
   function ends(limit) {
-    const vs = study.tried().flatMap(([, choice]) => choice.points.map((point) => study.value(point, limit.metric))).filter((v) => known(v) && v > 0);
+    const vs = study.attempts().flatMap(([, choice]) => choice.points.map((point) => study.value(point, limit.metric))).filter((v) => known(v) && v > 0);
     return [0.9 * Math.min(...vs, limit.bound), 1.1 * Math.max(...vs, limit.bound)];
   }
   function row(limit, i) {
@@ -163,7 +163,7 @@
       if (document.activeElement !== slider) slider.value = slider.toFraction(bound);
       slider.setAttribute("aria-valuetext", study.amount(study.plan.limits[i].metric, bound));
     });
-    element("reset").disabled = study.asked();
+    element("reset").disabled = study.requested();
   }
   function now() {
     const best = study.best(), { objective, choices } = study.plan, asked = choices[study.plan.best];
@@ -175,7 +175,7 @@
     element("now").replaceChildren(...rows);
   }
   function difference(value, from) {
-    if (study.asked()) return make("p", { class: "muted" }, "What was asked.");
+    if (study.requested()) return make("p", { class: "muted" }, "What was asked.");
     const change = 100 * (value / from - 1), good = study.plan.objective.higher === change > 0;
     if (Math.abs(change) < 0.05) return make("p", { class: "muted" }, "As good as the answer.");
     return make("p", { class: good ? "better" : "worse" }, `${change > 0 ? "+" : "−"}${number(Math.abs(change), 2)} % from the answer`);
@@ -197,7 +197,7 @@
     tabs();
     const many = study.plan.axes.map((axis, i) => [i, axis.label, axis.values.length]).filter(([, , count]) => count > 1);
     study.options(element("colour"), [...many, ["one", "one configuration"]], many[0]?.[0] ?? "one");
-    study.options(element("one"), study.tried().map(([i, choice]) => [i, choice.name]), study.tried()[0]?.[0] ?? "");
+    study.options(element("one"), study.attempts().map(([i, choice]) => [i, choice.name]), study.attempts()[0]?.[0] ?? "");
   }
   const pick = (event) => {
     const mark = marks[event.points[0].curveNumber - 2]?.[event.points[0].pointNumber];

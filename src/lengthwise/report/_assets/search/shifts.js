@@ -25,7 +25,7 @@
     ], look.layout({ title: look.text(told.label) }, {
       hovermode: "closest", shapes: asked.map((x) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line })),
       annotations: asked.map((x) => ({ x: log ? Math.log10(x) : x, y: 1, yref: "paper", text: "asked", showarrow: false, yanchor: "bottom", font: { color: look.colour("--limit"), size: 12 } })),
-      xaxis: look.axis({ title: look.label(`bound, ${told.unit}`), ...(log ? { type: "log", ...look.logTicks([...xs, ...asked]) } : { rangemode: "tozero" }) }),
+      xaxis: look.axis({ title: look.label(`bound, ${told.unit}`), ...(log ? { type: "log", ...poll.logTicks([...xs, ...requested]) } : { rangemode: "tozero" }) }),
       yaxis: look.axis({ title: look.label(objective.unit), rangemode: "tozero" }),
     }), look.config);
   }

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.request import MOST_TOKENS, Floats, Forecast
+from lengthwise.gateway.request import MAX_TOKENS, Floats, LengthPrediction
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LEVELS, LengthDistribution, pareto_tail
 from lengthwise.predict.empirical import Constant
@@ -41,17 +41,17 @@ STATISTICS: dict[str, Statistic] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Belief(Forecast):
+class Belief(LengthPrediction):
     """A forecast with what it was made from, so that it can be made again and learnt from.
 
     Attributes:
         raw: [25] the predictor's own quantiles before the first token; None where it had none to give.
-        whole: [25] the same as they were corrected and believed, no limit applied; None where nothing is known.
+        complete: [25] the same as they were corrected and believed, no limit applied; None where nothing is known.
         first_tokens: The statistic before the first token.
     """
 
     raw: Floats | None = None
-    whole: Floats | None = None
+    complete: Floats | None = None
     first_tokens: float = 0.0
 
 
@@ -68,7 +68,7 @@ def given(row: Floats, tokens_so_far: int) -> Floats:
 
 def sound(row: Floats) -> bool:
     """Whether a row is a distribution: finite, at least 1, not decreasing, not absurd."""
-    return bool(row[0] >= 1 and row[-1] <= MOST_TOKENS and (row[1:] >= row[:-1]).all())
+    return bool(row[0] >= 1 and row[-1] <= MAX_TOKENS and (row[1:] >= row[:-1]).all())
 
 
 def within(row: Floats, least: float, most: float) -> Floats:
@@ -78,7 +78,7 @@ def within(row: Floats, least: float, most: float) -> Floats:
 
 MOST_CHARS = 1 << 19
 """Of a longer text both ends are shown: a prompt must not hold up others while it is read."""
-_STANDS_IN = Constant(2 * MOST_TOKENS)
+_STANDS_IN = Constant(2 * MAX_TOKENS)
 _SAMPLE = (
     "Write a detailed guide about how to plan a three day trip to Rome with a small budget. Include ten tips, a list "
     "of museums, what to eat and where to stay, and explain why each of them is worth the time. "
@@ -106,7 +106,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Said:
+class Message:
     """Answers to n questions.
 
     Attributes:
@@ -129,7 +129,7 @@ def shown(text: str | None) -> str:
     return f"{text[: MOST_CHARS // 2]} {text[-MOST_CHARS // 2 :]}"
 
 
-def ask(predictor: Any, questions: Sequence[Question]) -> Said:
+def ask(predictor: Any, questions: Sequence[Question]) -> Message:
     """What a predictor says, each row judged; never raises what it raises."""
     n, output = len(questions), [q.output for q in questions]
     text, models = [q.text for q in questions], [q.model for q in questions]
@@ -144,14 +144,14 @@ def ask(predictor: Any, questions: Sequence[Question]) -> Said:
     except Exception as error:  # noqa: BLE001 - whatever it raises is what is guarded against
         problem = error
     if isinstance(so_far, int) and _is_sound(answer, n):
-        return Said(answer.tokens, np.ones(n, bool))
-    return _judged(_Heard(answer, problem), prompts, so_far)
+        return Message(answer.tokens, np.ones(n, bool))
+    return _evaluated(_Heard(answer, problem), prompts, so_far)
 
 
-def nothing(n: int, error: BaseException) -> Said:
+def nothing(n: int, error: BaseException) -> Message:
     """What is left to say of n questions when even judging the answer failed."""
     rows = np.ones((n, len(LEVELS)))
-    return Said(rows, np.zeros(n, bool), {"raised": n}, _place(error))
+    return Message(rows, np.zeros(n, bool), {"raised": n}, _place(error))
 
 
 def measured_s(predictor: Any, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -173,18 +173,18 @@ def _is_sound(answer: Any, n: int) -> bool:
         isinstance(answer, LengthDistribution)
         and answer.levels is LEVELS
         and answer.tokens.shape == (n, len(LEVELS))
-        and bool((answer.tokens[:, -1] <= MOST_TOKENS).all())
+        and bool((answer.tokens[:, -1] <= MAX_TOKENS).all())
     )
 
 
-def _judged(heard: _Heard, prompts: Prompts, so_far: Any) -> Said:
+def _evaluated(received: _Heard, prompts: Prompts, so_far: Any) -> Message:
     """What ``Guarded`` makes of the answer; rows in which the stand-in speaks are not good."""
-    guard = Guarded(heard, _STANDS_IN, MOST_TOKENS)
+    guard = Guarded(received, _STANDS_IN, MAX_TOKENS)
     rows = guard.predict(prompts, so_far).tokens
-    good = rows[:, 0] <= MOST_TOKENS
+    good = rows[:, 0] <= MAX_TOKENS
     faults = {kind: count for kind, count in guard.faults_.items() if count}
-    problem = heard.problem
-    return Said(rows, good, faults, guard.last_error_ and (_place(problem) if problem else "no numbers"))
+    problem = received.problem
+    return Message(rows, good, faults, guard.last_error_ and (_place(problem) if problem else "no numbers"))
 
 
 def _place(error: BaseException) -> str:
@@ -231,7 +231,7 @@ class Source(Protocol):
         """Over; every answer that was promised has come."""
         ...
 
-    def ask(self, question: Question) -> Answer:
+    def submit(self, question: Question) -> Answer:
         """An answer that will come, whatever happens; it is never an exception."""
         ...
 
@@ -286,7 +286,7 @@ class InLine:
             if not answer.done():
                 answer.set_result(None)
 
-    def ask(self, question: Question) -> Answer:
+    def submit(self, question: Question) -> Answer:
         """An answer in this turn of the loop or a soon following one."""
         loop = asyncio.get_running_loop()
         if not self._waiting:

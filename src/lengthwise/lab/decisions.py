@@ -16,9 +16,7 @@ Run = dict[str, float]
 RATIOS = ("jct.mean", "jct.p50", "jct.p99")
 
 
-def estimates(
-    own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], level: float
-) -> dict[str, Estimate]:
+def estimates(own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], level: float) -> dict[str, Estimate]:
     """A cell's values from one run a seed; those of all three stand in the order of the seeds."""
     values = {name: _mean([run[name] for run in own], level) for name in own[0]}
     x, f, o = (_column(runs, "jct.mean") for runs in (own, fcfs, oracle))
@@ -56,13 +54,13 @@ def ratio(above: npt.ArrayLike, below: npt.ArrayLike, level: float) -> Estimate:
     return Estimate(value, _half_width(a - value * b, level) / abs(middle))
 
 
-def widened(half_width: float, seeds: int, level: float, among: int) -> float:
-    """The half-width at which ``among`` intervals hold together (Bonferroni); NaN with a single seed."""
+def widened(half_width: float, seeds: int, level: float, num_candidates: int) -> float:
+    """The half-width at which ``num_candidates`` intervals hold together (Bonferroni); NaN with a single seed."""
     if seeds < 2:
         return math.nan
     from scipy.special import stdtrit
 
-    alone, together = (stdtrit(seeds - 1, 1 - (1 - level) / (2 * n)) for n in (1, among))
+    alone, together = (stdtrit(seeds - 1, 1 - (1 - level) / (2 * n)) for n in (1, num_candidates))
     return half_width * float(together / alone)
 
 
@@ -89,15 +87,15 @@ NO_QUEUE = 0.01
 """Where fewer requests find every seat taken, there is no queue for seats to speak of."""
 NO_WAIT = 0.05
 """Nor is there one for memory where a smaller share of the JCT is spent in it."""
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 """A smaller gain in mean JCT is not worth the trouble, however sure it is."""
 SAME_SERVED = 0.01
 """Where served shares differ by more, the means are of different requests."""
 
-WORTH, IDLE, ALIKE, NONE, TAIL = "worth it", "no queue", "lengths alike", "no gain", "the tail pays"
+IMPROVEMENT, IDLE, MATCHING, NONE, TAIL = "worth it", "no queue", "lengths alike", "no gain", "the tail pays"
 
 
-def verdict(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdict:
+def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdict:
     """What the cells of one load and batch size say; FCFS and the oracle are the first two.
 
     It is worth it where some policy, with a predictor that one can have, is surely faster than FCFS in
@@ -115,41 +113,41 @@ def verdict(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdic
     if unlike:
         worst = max(unlike, key=lambda cell: _served_apart(cell, fcfs))
         return Verdict(fcfs.batch, fcfs.load, False, NOT_COMPARED, "", _not_compared(fcfs, worst))
-    reason, best, sentence = _judged(fcfs, oracle, candidates)
-    return Verdict(fcfs.batch, fcfs.load, reason == WORTH, reason, best, sentence + _served(fcfs))
+    reason, best, description = _evaluated(fcfs, oracle, candidates)
+    return Verdict(fcfs.batch, fcfs.load, reason == IMPROVEMENT, reason, best, description + _served(fcfs))
 
 
-def _judged(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str, str]:
+def _evaluated(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str, str]:
     """(reason, the cell that was judged, sentence) where all serve the same share."""
-    if _idle(fcfs) and _gain(oracle) < LEAST_GAIN:
+    if _idle(fcfs) and _gain(oracle) < MIN_GAIN:
         return IDLE, "", _no_queue(fcfs)
     faster = [cell for cell in candidates if _surely_faster(cell)]
     bearable = [cell for cell in faster if _tail(cell) <= _gain(cell)]
     if bearable:
         best = max(bearable, key=_gain)
         if best["jct.mean/fcfs"].has_interval:
-            return WORTH, best.name, _worth(best, oracle, len(candidates))
+            return IMPROVEMENT, best.name, _is_improvement(best, oracle, len(candidates))
         return ONE_SEED, best.name, _one_seed(best)
     if faster:
         best = max(faster, key=lambda cell: _gain(cell) - _tail(cell))
         return TAIL, best.name, _tail_pays(best)
     best = max(candidates, key=_gain, default=oracle)
-    if _gain(oracle) < LEAST_GAIN:
-        return ALIKE, best.name, _alike(fcfs, oracle)
+    if _gain(oracle) < MIN_GAIN:
+        return MATCHING, best.name, _matching(fcfs, oracle)
     return NONE, best.name, _no_gain(best, oracle)
 
 
-def answer(verdicts: Sequence[Verdict], unit: LoadUnit) -> tuple[str, ...]:
+def answer(decisions: Sequence[Verdict], unit: LoadUnit) -> tuple[str, ...]:
     """All verdicts in a few sentences: those that end alike together, one of them in full."""
     lines = []
-    for reason in (WORTH, ONE_SEED, TAIL, NONE, ALIKE, IDLE, NOT_COMPARED):
-        alike = [v for v in verdicts if v.reason == reason]
+    for reason in (IMPROVEMENT, ONE_SEED, TAIL, NONE, MATCHING, IDLE, NOT_COMPARED):
+        alike = [v for v in decisions if v.reason == reason]
         if alike:
             head = alike[0].head
-            where = "at every load and batch size" if len(alike) == len(verdicts) else _places(alike, unit)
-            shown = alike[-1] if reason == WORTH else alike[0]
+            where = "at every load and batch size" if len(alike) == len(decisions) else _places(alike, unit)
+            shown = alike[-1] if reason == IMPROVEMENT else alike[0]
             of = f" For instance {_place(shown, unit)}:" if len(alike) > 1 else ""
-            lines.append(f"{head} {where}.{of} {shown.sentence}")
+            lines.append(f"{head} {where}.{of} {shown.description}")
     return tuple(lines)
 
 
@@ -188,7 +186,7 @@ def _surely_faster(cell: Cell) -> bool:
     """With a single seed there is no interval: it only seems so."""
     shorter: Estimate = cell["jct.mean/fcfs"]
     sure = shorter.high < 1 if shorter.has_interval else shorter.value < 1
-    return sure and _gain(cell) >= LEAST_GAIN
+    return sure and _gain(cell) >= MIN_GAIN
 
 
 def _no_queue(fcfs: Cell) -> str:
@@ -220,7 +218,7 @@ def _one_seed(best: Cell) -> str:
     )
 
 
-def _alike(fcfs: Cell, oracle: Cell) -> str:
+def _matching(fcfs: Cell, oracle: Cell) -> str:
     return (
         f"Requests wait for {_percent(fcfs['waiting_share'].value)} of their JCT, but the shortest first with lengths "
         f"known changes mean JCT by {_interval(oracle, sign=True)}: lengths do not differ enough for an order "
@@ -228,14 +226,10 @@ def _alike(fcfs: Cell, oracle: Cell) -> str:
     )
 
 
-def _worth(best: Cell, oracle: Cell, among: int) -> str:
+def _is_improvement(best: Cell, oracle: Cell, num_candidates: int) -> str:
     closed = best["gap_closed"]
-    share = (
-        f", {_percent(closed.value)} of what perfect lengths would bring"
-        if closed.value == closed.value
-        else ""
-    )
-    chosen = f" (sure for the best of {among})" if among > 1 else ""
+    share = f", {_percent(closed.value)} of what perfect lengths would bring" if closed.value == closed.value else ""
+    chosen = f" (sure for the best of {num_candidates})" if num_candidates > 1 else ""
     return (
         f"{best.name} cuts mean JCT by {_interval(best)}{chosen}{share}; the 99th percentile "
         f"{_change(best['jct.p99/fcfs'].value)}, that of the oracle {_change(oracle['jct.p99/fcfs'].value)}."
@@ -276,10 +270,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if abs(share) >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
-def _places(alike: Sequence[Verdict], unit: LoadUnit) -> str:
+def _places(matching: Sequence[Verdict], unit: LoadUnit) -> str:
     """Loads by batch size, batch sizes with the same loads together."""
     loads: dict[int, list[float]] = {}
-    for v in alike:
+    for v in matching:
         loads.setdefault(v.batch, []).append(v.load)
     groups: dict[tuple[float, ...], list[int]] = {}
     for batch, of_batch in loads.items():

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.forecast.learning import Learner
-from lengthwise.gateway.forecast.prediction import (
+from lengthwise.gateway.length_prediction.learning import Learner
+from lengthwise.gateway.length_prediction.prediction import (
     STATISTICS,
     Answer,
     Belief,
@@ -27,13 +27,13 @@ from lengthwise.gateway.forecast.prediction import (
     shown,
     within,
 )
-from lengthwise.gateway.forecast.predictor_process import Care, InProcess
+from lengthwise.gateway.length_prediction.predictor_process import Care, InProcess
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Floats, Forecast, Outcome, Request
+from lengthwise.gateway.request import Floats, LengthPrediction, Outcome, Request
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.schema.errors import InputError
 
-Late = Callable[[int, Forecast], None]
+Late = Callable[[int, LengthPrediction], None]
 _ALIKE = 256.0
 NONE, DEFAULT = "none", "default"
 
@@ -51,7 +51,7 @@ class Forecaster(Listener):
         late: Told of an answer that came after its deadline.
         predictor: One in place of the configured; it must bear pickling unless it is asked in line.
         place: "inline", "process", or "auto".
-        care: How a process is treated.
+        resilience: How a process is treated.
         believes_told: Whether a length that the client fixed itself is taken for known.
     """
 
@@ -63,18 +63,18 @@ class Forecaster(Listener):
         *,
         predictor: Any = None,
         place: str = "auto",
-        care: Care | None = None,
+        resilience: Care | None = None,
         believes_told: bool = True,
     ) -> None:
         self.config, self.clock, self.late, self.believes_told = config, clock, late, believes_told
         self.learner = Learner(config.learn_every)
         self.tally = Tally()
-        self.sources: dict[str, int] = dict.fromkeys(("predictor", "prior", "told", "oracle"), 0)
+        self.sources: dict[str, int] = dict.fromkeys(("predictor", "prior", "report", "oracle"), 0)
         self.late_answers = self.drifts = 0
         self.drifted_s: float | None = None
         self.seconds = float("nan")
         self._statistic = STATISTICS[config.statistic]
-        self._predictor, self._place, self._care = predictor, place, care
+        self._predictor, self._place, self._care = predictor, place, resilience
         self._source: Source | None = None
         self._reads_text = False
 
@@ -100,52 +100,50 @@ class Forecaster(Listener):
         """Whether its predictor reads the text that has been generated."""
         return self._reads_text
 
-    async def first(self, request: Request, text: str | None) -> Forecast:
+    async def first(self, request: Request, text: str | None) -> LengthPrediction:
         """What is predicted before the first token, in ``deadline_s`` at the latest."""
         if self.believes_told and request.told_tokens > 0:
-            return self._counted(self._fixed(request, float(request.told_tokens), "told"))
+            return self._counted(self._fixed(request, float(request.told_tokens), "report"))
         if self._source is None:
             return self._counted(self._unpredicted(request))
         question = Question(shown(text), request.prompt_tokens, request.model)
-        row = await self._answered(self._source.ask(question), functools.partial(self._came_late, request))
+        row = await self._on_response(self._source.submit(question), functools.partial(self._came_late, request))
         return self._counted(self._believed(request, row))
 
-    async def again(self, request: Request, text: str | None, generated_text: str | None) -> Forecast:
+    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
         """What is predicted now that some tokens have come: the lengths above them.
 
         The predictor is asked anew only where it reads the text so far and there is one.
         """
-        before, so_far = request.forecast, request.generated_tokens
+        before, so_far = request.length_prediction, request.generated_tokens
         if generated_text and self._reads_text and self._source is not None and before.source == "predictor":
-            question = Question(
-                shown(text), request.prompt_tokens, request.model, so_far, shown(generated_text)
-            )
-            row = await self._answered(self._source.ask(question), None)
+            question = Question(shown(text), request.prompt_tokens, request.model, so_far, shown(generated_text))
+            row = await self._on_response(self._source.submit(question), None)
             if row is not None:
                 return self._of_row(request, row, before, so_far)
         return self.known(request)
 
-    def known(self, request: Request) -> Forecast:
+    def known(self, request: Request) -> LengthPrediction:
         """The same forecast, given the tokens so far: no predictor is asked."""
-        before, so_far = request.forecast, request.generated_tokens
-        whole = before.whole if isinstance(before, Belief) else before.quantiles
+        before, so_far = request.length_prediction, request.generated_tokens
+        whole = before.complete if isinstance(before, Belief) else before.quantiles
         if whole is not None:
             return self._of_row(request, given(whole, so_far), before, so_far)
         total = max(before.total_tokens, so_far + 1.0)
-        return Forecast(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
+        return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
-    def ended(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         """Learns from what has finished: not from what was given up, failed, or had its length fixed.
 
         An output as long as was allowed, or whose ``detail`` is "length", counts as cut.
         """
-        belief, tokens = request.forecast, request.generated_tokens
-        if outcome is not Outcome.FINISHED or not isinstance(belief, Belief) or not self.config.learn:
+        posterior, tokens = request.length_prediction, request.generated_tokens
+        if outcome is not Outcome.FINISHED or not isinstance(posterior, Belief) or not self.config.learn:
             return
         if tokens < 1 or request.choices != 1 or (self.believes_told and request.told_tokens > 0):
             return
         cut = detail == "length" or tokens >= request.max_tokens
-        if self.learner.finished_with(request.model, belief, tokens, cut=cut):
+        if self.learner.finished_with(request.model, posterior, tokens, cut=cut):
             self.drifts, self.drifted_s = self.drifts + 1, now_s
 
     def state(self) -> dict[str, Any]:
@@ -198,7 +196,7 @@ class Forecaster(Listener):
         self._source = InLine(predictor, self.tally)
         self._reads_text = bool(inspect.getattr_static(predictor, "reads_text", False))
 
-    async def _answered(self, answer: Answer, late: Callable[[Answer], None] | None) -> Floats | None:
+    async def _on_response(self, answer: Answer, late: Callable[[Answer], None] | None) -> Floats | None:
         """The answer, or None once the deadline is over."""
         source = self._source
         if answer.done() or source is None or not source.waits:
@@ -216,11 +214,11 @@ class Forecaster(Listener):
         if row is None or self.late is None:
             return
         self.late_answers += 1
-        belief = self._believed(request, row)
-        if request.generated_tokens and belief.whole is not None:
+        posterior = self._believed(request, row)
+        if request.generated_tokens and posterior.complete is not None:
             so_far = request.generated_tokens
-            belief = self._of_row(request, given(belief.whole, so_far), belief, so_far)
-        self.late(request.id, belief)
+            posterior = self._of_row(request, given(posterior.complete, so_far), posterior, so_far)
+        self.late(request.id, posterior)
 
     def _believed(self, request: Request, raw: Floats | None) -> Belief:
         """The forecast of a predictor's row, corrected; of what stands in where there is none."""
@@ -234,29 +232,27 @@ class Forecaster(Listener):
     def _bounded(self, request: Request, row: Floats, so_far: int) -> tuple[float, Floats]:
         """The statistic, and the quantiles within what has come and what was asked for."""
         bounded = within(row, so_far + 1.0 if so_far else 1.0, float(request.max_tokens))
-        return min(
-            max(self._statistic(bounded), bounded.item(0)), bounded.item(-1)
-        ), bounded  # a sum is rounded
+        return min(max(self._statistic(bounded), bounded.item(0)), bounded.item(-1)), bounded  # a sum is rounded
 
-    def _of_row(self, request: Request, row: Floats, before: Forecast, so_far: int) -> Belief:
+    def _of_row(self, request: Request, row: Floats, before: LengthPrediction, so_far: int) -> Belief:
         """The forecast after so many tokens, by its quantiles."""
         total, bounded = self._bounded(request, row, so_far)
-        known = before if isinstance(before, Belief) else Belief(0.0, whole=before.quantiles)
+        known = before if isinstance(before, Belief) else Belief(0.0, complete=before.quantiles)
         first = known.first_tokens or total
-        return Belief(total, before.source, bounded, so_far, known.raw, known.whole, first)
+        return Belief(total, before.source, bounded, so_far, known.raw, known.complete, first)
 
-    def _fixed(self, request: Request, tokens: float, source: str) -> Forecast:
+    def _fixed(self, request: Request, tokens: float, source: str) -> LengthPrediction:
         """The forecast of a length that is known."""
         sure = min(max(1.0, tokens), max(1.0, float(request.max_tokens)))
-        return Forecast(sure, source, np.full(len(LEVELS), sure))
+        return LengthPrediction(sure, source, np.full(len(LEVELS), sure))
 
-    def _unpredicted(self, request: Request) -> Forecast:
+    def _unpredicted(self, request: Request) -> LengthPrediction:
         """All alike: whoever came first goes first."""
-        return Forecast(min(_ALIKE, max(1.0, float(request.max_tokens))), "prior")
+        return LengthPrediction(min(_ALIKE, max(1.0, float(request.max_tokens))), "prior")
 
-    def _counted(self, forecast: Forecast) -> Forecast:
-        self.sources[forecast.source] += 1
-        return forecast
+    def _counted(self, length_prediction: LengthPrediction) -> LengthPrediction:
+        self.sources[length_prediction.source] += 1
+        return length_prediction
 
 
 def _require_file(name: str) -> None:
@@ -294,18 +290,18 @@ class Oracle(Forecaster):
         super().__init__(config, clock, late, **rest)
         self._length = length
 
-    async def first(self, request: Request, text: str | None) -> Forecast:
+    async def first(self, request: Request, text: str | None) -> LengthPrediction:
         """The truth."""
         tokens = self._length(request, text)
         if tokens is None:
             return await super().first(request, text)
         return self._counted(self._fixed(request, float(tokens), "oracle"))
 
-    async def again(self, request: Request, text: str | None, generated_text: str | None) -> Forecast:
+    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
         """Still the truth."""
-        if request.forecast.source == "oracle":
-            return request.forecast
-        return await super().again(request, text, generated_text)
+        if request.length_prediction.source == "oracle":
+            return request.length_prediction
+        return await super().retry(request, text, generated_text)
 
 
 def told_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lengthwise.gateway.child_process import close, reaped, spawned
-from lengthwise.gateway.forecast.prediction import (
+from lengthwise.gateway.length_prediction.prediction import (
     Answer,
+    Message,
     Question,
-    Said,
     Tally,
     ask,
     measured_s,
@@ -47,15 +47,15 @@ def framed(payload: bytes) -> bytes:
     return LENGTH.pack(len(payload)) + payload
 
 
-def told(number: int, said: Said) -> bytes:
+def told(number: int, message: Message) -> bytes:
     """Answers as bytes."""
-    beside = json.dumps({"faults": said.faults, "error": said.error}).encode()
-    rows = np.ascontiguousarray(said.rows, "<f8")
-    good = np.ascontiguousarray(said.good, np.uint8)
-    return _HEAD.pack(number, len(said.good)) + good.tobytes() + rows.tobytes() + beside
+    beside = json.dumps({"faults": message.faults, "error": message.error}).encode()
+    rows = np.ascontiguousarray(message.rows, "<f8")
+    good = np.ascontiguousarray(message.good, np.uint8)
+    return _HEAD.pack(number, len(message.good)) + good.tobytes() + rows.tobytes() + beside
 
 
-def heard(payload: bytes, number: int, n: int) -> Said:
+def heard(payload: bytes, number: int, n: int) -> Message:
     """The answers to n questions; Rubbish where it is none."""
     start, end = _HEAD.size + n, _HEAD.size + n + n * _ROW_BYTES
     if len(payload) < end or _HEAD.unpack_from(payload) != (number, n):
@@ -66,11 +66,9 @@ def heard(payload: bytes, number: int, n: int) -> Said:
         raise Rubbish("rows that are no distributions")
     beside = _object(payload[end:])
     faults = beside.get("faults")
-    counted = (
-        {str(k): int(v) for k, v in faults.items() if isinstance(v, int)} if isinstance(faults, dict) else {}
-    )
+    counted = {str(k): int(v) for k, v in faults.items() if isinstance(v, int)} if isinstance(faults, dict) else {}
     error = beside.get("error")
-    return Said(rows, good, counted, None if error is None else str(error))
+    return Message(rows, good, counted, None if error is None else str(error))
 
 
 def greeting(payload: bytes) -> dict[str, Any]:
@@ -106,7 +104,7 @@ class Care:
         rest_s: Before it is started again; doubles with every failure in a row, up to ``most_rest_s``.
         most_rest_s: The longest rest.
         most_waiting: Questions that may wait; more get no answer.
-        most_bytes: Memory of its own.
+        max_bytes: Memory of its own.
     """
 
     start_s: float = 60.0
@@ -114,7 +112,7 @@ class Care:
     rest_s: float = 0.1
     most_rest_s: float = 30.0
     most_waiting: int = 2048
-    most_bytes: int = 8 << 30
+    max_bytes: int = 8 << 30
 
 
 class InProcess:
@@ -124,17 +122,17 @@ class InProcess:
         file: The predictor's file or "default"; "" where one is handed over.
         predictor: One that can be pickled, in place of a file.
         tally: Where faults are counted: those of rows, "died", "hung", "rubbish", "down", "busy".
-        care: How it is treated.
+        resilience: How it is treated.
     """
 
     waits = True
 
-    def __init__(self, file: str, predictor: Any, tally: Tally, care: Care | None = None) -> None:
-        self.tally, self._care = tally, care or Care()
+    def __init__(self, file: str, predictor: Any, tally: Tally, resilience: Care | None = None) -> None:
+        self.tally, self._care = tally, resilience or Care()
         self._pickled = None if predictor is None else pickle.dumps(predictor)
         self._file = file
         self._waiting: deque[tuple[Question, Answer]] = deque()
-        self._asked: list[Answer] = []
+        self._client_request: list[Answer] = []
         self._something = asyncio.Event()
         self._greeted = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -164,7 +162,7 @@ class InProcess:
             self._life = None
         await asyncio.gather(*self._reaping)
 
-    def ask(self, question: Question) -> Answer:
+    def submit(self, question: Question) -> Answer:
         """An answer when the process has made it; None at once while there is none."""
         answer: Answer = asyncio.get_running_loop().create_future()
         if not self.up or len(self._waiting) >= self._care.most_waiting:
@@ -195,25 +193,20 @@ class InProcess:
     async def _one(self) -> None:
         """The life of one process: greeting, batches, an exception at its end."""
         self.starts += 1
-        care, process = self._care, await spawned(__name__)
+        resilience, process = self._care, await spawned(__name__)
         self._process = process
         out = process.stdin
         assert out is not None
-        task = {
-            "path": sys.path,
-            "file": self._file,
-            "pickled": self._pickled,
-            "most_bytes": care.most_bytes,
-        }
+        task = {"path": sys.path, "file": self._file, "pickled": self._pickled, "max_bytes": resilience.max_bytes}
         out.write(framed(pickle.dumps(task)))
-        async with asyncio.timeout(care.start_s):
+        async with asyncio.timeout(resilience.start_s):
             hello = greeting(await self._read())
         self._refused = hello.get("refused", "")
         if not self._refused:
             self.seconds, self.reads_text = hello["seconds"], bool(hello.get("reads_text"))
             self.up = True
         self._greeted.set()
-        watch = asyncio.get_running_loop().create_task(self._watched(process))
+        watch = asyncio.get_running_loop().create_task(self._monitor_task(process))
         try:
             for number in itertools.count():
                 if not self.up or process.returncode is not None:
@@ -225,7 +218,7 @@ class InProcess:
         if self.up:
             raise ConnectionResetError(f"it ended with {process.returncode}")
 
-    async def _watched(self, process: asyncio.subprocess.Process) -> None:
+    async def _monitor_task(self, process: asyncio.subprocess.Process) -> None:
         """Wakes who waits for questions when the process ends."""
         await process.wait()
         self._something.set()
@@ -241,10 +234,10 @@ class InProcess:
             said = heard(await self._read(), number, len(questions))
         self.tally.add(said.faults, said.error)
         self._failed = 0
-        for place, answer in enumerate(self._asked):
+        for place, answer in enumerate(self._client_request):
             if not answer.done():
                 answer.set_result(said.rows[place] if said.good[place] else None)
-        self._asked = []
+        self._client_request = []
 
     def _taken(self) -> list[Question]:
         questions: list[Question] = []
@@ -253,7 +246,7 @@ class InProcess:
             question, answer = self._waiting.popleft()
             if not answer.done():
                 questions.append(question)
-                self._asked.append(answer)
+                self._client_request.append(answer)
                 chars += len(question.text) + len(question.output)
         if not self._waiting:
             self._something.clear()
@@ -278,10 +271,10 @@ class InProcess:
         """Ends the process that is there; who waits gets no answer."""
         self.up = False
         process, self._process = self._process, None
-        for answer in [*self._asked, *(answer for _, answer in self._waiting)]:
+        for answer in [*self._client_request, *(answer for _, answer in self._waiting)]:
             if not answer.done():
                 answer.set_result(None)
-        self._asked = []
+        self._client_request = []
         self._waiting.clear()
         self._something.clear()
         self._greeted.set()
@@ -308,11 +301,11 @@ def main() -> None:
         return
     task = pickle.loads(first)  # noqa: S301 - the parent's own words
     sys.path[:] = task["path"]
-    _bounded(task["most_bytes"])
+    _bounded(task["max_bytes"])
     predictor = _greet(task, answers)
     while predictor is not None and (payload := _read(questions)) is not None:
         number, asked = pickle.loads(payload)  # noqa: S301
-        _write(answers, told(number, _asked(predictor, asked)))
+        _write(answers, told(number, _client_request(predictor, asked)))
 
 
 def _greet(task: dict[str, Any], answers: BinaryIO) -> Any:
@@ -335,7 +328,7 @@ def _predictor(task: dict[str, Any]) -> Any:
     return opened(task["file"])
 
 
-def _asked(predictor: Any, questions: list[Any]) -> Said:
+def _client_request(predictor: Any, questions: list[Any]) -> Message:
     """Answers; memory that was not to be had, or an answer too strange to be judged, is a fault like others."""
     try:
         return ask(predictor, questions)
@@ -343,11 +336,11 @@ def _asked(predictor: Any, questions: list[Any]) -> Said:
         return nothing(len(questions), error)
 
 
-def _bounded(most_bytes: int) -> None:
+def _bounded(max_bytes: int) -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - no path
         file.write("1000")
 

@@ -14,23 +14,23 @@ from types import TracebackType
 from typing import Any, Self
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.ordering_gain import LEAST_REQUESTS, TOO_LITTLE, Gain, as_json
+from lengthwise.gateway.observe.ordering_gain import MIN_REQUESTS, TOO_LITTLE, Gain, as_json
 from lengthwise.gateway.observe.trace import Trace, of_rows
 from lengthwise.gateway.telemetry import Row, Trips, as_dict
 
-KEPT = 5000
+RETAINED = 5000
 
 
 class Record(Trips):
     """A listener of its own; or, where ``telemetry.trips`` follows requests already, subscribe ``over`` to those.
 
     Args:
-        kept: So many requests, the last ones.
+        retained: So many requests, the last ones.
     """
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, retained: int = RETAINED) -> None:
         super().__init__()
-        self.rows: deque[Row] = deque(maxlen=kept)
+        self.rows: deque[Row] = deque(maxlen=retained)
         self.subscribe(self.over)
 
     def over(self, row: Row) -> None:
@@ -44,11 +44,11 @@ class Record(Trips):
 
 EVERY_S = 300.0
 LIMIT_S = 240.0
-_LOOK_S = 5.0
+_POLL_INTERVAL_S = 5.0
 _log = logging.getLogger("lengthwise.gateway")
 
 
-class Watch:
+class Monitor:
     """An async context manager with the last finding.
 
     Args:
@@ -79,34 +79,34 @@ class Watch:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def look(self) -> dict[str, Any]:
+    async def poll(self) -> dict[str, Any]:
         """A finding of what has passed so far."""
         rows = list(self._record.rows)
-        if sum(row.output_tokens >= 1 for row in rows) < LEAST_REQUESTS:
-            few = f"{len(rows)} requests so far; at least {LEAST_REQUESTS} are needed."
+        if sum(row.output_tokens >= 1 for row in rows) < MIN_REQUESTS:
+            few = f"{len(rows)} requests so far; at least {MIN_REQUESTS} are needed."
             return as_json(Gain(TOO_LITTLE, few, len(rows), 0.0))
-        if self.found is not None and self.found["verdict"] == TOO_LITTLE:
+        if self.found is not None and self.found["decision"] == TOO_LITTLE:
             self.found = None  # no longer true
-        return await _apart(rows, self.order)
+        return await _disaggregated(rows, self.order)
 
     async def _run(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(LIMIT_S):
-                    self.found = await self.look()
+                    self.found = await self.poll()
             except (OSError, ValueError, TimeoutError) as error:
                 _log.warning("a look back at the traffic failed: %s", error or type(error).__name__)
-            few = self.found is None or self.found["verdict"] == TOO_LITTLE
-            await asyncio.sleep(min(_LOOK_S, self._every_s) if few else self._every_s)
+            few = self.found is None or self.found["decision"] == TOO_LITTLE
+            await asyncio.sleep(min(_POLL_INTERVAL_S, self._every_s) if few else self._every_s)
 
 
-def _last_line(said: bytes) -> str:
+def _last_line(message: bytes) -> str:
     """What a process that failed said last: of a traceback the error."""
-    lines = said.decode(errors="replace").strip().splitlines()
+    lines = message.decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
-async def _apart(rows: Sequence[Row], order: Order) -> dict[str, Any]:
+async def _disaggregated(rows: Sequence[Row], order: Order) -> dict[str, Any]:
     """The finding, made by another process."""
     lines = [json.dumps(asdict(order)), *(json.dumps(as_dict(row)) for row in rows)]
     pipe = asyncio.subprocess.PIPE

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.forecast.prediction import Belief
-from lengthwise.gateway.request import MOST_TOKENS, Floats
+from lengthwise.gateway.length_prediction.prediction import Belief
+from lengthwise.gateway.request import MAX_TOKENS, Floats
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE
 
 Bools = npt.NDArray[np.bool_]
@@ -144,7 +144,7 @@ def _columns(pairs: list[tuple[float, bool]]) -> tuple[Floats, Bools]:
 WINDOW, HALF_LIFE = 512, 256.0
 """Finished requests that are remembered, and after how many more one counts half."""
 _LOW, _MEDIAN, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.1, 0.5, 0.9))
-_LEAST_SPREAD = 0.05
+_MIN_SPREAD = 0.05
 _MIN_OUTPUTS, _SHRINK = 8, 8.0
 """From so many on a model's scale is corrected; with so many the correction is trusted by half."""
 _SHAPE_FROM, _SHAPE_WHOLLY = 32, 96
@@ -211,17 +211,17 @@ class Learned:
         """[25] the predictor's quantiles as this model's outputs have them."""
         if self._shift is None:
             return raw
-        moved = (1 - self.shape_share) * self.scale + self.shape_share * _doubt(raw) * self._shift
+        moved = (1 - self.shape_share) * self.scale + self.shape_share * _warning(raw) * self._shift
         row = np.maximum.accumulate(raw * np.exp(np.minimum(np.maximum(moved, -8.0), 8.0)))
-        return np.minimum(np.maximum(row, 1.0), MOST_TOKENS)
+        return np.minimum(np.maximum(row, 1.0), MAX_TOKENS)
 
-    def finished_with(self, raw: Floats, whole: Floats, tokens: int, *, cut: bool) -> bool:
+    def finished_with(self, raw: Floats, complete: Floats, tokens: int, *, cut: bool) -> bool:
         """Learns from an output; whether its lengths have drifted with it."""
         row = np.empty(len(LEVELS) + 2)
         misses = np.log(tokens / raw, out=row[:-2])
-        row[-2], row[-1] = _doubt(raw), cut
+        row[-2], row[-1] = _warning(raw), cut
         self._misses.add(row)
-        self._places.add((np.interp(tokens, whole, LEVELS), cut))
+        self._places.add((np.interp(tokens, complete, LEVELS), cut))
         self.finished += 1
         self._new += 1
         drifted = self.drift.add(float(misses[_MEDIAN]), cut=cut)
@@ -260,24 +260,22 @@ class Learned:
         misses, doubt, cut = rows[:, :-2], rows[:, -2:-1], rows[:, -1] > 0
         weight = recent_weights(n, HALF_LIFE)
         each = float(weight.sum() ** 2 / (weight**2).sum())
-        self.scale = float(
-            quantiles(misses[:, [_MEDIAN]], cut, weight, np.array([0.5]), 1 / TAIL_SHAPE)[0]
-        ) * (n / (n + _SHRINK))
+        self.scale = float(quantiles(misses[:, [_MEDIAN]], cut, weight, np.array([0.5]), 1 / TAIL_SHAPE)[0]) * (
+            n / (n + _SHRINK)
+        )
         self.shape_share = min(max((n - _SHAPE_FROM) / (_SHAPE_WHOLLY - _SHAPE_FROM), 0.0), 1.0)
         self._shift = _conformal(misses / doubt, cut, weight, each, float(np.median(doubt)))
         self.corrections += 1
 
 
-def _conformal(scores: Floats, cut: Bools, weight: Floats, n: float, doubt: float) -> Floats:
+def _conformal(scores: Floats, cut: Bools, weight: Floats, n: float, warning: float) -> Floats:
     """[25] of each level the score that so many do not exceed, on the safe side by one sample."""
-    safe = np.where(
-        LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n)
-    )
-    return quantiles(scores, cut, weight, safe, 1 / (TAIL_SHAPE * doubt))
+    safe = np.where(LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n))
+    return quantiles(scores, cut, weight, safe, 1 / (TAIL_SHAPE * warning))
 
 
-def _doubt(raw: Floats) -> float:
-    return max(math.log(raw.item(_HIGH) / raw.item(_LOW)), _LEAST_SPREAD)
+def _warning(raw: Floats) -> float:
+    return max(math.log(raw.item(_HIGH) / raw.item(_LOW)), _MIN_SPREAD)
 
 
 _MEDIAN_TOKENS, _SPREAD = 200.0, 1.1
@@ -311,9 +309,7 @@ class Lengths:
         """One more."""
         self._seen.add((math.log(tokens), cut))
         self._new += 1
-        if self._seen.count >= _MIN_LENGTHS and self._new >= min(
-            self._every, max(_MIN_LENGTHS, self._seen.count // 2)
-        ):
+        if self._seen.count >= _MIN_LENGTHS and self._new >= min(self._every, max(_MIN_LENGTHS, self._seen.count // 2)):
             self._new = 0
             log, is_cut = self._seen.rows.T
             weight = recent_weights(len(log), HALF_LIFE)
@@ -352,17 +348,17 @@ class Learner:
             return known[1].row
         return UNKNOWN if self._all.row is None else self._all.row
 
-    def finished_with(self, model: str, belief: Belief, tokens: int, *, cut: bool) -> bool:
+    def finished_with(self, model: str, posterior: Belief, tokens: int, *, cut: bool) -> bool:
         """Learns from an output that ended by itself or at its limit; whether lengths have drifted with it."""
         learned, lengths = self._of(model)
         self.finished += 1
         lengths.add(tokens, cut=cut)
         self._all.add(tokens, cut=cut)
-        if belief.raw is None or belief.whole is None:
+        if posterior.raw is None or posterior.complete is None:
             return False
         if not cut:
-            self._ranked.append((belief.first_tokens, tokens))
-        return learned.finished_with(belief.raw, belief.whole, tokens, cut=cut)
+            self._ranked.append((posterior.first_tokens, tokens))
+        return learned.finished_with(posterior.raw, posterior.complete, tokens, cut=cut)
 
     def tau(self) -> float | None:
         """Kendall's tau-b of predicted and true lengths over the last outputs; None before there are some."""

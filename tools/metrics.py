@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Measure how readable the code base is and compare it with the limits of docs/house.md.
+
+usage: metrics.py [--json] [--words N] [--changed BASE]
+
+Vocabulary: every name that the code binds (functions, classes, arguments, variables, attributes, modules) is split into
+words. A word is foreign if neither it nor its singular is in tools/vocabulary/field_words.txt (words that occur in at least
+3 of 48 known Python projects) or domain_words.txt (terms of LLM serving and queueing). Banned names and phrases are listed
+in banned.txt as "pattern => preferred"; entries after "prose:" apply to docstrings, comments, messages and Markdown.
+Exit status 1 if a limit is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = ROOT / "tools" / "vocabulary"
+PAGES = ("docs", "README.md", "CONTRIBUTING.md", "examples")
+LIMITS = {
+    "foreign_word_share": 0.07,
+    "banned_identifiers": 0,
+    "banned_phrases": 30,
+    "src_lines": 85_000,
+    "modules": 500,
+    "benchmark_lines": 8_000,
+    "docs_generator_lines": 1_500,
+    "import_cycles": 0,
+}
+
+
+def entries(name: str) -> list[str]:
+    """Return the lines of a word list without comments."""
+    lines = (WORDS / name).read_text("utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def known_words() -> set[str]:
+    """Return the words that identifiers may use."""
+    return {*entries("field_words.txt"), *entries("domain_words.txt")}
+
+
+def banned() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+    """Return the patterns of banned identifiers and of banned phrases."""
+    names, prose = [], []
+    for line in entries("banned.txt"):
+        pattern = line.removeprefix("prose:").partition("=>")[0].strip()
+        (prose if line.startswith("prose:") else names).append(re.compile(pattern, re.IGNORECASE))
+    return names, prose
+
+
+def words(identifier: str) -> list[str]:
+    """Split an identifier into lower-case words of at least three letters."""
+    parts = (re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", part) for part in identifier.split("_"))
+    return [word.lower() for part in parts for word in part if len(word) > 2]
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each name that a module binds, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
+def vocabulary(paths: list[Path], pages: list[Path]) -> dict[str, collections.Counter[str]]:
+    """Count words, foreign words, banned identifiers and banned phrases."""
+    known, (names, prose) = known_words(), banned()
+    found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for path in paths:
+        text = path.read_text("utf-8")
+        for name, line in [(path.stem, 1), *bound_names(ast.parse(text))]:
+            for word in words(name):
+                found["words"][word] += 1
+                if word not in known and word.removesuffix("s") not in known:
+                    found["foreign"][word] += 1
+            if any(pattern.fullmatch(name.strip("_")) for pattern in names):
+                found["identifiers"][f"{path.relative_to(ROOT)}:{line} {name}"] += 1
+        for number, line_text in enumerate(text.splitlines(), 1):
+            is_prose = '"' in line_text or "#" in line_text or line_text.lstrip()[:1].isupper()
+            if is_prose and any(pattern.search(line_text) for pattern in prose):
+                found["phrases"][f"{path.relative_to(ROOT)}:{number}"] += 1
+    for path in pages:
+        for number, line_text in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if any(pattern.search(line_text) for pattern in prose):
+                found["phrases"][f"{path.relative_to(ROOT)}:{number}"] += 1
+    return found
+
+
+def imports(paths: list[Path], src: Path) -> dict[str, set[str]]:
+    """Return, for each module, the modules of this package that it imports, in functions too."""
+    modules = {".".join(p.relative_to(src).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    target = f"{node.module}.{alias.name}"
+                    graph[name].add(target if target in modules else node.module)
+        graph[name] = {target for target in graph[name] if target in modules} - {name}
+    return graph
+
+
+def top_level_imports(paths: list[Path], src: Path) -> dict[str, set[str]]:
+    """Return the imports that run when a module loads."""
+    modules = {".".join(p.relative_to(src).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    target = f"{node.module}.{alias.name}"
+                    graph[name].add(target if target in modules else node.module)
+        graph[name] = {target for target in graph[name] if target in modules} - {name}
+    return graph
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one module (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            component = []
+            while not component or component[-1] != node:
+                component.append(stack.pop())
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    sys.setrecursionlimit(10_000)
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def functions(paths: list[Path]) -> dict[str, float]:
+    """Count functions, long ones, those with many parameters, and private ones that are used once."""
+    total = long = many = private = once = 0
+    for path in paths:
+        text = path.read_text("utf-8")
+        tree = ast.parse(text)
+        names = collections.Counter(re.findall(r"\b_\w+", text))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                total += 1
+                long += (node.end_lineno or node.lineno) - node.lineno + 1 > 30
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                many += len([a for a in arguments if a.arg not in {"self", "cls"}]) > 8
+                if node.name.startswith("_") and not node.name.startswith("__"):
+                    private += 1
+                    once += names[node.name] == 2
+    return {
+        "functions": total,
+        "functions_over_30_lines": long / total,
+        "functions_over_8_parameters": many,
+        "private_functions_used_once": once / max(1, private),
+    }
+
+
+def loaded_modules(name: str) -> int:
+    """Return how many modules of this package an import loads in a fresh process."""
+    code = f"import sys, {name}; print(sum(m.split('.')[0] == 'lengthwise' for m in sys.modules))"
+    return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+def line_count(paths: list[Path]) -> int:
+    """Return the number of lines of some files."""
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
+
+
+def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
+    """Return every metric, and what the vocabulary check found."""
+    src = ROOT / "src"
+    paths = sorted(src.rglob("*.py"))
+    pages = [
+        p for name in PAGES for p in ([ROOT / name] if name.endswith(".md") else sorted((ROOT / name).rglob("*.md")))
+    ]
+    found = vocabulary(paths, pages)
+    graph = imports(paths, src)
+    importers = collections.Counter(target for targets in graph.values() for target in targets)
+    comments = sum(line.lstrip().startswith("#") for p in paths for line in p.read_text("utf-8").splitlines())
+    lines = line_count(paths)
+    return {
+        "foreign_word_share": sum(found["foreign"].values()) / sum(found["words"].values()),
+        "banned_identifiers": sum(found["identifiers"].values()),
+        "banned_phrases": sum(found["phrases"].values()),
+        "src_lines": lines,
+        "modules": len(paths),
+        "modules_with_one_importer": sum(importers[name] == 1 for name in graph),
+        **functions(paths),
+        "comment_lines": comments / lines,
+        "modules_loaded_by_config": loaded_modules("lengthwise.config"),
+        "docs_generator_lines": line_count(sorted((ROOT / "docs").rglob("*.py"))),
+        "benchmark_lines": line_count(sorted((ROOT / "benchmarks").rglob("*.py"))),
+        "import_cycles": len(cycles(top_level_imports(paths, src))),
+    }, found
+
+
+def main() -> int:
+    """Print the metrics; return 1 if one exceeds its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--words", type=int, default=0, help="also list this many foreign words and all banned uses")
+    arguments = parser.parse_args()
+    metrics, found = measure()
+    if arguments.json:
+        sys.stdout.write(json.dumps(metrics, indent=2) + "\n")
+    else:
+        for name, value in metrics.items():
+            limit = f"at most {LIMITS[name]:g}" if name in LIMITS else ""
+            sys.stdout.write(
+                f"{name:30s} {value:10.4g}  {limit}\n".replace(
+                    f"{value:10.4g}", f"{value:>10,}" if isinstance(value, int) else f"{value:>10.3f}"
+                )
+            )
+    if arguments.words:
+        for word, count in found["foreign"].most_common(arguments.words):
+            sys.stdout.write(f"{count:5d} {word}\n")
+        for place in [*found["identifiers"], *found["phrases"]]:
+            sys.stdout.write(f"banned {place}\n")
+    return int(any(metrics[name] > limit for name, limit in LIMITS.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
